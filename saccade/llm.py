@@ -50,12 +50,12 @@ from saccade.front.loading import LoadingView
 from saccade.front.parity import check_parity
 from saccade.front.part_defaults import PartDefaults
 from saccade.front.prompt_encoder import GenerationRequest
-from saccade.front.readings import PromptReader, Vectors, rank_scores, read_ask, unit_vectors
+from saccade.front.readings import PromptReader, Vectors, rank_scores, read_request, unit_vectors
 from saccade.front.request_manager import RequestManager
 from saccade.front.score_prompts import Scoring
 from saccade.text.answer.reader import AnswerEvent, Call, gather
 from saccade.text.answer.tool_calls import CallEnded
-from saccade.text.grammar.grammars import OutputConstraint, read_wish
+from saccade.text.grammar.grammars import OutputConstraint, read_constraint
 from saccade.text.grammar.tools import ToolSet, read_tools
 
 T = TypeVar("T")
@@ -207,7 +207,7 @@ class LLM:
             _typed(SamplingParams, sampling or self._usual, "sampling"),
             ToolSet(read_tools(tools), tool_choice, parallel_tool_calls),
             chat_template_kwargs or {},
-            read_wish(given),
+            read_constraint(given),
             _typed(int | None, prompt_logprobs, "prompt_logprobs"),
             _typed(AnswerRules, rules, "rules"),
             self._adapter(lora),
@@ -323,12 +323,12 @@ class LLM:
             raise InvalidRequest(
                 f"dimensions: expected from 1 to {most}, got {dimensions}", "dimensions"
             )
-        asks = [
-            read_ask(scoring.embed_chat(_parts(each, place, scoring), instruction), place)
+        reads = [
+            read_request(scoring.embed_chat(_parts(each, place, scoring), instruction), place)
             for i, each in enumerate(inputs)
             for place in (f"inputs[{i}]",)
         ]
-        return unit_vectors(self._wait(self._reader.read(asks)) if asks else [], dimensions)
+        return unit_vectors(self._wait(self._reader.read(reads)) if reads else [], dimensions)
 
     def score(
         self, query: Content, documents: Sequence[Content], *, instruction: str | None = None
@@ -342,13 +342,13 @@ class LLM:
         scoring.check_ranks()
         asked = _parts(query, "query", scoring)
         reading = PromptReading(scoring.labels)
-        asks = [
-            read_ask(chat, place, reading)
+        reads = [
+            read_request(chat, place, reading)
             for i, each in enumerate(documents)
             for place in (f"documents[{i}]",)
             for chat in (scoring.rank_chat(asked, _parts(each, place, scoring), instruction),)
         ]
-        return rank_scores(self._wait(self._reader.read(asks)) if asks else [])
+        return rank_scores(self._wait(self._reader.read(reads)) if reads else [])
 
     def metrics(self) -> dict[str, float]:
         """Return the counters and gauges of a server's /metrics, by name.

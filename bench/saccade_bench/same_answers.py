@@ -44,8 +44,8 @@ from saccade.sched.grammar_state import Matchers
 from saccade.sched.parts.drafts import Drafter, Speculation
 from saccade.sched.sequence import Sequence
 from saccade.text.grammar.grammars import Grammars, OutputConstraint
-from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
+from saccade_bench.fixtures.rank_group import ThreadRankGroup
 from saccade_bench.fixtures.tiny import SPECIAL, make_checkpoint, picture, reference
 
 FAMILIES = (
@@ -152,18 +152,22 @@ class Guesser(Drafter):
         return most
 
     def propose(
-        self, sequence: Sequence, speculation: Speculation, room: int, rows: int
+        self, sequence: Sequence, speculation: Speculation, budget: int, rows: int
     ) -> list[int]:
-        guide = sequence.guide
+        grammar_state = sequence.grammar_state
         if self._accuracy is None:
-            return super().propose(sequence, speculation, room, rows)
-        if room <= 0 or not self.allows(sequence.request) or (guide and not guide.foresees):
+            return super().propose(sequence, speculation, budget, rows)
+        if (
+            budget <= 0
+            or not self.allows(sequence.request)
+            or (grammar_state and not grammar_state.foresees)
+        ):
             return []
         first = sequence.length - sequence.prompt_length
         right = self._known[sequence.request.id].tokens[first:]
         return [
             token if self._rng.random() < self._accuracy else self._rng.randrange(self._vocab)
-            for token in right[: self._rng.randrange(min(room, self.most) + 1)]
+            for token in right[: self._rng.randrange(min(budget, self.most) + 1)]
         ]
 
 
@@ -172,7 +176,7 @@ class Model:
     """A random checkpoint, its words, and grammars in them."""
 
     net: FamilyNet
-    crew: ThreadCrew | None
+    rank_group: ThreadRankGroup | None
     tokenizer: Tokenizer
     placeholder: str
     resize: Callable[[Any], Any]
@@ -185,16 +189,20 @@ class Model:
         make_checkpoint(folder, family)
         options = HEAD if family in HEADED else ()
         spec, theirs, how = load_spec(folder, options), reference(folder), FORMS[form]
-        crew = None
+        rank_group = None
         if ranks := RANKS.get(form):
-            crew = ThreadCrew(folder, ranks, "data", family_option=options, **how)
-        net = crew.nets[0] if crew else load_net(spec, folder, device=torch.device("cpu"), **how)
+            rank_group = ThreadRankGroup(folder, ranks, "data", family_option=options, **how)
+        net = (
+            rank_group.nets[0]
+            if rank_group
+            else load_net(spec, folder, device=torch.device("cpu"), **how)
+        )
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         lexicon = read_lexicon(tokenizer.to_str(), spec.vocab_size, spec.eos_token_ids)
         grammars = Grammars(lexicon, spec.vocab_size)
         return cls(
             net,
-            crew,
+            rank_group,
             tokenizer,
             theirs.placeholder,
             theirs.resize,
@@ -205,7 +213,10 @@ class Model:
 
     def harness(self, drafts: int, limits: dict[str, Any]) -> Harness:
         harness = Harness(
-            self.net, self.crew, drafts=drafts, **{"dtype": self.dtype, "max_running": 40, **limits}
+            self.net,
+            self.rank_group,
+            drafts=drafts,
+            **{"dtype": self.dtype, "max_running": 40, **limits},
         )
         harness.matchers = self.matchers
         return harness
@@ -330,8 +341,8 @@ class Tally:
 
     equal: int = 0
     compared: int = 0
-    guessed: int = 0
-    right: int = 0
+    proposed: int = 0
+    accepted: int = 0
     preempted: int = 0
     cached: int = 0
 
@@ -341,7 +352,7 @@ class Tally:
 
     def __str__(self) -> str:
         return (
-            f"{self.equal} of {self.compared} answers equal; {self.right} of {self.guessed} "
+            f"{self.equal} of {self.compared} answers equal; {self.accepted} of {self.proposed} "
             f"guesses right; {self.preempted} preemptions; {self.cached} tokens cached"
         )
 
@@ -365,8 +376,8 @@ def compare(model: Model, seed: int, name: str) -> Tally:
             else:
                 print(f"DIFFERS {name} seed={seed} {limits} depth={depth} {accuracy=} {id}")
                 print(f"  without {told(plain[id])}\n  with    {told(outcome)}", flush=True)
-        tally.guessed += guesser.guessed.total()
-        tally.right += guesser.right.total()
+        tally.proposed += guesser.proposed.total()
+        tally.accepted += guesser.accepted.total()
         tally.preempted += harness.scheduler.counts.preemptions
     return tally
 

@@ -38,8 +38,8 @@ from saccade.ipc.environment import engine_environment
 from saccade.parallel import Backend, join, leave
 from saccade.runtime.begun_step import MaskSource
 from saccade.runtime.weights.checkpoint_weights import load_net
-from saccade_bench.fixtures.crew import ProcessCrew
 from saccade_bench.fixtures.harness import Harness
+from saccade_bench.fixtures.rank_group import ProcessRankGroup
 from saccade_bench.fixtures.tiny import make_checkpoint, picture
 
 ENCODER = msgspec.msgpack.Encoder()
@@ -161,13 +161,13 @@ class Timed:
         backend: AllReduce = "shm",
         encoder: EncoderMode = "weights",
     ) -> None:
-        self.crew = ProcessCrew(size, arena)
-        self.crew.load(folder, encoder, backend, threads, step_timeout=600.0)
+        self.rank_group = ProcessRankGroup(size, arena)
+        self.rank_group.load(folder, encoder, backend, threads, step_timeout=600.0)
         self.times: dict[str, list[float]] = {}
-        self.exact = False
+        self.batch_invariant = False
 
     def hire(self, config: EngineConfig, arena: Arena) -> Timed:
-        self.exact = self.crew.hire(config, arena).exact
+        self.batch_invariant = self.rank_group.hire(config, arena).batch_invariant
         return self
 
     def execute(self, plan: Plan, masks: MaskSource | None = None) -> StepResult:
@@ -179,7 +179,7 @@ class Timed:
             else f"decode, {len(plan.rows)} rows"
         )
         begun = time.perf_counter()
-        result = self.crew.execute(plan, masks)
+        result = self.rank_group.execute(plan, masks)
         if plan.rows:
             self.times.setdefault(kind, []).append(time.perf_counter() - begun)
         return result
@@ -212,16 +212,18 @@ def steps(table: Table, folder: Path, options: argparse.Namespace) -> None:
         vision=vision | {"deepstack_visual_indexes": [1, 3]},
     )
     arena = Arena.create(64 << 20)
-    crews = {f"1 rank, {threads} threads": Timed(folder, 1, threads, arena) for threads in (1, 2)}
-    crews |= {
+    rank_groups = {
+        f"1 rank, {threads} threads": Timed(folder, 1, threads, arena) for threads in (1, 2)
+    }
+    rank_groups |= {
         f"2 ranks, shm, {mode}": Timed(folder, 2, 1, arena, encoder=mode)
         for mode in get_args(EncoderMode)
     }
-    crews |= {"2 ranks, gloo, weights": Timed(folder, 2, 1, arena, "gloo")}
+    rank_groups |= {"2 ranks, gloo, weights": Timed(folder, 2, 1, arena, "gloo")}
     net = load_net(load_spec(folder), folder, dtype=torch.float32, device=torch.device("cpu"))
     harnesses = {
-        name: Harness(net, crew, arena, kv_pages=1024, prefix_cache=False)
-        for name, crew in crews.items()
+        name: Harness(net, rank_group, arena, kv_pages=1024, prefix_cache=False)
+        for name, rank_group in rank_groups.items()
     }
     for round in range(options.rounds):
         for harness in harnesses.values():
@@ -236,11 +238,11 @@ def steps(table: Table, folder: Path, options: argparse.Namespace) -> None:
             )
             harness.run([harness.request("long", [n % 200 for n in range(512)], max_tokens=32)])
             harness.run([harness.request(str(n), [n + 1, 7], max_tokens=32) for n in range(8)])
-    for name, crew in crews.items():
-        for kind, times in crew.times.items():
+    for name, rank_group in rank_groups.items():
+        for kind, times in rank_group.times.items():
             if len(times) >= options.rounds:
                 table.add_row(f"step: {kind}", name, spread(times))
-        crew.crew.close()
+        rank_group.rank_group.close()
 
 
 def main() -> None:

@@ -162,8 +162,8 @@ def check_size(body: bytearray, context_length: int) -> None:
     """Refuse a body that holds more than any prompt could need in this context. It counts values
     and escaped characters, while other threads run.
     """
-    room = _ROOM + _PER_TOKEN * context_length
-    if len(body) <= room:
+    limit = _ROOM + _PER_TOKEN * context_length
+    if len(body) <= limit:
         return
     text = np.frombuffer(body, np.uint8)
     slices = [text[at : at + _SLICE] for at in range(0, len(text), _SLICE)]
@@ -171,9 +171,9 @@ def check_size(body: bytearray, context_length: int) -> None:
     # Base64 of some JSON writers escapes each slash, one character of 64.
     escapes = sum(int(np.count_nonzero(each == ord("\\"))) for each in slices) - len(body) // 16
     for count, what in ((num_values, "values"), (escapes, "escaped characters")):
-        if count > room:
+        if count > limit:
             raise InvalidRequest(
                 f"This model's maximum context length is {context_length} tokens; the body has "
-                f"{count} {what}, more than {room}: shorten it",
+                f"{count} {what}, more than {limit}: shorten it",
                 code="context_length_exceeded",
             )

@@ -32,7 +32,7 @@ from saccade.core.exchange import (
     EmbeddingWanted,
 )
 from saccade.core.types import Image, Request, SamplingParams, Span
-from saccade.core.video import MOST_FRAMES, VideoRules, check_wishes
+from saccade.core.video import MOST_FRAMES, VideoRules, check_video_options
 from saccade.edge.body import Held, read_whole
 from saccade.edge.disconnect import while_connected
 from saccade.front.answer_update import AnswerUpdate
@@ -175,16 +175,16 @@ def source_of(wanted: EmbeddingWanted, body: bytes, rules: VideoRules | None) ->
         )
     if count > MOST_FRAMES:
         raise _too_large("frames.count", count)
-    wishes = wanted.frames.wishes
-    check_wishes(wishes, WANTED_HEADER)
-    pixels = wishes.min_pixels, wishes.max_pixels, wishes.total_pixels
+    options = wanted.frames.wishes
+    check_video_options(options, WANTED_HEADER)
+    pixels = options.min_pixels, options.max_pixels, options.total_pixels
     if not all(each is None or 0 < each < MOST_PIXELS for each in pixels):
         raise InvalidRequest(
             f"{WANTED_HEADER}: pixels of frames must be from 1 to {MOST_PIXELS - 1}", WANTED_HEADER
         )
     ends = tuple(accumulate(sizes))
     files = tuple(body[end - size : end] for end, size in zip(ends, sizes, strict=True))
-    return VideoSource(files, "image", wishes, count=count)
+    return VideoSource(files, "image", options, count=count)
 
 
 def _too_large(field: str, number: int) -> InvalidRequest:

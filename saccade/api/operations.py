@@ -171,7 +171,7 @@ class _Operations:
     async def _wake(self, tags: Sequence[str] | None) -> Response:
         front = self.door.front
         kept = await front.adapters.changes.wake(_memory(tags))
-        front.readouts.clear()
+        front.pooled_outputs.clear()
         asleep = front.adapters.changes.asleep
         status = "asleep" if asleep else "awake"
         return json_response({"status": status, "released": asleep, "embeddings_kept": kept})
@@ -212,7 +212,7 @@ class _Operations:
         _check_path(path)
         front = self.door.front
         kept = await front.adapters.changes.update_weights(path)
-        front.readouts.clear()
+        front.pooled_outputs.clear()
         told = "the image embeddings stay" if kept else "the vision tower is another one"
         message = f"the weights are those of {path}; {told}"
         return json_response({"success": True, "message": message, "embeddings_kept": kept})

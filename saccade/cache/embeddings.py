@@ -152,7 +152,9 @@ class EmbeddingCache:
             "disk": self.disk,
         }
         return {
-            tier: shelf for tier, shelf in every.items() if tier == "device" or shelf.budget_bytes
+            tier: cache_tier
+            for tier, cache_tier in every.items()
+            if tier == "device" or cache_tier.budget_bytes
         }
 
     def count_lookup(self, place: Place | None) -> None:
@@ -248,7 +250,7 @@ class EmbeddingCache:
         if self.disk.shared:
             self._shelve_known(key)
             return [], True
-        evicted = self._shelve(self.disk, key)
+        evicted = self._put_in_tier(self.disk, key)
         return [
             Move(victim, "disk", None, self._forget(victim)) for victim in evicted if victim != key
         ], key not in evicted
@@ -261,16 +263,16 @@ class EmbeddingCache:
         """
         self._pinned.clear()
         keep = self.device.held | self.disk.held | self._staged
-        shelves: tuple[tuple[Place, CacheTier[ImageKey]], ...] = (
+        cache_tiers: tuple[tuple[Place, CacheTier[ImageKey]], ...] = (
             ("device", self.device),
             ("host", self.host),
             ("disk", self.disk),
         )
         return [
             Move(key, place, None, self._forget(key))
-            for place, shelf in shelves
+            for place, cache_tier in cache_tiers
             if disk or place != "disk"
-            for key in shelf.clear(keep)
+            for key in cache_tier.clear(keep)
         ]
 
     # ---- what clients ask to be kept
@@ -350,7 +352,7 @@ class EmbeddingCache:
             self._shelve_known(key)
 
     def _shelve_known(self, key: ImageKey) -> None:
-        for victim in self._shelve(self.disk, key):
+        for victim in self._put_in_tier(self.disk, key):
             self._forget(victim)
 
     def _lose(self, key: ImageKey) -> None:
@@ -362,9 +364,9 @@ class EmbeddingCache:
     def _bytes(self, key: ImageKey) -> int:
         return self._known[key].num_tokens * self.bytes_per_token
 
-    def _bytes_on(self, shelf: CacheTier[ImageKey], key: ImageKey) -> int:
+    def _bytes_on(self, cache_tier: CacheTier[ImageKey], key: ImageKey) -> int:
         """Return the embedding's bytes in a tier. Files on disk are larger."""
-        return self._file_bytes(self._bytes(key)) if shelf is self.disk else self._bytes(key)
+        return self._file_bytes(self._bytes(key)) if cache_tier is self.disk else self._bytes(key)
 
     def _worth(self, key: ImageKey) -> float:
         known = self._known[key]
@@ -384,7 +386,7 @@ class EmbeddingCache:
         """Move `key` from the device to the host, if it is worth its room there."""
         if self._bytes(key) > self.host.budget_bytes:
             return [Move(key, "device", None, self._forget(key))]
-        evicted = self._shelve(self.host, key)
+        evicted = self._put_in_tier(self.host, key)
         dropped = [
             Move(victim, "device" if victim == key else "host", None, self._forget(victim))
             for victim in evicted
@@ -395,10 +397,10 @@ class EmbeddingCache:
             else [*dropped, Move(key, "device", "host", self._known[key].num_tokens)]
         )
 
-    def _shelve(self, shelf: CacheTier[ImageKey], key: ImageKey) -> list[ImageKey]:
-        """Put `key` on `shelf`. Returns the evicted keys, perhaps `key` itself."""
-        shelf.put(key, self._bytes_on(shelf, key), self._worth(key))
-        return self._pinned.make_room(shelf, 0)
+    def _put_in_tier(self, cache_tier: CacheTier[ImageKey], key: ImageKey) -> list[ImageKey]:
+        """Put `key` on `cache_tier`. Returns the evicted keys, perhaps `key` itself."""
+        cache_tier.put(key, self._bytes_on(cache_tier, key), self._worth(key))
+        return self._pinned.make_room(cache_tier, 0)
 
     def _forget(self, key: ImageKey) -> int:
         """Drop all facts about `key` if it has left every tier. Returns its tokens."""

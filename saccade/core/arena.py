@@ -1,9 +1,9 @@
 """The pixel arena: one bounded region of anonymous shared memory.
 
-The front creates the arena and passes its descriptor to the workers, who read pixels. The nursery
-of image workers gets it too and copies pixels in (image workers never hold the arena). The memory
-has no name and ends with the last process that holds a descriptor, however the process ends. The
-engine decides which bytes hold which pixels (`sched/images/slots.py`).
+The front creates the arena and passes its descriptor to the workers, who read pixels. The
+supervisor of image workers gets it too and copies pixels in (image workers never hold the arena).
+The memory has no name and ends with the last process that holds a descriptor, however the process
+ends. The engine decides which bytes hold which pixels (`sched/images/slots.py`).
 """
 
 from __future__ import annotations

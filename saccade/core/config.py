@@ -147,7 +147,7 @@ class SnapshotConfig:
         return self.count + self.between
 
     @property
-    def unguessed(self) -> SnapshotConfig:
+    def without_drafts(self) -> SnapshotConfig:
         """Return the same memory for a server without draft tokens."""
         return SnapshotConfig(self.lines if self.count else 0, self.tokens)
 

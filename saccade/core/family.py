@@ -172,7 +172,7 @@ class KVSpec:
         """Return the bytes for one sequence's state, over all layers; 0 without states."""
         return self._bytes("sequence", dtype)
 
-    def keeping(self, dtype: KVDtype) -> KVSpec:
+    def with_dtype(self, dtype: KVDtype) -> KVSpec:
         """Return the same with keys and values in `dtype`; auto keeps the model's own."""
         if dtype == "auto":
             return self

@@ -22,8 +22,8 @@ from saccade.core.types import (
     Grid,
     Image,
     ImageKey,
+    PooledOutput,
     PromptScores,
-    Readout,
     SamplingParams,
     Span,
     TokenLogprobs,
@@ -43,14 +43,14 @@ PLANS_IN_FLIGHT = 2
 class PixelSlot:
     """The place for an image's canvas, uint8 RGB [height, width, 3], in the shared arena.
 
-    `offset` is in bytes. `room`: bytes from `offset` on for an embedding from another server
-    instead; 0: only pixels may come.
+    `offset` is in bytes. `embedding_bytes`: bytes from `offset` on for an embedding from another
+    server instead; 0: only pixels may come.
     """
 
     offset: int
     height: int
     width: int
-    room: int = 0
+    embedding_bytes: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -112,9 +112,9 @@ class Row:
     before. `tokens`: the row's last tokens, unless `Open` or a step has told them. `draft`: its one
     token is a draft for what an earlier row in the step draws; the row counts only if that is what
     was drawn. `keep`: the state memory line that gets the sequence's state after the row, for
-    models with states; `NO_LINE`: only the slot's own. guess: how many tokens the model's MTP head
-    drafts after the one drawn, by this row or by the last accepted draft behind it. `extras`: what
-    else is asked for.
+    models with states; `NO_LINE`: only the slot's own. head_drafts: how many tokens the model's MTP
+    head drafts after the one drawn, by this row or by the last accepted draft behind it. `extras`:
+    what else is asked for.
     """
 
     slot: int
@@ -126,7 +126,7 @@ class Row:
     tokens: tuple[int, ...] = ()
     draft: bool = False
     keep: int = NO_LINE
-    guess: int = 0
+    head_drafts: int = 0
     extras: tuple[RowExtra, ...] = ()
 
 
@@ -423,7 +423,7 @@ PageEvent = tuple[bytes, Happened, PageTier]
 
 
 @dataclass(frozen=True, slots=True)
-class HeadGuesses:
+class HeadDrafts:
     """Draft tokens from the model's MTP head, for a sequence's tokens from `place` on."""
 
     place: int
@@ -434,18 +434,18 @@ class HeadGuesses:
 class StepResult:
     """The answer to the plan of `step`: one token per row with `sample`, in row order.
 
-    `logprobs`: where they are asked for, with the token's place in `tokens`. `scores`, `readouts`:
-    what rows with extras asked for, with the row's place in the plan.
+    `logprobs`: where they are asked for, with the token's place in `tokens`. `scores`,
+    `pooled_outputs`: what rows with extras asked for, with the row's place in the plan.
 
     `encoded`: images encoded since the last step, with the milliseconds (for the whole pack, shared
     by patches) and the end time (`time.monotonic()`, common to all processes on a machine). Their
     pixels have been read. Later plans may show only encoded images. `disk`: reads and writes
     finished since the last step. `pages`: the same for KV pages. `unfinished`: more graphs are left
-    to adapt. `broken`: indices of non-finite rows, whose tokens and KV are meaningless. `failed`:
-    images left unencoded, with the reason ("": the device's memory ran out); their pixels are free
-    again. `exhausted`: the device lacked memory for the plan's rows, and all stayed uncomputed.
-    `changed`: what came of the plan's change, if it has one. `guesses`: one per row with `guess`,
-    in row order.
+    to adapt. `non_finite`: indices of non-finite rows, whose tokens and KV are meaningless.
+    `failed`: images left unencoded, with the reason ("": the device's memory ran out); their pixels
+    are free again. `exhausted`: the device lacked memory for the plan's rows, and all stayed
+    uncomputed. `changed`: what came of the plan's change, if it has one. `head_drafts`: one per row
+    with `head_drafts`, in row order.
     """
 
     step: int
@@ -453,9 +453,9 @@ class StepResult:
     tokens: tuple[int, ...] = ()
     logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
     scores: tuple[tuple[int, PromptScores], ...] = ()
-    readouts: tuple[tuple[int, Readout], ...] = ()
-    guesses: tuple[HeadGuesses, ...] = ()
-    broken: tuple[int, ...] = ()
+    pooled_outputs: tuple[tuple[int, PooledOutput], ...] = ()
+    head_drafts: tuple[HeadDrafts, ...] = ()
+    non_finite: tuple[int, ...] = ()
     exhausted: bool = False
     # of images
     encoded: tuple[tuple[ImageKey, float, float], ...] = ()

@@ -29,7 +29,7 @@ MODEL_NAME = re.compile(r"[0-9a-f]{32}")
 SHARED = Claim(".saccade-embeddings", re.compile(r"lock|cards|[0-9a-f]{32}"))
 """The folder of embeddings, of one server or shared by several."""
 CARDS = "cards"
-"""The folder beside these of what the front knows of files (`media/cards.py`)."""
+"""The folder beside these of what the front knows of files (`media/metadata_store.py`)."""
 BATCHES = "batches"
 UPLOADS = Claim(".saccade-files", re.compile(rf"lock|incoming|{BATCHES}|[0-9a-f]{{64}}"))
 """The folder of uploaded files, and of batches of requests in one below it."""

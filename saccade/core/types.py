@@ -395,7 +395,7 @@ class PromptScores:
 
 
 @dataclass(frozen=True, slots=True)
-class Readout:
+class PooledOutput:
     """What a `PromptReading` tells of C tokens, from place `start` on: float32 [C, width]."""
 
     start: int
@@ -498,17 +498,17 @@ class CacheReport:
     missed: CacheMiss | None = None
 
 
-GuessSource = Literal["text", "image", "prediction", "head"]
-"""Where a guess was found: in the sequence's own tokens, in an earlier answer about an image, in
-the client's prediction of the answer, or by the model's head that drafts.
+DraftSource = Literal["text", "image", "prediction", "head"]
+"""Where a draft token was found: in the sequence's own tokens, in an earlier answer about an image,
+in the client's prediction of the answer, or by the model's MTP head.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Guesses:
+class DraftCounts:
     """One source's draft tokens in an answer: accepted (`right`) and rejected ones (`wrong`)."""
 
-    source: GuessSource
+    source: DraftSource
     right: int
     wrong: int
 
@@ -524,8 +524,8 @@ class Delta:
     concerns this request alone. `scores` continue the last ones, and come before any token.
     `admitted`: `time.monotonic()` when the request got its first slot, beside `images`; 0.0 if it
     is still without one. `embedding`: offset and bytes in the arena, for a request for this alone;
-    the embedding stays until the request is aborted. `readout`: continues the last one; the last
-    stands beside the finish. `guesses`: so far, by source.
+    the embedding stays until the request is aborted. `pooled_output`: continues the last one; the
+    last stands beside the finish. `draft_counts`: so far, by source.
     """
 
     # the next tokens
@@ -544,6 +544,6 @@ class Delta:
     scores: PromptScores | None = None
     admitted: float = 0.0
     embedding: tuple[int, int] | None = None
-    readout: Readout | None = None
+    pooled_output: PooledOutput | None = None
     restored: tuple[tuple[Tier, int], ...] = ()
-    guesses: tuple[Guesses, ...] = ()
+    draft_counts: tuple[DraftCounts, ...] = ()

@@ -21,7 +21,7 @@ FASTEST = 240.0
 
 
 @dataclass(frozen=True, slots=True)
-class VideoWishes:
+class VideoOptions:
     """A request's wishes for one video. None: as in the model's own configuration.
 
     fps: frames to look at for each second; for frames sampled by the client, frames as taken.
@@ -42,7 +42,7 @@ class FrameBudget:
     """What decides a frame's size apart from its own: the number of frames, and wishes."""
 
     count: int
-    wishes: VideoWishes
+    wishes: VideoOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,14 @@ class VideoRules(Protocol):
         """Return the marks that chat templates write for a video. The first present counts."""
         ...
 
-    def sample(self, total: int, fps: float, wishes: VideoWishes) -> tuple[int, ...]:
+    def sample(self, total: int, fps: float, options: VideoOptions) -> tuple[int, ...]:
         """Choose the frames to look at in a file with `total` frames, `fps` a second.
 
         Raises InvalidRequest.
         """
         ...
 
-    def recipe(self, count: int, height: int, width: int, wishes: VideoWishes, /) -> ImageRecipe:
+    def recipe(self, count: int, height: int, width: int, options: VideoOptions, /) -> ImageRecipe:
         """Return the recipe for each of `count` frames with the given size.
 
         Raises ImageError or InvalidRequest.
@@ -113,20 +113,20 @@ def stacked(recipe: ImageRecipe, grid: Grid, frames: int) -> ImageRecipe:
     return ImageRecipe((height * frames, width), grid, views, resample=recipe.resample)
 
 
-def check_wishes(wishes: VideoWishes, param: str) -> None:
+def check_video_options(options: VideoOptions, param: str) -> None:
     """Raise InvalidRequest for contradictory or unreasonable wishes."""
-    if wishes.fps is not None and wishes.num_frames is not None:
+    if options.fps is not None and options.num_frames is not None:
         raise InvalidRequest(
-            f"{param}: fps ({wishes.fps:g}) and num_frames ({wishes.num_frames}) exclude each "
+            f"{param}: fps ({options.fps:g}) and num_frames ({options.num_frames}) exclude each "
             "other: send one of them",
             f"{param}.num_frames",
         )
-    if wishes.fps is not None and not 0 < wishes.fps <= FASTEST:
+    if options.fps is not None and not 0 < options.fps <= FASTEST:
         raise InvalidRequest(
-            f"{param}: fps must be above 0 and at most {FASTEST:g}, got {wishes.fps:g}",
+            f"{param}: fps must be above 0 and at most {FASTEST:g}, got {options.fps:g}",
             f"{param}.fps",
         )
-    for name, count in (("num_frames", wishes.num_frames), ("max_frames", wishes.max_frames)):
+    for name, count in (("num_frames", options.num_frames), ("max_frames", options.max_frames)):
         if count is not None and not 1 <= count <= MOST_FRAMES:
             raise InvalidRequest(
                 f"{param}: {name} must be from 1 to {MOST_FRAMES}, got {count}", f"{param}.{name}"

@@ -131,7 +131,7 @@ class Engine:
         self._language = language
         self._depth = depth
         self._probe = probe
-        self._changes = Changes(scheduler.gallery.encodes_with)
+        self._changes = Changes(scheduler.image_scheduler.encodes_with)
         self._pause = Intermission()
         self._deltas: list[Delta] = []
         self._encoded: list[tuple[ImageKey, float, float]] = []
@@ -153,7 +153,7 @@ class Engine:
                     for image, there in sight:
                         self._scheduler.embeddings.seen_in_store(image, there)
                     self._enter(request)
-                self._deltas += self._language.add_guided() if self._language else []
+                self._deltas += self._language.add_with_grammar() if self._language else []
                 for plan, result in self._workers.take():
                     self._apply(plan, result)
                 self._leave_pause()
@@ -217,8 +217,8 @@ class Engine:
     def _handle(self, message: ToEngine) -> None:
         scheduler = self._scheduler
         match message:
-            case Submit(request, same):
-                self._submit(request, same)
+            case Submit(request, aliases):
+                self._submit(request, aliases)
             case Abort(id):
                 self._abort(id)
             case PixelsReady(key, pixels):
@@ -245,13 +245,13 @@ class Engine:
             case TokenizerText():
                 raise AssertionError("the vocabulary comes before the loop")
 
-    def _submit(self, request: Request, same: Iterable[tuple[ImageKey, Image]]) -> None:
+    def _submit(self, request: Request, aliases: Iterable[tuple[ImageKey, Image]]) -> None:
         if self._deadline is not None:
             error = "the server is shutting down"
             self._deltas.append(Delta(request.id, finish="error", error=error))
             return
-        for key, image in same:
-            self._scheduler.gallery.same.learn(key, image)
+        for key, image in aliases:
+            self._scheduler.image_scheduler.aliases.learn(key, image)
         self._changes.entered(request)
         if self._pause.holds:
             self._pause.hold(request)
@@ -364,7 +364,7 @@ class Engine:
             notices.want,
             notices.unwanted,
             tuple(self._encoded),
-            notices.same,
+            notices.aliases,
         )
         self._deltas, self._encoded = [], []
         if output != Output():
@@ -391,14 +391,14 @@ def measure(scheduler: Scheduler, metrics: Metrics) -> None:
     metrics.set("saccade_image_hits_total", counts.images_embedding, level="embedding")
     metrics.set("saccade_image_hits_total", counts.images_pixels, level="pixels")
     metrics.set("saccade_image_hits_total", counts.images_given, level="encoder")
-    metrics.set("saccade_arena_bytes_in_use", scheduler.gallery.slots.bytes_in_use)
-    for tier, shelf in embeddings.tiers.items():
+    metrics.set("saccade_arena_bytes_in_use", scheduler.image_scheduler.slots.bytes_in_use)
+    for tier, cache_tier in embeddings.tiers.items():
         metrics.set("saccade_embedding_hits_total", embeddings.hits[tier], tier=tier)
         metrics.set("saccade_embedding_misses_total", embeddings.misses[tier], tier=tier)
-        metrics.set("saccade_embedding_cache_bytes", shelf.used_bytes, tier=tier)
-        metrics.set("saccade_embedding_cache_budget_bytes", shelf.budget_bytes, tier=tier)
-        metrics.set("saccade_embeddings", len(shelf), tier=tier)
-        metrics.set("saccade_embedding_evictions_total", shelf.evictions, tier=tier)
+        metrics.set("saccade_embedding_cache_bytes", cache_tier.used_bytes, tier=tier)
+        metrics.set("saccade_embedding_cache_budget_bytes", cache_tier.budget_bytes, tier=tier)
+        metrics.set("saccade_embeddings", len(cache_tier), tier=tier)
+        metrics.set("saccade_embedding_evictions_total", cache_tier.evictions, tier=tier)
     embeddings.end_pins()
     metrics.set("saccade_pinned", embeddings.kept_bytes, cache="embeddings")
     metrics.set("saccade_pins", len(embeddings.pins), cache="embeddings")

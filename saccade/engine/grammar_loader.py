@@ -24,7 +24,7 @@ SLOW_THREADS = 2
 
 
 class GrammarLoader:
-    """`begin` a request's guide; `take` it after a call of `wake`."""
+    """`begin` a request's grammar state; `take` it after a call of `wake`."""
 
     def __init__(self, wake: Callable[[], object]) -> None:
         """Prepare the threads. `wake`: may be called by any thread."""
@@ -57,7 +57,7 @@ class GrammarLoader:
         return bool(self._waiting)
 
     def begin(self, request: Request) -> None:
-        """Prepare the guide for a request's grammar."""
+        """Prepare the grammar state for a request's grammar."""
         future = self._beginner.submit(self._begin, request.grammar)
         self._waiting[request.id] = (request, future)
         future.add_done_callback(lambda _: self._wake())
@@ -70,7 +70,7 @@ class GrammarLoader:
         return waited is not None
 
     def take(self) -> list[tuple[Request, GrammarState | RequestError]]:
-        """Take the requests whose guides are ready, or have failed, each once."""
+        """Take the requests whose grammar states are ready, or have failed, each once."""
         found: list[tuple[Request, GrammarState | RequestError]] = []
         for id, (request, future) in list(self._waiting.items()):
             if not future.done():

@@ -18,38 +18,42 @@ from saccade.sched.scheduler import GenerationScheduler
 class LanguageHalf:
     """The language model's part of the engine. `scheduler` is the loop's own."""
 
-    def __init__(self, scheduler: GenerationScheduler, guides: GrammarLoader) -> None:
+    def __init__(self, scheduler: GenerationScheduler, grammar_loader: GrammarLoader) -> None:
         self._scheduler = scheduler
-        self._guides = guides
+        self._grammar_loader = grammar_loader
 
     # ---- requests with a grammar
 
     @property
     def waiting(self) -> bool:
         """Return True if some request's grammar is still in preparation."""
-        return self._guides.waiting
+        return self._grammar_loader.waiting
 
     def begin(self, request: Request) -> None:
-        """Prepare the guide for a request's grammar. `add_guided` queues the request."""
-        self._guides.begin(request)
+        """Prepare the grammar state for a request's grammar. `add_with_grammar` queues the
+        request.
+        """
+        self._grammar_loader.begin(request)
 
     def drop(self, id: str) -> bool:
         """Forget a request that waits for its grammar. Returns True if it was waiting."""
-        return self._guides.drop(id)
+        return self._grammar_loader.drop(id)
 
     def fail_all(self, error: str) -> list[Delta]:
         """End every waiting request with an error."""
-        return self._guides.fail_all(error)
+        return self._grammar_loader.fail_all(error)
 
-    def add_guided(self) -> list[Delta]:
+    def add_with_grammar(self) -> list[Delta]:
         """Queue the requests whose grammars are ready, and end those whose grammars have failed."""
         deltas: list[Delta] = []
-        for request, guide in self._guides.take():
-            if isinstance(guide, RequestError):
-                error = Delta(request.id, finish="error", error=guide.message, code=guide.code)
+        for request, grammar_state in self._grammar_loader.take():
+            if isinstance(grammar_state, RequestError):
+                error = Delta(
+                    request.id, finish="error", error=grammar_state.message, code=grammar_state.code
+                )
                 deltas.append(error)
             else:
-                deltas += self._scheduler.add(request, guide)
+                deltas += self._scheduler.add(request, grammar_state)
         return deltas
 
     # ---- steps

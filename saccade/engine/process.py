@@ -36,7 +36,13 @@ from saccade.engine.engine import Engine
 from saccade.engine.grammar_loader import GrammarLoader
 from saccade.engine.language import LanguageHalf
 from saccade.engine.ranks import pick_device, resolve_parallel, share_hardware
-from saccade.engine.sizing import MOST_GUESSES, pick_dtype, resolve, resolve_tower, tower_budget
+from saccade.engine.sizing import (
+    MOST_DRAFT_TOKENS,
+    pick_dtype,
+    resolve,
+    resolve_tower,
+    tower_budget,
+)
 from saccade.engine.startup_report import LoadFacts, describe
 from saccade.engine.store_lookup import StoreProbe
 from saccade.engine.workers import Workers, WorkersLost
@@ -114,7 +120,9 @@ async def serve(
         spec = load_spec(Path(boot.folder), boot.model.family_option)
     words = await front.receive()
     assert isinstance(words, TokenizerText)
-    guides = GrammarLoader(partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set))
+    grammar_loader = GrammarLoader(
+        partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set)
+    )
     front.send(Loading("starting PyTorch"))
     # Load the model, and meanwhile the lexicon.
     devices = await workers.start(boot.arena_fd, boot.arena_bytes)
@@ -123,7 +131,7 @@ async def serve(
     loading = asyncio.create_task(workers.load(load))
     keeps = boot.caches.kv_cache_dir is not None and load.format != "dummy"
     reading = asyncio.to_thread(digest_weights, Path(boot.folder)) if keeps else None
-    await guides.read(words.tokenizer_json, spec.vocab_size, spec.eos_token_ids)
+    await grammar_loader.read(words.tokenizer_json, spec.vocab_size, spec.eos_token_ids)
     with readable(boot.folder):
         weights = await reading if reading else ""
     loaded = await loading
@@ -142,18 +150,22 @@ async def serve(
     begun = await workers.begin(config)
     saved, probe = begun.saved, StoreProbe(begun.store, arrived.set) if begun.store else None
     # Build the deciding half.
-    drafts, unguessed = draft_tokens(boot.engine, config, spec, exact=begun.exact)
-    config = config if drafts else replace(config, snapshots=config.snapshots.unguessed)
+    drafts, no_drafts_reason = draft_tokens(
+        boot.engine, config, spec, batch_invariant=begun.batch_invariant
+    )
+    config = config if drafts else replace(config, snapshots=config.snapshots.without_drafts)
     scheduler: Scheduler
     language: LanguageHalf | None = None
     if config.encoder.role == "encode":
         scheduler = build_encode_scheduler(config, spec, saved, boot.arena_bytes)
     else:
         given = saved, boot.arena_bytes, PINNED_SHARE, begun.pages, drafts
-        scheduler = generation = build_scheduler(config, spec, *given, exact=begun.exact)
-        language = LanguageHalf(generation, guides)
+        scheduler = generation = build_scheduler(
+            config, spec, *given, batch_invariant=begun.batch_invariant
+        )
+        language = LanguageHalf(generation, grammar_loader)
     engine = Engine(scheduler, workers, front, arrived, metrics, language, probe=probe)
-    facts = LoadFacts(load.family_option, loaded[0].quantised, len(saved), drafts, unguessed)
+    facts = LoadFacts(load.family_option, loaded[0].quantised, len(saved), drafts, no_drafts_reason)
     decided = describe(config, load.parallel, spec, hardware, facts)
     settle()
     served = Tower(begun.tower, config.dtype, spec.embedding_width)
@@ -195,19 +207,20 @@ def build_scheduler(
     pages: Iterable[tuple[bytes, int]] = (),
     drafts: int = 0,
     *,
-    exact: bool = False,
+    batch_invariant: bool = False,
     paced: bool = True,
 ) -> GenerationScheduler:
     """Build the deciding half of the engine: page pool, caches, scheduler.
 
     `saved`, `pages`: embeddings, and KV pages, on disk (`Workers.begin`). `pinned_share`:
-    `PINNED_SHARE`. `drafts`: `DraftLimits.tokens`. `exact`: as `SchedulerLimits.exact_rows`.
-    `paced`: the tower's budget follows pauses, on an accelerator.
+    `PINNED_SHARE`. `drafts`: `DraftLimits.tokens`. `batch_invariant`: as
+    `SchedulerLimits.batch_invariant`. `paced`: the tower's budget follows pauses, on an
+    accelerator.
     """
     pool = PagePool(config.kv_pages, config.page_size)
     limits = limits_of(config, spec, arena_bytes)
     drafting = replace(limits.drafts, tokens=drafts)
-    limits = replace(limits, drafts=drafting, exact_rows=exact)
+    limits = replace(limits, drafts=drafting, batch_invariant=batch_invariant)
     embeddings = build_embeddings(config, spec, saved, pinned_share)
     pins: PinBook[Node] = PinBook(int(pinned_share * pool.capacity))
     keeps_states = spec.kv_spec().state_bytes(config.dtype) > 0
@@ -234,7 +247,7 @@ def identify(config: EngineConfig, load: Load, spec: FamilySpec, weights: str) -
         weights=weights,
         computed=repr((spec.family, *computed)),
         kept=repr((config.kv.dtype, config.kv.scales)),
-        layout=repr((size, load.parallel.ranks, spec.kv_spec(size).keeping(config.kv.dtype))),
+        layout=repr((size, load.parallel.ranks, spec.kv_spec(size).with_dtype(config.kv.dtype))),
         page_size=config.page_size,
         release=__version__,
     )
@@ -248,7 +261,7 @@ def build_kept(
 ) -> KeptPages:
     """Build the book for KV pages beside the pool."""
     pages = config.kv.pages
-    each = spec.kv_spec(pages.ranks).keeping(config.kv.dtype)
+    each = spec.kv_spec(pages.ranks).with_dtype(config.kv.dtype)
     page_bytes = config.page_size * each.token_bytes(config.dtype) * pages.ranks
     state_bytes = each.state_bytes(config.dtype) * pages.ranks
     return KeptPages(
@@ -274,7 +287,7 @@ def build_encode_scheduler(
 
 
 def draft_tokens(
-    options: EngineOptions, config: EngineConfig, spec: FamilySpec, *, exact: bool
+    options: EngineOptions, config: EngineConfig, spec: FamilySpec, *, batch_invariant: bool
 ) -> tuple[int, str]:
     """Return `DraftLimits.tokens`, 0 where drafting could change an answer, and the reason for 0.
 
@@ -284,7 +297,7 @@ def draft_tokens(
     why = ""
     if options.speculative == "off":
         why = "--speculative off"
-    elif options.speculative == "auto" and not exact:
+    elif options.speculative == "auto" and not batch_invariant:
         why = "a row's values depend on the rows beside it, so that a guess could change an answer"
     elif spec.kv_spec().state_bytes(config.dtype) and not config.snapshots.between:
         why = "no memory is left for states between guesses"
@@ -292,7 +305,7 @@ def draft_tokens(
             why = "states between guesses are kept on CPUs alone"
         elif options.speculative == "auto":
             why = "a model with a state per sequence is guessed for with --speculative always"
-    return (0, why) if why else (MOST_GUESSES, "")
+    return (0, why) if why else (MOST_DRAFT_TOKENS, "")
 
 
 def limits_of(config: EngineConfig, spec: FamilySpec, arena_bytes: int) -> SchedulerLimits:

@@ -54,7 +54,7 @@ from saccade.engine.claims import (
 )
 from saccade.kernels.libraries.installed import FA3_INSTALL, find_fa3, has_fa4
 
-MOST_GUESSES = 7
+MOST_DRAFT_TOKENS = 7
 """Of a sequence in a step."""
 VIT_GRAPH_SIZES = (
     128,
@@ -120,7 +120,7 @@ for states and pages."""
 SNAPSHOTS_PART = 3
 """Of what they leave, snapshots of states take one part in so many, pages the others."""
 BETWEEN_PART = 8
-"""Of what they leave, states between guesses take at most one part in so many."""
+"""Of what they leave, states between draft tokens take at most one part in so many."""
 LEAST_SNAPSHOT_TOKENS = 256
 SNAPSHOTS_RUNNING = 4
 FEWEST_SNAPSHOTS = 2
@@ -155,7 +155,7 @@ def resolve(
     context, chunk = pick_context(model, spec), pick_chunk(engine, spec, cuda=cuda)
     fraction = engine.mem_fraction_static or (0.85 if cuda else 0.5)
     kv = resolve_kv(model, hardware, spec)
-    kept = spec.kv_spec(ranks).keeping(kv.dtype)
+    kept = spec.kv_spec(ranks).with_dtype(kv.dtype)
     page_bytes = page_size * kept.token_bytes(dtype)
     budget = memory_budget(hardware, fraction)
     max_running = resolve_running(engine, kept.state_bytes(dtype), budget, cuda=cuda)
@@ -170,12 +170,14 @@ def resolve(
     free = max(0, hardware.free_bytes - claimed - embedded)
     # More than every running request at full length would be of use to the prefix cache only.
     enough = engine.max_total_tokens or max_running * context
-    room = min(budget, free)
-    snapshots = resolve_snapshots(engine, caches, kept, dtype, room, max_running, enough, cuda=cuda)
+    available = min(budget, free)
+    snapshots = resolve_snapshots(
+        engine, caches, kept, dtype, available, max_running, enough, cuda=cuda
+    )
     states = (max_running + snapshots.lines) * kept.state_bytes(dtype)
-    kv_pages = min((room - states) // page_bytes, 1 + -(-enough // page_size))
+    kv_pages = min((available - states) // page_bytes, 1 + -(-enough // page_size))
     if kv_pages < 2:  # below one context the pool itself is the limit
-        raise _no_memory(hardware, fraction, room - states)
+        raise _no_memory(hardware, fraction, available - states)
     context = min(context, (kv_pages - 1) * page_size)
     left = max(0, free - kv_pages * page_bytes - states) + embedded
     prefix_cache = not caches.disable_radix_cache and bool(snapshots.count or not states)
@@ -302,7 +304,7 @@ def count_between(engine: EngineOptions, state_bytes: int, left: int, *, cuda: b
     """
     if cuda or not state_bytes or engine.speculative != "always":
         return 0
-    most = PLANS_IN_FLIGHT * MOST_GUESSES
+    most = PLANS_IN_FLIGHT * MOST_DRAFT_TOKENS
     return max(0, min(most, left // BETWEEN_PART // state_bytes))
 
 
@@ -330,9 +332,9 @@ def resolve_snapshots(
     between = count_between(engine, state_bytes, left, cuda=cuda)
     if caches.disable_radix_cache:
         return SnapshotConfig(0, every, between)
-    room = (left - between * state_bytes) // SNAPSHOTS_PART // state_bytes
+    available = (left - between * state_bytes) // SNAPSHOTS_PART // state_bytes
     # Each sequence that runs writes one beside the one that it keeps.
-    count = min(room, SNAPSHOTS_RUNNING * max_running + enough // every)
+    count = min(available, SNAPSHOTS_RUNNING * max_running + enough // every)
     return SnapshotConfig(count if count >= FEWEST_SNAPSHOTS else 0, every, between)
 
 
@@ -593,13 +595,13 @@ def _disk_budget(
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # What is saved already counts too: else the budget would shrink at each restart.
-        room = shutil.disk_usage(folder).free + count(folder)
+        available = shutil.disk_usage(folder).free + count(folder)
     except FileExistsError:
         raise ConfigError(f"{option} {folder}: it is a file, not a folder") from None
     except OSError as error:
         raise ConfigError(f"{option} {folder}: {error.strerror}") from None
     warn_of_others(option, folder)
-    return room // 4 if limit_mb is None else limit_mb * MIB, str(folder)
+    return available // 4 if limit_mb is None else limit_mb * MIB, str(folder)
 
 
 def kv_page_bytes(
@@ -609,4 +611,4 @@ def kv_page_bytes(
 
     `dtype`: the network's. `kept`: as `KVConfig.dtype`.
     """
-    return page_size * spec.kv_spec(ranks).keeping(kept).token_bytes(dtype)
+    return page_size * spec.kv_spec(ranks).with_dtype(kept).token_bytes(dtype)

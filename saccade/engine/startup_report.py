@@ -24,7 +24,7 @@ class LoadFacts:
     """Facts about the loaded model, for people.
 
     `options`: the family's own. `quantised`: the 8-bit matrices; empty if all are wider. `saved`:
-    embeddings found on disk. `drafts`: a sequence's draft tokens in a step. `unguessed`: why
+    embeddings found on disk. `drafts`: a sequence's draft tokens in a step. `no_drafts_reason`: why
     drafting is off.
     """
 
@@ -32,7 +32,7 @@ class LoadFacts:
     quantised: str
     saved: int
     drafts: int = 0
-    unguessed: str = ""
+    no_drafts_reason: str = ""
 
 
 def describe(
@@ -65,7 +65,7 @@ def describe(
         *((("family options", ", ".join(facts.options)),) if facts.options else ()),
         *(_describe_language(config, kv + each, state_bytes, each) if language else ()),
         *((("tokens see", _describe_sight(kept, config)),) if language and kept.sight else ()),
-        *(_describe_guesses(config, facts, state_bytes) if language else ()),
+        *(_describe_drafts(config, facts, state_bytes) if language else ()),
         ("vision tower", _describe_tower(config, spec)),
         *_describe_graphs(config),
         *(_describe_images(config, spec, facts.saved, each) if spec.sees_images else ()),
@@ -124,11 +124,11 @@ def _describe_language(
     )
 
 
-def _describe_guesses(
+def _describe_drafts(
     config: EngineConfig, facts: LoadFacts, state_bytes: int
 ) -> Iterator[tuple[str, str]]:
-    if facts.unguessed:
-        yield "speculation", f"off: {facts.unguessed}"
+    if facts.no_drafts_reason:
+        yield "speculation", f"off: {facts.no_drafts_reason}"
     if facts.drafts:
         lines = config.snapshots.between
         taken = f", {lines} states between = {lines * state_bytes / MIB:.0f} MiB" if lines else ""

@@ -131,19 +131,19 @@ def _rope(text: Section, head_dim: int, axes: int) -> tuple[RopeConfig, int]:
     part = rope.number(
         "partial_rotary_factor", default=text.number("partial_rotary_factor", default=0.25)
     )
-    turned = int(head_dim * part) if 0 < part <= 1 else 0
-    if turned < 2 or turned % 2:
+    rotated = int(head_dim * part) if 0 < part <= 1 else 0
+    if rotated < 2 or rotated % 2:
         raise CheckpointError(
             f"{rope.where}: partial_rotary_factor {part} of {head_dim} values is not supported "
             "(an even number of values, of a head's at most, is)"
         )
     theta = read_theta(text, rope)
     if axes == 1:
-        return RopeConfig(theta, (turned // 2,), interleaved=False), turned
+        return RopeConfig(theta, (rotated // 2,), interleaved=False), rotated
     sections = rope.integers("mrope_section", default=(11, 11, 10))
-    if len(sections) != 3 or min(sections) < 0 or 2 * sum(sections) != turned:
+    if len(sections) != 3 or min(sections) < 0 or 2 * sum(sections) != rotated:
         raise CheckpointError(
             f"{rope.where}: mrope_section {list(sections)} must be three figures that sum to "
-            f"{turned // 2}"
+            f"{rotated // 2}"
         )
-    return RopeConfig(theta, (sections[0], sections[1], sections[2]), interleaved=True), turned
+    return RopeConfig(theta, (sections[0], sections[1], sections[2]), interleaved=True), rotated

@@ -7,10 +7,10 @@ from typing import Literal, NamedTuple
 
 from saccade.core.types import (
     CacheReport,
-    Guesses,
+    DraftCounts,
     Missed,
+    PooledOutput,
     PromptScores,
-    Readout,
     Tier,
     TokenLogprobs,
 )
@@ -67,7 +67,7 @@ class AnswerUpdate:
     `found` and `caching` (the request's cache wishes, and their outcome) stand in a choice's first
     event, and so does `admitted`: `time.monotonic()` when the engine began. `scores`: the prompt's,
     in the first event of the first answer, before any token. `embedding`: as in `Delta`, until
-    `RequestManager.taken`. `readout`, `guesses`: as in `Delta`.
+    `RequestManager.taken`. `pooled_output`, `draft_counts`: as in `Delta`.
     """
 
     # the next words
@@ -87,5 +87,5 @@ class AnswerUpdate:
     caching: CacheReport | None = None
     admitted: float = 0.0
     embedding: tuple[int, int] | None = None
-    readout: Readout | None = None
-    guesses: tuple[Guesses, ...] = ()
+    pooled_output: PooledOutput | None = None
+    draft_counts: tuple[DraftCounts, ...] = ()

@@ -26,18 +26,18 @@ from saccade.front.adapters import AdapterBook, read_names
 from saccade.front.changes import EngineChanges
 from saccade.front.compiler import Compiler
 from saccade.front.input_processor import InputProcessor
-from saccade.front.readout_cache import ReadoutCache
+from saccade.front.pooled_output_cache import PooledOutputCache
 from saccade.front.request_manager import RequestManager
 from saccade.front.sampling_defaults import load_sampling_defaults
 from saccade.front.score_prompts import find_scoring
 from saccade.gguf.folder import resolve_checkpoint
 from saccade.media.media import Media
-from saccade.text.answer.answer_format import find_manner
+from saccade.text.answer.answer_format import find_answer_format
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
 
 log = logging.getLogger("saccade")
 
-READOUT_BYTES = 64 * MIB
+POOLED_OUTPUT_BYTES = 64 * MIB
 """Memory for what embeddings, ranks and decisions have read."""
 UNPROVEN = "a few prompts were compared with transformers' own answers at load, no more"
 UNUSUAL = 61, 67
@@ -79,19 +79,26 @@ def _assemble(model: str, serving: ServeOptions) -> RequestManager:
         spec,
         tokenizer,
         template,
-        Media(spec, serving.media, arena, metrics, role, cards=_cards(serving.caches)),
+        Media(
+            spec,
+            serving.media,
+            arena,
+            metrics,
+            role,
+            metadata_folder=_metadata_folder(serving.caches),
+        ),
         defaults,
         Compiler(words, spec.vocab_size, spec.eos_token_ids),
-        find_manner(template.sources, options.tool_parser, options.reasoning_parser),
+        find_answer_format(template.sources, options.tool_parser, options.reasoning_parser),
     )
     link = EngineProcess(
         folder, options, engine, serving.parallel, arena, words, serving.caches, role.role
     )
     scoring = find_scoring(answers.pooling, read_pooling(folder), spec, tokenizer)
-    readouts = ReadoutCache(READOUT_BYTES)
+    pooled_outputs = PooledOutputCache(POOLED_OUTPUT_BYTES)
     most = serving.server.max_queued_requests
     adapters = AdapterBook(EngineChanges(link.send), answers.max_loras, read_names(answers.lora))
-    return RequestManager(intake, link, metrics, most, scoring, readouts, adapters)
+    return RequestManager(intake, link, metrics, most, scoring, pooled_outputs, adapters)
 
 
 def check_proven(spec: FamilySpec, folder: Path, options: ModelOptions) -> None:
@@ -107,7 +114,7 @@ def check_proven(spec: FamilySpec, folder: Path, options: ModelOptions) -> None:
     log.warning("%s is unproven: %s", name, UNPROVEN)
 
 
-def _cards(caches: CacheOptions) -> Path | None:
+def _metadata_folder(caches: CacheOptions) -> Path | None:
     """Return the folder of image metadata that outlives the server, if embeddings do."""
     if caches.embedding_cache_dir is None or caches.embedding_cache_disk_mb == 0:
         return None

@@ -85,7 +85,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheWish:
+class CacheRequest:
     """A request's wishes for the caches beside its marks. seconds: time to keep the whole prompt;
     0: drop it. default: seconds for marks without a time. place: the client's name for the wish.
     diagnose: explain why less was found than possible. family: `prompt_cache_key`. prewarm: only to
@@ -101,7 +101,7 @@ class CacheWish:
     prewarm: bool = False
 
 
-NO_WISH = CacheWish()
+NO_CACHE_REQUEST = CacheRequest()
 
 
 def seconds_of(ttl: str, place: str) -> int:
@@ -152,13 +152,13 @@ def loose_mark(holder: Mapping[str, Any], place: str, part: int | None = None) -
     return read_mark(_MARKED.value(given, place), place, part) if given else None
 
 
-def read_cache_wish(
+def read_cache_request(
     control: CacheControl | None,
     options: PromptCacheOptions | None,
     retention: str | None,
     diagnose: bool,
     family: str,
-) -> CacheWish:
+) -> CacheRequest:
     """Read the cache fields of a request. Raises InvalidRequest as `seconds_of`."""
     default, seconds, place = _EXPLICIT, 0, ""
     if retention is not None:
@@ -173,18 +173,18 @@ def read_cache_wish(
         place = "cache_control"
         seconds = seconds_of(control.ttl, place) if control.ttl is not None else _EPHEMERAL
     prewarm = options is not None and options.prewarm
-    return CacheWish(seconds, default, place, control is not None, diagnose, family, prewarm)
+    return CacheRequest(seconds, default, place, control is not None, diagnose, family, prewarm)
 
 
-def choose(marks: Iterable[Mark], wish: CacheWish) -> Sequence[Mark]:
+def choose(marks: Iterable[Mark], cache_request: CacheRequest) -> Sequence[Mark]:
     """Return the valid marks in order: the last four, counting the wish for the whole prompt.
 
     Raises InvalidRequest for more than four Anthropic marks, as its own API does. OpenAI's marks
     stay in a conversation, and the last ones count.
     """
     every = list(marks)
-    if wish.seconds and not any(mark.place == wish.place for mark in every):
-        every.append(Mark(wish.place, wish.seconds, wish.strict))
+    if cache_request.seconds and not any(mark.place == cache_request.place for mark in every):
+        every.append(Mark(cache_request.place, cache_request.seconds, cache_request.strict))
     strict = [mark for mark in every if mark.strict]
     if len(strict) > MAX_BREAKPOINTS:
         raise InvalidRequest(

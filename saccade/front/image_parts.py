@@ -41,7 +41,7 @@ class Pixels(Struct, kw_only=True):
     max_pixels: Positive | None = None
 
 
-class ImageWishes(Marked, kw_only=True):
+class ImageSizeOptions(Marked, kw_only=True):
     """The same, beside an image."""
 
     min_pixels: Positive | None = None
@@ -93,7 +93,7 @@ class UploadedSource(Struct, tag_field="type", tag="file", forbid_unknown_fields
     file_id: str
 
 
-class SourcedPart(ImageWishes, kw_only=True):
+class SourcedPart(ImageSizeOptions, kw_only=True):
     """An image or a file as other libraries name it: LangChain's `url`, `base64`, `data`,
     `file_id`, and `id` with source_type "id"; Anthropic's `source`.
     """
@@ -107,7 +107,7 @@ class SourcedPart(ImageWishes, kw_only=True):
     source: InlineSource | LinkedSource | UploadedSource | None = None
 
 
-class ImagePart(ImageWishes, tag_field="type", tag="image_url", kw_only=True):
+class ImagePart(ImageSizeOptions, tag_field="type", tag="image_url", kw_only=True):
     """An image within a message. Its pixels may be bounded in the part or beside its URL.
 
     uuid: the client's name for the image, which may replace it while the image is cached.
@@ -117,7 +117,7 @@ class ImagePart(ImageWishes, tag_field="type", tag="image_url", kw_only=True):
     uuid: ImageName | None = None
 
 
-class InputImagePart(ImageWishes, tag_field="type", tag="input_image", kw_only=True):
+class InputImagePart(ImageSizeOptions, tag_field="type", tag="input_image", kw_only=True):
     """An image, under the Responses API's name. uuid: as in `ImagePart`."""
 
     image_url: str | None = None
@@ -133,7 +133,7 @@ class ImageObjectPart(SourcedPart, tag_field="type", tag="image", kw_only=True):
     image: Any = None
 
 
-class ImageFilePart(ImageWishes, tag_field="type", tag="image_file", kw_only=True):
+class ImageFilePart(ImageSizeOptions, tag_field="type", tag="image_file", kw_only=True):
     """An uploaded image within a message."""
 
     image_file: UploadedFile
@@ -266,12 +266,15 @@ def _addresses(part: SourcedPart) -> dict[str, Address]:
 
 
 def _budget(
-    inside: ImageURL | UploadedFile | None, beside: ImageWishes, place: str, defaults: PartDefaults
+    inside: ImageURL | UploadedFile | None,
+    beside: ImageSizeOptions,
+    place: str,
+    defaults: PartDefaults,
 ) -> Budget:
     """Read a part's wishes for its size, from two places that must agree. Without any, return the
     request's.
     """
-    within = _NO_WISHES if inside is None else inside
+    within = _NO_OPTIONS if inside is None else inside
     sizes = within.min_pixels, beside.min_pixels, within.max_pixels, beside.max_pixels
     if not any((*sizes, within.detail, beside.detail)):
         return defaults.image
@@ -285,7 +288,7 @@ def _budget(
     return defaults.budget(other if one == "auto" else one, least, most)
 
 
-_NO_WISHES = UploadedFile()
+_NO_OPTIONS = UploadedFile()
 
 
 def _either(name: str, one: int | None, other: int | None, place: str) -> int | None:

@@ -16,7 +16,7 @@ from saccade.core.client import ANYBODY, Client
 from saccade.core.family import FamilySpec
 from saccade.core.types import SamplingParams
 from saccade.front.answer_rules import NO_ANSWER_RULES
-from saccade.front.breakpoints import NO_WISH
+from saccade.front.breakpoints import NO_CACHE_REQUEST
 from saccade.front.compiler import Compiler
 from saccade.front.fields import too_long
 from saccade.front.prepared import Preparation, PreparedRequest, Prompt, Step
@@ -103,7 +103,7 @@ class InputProcessor:
         """Yield the steps that the request's fields name."""
         chat = request.chat
         formed = request.constraint is not None or chat.tools is not None
-        marked = bool(chat.marks) or request.cache != NO_WISH
+        marked = bool(chat.marks) or request.cache != NO_CACHE_REQUEST
         ruled = request.rules != NO_ANSWER_RULES
         # What the fields alone refuse.
         if formed:

@@ -16,8 +16,8 @@ from saccade.families.transformers_any.parity import (
     SIZES,
     SLACK,
     TEXTS,
-    AskReference,
     ReferenceChild,
+    ReferenceQuestion,
     checkered,
     compare,
 )
@@ -58,7 +58,7 @@ async def check_parity(front: RequestManager, model: str, options: ServeOptions)
                 raise CheckpointError(
                     f"--check-parity: {text!r}{shown} is not answered: {error.message}"
                 ) from error
-            question = AskReference(tuple(asked.request.tokens), size, NEW_TOKENS)
+            question = ReferenceQuestion(tuple(asked.request.tokens), size, NEW_TOKENS)
             expected = await asyncio.to_thread(reference.ask, question)
             compare(ours, expected, dtype, f"{text!r}{shown}")
     finally:

@@ -30,7 +30,7 @@ class Prompt:
     """A prompt in the engine's terms: tokens with every placeholder widened, spans over them, and
     the images by their places. `reasoning`: the state in which the prompt leaves a reasoning model.
 
-    breakpoints: as in `Caching`. landmarks: (tokens, place) for the end of each chat part, in
+    breakpoints: as in `Caching`. message_offsets: (tokens, place) for the end of each chat part, in
     order; only for requests that ask why the cache missed.
     """
 
@@ -40,7 +40,7 @@ class Prompt:
     places: tuple[str, ...] = ()
     reasoning: Where | None = None
     breakpoints: tuple[tuple[int, int], ...] = ()
-    landmarks: tuple[tuple[int, str], ...] = ()
+    message_offsets: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class Preparation:
             prompt.places,
             request.n,
             self.reading,
-            prompt.landmarks,
+            prompt.message_offsets,
             request.silent,
             self.ignored,
         )
@@ -122,8 +122,9 @@ class PreparedRequest:
     the first).
 
     `opened[i]` is `request.images[i]`, and `places[i]` is its name for the client, e.g.
-    "messages[2].content[0]". `reading`: how the answers are read. `landmarks`: as in `Prompt`.
-    `silent`: as in `GenerationRequest`. `ignored`: fields that the model lacks a switch for.
+    "messages[2].content[0]". `reading`: how the answers are read. `message_offsets`: as in
+    `Prompt`. `silent`: as in `GenerationRequest`. `ignored`: fields that the model lacks a switch
+    for.
     """
 
     request: Request
@@ -131,7 +132,7 @@ class PreparedRequest:
     places: tuple[str, ...] = ()
     n: int = 1
     reading: ReadAs = PLAIN
-    landmarks: tuple[tuple[int, str], ...] = ()
+    message_offsets: tuple[tuple[int, str], ...] = ()
     silent: bool = False
     ignored: tuple[str, ...] = ()
 

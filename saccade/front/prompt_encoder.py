@@ -28,7 +28,7 @@ from saccade.core.types import (
     check_sampling,
 )
 from saccade.front.answer_rules import NO_ANSWER_RULES, AnswerRules
-from saccade.front.breakpoints import NO_WISH, CacheWish
+from saccade.front.breakpoints import NO_CACHE_REQUEST, CacheRequest
 from saccade.front.compiler import MakeConstraint
 from saccade.front.conversation import NO_CHAT, Chat
 from saccade.front.fields import too_long
@@ -36,8 +36,8 @@ from saccade.text.answer import reasoning
 from saccade.text.answer.answer_format import AnswerFormat
 from saccade.text.answer.reasoning import Where
 from saccade.text.grammar.grammars import OutputConstraint
-from saccade.text.prompt import message_offsets as landmarks
-from saccade.text.prompt.message_offsets import Landmark
+from saccade.text.prompt import message_offsets as message_offsets
+from saccade.text.prompt.message_offsets import MessageOffset
 from saccade.text.prompt.special_tokens import Literals, Rendered
 from saccade.text.prompt.template import ChatTemplate, Tokenizer, TooManyTokens
 
@@ -85,7 +85,7 @@ class GenerationRequest:
     silent: bool = False
     constraint: OutputConstraint | MakeConstraint | None = None
     separate_reasoning: bool = True
-    cache: CacheWish = NO_WISH
+    cache: CacheRequest = NO_CACHE_REQUEST
     prompt_logprobs: int | None = None
     names: FieldNames = CHAT_NAMES
     rules: AnswerRules = NO_ANSWER_RULES
@@ -114,13 +114,13 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A chat as tokens, images one token each. landmarks: as in `Prompt`, with their places in the
-    chat.
+    """A chat as tokens, images one token each. message_offsets: as in `Prompt`, with their places
+    in the chat.
     """
 
     tokens: list[int]
     reasoning: Where | None = None
-    landmarks: tuple[tuple[int, Landmark], ...] = ()
+    message_offsets: tuple[tuple[int, MessageOffset], ...] = ()
 
 
 class PromptEncoder:
@@ -224,12 +224,12 @@ class PromptEncoder:
         where = self._reasoning_at(chat, rendered.text)
         if not (chat.marks or request.cache.diagnose):
             return EncodedPrompt(tokens, where)
-        messages, places = landmarks.flagged(given["messages"])
+        messages, places = message_offsets.flagged(given["messages"])
         try:
             flagged = self._render({**given, "messages": messages}).text
         except InvalidRequest:  # of a template that knows some texts by heart
             flagged = ""
-        found = landmarks.find(plain.text, flagged, places)
+        found = message_offsets.find(plain.text, flagged, places)
         ends = list(accumulate(self._literals.ends(rendered, special), max))
         return EncodedPrompt(
             tokens, where, tuple((bisect_right(ends, moved(each.end)), each) for each in found)

@@ -21,7 +21,14 @@ from blake3 import blake3
 
 from saccade.core.client import ANYBODY, Client
 from saccade.core.errors import InvalidRequest
-from saccade.core.types import Caching, FieldNames, PromptReading, Readout, Request, SamplingParams
+from saccade.core.types import (
+    Caching,
+    FieldNames,
+    PooledOutput,
+    PromptReading,
+    Request,
+    SamplingParams,
+)
 from saccade.front.conversation import Chat
 from saccade.front.prepared import PreparedRequest, Prompt
 from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest, takes_long
@@ -42,7 +49,7 @@ Vectors = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class ReadAsk:
+class ReadRequest:
     """A prompt, and the kind of reading. `place`: the client's name."""
 
     request: GenerationRequest
@@ -51,7 +58,7 @@ class ReadAsk:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedAsk:
+class SharedReadRequest:
     """Prompts that begin alike: in a chat's last text, `mark` stands for each entry in `tails`."""
 
     request: GenerationRequest
@@ -74,16 +81,16 @@ class WasRead:
     images: int
 
 
-def read_ask(
+def read_request(
     prompt: Chat | tuple[int, ...], place: str, reading: PromptReading = LAST_STATE, salt: str = ""
-) -> ReadAsk:
+) -> ReadRequest:
     """Ask to read a chat or tokens. A chat gets the tokens that the tokenizer adds to a text, as
     embedding models were trained.
     """
     names = FieldNames({"prompt": place, "messages": place})
     chat = isinstance(prompt, Chat)
     asked = GenerationRequest(prompt, cache_salt=salt, add_special_tokens=chat, names=names)
-    return ReadAsk(asked, reading, place)
+    return ReadRequest(asked, reading, place)
 
 
 class PromptReader:
@@ -95,14 +102,14 @@ class PromptReader:
 
     async def read(
         self,
-        asked: Sequence[ReadAsk] | SharedAsk,
+        asked: Sequence[ReadRequest] | SharedReadRequest,
         client: Client = ANYBODY,
         budget: MemoryBudget = BOUNDLESS,
     ) -> list[WasRead]:
         """Read each prompt and return the readings in order. Raises a RequestError that names the
         field.
         """
-        if not isinstance(asked, SharedAsk):
+        if not isinstance(asked, SharedReadRequest):
             return await self._run(await self._prepare(asked, client, budget))
         prepared = await self._prepare_shared(asked, client, budget)
         # What all share is computed by the first, however short it is.
@@ -112,51 +119,53 @@ class PromptReader:
     # ---- prompts
 
     async def _prepare(
-        self, asks: Sequence[ReadAsk], client: Client, budget: MemoryBudget
+        self, reads: Sequence[ReadRequest], client: Client, budget: MemoryBudget
     ) -> list[PreparedRequest]:
         intake, most = self._intake, self._front.check_ready().context_length
         opened_files = await intake.files.opened(
-            [each.request for each in asks], client, budget, most
+            [each.request for each in reads], client, budget, most
         )
-        asks = [replace(ask, request=each) for ask, each in zip(asks, opened_files, strict=True)]
-        sources = {id(each): each for ask in asks for each in _sources(ask.request)}
+        reads = [
+            replace(read, request=each) for read, each in zip(reads, opened_files, strict=True)
+        ]
+        sources = {id(each): each for read in reads for each in _sources(read.request)}
         intake.media.check_sources(tuple(sources.values()))
-        encode = partial(self._encode, asks, most)
-        many = len(asks) > _FEW or any(takes_long(ask.request) for ask in asks)
+        encode = partial(self._encode, reads, most)
+        many = len(reads) > _FEW or any(takes_long(read.request) for read in reads)
         encoded = await intake.in_thread(encode) if many else encode()
         opened = await intake.sources.opened(
-            asks[0].request, tuple(sources.values()), client, budget
+            reads[0].request, tuple(sources.values()), client, budget
         )
         found = dict(zip(sources, opened, strict=True))
 
         def finish() -> list[PreparedRequest]:
             made, total = [], 0
-            for ask, each in zip(asks, encoded, strict=True):
-                shown = tuple(found[id(source)] for source in _sources(ask.request))
+            for read, each in zip(reads, encoded, strict=True):
+                shown = tuple(found[id(source)] for source in _sources(read.request))
                 total += len(each.tokens) + sum(
                     image.image.num_tokens - 1 for opened in shown for image in opened.images
                 )
                 _check_total(total)
-                prompt = intake.prompt(ask.request, each, shown)
-                _check_fits(ask.place, len(prompt.tokens), most)
-                made.append(_prepared(ask.request, prompt, ask.reading, client))
+                prompt = intake.prompt(read.request, each, shown)
+                _check_fits(read.place, len(prompt.tokens), most)
+                made.append(_prepared(read.request, prompt, read.reading, client))
             return made
 
         return await intake.in_thread(finish) if many else finish()
 
-    def _encode(self, asks: Sequence[ReadAsk], most: int) -> list[EncodedPrompt]:
+    def _encode(self, reads: Sequence[ReadRequest], most: int) -> list[EncodedPrompt]:
         encoded, total = [], 0
-        for ask in asks:
-            each = self._intake.prompts.encode_now(ask.request, most)
+        for read in reads:
+            each = self._intake.prompts.encode_now(read.request, most)
             if not each.tokens:
-                raise InvalidRequest(f"{ask.place}: there is nothing in it", ask.place)
+                raise InvalidRequest(f"{read.place}: there is nothing in it", read.place)
             total += len(each.tokens)
             _check_total(total)
             encoded.append(each)
         return encoded
 
     async def _prepare_shared(
-        self, asked: SharedAsk, client: Client, budget: MemoryBudget
+        self, asked: SharedReadRequest, client: Client, budget: MemoryBudget
     ) -> list[PreparedRequest]:
         """Render and tokenise the chat once, then each tail. A prompt is the same, alone and in
         company.
@@ -177,7 +186,9 @@ class PromptReader:
             made.append(_prepared(request, whole, reading, client))
         return made
 
-    def _encode_shared(self, asked: SharedAsk, most: int) -> tuple[EncodedPrompt, list[list[int]]]:
+    def _encode_shared(
+        self, asked: SharedReadRequest, most: int
+    ) -> tuple[EncodedPrompt, list[list[int]]]:
         request, intake, mark = asked.request, self._intake, asked.mark
         chat = request.chat
         rendered = intake.prompts.render(chat, request, most)
@@ -190,9 +201,9 @@ class PromptReader:
         begin = Rendered(rendered.text[:at], rendered.marked[:at])
         end = Rendered(rendered.text[at + len(mark) :], rendered.marked[at + len(mark) :])
         tokens = intake.prompts.tokens_of(begin, asked.place, most)
-        found = intake.prompts.encode_now(request, most).landmarks if chat.marks else ()
+        found = intake.prompts.encode_now(request, most).message_offsets if chat.marks else ()
         head = EncodedPrompt(
-            tokens, landmarks=tuple(each for each in found if each[0] <= len(tokens))
+            tokens, message_offsets=tuple(each for each in found if each[0] <= len(tokens))
         )
         tails, total = [], 0
         for at, (text, _) in enumerate(asked.tails, 1):
@@ -211,21 +222,23 @@ class PromptReader:
     # ---- answers
 
     async def _run(self, prepared: Sequence[PreparedRequest]) -> list[WasRead]:
-        kept = self._front.readouts
+        kept = self._front.pooled_outputs
         epoch, names = kept.epoch, [name_of(each.request) for each in prepared]
-        found = {name: readout for name in names if (readout := kept.get(name)) is not None}
+        found = {
+            name: pooled_output for name in names if (pooled_output := kept.get(name)) is not None
+        }
         self._front.metrics.inc("saccade_readouts_total", len(found), source="cache")
         missing = {
             name: each for name, each in zip(names, prepared, strict=True) if name not in found
         }
         cached: dict[bytes, tuple[int, int]] = {}
         if missing:
-            order, parts = list(missing), dict[bytes, list[Readout]]()
+            order, parts = list(missing), dict[bytes, list[PooledOutput]]()
             async with aclosing(self._front.generate(*missing.values())) as events:
                 async for event in events:
                     name = order[event.choice]
-                    if event.readout is not None:
-                        parts.setdefault(name, []).append(event.readout)
+                    if event.pooled_output is not None:
+                        parts.setdefault(name, []).append(event.pooled_output)
                     if event.finish is not None:
                         kept_now = event.caching.written if event.caching else ()
                         cached[name] = event.cached.total, sum(count for _, count in kept_now)
@@ -253,16 +266,18 @@ def name_of(request: Request) -> bytes:
     return blake3(tokens + asked + len(tokens).to_bytes(8)).digest()
 
 
-def _joined(runs: Sequence[Readout]) -> Readout:
+def _joined(runs: Sequence[PooledOutput]) -> PooledOutput:
     values = b"".join(run.values for run in runs)
-    return Readout(runs[0].start, runs[0].width, values)
+    return PooledOutput(runs[0].start, runs[0].width, values)
 
 
-def _was_read(readout: Readout, request: Request, used: tuple[int, int] | None) -> WasRead:
-    """Decode a readout. used: tokens cached, and tokens kept now; None if the reading was kept
-    before.
+def _was_read(
+    pooled_output: PooledOutput, request: Request, used: tuple[int, int] | None
+) -> WasRead:
+    """Decode a pooled output. used: tokens cached, and tokens kept now; None if the reading was
+    kept before.
     """
-    values = np.frombuffer(readout.values, np.float32).reshape(-1, readout.width)
+    values = np.frombuffer(pooled_output.values, np.float32).reshape(-1, pooled_output.width)
     total, images = len(request.tokens), sum(span.length for span in request.spans)
     cached, written = (total, 0) if used is None else used
     return WasRead(values, total, cached, written, images)

@@ -43,9 +43,9 @@ from saccade.front.adapters import AdapterBook
 from saccade.front.answer_update import AnswerUpdate, CachedTokens, Finish, FoundImage
 from saccade.front.changes import EngineChanges
 from saccade.front.input_processor import InputProcessor
+from saccade.front.pooled_output_cache import PooledOutputCache
 from saccade.front.prepared import PreparedRequest
 from saccade.front.prompt_encoder import GenerationRequest
-from saccade.front.readout_cache import ReadoutCache
 from saccade.front.score_prompts import CHATS, Scoring
 from saccade.front.standing import InFlight
 from saccade.front.warm_ups import WarmUps
@@ -116,7 +116,7 @@ class _Answer:
     ) -> None:
         self.request = request
         self.places = prepared.places
-        self.landmarks = prepared.landmarks
+        self.message_offsets = prepared.message_offsets
         self.choice = choice
         self.events = events
         self.error: RequestError | None = None
@@ -176,7 +176,7 @@ class _Answer:
             CachedTokens(delta.cached_tokens, delta.restored),
             parts=tuple(parts),
             stop=self._stops.found,
-            guesses=delta.guesses,
+            draft_counts=delta.draft_counts,
         )
 
 
@@ -190,12 +190,12 @@ class RequestManager:
         metrics: Metrics,
         max_requests: int = 1024,
         scoring: Scoring = CHATS,
-        readouts: ReadoutCache | None = None,
+        pooled_outputs: PooledOutputCache | None = None,
         adapters: AdapterBook | None = None,
     ) -> None:
         self.intake = intake
         self.scoring = scoring
-        self.readouts = ReadoutCache(0) if readouts is None else readouts
+        self.pooled_outputs = PooledOutputCache(0) if pooled_outputs is None else pooled_outputs
         self.metrics = metrics
         self.vocabulary = Vocabulary(intake.tokenizer.backend)
         self.state: State = "starting"
@@ -284,13 +284,14 @@ class RequestManager:
         return self.metrics
 
     def flush(self, embeddings: bool) -> None:
-        """Forget the readouts, and make the engine forget its prefix cache and, with `embeddings`,
-        images too. Requests submitted from now on find only what a request in flight uses.
+        """Forget the pooled outputs, and make the engine forget its prefix cache and, with
+        `embeddings`, images too. Requests submitted from now on find only what a request in flight
+        uses.
 
         Raises EngineUnavailable.
         """
         self.check_ready()
-        self.readouts.clear()
+        self.pooled_outputs.clear()
         self._engine.send(Flush(embeddings))
 
     def check_ready(self) -> Ready:
@@ -353,8 +354,8 @@ class RequestManager:
             for answer in answers:
                 self._answers[answer.request.id] = answer
                 images = answer.request.images
-                same = media.seen.take_same(images) if images else ()
-                self._tell(Submit(answer.request, same))
+                aliases = media.seen.take_same(images) if images else ()
+                self._tell(Submit(answer.request, aliases))
             unfinished = len(answers)
             while unfinished:
                 event = await events.get()
@@ -443,7 +444,7 @@ class RequestManager:
     def _take(self, news: Output) -> None:
         for encoded in news.encoded:
             self.intake.media.encoded(*encoded)
-        for key, image in news.same:
+        for key, image in news.aliases:
             self.intake.media.seen.put_same(key, image)
         for key, slot in news.want:
             self._spawn(self._decode(key, slot))
@@ -462,18 +463,20 @@ class RequestManager:
         if delta.finish in ("error", "abort"):
             self._end(answer, answer.error or _told(delta))
             return
-        if delta.scores is not None or (delta.readout is not None and delta.finish is None):
-            told = AnswerUpdate(answer.choice, scores=delta.scores, readout=delta.readout)
+        if delta.scores is not None or (delta.pooled_output is not None and delta.finish is None):
+            told = AnswerUpdate(
+                answer.choice, scores=delta.scores, pooled_output=delta.pooled_output
+            )
             answer.events.put_nowait(told)
             return
         self._time(answer, len(delta.tokens))
         event = replace(
             answer.advance(delta),
             found=tuple(self._found(answer, outcome) for outcome in delta.images),
-            caching=_placed(delta.caching, answer.landmarks),
+            caching=_placed(delta.caching, answer.message_offsets),
             admitted=delta.admitted,
             embedding=delta.embedding,
-            readout=delta.readout,
+            pooled_output=delta.pooled_output,
         )
         if event.finish is not None and self._forget(answer, event.finish) and delta.finish is None:
             self._tell(Abort(answer.request.id))  # a stop string: the engine does not know yet
@@ -544,12 +547,14 @@ def _told(delta: Delta) -> RequestError:
     return EngineUnavailable(said, code="engine_error")
 
 
-def _placed(report: CacheReport | None, landmarks: Sequence[tuple[int, str]]) -> CacheReport | None:
+def _placed(
+    report: CacheReport | None, message_offsets: Sequence[tuple[int, str]]
+) -> CacheReport | None:
     """Return the report, with the client's name for the part that holds the first missed token."""
     if report is None or report.missed is None:
         return report
-    after = bisect_right(landmarks, report.missed.token, key=lambda landmark: landmark[0])
-    place = landmarks[after][1] if after < len(landmarks) else ""
+    after = bisect_right(message_offsets, report.missed.token, key=lambda offset: offset[0])
+    place = message_offsets[after][1] if after < len(message_offsets) else ""
     return replace(report, missed=replace(report.missed, place=place))
 
 

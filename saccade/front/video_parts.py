@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from msgspec import Meta, Struct
 
 from saccade.core.errors import InvalidRequest
-from saccade.core.video import MOST_FRAMES, VideoWishes, check_wishes
+from saccade.core.video import MOST_FRAMES, VideoOptions, check_video_options
 from saccade.front.addresses import address, image_url, missing
 from saccade.front.breakpoints import Marked
 from saccade.front.fields import Natural, Positive
@@ -24,7 +24,7 @@ FRAMES = "data:video/jpeg;base64,"
 """What precedes frames that are JPEGs in base64, with commas between them (as vLLM's clients have
 it).
 """
-WISHES = ("fps", "num_frames", "max_frames", "min_pixels", "max_pixels", "total_pixels")
+VIDEO_OPTIONS = ("fps", "num_frames", "max_frames", "min_pixels", "max_pixels", "total_pixels")
 MOST_PARTS = 4 * MOST_FRAMES
 """Entries of a list that are looked at."""
 
@@ -148,12 +148,12 @@ def read_video(part: AnyVideoPart, place: str, defaults: VideoDefaults) -> Video
             "unsupported_parameter",
         )
     url, inside, indices, source_fps = _SPELLINGS[type(part)](part, place)
-    wishes = _wishes(inside, part, place, defaults)
+    options = _video_options(inside, part, place, defaults)
     reading = defaults.reading
     if isinstance(url, tuple) and not indices and reading is not None:
         indices, source_fps = reading.frames_indices or (), source_fps or _rate(reading)
-    check_wishes(wishes, place)
-    return VideoSource(url, place, wishes, tuple(indices), source_fps)
+    check_video_options(options, place)
+    return VideoSource(url, place, options, tuple(indices), source_fps)
 
 
 def _video_url(part: VideoURLPart, _: str) -> Clip:
@@ -232,12 +232,12 @@ def _rate(reading: VideoReading) -> float | None:
     return None
 
 
-def _wishes(
+def _video_options(
     inside: VideoLook | None, beside: AnyVideoPart, place: str, defaults: VideoDefaults
-) -> VideoWishes:
+) -> VideoOptions:
     """Return a part's wishes, from two places that must agree, or else the request's."""
     found: dict[str, Any] = {}
-    for name in WISHES:
+    for name in VIDEO_OPTIONS:
         within = None if inside is None else getattr(inside, name)
         own = getattr(beside, name)
         if within is not None and own is not None and within != own:
@@ -252,4 +252,4 @@ def _wishes(
         found["num_frames"] = defaults.num_frames or (reading.num_frames if reading else None)
     if found["max_pixels"] is None and found["min_pixels"] is None:
         found["max_pixels"], found["min_pixels"] = defaults.max_pixels, defaults.min_pixels
-    return VideoWishes(**found)
+    return VideoOptions(**found)

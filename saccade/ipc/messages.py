@@ -79,11 +79,11 @@ class TokenizerText:
 class Submit:
     """A new request. Its images' pixels come separately, unless they are needed no longer.
 
-    same: images from an earlier run that have the same pixels (`Output.same`).
+    aliases: images from an earlier run that have the same pixels (`Output.aliases`).
     """
 
     request: Request
-    same: Same = ()
+    aliases: Same = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ class Output:
     want: images to decode, each into its slot in the arena; answered by `PixelsReady`,
     `EmbeddingReady` or `PixelsFailed`. unwanted: images needed no longer, whose decoding should
     stop. encoded: images run through the vision tower, with the encoding's milliseconds and end
-    time, as in `plan.StepResult`. same: images found to be aliases: their pixels are another
+    time, as in `plan.StepResult`. aliases: images found to be aliases: their pixels are another
     image's, whose embedding serves both.
     """
 
@@ -258,7 +258,7 @@ class Output:
     want: tuple[tuple[ImageKey, PixelSlot], ...] = ()
     unwanted: tuple[ImageKey, ...] = ()
     encoded: tuple[tuple[ImageKey, float, float], ...] = ()
-    same: Same = ()
+    aliases: Same = ()
 
 
 # ---- engine -> workers, in this order; then plans
@@ -332,15 +332,15 @@ class Begun:
     `saved`: (key, tokens) for embeddings that an earlier run has left on disk, the oldest first.
     `store`: where embeddings lie that other servers write, too; "" for nowhere. `tower`: its
     fingerprint, where that was asked for. `pages`: (name, disk bytes) for KV pages that an earlier
-    run has left, the oldest first. `exact`: whether rows are batch-invariant: equal to the bit
-    beside any number of others.
+    run has left, the oldest first. `batch_invariant`: whether rows are batch-invariant: equal to
+    the bit beside any number of others.
     """
 
     saved: tuple[tuple[ImageKey, int], ...]
     store: str = ""
     tower: str = ""
     pages: tuple[tuple[bytes, int], ...] = ()
-    exact: bool = False
+    batch_invariant: bool = False
 
 
 ToEngine = (

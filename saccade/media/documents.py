@@ -1,6 +1,6 @@
 """Documents: PDFs whose pages a model sees as text, as images, or as both.
 
-Owns a page's name, its drawn size, and a file's memory (cards). Cards hold the pages' sizes, their
+Owns a page's name, its drawn size, and a file's metadata. This holds the pages' sizes, their
 text, and their images' names, so that a seen file costs a hash. A page's image is named by its
 drawing, so the same page in two files is one image. Cards are a tenant's own. `document_pool.py`
 has files read and parsed. Knows nothing of prompts.
@@ -27,8 +27,8 @@ from saccade.core.extras import ask_operator
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
-from saccade.media.cards import LARGEST, CardDisk
 from saccade.media.content import Budget, Probe, digest
+from saccade.media.metadata_store import LARGEST, MetadataStore
 from saccade.media.opened import EncodedBytes, OpenedImage, PageOfFile, jobs_of
 from saccade.media.sources.fairness import Requester
 from saccade.media.sources.flights import ByteFlight, Flights
@@ -36,7 +36,7 @@ from saccade.media.sources.source import DrawnPage, ImageSource, SentFile
 from saccade.media.sources.source_reader import Reads
 from saccade.media.workers.decode_queue import Job
 from saccade.media.workers.document_pool import DocumentBytes, DocumentPool
-from saccade.media.workers.stock import Stocks
+from saccade.media.workers.fork_server import ForkServers
 from saccade.media.workers.worker import PageWanted
 
 T = TypeVar("T")
@@ -44,9 +44,9 @@ POINTS = 72
 """Of an inch."""
 PIXELS_PER_INCH = {"low": 108, "auto": 108, "high": 216, "original": 216}
 """How a page is drawn within the model's bounds: A4 has 1.1 Mpx, or 4.5."""
-CARDS_BYTES = 64 * MIB
+METADATA_BYTES = 64 * MIB
 KIND = "document"
-"""Of cards on disk."""
+"""Of metadata on disk."""
 BEGIN = 1024
 """Bytes among which a PDF says what it is, as readers take it."""
 IMAGES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*")
@@ -113,18 +113,18 @@ class _Known:
     """PNGs, by page."""
 
 
-class _Cards:
-    """Cards in memory, least recently used dropped first, and on disk in pieces."""
+class _DocumentMetadata:
+    """Metadata in memory, least recently used dropped first, and on disk in pieces."""
 
-    def __init__(self, disk: CardDisk) -> None:
+    def __init__(self, disk: MetadataStore) -> None:
         self._disk = disk
-        self._cards: LRUCache[bytes, bytes] = LRUCache(CARDS_BYTES, len)
+        self._metadata: LRUCache[bytes, bytes] = LRUCache(METADATA_BYTES, len)
 
     async def find(
         self, name: bytes, form: msgspec.msgpack.Decoder[list[T]], length: int | None = None
     ) -> list[T] | None:
         """Return a list with the given length if known, else `None`."""
-        told = self._cards.get(name)
+        told = self._metadata.get(name)
         if told is None and self._disk:
             told = await self._read(name)
         if told is None:
@@ -135,24 +135,24 @@ class _Cards:
             return None
         if not found or length not in (None, len(found)):
             return None
-        if name not in self._cards:
+        if name not in self._metadata:
             self._keep(name, told)
         return found
 
-    def put(self, name: bytes, card: Sequence[object]) -> None:
-        told = msgspec.msgpack.encode(card)
+    def put(self, name: bytes, metadata: Sequence[object]) -> None:
+        told = msgspec.msgpack.encode(metadata)
         self._keep(name, told)
         whole = len(told).to_bytes(8) + told
         for number, at in enumerate(range(0, len(whole), LARGEST)):
             self._disk.put(KIND, _piece(name, number), whole[at : at + LARGEST])
 
     def _keep(self, name: bytes, told: bytes) -> None:
-        if len(told) <= CARDS_BYTES:
-            self._cards[name] = told
+        if len(told) <= METADATA_BYTES:
+            self._metadata[name] = told
 
     async def _read(self, name: bytes) -> bytes | None:
         whole = b""
-        for number in range(CARDS_BYTES // LARGEST):
+        for number in range(METADATA_BYTES // LARGEST):
             piece = await self._disk.find(KIND, _piece(name, number))
             if not piece:
                 return None
@@ -176,15 +176,15 @@ class Documents:
         spec: FamilySpec,
         options: MediaOptions,
         metrics: Metrics,
-        disk: CardDisk,
-        stocks: Stocks | None = None,
+        disk: MetadataStore,
+        fork_servers: ForkServers | None = None,
     ) -> None:
-        """Open the documents' cards. `disk` is where cards outlive the server."""
+        """Open the documents' metadata. `disk` is where metadata outlives the server."""
         self._spec = spec
         self._options = options
         self._metrics = metrics
-        self._pool = DocumentPool(options, metrics, stocks)
-        self._cards = _Cards(disk)
+        self._pool = DocumentPool(options, metrics, fork_servers)
+        self._metadata = _DocumentMetadata(disk)
         self._flights = Flights()
 
     async def close(self) -> None:
@@ -224,7 +224,7 @@ class Documents:
     def begin(self, source: SentFile, reads: Reads) -> None:
         reads.fetch(source.url)
 
-    async def card(self, source: SentFile, reads: Reads) -> MeasuredFile | ImageSource:
+    async def metadata(self, source: SentFile, reads: Reads) -> MeasuredFile | ImageSource:
         """Measure the pages of a PDF before any is read. Any other file is returned as an image.
 
         Raises ImageError, EngineUnavailable.
@@ -249,15 +249,15 @@ class Documents:
         await self._sizes(file, salt, asker)
 
     async def units(
-        self, source: SentFile, card: MeasuredFile | ImageSource, reads: Reads
+        self, source: SentFile, metadata: MeasuredFile | ImageSource, reads: Reads
     ) -> tuple[OpenedPage, ...] | ImageSource:
         """Read the pages of a PDF.
 
-        Raises as `card`, and Overloaded if the budget for drawings is used up.
+        Raises as `metadata`, and Overloaded if the budget for drawings is used up.
         """
-        if isinstance(card, ImageSource):
-            return card
-        file, drawn, begun = card.file, card.drawn, card.begun
+        if isinstance(metadata, ImageSource):
+            return metadata
+        file, drawn, begun = metadata.file, metadata.drawn, metadata.begun
         view = source.view or "both"
         known = await self._known(file, drawn, view != "images", reads.salt, reads.asker)
         pages = []
@@ -293,13 +293,13 @@ class Documents:
     async def _sizes(
         self, file: EncodedBytes, salt: str, asker: Requester
     ) -> list[tuple[float, float]]:
-        name = _card_name("sizes", file.digest, salt)
-        if (sizes := await self._cards.find(name, _SIZES)) is None:
+        name = _metadata_name("sizes", file.digest, salt)
+        if (sizes := await self._metadata.find(name, _SIZES)) is None:
 
             async def measure(_: ByteFlight) -> bytes:
                 bytes_of = DocumentBytes(file.digest, file.data, asker)
                 found = await self._pool.sizes(bytes_of)
-                self._cards.put(name, found)
+                self._metadata.put(name, found)
                 return msgspec.msgpack.encode(found)
 
             sizes = _SIZES.decode(await self._flights.join(name, asker, measure))
@@ -317,13 +317,13 @@ class Documents:
         salt: str,
         asker: Requester,
     ) -> _Known:
-        """Find texts, and names of pages drawn in these sizes, in cards as far as known."""
-        of_texts = _card_name("texts", file.digest, salt)
-        of_names = _card_name("names", file.digest, salt, msgspec.msgpack.encode(drawn))
+        """Find texts, and names of pages drawn in these sizes, in metadata as far as known."""
+        of_texts = _metadata_name("texts", file.digest, salt)
+        of_names = _metadata_name("names", file.digest, salt, msgspec.msgpack.encode(drawn))
         shows = drawn[0] is not None
         known = _Known(
-            await self._cards.find(of_texts, _TEXTS, len(drawn)) if texts else None,
-            await self._cards.find(of_names, _NAMES, len(drawn)) if shows else None,
+            await self._metadata.find(of_texts, _TEXTS, len(drawn)) if texts else None,
+            await self._metadata.find(of_names, _NAMES, len(drawn)) if shows else None,
         )
         ask_text, ask_names = texts and known.texts is None, shows and known.names is None
         if not (ask_text or ask_names):
@@ -341,11 +341,11 @@ class Documents:
         found = _PAGES.decode(await self._flights.join(flight, asker, read))
         if ask_text:
             known.texts = [text for text, _ in found]
-            self._cards.put(of_texts, known.texts)
+            self._metadata.put(of_texts, known.texts)
         if ask_names:
             known.drawn = {index: png for index, (_, png) in enumerate(found)}
             known.names = [blake3(png).digest() for _, png in found]
-            self._cards.put(of_names, known.names)
+            self._metadata.put(of_names, known.names)
         return known
 
     def _drawn_size(
@@ -370,7 +370,9 @@ class Documents:
         return recipe.canvas if recipe.plain else size
 
 
-def _card_name(kind: str, file: bytes, salt: str, more: bytes = b"") -> bytes:
-    """Name the card for a known part of the file with this digest. `more` is the way of drawing."""
+def _metadata_name(kind: str, file: bytes, salt: str, more: bytes = b"") -> bytes:
+    """Name the metadata for a known part of the file with this digest. `more` is the way of
+    drawing.
+    """
     told = msgspec.msgpack.encode(("saccade page", kind, renderer_version(), salt, file, more))
     return blake3(told).digest()

@@ -73,7 +73,7 @@ class NoEmbedding(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EncoderOutcome:
     """The end of a question. `outcome` is "embedding", or the reason for failure. `ms` is the whole
     time, including `encode_ms` in the encoder's tower.
     """
@@ -124,13 +124,13 @@ class Encoders:
         self._looking = asyncio.Lock()
         self._wrong = ""  # with the file, at the last look
         self.tower = Tower()
-        self._tasks: dict[ImageKey, asyncio.Task[Asked]] = {}
+        self._tasks: dict[ImageKey, asyncio.Task[EncoderOutcome]] = {}
 
     def trust(self, tower: Tower) -> None:
         """Take only embeddings made by this tower."""
         self.tower = tower
 
-    async def ask(self, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot) -> Asked:
+    async def ask(self, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot) -> EncoderOutcome:
         """Have an embedding written into `slot`. Writes to the slot end with the call.
 
         `data` is the encoded image, empty where only the key is known. Raises CancelledError after
@@ -164,9 +164,9 @@ class Encoders:
     def fits(self, num_tokens: int, slot: PixelSlot) -> bool:
         """Return True if an embedding may be asked for and fits the slot."""
         asks = self._options.role == "language"
-        return asks and 0 < self.tower.nbytes(num_tokens) <= slot.room
+        return asks and 0 < self.tower.nbytes(num_tokens) <= slot.embedding_bytes
 
-    async def _ask(self, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot) -> Asked:
+    async def _ask(self, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot) -> EncoderOutcome:
         begun = time.monotonic()
         if (file := self._options.encoders_file) is not None:
             async with self._looking:  # whoever comes meanwhile waits for the same look
@@ -175,7 +175,7 @@ class Encoders:
                     self._look_at = time.monotonic() + LOOK_SECONDS
         here = [name for name, each in self._encoders.items() if begun >= each.away_until]
         if not here:
-            return Asked("away")
+            return EncoderOutcome("away")
         # Without loads: what one encoder has, no other has, however busy it is.
         encoder = self._encoders[rank((wanted.image.key.digest,), here, {})[0]]
         seconds = self._options.encoder_timeout
@@ -191,10 +191,10 @@ class Encoders:
         else:
             encoder.answered()
             self._metrics.inc("saccade_encoder_bytes_total", self.tower.nbytes(given.num_tokens))
-            return Asked("embedding", (time.monotonic() - begun) * 1e3, given.encode_ms)
+            return EncoderOutcome("embedding", (time.monotonic() - begun) * 1e3, given.encode_ms)
         if why.lasting:
             encoder.failed(why)
-        return Asked(why.kind, (time.monotonic() - begun) * 1e3)
+        return EncoderOutcome(why.kind, (time.monotonic() - begun) * 1e3)
 
     async def _look(self, path: Path) -> None:
         """Read the encoders from the file. After an error the list stays as before."""

@@ -2,7 +2,7 @@
 
     check    what the fields and the model refuse, before anything is fetched
     begin    the reads that a source needs, which take a while
-    card     the facts of its bytes: names and sizes; no pixel is made
+    metadata the facts of its bytes: names and sizes; no pixel is made
     units    what the model is shown of it, each with its name and its cost
     pixels   how one of these images is made
 
@@ -33,11 +33,11 @@ class MediaKind(Protocol[S_contra, C, U_co]):
         """Begin the reads that others may share."""
         ...
 
-    async def card(self, source: S_contra, reads: Reads) -> C:
+    async def metadata(self, source: S_contra, reads: Reads) -> C:
         """Return the facts of a source's bytes. Raises ImageError, TooLarge, NotFound."""
         ...
 
-    async def units(self, source: S_contra, card: C, reads: Reads) -> U_co:
+    async def units(self, source: S_contra, metadata: C, reads: Reads) -> U_co:
         """Name what is shown. Raises ImageError, InvalidRequest."""
         ...
 

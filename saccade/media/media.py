@@ -46,8 +46,8 @@ from saccade.media.video import check_decoder, has_decoder
 from saccade.media.videos import Videos
 from saccade.media.workers.decode_dedup import Decoders
 from saccade.media.workers.decode_queue import PixelLimits
+from saccade.media.workers.fork_server import ForkServers
 from saccade.media.workers.pool import DecodePool
-from saccade.media.workers.stock import Stocks
 
 Readable = Literal["images", "heic", "pdfs", "frames", "videos"]
 """What a request may hold besides text. frames: of a video, as a list; videos: as files."""
@@ -79,11 +79,12 @@ class Media:
         arena: Arena,
         metrics: Metrics,
         role: RoleOptions = RoleOptions(),  # noqa: B008 - frozen
-        stocks: Stocks | None = None,
-        cards: Path | None = None,
+        fork_servers: ForkServers | None = None,
+        metadata_folder: Path | None = None,
     ) -> None:
-        """Build the parts for each kind of media. `stocks` are processes that image workers are
-        forked from, if shared. `cards` is the folder for cards that outlive the server, or `None`.
+        """Build the parts for each kind of media. `fork_servers` are processes that image workers
+        are forked from, if shared. `metadata_folder` is the folder for metadata that outlives the
+        server, or `None`.
         """
         self._spec = spec
         self._options = options
@@ -93,10 +94,10 @@ class Media:
         self.files = Uploads(FileStore(options.files_folder, options.files_mb * MIB))
         self._fetcher = Fetcher(options, metrics)
         own = spec.sample.own if spec.sees_images else None
-        pool = DecodePool(arena, options, metrics, stocks, own)
+        pool = DecodePool(arena, options, metrics, fork_servers, own)
         self._decoders = Decoders(pool, metrics)
-        self.seen = SeenFiles(cards, options.max_image_pixels)
-        self.documents = Documents(spec, options, metrics, self.seen.disk, stocks)
+        self.seen = SeenFiles(metadata_folder, options.max_image_pixels)
+        self.documents = Documents(spec, options, metrics, self.seen.disk, fork_servers)
         self.reader = SourceReader(self._fetcher, self.files, self.seen, pool)
         limits = PixelLimits(arena.size, options.decode_memory)
         self.kinds: Mapping[Kind, MediaKind[Any, Any, Any]] = {
@@ -142,7 +143,7 @@ class Media:
     async def _open(self, source: Source, reads: Reads) -> Opened:
         kind = self.kinds[source.kind]
         try:
-            opened: Opened = await kind.units(source, await kind.card(source, reads), reads)
+            opened: Opened = await kind.units(source, await kind.metadata(source, reads), reads)
         except FAULTS as error:
             raise at(error, source.param) from error
         return opened
@@ -176,22 +177,22 @@ class Media:
         self._check_count(images, sources[-1].param)
         fits([self._tokens(found, images) for found in measured])
         opening = [
-            asyncio.create_task(self._show(source, card, reads))
-            for source, card in zip(sources, measured, strict=True)
+            asyncio.create_task(self._show(source, metadata, reads))
+            for source, metadata in zip(sources, measured, strict=True)
         ]
         return await all_of(opening, ())
 
     async def _measure(self, source: SentFile, reads: Reads) -> MeasuredFile | ImageSource:
         try:
-            return await self.documents.card(source, reads)
+            return await self.documents.metadata(source, reads)
         except FAULTS as error:
             raise at(error, source.param) from error
 
     async def _show(
-        self, source: SentFile, card: MeasuredFile | ImageSource, reads: Reads
+        self, source: SentFile, metadata: MeasuredFile | ImageSource, reads: Reads
     ) -> tuple[OpenedPage, ...] | ImageSource:
         try:
-            return await self.documents.units(source, card, reads)
+            return await self.documents.units(source, metadata, reads)
         except FAULTS as error:
             raise at(error, source.param) from error
 

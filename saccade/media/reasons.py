@@ -163,7 +163,7 @@ def _reason(name: str, numbers: tuple[int | float, ...]) -> Reason:
 
 
 class Unreadable(ImageError):
-    """Refuses a header, a card or a page that cannot be read."""
+    """Refuses a header, a file's metadata or a page that cannot be read."""
 
     def __init__(self, name: str, *numbers: int | float) -> None:
         self.reason = _reason(name, numbers)

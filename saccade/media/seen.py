@@ -1,6 +1,7 @@
 """Memory for seen files: their headers, and the names of images' pixels. It is kept in memory, and,
-where embeddings outlive the server, on disk beside them (`cards.py`). Videos, the dearest to open,
-and pixels go to disk. A header is believed only by the tenant whose bytes its reader had read.
+where embeddings outlive the server, on disk beside them (`metadata_store.py`). Videos, the dearest
+to open, and pixels go to disk. A header is believed only by the tenant whose bytes its reader had
+read.
 """
 
 from __future__ import annotations
@@ -12,24 +13,24 @@ from blake3 import blake3
 
 from saccade.core.types import Image, ImageKey
 from saccade.ipc.messages import Same
-from saccade.media.cards import MOST_CARDS, CardDisk, CardShelf
 from saccade.media.content import FASTEST_FILE, VIDEO, Probe, check_pixels
+from saccade.media.metadata_store import MOST_ENTRIES, MetadataCache, MetadataStore
 from saccade.media.opened import OpenedImage
 from saccade.media.video import decoder_version
 
 
 class SeenFiles:
-    """Remember seen files. `folder` is for cards that outlive the server, or `None`. `max_pixels`
-    bounds an image or a frame.
+    """Remember seen files. `folder` is for metadata that outlives the server, or `None`.
+    `max_pixels` bounds an image or a frame.
     """
 
     def __init__(self, folder: Path | None, max_pixels: int) -> None:
-        self.disk = CardDisk(folder)
+        self.disk = MetadataStore(folder)
         self._max_pixels = max_pixels
-        self._images = CardShelf(CardDisk(None), "image", Probe)
+        self._images = MetadataCache(MetadataStore(None), "image", Probe)
         # 2: with `sound`; 3: with the orientation that the file asks for
-        self._videos = CardShelf(self.disk, f"video 3 {decoder_version()}", Probe)
-        self._same = CardShelf(self.disk, "same pixels", Image)
+        self._videos = MetadataCache(self.disk, f"video 3 {decoder_version()}", Probe)
+        self._same = MetadataCache(self.disk, "same pixels", Image)
         self._asked: set[ImageKey] = set()
         self._recalled: dict[ImageKey, Image] = {}
 
@@ -40,13 +41,13 @@ class SeenFiles:
         """
         if not video:
             return self.get(digest, tenant)
-        card = await self._videos.find(_of_tenant(digest, tenant))
-        if card is None or not (
-            card.format == VIDEO and card.frames and 0 < card.fps < FASTEST_FILE
+        metadata = await self._videos.find(_of_tenant(digest, tenant))
+        if metadata is None or not (
+            metadata.format == VIDEO and metadata.frames and 0 < metadata.fps < FASTEST_FILE
         ):
             return None
-        check_pixels(card, self._max_pixels)
-        return card
+        check_pixels(metadata, self._max_pixels)
+        return metadata
 
     def get(self, digest: bytes, tenant: str) -> Probe | None:
         """Return the header of a seen image, if any."""
@@ -67,11 +68,11 @@ class SeenFiles:
             self._same.put(_name(key), image)
 
     async def recall_same(self, opened: Sequence[OpenedImage]) -> None:
-        """Look once for the name of these pixels in an earlier run's cards."""
+        """Look once for the name of these pixels in an earlier run's metadata."""
         if not self.disk:
             return
         new = [each.image.key for each in opened if each.image.key not in self._asked]
-        if len(self._asked) + len(new) > MOST_CARDS:
+        if len(self._asked) + len(new) > MOST_ENTRIES:
             self._asked.clear()
         self._asked.update(new)
         found = await self._same.find_all([_name(key) for key in new])

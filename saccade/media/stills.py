@@ -23,18 +23,18 @@ class Stills:
     def begin(self, source: ImageSource, reads: Reads) -> None:
         reads.read(source.url)
 
-    async def card(self, source: ImageSource, reads: Reads) -> SourceRead:
+    async def metadata(self, source: ImageSource, reads: Reads) -> SourceRead:
         return await reads.read(source.url)
 
-    async def units(self, source: ImageSource, card: SourceRead, reads: Reads) -> OpenedImage:
-        encoded, probe, salt = card.encoded, card.probe, reads.salt
+    async def units(self, source: ImageSource, metadata: SourceRead, reads: Reads) -> OpenedImage:
+        encoded, probe, salt = metadata.encoded, metadata.probe, reads.salt
         found = await identify_soon(encoded.digest, probe, source.budget, salt, self._spec)
         self._limits.check(found.recipe.canvas, probe, len(encoded.data), found.recipe)
         if source.uuid:
-            reads.reader.remember(salt, source.uuid, card)
+            reads.reader.remember(salt, source.uuid, metadata)
         frame = SeenFrame(encoded.digest, encoded, probe, found.recipe)
         kind: Kind = "document" if isinstance(source.url, DrawnPage) else "still"
-        return OpenedImage(kind, found.image, (frame,), reads.asker, card.times, source.budget)
+        return OpenedImage(kind, found.image, (frame,), reads.asker, metadata.times, source.budget)
 
     async def pixels(self, image: OpenedImage) -> list[Job] | None:
         return jobs_of(image) if image.there else None

@@ -81,7 +81,7 @@ def times_of_frames(source: VideoSource, rules: VideoRules) -> FrameTimes:
             "too_many_images",
         )
     if not indices:
-        fps = source.wishes.fps or source.source_fps or rules.fps
+        fps = source.options.fps or source.source_fps or rules.fps
         return FrameTimes(tuple(range(count)), fps, fps)
     if len(indices) != count or sorted(set(indices)) != list(indices) or indices[0] < 0:
         raise InvalidRequest(
@@ -89,7 +89,7 @@ def times_of_frames(source: VideoSource, rules: VideoRules) -> FrameTimes:
             f"{len(indices)}",
             f"{param}.frames_indices",
         )
-    fps = source.source_fps or source.wishes.fps or rules.fps
+    fps = source.source_fps or source.options.fps or rules.fps
     length = max(1, indices[-1] - indices[0] + 1)
     return FrameTimes(indices, fps, count / length * fps)
 
@@ -97,7 +97,7 @@ def times_of_frames(source: VideoSource, rules: VideoRules) -> FrameTimes:
 def times_of_file(source: VideoSource, probe: Probe, rules: VideoRules) -> FrameTimes:
     """Choose the frames to look at in a file, and their times. Raises InvalidRequest."""
     total, fps = probe.frames or 0, probe.fps
-    indices = rules.sample(total, fps, source.wishes)
+    indices = rules.sample(total, fps, source.options)
     if not 1 <= len(indices) <= MOST_FRAMES:
         raise InvalidRequest(
             f"{source.param}: {len(indices)} frames of the video are wanted; it may have "

@@ -20,7 +20,7 @@ from saccade.media.workers.decode_queue import Job, PixelLimits
 
 
 class Videos:
-    """Answers `MediaKind` for videos. A card is the read of the file, or of each frame."""
+    """Answers `MediaKind` for videos. The metadata is the read of the file, or of each frame."""
 
     def __init__(self, spec: FamilySpec, limits: PixelLimits) -> None:
         self._spec = spec
@@ -41,37 +41,40 @@ class Videos:
             if not comes_along(url):  # frames that are there take no task each
                 reads.read(url)
 
-    async def card(self, source: VideoSource, reads: Reads) -> list[SourceRead]:
+    async def metadata(self, source: VideoSource, reads: Reads) -> list[SourceRead]:
         rules_of(self._spec, source.param)
         if isinstance(source.url, tuple):
             return await reads.frames(source.url)
         return [await reads.read(source.url, video=True)]
 
-    async def units(self, source: VideoSource, card: list[SourceRead], reads: Reads) -> OpenedVideo:
-        rules, probes = rules_of(self._spec, source.param), [each.probe for each in card]
+    async def units(
+        self, source: VideoSource, metadata: list[SourceRead], reads: Reads
+    ) -> OpenedVideo:
+        rules, probes = rules_of(self._spec, source.param), [each.probe for each in metadata]
         is_file = not isinstance(source.url, tuple)
         if is_file:
             times = times_of_file(source, probes[0], rules)
         else:
             times = times_of_frames(source, rules)
             check_frames(probes, source.param)
-        budget = FrameBudget(source.count or len(times.indices), source.wishes)
+        budget = FrameBudget(source.count or len(times.indices), source.options)
         recipe = rules.recipe(budget.count, *probes[0].upright, budget.wishes)
         height, width = recipe.canvas
-        largest = max(card, key=lambda each: len(each.encoded.data))
+        largest = max(metadata, key=lambda each: len(each.encoded.data))
         canvas, nbytes = (rules.frames * height, width), len(largest.encoded.data)
         self._limits.check(canvas, largest.probe, nbytes, recipe)
         if is_file:
-            file, turned = card[0].encoded, probes[0].orientation
+            file, turned = metadata[0].encoded, probes[0].orientation
             frames = [
                 SeenFrame(frame_name(file.digest, index, turned), file, probes[0], recipe, index)
                 for index in times.indices
             ]
         else:
             frames = [
-                SeenFrame(each.encoded.digest, each.encoded, each.probe, recipe) for each in card
+                SeenFrame(each.encoded.digest, each.encoded, each.probe, recipe)
+                for each in metadata
             ]
-        spent = ReadTimes.together([each.times for each in card])
+        spent = ReadTimes.together([each.times for each in metadata])
         asked = None if is_file else budget
         return assemble(frames, times, self._spec, rules, reads.salt, reads.asker, spent, asked)
 

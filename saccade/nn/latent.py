@@ -44,7 +44,7 @@ class LatentAttention:
         hidden, heads = sizes
         self.layer, self.shape, self.ops = layer, shape, weights.ops
         self.heads = shard.divide(heads, "attention heads")
-        made = heads * (shape.plain + shape.turned)
+        made = heads * (shape.plain + shape.rotated)
         latents = Column(f"{name}.kv_a_proj_with_mqa", shape.width, WHOLE)
         self.query_norm: RMSNorm | None = None
         self.queries: Linear | None = None
@@ -79,9 +79,9 @@ class LatentAttention:
         if self.queries is not None and self.query_norm is not None:
             first = self.queries(self.query_norm(first.contiguous()))
         heads = first.unflatten(1, (self.heads, -1))  # [T, H, plain + turned]
-        plain, turned = heads.split((shape.plain, shape.turned), dim=2)
-        low, shared = latents.split((shape.latent, shape.turned), dim=1)
-        both = torch.cat((turned, shared.unsqueeze(1)), dim=1)  # [T, H + 1, turned]
+        plain, rotated = heads.split((shape.plain, shape.rotated), dim=2)
+        low, shared = latents.split((shape.latent, shape.rotated), dim=1)
+        both = torch.cat((rotated, shared.unsqueeze(1)), dim=1)  # [T, H + 1, turned]
         self.ops.rotate_(rotation, both)
         queries = torch.bmm(plain.transpose(0, 1), self.keys).transpose(0, 1)
         queries = torch.cat((queries, both[:, :-1]), dim=2).mul_(shape.query_factor)

@@ -81,14 +81,14 @@ class LatentConfig:
     """Attention over latents (`nn/latent.py`).
 
     latent: values per token from which each head makes its keys and values. plain: values in a
-    head's queries and keys that stay as they are. turned: those that are turned. values: the size
+    head's queries and keys that stay as they are. rotated: those that are turned. values: the size
     of a head's values. query_latent: values from which queries are made, or `None` if from the
     layer's input. eps: for the norms within. sharpness: scores are multiplied by it.
     """
 
     latent: int
     plain: int
-    turned: int
+    rotated: int
     values: int
     query_latent: int | None
     eps: float
@@ -97,7 +97,7 @@ class LatentConfig:
     @property
     def width(self) -> int:
         """Return how many values the cache keeps per token."""
-        return self.latent + self.turned
+        return self.latent + self.rotated
 
     @property
     def query_factor(self) -> float:
@@ -105,7 +105,7 @@ class LatentConfig:
 
         Attention divides scores by the root of `width`, the model by the root of a head's size.
         """
-        return self.sharpness * float((self.width / (self.plain + self.turned)) ** 0.5)
+        return self.sharpness * float((self.width / (self.plain + self.rotated)) ** 0.5)
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,10 +222,10 @@ class DrawnRows(NamedTuple):
     last: list[int]
     counts: list[int]
     points: list[float]
-    guesses: dict[int, int]
+    draft_tokens: dict[int, int]
 
     def on_device(self, there: Fields) -> Draws:
-        return Draws(self.slots, self.counts, there.drawing, there.uniforms, self.guesses)
+        return Draws(self.slots, self.counts, there.drawing, there.uniforms, self.draft_tokens)
 
 
 class Staging:
@@ -296,9 +296,9 @@ class Batcher:
         self._slots: list[Slot | None] = [None] * slots
         self._drawn = torch.zeros(slots, dtype=torch.int64, device=device)
         # Of each token: itself, its position on each axis, its kv slot, perhaps a place in a
-        # splice. Of each row, and as many guesses as there are slots: its slot, three of its draw,
-        # and two halves. Of an update: a place and half a page. Of each row beside, at most one for
-        # each token: a slot and two halves.
+        # splice. Of each row, and as many draft tokens as there are slots: its slot, three of its
+        # draw, and two halves. Of an update: a place and half a page. Of each row beside, at most
+        # one for each token: a slot and two halves.
         words = (3 + self._axes) * (chunk_tokens + slots) + 12 * slots + 2 * UPDATES + 4
         words += 2 * (1 + chunk_tokens)
         self._staging = Staging(words, device)
@@ -347,7 +347,7 @@ class Batcher:
         assert opened is not None, "a plan names an empty slot"
         return int(opened.tokens[place]) if place < len(opened.tokens) else 0
 
-    def room(self, slot: int) -> int:
+    def capacity(self, slot: int) -> int:
         """Return how many tokens a slot's pages hold."""
         return len(self._table.lists[slot]) * self._page_size
 
@@ -464,7 +464,7 @@ class Batcher:
             slot = self._slots[row.slot]
             assert slot is not None, "a plan names an empty slot"
             if row.draft:
-                drawing.guesses[len(drawing.slots)] = row.tokens[0]
+                drawing.draft_tokens[len(drawing.slots)] = row.tokens[0]
             count = row.start + row.length - slot.prompt_length
             drawing.slots.append(row.slot)
             drawing.last.append(first + row.length - 1)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from saccade.core.plan import Changed, DiskEvent, HeadGuesses, Plan, StepResult
+from saccade.core.plan import Changed, DiskEvent, HeadDrafts, Plan, StepResult
 from saccade.core.types import ImageKey
 from saccade.runtime.row_parts import RowOutcome
 from saccade.runtime.sampling.finite import NO_TOKEN
@@ -71,9 +71,9 @@ class Step:
         self._outcomes.append((outcome, [to_host(each) for each in outcome.tensors]))
         self._note_copies(outcome.tensors[0])
 
-    def guess(self, guesses: tuple[HeadGuesses, ...]) -> None:
+    def add_drafts(self, head_drafts: tuple[HeadDrafts, ...]) -> None:
         """Record the draft tokens from the model's head."""
-        self._known = replace(self._known, guesses=guesses)
+        self._known = replace(self._known, head_drafts=head_drafts)
 
     def check(self, finite: torch.Tensor, places: Sequence[int]) -> None:
         """Begin to copy which batch rows [R] have finite states. `places`: the plan's rows in the
@@ -126,7 +126,7 @@ class Step:
         result = replace(
             self._known,
             tokens=tokens,
-            broken=self._broken(tokens),
+            non_finite=self._non_finite(tokens),
             encoded=encoded,
             failed=vision.failures() if vision is not None else (),
             disk=disk,
@@ -136,17 +136,17 @@ class Step:
             result = outcome.tell(result, found)
         return result
 
-    def _broken(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Return the rows for `StepResult.broken`. `tokens`: the drawn ones."""
-        broken: set[int] = set()
+    def _non_finite(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Return the rows for `StepResult.non_finite`. `tokens`: the drawn ones."""
+        non_finite: set[int] = set()
         if self._checked is not None:
             finite, places = self._checked
             values = finite.tolist()
-            broken.update(row for row, place in enumerate(places) if not values[place])
+            non_finite.update(row for row, place in enumerate(places) if not values[place])
         if NO_TOKEN in tokens:
             drawing = [index for index, row in enumerate(self._plan.rows) if row.sample]
-            broken.update(row for row, token in zip(drawing, tokens) if token == NO_TOKEN)
-        return tuple(sorted(broken))
+            non_finite.update(row for row, token in zip(drawing, tokens) if token == NO_TOKEN)
+        return tuple(sorted(non_finite))
 
     def _await_pages(self) -> bool:
         """Wait, while pages are being read, until any work has ended or the pages are late.

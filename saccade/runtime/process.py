@@ -118,7 +118,9 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     del make  # the network is the worker's to let go of
     settle()
     images = worker.images
-    engine.send(Begun(images.saved, images.store, images.tower, worker.kept, worker.exact))
+    engine.send(
+        Begun(images.saved, images.store, images.tower, worker.kept, worker.batch_invariant)
+    )
     threading.Thread(target=_beat, args=(engine,), daemon=True).start()
     carry_out(worker, engine, metrics if boot.rank == 0 else None)
     worker.close()

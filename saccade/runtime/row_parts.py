@@ -65,15 +65,15 @@ class StatePart(Protocol[AnyExtra]):
 class Draws:
     """The D rows that draw in a step, known before the logits.
 
-    counts: tokens drawn before, by row. guesses: the draft tokens, by place. Such a row counts only
-    if the slot's row before drew that token.
+    counts: tokens drawn before, by row. draft_tokens: the draft tokens, by place. Such a row counts
+    only if the slot's row before drew that token.
     """
 
     rows: Sequence[int]  # slots, for the host
     counts: Sequence[int]
     slots: torch.Tensor  # [D] int64
     uniforms: torch.Tensor  # [D] float64
-    guesses: Mapping[int, int] = field(default_factory=dict)
+    draft_tokens: Mapping[int, int] = field(default_factory=dict)
 
 
 class DrawPart(Protocol):

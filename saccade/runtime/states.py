@@ -73,7 +73,7 @@ class StateRecurrence:
     def plan(self, batch: Batch) -> None:
         """Prepare for a batch: once per step."""
         rows = self._ops.state_rows(batch.q_starts, batch.kv_lengths, batch.slots, batch.singles)
-        self._rows = rows.keeping(batch.kept) if batch.kept else rows
+        self._rows = rows.with_kept(batch.kept) if batch.kept else rows
 
     def __call__(self, inputs: DeltaInputs, layer: int) -> torch.Tensor:
         assert self._rows is not None, "a batch is planned first"

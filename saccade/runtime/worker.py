@@ -27,11 +27,11 @@ from saccade.runtime.attention import attention_for
 from saccade.runtime.batch import Batcher, Frame, PageTable
 from saccade.runtime.begun_step import MaskSource, Step
 from saccade.runtime.cuda.step_graphs import StepGraphs, StepMemory
-from saccade.runtime.cuda.warm import compile_few, rows_are_exact, warm_up
+from saccade.runtime.cuda.warm import compile_few, rows_are_batch_invariant, warm_up
 from saccade.runtime.memory import DTYPES, allocate_caches, keys_and_values
 from saccade.runtime.row_parts import Draws, StatePart
 from saccade.runtime.sampling.finite import NO_TOKEN, finite_rows, quieten
-from saccade.runtime.sampling.head import HeadGuesser
+from saccade.runtime.sampling.head import HeadDrafter
 from saccade.runtime.sampling.sampler import Sampler
 from saccade.runtime.sampling.scores import STATE_PARTS
 from saccade.runtime.sleep import GivenBack, let_go
@@ -67,12 +67,12 @@ class Worker:
         self._shard = everyone = shard.everyone
         spec, size = net.spec, config.page_size
         device, dtype = torch.device(config.device), DTYPES[config.dtype]
-        kept = spec.kv_spec(shard.size).keeping(config.kv.dtype)
+        kept = spec.kv_spec(shard.size).with_dtype(config.kv.dtype)
         caches = allocate_caches(kept, config.kv_pages, size, dtype, device)
         self.states = StateMemory(kept, config.max_running + config.snapshots.lines, dtype, device)
         per_token = [each for layer in caches for each in layer.values()]
         self._memory = GivenBack([*per_token, self.states.lines])
-        self._guesses = bool(config.snapshots.between)  # guesses are wanted, and kept on CPUs alone
+        self._drafts = bool(config.snapshots.between)  # drafts are wanted, and kept on CPUs alone
         sizes, metrics = config.graphs, metrics or Metrics()
         self._attention = attention_for(
             keys_and_values(caches),
@@ -107,7 +107,7 @@ class Worker:
             warm_up(*warm, ranks=everyone.size)
         elif net.ops.compiles == "decode":
             compile_few(net, self._attention, self._batcher, self.images.encoder)
-        self.exact = net.ops.compiles == "decode" and rows_are_exact(
+        self.batch_invariant = net.ops.compiles == "decode" and rows_are_batch_invariant(
             net, self._attention, self._batcher, self.images.embeddings, config
         )
         """As in `Begun`, where it is known."""
@@ -306,9 +306,9 @@ class Worker:
         if draws.rows:
             logits = self._net.logits(states.index_select(0, batch.sample_rows))  # [D, V] float32
             drawn = self._draw(logits, draws, _masked(plan), masks, step)
-        if self._net.head is not None and self._guesses:
-            guess = HeadGuesser(self._net.head, self._attention, self._batcher)
-            step.guess(guess(rows, batch, self._net.normed(states), drawn))
+        if self._net.head is not None and self._drafts:
+            drafter = HeadDrafter(self._net.head, self._attention, self._batcher)
+            step.add_drafts(drafter(rows, batch, self._net.normed(states), drawn))
 
     def _tell_extras(
         self, rows: Sequence[Row], frame: Frame | None, states: torch.Tensor, step: Step

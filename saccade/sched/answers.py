@@ -26,7 +26,7 @@ def end_reason(
 
 def follow(
     sequence: Sequence,
-    guide: GrammarState,
+    grammar_state: GrammarState,
     reason: FinishReason | None,
     eos: frozenset[int],
     token_limit: int,
@@ -40,25 +40,29 @@ def follow(
     """
     run = sequence.run
     drawing = run.drawing if run else 0
-    if guide.must_end:
+    if grammar_state.must_end:
         return "stop"
     if reason is not None:
         return reason
     if not jumps(sequence.request):
-        guide.step()
+        grammar_state.step()
     else:
-        reason = _jump(sequence, guide, drawing, eos, token_limit)
+        reason = _jump(sequence, grammar_state, drawing, eos, token_limit)
         drawing = run.drawing if run else 0
     if reason is None:
-        guide.go_on(planned=drawing > 0)
+        grammar_state.go_on(planned=drawing > 0)
     return reason
 
 
 def _jump(
-    sequence: Sequence, guide: GrammarState, drawing: int, eos: frozenset[int], token_limit: int
+    sequence: Sequence,
+    grammar_state: GrammarState,
+    drawing: int,
+    eos: frozenset[int],
+    token_limit: int,
 ) -> FinishReason | None:
     """Take the forced tokens. Returns the reason if the answer ends within or after them."""
-    forced = guide.jump(planned=drawing > 0)
+    forced = grammar_state.jump(planned=drawing > 0)
     for token in forced[:-1]:
         sequence.tokens.append(token)
         if (reason := end_reason(sequence, token, eos, token_limit)) is not None:
@@ -68,7 +72,7 @@ def _jump(
     sequence.tokens.append(forced[-1])
     if sequence.run is not None:  # a plan in flight draws the first of them
         sequence.run.drawing -= drawing
-    return "stop" if guide.must_end else end_reason(sequence, forced[-1], eos, token_limit)
+    return "stop" if grammar_state.must_end else end_reason(sequence, forced[-1], eos, token_limit)
 
 
 def jumps(request: Request) -> bool:
@@ -94,11 +98,13 @@ def report(
 
     The first delta says where images and prompt tokens were found.
     """
-    id, tokens, account = sequence.request.id, sequence.untold, sequence.account
-    guesses = account.guesses
-    first, sequence.told = sequence.told is None, sequence.output_length
+    id, tokens, account = sequence.request.id, sequence.unreported, sequence.account
+    draft_counts = account.draft_counts
+    first, sequence.reported = sequence.reported is None, sequence.output_length
     if not first:
-        return Delta(id, tokens, logprobs, reason, error, code=code, guesses=guesses)
+        return Delta(id, tokens, logprobs, reason, error, code=code, draft_counts=draft_counts)
     cached, images, caching = account.cached or 0, sequence.outcomes(), account.caching
     told = (id, tokens, logprobs, reason, error, cached, images, code, caching)
-    return Delta(*told, admitted=account.admitted, restored=account.restored, guesses=guesses)
+    return Delta(
+        *told, admitted=account.admitted, restored=account.restored, draft_counts=draft_counts
+    )

@@ -27,7 +27,7 @@ from saccade.core.plan import (
     StepResult,
 )
 from saccade.core.token_rules import NO_RULES
-from saccade.core.types import ImageKey, PromptScores, Readout, TokenLogprobs
+from saccade.core.types import ImageKey, PooledOutput, PromptScores, TokenLogprobs
 from saccade.sched.sequence import Run, Sequence
 
 NOTHING_SHARED: Mapping[ImageKey, ImageKey] = MappingProxyType({})
@@ -39,8 +39,8 @@ PlannedRow = tuple[Row, Sequence, Run]
 class PlannedOutcome(NamedTuple):
     """The result of one row.
 
-    token: the token drawn, or None without a draw. logprobs, scores, readout: None unless asked
-    for. broken: the row has non-finite values.
+    token: the token drawn, or None without a draw. logprobs, scores, pooled_output: None unless
+    asked for. non_finite: the row has non-finite values.
     """
 
     row: Row
@@ -49,8 +49,8 @@ class PlannedOutcome(NamedTuple):
     token: int | None
     logprobs: TokenLogprobs | None
     scores: PromptScores | None
-    readout: Readout | None
-    broken: bool
+    pooled_output: PooledOutput | None
+    non_finite: bool
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class Flight:
     def outcomes(self, result: StepResult) -> Iterator[PlannedOutcome]:
         """Yield the outcome of each row, in order."""
         drawn, logprobs = iter(enumerate(result.tokens)), dict(result.logprobs)
-        scores, readouts = dict(result.scores), dict(result.readouts)
+        scores, pooled_outputs = dict(result.scores), dict(result.pooled_outputs)
         for place, (row, sequence, run) in enumerate(self.rows):
             at, token = next(drawn) if row.sample else (-1, None)
             yield PlannedOutcome(
@@ -84,8 +84,8 @@ class Flight:
                 token,
                 logprobs.get(at),
                 scores.get(place),
-                readouts.get(place),
-                place in result.broken,
+                pooled_outputs.get(place),
+                place in result.non_finite,
             )
 
 
@@ -170,14 +170,15 @@ class PlanBuilder:
         *,
         draft: bool = False,
         keep: int = NO_LINE,
-        guess: int = 0,
+        head_drafts: int = 0,
     ) -> Row:
         """Compute the newest token and sample the next. A plan in flight may still be sampling the
         newest.
 
-        told: the newest token, where the worker must be told. draft, keep, guess: as in `Row`.
+        told: the newest token, where the worker must be told. draft, keep, head_drafts: as in
+        `Row`.
         """
-        row = self._row(sequence, run, run.planned + 1, told, draft, keep, guess)
+        row = self._row(sequence, run, run.planned + 1, told, draft, keep, head_drafts)
         (self._told if told else self._decode).append((row, sequence, run))
         self.width += draft
         return row
@@ -208,7 +209,7 @@ class PlanBuilder:
         tokens: tuple[int, ...],
         draft: bool = False,
         keep: int = NO_LINE,
-        guess: int = 0,
+        head_drafts: int = 0,
     ) -> Row:
         """Return the row that computes `[run.planned, end)`, and count these tokens as planned."""
         start, sample = run.planned, end == sequence.length and sequence.request.reading is None
@@ -216,7 +217,7 @@ class PlanBuilder:
         run.planned, run.announced = end, len(run.pages)
         if sample:
             run.drawing, run.drawn = run.drawing + 1, end
-        masked = sample and sequence.guide is not None
+        masked = sample and sequence.grammar_state is not None
         self.masked |= masked
         return Row(
             run.slot,
@@ -228,7 +229,7 @@ class PlanBuilder:
             tokens=tokens,
             draft=draft,
             keep=keep,
-            guess=guess,
+            head_drafts=head_drafts,
             extras=sequence.extras(start, end),
         )
 

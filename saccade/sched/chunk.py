@@ -22,22 +22,22 @@ Spans = tuple[Span, ...]
 Images = Many[Image]
 
 
-class Reach(NamedTuple):
+class ChunkLimit(NamedTuple):
     """How far a chunk may go. `end` stops before `missing`, the first image still to come."""
 
     end: int
     missing: ImageKey | None
 
 
-def reach(
+def chunk_limit(
     spans: Spans, images: Images, start: int, goal: int, showable: Callable[[ImageKey], bool]
-) -> Reach:
+) -> ChunkLimit:
     """Return how far a chunk may go from `start` towards `goal`."""
     for span in overlapping(spans, start, goal):
         key = images[span.image].key
         if not showable(key):
-            return Reach(max(start, span.start), key)
-    return Reach(goal, None)
+            return ChunkLimit(max(start, span.start), key)
+    return ChunkLimit(goal, None)
 
 
 def whole(spans: Spans, start: int, end: int) -> int:
@@ -53,27 +53,27 @@ class ImageChunks:
 
     def __init__(
         self,
-        gallery: ImageScheduler,
+        image_scheduler: ImageScheduler,
         embeddings: EmbeddingCache,
-        room: KVCacheManager,
+        kv_cache: KVCacheManager,
         limits: SchedulerLimits,
         counts: Counts,
     ) -> None:
-        self._gallery = gallery
+        self._image_scheduler = image_scheduler
         self._embeddings = embeddings
-        self._room = room
+        self._kv_cache = kv_cache
         self._enough = max(1, limits.max_running // 2)
         self._counts = counts
         self._whole = limits.whole_image_tokens > 0
 
-    def reach(self, sequence: Sequence, tokens: int) -> Reach:
+    def chunk_limit(self, sequence: Sequence, tokens: int) -> ChunkLimit:
         """Return how far a chunk of at most `tokens` may go from the sequence's position."""
         start = sequence.position
         goal = min(start + tokens, len(sequence.tokens))
         if start >= sequence.images_end:
-            return Reach(goal, None)
+            return ChunkLimit(goal, None)
         spans, images = sequence.request.spans, sequence.shown.images
-        found = reach(spans, images, start, goal, self._gallery.showable)
+        found = chunk_limit(spans, images, start, goal, self._image_scheduler.showable)
         return found._replace(end=self.whole(sequence, start, found.end))
 
     def whole(self, sequence: Sequence, start: int, end: int) -> int:
@@ -85,7 +85,7 @@ class ImageChunks:
 
         The other half is for complete sequences.
         """
-        return sum(self._gallery.lacks(sequence) for sequence in running) >= self._enough
+        return sum(self._image_scheduler.lacks(sequence) for sequence in running) >= self._enough
 
     def show(
         self, sequence: Sequence, run: Run, end: int, builder: PlanBuilder, may_exceed: bool
@@ -102,13 +102,15 @@ class ImageChunks:
         for span in spans:
             image, cut = images[span.image], max(run.planned, span.start)
             exceed = may_exceed and cut == run.planned
-            place = self._gallery.show(run, image, builder, chunk, exceed, idle=sequence.idle)
+            place = self._image_scheduler.show(
+                run, image, builder, chunk, exceed, idle=sequence.idle
+            )
             if place is None:
                 return cut
             if span.image not in sequence.found:
                 if image.key not in sequence.encoded:
                     self._embeddings.count_lookup(place)
-                outcome = self._room.outcome(sequence, span, place)
+                outcome = self._kv_cache.outcome(sequence, span, place)
                 sequence.found[span.image] = outcome
                 self._counts.images_embedding += outcome.level == "embedding"
         return end

@@ -41,12 +41,12 @@ class EncodeScheduler:
         self.counts = Counts()
         half = limits.arena_bytes // 2
         self.limits = replace(limits, arena_bytes=half)
-        self.gallery = ImageScheduler(self.limits, embeddings, self.counts)
+        self.image_scheduler = ImageScheduler(self.limits, embeddings, self.counts)
         self.running: list[Sequence] = []  # whose embeddings are being copied
         self.waiting = TurnQueue()
-        self._base = self.gallery.slots.size
-        self._room = limits.arena_bytes - self._base
-        self._memory = Allocator(self._room)
+        self._base = self.image_scheduler.slots.size
+        self._capacity = limits.arena_bytes - self._base
+        self._memory = Allocator(self._capacity)
         self._ids: dict[str, Sequence] = {}
         self._told: dict[str, int] = {}  # where the embedding lies that the front is sending
         self._flights: deque[tuple[Plan, list[_Delivery]]] = deque()
@@ -56,7 +56,7 @@ class EncodeScheduler:
     @property
     def idle(self) -> bool:
         """Return True if every request has ended and the workers hold nothing for them."""
-        return not (self._ids or self._flights or self.gallery.busy)
+        return not (self._ids or self._flights or self.image_scheduler.busy)
 
     def add(self, request: Request) -> list[Delta]:
         """Queue a request for an image, under a new id.
@@ -66,8 +66,8 @@ class EncodeScheduler:
         assert request.id not in self._ids and not request.grammar and len(request.images) == 1
         image = request.images[0]
         nbytes = image.num_tokens * self.embeddings.bytes_per_token
-        if aligned(nbytes) > self._room or not self.gallery.slots.fits(image):
-            most = self._room // (1 << 20)
+        if aligned(nbytes) > self._capacity or not self.image_scheduler.slots.fits(image):
+            most = self._capacity // (1 << 20)
             error = (
                 f"the image's embedding has {nbytes} bytes; this server holds {most} MiB of them, "
                 "and as much of pixels: start it with a larger --tune arena_mb=MIB"
@@ -81,8 +81,8 @@ class EncodeScheduler:
         self.counts.requests += 1
         self._ids[request.id] = sequence
         self.waiting.add(sequence)
-        self.gallery.join(sequence)
-        self.gallery.ask_early(sequence)
+        self.image_scheduler.join(sequence)
+        self.image_scheduler.ask_early(sequence)
         return []
 
     def _consistent(self, request: Request) -> bool:
@@ -113,24 +113,24 @@ class EncodeScheduler:
 
         Ignores `pixels`, because embeddings are given away by requested names.
         """
-        self.gallery.pixels_ready(key)
+        self.image_scheduler.pixels_ready(key)
         return []
 
     def pixels_failed(self, key: ImageKey, error: str) -> list[Delta]:
         """End every request for an image that the front has failed to write to its slot."""
         return [
             self._finish(sequence, Delta(sequence.request.id, finish="error", error=error))
-            for sequence in self.gallery.pixels_failed(key)
+            for sequence in self.image_scheduler.pixels_failed(key)
         ]
 
     def flush(self, embeddings: bool, disk: bool = True) -> None:
         """Forget unawaited embeddings and pixels. The disk is cleared only with `disk`."""
         if embeddings:
-            self.gallery.flush(disk)
+            self.image_scheduler.flush(disk)
 
     def take_notices(self) -> Notices:
         """Return the news for the front, and clear it."""
-        return self.gallery.take_notices()
+        return self.image_scheduler.take_notices()
 
     # ---- plan
 
@@ -138,8 +138,8 @@ class EncodeScheduler:
         """Return the next step, as in `protocol.Scheduler`."""
         builder, deliveries = self._draft()
         works = builder.works
-        tower = self.gallery.tower(False, False) if works or not self._flights else 0
-        wait = not (works or tower or self._flights) and self.gallery.waits_for_workers
+        tower = self.image_scheduler.tower(False, False) if works or not self._flights else 0
+        wait = not (works or tower or self._flights) and self.image_scheduler.waits_for_workers
         plan = builder.build(self.counts.steps, [], tower, wait)
         if not plan.empty:
             self.counts.steps += 1
@@ -148,11 +148,11 @@ class EncodeScheduler:
 
     def _draft(self) -> tuple[PlanBuilder, list[_Delivery]]:
         builder = PlanBuilder(0)
-        self.gallery.begin_plan(builder)
+        self.image_scheduler.begin_plan(builder)
         deliveries = self._deliver(builder)
         turns = in_turn(self.waiting, self.running, self.limits.max_running)
-        self.gallery.provide(chain(self.running, turns), lambda _: 0, builder)
-        self.gallery.end_plan()
+        self.image_scheduler.provide(chain(self.running, turns), lambda _: 0, builder)
+        self.image_scheduler.end_plan()
         return builder, deliveries
 
     def _deliver(self, builder: PlanBuilder) -> list[_Delivery]:
@@ -161,14 +161,14 @@ class EncodeScheduler:
         exceed = not (self.running or self._flights)
         for sequence in list(in_turn(self.waiting, self.running, self.limits.max_running)):
             image = sequence.request.images[0]
-            if not self.gallery.showable(image.key):
+            if not self.image_scheduler.showable(image.key):
                 continue
             nbytes = image.num_tokens * self.embeddings.bytes_per_token
             offset = self._memory.allocate(nbytes)
             if offset is None:
                 break
             run = sequence.admit(0, None, [], 0)
-            place = self.gallery.show(run, image, builder, (), exceed and not found)
+            place = self.image_scheduler.show(run, image, builder, (), exceed and not found)
             if place is None:  # the device has no room for it now
                 sequence.preempt()
                 sequence.matched = 0
@@ -201,20 +201,20 @@ class EncodeScheduler:
         assert plan.step == result.step, "results come in the order of plans"
         # What became of images.
         for key, _, _ in result.encoded:
-            self.gallery.encoded(key)
+            self.image_scheduler.encoded(key)
         deltas = [
             self._finish(
                 sequence, Delta(sequence.request.id, finish="error", error=error, code=code)
             )
             for key, why in result.failed
             for error, code in [image_failure(why)]
-            for sequence in self.gallery.encode_failed(key)
+            for sequence in self.image_scheduler.encode_failed(key)
         ]
         for key, event in result.disk:
             if event == "not saved":
                 self.embeddings.not_saved(key)
             else:
-                self.gallery.read_ended(key, event == "read")
+                self.image_scheduler.read_ended(key, event == "read")
         # Delivered embeddings end their requests.
         for each in deliveries:
             sequence, request = each.sequence, each.sequence.request
@@ -246,7 +246,7 @@ class EncodeScheduler:
             self.waiting.remove(sequence, served=False)
         sequence.finish()
         del self._ids[sequence.request.id]
-        self.gallery.leave(sequence)
+        self.image_scheduler.leave(sequence)
         return told
 
     # ---- for tests
@@ -258,6 +258,6 @@ class EncodeScheduler:
 
     def audit(self) -> None:
         """Assert that every byte for embeddings is free, being copied or being sent."""
-        self.gallery.audit()
+        self.image_scheduler.audit()
         copying = {each.offset for _, deliveries in self._flights for each in deliveries}
         assert self._memory.taken == copying | set(self._told.values())

@@ -263,7 +263,7 @@ class GrammarState:
 
     def accept(self, token: int) -> None:
         """Advance by a token drawn under the mask. Raises as `Matcher.accept`."""
-        if self._filling is not None:  # a run of right guesses does not wait for its masks
+        if self._filling is not None:  # a run of accepted draft tokens does not wait for its masks
             self._filling.result()
             self._filling = None
         if self._fault is not None:
@@ -327,11 +327,11 @@ class GrammarState:
         row[token // 32] = np.uint32(1 << token % 32)
         return row.tobytes()
 
-    def count_allowed(self, guesses: Sequence[int]) -> int:
+    def count_allowed(self, draft_tokens: Sequence[int]) -> int:
         """Return `Matcher.count_allowed`."""
-        return self._matcher.count_allowed(guesses)
+        return self._matcher.count_allowed(draft_tokens)
 
-    def ahead(self, guesses: Sequence[int], jumps: bool) -> list[bytes]:
+    def ahead(self, draft_tokens: Sequence[int], jumps: bool) -> list[bytes]:
         """Return the masks behind each draft token, as long as these can come to be.
 
         There are fewer masks than draft tokens if one of these is impossible. Leaves the state as
@@ -344,13 +344,13 @@ class GrammarState:
         begin, matcher, row = time.thread_time(), self._matcher.clone(), np.zeros_like(self._row)
         forced = deque(self._forced)
         with suppress(RequestError):  # the answer meets it too, if it comes so far
-            for guess in guesses:
+            for draft_token in draft_tokens:
                 jumped = jumps and bool(forced)
-                if forced and guess != forced.popleft():
+                if forced and draft_token != forced.popleft():
                     break
-                if not matcher.count_allowed((guess,)):
+                if not matcher.count_allowed((draft_token,)):
                     break
-                matcher.accept((guess,))
+                matcher.accept((draft_token,))
                 if matcher.must_end:
                     break
                 if not forced and not jumped:

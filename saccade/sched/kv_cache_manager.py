@@ -12,7 +12,7 @@ from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.plan import Place
 from saccade.core.types import ImageOutcome, Span
-from saccade.sched.images.sharing import has_twin, image_outcome
+from saccade.sched.images.sharing import has_duplicate_prefix, image_outcome
 from saccade.sched.limits import GROWTH_TOKENS
 from saccade.sched.parts.page_arrivals import PageArrivals
 from saccade.sched.parts.snapshot_scheduler import SnapshotScheduler
@@ -107,7 +107,9 @@ class KVCacheManager:
 
     # ---- pages of the pool
 
-    def twin_ahead(self, sequence: Sequence, running: Iterable[Sequence], tokens: int) -> bool:
+    def duplicate_prefix_ahead(
+        self, sequence: Sequence, running: Iterable[Sequence], tokens: int
+    ) -> bool:
         """Return True if a running sequence is just computing `tokens` of a waiting sequence's
         prompt.
 
@@ -118,7 +120,7 @@ class KVCacheManager:
             tokens = point - start  # nothing before it can be shared
         if self._prefix is None or start + tokens > sequence.shareable:
             return False
-        return has_twin(sequence, running, start, start + tokens)
+        return has_duplicate_prefix(sequence, running, start, start + tokens)
 
     def outcome(self, sequence: Sequence, span: Span, place: Place) -> ImageOutcome:
         """Return the source of an image now shown. `place`: the embedding's place before."""

@@ -75,7 +75,8 @@ class SchedulerLimits:
     whole_image_tokens: tokens of the largest image, where chunks must end between images, or 0 if
     chunks end anywhere.
 
-    exact_rows: one-token rows are batch-invariant, so each token of an answer has a row of its own.
+    batch_invariant: one-token rows are batch-invariant, so each token of an answer has a row of its
+    own.
     """
 
     # a step
@@ -96,7 +97,7 @@ class SchedulerLimits:
     given_bytes: int = 0
     drafts: DraftLimits = NO_DRAFTS
     whole_image_tokens: int = 0
-    exact_rows: bool = False
+    batch_invariant: bool = False
 
     @property
     def longest_chunk(self) -> int:

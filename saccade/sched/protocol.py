@@ -25,7 +25,7 @@ class Scheduler(Protocol):
 
     counts: Counts
     embeddings: EmbeddingCache
-    gallery: ImageScheduler
+    image_scheduler: ImageScheduler
 
     @property
     def running(self) -> Sized:

@@ -27,7 +27,7 @@ from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.errors import InternalError, RequestError
 from saccade.core.plan import NO_PAGE_MOVES, PLANS_IN_FLIGHT, Masks, Plan, Row, StepResult
-from saccade.core.types import Delta, FinishReason, ImageKey, Readout, Request, TokenLogprobs
+from saccade.core.types import Delta, FinishReason, ImageKey, PooledOutput, Request, TokenLogprobs
 from saccade.sched.answers import end_reason, follow, report
 from saccade.sched.builder import Flight, PlanBuilder, PlannedOutcome
 from saccade.sched.chunk import ImageChunks
@@ -80,16 +80,18 @@ class GenerationScheduler:
         self.pool = pool
         self.embeddings = embeddings
         self.counts = Counts()
-        self.gallery = ImageScheduler(limits, embeddings, self.counts, pace)
+        self.image_scheduler = ImageScheduler(limits, embeddings, self.counts, pace)
         self.running: list[Sequence] = []  # by order
         self.waiting = TurnQueue()
         self.idle_work = IdleWork()
         self._parts = build_parts(limits, pool, prefix, embeddings, self.token_limit)
         self.arrivals = self._parts.arrivals
-        self._room = KVCacheManager(
+        self._kv_cache = KVCacheManager(
             pool, prefix, self.arrivals, self._parts.snapshots, self.token_limit
         )
-        self._chunks = ImageChunks(self.gallery, embeddings, self._room, limits, self.counts)
+        self._chunks = ImageChunks(
+            self.image_scheduler, embeddings, self._kv_cache, limits, self.counts
+        )
         self._eos = frozenset(eos_token_ids)
         self._ids: dict[str, Sequence] = {}
         self._slots = list(range(limits.max_running))[::-1]  # free: workers close before they open
@@ -101,7 +103,7 @@ class GenerationScheduler:
     @property
     def prefix(self) -> PrefixCache | None:
         """The trie of computed pages, or None if off."""
-        return self._room.prefix
+        return self._kv_cache.prefix
 
     def part(self, kind: type[Part]) -> Part | None:
         """Return the part of a kind, or None on a scheduler without it."""
@@ -113,25 +115,25 @@ class GenerationScheduler:
     @property
     def idle(self) -> bool:
         """Return True if every request has ended and the workers hold nothing for them."""
-        held = self._closing or self._flights or self.gallery.busy
+        held = self._closing or self._flights or self.image_scheduler.busy
         unsaved = self.arrivals is not None and self.arrivals.unsaved
         return not (self._ids or held or unsaved)
 
-    def add(self, request: Request, guide: GrammarState | None = None) -> list[Delta]:
-        """Queue a request under a new id. `guide`: the state of its grammar, if any.
+    def add(self, request: Request, grammar_state: GrammarState | None = None) -> list[Delta]:
+        """Queue a request under a new id. `grammar_state`: the state of its grammar, if any.
 
         An impossible request, or one whose answer can only be empty, gets its terminal delta at
         once.
         """
-        assert request.id not in self._ids and bool(request.grammar) == (guide is not None)
-        fits = all(self.gallery.slots.fits(image) for image in request.images)
+        assert request.id not in self._ids and bool(request.grammar) == (grammar_state is not None)
+        fits = all(self.image_scheduler.slots.fits(image) for image in request.images)
         if (error := refusal(request, self.limits, self.token_limit, fits)) is not None:
             return [Delta(request.id, finish="error", error=error)]
-        sequence = Sequence(request, self.counts.requests, guide)
+        sequence = Sequence(request, self.counts.requests, grammar_state)
         self.counts.requests += 1
-        if guide is not None:
+        if grammar_state is not None:
             try:
-                reason = follow(sequence, guide, None, self._eos, self.token_limit)
+                reason = follow(sequence, grammar_state, None, self._eos, self.token_limit)
             except RequestError as fault:
                 return [self._tell(sequence, "error", fault.message, code=fault.code)]
             if reason is not None:
@@ -148,10 +150,10 @@ class GenerationScheduler:
     def _join(self, sequence: Sequence) -> None:
         """Let a sequence wait for its turn."""
         self.waiting.add(sequence)
-        self.gallery.join(sequence)
+        self.image_scheduler.join(sequence)
         if sequence.images_end:
-            self._room.match(sequence)
-            self.gallery.ask_early(sequence)
+            self._kv_cache.match(sequence)
+            self.image_scheduler.ask_early(sequence)
 
     def _put_aside(self, sequence: Sequence) -> None:
         """Take unawaited work off the running sequences, as awaited work came."""
@@ -160,15 +162,15 @@ class GenerationScheduler:
         else:
             self._leave_queue(sequence)
             sequence.matched = None
-        self.gallery.leave(sequence)
+        self.image_scheduler.leave(sequence)
         self.idle_work.put_aside(sequence)
 
     def _leave_queue(self, sequence: Sequence) -> None:
         self.waiting.remove(sequence, served=False)
         if self.arrivals is not None:
             self.arrivals.end(sequence)
-        if self._room.refused is sequence:
-            self._room.forget_refusal()
+        if self._kv_cache.refused is sequence:
+            self._kv_cache.forget_refusal()
 
     def abort(self, id: str) -> list[Delta]:
         """End a request whose client has left. Returns an empty list if it has already ended."""
@@ -183,20 +185,20 @@ class GenerationScheduler:
 
         pixels: as in `PixelsReady`.
         """
-        self.gallery.pixels_ready(key, pixels=pixels)
+        self.image_scheduler.pixels_ready(key, pixels=pixels)
         return []
 
     def embedding_ready(self, key: ImageKey) -> list[Delta]:
         """Take an embedding given by another server. Otherwise like `pixels_ready`."""
-        self.gallery.pixels_ready(key, given=True)
+        self.image_scheduler.pixels_ready(key, given=True)
         return []
 
     def pixels_failed(self, key: ImageKey, error: str) -> list[Delta]:
         """End every request that is stuck, as the front has given up writing to the slot."""
         needy = [
             sequence
-            for sequence in self.gallery.pixels_failed(key)
-            if sequence.run is not None or sequence.last_use[key] > self._room.match(sequence)
+            for sequence in self.image_scheduler.pixels_failed(key)
+            if sequence.run is not None or sequence.last_use[key] > self._kv_cache.match(sequence)
         ]
         return [self._finish(sequence, "error", error) for sequence in needy]
 
@@ -206,17 +208,17 @@ class GenerationScheduler:
         With `embeddings`, also forgets unused embeddings and kept pixels. The disk is cleared only
         with `disk`. Waiting sequences compute their found prefixes again.
         """
-        self._room.flush(disk)
+        self._kv_cache.flush(disk)
         for part in self._parts.asked:
             part.flush()
         if embeddings:
-            self.gallery.flush(disk)
+            self.image_scheduler.flush(disk)
         for sequence in self.waiting:
             sequence.matched = None
 
     def take_notices(self) -> Notices:
         """Return the news for the front, and clear it."""
-        return self.gallery.take_notices()
+        return self.image_scheduler.take_notices()
 
     # ---- plan
 
@@ -262,14 +264,14 @@ class GenerationScheduler:
 
     def _mask(self, row: Row, sequence: Sequence, run: Run) -> bytes:
         """Return the mask of a row. If the sequence has ended, what is drawn is ignored."""
-        guide = sequence.guide
-        assert guide is not None
+        grammar_state = sequence.grammar_state
+        assert grammar_state is not None
         if sequence.run is not run:
-            return guide.anything
+            return grammar_state.anything
         for part in self._parts_of(sequence):
             if (mask := part.mask(sequence, run, row)) is not None:
                 return mask
-        return guide.mask()
+        return grammar_state.mask()
 
     def _draft(self) -> PlanBuilder:
         decoding = sum([sequence.decoding for sequence in self.running])
@@ -281,18 +283,18 @@ class GenerationScheduler:
         builder = PlanBuilder(tokens)
         if self.arrivals is not None:
             self.arrivals.begin_plan(idle=not (self.running or len(self.waiting)))
-        self.gallery.begin_plan(builder)
+        self.image_scheduler.begin_plan(builder)
         if len(self.waiting):
             self._make_way()
         self._continue_running(builder)
         if len(self.waiting):
             self._admit_waiting(builder)
-        self.gallery.provide(
+        self.image_scheduler.provide(
             chain(self.running, in_turn(self.waiting, self.running, self.limits.max_running)),
-            self._room.match,
+            self._kv_cache.match,
             builder,
         )
-        self.gallery.end_plan()
+        self.image_scheduler.end_plan()
         return builder
 
     def _build(self, builder: PlanBuilder) -> Plan:
@@ -306,9 +308,11 @@ class GenerationScheduler:
             pages, arriving = self.arrivals.take_moves(), self.arrivals.busy
         works = builder.works or self._closing or pages
         beside = bool(builder.works or pages) and self.idle_work.active is None
-        tower = self.gallery.tower(builder.decodes, beside) if works or not self._flights else 0
+        tower = (
+            self.image_scheduler.tower(builder.decodes, beside) if works or not self._flights else 0
+        )
         wait = not (works or tower or self._flights) and (
-            arriving or self.gallery.waits_for_workers
+            arriving or self.image_scheduler.waits_for_workers
         )
         closing, self._closing = self._closing, []
         return builder.build(self.counts.steps, closing, tower, wait, pages)
@@ -319,11 +323,11 @@ class GenerationScheduler:
         This happens if the next in turn lacks a slot or pages, and its client or group is still
         without.
         """
-        refused = self._room.refused
+        refused = self._kv_cache.refused
         if not self.running or (self._slots and refused is None):
             return
         turns = in_turn(self.waiting, self.running, self.limits.max_running)
-        ready = (s for s in turns if s.blocked is None and not self.gallery.lacks(s))
+        ready = (s for s in turns if s.blocked is None and not self.image_scheduler.lacks(s))
         newcomer = next(ready, None)
         if newcomer is None or (self._slots and refused is not newcomer):
             return
@@ -373,26 +377,28 @@ class GenerationScheduler:
         for sequence in in_turn(self.waiting, self.running, self.limits.max_running):
             if not self._slots or builder.tokens == 0:
                 return
-            blocked = sequence.blocked is not None and not self.gallery.showable(sequence.blocked)
+            blocked = sequence.blocked is not None and not self.image_scheduler.showable(
+                sequence.blocked
+            )
             if blocked and not sequence.cramped:
                 continue
-            if self._room.still_refused(sequence, self.running):
+            if self._kv_cache.still_refused(sequence, self.running):
                 return
-            path = self._room.find(sequence)
-            if self.arrivals is not None and self._room.awaits(sequence, path, self.running):
+            path = self._kv_cache.find(sequence)
+            if self.arrivals is not None and self._kv_cache.awaits(sequence, path, self.running):
                 continue
-            end, missing = self._chunks.reach(sequence, builder.tokens)
+            end, missing = self._chunks.chunk_limit(sequence, builder.tokens)
             length, early = end - sequence.position, self.limits.early_tokens
             short = length < early and not sequence.cramped
             sequence.blocked = missing if short or not length else None
             if not length or sequence.blocked is not None:
                 continue
-            if self._room.twin_ahead(sequence, self.running, early):
+            if self._kv_cache.duplicate_prefix_ahead(sequence, self.running, early):
                 continue
             if missing is not None and self._chunks.enough_lack(self.running):
                 continue
-            before = self._room.refused
-            if not self._room.fits(sequence, path, self.running):
+            before = self._kv_cache.refused
+            if not self._kv_cache.fits(sequence, path, self.running):
                 builder.again |= before is not sequence
                 return
             self._prefill(sequence, self._admit(sequence, path, builder), builder)
@@ -400,9 +406,9 @@ class GenerationScheduler:
     def _admit(self, sequence: Sequence, path: list[Node], builder: PlanBuilder) -> Run:
         first, found = sequence.cached is None, len(sequence.found)
         pages, computed = [step.page for step in path], len(path) * self.pool.page_size
-        node = self._room.hold(sequence, path)
+        node = self._kv_cache.hold(sequence, path)
         run = sequence.admit(self._slots.pop(), node, pages, computed)
-        self._room.forget_refusal()
+        self._kv_cache.forget_refusal()
         self.waiting.remove(sequence, served=True)
         insort(self.running, sequence, key=lambda s: s.order)
         builder.open(sequence, run)
@@ -417,12 +423,12 @@ class GenerationScheduler:
             if first:
                 self.embeddings.hit(key, sequence.client)
             if end <= computed:
-                self.gallery.settle(key)
+                self.image_scheduler.settle(key)
         return run
 
     def _prefill(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> None:
         """Plan the next chunk, as far as the token budget, the images and the pages go."""
-        end = self._chunks.reach(sequence, builder.tokens).end
+        end = self._chunks.chunk_limit(sequence, builder.tokens).end
         if end == run.planned:
             return
         parts = self._parts_of(sequence)
@@ -435,7 +441,7 @@ class GenerationScheduler:
         end = self._chunks.whole(sequence, run.planned, self._claim(sequence, run, end))
         end = self._chunks.show(sequence, run, end, builder, may_exceed)
         if end > run.planned:
-            row = builder.prefill(sequence, run, end, self.limits.exact_rows)
+            row = builder.prefill(sequence, run, end, self.limits.batch_invariant)
             for part in parts:
                 part.planned(run, row, builder)
 
@@ -453,7 +459,7 @@ class GenerationScheduler:
         """
         missing = self.pool.pages_for(end) - len(run.pages)
         if missing > 0:
-            while not self._room.make_free(missing) and self.running[-1] is not sequence:
+            while not self._kv_cache.make_free(missing) and self.running[-1] is not sequence:
                 if self.pool.free + self._pages_in_flight >= missing:
                     break
                 youngest = self.running[-1]
@@ -481,7 +487,7 @@ class GenerationScheduler:
         """
         run = sequence.run
         assert run is not None
-        rest = self._room.leave(sequence, run)
+        rest = self._kv_cache.leave(sequence, run)
         for part in self._parts_of(sequence):
             part.left(sequence, run, reason)
         writers = [
@@ -506,7 +512,7 @@ class GenerationScheduler:
         """
         flight = self._flights.popleft()
         assert flight.plan.step == result.step, "results come in the order of plans"
-        self.gallery.step_ended(flight.plan, flight.planned)
+        self.image_scheduler.step_ended(flight.plan, flight.planned)
         deltas = self._take_images(result)
         if self.arrivals is not None:
             self.arrivals.applied(flight, result, self._flights)
@@ -514,7 +520,7 @@ class GenerationScheduler:
             if event == "not saved":
                 self.embeddings.not_saved(key)
             else:
-                self.gallery.read_ended(key, event == "read")
+                self.image_scheduler.read_ended(key, event == "read")
         if result.exhausted:
             kept = (sequence for _, sequence, run in flight.rows if sequence.run is run)
             deltas += [self._finish(sequence, "error", NO_MEMORY_STEP) for sequence in kept]
@@ -530,18 +536,18 @@ class GenerationScheduler:
 
     def _take_images(self, result: StepResult) -> list[Delta]:
         for key, _, _ in result.encoded:
-            self.gallery.encoded(key)
+            self.image_scheduler.encoded(key)
         return [
             self._finish(sequence, "error", error, code=code)
             for key, why in result.failed
             for error, code in [image_failure(why)]
-            for sequence in self.gallery.encode_failed(key)
+            for sequence in self.image_scheduler.encode_failed(key)
         ]
 
     def _take_outcome(self, outcome: PlannedOutcome) -> list[Delta]:
         """Apply the outcome of a running sequence's row."""
-        row, sequence, run, token, logprobs, scores, readout, broken = outcome
-        if broken:
+        row, sequence, run, token, logprobs, scores, pooled_output, non_finite = outcome
+        if non_finite:
             # Before its pages are findable: nobody else computes with them.
             return [self._finish(sequence, "error", NOT_FINITE, code=InternalError.code)]
         deltas, end = [], row.start + row.length
@@ -554,35 +560,37 @@ class GenerationScheduler:
             deltas.append(Delta(sequence.request.id, scores=scores))
         if token is not None and not known:
             deltas.append(self._append(sequence, token, logprobs))
-        if readout is not None:
-            deltas.append(self._tell_readout(sequence, run, readout))
+        if pooled_output is not None:
+            deltas.append(self._report_pooled_output(sequence, run, pooled_output))
         return deltas
 
     def _advance(self, sequence: Sequence, run: Run, end: int) -> None:
         """Publish whole pages and let go of used images, as KV is valid up to `end`."""
         before = run.computed
-        self._room.publish(sequence, run, end)
+        self._kv_cache.publish(sequence, run, end)
         for part in self._parts_of(sequence):
             part.computed(sequence, run, before)
         for key in [key for key in run.pins if not sequence.needs(key)] if run.pins else ():
             run.pins.remove(key)
             self.embeddings.unpin(key)
 
-    def _tell_readout(self, sequence: Sequence, run: Run, readout: Readout) -> Delta:
-        """Report a readout. A sequence without a draw ends with its prompt."""
+    def _report_pooled_output(
+        self, sequence: Sequence, run: Run, pooled_output: PooledOutput
+    ) -> Delta:
+        """Report a pooled output. A sequence without a draw ends with its prompt."""
         sequence.scored = run.computed
         if run.computed < sequence.prompt_length:
-            return Delta(sequence.request.id, readout=readout)
-        return replace(self._finish(sequence, "stop"), readout=readout)
+            return Delta(sequence.request.id, pooled_output=pooled_output)
+        return replace(self._finish(sequence, "stop"), pooled_output=pooled_output)
 
     def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Delta:
         sequence.tokens.append(token)
         given = () if logprobs is None else (logprobs,)
         reason = end_reason(sequence, token, self._eos, self.token_limit)
-        if (guide := sequence.guide) is not None:
+        if (grammar_state := sequence.grammar_state) is not None:
             try:
-                guide.accept(token)
-                reason = follow(sequence, guide, reason, self._eos, self.token_limit)
+                grammar_state.accept(token)
+                reason = follow(sequence, grammar_state, reason, self._eos, self.token_limit)
             except RequestError as error:
                 return self._finish(sequence, "error", error.message, code=error.code)
         if reason is not None:
@@ -607,7 +615,7 @@ class GenerationScheduler:
         sequence.finish()
         del self._ids[sequence.request.id]
         if not aside:
-            self.gallery.leave(sequence)
+            self.image_scheduler.leave(sequence)
         if sequence.idle:
             self.idle_work.end(sequence)
         return self._tell(sequence, reason, error, logprobs, code)
@@ -620,7 +628,7 @@ class GenerationScheduler:
         logprobs: tuple[TokenLogprobs, ...] = (),
         code: str | None = None,
     ) -> Delta:
-        self.counts.generated_tokens += len(sequence.untold)
+        self.counts.generated_tokens += len(sequence.unreported)
         return report(sequence, reason, error, logprobs, code)
 
     # ---- for tests
@@ -630,5 +638,5 @@ class GenerationScheduler:
         runs = [s.run for s in self.running if s.run is not None]
         holders = [run.pages for run in runs] + [flight.pages for flight in self._flights]
         lines = [line for part in self._parts.asked for line in part.audit(runs)]
-        self._room.audit(holders, lines)
-        self.gallery.audit()
+        self._kv_cache.audit(holders, lines)
+        self.image_scheduler.audit()

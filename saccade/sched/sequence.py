@@ -19,7 +19,7 @@ from saccade.cache.prefix import Node
 from saccade.core.plan import PageTier, ReadRun, RowExtra, ScoreRun
 from saccade.core.types import (
     CacheReport,
-    Guesses,
+    DraftCounts,
     Image,
     ImageKey,
     ImageOutcome,
@@ -77,14 +77,14 @@ class Account:
     cached: prompt tokens found at the first admission, or None before. admitted: time of the first
     admission (`time.monotonic()`), or 0.0 before. restored: tokens among `cached` that came back
     from other tiers, by tier. caching: None unless the request asked something from the caches.
-    guesses: draft tokens, accepted and wrong.
+    draft_counts: draft tokens, accepted and wrong.
     """
 
     cached: int | None = None
     admitted: float = 0.0
     restored: tuple[tuple[PageTier, int], ...] = ()
     caching: CacheReport | None = None
-    guesses: tuple[Guesses, ...] = ()
+    draft_counts: tuple[DraftCounts, ...] = ()
 
 
 class ShownImages:
@@ -131,8 +131,8 @@ class Sequence:
     scored: the first prompt token still to be scored or read, by the results so far. All tokens
     count as scored unless some are requested.
 
-    guide: the allowed form of the answer, or None for any text. told: answer tokens reported in
-    deltas, or None before the first delta.
+    grammar_state: the allowed form of the answer, or None for any text. reported: answer tokens
+    reported in deltas, or None before the first delta.
     """
 
     __slots__ = (
@@ -144,21 +144,23 @@ class Sequence:
         "cramped",
         "encoded",
         "found",
-        "guide",
+        "grammar_state",
         "matched",
         "order",
         "path",
+        "reported",
         "request",
         "run",
         "scored",
         "shown",
         "state",
-        "told",
     )
 
-    def __init__(self, request: Request, order: int, guide: GrammarState | None = None) -> None:
+    def __init__(
+        self, request: Request, order: int, grammar_state: GrammarState | None = None
+    ) -> None:
         self.request = request
-        self.guide = guide
+        self.grammar_state = grammar_state
         self.order = order
         self.content = Content(
             list(request.tokens),
@@ -179,7 +181,7 @@ class Sequence:
         caching = request.caching
         self.asks = bool(caching.breakpoints or caching.diagnose)
         self.account = Account(caching=CacheReport() if self.asks else None)
-        self.told: int | None = None
+        self.reported: int | None = None
         self.scored = len(request.tokens)
         if request.prompt_logprobs is not None:
             self.scored = 1  # nothing stands before the first
@@ -244,9 +246,9 @@ class Sequence:
         return run is not None and run.drawn == run.planned == self.length - 1
 
     @property
-    def untold(self) -> tuple[int, ...]:
+    def unreported(self) -> tuple[int, ...]:
         """Answer tokens that deltas have yet to report."""
-        return tuple(self.tokens[self.prompt_length + (self.told or 0) :])
+        return tuple(self.tokens[self.prompt_length + (self.reported or 0) :])
 
     @property
     def images_end(self) -> int:
@@ -281,9 +283,9 @@ class Sequence:
         """
         if self.request.reading is not None:
             return True
-        guide = self.guide
-        if guide is not None and not (
-            guide.quick if self.length > len(self.tokens) else guide.ready
+        grammar_state = self.grammar_state
+        if grammar_state is not None and not (
+            grammar_state.quick if self.length > len(self.tokens) else grammar_state.ready
         ):
             return False
         most = self.prompt_length + self.request.sampling.max_tokens

@@ -41,8 +41,8 @@ class TurnQueue:
 
     def __iter__(self) -> Iterator[Sequence]:
         """Yield sequences in the present turn order. Sequences may be removed meanwhile."""
-        lanes = (_in_order(tuple(groups.values())) for groups in self._clients.values())
-        return chain(tuple(self._returned), _round_robin(tuple(lanes)))
+        queues = (_in_order(tuple(groups.values())) for groups in self._clients.values())
+        return chain(tuple(self._returned), _round_robin(tuple(queues)))
 
     @property
     def clients(self) -> Iterable[str]:
@@ -96,13 +96,13 @@ def _members(group: list[Sequence]) -> Iterator[Sequence]:
     yield from tuple(group)
 
 
-def _round_robin(lanes: Iterable[Iterator[Sequence]]) -> Iterator[Sequence]:
-    turns = deque(lanes)
+def _round_robin(queues: Iterable[Iterator[Sequence]]) -> Iterator[Sequence]:
+    turns = deque(queues)
     while turns:
-        lane = turns.popleft()
-        sequence = next(lane, None)
+        queue = turns.popleft()
+        sequence = next(queue, None)
         if sequence is not None:
-            turns.append(lane)
+            turns.append(queue)
             yield sequence
 
 

@@ -16,7 +16,7 @@ from saccade.core.family import LargestImage
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.types import Grid, Image, ImageKey, Size, Tower
-from saccade.core.video import FrameBudget, VideoWishes
+from saccade.core.video import FrameBudget, VideoOptions
 from saccade.media.media import Media
 from saccade.media.sources.source import VideoSource
 from tests.media.conftest import PictureSpec
@@ -73,8 +73,8 @@ def test_numbers_beyond_all_images_are_refused_by_name(wanted: Image, told: str)
     assert caught.value.param == "x-saccade-image"
 
 
-def asked(*nbytes: int, count: int = 8, **wishes: int) -> EmbeddingWanted:
-    frames = FrameBudget(count, VideoWishes(**wishes))
+def asked(*nbytes: int, count: int = 8, **options: int) -> EmbeddingWanted:
+    frames = FrameBudget(count, VideoOptions(**options))
     return EmbeddingWanted(FITS, TOWER, frames=frames, nbytes=nbytes)
 
 

@@ -297,7 +297,7 @@ def able() -> Iterator[Served]:
     sources = {"default": plain + off, "tool_use": calling + off}
     template = ChatTemplate(sources, TOKENIZER.named_tokens, shows_calls=False)
     with serving(
-        manner=AnswerFormat(FORMATS["hermes"], THINK), context=4096, template=template
+        answer_format=AnswerFormat(FORMATS["hermes"], THINK), context=4096, template=template
     ) as served:
         yield served
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from saccade.core.types import Guesses
+from saccade.core.types import DraftCounts
 from saccade.front.prompt_encoder import PREDICTED_CHARS
 from tests.api.test_tolerance import post, submitted
 from tests.helpers.served import TOKENIZER, Served
@@ -58,7 +58,7 @@ def test_a_prediction_of_another_shape_is_refused_by_name(
 
 def test_usage_and_trace_count_right_and_wrong_guesses_by_source(served: Served) -> None:
     assert "completion_tokens_details" not in post(served).json()["usage"]
-    served.engine.guesses = Guesses("image", 2, 1), Guesses("text", 1, 0)
+    served.engine.draft_counts = DraftCounts("image", 2, 1), DraftCounts("text", 1, 0)
     body = post(served, saccade={"trace": True}).json()
     assert body["usage"]["completion_tokens_details"] == {
         "accepted_prediction_tokens": 3,

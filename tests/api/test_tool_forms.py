@@ -35,7 +35,7 @@ def form(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def module_server(form: str) -> Iterator[Served]:
-    with serving(manner=AnswerFormat(FORMATS[form]), context=8192) as served:
+    with serving(answer_format=AnswerFormat(FORMATS[form]), context=8192) as served:
         yield served
 
 

@@ -46,8 +46,8 @@ def fronts(request: pytest.FixtureRequest) -> Iterator[tuple[str, Served]]:
     form: str = request.param
     source = QWEN3_VL if form == "hermes" else THINKING
     template = ChatTemplate({"default": source}, TOKENIZER.named_tokens)
-    manner = AnswerFormat(FORMATS[form], THINK if form == "xml" else None)
-    with serving(manner=manner, context=16384, template=template) as served:
+    answer_format = AnswerFormat(FORMATS[form], THINK if form == "xml" else None)
+    with serving(answer_format=answer_format, context=16384, template=template) as served:
         yield form, served
 
 

@@ -410,7 +410,10 @@ def test_start_up_says_what_it_decided(spec: FamilySpec, tmp_path: Path) -> None
     assert told["vision tower"] == "sdpa attention, 1 patch per step"
     assert told["family options"] == "patch_embed=folded"
     assert told["batch"] == "1 request, 2048 tokens per step"
-    for guesses, said in (({"drafts": 7}, "up to 7 tokens"), ({"unguessed": "why"}, "off: why")):
+    for guesses, said in (
+        ({"drafts": 7}, "up to 7 tokens"),
+        ({"no_drafts_reason": "why"}, "off: why"),
+    ):
         changed = replace(facts, **guesses)
         assert dict(describe(config, parallel, spec, MACHINE, changed))["speculation"] == said
     assert told["embedding cache"].endswith(f"5 MiB in {tmp_path} (1 image found there)")

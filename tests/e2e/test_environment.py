@@ -35,7 +35,9 @@ def test_no_process_of_a_server_has_a_key_in_its_environment(
     with serving(checkpoint("qwen3_vl"), tmp_path) as server:
         front = psutil.Process(server.process.pid)
         children = front.children(recursive=True)
-        assert len(children) >= 7, "engine, worker, and of images two stocks, nurseries and workers"
+        assert len(children) >= 7, (
+            "engine, worker, and of images two fork servers, supervisors and workers"
+        )
         for process in (front, *children):
             found = environment_of(process)
             kept = SECRETS if process is front else SECRETS | OF_OTHERS

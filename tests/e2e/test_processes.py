@@ -169,7 +169,9 @@ def test_no_process_of_a_server_has_a_key_in_its_environment(server: Server) -> 
     """What others have put there for their own programs: none but the front has it."""
     front = psutil.Process(server.process.pid)
     children = front.children(recursive=True)
-    assert len(children) >= 7, "engine, worker, and of images two stocks, nurseries and workers"
+    assert len(children) >= 7, (
+        "engine, worker, and of images two fork servers, supervisors and workers"
+    )
     for process in (front, *children):
         found = Path(f"/proc/{process.pid}/environ").read_bytes()
         assert b"PATH=" in found

@@ -19,7 +19,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from saccade.core.types import Request
-from saccade.core.video import FrameTimes, VideoWishes, images_of
+from saccade.core.video import FrameTimes, VideoOptions, images_of
 from saccade.families.registry import load_spec
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.fixtures.server import Server, routing, serving
@@ -34,8 +34,8 @@ pytestmark = pytest.mark.more
 COMMON = ("--dtype", "float32", "--served-model-name", "tiny", "--max-total-tokens", "8192")
 
 
-def clip(model: VideoModel, seeds: Sequence[int], **wishes: Any) -> dict[str, Any]:
-    return {"type": "video", "video": [png(model.pixels(seed)) for seed in seeds], **wishes}
+def clip(model: VideoModel, seeds: Sequence[int], **options: Any) -> dict[str, Any]:
+    return {"type": "video", "video": [png(model.pixels(seed)) for seed in seeds], **options}
 
 
 def decoded_and_encoded(server: Server) -> tuple[float, float]:
@@ -45,9 +45,9 @@ def decoded_and_encoded(server: Server) -> tuple[float, float]:
     )
 
 
-def file_part(data: bytes, **wishes: Any) -> dict[str, Any]:
+def file_part(data: bytes, **options: Any) -> dict[str, Any]:
     url = f"data:video/mp4;base64,{base64.b64encode(data).decode()}"
-    return {"type": "video_url", "video_url": {"url": url, **wishes}}
+    return {"type": "video_url", "video_url": {"url": url, **options}}
 
 
 def reference_text(model: VideoModel, seeds: Sequence[int], fps: float) -> str:
@@ -137,7 +137,7 @@ def test_two_overlapping_samplings_of_a_file_cost_their_union_once(
     before = (*decoded_and_encoded(tiny), tiny.metric(frames))
     seen: set[tuple[int, ...]] = set()
     for count in (48, 44, 48, 44):
-        indices = rules.sample(48, 8.0, VideoWishes(num_frames=count))
+        indices = rules.sample(48, 8.0, VideoOptions(num_frames=count))
         pairs = images_of(FrameTimes(indices, 8.0, 8.0), rules.frames)
         seen |= {tuple(indices[place] for place in pair) for pair in pairs}
         part = file_part(data, num_frames=count, max_pixels=64 * 128)

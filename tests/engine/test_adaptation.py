@@ -16,8 +16,8 @@ from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade.ipc.messages import Output, PixelsReady, Stop, Submit, ToEngine, ToFront
 from saccade.runtime.cuda.graphs import ENOUGH
 from saccade.runtime.vision.packed_encoder import PackBuffers
-from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness, run_engine, set_threads
+from saccade_bench.fixtures.rank_group import ThreadRankGroup
 from saccade_bench.fixtures.tiny import picture
 from saccade_bench.lab.qwen import qwen
 from tests.families.forwarding import load
@@ -115,10 +115,10 @@ def test_every_rank_fits_its_graphs_in_the_same_step(
 ) -> None:
     set_threads()
     folder = checkpoint("qwen3_vl")
-    crew = ThreadCrew(folder, 2, encoder)  # type: ignore[arg-type]
+    rank_group = ThreadRankGroup(folder, 2, encoder)  # type: ignore[arg-type]
     harness = Harness(
-        crew.nets[0],
-        crew,
+        rank_group.nets[0],
+        rank_group,
         Arena.create(1 << 22),
         encoder=EncoderConfig(graph_sizes=BUCKETS),
         prefix_cache=False,

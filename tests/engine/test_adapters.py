@@ -28,9 +28,9 @@ from saccade.gguf.folder import write_folder
 from saccade.nn import adapter_files
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights.checkpoint_weights import load_net
-from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.gguf_files import write_files
-from saccade_bench.fixtures.harness import Crew, Harness, set_threads
+from saccade_bench.fixtures.harness import Harness, RankGroup, set_threads
+from saccade_bench.fixtures.rank_group import ThreadRankGroup
 from saccade_bench.fixtures.tiny import Reference, make_checkpoint, picture, reference
 from tests.gguf.files import checkpoint
 from tests.helpers.adapters import LANGUAGE, Trained, endless, train
@@ -104,9 +104,9 @@ def loaded(folder: Path, quantization: QuantizationMode = "auto") -> FamilyNet:
 class Engine:
     """A harness that loads adapters, each with the next number."""
 
-    def __init__(self, model: Model, crew: Crew | None = None, **changes: int) -> None:
+    def __init__(self, model: Model, rank_group: RankGroup | None = None, **changes: int) -> None:
         self.model = model
-        self.harness = Harness(model.net, crew, **changes)  # type: ignore[arg-type]
+        self.harness = Harness(model.net, rank_group, **changes)  # type: ignore[arg-type]
         self.loaded = {"": AdapterRef()}
 
     def change(self, change: Change) -> Changed:
@@ -174,8 +174,8 @@ def test_answers_of_a_mixed_batch_are_those_of_merged_models(
 @pytest.mark.first
 @pytest.mark.parametrize("encoder", ["weights", "data"])
 def test_ranks_add_their_slices(model: Model, encoder: EncoderMode) -> None:
-    crew = ThreadCrew(model.whole.folder, 2, encoder)
-    engine = Engine(model, crew)
+    rank_group = ThreadRankGroup(model.whole.folder, 2, encoder)
+    engine = Engine(model, rank_group)
     for name in model.trained:
         assert engine.load(name).error == ""
     outcomes = engine.harness.run([engine.request(name) for name in engine.loaded])

@@ -84,4 +84,4 @@ def test_what_came_too_early_makes_room_for_what_is_needed_first(
     front = Front(harness, submits)
     run_engine(harness, front)
     assert harness.scheduler.counts.images_encoded == 12 == front.decodes
-    assert harness.scheduler.gallery.slots.bytes_in_use == 0
+    assert harness.scheduler.image_scheduler.slots.bytes_in_use == 0

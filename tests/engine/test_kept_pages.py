@@ -30,8 +30,8 @@ from saccade.runtime.tiers import page_files
 from saccade.runtime.tiers.page_files import PageFiles
 from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.sched.parts.page_arrivals import ReadRates
-from saccade_bench.fixtures.crew import ThreadCrew, ThreadWorkers
 from saccade_bench.fixtures.harness import Harness, Outcome
+from saccade_bench.fixtures.rank_group import ThreadRankGroup, ThreadWorkers
 from tests.engine import test_kv_eight_bits as eight_bits
 from tests.families.answers import CASES, Model, check
 from tests.families.every import OFTEN
@@ -190,9 +190,9 @@ def test_what_makes_room_comes_back_from_host_memory(
 def test_two_ranks_have_their_own_host_memory(
     checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
-    crew = ThreadCrew(checkpoint("qwen3_vl"), 2, "weights")
+    rank_group = ThreadRankGroup(checkpoint("qwen3_vl"), 2, "weights")
     pages = PageTierConfig(host_bytes=1 << 24, ranks=2)
-    engine = Harness(crew.nets[0], crew, kv=KVConfig(pages=pages))
+    engine = Harness(rank_group.nets[0], rank_group, kv=KVConfig(pages=pages))
     patient(engine)
     prefix = engine.scheduler.prefix
     assert prefix is not None
@@ -499,8 +499,8 @@ def test_two_ranks_agree_on_what_the_first_has_read(
 ) -> None:
     folder = checkpoint("qwen3_vl")
     pages = PageTierConfig(str(tmp_path), 1 << 30, MODEL, ranks=2)
-    crew = ThreadCrew(folder, 2, "weights")
-    engine = Harness(crew.nets[0], crew, kv=KVConfig(pages=pages))
+    rank_group = ThreadRankGroup(folder, 2, "weights")
+    engine = Harness(rank_group.nets[0], rank_group, kv=KVConfig(pages=pages))
     patient(engine)
     prefix = engine.scheduler.prefix
     assert prefix is not None

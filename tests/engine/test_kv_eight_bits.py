@@ -20,8 +20,8 @@ from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.runtime.weights.kv_scales import read_kv_scales
-from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness, set_threads
+from saccade_bench.fixtures.rank_group import ThreadRankGroup
 from saccade_bench.fixtures.tiny import picture
 
 EIGHT = KVConfig("fp8_e4m3")
@@ -105,12 +105,12 @@ def test_graphs_of_decoding_answer_the_same(net: FamilyNet) -> None:
 @pytest.mark.first
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_ranks_answer_as_one(checkpoint: Callable[..., Path], family: str) -> None:
-    crew = ThreadCrew(checkpoint(family), 2, "data")
-    one = Harness(crew_net(checkpoint(family)), kv=EIGHT)
-    assert answers(Harness(one.net, crew, kv=EIGHT)) == answers(one)
+    rank_group = ThreadRankGroup(checkpoint(family), 2, "data")
+    one = Harness(rank_group_net(checkpoint(family)), kv=EIGHT)
+    assert answers(Harness(one.net, rank_group, kv=EIGHT)) == answers(one)
 
 
-def crew_net(folder: Path) -> FamilyNet:
+def rank_group_net(folder: Path) -> FamilyNet:
     return load_net(load_spec(folder), folder, dtype=torch.float32, device=torch.device("cpu"))
 
 

@@ -17,8 +17,8 @@ from saccade.core.types import PromptReading, Request
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.begun_step import Step
 from saccade.runtime.worker import Worker
-from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness, Outcome
+from saccade_bench.fixtures.rank_group import ThreadRankGroup
 from saccade_bench.fixtures.tiny import Reference, picture
 from tests.engine.test_scores import Subject
 
@@ -53,14 +53,14 @@ def check(subject: Subject, harness: Harness, outcomes: Mapping[str, Outcome]) -
         assert outcome.error is None
         pixels = [harness.pixels[image.key] for image in request.images]
         if reading is None:
-            assert len(outcome.tokens) == 4 and outcome.readouts == []
+            assert len(outcome.tokens) == 4 and outcome.pooled_outputs == []
             assert outcome.finish == ["length"]
             continue
         assert outcome.finish == ["stop"] and outcome.tokens == []
         tell = subject.reference.logits if reading.labels else subject.reference.states
         expected = tell(request.tokens, pixels)[-reading.last :].numpy()
         expected = expected[:, list(reading.labels)] if reading.labels else expected
-        found = np.stack(outcome.readouts)
+        found = np.stack(outcome.pooled_outputs)
         assert found.shape == expected.shape
         assert np.abs(found - expected).max() < TOLERANCE
 
@@ -142,7 +142,7 @@ def test_two_plans_in_flight_leave_readings_alone(subject: Subject) -> None:
 
 
 def test_ranks_read_as_one(subject: Subject) -> None:
-    harness = Harness(subject.net, ThreadCrew(subject.folder, 2, "data"), chunk_tokens=16)
+    harness = Harness(subject.net, ThreadRankGroup(subject.folder, 2, "data"), chunk_tokens=16)
     check(subject, harness, harness.run(requests_of(subject, harness)))
 
 

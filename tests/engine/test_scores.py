@@ -17,8 +17,8 @@ from saccade.nn.protocol import FamilyNet
 from saccade.runtime.begun_step import Step
 from saccade.runtime.sampling import scores
 from saccade.runtime.worker import Worker
-from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
+from saccade_bench.fixtures.rank_group import ThreadRankGroup
 from saccade_bench.fixtures.tiny import Reference, picture
 from tests.families.forwarding import load
 
@@ -161,8 +161,8 @@ def test_two_plans_in_flight_leave_scores_alone(subject: Subject) -> None:
 
 
 def test_ranks_score_as_one(subject: Subject) -> None:
-    crew = ThreadCrew(subject.folder, 2, "data")
-    harness = Harness(subject.net, crew, chunk_tokens=16)
+    rank_group = ThreadRankGroup(subject.folder, 2, "data")
+    harness = Harness(subject.net, rank_group, chunk_tokens=16)
     subject.check(harness, harness.run(subject.requests(harness)))
 
 

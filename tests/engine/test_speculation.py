@@ -30,8 +30,8 @@ from saccade.sched.parts.drafts import Drafter, Speculation
 from saccade.sched.sequence import Sequence as Guessed
 from saccade.text.grammar.grammars import Grammars, OutputConstraint
 from saccade_bench import same_answers
-from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
+from saccade_bench.fixtures.rank_group import ThreadRankGroup
 from saccade_bench.fixtures.tiny import make_checkpoint, picture, reference
 from saccade_bench.same_answers import Guesser
 from tests.families.every import EVERY
@@ -152,11 +152,13 @@ def answers(
     model: Model,
     drafts: int,
     known: Mapping[str, Outcome] = NOTHING,
-    crew: ThreadCrew | None = None,
+    rank_group: ThreadRankGroup | None = None,
     **limits: Any,
 ) -> tuple[Mapping[str, Outcome], Harness]:
-    """known: answers to guess from, seven in ten tokens right. crew: ranks, in place of one."""
-    harness = Harness(model.net, crew, drafts=drafts, **{"max_running": 24, **limits})
+    """known: answers to guess from, seven in ten tokens right. rank_group: ranks, in place of
+    one.
+    """
+    harness = Harness(model.net, rank_group, drafts=drafts, **{"max_running": 24, **limits})
     vocab = model.net.spec.vocab_size
     if drafts:
         harness.drafter = Guesser(known, 0.7, 1, vocab) if known else Bold(drafts)
@@ -187,7 +189,7 @@ def test_answers_are_those_without_guesses(
     guessed, harness = answers(model, 5, plain if family in STATES else NOTHING, **limits)
     assert told(guessed) == told(plain)
     # Where every slot is full to the end, nobody may guess.
-    assert harness.drafter.guessed.total() > 0 or "max_running" in limits
+    assert harness.drafter.proposed.total() > 0 or "max_running" in limits
     if "kv_pages" in limits:
         assert harness.scheduler.counts.preemptions > 0
 
@@ -211,7 +213,7 @@ def test_answers_held_by_rules_and_grammars_are_those_without_guesses(
         known = harness.run(model.held(harness), depth=depth)
         found.append(told(known))
     assert found[0] == found[1]
-    assert harness.drafter.right.total() > 0
+    assert harness.drafter.accepted.total() > 0
     assert (harness.scheduler.counts.preemptions > 0) == (kv_pages <= 40)
 
 
@@ -230,7 +232,7 @@ def test_an_image_asked_about_again_is_answered_in_fewer_steps(tmp_path: Path) -
     first, slow = ask("first")
     again, fast = ask("again")
     assert again == first and 3 * fast < slow
-    right = harness.drafter.right
+    right = harness.drafter.accepted
     assert right["image"] >= LENGTH // 2
     # Another tenant's image is another key: nothing of the answer above is guessed for it.
     before = right["image"]
@@ -304,7 +306,7 @@ def test_the_next_question_goes_on_from_a_state_saved_among_guesses(
                 each.cached_tokens for each in known.values()
             ]
         known |= found
-    assert 0 < drafter.right.total() < drafter.guessed.total()
+    assert 0 < drafter.accepted.total() < drafter.proposed.total()
     between = harness.scheduler.limits.drafts.states
     assert between and any(source in between for source in sources)
 
@@ -324,7 +326,7 @@ def test_a_state_forgets_wrong_guesses(wrong: bool, tmp_path: Path) -> None:
         (outcome,) = harness.run([request]).values()
         plain = plain or outcome.tokens
         assert outcome.tokens == plain
-        guessed, right = drafter.guessed, drafter.right
+        guessed, right = drafter.proposed, drafter.accepted
         assert (guessed.total() > 20) == (drafts > 0)
         assert right.total() == (0 if wrong else guessed.total())
         assert isinstance(harness.worker, Worker)
@@ -361,11 +363,11 @@ def test_rows_in_float32_are_not_taken_to_be_exact(
     """
     model = load(tmp_path, family, quantization=quantization)
     harness = Harness(model.net)
-    assert isinstance(harness.worker, Worker) and not harness.worker.exact
-    most, why = draft_tokens(EngineOptions(), harness.config, model.net.spec, exact=False)
+    assert isinstance(harness.worker, Worker) and not harness.worker.batch_invariant
+    most, why = draft_tokens(EngineOptions(), harness.config, model.net.spec, batch_invariant=False)
     assert most == 0 and why
     told = EngineOptions(speculative="always")
-    assert draft_tokens(told, harness.config, model.net.spec, exact=False) == (7, "")
+    assert draft_tokens(told, harness.config, model.net.spec, batch_invariant=False) == (7, "")
 
 
 @pytest.mark.first
@@ -376,11 +378,11 @@ def test_rows_of_compiled_products_are_exact_and_so_are_guesses(
 ) -> None:
     model = load(tmp_path, family, dtype=torch.bfloat16, quantization=quantization)
     plain, harness = answers(model, 0, dtype="bfloat16")
-    assert isinstance(harness.worker, Worker) and harness.worker.exact
+    assert isinstance(harness.worker, Worker) and harness.worker.batch_invariant
     known = plain if family in STATES else NOTHING
     guessed, harness = answers(model, 5, known, dtype="bfloat16")
     assert told(guessed) == told(plain)
-    assert harness.drafter.guessed.total() > 0
+    assert harness.drafter.proposed.total() > 0
 
 
 @pytest.mark.first
@@ -390,13 +392,13 @@ def test_rows_of_two_ranks_are_exact_and_so_are_guesses(family: Any, tmp_path: P
     """Sums over ranks are made value by value, in the ranks' order, whatever stands beside."""
     how: Any = {"dtype": torch.bfloat16, "quantization": "int8"}
     model = load(tmp_path, family, **how)
-    crew = ThreadCrew(tmp_path, 2, "data", **how)
-    plain, harness = answers(model, 0, crew=crew, dtype="bfloat16")
-    assert [each.exact for each in harness.worker.workers] == [True, True]  # type: ignore[attr-defined]
+    rank_group = ThreadRankGroup(tmp_path, 2, "data", **how)
+    plain, harness = answers(model, 0, rank_group=rank_group, dtype="bfloat16")
+    assert [each.batch_invariant for each in harness.worker.workers] == [True, True]  # type: ignore[attr-defined]
     known = plain if family in STATES else NOTHING
-    guessed, harness = answers(model, 5, known, crew, dtype="bfloat16")
+    guessed, harness = answers(model, 5, known, rank_group, dtype="bfloat16")
     assert told(guessed) == told(plain)
-    assert harness.drafter.right.total() > 0
+    assert harness.drafter.accepted.total() > 0
 
 
 @pytest.mark.more
@@ -407,7 +409,7 @@ def test_forced_tokens_come_to_the_same_whenever_they_are_foreseen(tmp_path: Pat
     """
     model = same_answers.Model.make(tmp_path, "qwen3_5", "int8 tp 2")
     tally = same_answers.compare(model, 9028, "qwen3_5 int8 tp 2")
-    assert tally.equal == tally.compared == 144 and tally.right > 100
+    assert tally.equal == tally.compared == 144 and tally.accepted > 100
 
 
 @pytest.mark.skipif(not has_amx("amx-bf16"), reason="no AMX")
@@ -420,4 +422,4 @@ def test_rows_that_are_exact_beside_rows_alone_are_not_guessed_for(tmp_path: Pat
     make_checkpoint(tmp_path, "qwen2_5_vl", text=text, vision=vision)
     how: Any = {"dtype": torch.bfloat16, "device": torch.device("cpu")}
     harness = Harness(load_net(load_spec(tmp_path), tmp_path, **how), dtype="bfloat16")
-    assert isinstance(harness.worker, Worker) and not harness.worker.exact
+    assert isinstance(harness.worker, Worker) and not harness.worker.batch_invariant

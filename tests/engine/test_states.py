@@ -18,7 +18,7 @@ from saccade.core.options import CacheOptions, EngineOptions, ModelOptions, Para
 from saccade.core.types import Request
 from saccade.engine.process import draft_tokens
 from saccade.engine.ranks import resolve_parallel
-from saccade.engine.sizing import MOST_GUESSES, count_between, kv_page_bytes, resolve
+from saccade.engine.sizing import MOST_DRAFT_TOKENS, count_between, kv_page_bytes, resolve
 from saccade.engine.startup_report import LoadFacts, describe
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.worker import Worker
@@ -200,16 +200,19 @@ def test_states_between_guesses_have_memory_only_where_they_are_needed(
     told = EngineOptions(speculative="always" if change in ("", "cuda") else change)  # type: ignore[arg-type]
     each = net.spec.kv_spec().state_bytes("float32")
     lines = count_between(told, each, 1 << 30, cuda=change == "cuda")
-    assert lines == (0 if change else 2 * MOST_GUESSES)
+    assert lines == (0 if change else 2 * MOST_DRAFT_TOKENS)
     config = decide(net, 64, None)
     config = replace(config, snapshots=replace(config.snapshots, between=lines))
     if change == "cuda":
         config = replace(config, device="cuda")
-    most, why = draft_tokens(told, config, net.spec, exact=True)
+    most, why = draft_tokens(told, config, net.spec, batch_invariant=True)
     said = {"": "", "off": " off", "auto": " always", "cuda": "CPUs alone"}[change]
     assert (most > 0) == (not change) and said in why
     before = config.snapshots.count + lines
-    assert config.snapshots.unguessed.count == before and not config.snapshots.unguessed.between
+    assert (
+        config.snapshots.without_drafts.count == before
+        and not config.snapshots.without_drafts.between
+    )
 
 
 def test_more_requests_than_states_have_room_are_refused(net: FamilyNet) -> None:

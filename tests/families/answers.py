@@ -14,8 +14,8 @@ from saccade.core.types import Request
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights.checkpoint_weights import load_net
-from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
+from saccade_bench.fixtures.rank_group import ThreadRankGroup
 from saccade_bench.fixtures.tiny import Reference, picture, reference
 
 NEW_TOKENS = 32
@@ -107,9 +107,9 @@ def check(model: Model, outcomes: Mapping[str, Outcome]) -> None:
         assert outcome.tokens == model.answers[name.split("#")[0]], name
 
 
-def check_crew(model: Model, crew: ThreadCrew) -> None:
+def check_rank_group(model: Model, rank_group: ThreadRankGroup) -> None:
     """Cold, warm, and all at once."""
-    harness = Harness(model.net, crew, chunk_tokens=64)
+    harness = Harness(model.net, rank_group, chunk_tokens=64)
     check(model, harness.run([model.request(harness, name) for name in ASKED]))
     encoded = len(harness.encoded)
     for name in ASKED:

@@ -29,12 +29,12 @@ from saccade.runtime.vision.positions import PositionCache
 from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.text.prompt.special_tokens import Literals
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
-from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness
+from saccade_bench.fixtures.rank_group import ThreadRankGroup
 from saccade_bench.fixtures.tiny import Reference, Tiny, picture, tinies
 from saccade_bench.fixtures.tiny import reference as load_reference
 from saccade_bench.lab.qwen import grids
-from tests.families.answers import CASES, NEW_TOKENS, Model, check, check_crew
+from tests.families.answers import CASES, NEW_TOKENS, Model, check, check_rank_group
 from tests.families.every import EVERY, OFTEN, SEEING
 from tests.families.forwarding import CPU, LOGITS, Session, encode, images_of, load, pixels, prompt
 from tests.families.image_files import check_pixels
@@ -307,7 +307,7 @@ def test_answers_survive_preemption(model: Model, prefix_cache: bool) -> None:
 @pytest.mark.more
 @pytest.mark.parametrize("encoder", ["weights", "data"])
 def test_two_ranks_answer_as_transformers(model: Model, encoder: EncoderMode) -> None:
-    check_crew(model, ThreadCrew(model.reference.folder, 2, encoder))
+    check_rank_group(model, ThreadRankGroup(model.reference.folder, 2, encoder))
 
 
 # ---- files

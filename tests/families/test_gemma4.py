@@ -26,11 +26,11 @@ from saccade.families.gemma4.spec import Gemma4Spec
 from saccade.families.gemma4.tiny import E2B, EXPERTS, FULL, LAYERS, NEAR, SHARED, TOKENS
 from saccade.families.registry import load_spec
 from saccade.runtime.weights.checkpoint_weights import load_net
-from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness
+from saccade_bench.fixtures.rank_group import ThreadRankGroup
 from saccade_bench.fixtures.tiny import Reference, picture
 from tests.families import answers
-from tests.families.answers import ASKED, check_crew
+from tests.families.answers import ASKED, check_rank_group
 from tests.families.conftest import Changed, Refusals, Refused, check_hub, listed
 from tests.families.forwarding import CPU, encode, load, pixels, prompt
 from tests.families.image_files import canvas_of, files
@@ -147,7 +147,9 @@ def test_experts_beside_mlps_answer_as_transformers_in_ranks_too(
     """Cut by their width, or whole on one of two ranks."""
     model = answers.load(checkpoint(FAMILY, text=EXPERTS), ASKED)
     for runs in (1, 2):
-        check_crew(model, ThreadCrew(model.reference.folder, 2, "data", expert_runs=runs))
+        check_rank_group(
+            model, ThreadRankGroup(model.reference.folder, 2, "data", expert_runs=runs)
+        )
 
 
 def test_steps_smaller_than_an_image_are_refused_at_start(spec: Gemma4Spec) -> None:

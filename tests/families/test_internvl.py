@@ -19,7 +19,7 @@ from saccade.families.internvl.tiny import LARGER, MOST_TILES, SIDE
 from saccade.families.registry import load_spec
 from saccade.parallel import Shard
 from saccade.runtime.weights.checkpoint_weights import load_net
-from saccade_bench.fixtures.crew import shards, together
+from saccade_bench.fixtures.rank_group import shards, together
 from tests.families.conftest import Refusals, Refused, listed
 from tests.families.forwarding import CPU, encode
 from tests.media.pictures import noise

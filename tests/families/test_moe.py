@@ -29,7 +29,7 @@ from saccade.runtime.weights import checkpoint_weights as weights
 from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.runtime.weights.dummy import DummyWeights
 from saccade.runtime.weights.quant_policy import LoadTally, QuantPolicy
-from saccade_bench.fixtures.crew import shards, together
+from saccade_bench.fixtures.rank_group import shards, together
 from saccade_bench.fixtures.tiny import Reference, make_checkpoint
 from tests.families.conftest import Refused
 from tests.families.forwarding import CPU, LOGITS, Session, load, prompt
@@ -206,8 +206,8 @@ def test_experts_fused_or_apart_are_cut_among_ranks(
             return SparseMLP(found, name, SHAPE, shard)
 
     whole = build(source, Shard(0, 1))(x)
-    crew = [shard.spread(size, runs) for shard in shards(max(size, runs))]
-    for mine in together(lambda shard: build(folder, shard)(x), crew):
+    rank_group = [shard.spread(size, runs) for shard in shards(max(size, runs))]
+    for mine in together(lambda shard: build(folder, shard)(x), rank_group):
         torch.testing.assert_close(mine, whole, atol=1e-5, rtol=0)
 
 

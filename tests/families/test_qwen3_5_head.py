@@ -16,7 +16,7 @@ from torch import nn
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
 
 from saccade.core.errors import ConfigError
-from saccade.core.plan import HeadGuesses, StepResult
+from saccade.core.plan import HeadDrafts, StepResult
 from saccade.core.types import Delta
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
@@ -79,13 +79,13 @@ def load(folder: Path, *options: str, **dials: Any) -> FamilyNet:
     return load_net(spec, folder, **given)
 
 
-def listen(harness: Harness) -> list[HeadGuesses]:
+def listen(harness: Harness) -> list[HeadDrafts]:
     """All guesses that the harness's head makes from now on."""
-    heard: list[HeadGuesses] = []
+    heard: list[HeadDrafts] = []
     apply = harness.scheduler.apply
 
     def note(result: StepResult) -> list[Delta]:
-        heard.extend(result.guesses)
+        heard.extend(result.head_drafts)
         return apply(result)
 
     harness.scheduler.apply = note  # type: ignore[method-assign]
@@ -140,7 +140,7 @@ def test_answers_are_those_without_a_head(
         found.append({name: (each.tokens, each.finish) for name, each in outcomes.items()})
         steps.append(harness.scheduler.counts.steps)
     assert found[0] == found[1]
-    assert harness.drafter.guessed["head"] > 0
+    assert harness.drafter.proposed["head"] > 0
 
 
 def test_right_guesses_save_steps(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_right_guesses_save_steps(tmp_path: Path) -> None:
         for guesses in heard
         if (at := guesses.place - len(tokens)) + len(guesses.tokens) <= 41
     )
-    right = harness.drafter.right
+    right = harness.drafter.accepted
     assert right["head"] + right["text"] >= 24
     assert 2 * harness.scheduler.counts.steps < plain.scheduler.counts.steps
     assert max(len(guesses.tokens) for guesses in heard) == HEAD_TOKENS

@@ -28,7 +28,12 @@ from saccade.families.registry import load_spec
 from saccade.families.transformers_any import net
 from saccade.families.transformers_any.attention import paged_attention
 from saccade.families.transformers_any.check import OTHERWISE, shown_mask
-from saccade.families.transformers_any.facts import AskModel, AskSize, Inspector, OwnProcessor
+from saccade.families.transformers_any.facts import (
+    Inspector,
+    ModelQuestion,
+    OwnProcessor,
+    SizeQuestion,
+)
 from saccade.families.transformers_any.head import AfterHead
 from saccade.families.transformers_any.inspector import box_of, content_token
 from saccade.families.transformers_any.net import AnyText
@@ -402,9 +407,9 @@ def test_what_transformers_does_not_load_ends_with_its_reason(tmp_path: Path) ->
 
 def test_an_inspector_that_dies_is_said_to_have_ended(tmp_path: Path) -> None:
     inspector = Inspector(OwnProcessor(str(make_any(tmp_path, "llama"))))
-    inspector.ask(AskModel())
+    inspector.ask(ModelQuestion())
     with pytest.raises(CheckpointError, match="that asks transformers about it ended with status"):
-        inspector.ask(AskSize((0, 0)))  # of a model without images
+        inspector.ask(SizeQuestion((0, 0)))  # of a model without images
 
 
 def test_images_processed_otherwise_have_other_names(tmp_path: Path) -> None:

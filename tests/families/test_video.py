@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from saccade.core.errors import ImageError, InvalidRequest
 from saccade.core.family import FamilySpec
 from saccade.core.types import Image, ImageKey, Span
-from saccade.core.video import FrameTimes, VideoRules, VideoWishes
+from saccade.core.video import FrameTimes, VideoOptions, VideoRules
 from saccade.families.registry import load_spec
 from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade_bench.fixtures.tiny import picture
@@ -58,7 +58,7 @@ def test_frames_are_sampled_as_transformers_samples_them(
             continue  # too short, or more than there are
         if not wanted or len(wanted) > 768:
             continue
-        found = rules.sample(total, fps, VideoWishes(**asked))  # type: ignore[arg-type]
+        found = rules.sample(total, fps, VideoOptions(**asked))  # type: ignore[arg-type]
         # The reference may run one frame over the end of the video.
         assert list(found) == [index for index in wanted if index < total], (total, fps, asked)
         compared += 1
@@ -87,9 +87,9 @@ def test_frames_are_resized_as_transformers_resizes_them(
                 wanted = theirs.size(name, count, height, width, least, most, factor)
             except ValueError:
                 with pytest.raises(ImageError):
-                    rules.recipe(count, height, width, VideoWishes())
+                    rules.recipe(count, height, width, VideoOptions())
                 continue
-            assert rules.recipe(count, height, width, VideoWishes()).canvas == wanted
+            assert rules.recipe(count, height, width, VideoOptions()).canvas == wanted
 
 
 def test_without_a_configuration_a_frame_has_at_most_768_tokens(
@@ -99,7 +99,7 @@ def test_without_a_configuration_a_frame_has_at_most_768_tokens(
         factor = 32 if name == "qwen3_vl" else 28
         for count in (2, 30, 700):
             height, width = (
-                rules_of(checkpoint(name)).recipe(count, 2160, 3840, VideoWishes()).canvas
+                rules_of(checkpoint(name)).recipe(count, 2160, 3840, VideoOptions()).canvas
             )
             assert height * width <= 768 * factor**2
 
@@ -108,7 +108,7 @@ def test_a_size_that_max_pixels_freezes_does_not_change_as_a_video_grows(
     checkpoint: Callable[..., Path],
 ) -> None:
     for name in VIDEO_FAMILIES:
-        rules, frozen = rules_of(checkpoint(name)), VideoWishes(max_pixels=200_000)
+        rules, frozen = rules_of(checkpoint(name)), VideoOptions(max_pixels=200_000)
         sizes = {rules.recipe(count, 720, 1280, frozen).canvas for count in range(2, 768, 7)}
         assert len(sizes) == 1
 
@@ -184,15 +184,15 @@ def test_prompts_have_the_tokens_and_positions_of_transformers(
     while compared < times:
         total, fps = rng.randint(4, 400), rng.choice([1, 12.5, 23.976, 24, 29.97, 30, 60])
         asked = {"num_frames": rng.randint(2, min(total, 24))}
-        wishes = VideoWishes(max_pixels=rng.choice([12_544, 50_176]), **asked)
+        options = VideoOptions(max_pixels=rng.choice([12_544, 50_176]), **asked)
         height, width = rng.randint(56, 400), rng.randint(56, 400)
         try:
             wanted = theirs.sample(name, total, fps, **asked)
         except (ValueError, RuntimeError, ZeroDivisionError):
             continue
         indices = [index for index in wanted if index < total]
-        found = FrameTimes(rules.sample(total, fps, wishes), fps, 2.0)
-        recipe = rules.recipe(len(found.indices), height, width, wishes)
+        found = FrameTimes(rules.sample(total, fps, options), fps, 2.0)
+        recipe = rules.recipe(len(found.indices), height, width, options)
         grid = rules.grid(recipe)
         one = Image(ImageKey(bytes(32), bytes(16)), grid, spec.num_tokens(grid), 4, (1, 1))
         steps = rules.steps(found)
@@ -238,7 +238,7 @@ def check_positions(
 
 def test_more_frames_than_there_are_cannot_be_wanted(checkpoint: Callable[..., Path]) -> None:
     with pytest.raises(InvalidRequest, match="40 frames are wanted of a video that has 12"):
-        rules_of(checkpoint("qwen2_vl")).sample(12, 24, VideoWishes(num_frames=40))
+        rules_of(checkpoint("qwen2_vl")).sample(12, 24, VideoOptions(num_frames=40))
 
 
 @pytest.mark.parametrize("way", ["auto", "exact", "folded"])

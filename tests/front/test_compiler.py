@@ -16,8 +16,8 @@ def test_clients_take_turns_at_the_compiler() -> None:
     order: list[str] = []
 
     async def ask(client: str, number: int) -> None:
-        wish = OutputConstraint("regex", f"{client}{number}", "guided_regex")
-        assert await compiler.compile(wish, client=client) is not None
+        constraint = OutputConstraint("regex", f"{client}{number}", "guided_regex")
+        assert await compiler.compile(constraint, client=client) is not None
         order.append(f"{client}{number}")
 
     async def run() -> None:

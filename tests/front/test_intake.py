@@ -26,7 +26,7 @@ from saccade.core.options import MediaOptions
 from saccade.core.types import LARGEST, Request, SamplingParams
 from saccade.families.registry import load_spec
 from saccade.front.answer_rules import AnswerRules
-from saccade.front.breakpoints import CacheWish
+from saccade.front.breakpoints import CacheRequest
 from saccade.front.compiler import Compiler
 from saccade.front.conversation import Chat, Message, MessageText, Part
 from saccade.front.input_processor import InputProcessor
@@ -40,8 +40,8 @@ from saccade.text.grammar.grammars import OutputConstraint
 from saccade.text.grammar.tools import ToolSet, read_tools
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
 from saccade_bench.fixtures.pdf import Sheet, pdf
+from tests.helpers.fork_servers import image_fork_servers
 from tests.helpers.images import png
-from tests.helpers.stocks import image_stocks
 
 FOLDER = Path(saccade.demo.__file__).parent / "model"
 TOKENIZER = Tokenizer.load(FOLDER)
@@ -55,7 +55,9 @@ METRICS = Metrics()
 def running_media() -> tuple[asyncio.Runner, Media]:
     """One for all tests, and its event loop: the image workers are started once."""
     runner, arena = asyncio.Runner(), Arena.create(16 * MIB)
-    media = Media(SPEC, MediaOptions(media_workers=1), arena, METRICS, stocks=image_stocks())
+    media = Media(
+        SPEC, MediaOptions(media_workers=1), arena, METRICS, fork_servers=image_fork_servers()
+    )
 
     async def start() -> None:
         media.start()
@@ -78,7 +80,7 @@ def prepare(
     defaults: SamplingParams | None = None,
     context: int = CONTEXT,
     tokenizer: Tokenizer = TOKENIZER,
-    manner: AnswerFormat = SILENT,
+    answer_format: AnswerFormat = SILENT,
 ) -> PreparedRequest:
     runner, media = running_media()
     intake = InputProcessor(
@@ -87,7 +89,7 @@ def prepare(
         ChatTemplate.load(FOLDER, tokenizer, None, SPEC.templates),
         media,
         defaults or SamplingParams(temperature=1.0),
-        answer_format=manner,
+        answer_format=answer_format,
     )
     return runner.run(intake.prepare(ask, context))
 
@@ -136,7 +138,7 @@ def test_fields_decide_which_steps_a_request_joins() -> None:
             ["choose", "encode", "compile", "widen"],
         ),
         (
-            GenerationRequest(text, cache=CacheWish(diagnose=True)),
+            GenerationRequest(text, cache=CacheRequest(diagnose=True)),
             ["check", "encode", "widen", "place"],
         ),
         (
@@ -417,9 +419,11 @@ def test_calls_that_may_not_come_are_banned_where_a_token_begins_them(form: str)
     tag: Any = backend.token_to_id(calls.opens)
     tools = read_tools([{"type": "function", "function": {"name": "look"}}])
 
-    def made(offer: ToolSet | None, **sampling: Any) -> Request:
-        ask = GenerationRequest(Chat((user("Hi"),), offer), sampling)
-        return prepare(ask, context=4000, tokenizer=tokenizer, manner=AnswerFormat(calls)).request
+    def made(tools: ToolSet | None, **sampling: Any) -> Request:
+        ask = GenerationRequest(Chat((user("Hi"),), tools), sampling)
+        return prepare(
+            ask, context=4000, tokenizer=tokenizer, answer_format=AnswerFormat(calls)
+        ).request
 
     free, none = made(ToolSet(tools)), made(ToolSet(tools, "none"))
     assert free.tokens == none.tokens and not free.sampling.logit_bias

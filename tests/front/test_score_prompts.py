@@ -17,7 +17,7 @@ from saccade.families.checkpoint import read_pooling
 from saccade.families.registry import load_spec
 from saccade.front.conversation import Chat, MessageText, Part
 from saccade.front.prompt_encoder import PromptEncoder
-from saccade.front.readings import read_ask
+from saccade.front.readings import read_request
 from saccade.front.score_prompts import Scoring, find_scoring
 from saccade.media.content import encode_array
 from saccade.media.sources.source import ImageSource
@@ -56,7 +56,7 @@ class Pair:
         )
 
     def ours(self, chat: Chat) -> list[int]:
-        return self.prompts.encode_now(read_ask(chat, "input").request, 1 << 16).tokens
+        return self.prompts.encode_now(read_request(chat, "input").request, 1 << 16).tokens
 
     def theirs(self, system: str, content: Content) -> list[int]:
         said: Any = [

@@ -22,9 +22,9 @@ from saccade.nn.weights import Part
 from saccade.runtime.weights import checkpoint_weights as weights
 from saccade.runtime.weights.checkpoint_weights import CheckpointWeights
 from saccade.runtime.weights.quant_policy import LoadTally, QuantPolicy
-from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.gguf_files import write_files
 from saccade_bench.fixtures.harness import set_threads
+from saccade_bench.fixtures.rank_group import ThreadRankGroup
 from tests.families.forwarding import CPU
 from tests.gguf.files import checkpoint
 from tests.helpers.processor import needs_int8, needs_vnni
@@ -71,8 +71,8 @@ def test_q4_0_stays_number_for_number_where_products_take_it(pair: Pair) -> None
 def test_two_ranks_cut_q4_0_at_groups_or_make_it_whole(pair: Pair) -> None:
     folder, twin = pair("Q4_0")
     whole, _ = load(twin, "none")
-    crew = ThreadCrew(folder, 2, "data", quantization="auto")
-    assert answers(whole, crew) == answers(whole)
+    rank_group = ThreadRankGroup(folder, 2, "data", quantization="auto")
+    assert answers(whole, rank_group) == answers(whole)
 
 
 @needs_vnni

@@ -20,11 +20,11 @@ from saccade.core.plan import PixelSlot
 from saccade.core.types import (
     CacheReport,
     Delta,
-    Guesses,
+    DraftCounts,
     ImageKey,
     ImageOutcome,
+    PooledOutput,
     PromptScores,
-    Readout,
     Request,
     Tier,
     TokenLogprobs,
@@ -56,7 +56,7 @@ Reply = Callable[[Request], Iterable[int]]
 class EchoEngine:
     """Answers each request with `reply(request)`, one token per message, then the end token 2;
     `paused` holds it after two tokens; `fault` (words, code) ends it after one; `caching` is what
-    it says of the caches, `restored` of tiers, `guesses` of each token.
+    it says of the caches, `restored` of tiers, `draft_counts` of each token.
     """
 
     def __init__(self, reply: Reply, context: int = CONTEXT) -> None:
@@ -65,7 +65,7 @@ class EchoEngine:
         self.paused = False
         self.fault: tuple[str, str] | None = None
         self.caching: CacheReport | None = None
-        self.guesses: tuple[Guesses, ...] = ()
+        self.draft_counts: tuple[DraftCounts, ...] = ()
         self.restored: tuple[tuple[Tier, int], ...] = ()
         self.stall = ""
         self.received: list[ToEngine] = []
@@ -136,10 +136,10 @@ class EchoEngine:
         sampling = request.sampling
         if (reading := request.reading) is not None:
             width = len(reading.labels) or 4
-            told = Readout(
+            told = PooledOutput(
                 len(request.tokens) - 1, width, array("f", range(1, 1 + width)).tobytes()
             )
-            self._say(Delta(request.id, finish="stop", readout=told, admitted=admitted))
+            self._say(Delta(request.id, finish="stop", pooled_output=told, admitted=admitted))
             return
         for scores in _scores(request):
             self._say(Delta(request.id, scores=scores))
@@ -164,7 +164,7 @@ class EchoEngine:
                     outcomes,
                     caching=self.caching if count == 1 else None,
                     admitted=admitted if count == 1 else 0.0,
-                    guesses=self.guesses,
+                    draft_counts=self.draft_counts,
                     restored=self.restored if count == 1 else (),
                 )
             )

@@ -41,7 +41,7 @@ from saccade.text.answer.answer_format import FORMATS, SILENT, AnswerFormat
 from saccade.text.answer.reasoning import THINK
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
 from tests.helpers.echo import ARENA_BYTES, CONTEXT, EchoEngine
-from tests.helpers.stocks import image_stocks
+from tests.helpers.fork_servers import image_fork_servers
 from tests.text.templates import THINKING
 
 FOLDER = Path(saccade.demo.__file__).parent / "model"
@@ -70,7 +70,7 @@ def build_front(
     max_requests: int,
     files: str,
     template: ChatTemplate | None = None,
-    manner: AnswerFormat = SILENT,
+    answer_format: AnswerFormat = SILENT,
 ) -> RequestManager:
     spec, metrics = load_spec(FOLDER), Metrics()
     media = Media(
@@ -78,7 +78,7 @@ def build_front(
         MediaOptions(media_workers=1, files_dir=files, files_mb=1, max_image_bytes=500_000),
         Arena.create(ARENA_BYTES),
         metrics,
-        stocks=image_stocks(),
+        fork_servers=image_fork_servers(),
     )
     intake = InputProcessor(
         spec,
@@ -86,7 +86,7 @@ def build_front(
         template or ChatTemplate.load(FOLDER, TOKENIZER, None, spec.templates),
         media,
         load_sampling_defaults(FOLDER),
-        answer_format=manner,
+        answer_format=answer_format,
     )
     return RequestManager(intake, engine, metrics, max_requests, Scoring("last"))
 
@@ -96,7 +96,7 @@ def serving(
     options: ServerOptions | None = None,
     edge: ConnectionOptions | None = None,
     template: ChatTemplate | None = None,
-    manner: AnswerFormat = SILENT,
+    answer_format: AnswerFormat = SILENT,
     context: int = CONTEXT,
     watch: ObservabilityOptions | None = None,
 ) -> Iterator[Served]:
@@ -107,7 +107,7 @@ def serving(
 
     async def run(files: str) -> None:
         engine = EchoEngine(lambda request: TOKENIZER.encode("Hello!"), context)
-        front = build_front(engine, options.max_queued_requests, files, template, manner)
+        front = build_front(engine, options.max_queued_requests, files, template, answer_format)
         told = ServeOptions(
             server=options,
             edge=edge or ConnectionOptions(),
@@ -130,7 +130,7 @@ def serving(
         with tempfile.TemporaryDirectory() as files:
             asyncio.run(run(files))
 
-    image_stocks()  # here, not in the thread, which ends with the server
+    image_fork_servers()  # here, not in the thread, which ends with the server
     thread = threading.Thread(target=run_thread)
     thread.start()
     try:
@@ -186,7 +186,7 @@ def module_server() -> Iterator[Served]:
 @pytest.fixture(scope="session")
 def caller() -> Iterator[Served]:
     """A model that calls tools as Hermes does, for all modules that ask about calls."""
-    with serving(manner=AnswerFormat(FORMATS["hermes"]), context=8192) as served:
+    with serving(answer_format=AnswerFormat(FORMATS["hermes"]), context=8192) as served:
         yield served
 
 
@@ -195,7 +195,7 @@ def thinker() -> Iterator[Served]:
     """One that reasons before it answers, and calls in XML."""
     template = ChatTemplate({"default": THINKING}, TOKENIZER.named_tokens)
     with serving(
-        manner=AnswerFormat(FORMATS["xml"], THINK), context=8192, template=template
+        answer_format=AnswerFormat(FORMATS["xml"], THINK), context=8192, template=template
     ) as served:
         yield served
 

@@ -20,8 +20,8 @@ from saccade.core.types import Grid
 from saccade.families.qwen_vl.images import ImageRules
 from saccade.families.qwen_vl.video import QwenVideo
 from saccade.media.media import Media
-from saccade.media.workers.stock import Stocks
-from tests.helpers.stocks import image_stocks
+from saccade.media.workers.fork_server import ForkServers
+from tests.helpers.fork_servers import image_fork_servers
 
 
 @dataclass(frozen=True)
@@ -83,19 +83,21 @@ MakePath = Callable[..., AbstractAsyncContextManager[Path]]
 @pytest.fixture
 def media_path(spec: FamilySpec) -> MakePath:
     """`async with media_path(arena_bytes, **media options) as path`."""
-    return paths_of(spec, image_stocks)
+    return paths_of(spec, image_fork_servers)
 
 
-def paths_of(spec: FamilySpec, stocks: Callable[[], Stocks]) -> MakePath:
+def paths_of(spec: FamilySpec, fork_servers: Callable[[], ForkServers]) -> MakePath:
     """As `media_path`, with image workers from these stocks."""
 
     @asynccontextmanager
     async def make(
-        arena_bytes: int = 16 << 20, cards: Folder | None = None, **options: object
+        arena_bytes: int = 16 << 20, metadata_folder: Folder | None = None, **options: object
     ) -> AsyncIterator[Path]:
         arena, metrics = Arena.create(arena_bytes), Metrics()
         told = MediaOptions(**{"media_workers": 1, **options})  # type: ignore[arg-type]
-        media = Media(spec, told, arena, metrics, stocks=stocks(), cards=cards)
+        media = Media(
+            spec, told, arena, metrics, fork_servers=fork_servers(), metadata_folder=metadata_folder
+        )
         media.start()
         try:
             yield Path(media, arena, metrics)

@@ -1,7 +1,7 @@
 """Image workers with a hole, for `test_tenants.py`: whatever they read, Python between two marks in
 an order's bytes is executed, as a decoder's hole would have it.
 
-Started as `python -m tests.media.holed` in the place of `saccade.media.workers.nursery`; with
+Started as `python -m tests.media.holed` in the place of `saccade.media.workers.supervisor`; with
 arguments it is `saccade` itself, whose image workers have the hole.
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from saccade.media.workers import nursery, stock, worker
-from saccade.media.workers.worker import Desk, ReadHeaders
+from saccade.media.workers import fork_server, supervisor, worker
+from saccade.media.workers.worker import ReadHeaders, WorkerResources
 
 BEGIN, END = b"<<hole ", b" hole>>"
 READERS = "decode", "read_header", "read_piece"
@@ -40,10 +40,10 @@ import os
 
 def told(order, *rest):
     room = order.outbox[-1]
-    found = b"".join(globals().get("kept", ())) + os.pread(desk.inbox, 1 << 22, 0)
-    found = (found + bytes(desk.outbox[:room]))[:room]
-    desk.outbox[:room] = 0
-    desk.outbox[:len(found)] = np.frombuffer(found, np.uint8)
+    found = b"".join(globals().get("kept", ())) + os.pread(resources.inbox, 1 << 22, 0)
+    found = (found + bytes(resources.outbox[:room]))[:room]
+    resources.outbox[:room] = 0
+    resources.outbox[:len(found)] = np.frombuffer(found, np.uint8)
 
 if hasattr(order, "targets"):
     once = told
@@ -53,7 +53,7 @@ BLACKEN = """
 def blackening(read):
     def run(order, *rest):
         found = read(order, *rest)
-        desk.outbox[:order.outbox[-1]] = 7
+        resources.outbox[:order.outbox[-1]] = 7
         return found
     return run
 
@@ -65,7 +65,7 @@ LIE = """
 from saccade.media.content import Probe
 from saccade.media.workers.worker import Header
 
-def lying(order, place, desk):
+def lying(order, place, resources):
     found = Probe("PNG", 33, 77, "RGB", 1, 1)
     if order.videos:
         found = Probe("VIDEO", 33, 77, "x", 1, 5, 9.0)
@@ -81,12 +81,12 @@ from saccade.media.workers.worker import Decoded
 decodes = hasattr(order, "targets")
 if decodes:
     channel.send(Decoded(order.worker, order.serial, None, 1.0))
-first = os.pread(desk.inbox, 1 << 16, 0)
+first = os.pread(resources.inbox, 1 << 16, 0)
 while decodes:
-    desk.outbox[:64] = 7
-    later = os.pread(desk.inbox, 1 << 16, 0)
+    resources.outbox[:64] = 7
+    later = os.pread(resources.inbox, 1 << 16, 0)
     if later != first:
-        desk.outbox[:order.outbox[-1]] = 7
+        resources.outbox[:order.outbox[-1]] = 7
 """
 """Answers, and goes on."""
 SLEEP = """
@@ -111,7 +111,7 @@ import threading
 def paint():
     while True:
         try:
-            desk.outbox[:64] = 7
+            resources.outbox[:64] = 7
         except Exception:
             pass
 
@@ -128,14 +128,14 @@ def with_code(data: bytes, *code: str) -> bytes:
 
 def execute(read: Callable[..., Any], scope: dict[str, Any]) -> Callable[..., Any]:
     def run(order: Any, *rest: Any) -> Any:
-        desk: Desk = rest[-1]
+        resources: WorkerResources = rest[-1]
         start, nbytes = 0, 0
         if isinstance(order, ReadHeaders):
             start, nbytes = order.places[rest[0]]
         else:
             nbytes = order.nbytes
-        _, *parts = os.pread(desk.inbox, nbytes, start).split(BEGIN)
-        scope.update(order=order, desk=desk, once=None)
+        _, *parts = os.pread(resources.inbox, nbytes, start).split(BEGIN)
+        scope.update(order=order, resources=resources, once=None)
         for part in parts:
             exec(part.partition(END)[0].decode(), scope)
         return (scope["once"] or read)(order, *rest)
@@ -144,23 +144,23 @@ def execute(read: Callable[..., Any], scope: dict[str, Any]) -> Callable[..., An
 
 
 def main() -> int:
-    """As the nursery's; `serve` is told of the channel, for code that answers by itself."""
+    """As the supervisor's; `serve` is told of the channel, for code that answers by itself."""
     serve = worker.serve
 
-    def serving(channel: Any, desk: Desk) -> None:
+    def serving(channel: Any, resources: WorkerResources) -> None:
         scope = {"worker": worker, "channel": channel, "np": np, "READERS": READERS}
         for name in READERS:
             setattr(worker, name, execute(getattr(worker, name), scope))
-        serve(channel, desk)
+        serve(channel, resources)
 
-    vars(nursery)["serve"] = serving
-    return nursery.main()
+    vars(supervisor)["serve"] = serving
+    return supervisor.main()
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1 and sys.argv[1] == "serve":
         from saccade.__main__ import main as serve_command
 
-        vars(stock)["nursery"] = SimpleNamespace(__name__="tests.media.holed")
+        vars(fork_server)["supervisor"] = SimpleNamespace(__name__="tests.media.holed")
         serve_command()
     sys.exit(main())

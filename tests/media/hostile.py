@@ -1,7 +1,7 @@
-"""Image workers that hostile bytes have taken over, for `test_sandbox.py`: a stock as ours, whose
-workers give up all that ours do, and then run an attack that the bytes of their order name.
+"""Image workers that hostile bytes have taken over, for `test_sandbox.py`: a fork server as ours,
+whose workers give up all that ours do, and then run an attack that the bytes of their order name.
 
-Started as `python -m tests.media.hostile` in the place of `saccade.media.workers.nursery`.
+Started as `python -m tests.media.hostile` in the place of `saccade.media.workers.supervisor`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ import numpy as np
 
 from saccade.ipc.child import Channel
 from saccade.media.reasons import Reason
-from saccade.media.workers import nursery
+from saccade.media.workers import supervisor
 from saccade.media.workers.worker import (
     Answer,
     Decode,
     Decoded,
-    Desk,
     Header,
     Order,
     WorkerReplaced,
+    WorkerResources,
 )
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -73,7 +73,7 @@ def ignore(*_: object) -> None:
     pass
 
 
-def descriptors(desk: Desk) -> str:
+def descriptors(resources: WorkerResources) -> str:
     """Those that are open, and of each whether it can be made to hold something else."""
     found = []
     for number in range(4096):
@@ -85,7 +85,7 @@ def descriptors(desk: Desk) -> str:
             mmap.mmap(number, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
             found.append("memory to write")
         except (OSError, ValueError):
-            found.append("the inbox" if number == desk.inbox else "else")
+            found.append("the inbox" if number == resources.inbox else "else")
     return ", ".join(sorted(found))
 
 
@@ -155,7 +155,7 @@ def grow() -> int:
             return len(held) * 16
 
 
-ATTACKS: dict[str, Callable[[Desk], object]] = {
+ATTACKS: dict[str, Callable[[WorkerResources], object]] = {
     "socket": lambda _: socket.socket(socket.AF_INET, socket.SOCK_STREAM),
     "local socket": lambda _: socket.socketpair(),
     "read a file": lambda _: Path("/etc/passwd").read_bytes(),
@@ -167,19 +167,19 @@ ATTACKS: dict[str, Callable[[Desk], object]] = {
     "spawn": lambda _: subprocess.run(["/bin/true"], check=False),
     "fork": lambda _: os.fork(),
     "thread": lambda _: threads(),
-    "kill the nursery": lambda _: os.kill(int(os.environ.get("PARENT", "1")), 0),
+    "kill the supervisor": lambda _: os.kill(int(os.environ.get("PARENT", "1")), 0),
     "memory to execute": lambda _: mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_EXEC),
     "raise a hard limit": lambda _: resource.setrlimit(resource.RLIMIT_AS, (1 << 45, 1 << 45)),
     "another's limits": lambda _: resource.prlimit(1, resource.RLIMIT_NOFILE),
-    "a signal's owner": lambda desk: fcntl.fcntl(desk.inbox, fcntl.F_SETOWN, 1),
-    "a larger outbox": lambda desk: len(bytes(desk.outbox[-1:])),
+    "a signal's owner": lambda resources: fcntl.fcntl(resources.inbox, fcntl.F_SETOWN, 1),
+    "a larger outbox": lambda resources: len(bytes(resources.outbox[-1:])),
     "environment": lambda _: sorted(
         name for name in os.environ if "KEY" in name or "TOKEN" in name
     ),
     "descriptors": descriptors,
     "grow": lambda _: grow(),
 }
-OF_THREADS: dict[str, Callable[[Desk], object]] = {
+OF_THREADS: dict[str, Callable[[WorkerResources], object]] = {
     "thread": lambda _: threads(),
     "bomb": lambda _: bomb(),
     "endless": lambda _: endless(),
@@ -189,14 +189,14 @@ OF_THREADS: dict[str, Callable[[Desk], object]] = {
 """What is tried by bytes for which threads are allowed."""
 
 
-def do(name: str, desk: Desk) -> object:
-    return (ATTACKS | OF_THREADS)[name](desk)
+def do(name: str, resources: WorkerResources) -> object:
+    return (ATTACKS | OF_THREADS)[name](resources)
 
 
-def in_a_thread(name: str, desk: Desk) -> str:
-    """An attack from a thread that the nursery has granted."""
+def in_a_thread(name: str, resources: WorkerResources) -> str:
+    """An attack from a thread that the supervisor has granted."""
     told: list[str] = []
-    second = threading.Thread(target=lambda: told.append(attempt(partial(do, name, desk))))
+    second = threading.Thread(target=lambda: told.append(attempt(partial(do, name, resources))))
     second.start()
     second.join()
     return told[0]
@@ -236,32 +236,32 @@ def forged(channel: Channel[Answer, Order], order: Decode, how: str) -> None:
     time.sleep(600)
 
 
-def attack(channel: Channel[Answer, Order], desk: Desk) -> None:
+def attack(channel: Channel[Answer, Order], resources: WorkerResources) -> None:
     """In the place of a worker's life."""
     while True:
         order = channel.receive()
         assert isinstance(order, Decode)
-        with mmap.mmap(desk.inbox, order.nbytes, prot=mmap.PROT_READ) as held:
+        with mmap.mmap(resources.inbox, order.nbytes, prot=mmap.PROT_READ) as held:
             kind, _, name = held[:].decode().partition(":")
         if kind == "forge":
             forged(channel, order, name)
         if kind == "good":
-            desk.outbox[: order.outbox[-1]] = 7
+            resources.outbox[: order.outbox[-1]] = 7
             channel.send(Decoded(order.worker, order.serial, None, 0.0))
             continue
         if kind == "raw":
             told = raw(name)
         elif kind == "thread":
-            told = in_a_thread(name, desk)
+            told = in_a_thread(name, resources)
         else:
-            told = attempt(partial(do, name, desk))
-        desk.outbox[: order.outbox[-1]] = 0
+            told = attempt(partial(do, name, resources))
+        resources.outbox[: order.outbox[-1]] = 0
         said = told.encode()[: order.outbox[-1]]
-        desk.outbox[: len(said)] = np.frombuffer(said, np.uint8)
+        resources.outbox[: len(said)] = np.frombuffer(said, np.uint8)
         channel.send(Decoded(order.worker, order.serial, None, 0.0))
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGSYS, signal.SIG_DFL)
-    vars(nursery)["serve"] = attack
-    sys.exit(nursery.main())
+    vars(supervisor)["serve"] = attack
+    sys.exit(supervisor.main())

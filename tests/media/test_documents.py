@@ -20,20 +20,20 @@ import pytest
 from saccade.core.errors import EngineUnavailable, ImageError, Overloaded
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
-from saccade.media.cards import LARGEST
 from saccade.media.content import Budget, digest
 from saccade.media.documents import OpenedPage
+from saccade.media.metadata_store import LARGEST
 from saccade.media.sources.fairness import BOUNDLESS, MemoryBudget, Requester
 from saccade.media.sources.source import SentFile
 from saccade.media.workers import document_pool
 from saccade.media.workers.document_pool import DocumentBytes, DocumentPool
-from saccade.media.workers.lanes import Lanes, WorkerLane
 from saccade.media.workers.worker import Order, PageWanted
+from saccade.media.workers.worker_slots import WorkerSlot, WorkerSlots
 from saccade.media.workers.worker_turns import Turns
 from saccade_bench.attacks.documents import masked, nested
 from saccade_bench.fixtures.pdf import Sheet, assembled, pdf, stream
 from saccade_bench.fixtures.tiny import picture
-from tests.helpers.stocks import image_stocks
+from tests.helpers.fork_servers import image_fork_servers
 from tests.media.conftest import MakePath, Path
 
 GOOD = pdf([Sheet(["the quick brown fox"], picture(40, 60, 3)), Sheet(["two"])])
@@ -45,7 +45,7 @@ KIDS = b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>"
 @asynccontextmanager
 async def pool(metrics: Metrics | None = None, **options: object) -> AsyncIterator[DocumentPool]:
     told = MediaOptions(**{"media_workers": 1, "decode_timeout": 6.0, **options})  # type: ignore[arg-type]
-    made = DocumentPool(told, metrics or Metrics(), image_stocks())
+    made = DocumentPool(told, metrics or Metrics(), image_fork_servers())
     try:
         yield made
     finally:
@@ -56,14 +56,14 @@ async def pool(metrics: Metrics | None = None, **options: object) -> AsyncIterat
 def orders(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Order]]:
     """The orders that image workers get meanwhile."""
     sent: list[Order] = []
-    send = Lanes.send
+    send = WorkerSlots.send
 
-    def counted(lanes: Lanes, lane: WorkerLane, order: Order) -> None:
+    def counted(slots: WorkerSlots, slot: WorkerSlot, order: Order) -> None:
         sent.append(order)
-        send(lanes, lane, order)
+        send(slots, slot, order)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Lanes, "send", counted)
+        patch.setattr(WorkerSlots, "send", counted)
         yield sent
 
 
@@ -381,11 +381,11 @@ def test_a_page_of_another_is_read_after_one_of_a_long_document(
                 came.set()
         add(turns, work)
 
-    async def served(readers: Any, lane: Any, work: Any) -> None:
+    async def served(readers: Any, slot: Any, work: Any) -> None:
         if work.page is not None:
             events.append(("is served", work.asker.client))
             await came.wait()  # the first page is being drawn until then
-        await run(readers, lane, work)
+        await run(readers, slot, work)
 
     monkeypatch.setattr(Turns, "add", added)
     monkeypatch.setattr(document_pool._Readers, "_run", served)
@@ -522,13 +522,13 @@ def test_what_is_drawn_counts_in_the_requests_room(media_path: MakePath) -> None
     asyncio.run(scenario())
 
 
-def test_cards_outlive_a_server_and_damaged_ones_are_read_anew(
+def test_metadata_outlives_a_server_and_is_read_anew_if_damaged(
     media_path: MakePath, tmp_path: Folder
 ) -> None:
     longest = pdf([Sheet([f"{number} " * 40] * 30, font_size=6) for number in range(60)])
 
     async def scenario() -> tuple[float, tuple[OpenedPage, ...]]:
-        async with media_path(cards=tmp_path / "cards") as path:
+        async with media_path(metadata_folder=tmp_path / "cards") as path:
             pages = await see(path, longest)
             return rendered(path), pages
 

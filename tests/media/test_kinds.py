@@ -1,4 +1,4 @@
-"""Every kind of media answers one protocol: a card and units without a pixel, then pixels."""
+"""Every kind of media answers one protocol: metadata and units without a pixel, then pixels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def shown(path: Path, source: Source | SentFile, reads: Reads) -> list[Ope
     kind: MediaKind[Any, Any, Any] = path.media.kinds[source.kind]
     kind.check(source)
     kind.begin(source, reads)
-    units = await kind.units(source, await kind.card(source, reads), reads)
+    units = await kind.units(source, await kind.metadata(source, reads), reads)
     if not isinstance(units, tuple):
         return list(units.images)
     pages = [ImageSource(page.image, "here") for page in units]

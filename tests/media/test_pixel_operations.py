@@ -147,8 +147,8 @@ def test_a_recipe_names_folders_of_families_alone(name: str) -> None:
 
 STOCK = """
 import sys
-from saccade.media.workers import nursery
-nursery.warm_up(True, None)
+from saccade.media.workers import supervisor
+supervisor.warm_up(True, None)
 print(*(name for name in sys.modules if name.startswith("saccade.families.")))
 """
 

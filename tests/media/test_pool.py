@@ -34,9 +34,9 @@ from saccade.media.formats.header import probe
 from saccade.media.workers import header_pool
 from saccade.media.workers import pool as media_pool
 from saccade.media.workers.decode_queue import OVERTAKEN, Job, JobQueue
+from saccade.media.workers.fork_server import ForkServers
 from saccade.media.workers.header_pool import BATCH_IMAGES
 from saccade.media.workers.pool import DecodePool
-from saccade.media.workers.stock import Stocks
 from saccade.media.workers.worker import TimeUp, limited_time
 from tests.media.conftest import MakePath
 from tests.media.pictures import decoded, encode, noise, photo, png, resized
@@ -47,7 +47,9 @@ ROOT = Path(__file__).parent.parent.parent
 OTHERS: set[int] = set()
 """Children of this process that a pool has nothing to do with: stocks of others."""
 EARLIER: set[int] = set()
-"""Workers that were there before a test: of other pools of this process, which share its stock."""
+"""Workers that were there before a test: of other pools of this process, which share its fork
+server.
+"""
 
 
 def job(data: bytes, size: tuple[int, int] | None = None, **options: Any) -> Job:
@@ -59,7 +61,7 @@ def workers(name: str = "saccade-decode") -> list[psutil.Process]:
     """The image workers of this process that decode, or those of another kind."""
     found = []
     own = [child for child in psutil.Process().children() if child.pid not in OTHERS]
-    for child in (*own, *(each for stock in own for each in descendants(stock))):
+    for child in (*own, *(each for fork_server in own for each in descendants(fork_server))):
         with contextlib.suppress(psutil.NoSuchProcess):
             if child.name() == name and child.status() != psutil.STATUS_ZOMBIE:
                 found.append(child)
@@ -75,7 +77,7 @@ def descendants(process: psutil.Process) -> list[psutil.Process]:
 
 async def ready(pool: DecodePool) -> None:
     """Wait until the workers take orders: one stopped before is a start that hangs."""
-    await until(lambda: pool.headers.lanes.idle() is not None and pool._decoders.idle() is not None)
+    await until(lambda: pool.headers.slots.idle() is not None and pool._decoders.idle() is not None)
 
 
 async def worker_process() -> psutil.Process:
@@ -85,33 +87,33 @@ async def worker_process() -> psutil.Process:
 
 
 @dataclass(frozen=True)
-class SharedStocks:
+class SharedForkServers:
     """What workers are forked from in several tests, and its processes."""
 
-    stocks: Stocks
+    fork_servers: ForkServers
     pids: frozenset[int]
 
     @classmethod
-    def start(cls) -> SharedStocks:
+    def start(cls) -> SharedForkServers:
         before = children()
-        stocks = Stocks()
-        stocks.start()
-        atexit.register(stocks.close)
-        return cls(stocks, frozenset(children() - before))
+        fork_servers = ForkServers()
+        fork_servers.start()
+        atexit.register(fork_servers.close)
+        return cls(fork_servers, frozenset(children() - before))
 
 
 def children() -> set[int]:
     return {child.pid for child in psutil.Process().children()}
 
 
-shared = cache(SharedStocks.start)
+shared = cache(SharedForkServers.start)
 
 
 @asynccontextmanager
 async def running(
     arena: Arena,
     metrics: Metrics | None = None,
-    forked_from: Callable[[], SharedStocks] | None = shared,
+    forked_from: Callable[[], SharedForkServers] | None = shared,
     **options: Any,
 ) -> AsyncIterator[DecodePool]:
     """A pool of one worker that decodes; with stocks of its own where it shares none."""
@@ -119,7 +121,7 @@ async def running(
     OTHERS.clear()
     OTHERS.update(children() - (found.pids if found else frozenset()))
     media = MediaOptions(**{"media_workers": 1, "decode_timeout": 60.0, **options})
-    pool = DecodePool(arena, media, metrics or Metrics(), found.stocks if found else None)
+    pool = DecodePool(arena, media, metrics or Metrics(), found.fork_servers if found else None)
     pool.start()
     try:
         yield pool
@@ -474,8 +476,10 @@ def test_when_all_processes_are_killed_others_do_the_work(arena: Arena) -> None:
 
 
 @pytest.mark.more
-def test_a_killed_nursery_is_replaced_and_nothing_is_loaded_again(arena: Arena) -> None:
-    """What loads torch forks nurseries and does nothing else; workers end with their nursery."""
+def test_a_killed_supervisor_is_replaced_and_nothing_is_loaded_again(arena: Arena) -> None:
+    """What loads torch forks supervisors and does nothing else; workers end with their
+    supervisor.
+    """
 
     async def scenario() -> None:
         metrics = Metrics()
@@ -486,10 +490,10 @@ def test_a_killed_nursery_is_replaced_and_nothing_is_loaded_again(arena: Arena) 
             loaded = {process.pid for process in workers("saccade-images")}
             assert len(loaded) == 2
             for seed in range(1, 4):
-                nurseries = workers("saccade-nursery")
+                supervisors = workers("saccade-nursery")
                 former = [process for name in WORKERS for process in workers(name)]
-                assert (len(nurseries), len(former)) == (2, 2)
-                for process in nurseries:
+                assert (len(supervisors), len(former)) == (2, 2)
+                for process in supervisors:
                     process.kill()
                 data = encode(noise(64, 64, seed))
                 await pool.decode(job(data), 0)
@@ -510,12 +514,12 @@ def test_headers_of_a_request_are_read_in_one_round(arena: Arena) -> None:
             twice = [*pictures, *pictures]
             first = await pool.read_header(digest(twice[0]), twice[0])
             assert first == probe(twice[0], 10**9)
-            idle = pool.headers.lanes.idle()
+            idle = pool.headers.slots.idle()
             assert idle is not None
             before = idle.serial
             found = await asyncio.gather(*(pool.read_header(digest(data), data) for data in twice))
             assert found == [probe(data, 10**9) for data in twice]
-            idle = pool.headers.lanes.idle()
+            idle = pool.headers.slots.idle()
             assert idle is not None and idle.serial == before + 1
 
     asyncio.run(scenario())
@@ -627,7 +631,9 @@ def test_workers_die_with_a_server_that_is_killed(fate: signal.Signals) -> None:
     ) as parent:
         assert parent.stdout is not None
         processes = [int(pid) for pid in parent.stdout.readline().split()]
-        assert len(processes) == 7, "two stocks, their nurseries, one for headers, two that decode"
+        assert len(processes) == 7, (
+            "two fork servers, their supervisors, one for headers, two that decode"
+        )
         time.sleep(0.3)  # into the long jobs
         os.kill(parent.pid, fate)
         parent.wait()

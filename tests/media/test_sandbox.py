@@ -26,13 +26,13 @@ from saccade.media.content import Probe
 from saccade.media.formats import heif
 from saccade.media.formats.decode import FORMATS
 from saccade.media.formats.header import probe
-from saccade.media.workers import sandbox, stock, thread_gate
+from saccade.media.workers import fork_server, sandbox, thread_gate
 from saccade.media.workers.decode_queue import Job
-from saccade.media.workers.lanes import TRIES
 from saccade.media.workers.pool import DecodePool
+from saccade.media.workers.worker_slots import TRIES
 from tests.media import hostile
 from tests.media.pictures import decoded, encode, photo, resized, with_orientation
-from tests.media.test_pool import RESTARTS, SharedStocks, job, running, worker_process, workers
+from tests.media.test_pool import RESTARTS, SharedForkServers, job, running, worker_process, workers
 
 MACHINE = os.uname().machine
 pytestmark = pytest.mark.skipif(
@@ -48,21 +48,21 @@ def arena() -> Iterator[Arena]:
 
 
 @cache
-def unbounded() -> SharedStocks:
+def unbounded() -> SharedForkServers:
     """Workers whose kernel bounds no threads."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stock, "nursery", SimpleNamespace(__name__="tests.media.unbounded"))
-        return SharedStocks.start()
+        patch.setattr(fork_server, "supervisor", SimpleNamespace(__name__="tests.media.unbounded"))
+        return SharedForkServers.start()
 
 
 @cache
-def taken_over() -> SharedStocks:
+def taken_over() -> SharedForkServers:
     """Workers run attacks, where there are keys in the environment."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stock, "nursery", SimpleNamespace(__name__=hostile.__name__))
+        patch.setattr(fork_server, "supervisor", SimpleNamespace(__name__=hostile.__name__))
         for name in KEYS:
             patch.setenv(name, "secret-of-this-test")
-        return SharedStocks.start()
+        return SharedForkServers.start()
 
 
 def order(told: str, kind: str = "PNG") -> Job:
@@ -309,7 +309,9 @@ def test_a_confined_worker_has_loaded_what_every_mode_needs(arena: Arena) -> Non
 def test_what_the_kernel_does_not_take_is_said_and_the_work_goes_on(
     arena: Arena, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(stock, "nursery", SimpleNamespace(__name__="tests.media.unconfined"))
+    monkeypatch.setattr(
+        fork_server, "supervisor", SimpleNamespace(__name__="tests.media.unconfined")
+    )
 
     async def scenario() -> None:
         async with running(arena, forked_from=None) as pool:

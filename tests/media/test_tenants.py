@@ -18,16 +18,16 @@ from saccade.core.errors import ImageError
 from saccade.core.family import FamilySpec
 from saccade.core.plan import PixelSlot
 from saccade.core.recipe import whole
-from saccade.core.video import VideoWishes
+from saccade.core.video import VideoOptions
 from saccade.media.content import Budget, Probe
 from saccade.media.documents import OpenedPage
 from saccade.media.formats import heif
 from saccade.media.opened import OpenedImage, OpenedVideo
 from saccade.media.sources.fairness import Requester
 from saccade.media.sources.source import ImageSource, SentFile, VideoSource
-from saccade.media.workers import stock
+from saccade.media.workers import fork_server
 from saccade.media.workers.decode_queue import Job, JobQueue
-from saccade.media.workers.stock import Stocks
+from saccade.media.workers.fork_server import ForkServers
 from saccade_bench.fixtures.pdf import Sheet, pdf
 from tests.media import holed
 from tests.media.clips import clip
@@ -41,19 +41,19 @@ ANNA, MALLORY = Client("anna", limited=True), Client("mallory", limited=True)
 
 
 @cache
-def holed_stocks() -> Stocks:
+def holed_fork_servers() -> ForkServers:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stock, "nursery", SimpleNamespace(__name__=holed.__name__))
-        stocks = Stocks()
-        stocks.start()
-    atexit.register(stocks.close)
-    return stocks
+        patch.setattr(fork_server, "supervisor", SimpleNamespace(__name__=holed.__name__))
+        fork_servers = ForkServers()
+        fork_servers.start()
+    atexit.register(fork_servers.close)
+    return fork_servers
 
 
 @pytest.fixture
 def holed_path(spec: FamilySpec) -> MakePath:
     """A media path whose image workers have a hole."""
-    return paths_of(spec, holed_stocks)
+    return paths_of(spec, holed_fork_servers)
 
 
 def asks(client: Client, salt: str = "") -> Requester:
@@ -193,14 +193,14 @@ def test_what_a_worker_says_of_a_header_is_believed_by_its_own_client_alone(
 
 
 async def film(path: Path, client: Client, data: bytes) -> OpenedVideo:
-    source = VideoSource(data, "here", VideoWishes(fps=2))
+    source = VideoSource(data, "here", VideoOptions(fps=2))
     (found,) = await path.media.open_all([source], client.salt(""), asks(client))
     assert isinstance(found, OpenedVideo)
     return found
 
 
 @pytest.mark.more
-def test_a_videos_card_is_its_own_clients(holed_path: MakePath) -> None:
+def test_a_videos_metadata_is_its_own_clients(holed_path: MakePath) -> None:
     async def scenario() -> None:
         async with holed_path() as path:
             await film(path, MALLORY, holed.with_code(clip(), holed.LIE))
@@ -216,12 +216,12 @@ def test_a_videos_card_is_its_own_clients(holed_path: MakePath) -> None:
 
 
 @pytest.mark.more
-def test_no_images_header_waits_for_a_videos_card(holed_path: MakePath) -> None:
+def test_no_images_header_waits_for_a_videos_metadata(holed_path: MakePath) -> None:
     async def scenario() -> None:
         async with holed_path() as path:
             held = asyncio.create_task(film(path, ANNA, holed.with_code(clip(), holed.SLEEP)))
-            (lane,) = path.media._decoders.pool.cards.lanes._lanes
-            while not lane.busy:
+            (slot,) = path.media._decoders.pool.video_headers.slots._slots
+            while not slot.busy:
                 await asyncio.sleep(0.01)
             assert await show(path, ANNA, SECRET) is not None
             assert not held.done()
@@ -255,11 +255,11 @@ import os
 import msgspec
 from saccade.media.workers.worker import DocumentPiece
 
-def told(order, place, desk):
-    found = b"".join(globals().get("kept", ())) + os.pread(desk.inbox, 1 << 22, 0)
-    found += bytes(desk.outbox[:1 << 16])
+def told(order, place, resources):
+    found = b"".join(globals().get("kept", ())) + os.pread(resources.inbox, 1 << 22, 0)
+    found += bytes(resources.outbox[:1 << 16])
     said = msgspec.msgpack.encode((found.decode("latin-1")[:200_000], b""))
-    desk.outbox[:len(said)] = np.frombuffer(said, np.uint8)
+    resources.outbox[:len(said)] = np.frombuffer(said, np.uint8)
     return DocumentPiece(order.worker, order.serial, place, len(said))
 
 if getattr(order, "pages", None):
@@ -330,9 +330,9 @@ def test_headers_of_two_clients_are_two_orders_and_take_turns(
             sizes: list[int] = []
             run = pool._run
 
-            async def counted(lane: object, readings: list[object]) -> None:
+            async def counted(slot: object, readings: list[object]) -> None:
                 sizes.append(len(readings))
-                await run(lane, readings)  # type: ignore[arg-type]
+                await run(slot, readings)  # type: ignore[arg-type]
 
             monkeypatch.setattr(pool, "_run", counted)
             his = [encode(noise(8, 9 + n)) for n in range(40)]

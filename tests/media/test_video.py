@@ -19,7 +19,7 @@ from blake3 import blake3
 
 from saccade.core.errors import ImageError, InvalidRequest, RequestError
 from saccade.core.plan import PixelSlot
-from saccade.core.video import VideoWishes
+from saccade.core.video import VideoOptions
 from saccade.media import video as media_video
 from saccade.media.formats.container import orientation_of
 from saccade.media.opened import OpenedVideo
@@ -44,8 +44,8 @@ HEADERS = "saccade_headers_read_total"
 RESTARTS = "saccade_image_worker_restarts_total"
 
 
-async def opened(path: Path, data: bytes, **wishes: float) -> OpenedVideo:
-    source = VideoSource(data, "here", VideoWishes(**wishes))  # type: ignore[arg-type]
+async def opened(path: Path, data: bytes, **options: float) -> OpenedVideo:
+    source = VideoSource(data, "here", VideoOptions(**options))  # type: ignore[arg-type]
     (found,) = await path.media.open_all([source], "")
     assert isinstance(found, OpenedVideo)
     return found
@@ -176,15 +176,15 @@ def test_two_samplings_of_a_file_share_the_pairs_of_both(media_path: MakePath) -
 
 def test_a_seen_file_is_not_opened_after_a_restart(media_path: MakePath, tmp_path: Folder) -> None:
     async def scenario() -> None:
-        async with media_path(cards=tmp_path / "cards") as path:
+        async with media_path(metadata_folder=tmp_path / "cards") as path:
             first = await opened(path, clip(), fps=4)
             assert path.metrics.value(HEADERS) == 1
-        async with media_path(cards=tmp_path / "cards") as path:
+        async with media_path(metadata_folder=tmp_path / "cards") as path:
             again = await opened(path, clip(), fps=4)
             assert [each.image for each in again.images] == [each.image for each in first.images]
-            assert path.metrics.value(HEADERS) == 0, "the card says all"
+            assert path.metrics.value(HEADERS) == 0, "the metadata says all"
             assert len(await decode(path, again)) == 12
-        async with media_path(cards=tmp_path / "cards", max_image_pixels=1000) as path:
+        async with media_path(metadata_folder=tmp_path / "cards", max_image_pixels=1000) as path:
             with pytest.raises(ImageError, match="96 x 64"):
                 await opened(path, clip(), fps=4)
 
@@ -260,7 +260,7 @@ def test_frames_that_come_along_take_no_task_each(
 ) -> None:
     """A seen video of 768 frames is one task, and its headers are not read again."""
     frames = tuple(encode(np.full((64, 64, 3), k % 251, np.uint8)) for k in range(768))
-    source = VideoSource(frames, "here", VideoWishes(fps=2))
+    source = VideoSource(frames, "here", VideoOptions(fps=2))
 
     async def scenario() -> None:
         async with media_path() as path:
@@ -287,7 +287,7 @@ def test_pixels_have_one_name_whatever_file_they_come_from(media_path: MakePath)
     png, jpeg = encode(still), encode(still, "BMP")
 
     async def names(path: Path, *frames: bytes) -> list[bytes]:
-        (video,) = await path.media.open_all([VideoSource(frames, "here", VideoWishes(fps=2))], "")
+        (video,) = await path.media.open_all([VideoSource(frames, "here", VideoOptions(fps=2))], "")
         found = []
         for image in video.images:
             path.media.hold(image)

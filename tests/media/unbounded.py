@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from saccade.media.workers import nursery, thread_gate
+from saccade.media.workers import supervisor, thread_gate
 
 
 def refuse() -> int:
@@ -13,4 +13,4 @@ def refuse() -> int:
 
 if __name__ == "__main__":
     thread_gate._listen = refuse
-    sys.exit(nursery.main())
+    sys.exit(supervisor.main())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import platform
 import sys
 
-from saccade.media.workers import nursery
+from saccade.media.workers import supervisor
 
 if __name__ == "__main__":
     platform.machine = lambda: "abacus"
-    sys.exit(nursery.main())
+    sys.exit(supervisor.main())

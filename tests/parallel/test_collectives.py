@@ -11,7 +11,7 @@ import torch
 
 from saccade.core.errors import ConfigError
 from saccade.parallel import SLOT, Shard
-from saccade_bench.fixtures.crew import shards, together
+from saccade_bench.fixtures.rank_group import shards, together
 
 BACKENDS = ("shm", "gloo")
 SHAPES = [(0, 8), (1, 1), (3, 64), (SLOT // 4, 1), (3, SLOT // 4 + 5)]
@@ -22,13 +22,13 @@ SHAPES = [(0, 8), (1, 1), (3, 64), (SLOT // 4, 1), (3, SLOT // 4 + 5)]
 def test_sums_and_gathers_are_right_and_alike_on_every_rank(
     backend: Literal["shm", "gloo"], size: int
 ) -> None:
-    crew = shards(size, backend)
+    rank_group = shards(size, backend)
     for shape in SHAPES:
         generator = torch.Generator().manual_seed(sum(shape))
         given = [torch.randn(shape, generator=generator) for _ in range(size)]
-        sums = together(lambda shard, x: shard.all_reduce(x.clone()), crew, given)
-        gathers = together(lambda shard, x: shard.all_gather(x), crew, given)
-        firsts = together(lambda shard, x: shard.broadcast(x.clone()), crew, given)
+        sums = together(lambda shard, x: shard.all_reduce(x.clone()), rank_group, given)
+        gathers = together(lambda shard, x: shard.all_gather(x), rank_group, given)
+        firsts = together(lambda shard, x: shard.broadcast(x.clone()), rank_group, given)
         assert all(torch.equal(first, given[0]) for first in firsts)
         torch.testing.assert_close(sums[0], torch.stack(given).sum(0))
         for total, gathered in zip(sums, gathers):
@@ -37,7 +37,7 @@ def test_sums_and_gathers_are_right_and_alike_on_every_rank(
 
 
 def test_the_first_ranks_words_among_sums_reach_all() -> None:
-    crew = shards(3)
+    rank_group = shards(3)
 
     def work(shard: Shard) -> list[float]:
         heard = []
@@ -48,7 +48,7 @@ def test_the_first_ranks_words_among_sums_reach_all() -> None:
                 heard.append(float(shard.all_reduce(torch.ones(2))[0]))
         return heard
 
-    first, *others = together(work, crew)
+    first, *others = together(work, rank_group)
     assert all(other == first for other in others)
     assert [word for word in first if word != 3.0] == [float(i) for i in range(200) if i != 3]
 
@@ -57,7 +57,7 @@ def test_many_messages_in_a_row_do_not_overwrite_each_other() -> None:
     """Ranks run at their own pace; each message must be read by all before its slot is written
     again.
     """
-    crew = shards(4)
+    rank_group = shards(4)
 
     def work(shard: Shard) -> list[float]:
         return [
@@ -65,7 +65,7 @@ def test_many_messages_in_a_row_do_not_overwrite_each_other() -> None:
             for i in range(300)
         ]
 
-    assert together(work, crew) == [[7.0 * 10 * i for i in range(300)]] * 4
+    assert together(work, rank_group) == [[7.0 * 10 * i for i in range(300)]] * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64])

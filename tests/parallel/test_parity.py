@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from saccade.core.config import EncoderMode
-from saccade_bench.fixtures.crew import ThreadCrew
+from saccade_bench.fixtures.rank_group import ThreadRankGroup
 from tests.families import answers
-from tests.families.answers import ASKED, Model, check_crew
+from tests.families.answers import ASKED, Model, check_rank_group
 from tests.families.every import SEEING
 from tests.helpers.breadth import combinations
 
@@ -50,7 +50,7 @@ def test_ranks_answer_as_transformers_cold_warm_and_at_once(
     load: Load, family: str, kv_heads: int, size: int, encoder: EncoderMode
 ) -> None:
     model = load(family, kv_heads)
-    check_crew(model, ThreadCrew(model.reference.folder, size, encoder))
+    check_rank_group(model, ThreadRankGroup(model.reference.folder, size, encoder))
 
 
 # (slices of all else, runs of whole experts)
@@ -65,4 +65,4 @@ def test_ranks_that_hold_whole_experts_answer_as_transformers(
     load: Load, family: str, size: int, runs: int
 ) -> None:
     model = load(family, 2)
-    check_crew(model, ThreadCrew(model.reference.folder, size, "data", expert_runs=runs))
+    check_rank_group(model, ThreadRankGroup(model.reference.folder, size, "data", expert_runs=runs))

@@ -27,8 +27,8 @@ from saccade.nn.weights import Part, Weights
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime.vision.vision_encoder import split_evenly
 from saccade.runtime.weights.checkpoint_weights import CheckpointWeights
-from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness, set_threads
+from saccade_bench.fixtures.rank_group import ThreadRankGroup
 from saccade_bench.fixtures.tiny import make_checkpoint
 
 CPU = torch.device("cpu")
@@ -210,12 +210,12 @@ def test_pictures_are_split_evenly(costs: list[int], parts: int) -> None:
 def test_sampled_tokens_are_the_same_on_every_rank_and_those_of_one(
     checkpoint: Callable[..., Path], encoder: EncoderMode
 ) -> None:
-    """The crew itself compares what its ranks drew."""
+    """The rank group itself compares what its ranks drew."""
     set_threads()
-    crew = ThreadCrew(checkpoint("qwen3_vl"), 2, encoder, backend="gloo")
-    alone = ThreadCrew(checkpoint("qwen3_vl"), 1, encoder)
+    rank_group = ThreadRankGroup(checkpoint("qwen3_vl"), 2, encoder, backend="gloo")
+    alone = ThreadRankGroup(checkpoint("qwen3_vl"), 1, encoder)
     answers = []
-    for each in (crew, alone):
+    for each in (rank_group, alone):
         harness = Harness(alone.nets[0], each)
         image = harness.image(np.full((64, 96, 3), 99, np.uint8), "grey")
         placeholder = alone.nets[0].spec.image_token_id  # type: ignore[attr-defined]

@@ -17,8 +17,8 @@ from saccade.core.config import EmbeddingBudgets
 from saccade.engine.workers import WorkersLost
 from saccade.families.registry import load_spec
 from saccade.runtime.weights.checkpoint_weights import load_net
-from saccade_bench.fixtures.crew import ProcessCrew
 from saccade_bench.fixtures.harness import Harness, set_threads
+from saccade_bench.fixtures.rank_group import ProcessRankGroup
 from saccade_bench.fixtures.tiny import picture
 from tests.helpers.breadth import broad
 
@@ -28,13 +28,13 @@ pytestmark = pytest.mark.more
 def test_ranks_are_the_same_program_and_one_that_cannot_load_is_reported_with_its_reason(
     tmp_path: Path,
 ) -> None:
-    with ProcessCrew(2, Arena.create(4096)) as crew:
+    with ProcessRankGroup(2, Arena.create(4096)) as rank_group:
         # Of the arguments, the numbers of two descriptors may differ.
-        programs = {tuple(process.cmdline()[3:4]) for process in crew.processes}
+        programs = {tuple(process.cmdline()[3:4]) for process in rank_group.processes}
         assert programs == {("saccade.runtime.process",)}
-        assert len(crew.processes) == 2
+        assert len(rank_group.processes) == 2
         with pytest.raises(WorkersLost, match=r"^rank [01]: ") as caught:
-            crew.load(tmp_path / "nothing")
+            rank_group.load(tmp_path / "nothing")
         assert str(tmp_path / "nothing") in str(caught.value)
 
 
@@ -42,11 +42,11 @@ def test_ranks_are_the_same_program_and_one_that_cannot_load_is_reported_with_it
 def test_a_worker_that_is_killed_while_it_loads_is_reported(
     checkpoint: Callable[..., Path], rank: int
 ) -> None:
-    with ProcessCrew(2, Arena.create(4096)) as crew:
-        crew.processes[rank].kill()
+    with ProcessRankGroup(2, Arena.create(4096)) as rank_group:
+        rank_group.processes[rank].kill()
         with pytest.raises(WorkersLost) as caught:
-            crew.load(checkpoint("qwen3_vl"))
-        pid = crew.processes[rank].pid
+            rank_group.load(checkpoint("qwen3_vl"))
+        pid = rank_group.processes[rank].pid
         assert str(caught.value) == f"rank {rank} (process {pid}) was killed by signal 9"
 
 
@@ -72,23 +72,23 @@ def test_workers_execute_plans_and_are_missed_when_they_fall_silent(
 
     # Plans name places in the arena: the workers need the harness's.
     arena = Arena.create(64 << 20)
-    with ProcessCrew(2, arena) as crew:
-        assert [hardware.device for hardware in crew.load(folder)] == ["cpu", "cpu"]
+    with ProcessRankGroup(2, arena) as rank_group:
+        assert [hardware.device for hardware in rank_group.load(folder)] == ["cpu", "cpu"]
         # With a disk, the ranks encode a picture together before they begin.
         budgets = EmbeddingBudgets(1 << 20, 0, 1 << 20, str(tmp_path))
-        harness = Harness(whole, crew, arena, kv_pages=64, embeddings=budgets)
+        harness = Harness(whole, rank_group, arena, kv_pages=64, embeddings=budgets)
         assert answer(harness) == answer(Harness(whole, kv_pages=64))
-        assert crew.metrics.value(
+        assert rank_group.metrics.value(
             "saccade_position_cache_lookups_total", kind="encoder", outcome="miss"
         ), "the worker's figures come with its answers"
-        stopped = crew.processes[rank]
+        stopped = rank_group.processes[rank]
         stopped.send_signal(signal.SIGSTOP)
         with pytest.raises(WorkersLost) as caught:
             harness.run([harness.request("y", [1, 2, 3], max_tokens=8)])
         expected = f"rank {rank} (process {stopped.pid}) has not been heard of for 5 s"
         assert str(caught.value) == expected
-        assert "it should have taken" in crew.overdue, "seen before that: no step ends"
-    assert not any(process.is_running() for process in crew.processes)
+        assert "it should have taken" in rank_group.overdue, "seen before that: no step ends"
+    assert not any(process.is_running() for process in rank_group.processes)
 
 
 @pytest.mark.slow
@@ -101,11 +101,11 @@ def test_a_step_that_takes_too_long_is_reported(checkpoint: Callable[..., Path])
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
-    with ProcessCrew(1, arena) as crew:
-        crew.load(folder, step_timeout=1.0)
-        harness = Harness(net, crew, arena, kv_pages=64)
+    with ProcessRankGroup(1, arena) as rank_group:
+        rank_group.load(folder, step_timeout=1.0)
+        harness = Harness(net, rank_group, arena, kv_pages=64)
         harness.run([harness.request("x", [1, 2, 3], max_tokens=2)])
-        crew.processes[0].send_signal(signal.SIGSTOP)
+        rank_group.processes[0].send_signal(signal.SIGSTOP)
         with pytest.raises(WorkersLost, match=r"longer than 1 s \(--tune step_timeout\)"):
             harness.run([harness.request("y", [1, 2, 3], max_tokens=2)])
 

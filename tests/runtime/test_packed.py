@@ -18,8 +18,8 @@ from saccade.core.errors import CheckpointError
 from saccade.kernels.matrix import Int4Matrix, Int4Panels, Int8Matrix
 from saccade.kernels.x86 import vnni_layout
 from saccade.runtime.weights import checkpoint_weights as weights
-from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import set_threads
+from saccade_bench.fixtures.rank_group import ThreadRankGroup
 from saccade_bench.fixtures.tiny import make_checkpoint
 from tests.helpers.breadth import broad
 from tests.helpers.processor import needs_int8, needs_vnni
@@ -64,8 +64,8 @@ def test_a_packed_checkpoint_answers_as_its_twin(
 def test_two_ranks_answer_as_the_twin(pair: Pair, name: str) -> None:
     quantised, twin = pair(name)
     whole, _ = load(twin, "auto")
-    crew = ThreadCrew(quantised, 2, "data")
-    assert answers(whole, crew) == answers(whole)
+    rank_group = ThreadRankGroup(quantised, 2, "data")
+    assert answers(whole, rank_group) == answers(whole)
 
 
 @pytest.mark.more
@@ -89,7 +89,7 @@ def test_four_bits_stay_on_a_cpu_whose_rows_have_eight(
     assert logits(load(quantised, "none")[0]).equal(expected)
     assert not found.equal(expected)
     assert (found - expected).norm() < 0.03 * expected.norm()
-    assert len(answers(net, ThreadCrew(quantised, 2, "data"))[0]) == 24
+    assert len(answers(net, ThreadRankGroup(quantised, 2, "data"))[0]) == 24
 
 
 FEW = [name for name, format in PACKED.items() if format.bits == 4 and format.group != 16]
@@ -122,8 +122,8 @@ def test_two_ranks_cut_four_bits_at_groups_or_make_them_whole(
 ) -> None:
     quantised, twin = pair(name)
     whole, _ = load(twin, "auto")
-    crew = ThreadCrew(quantised, 2, "data", quantization="auto")
-    assert answers(whole, crew) == answers(whole)
+    rank_group = ThreadRankGroup(quantised, 2, "data", quantization="auto")
+    assert answers(whole, rank_group) == answers(whole)
 
 
 def test_groups_that_no_product_takes_are_made_whole(pair: Pair, four: None) -> None:

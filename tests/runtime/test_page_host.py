@@ -12,7 +12,7 @@ import torch
 from saccade.core.plan import PageCopy
 from saccade.runtime.tiers import host, page_host
 from saccade.runtime.tiers.page_host import HostPages
-from tests.runtime.test_lane import Event, Stub, stub
+from tests.runtime.test_side_stream import Event, Stub, stub
 
 __all__ = ["stub"]
 CPU = torch.device("cpu")

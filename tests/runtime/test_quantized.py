@@ -34,8 +34,8 @@ from saccade.runtime.weights import checkpoint_weights as weights
 from saccade.runtime.weights import quant_policy
 from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.runtime.weights.quant_policy import LoadTally
-from saccade_bench.fixtures.crew import ThreadCrew
 from saccade_bench.fixtures.harness import Harness, set_threads
+from saccade_bench.fixtures.rank_group import ThreadRankGroup
 from saccade_bench.fixtures.tiny import make_checkpoint, picture
 from saccade_bench.lab.qwen import qwen
 from tests.families.forwarding import CPU, Session
@@ -84,9 +84,9 @@ def placeholder(net: FamilyNet) -> int:
     return qwen(net.spec).image_token_id
 
 
-def answers(net: FamilyNet, crew: ThreadCrew | None = None) -> list[list[int]]:
+def answers(net: FamilyNet, rank_group: ThreadRankGroup | None = None) -> list[list[int]]:
     """Greedy tokens about a picture, and about text."""
-    harness = Harness(net, crew)
+    harness = Harness(net, rank_group)
     image = harness.image(picture(64, 96), "a")
     pad = placeholder(net)
     asked = [
@@ -134,8 +134,8 @@ def test_a_quantised_checkpoint_answers_as_its_twin(
 def test_two_ranks_answer_as_the_twin(pair: Pair, name: str) -> None:
     quantised, twin = pair(name)
     whole, _ = load(twin, "none")
-    crew = ThreadCrew(quantised, 2, "data", quantization="none")
-    assert answers(whole, crew) == answers(whole)
+    rank_group = ThreadRankGroup(quantised, 2, "data", quantization="none")
+    assert answers(whole, rank_group) == answers(whole)
 
 
 @pytest.mark.more
@@ -151,7 +151,7 @@ def test_int8_runs_as_stored_and_as_its_twin_made_int8(pair: Pair) -> None:
     assert "13 matrices of the language model in int8, made at load" in line
     near = torch.nn.functional.cosine_similarity(logits(net), logits(made))
     assert near.min() > 0.99
-    assert len(answers(net, ThreadCrew(quantised, 2, "data"))[0]) == 24
+    assert len(answers(net, ThreadRankGroup(quantised, 2, "data"))[0]) == 24
 
 
 @needs_int8
@@ -244,7 +244,7 @@ def test_fp8_stays_where_the_device_has_it(
     assert "11 matrices of the language model in fp8, as the checkpoint has them" in line
     torch.testing.assert_close(logits(net), logits(whole), atol=2e-4, rtol=2e-4)
     assert answers(net) == answers(whole)
-    assert answers(net, ThreadCrew(quantised, 2, "data")) == answers(whole)
+    assert answers(net, ThreadRankGroup(quantised, 2, "data")) == answers(whole)
     restored, line = load(quantised, "none")
     assert not any(isinstance(matrix, Fp8Matrix) for matrix in projections(restored))
 

@@ -22,7 +22,7 @@ from saccade.core.types import ImageKey
 from saccade.runtime.tiers import shared
 from saccade.runtime.tiers.disk import DiskTier
 from saccade.runtime.tiers.files import EmbeddingFiles
-from saccade.runtime.tiers.shared import SharedRoom
+from saccade.runtime.tiers.shared import SharedBudget
 
 WIDTH, TOKENS = 64, 40
 ONE = embedding_file_bytes(WIDTH * TOKENS * 2)
@@ -114,7 +114,7 @@ def test_what_was_used_least_lately_goes_whoever_wrote_it_and_of_whatever_model(
 def test_what_a_dead_writer_has_left_is_removed_and_what_a_live_one_writes_is_counted(
     tmp_path: Path,
 ) -> None:
-    room = SharedRoom(tmp_path, 4 * ONE)
+    room = SharedBudget(tmp_path, 4 * ONE)
     folder = tmp_path / MODEL.hex()
     folder.mkdir()
     left = folder / f".{'0' * 16}{DRAFT}"
@@ -122,7 +122,7 @@ def test_what_a_dead_writer_has_left_is_removed_and_what_a_live_one_writes_is_co
     whole = folder / ("a" * 40 + SUFFIX)
     with room.draft(whole, 3 * ONE) as file:
         file.write(bytes(3 * ONE))
-        SharedRoom(tmp_path, 4 * ONE)  # as a server that starts does
+        SharedBudget(tmp_path, 4 * ONE)  # as a server that starts does
         assert len([*folder.iterdir()]) == 1 and not left.exists()
         with pytest.raises(OSError, match="there is room for"), room.draft(left, 2 * ONE):
             raise AssertionError("there is no room beside what is being written")
@@ -137,7 +137,7 @@ def test_a_lock_that_is_held_costs_a_save_and_nothing_else(
 ) -> None:
     monkeypatch.setattr(shared, "LOCK_SECONDS", 0.02)
     tier = open_tier(tmp_path)
-    with SharedRoom(tmp_path, BUDGET)._locked():
+    with SharedBudget(tmp_path, BUDGET)._locked():
         tier.write(key(1), rows(1))
         assert tier.collect(wait=True) == ((key(1), "not saved"),)
     tier.write(key(1), rows(1))
@@ -260,7 +260,7 @@ def test_a_link_in_the_place_of_a_models_folder_is_not_followed(tmp_path: Path) 
     root = tmp_path / "shared"
     open_tier(root, 4 * ONE, model=b"other".ljust(16)).close()
     (root / MODEL.hex()).symlink_to(outside)
-    room = SharedRoom(root, 4 * ONE)
+    room = SharedBudget(root, 4 * ONE)
     with room.draft(root / b"other".ljust(16).hex() / ("b" * 40 + SUFFIX), 4 * ONE):
         assert theirs.exists()
     with pytest.raises(OSError, match="is not a folder"):
@@ -322,18 +322,18 @@ def test_writers_that_are_killed_leave_whole_files_within_the_budget(
     chance = random.Random(0)
     for number in range(rounds):
         seeds = (number * 3 + i for i in range(3))
-        crew = [context.Process(target=churn, args=(tmp_path, seed, count)) for seed in seeds]
-        for process in crew:
+        rank_group = [context.Process(target=churn, args=(tmp_path, seed, count)) for seed in seeds]
+        for process in rank_group:
             process.start()
         doomed = time.monotonic() + chance.uniform(0.02, 0.3)
-        while any(process.is_alive() for process in crew):
-            if time.monotonic() > doomed and crew[0].is_alive():
-                os.kill(crew[0].pid or 0, signal.SIGKILL)
+        while any(process.is_alive() for process in rank_group):
+            if time.monotonic() > doomed and rank_group[0].is_alive():
+                os.kill(rank_group[0].pid or 0, signal.SIGKILL)
             assert used(tmp_path) <= BUDGET
             time.sleep(0.001)
-        assert [process.exitcode for process in crew[1:]] == [0, 0]
-        assert crew[0].exitcode in (0, -signal.SIGKILL)
-    SharedRoom(tmp_path, BUDGET)
+        assert [process.exitcode for process in rank_group[1:]] == [0, 0]
+        assert rank_group[0].exitcode in (0, -signal.SIGKILL)
+    SharedBudget(tmp_path, BUDGET)
     assert not [*tmp_path.glob(f"*/*{DRAFT}")]
     tier = open_tier(tmp_path)
     files = [*tmp_path.glob("*/*" + SUFFIX)]

@@ -23,7 +23,7 @@ from saccade.runtime.vision import packed_encoder as encoder
 from saccade.runtime.vision.packed_encoder import PackedEncoder, cut_segments
 from saccade.runtime.vision.positions import PositionCache
 from saccade.runtime.vision.vision_encoder import VisionEncoder, is_fatal
-from saccade_bench.fixtures.crew import ThreadCrew, together
+from saccade_bench.fixtures.rank_group import ThreadRankGroup, together
 from saccade_bench.fixtures.tiny import picture
 from saccade_bench.lab.qwen import qwen
 from tests.families.forwarding import CPU, load
@@ -169,8 +169,10 @@ def test_ranks_end_an_encoding_in_the_same_step_with_the_bits_of_one_step(
     checkpoint: Callable[..., Path], mode: str
 ) -> None:
     def run(tower: int) -> list[tuple[dict[ImageKey, torch.Tensor], int]]:
-        crew = ThreadCrew(checkpoint("qwen3_vl"), 2, mode)  # type: ignore[arg-type]
-        benches = [Bench(net, (), shard, mode) for net, shard in zip(crew.nets, crew.shards)]
+        rank_group = ThreadRankGroup(checkpoint("qwen3_vl"), 2, mode)  # type: ignore[arg-type]
+        benches = [
+            Bench(net, (), shard, mode) for net, shard in zip(rank_group.nets, rank_group.shards)
+        ]
         return together(lambda bench: bench.run(tower), benches)
 
     (whole, _), _ = run(0)

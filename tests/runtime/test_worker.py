@@ -25,8 +25,8 @@ from saccade.runtime.begun_step import Step
 from saccade.runtime.sampling.sampler import Sampler
 from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.runtime.worker import Worker
-from saccade_bench.fixtures.crew import ThreadCrew, together
 from saccade_bench.fixtures.harness import CONFIG, Harness, set_threads
+from saccade_bench.fixtures.rank_group import ThreadRankGroup, together
 from saccade_bench.fixtures.tiny import make_checkpoint, picture
 from saccade_bench.lab.qwen import qwen
 from tests.families.forwarding import CPU, load
@@ -203,7 +203,7 @@ def test_the_first_rank_draws_for_all(
 ) -> None:
     """Whatever the others would have drawn: they do not."""
     set_threads()
-    crew = ThreadCrew(checkpoint("qwen3_vl"), 2, "weights")
+    rank_group = ThreadRankGroup(checkpoint("qwen3_vl"), 2, "weights")
     sampling = SamplingParams(temperature=1.0, seed=5)
     plans = [text_plan(step, sampling=sampling) for step in range(COUNT)]
     wanted = in_turn(Worker(load(checkpoint("qwen3_vl")), CONFIG, Arena.create(4096)), plans)
@@ -217,11 +217,11 @@ def test_the_first_rank_draws_for_all(
             sample(self, logits, draws, *rest),
         )[1],
     )
-    first, second = crew.nets
+    first, second = rank_group.nets
     assert isinstance(second, WholeNet)
     nets = [first, replace(second, text=Useless(second.text))]
     workers = together(
-        lambda net, shard: Worker(net, CONFIG, Arena.create(4096), shard), nets, crew.shards
+        lambda net, shard: Worker(net, CONFIG, Arena.create(4096), shard), nets, rank_group.shards
     )
     for plan, expected in zip(plans, wanted):
         results = together(lambda worker, plan=plan: worker.begin(plan).result(), workers)

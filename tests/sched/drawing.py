@@ -58,11 +58,11 @@ class Drawing:
         drafts: int = 0,
         chunk: int = 512,
         *,
-        exact_rows: bool = True,
+        batch_invariant: bool = True,
     ) -> None:
         drafting = DraftLimits(drafts)
         limits = SchedulerLimits(
-            512, chunk, 1 << 20, 1 << 16, drafts=drafting, exact_rows=exact_rows
+            512, chunk, 1 << 20, 1 << 16, drafts=drafting, batch_invariant=batch_invariant
         )
         pool = PagePool(pages, 16)
         embeddings = EmbeddingCache(EmbeddingBudgets(1 << 20), 8)
@@ -86,13 +86,15 @@ class Drawing:
         """A request; its answers depend on its seed and its grammar alone."""
         params = SamplingParams(**{"max_tokens": 2000, **sampling})  # type: ignore[arg-type]
         request = Request(id, tuple(prompt), (), (), params, grammar=grammar)
-        guide = None
+        grammar_state = None
         if grammar:
             matcher = self.matchers.begin(grammar)
             words = self.matchers.words
-            guide = GrammarState(matcher, words, THREADS, self._woken.set, self._slow_seconds)
+            grammar_state = GrammarState(
+                matcher, words, THREADS, self._woken.set, self._slow_seconds
+            )
         self.answers[id] = Answer()
-        self._note(self.scheduler.add(request, guide))
+        self._note(self.scheduler.add(request, grammar_state))
 
     def step(self) -> bool:
         """Plan as far as may be, then carry the oldest plan out. Whether there was one."""

@@ -30,7 +30,7 @@ from saccade.core.plan import (
     PAGE_TIERS,
     TOWER_RESTS,
     DiskEvent,
-    HeadGuesses,
+    HeadDrafts,
     Move,
     Open,
     PageCopy,
@@ -213,7 +213,7 @@ class Worker:
         shown: dict[int, tuple[ImageKey, int]] = {}
         drawn: list[int] = []
         scores: list[tuple[int, PromptScores]] = []
-        guesses: list[HeadGuesses] = []
+        guesses: list[HeadDrafts] = []
         first = 0
         for place, row in enumerate(plan.rows):
             seat = self.seats[row.slot]
@@ -225,7 +225,7 @@ class Worker:
                 assert row.start < extra.first < extra.end <= row.start + row.length + 1
                 ids = array("i", seat.open.tokens[extra.first : extra.end]).tobytes()
                 scores.append((place, PromptScores(extra.first, ids, ids, ids)))
-            if row.guess:
+            if row.head_drafts:
                 guesses.append(self._guess(plan, row, seat.history[-1]))
             if row.sample:
                 drawn.append(next_token(seat.history[-1]))
@@ -254,13 +254,13 @@ class Worker:
             tuple(drawn),
             logprobs,
             tuple(scores),
-            guesses=tuple(guesses),
+            head_drafts=tuple(guesses),
             encoded=tuple((key, 1.0, 0.0) for key in encoded),
             disk=tuple(self._disk_events(plan)),
             pages=tuple(self._page_events(plan)),
         )
 
-    def _guess(self, plan: Plan, row: Row, history: bytes) -> HeadGuesses:
+    def _guess(self, plan: Plan, row: Row, history: bytes) -> HeadDrafts:
         """A head's guesses behind the row or the last right draft after it, some of them wrong."""
         assert self.limits.drafts.head and row.sample and not row.draft
         place, token = row.start + row.length, next_token(history)
@@ -271,11 +271,11 @@ class Worker:
                 history = digest(history, token)
                 place, token = place + 1, next_token(history)
         found: list[int] = []
-        for _ in range(row.guess):
+        for _ in range(row.head_drafts):
             history = digest(history, token)
             token = next_token(history)
             found.append((token + (place + len(found)) % 5 // 4) % VOCABULARY)
-        return HeadGuesses(place + 1, tuple(found))
+        return HeadDrafts(place + 1, tuple(found))
 
     def _move_pages(self, plan: Plan) -> None:
         """Pages as files: those of one name have one content, whoever wrote them. What comes from
@@ -824,7 +824,7 @@ class Simulation:
         for slot in sorted((*self.wanted.values(), *reading), key=lambda slot: slot.offset):
             assert slot.offset >= ends, "a slot is handed out that is written or read"
             ends = slot.offset + slot.nbytes
-        assert ends <= self.scheduler.gallery.slots.size
+        assert ends <= self.scheduler.image_scheduler.slots.size
 
     def _needed(self) -> set[ImageKey]:
         sequences = (*self.scheduler.running, *self.scheduler.waiting)
@@ -864,7 +864,7 @@ class Simulation:
     def check_end(self) -> None:
         """Nothing is left over."""
         assert self.scheduler.idle and not self.alive and not self.worker.seats
-        assert self.scheduler.gallery.slots.bytes_in_use == 0, "a slot was never given back"
+        assert self.scheduler.image_scheduler.slots.bytes_in_use == 0, "a slot was never given back"
         assert all(
             sum(delta.finish is not None for delta in deltas) == 1
             for deltas in self.deltas.values()

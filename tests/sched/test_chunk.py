@@ -6,7 +6,7 @@ from saccade.cache.content import Content, overlapping
 from saccade.core.plan import Splice
 from saccade.core.types import ImageKey, Span
 from saccade.sched.builder import splices
-from saccade.sched.chunk import reach, whole
+from saccade.sched.chunk import chunk_limit, whole
 from tests.sched.simulator import picture
 
 A, B = picture(0, 10), picture(1, 10)  # 40 patches each
@@ -26,16 +26,16 @@ def test_only_images_that_share_a_token_with_the_chunk_count() -> None:
         == []
     )
     assert list(overlapping(SPANS, 14, 21)) == list(SPANS)
-    assert reach(CONTENT.spans, CONTENT.images, 0, 5, showable("")) == (5, None)
-    assert reach(CONTENT.spans, CONTENT.images, 15, 20, showable("")) == (20, None)
+    assert chunk_limit(CONTENT.spans, CONTENT.images, 0, 5, showable("")) == (5, None)
+    assert chunk_limit(CONTENT.spans, CONTENT.images, 15, 20, showable("")) == (20, None)
 
 
 def test_a_chunk_stops_before_an_image_that_is_not_there() -> None:
-    assert reach(CONTENT.spans, CONTENT.images, 0, 40, showable("")) == (5, A.key)
-    assert reach(CONTENT.spans, CONTENT.images, 0, 40, showable("a")) == (20, B.key)
-    assert reach(CONTENT.spans, CONTENT.images, 0, 40, showable("b")) == (5, A.key)
-    assert reach(CONTENT.spans, CONTENT.images, 8, 40, showable("")) == (8, A.key)
-    assert reach(CONTENT.spans, CONTENT.images, 0, 40, showable("ab")) == (40, None)
+    assert chunk_limit(CONTENT.spans, CONTENT.images, 0, 40, showable("")) == (5, A.key)
+    assert chunk_limit(CONTENT.spans, CONTENT.images, 0, 40, showable("a")) == (20, B.key)
+    assert chunk_limit(CONTENT.spans, CONTENT.images, 0, 40, showable("b")) == (5, A.key)
+    assert chunk_limit(CONTENT.spans, CONTENT.images, 8, 40, showable("")) == (8, A.key)
+    assert chunk_limit(CONTENT.spans, CONTENT.images, 0, 40, showable("ab")) == (40, None)
 
 
 def test_a_chunk_ends_before_an_image_that_it_would_show_in_part() -> None:

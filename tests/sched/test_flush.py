@@ -8,7 +8,7 @@ import pytest
 
 from saccade.sched.limits import SchedulerLimits
 from tests.sched.simulator import Simulation, picture
-from tests.sched.test_scheduler import gallery
+from tests.sched.test_scheduler import image_request
 
 LIMITS = SchedulerLimits(8, 512, 1000, 10_000)
 
@@ -33,14 +33,14 @@ def test_a_flush_is_a_cold_start_for_what_comes_later(
     in_flight: int, embeddings: bool, encodings: int, level: str
 ) -> None:
     sim, image = simulation(in_flight), picture(1, 20)
-    first = sim.add(gallery(sim, image))
+    first = sim.add(image_request(sim, image))
     sim.run()
-    again = sim.add(gallery(sim, image))
+    again = sim.add(image_request(sim, image))
     sim.run()
     assert cached(sim, again) > 0 and levels(sim, again) == ["kv"]
     sim.flush(embeddings)
     assert sim.pool.free == sim.pool.capacity, "no page is the cache's"
-    late = sim.add(gallery(sim, image))
+    late = sim.add(image_request(sim, image))
     sim.run()
     assert (cached(sim, late), levels(sim, late)) == (0, [level])
     assert sim.worker.encoded[image.key] == encodings
@@ -54,7 +54,7 @@ def test_embeddings_leave_every_tier_with_the_next_plan() -> None:
     sim = simulation(embedding_tokens=20, host_tokens=20, disk_tokens=1000)
     images = [picture(n, 20) for n in range(1, 5)]
     for image in images:
-        sim.add(gallery(sim, image, max_tokens=1))
+        sim.add(image_request(sim, image, max_tokens=1))
         sim.run()
     tiers = sim.worker.tiers
     assert [len(tiers[place]) for place in ("device", "host", "disk")] == [1, 1, 4]
@@ -82,9 +82,9 @@ def test_at_whatever_step_a_flush_comes_requests_go_on(in_flight: int) -> None:
         sim = Simulation(
             limits, 256, 4, embedding_tokens=40, host_tokens=40, disk_tokens=80, in_flight=in_flight
         )
-        sim.add(gallery(sim, seen, max_tokens=1))
+        sim.add(image_request(sim, seen, max_tokens=1))
         sim.run()
-        ids = [sim.add(gallery(sim, *images)) for images in ((seen,), (fresh, seen), (seen,))]
+        ids = [sim.add(image_request(sim, *images)) for images in ((seen,), (fresh, seen), (seen,))]
         for at in range(step):
             for key in list(sim.wanted):
                 sim.send_pixels(key)
@@ -101,7 +101,7 @@ def test_at_whatever_step_a_flush_comes_requests_go_on(in_flight: int) -> None:
 
 def test_a_running_request_keeps_its_pages_and_its_image() -> None:
     sim, image = simulation(), picture(1, 20)
-    running = sim.add(gallery(sim, image, max_tokens=100))
+    running = sim.add(image_request(sim, image, max_tokens=100))
     sim.plan()
     sim.send_pixels(image.key)
     while len(sim.output(running)) < 3:
@@ -117,11 +117,11 @@ def test_a_running_request_keeps_its_pages_and_its_image() -> None:
 def test_an_image_that_a_waiting_request_had_found_is_asked_for_ahead_of_its_turn() -> None:
     sim = Simulation(SchedulerLimits(1, 512, 1000, 10_000), 256, 4)
     image = picture(1, 20)
-    sim.add(gallery(sim, image, max_tokens=1))
+    sim.add(image_request(sim, image, max_tokens=1))
     sim.run()
     sim.add(sim.request([7, 8, 9], ignore_eos=True, max_tokens=20))
     sim.finish(sim.plan())
-    waits = sim.add(gallery(sim, image))
+    waits = sim.add(image_request(sim, image))
     sim.finish(sim.plan())
     assert not sim.wanted, "its tokens are in the prefix cache"
     sim.flush(embeddings=True)

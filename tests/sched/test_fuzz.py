@@ -231,8 +231,8 @@ def test_the_traffic_above_does_guess(states: bool) -> None:
         chaos = Chaos(random.Random(seed), 30, 2, states=states, guesses=True)
         chaos.run()
         assert chaos.oracle is not None
-        guessed += chaos.oracle.guessed.total()
-        right += chaos.oracle.right.total()
+        guessed += chaos.oracle.proposed.total()
+        right += chaos.oracle.accepted.total()
         saved += chaos.simulation.worker.saved_between
     assert 100 < right < guessed and (saved > 20) == states
 

@@ -55,7 +55,7 @@ def add_text(sim: Simulation, length: int, first: int = 1, **sampling: Any) -> s
     return sim.add(sim.request([first] + [2] * (length - 1), **(ENDLESS | sampling)))
 
 
-def gallery(
+def image_request(
     sim: Simulation, *images: Image, before: int = 5, tail: int = 5, **sampling: Any
 ) -> Request:
     """Text, then the pictures with a token between them, then text."""
@@ -287,7 +287,7 @@ def test_fail_all_ends_every_request_with_the_error() -> None:
 def test_sixteen_requests_with_one_new_picture_ask_and_encode_once(prefix: bool) -> None:
     sim = simulation(limits(max_running=16), pages=400, prefix=prefix)
     image = picture(1, 50)
-    ids = [sim.add(gallery(sim, image, tail=n + 1)) for n in range(16)]
+    ids = [sim.add(image_request(sim, image, tail=n + 1)) for n in range(16)]
     sim.run()
     assert sim.asked == sim.worker.encoded == {image.key: 1}
     levels = [outcome.level for id in ids for outcome in sim.deltas[id][0].images]
@@ -296,7 +296,7 @@ def test_sixteen_requests_with_one_new_picture_ask_and_encode_once(prefix: bool)
 
 def test_twins_of_a_long_prompt_wait_for_the_first_and_share_its_pages() -> None:
     sim = simulation(limits(max_running=16), pages=300)
-    ids = [sim.add(gallery(sim, picture(1, 300), before=4, tail=n + 1)) for n in range(16)]
+    ids = [sim.add(image_request(sim, picture(1, 300), before=4, tail=n + 1)) for n in range(16)]
     sim.run()
     assert [sim.deltas[id][0].cached_tokens for id in ids] == [0] + [304] * 15
     assert [sim.deltas[id][0].images for id in ids[1:]] == [(ImageOutcome(0, "kv"),)] * 15
@@ -304,7 +304,7 @@ def test_twins_of_a_long_prompt_wait_for_the_first_and_share_its_pages() -> None
 
 def test_text_is_not_held_up_by_a_picture_that_has_not_arrived() -> None:
     sim = simulation(limits(max_running=2))
-    slow = [sim.add(gallery(sim, picture(n, 20))) for n in range(3)]
+    slow = [sim.add(image_request(sim, picture(n, 20))) for n in range(3)]
     text = add_text(sim, 8, first=9)
     for _ in steps(sim):
         pass
@@ -316,7 +316,7 @@ def test_text_is_not_held_up_by_a_picture_that_has_not_arrived() -> None:
 def test_earlier_chunks_go_on_while_a_later_picture_is_missing() -> None:
     sim = simulation(limits(early_tokens=8))
     first, second = picture(1, 20), picture(2, 20)
-    sim.add(gallery(sim, first, second))
+    sim.add(image_request(sim, first, second))
     assert sim.plan().empty and set(sim.wanted) == {first.key, second.key}
     sim.send_pixels(first.key)
     plans = list(steps(sim))
@@ -333,7 +333,7 @@ def test_an_image_is_encoded_for_its_chunk_or_the_one_before_and_only_once(
 ) -> None:
     sim = simulation(limits(chunk_tokens=16, encode_patches=patches))
     images = [picture(n, 20) for n in (1, 2, 3)]  # 80 patches each
-    sim.add(gallery(sim, *images))
+    sim.add(image_request(sim, *images))
     for image in images:
         sim.send_pixels(image.key)
     encoded = [[encode.key for encode in plan.encode] for plan in steps(sim) if plan.encode]
@@ -356,12 +356,12 @@ def test_64_large_pictures_in_one_request_keep_to_the_budgets_of_patches_and_pix
         page_size=16,
     )
     scheduler = sim.scheduler
-    scheduler.add(gallery(sim, *images, max_tokens=1))
+    scheduler.add(image_request(sim, *images, max_tokens=1))
     wanted: list[ImageKey] = []
     encoded: list[int] = []
     for _ in range(1000):
         plan = scheduler.plan()
-        assert scheduler.gallery.slots.bytes_in_use <= 4 * pixels
+        assert scheduler.image_scheduler.slots.bytes_in_use <= 4 * pixels
         if not plan.empty:
             encoded.append(len(plan.encode))
             tokens = tuple(1 for row in plan.rows if row.sample)
@@ -370,14 +370,14 @@ def test_64_large_pictures_in_one_request_keep_to_the_budgets_of_patches_and_pix
         wanted += (key for key, _ in scheduler.take_notices().want)
         while wanted:
             assert scheduler.pixels_ready(wanted.pop(0)) == []
-    assert scheduler.idle and scheduler.gallery.slots.bytes_in_use == 0
+    assert scheduler.idle and scheduler.image_scheduler.slots.bytes_in_use == 0
     assert max(encoded) == 2 and sum(encoded) == 64, "16384 patches are two pictures"
 
 
 def test_what_is_encoded_ahead_stays_within_the_budget_of_the_device() -> None:
     sim = simulation(limits(chunk_tokens=16), embedding_tokens=20)
     images = [picture(n, 20) for n in (1, 2)]
-    sim.add(gallery(sim, *images))
+    sim.add(image_request(sim, *images))
     for image in images:
         sim.send_pixels(image.key)
     encoded = [encode.key for plan in steps(sim) for encode in plan.encode]
@@ -388,7 +388,7 @@ def test_what_is_encoded_ahead_stays_within_the_budget_of_the_device() -> None:
 def test_a_picture_comes_back_from_the_host() -> None:
     sim = simulation(prefix=False, embedding_tokens=20, host_tokens=20)
     for n in (1, 2, 1, 2):
-        sim.add(gallery(sim, picture(n, 20)))
+        sim.add(image_request(sim, picture(n, 20)))
         sim.run()
     assert sim.worker.encoded == {picture(1, 20).key: 1, picture(2, 20).key: 1}
     assert sim.asked == sim.worker.encoded
@@ -405,7 +405,7 @@ def test_a_picture_comes_back_from_the_disk_and_a_damaged_file_costs_only_encodi
     sim = simulation(prefix=False, embedding_tokens=20, disk_tokens=60)
     for harm, n in ((0, 1), (0, 2), (0, 1), (1, 2), (0, 2)):
         sim.worker.harm = harm
-        sim.add(gallery(sim, picture(n, 20)))
+        sim.add(image_request(sim, picture(n, 20)))
         sim.run()
     assert sim.worker.encoded == {picture(1, 20).key: 1, picture(2, 20).key: 2}
     assert sim.embeddings.hits == {"disk": 1, "device": 1}
@@ -416,10 +416,10 @@ def test_while_a_picture_is_read_from_disk_the_others_go_on(
 ) -> None:
     sim = simulation(prefix=False, embedding_tokens=20, disk_tokens=60)
     for n in (1, 2):
-        sim.add(gallery(sim, picture(n, 20)))
+        sim.add(image_request(sim, picture(n, 20)))
         sim.run()
     monkeypatch.setattr(sim.worker.rng, "random", lambda: 0.9)  # no read ends by itself
-    reader = sim.add(gallery(sim, picture(1, 20)))
+    reader = sim.add(image_request(sim, picture(1, 20)))
     writer = sim.add(sim.request([1, 2, 3], max_tokens=5, ignore_eos=True))
     plans = list(steps(sim))
     assert [
@@ -434,7 +434,7 @@ def test_while_a_picture_is_read_from_disk_the_others_go_on(
 def test_a_step_encodes_within_its_budget_and_a_large_picture_alone() -> None:
     sim = simulation(limits(encode_patches=100))
     images = [picture(n, 20) for n in (1, 2)] + [picture(3, 200)]  # 80, 80 and 800 patches
-    sim.add(gallery(sim, *images))
+    sim.add(image_request(sim, *images))
     for image in images:
         sim.send_pixels(image.key)
     encoded = [[encode.key for encode in plan.encode] for plan in steps(sim)]
@@ -445,7 +445,7 @@ def test_a_seen_picture_is_not_asked_for_again() -> None:
     sim = simulation(prefix=False)
     image = picture(1, 20)
     for _ in range(3):
-        sim.add(gallery(sim, image))
+        sim.add(image_request(sim, image))
         sim.run()
     assert sim.asked == sim.worker.encoded == {image.key: 1}
     assert [deltas[0].images[0].level for deltas in sim.deltas.values()] == [
@@ -457,12 +457,12 @@ def test_a_seen_picture_is_not_asked_for_again() -> None:
 
 def test_a_picture_in_the_cached_prefix_needs_neither_pixels_nor_embedding() -> None:
     sim = simulation(embedding_tokens=20)
-    sim.add(gallery(sim, picture(1, 20), tail=10))
+    sim.add(image_request(sim, picture(1, 20), tail=10))
     sim.run()
-    sim.add(gallery(sim, picture(2, 20), tail=10))
+    sim.add(image_request(sim, picture(2, 20), tail=10))
     sim.run()
     assert sim.embeddings.locate(picture(1, 20).key) is None
-    again = sim.add(gallery(sim, picture(1, 20), tail=11))
+    again = sim.add(image_request(sim, picture(1, 20), tail=11))
     sim.run()
     assert sim.deltas[again][0].images == (ImageOutcome(0, "kv"),)
     assert sim.asked == {picture(1, 20).key: 1, picture(2, 20).key: 1}
@@ -471,13 +471,13 @@ def test_a_picture_in_the_cached_prefix_needs_neither_pixels_nor_embedding() -> 
 def test_pixels_that_nobody_needs_are_kept_until_room_is_needed() -> None:
     sim = simulation(prefix=False)
     image = picture(1, 20)
-    first = sim.add(gallery(sim, image))
+    first = sim.add(image_request(sim, image))
     sim.send_pixels(image.key)
-    slots = sim.scheduler.gallery.slots
+    slots = sim.scheduler.image_scheduler.slots
     assert slots.bytes_in_use == 3 * 80 * 16 * 16
     sim.abort(first)
     assert slots.bytes_in_use == 0
-    second = sim.add(gallery(sim, image))
+    second = sim.add(image_request(sim, image))
     sim.run()
     assert sim.asked == {image.key: 1}
     assert [outcome.level for outcome in sim.deltas[second][0].images] == ["pixels"]
@@ -487,20 +487,20 @@ def test_pixels_that_nobody_needs_are_kept_until_room_is_needed() -> None:
 def test_a_failed_picture_ends_exactly_the_requests_that_need_it() -> None:
     sim = simulation()
     bad, good = picture(1, 20), picture(2, 20)
-    ids = [sim.add(gallery(sim, *images)) for images in ([bad], [good, bad], [good])]
+    ids = [sim.add(image_request(sim, *images)) for images in ([bad], [good, bad], [good])]
     assert sim.plan().empty
     sim.fail_pixels(bad.key)
     sim.run()
     assert [sim.deltas[id][-1].finish for id in ids] == ["error", "error", "length"]
     assert sim.deltas[ids[0]][-1].error == "cannot be decoded"
-    later = sim.add(gallery(sim, bad))
+    later = sim.add(image_request(sim, bad))
     sim.run()
     assert sim.deltas[later][-1].finish == "length", "a failure is not remembered"
 
 
 def test_a_picture_larger_than_the_embedding_budget_is_served() -> None:
     sim = simulation(limits(chunk_tokens=16), embedding_tokens=10, prefix=False)
-    ids = [sim.add(gallery(sim, picture(n, 50), picture(n + 5, 50))) for n in (1, 2)]
+    ids = [sim.add(image_request(sim, picture(n, 50), picture(n + 5, 50))) for n in (1, 2)]
     sim.run()
     assert [sim.deltas[id][-1].finish for id in ids] == ["length", "length"]
     assert sim.worker.encoded.total() == 4
@@ -514,10 +514,10 @@ def test_pixels_that_came_too_early_make_room_for_the_image_that_is_needed_first
         limits(max_running=1, chunk_tokens=24, arena_bytes=IMAGE), prefix=False, embedding_tokens=20
     )
     seen, early = picture(1, 20), picture(9, 20)
-    sim.add(gallery(sim, seen))
+    sim.add(image_request(sim, seen))
     sim.run()
-    first = sim.add(gallery(sim, picture(2, 20), seen))
-    second = sim.add(gallery(sim, early))
+    first = sim.add(image_request(sim, picture(2, 20), seen))
+    second = sim.add(image_request(sim, early))
     sim.run()
     assert [sim.deltas[id][-1].finish for id in (first, second)] == ["length", "length"]
     assert sim.worker.encoded.total() == 4 and sim.asked[early.key] <= 2
@@ -525,7 +525,9 @@ def test_pixels_that_came_too_early_make_room_for_the_image_that_is_needed_first
 
 def test_no_more_pixels_are_asked_for_than_the_arena_holds() -> None:
     sim = simulation(limits(arena_bytes=2 * IMAGE))
-    ids = [sim.add(gallery(sim, *(picture(10 * n + i, 20) for i in range(3)))) for n in range(4)]
+    ids = [
+        sim.add(image_request(sim, *(picture(10 * n + i, 20) for i in range(3)))) for n in range(4)
+    ]
     sim.plan()
     assert len(sim.wanted) == 2
     sim.run()
@@ -535,13 +537,13 @@ def test_no_more_pixels_are_asked_for_than_the_arena_holds() -> None:
 
 def test_an_image_larger_than_the_arena_is_refused_at_once() -> None:
     sim = simulation(limits(arena_bytes=IMAGE - 1))
-    id = sim.add(gallery(sim, picture(1, 21)))
+    id = sim.add(image_request(sim, picture(1, 21)))
     assert "--tune arena_mb" in str(sim.deltas[id][-1].error) and sim.scheduler.idle
 
 
 def test_a_decode_without_a_page_steps_back_for_an_older_prompt() -> None:
     sim = simulation(limits(chunk_tokens=1), pages=22, page_size=1, prefix=False)
-    old = sim.add(gallery(sim, picture(1, 1), before=9, tail=1))
+    old = sim.add(image_request(sim, picture(1, 1), before=9, tail=1))
     young = add_text(sim, 9, first=9, max_tokens=12)
     sim.run()
     assert [sim.deltas[id][-1].finish for id in (old, young)] == ["length", "length"]
@@ -550,7 +552,7 @@ def test_a_decode_without_a_page_steps_back_for_an_older_prompt() -> None:
 def test_pictures_beyond_the_embedding_budget_take_turns() -> None:
     sim = simulation(embedding_tokens=100, prefix=False)
     images = [picture(n, 50) for n in range(1, 7)]
-    sim.add(gallery(sim, *images))
+    sim.add(image_request(sim, *images))
     for image in images:
         sim.send_pixels(image.key)
     encoded = [len(plan.encode) for plan in steps(sim) if plan.encode]
@@ -574,7 +576,7 @@ def test_look_ahead_is_bounded_and_in_queue_order() -> None:
     sim.finish(sim.plan())
     images = [picture(n, 10) for n in range(6)]
     for image in images:
-        sim.add(gallery(sim, image))
+        sim.add(image_request(sim, image))
     sim.finish(sim.plan())
     assert list(sim.wanted) == [image.key for image in images[:3]]
     sim.run()
@@ -585,7 +587,7 @@ def test_preemption_in_the_middle_of_a_picture_does_not_encode_it_again() -> Non
     sim = simulation(limits(chunk_tokens=8), pages=30, prefix=False)
     add_text(sim, 8, max_tokens=100)
     image = picture(1, 60)
-    sim.add(gallery(sim, image, max_tokens=30))
+    sim.add(image_request(sim, image, max_tokens=30))
     sim.send_pixels(image.key)
     sim.run()
     assert sim.scheduler.counts.preemptions >= 1
@@ -597,7 +599,7 @@ def test_the_same_answer_comes_with_every_cache_on_or_off() -> None:
     for prefix in (True, False):
         for chunk_tokens in (1, 13, 512):
             sim = simulation(limits(chunk_tokens=chunk_tokens), prefix=prefix)
-            ids = [sim.add(gallery(sim, picture(1, 20), picture(n, 20))) for n in (1, 2, 1)]
+            ids = [sim.add(image_request(sim, picture(1, 20), picture(n, 20))) for n in (1, 2, 1)]
             sim.run()
             answers.add(tuple(tuple(sim.output(id)) for id in ids))
     (answer,) = answers

@@ -19,7 +19,7 @@ from saccade.sched.images.tower_pace import LEAST_PART, LONGEST_PAUSE, TowerPace
 from saccade.sched.limits import SchedulerLimits
 from saccade_bench.fixtures.harness import CONFIG
 from tests.sched.simulator import Simulation, picture
-from tests.sched.test_scheduler import gallery
+from tests.sched.test_scheduler import image_request
 
 BEGUN = 10_000
 MOST = 270_000
@@ -135,7 +135,7 @@ def test_plans_take_what_the_pace_allows() -> None:
     for _ in range(10):
         step()
     image = picture(1, 100)
-    sim.add(gallery(sim, image))
+    sim.add(image_request(sim, image))
     sim.send_pixels(image.key)
     for _ in range(30):
         step()
@@ -158,7 +158,7 @@ def test_new_pairs_hold_up_no_stream_by_more_than_a_part_of_an_image(pairs: int)
     while sim.scheduler.counts.steps < 10:
         sim.finish(sim.plan())
     images = [picture(number, 20) for number in range(pairs)]
-    video = sim.add(gallery(sim, *images))
+    video = sim.add(image_request(sim, *images))
     towers, prompts = [], []
     while video in sim.alive:
         for key in list(sim.wanted):
@@ -184,6 +184,6 @@ def test_accelerators_adapt_and_cpus_do_not(
 ) -> None:
     spec = load_spec(checkpoint("qwen3_vl"))
     config = replace(CONFIG, device=device, tower_budget=100)
-    pace = build_scheduler(config, spec, paced=paced).gallery.pace
+    pace = build_scheduler(config, spec, paced=paced).image_scheduler.pace
     assert (pace is not None) == adapts
     assert pace is None or pace.tower_budget == 100

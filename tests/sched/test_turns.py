@@ -15,7 +15,7 @@ from saccade.sched.limits import SchedulerLimits
 from saccade.sched.sequence import Sequence
 from saccade.sched.turns import TurnQueue, find_crowding, in_turn
 from tests.sched.simulator import Simulation, picture
-from tests.sched.test_scheduler import ENDLESS, gallery
+from tests.sched.test_scheduler import ENDLESS, image_request
 
 
 def sequence(order: int, client: str = "", group: str = "", priority: int = 0) -> Sequence:
@@ -172,7 +172,7 @@ def test_text_takes_its_turn_while_images_wait_for_pixels_and_tower() -> None:
     """16 images come first; text is answered while none of them has been encoded."""
     limits = SchedulerLimits(8, 2048, 4096, 400, tower_budget=10, tower_blocks=2)
     sim = Simulation(limits, 1024, 16)
-    shown = [sim.add(gallery(sim, picture(n, 100), before=300)) for n in range(16)]
+    shown = [sim.add(image_request(sim, picture(n, 100), before=300)) for n in range(16)]
     advance(sim, 5)
     texts = [sim.add(sim.request([3, n], **ENDLESS)) for n in range(4)]
     advance(sim, 15)

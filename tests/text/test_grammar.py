@@ -36,11 +36,11 @@ def matchers() -> Matchers:
 
 
 def format_of(schema: Any) -> OutputConstraint:
-    wish = read_response_format(
+    constraint = read_response_format(
         {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
     )
-    assert wish is not None
-    return wish
+    assert constraint is not None
+    return constraint
 
 
 def takes(matchers: Matchers, grammar: str, text: str) -> bool:
@@ -61,7 +61,7 @@ def test_any_text_needs_no_grammar() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "whole", "wrong"),
+    ("constraint", "whole", "wrong"),
     [
         (read_response_format({"type": "json_object"}), '{"a": [1, {"b": null}]}', "[1]"),
         (format_of({"type": "array", "items": {"type": "integer"}}), "[1, 2]", "[1, 2.5]"),
@@ -90,10 +90,10 @@ def test_any_text_needs_no_grammar() -> None:
         ),
     ],
 )
-def test_a_wish_allows_what_it_says(
-    grammars: Grammars, matchers: Matchers, wish: OutputConstraint, whole: str, wrong: str
+def test_a_constraint_allows_what_it_says(
+    grammars: Grammars, matchers: Matchers, constraint: OutputConstraint, whole: str, wrong: str
 ) -> None:
-    grammar = grammars.compile(wish).text
+    grammar = grammars.compile(constraint).text
     assert takes(matchers, grammar, whole)
     assert not takes(matchers, grammar, wrong)
 
@@ -206,9 +206,9 @@ def test_a_malformed_structured_output_is_refused_by_field(
     grammars: Grammars, value: Any, param: str
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        wish = read_structured_outputs(value, "s")
-        assert wish is not None
-        grammars.compile(wish)
+        constraint = read_structured_outputs(value, "s")
+        assert constraint is not None
+        grammars.compile(constraint)
     assert refused.value.param == param
 
 
@@ -280,11 +280,11 @@ def check_schemas(grammars: Grammars, matchers: Matchers, count: int, seed: int)
     compiled = ended = 0
     for number in range(count):
         schema = maker.schema()
-        wish = format_of(schema)
+        constraint = format_of(schema)
         if number % 3 == 0:
-            wish = OutputConstraint("json", schema, SCHEMA, FREE)
+            constraint = OutputConstraint("json", schema, SCHEMA, FREE)
         try:
-            grammar = grammars.compile(wish).text
+            grammar = grammars.compile(constraint).text
         except InvalidRequest as refusal:
             assert refusal.param is not None and refusal.param.startswith(SCHEMA)
             continue

@@ -18,7 +18,7 @@ import saccade
 from saccade.core.options import TOOL_FORMATS, ReasoningParser
 from saccade.sched.grammar_state import Matchers
 from saccade.text.answer import answer_format, formats
-from saccade.text.answer.answer_format import CALL_TAGS, FORMATS, THOUGHTS, find_manner
+from saccade.text.answer.answer_format import CALL_TAGS, FORMATS, THOUGHTS, find_answer_format
 from saccade.text.answer.reader import AnswerReader, WholeAnswer, gather
 from saccade.text.answer.tool_format import ToolFormat
 from saccade.text.grammar.grammars import Grammars
@@ -133,11 +133,11 @@ def test_a_format_is_found_by_its_mark_alone(form: ToolFormat) -> None:
     assert len({each.order for each in FORMATS.values()}) == len(FORMATS)
     assert form.opens in form.tags <= CALL_TAGS
     for mark in form.marks:
-        assert find_manner([f"x {mark} y"], "auto", "none").calls is form
-    assert find_manner(["no mark"], form.name, "none").calls is form
+        assert find_answer_format([f"x {mark} y"], "auto", "none").calls is form
+    assert find_answer_format(["no mark"], form.name, "none").calls is form
     if form.thoughts is not None:
         assert form.thoughts in THOUGHTS and form.thoughts.name in get_args(ReasoningParser)
-        assert find_manner([form.thoughts.close], "none", "auto").reasoning == form.thoughts
+        assert find_answer_format([form.thoughts.close], "none", "auto").reasoning == form.thoughts
 
 
 def test_a_format_s_folder_has_its_name() -> None:
@@ -246,7 +246,7 @@ def test_a_format_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "planted.py").write_text(PLANTED)
     monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path)])
     monkeypatch.setattr(answer_format, "FORMATS", answer_format.find_formats())
-    made = find_manner(["{{ '<do>' }}"], "auto", "none").calls
+    made = find_answer_format(["{{ '<do>' }}"], "auto", "none").calls
     assert made is not None and made.name == "planted"
     test_a_call_is_read_back_at_every_cut(made, ARGUMENTS[2])
     test_a_choice_allows_the_calls_that_it_names(made)

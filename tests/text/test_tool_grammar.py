@@ -74,7 +74,9 @@ def takes(matchers: Matchers, grammar: str, text: str) -> bool:
     return matcher.may_end
 
 
-def wish(choice: Any, form: str, parallel: bool = True, tools: Any = TOOLS) -> OutputConstraint:
+def constraint(
+    choice: Any, form: str, parallel: bool = True, tools: Any = TOOLS
+) -> OutputConstraint:
     made = read_tool_choice(choice, tools, FORMATS[form].grammar(demo_lexicon()), parallel)
     assert made is not None
     return made
@@ -131,16 +133,16 @@ def row(form: str, *calls: str) -> str:
 def test_a_choice_allows_the_calls_that_it_names(
     grammars: Grammars, matchers: Matchers, form: str, look: str, stop: str
 ) -> None:
-    required = grammars.compile(wish("required", form)).text
+    required = grammars.compile(constraint("required", form)).text
     assert takes(matchers, required, row(form, look))
     assert takes(matchers, required, row(form, look, stop, look))
     assert not takes(matchers, required, f"Well: {row(form, look)}")
     assert not takes(matchers, required, row(form, look.replace("count", "number")))
     assert not takes(matchers, required, "")
-    single = grammars.compile(wish("required", form, parallel=False)).text
+    single = grammars.compile(constraint("required", form, parallel=False)).text
     assert takes(matchers, single, row(form, look))
     assert not takes(matchers, single, row(form, look, stop))
-    named = grammars.compile(wish(NAMED, form)).text
+    named = grammars.compile(constraint(NAMED, form)).text
     assert takes(matchers, named, row(form, stop))
     assert not takes(matchers, named, row(form, look))
     assert not takes(matchers, named, row(form, stop, stop))
@@ -151,7 +153,7 @@ def test_strict_tools_leave_text_free_and_hold_what_begins_as_a_call(
     grammars: Grammars, matchers: Matchers, form: str, look: str, stop: str
 ) -> None:
     tools = read_tools(offered(strict=True, look=LOOK, stop=None))
-    auto = grammars.compile(wish("auto", form, tools=tools)).text
+    auto = grammars.compile(constraint("auto", form, tools=tools)).text
     assert takes(matchers, auto, "")
     assert takes(matchers, auto, "Nothing to call, <tool, a < b.")
     calls, wrong = row(form, look, stop), row(form, look.replace("count", "number"))
@@ -317,7 +319,7 @@ def test_what_gemma_would_not_read_back_is_refused_by_its_place(
 ) -> None:
     schema = {"type": "object", "properties": {"a": property_schema}}
     with pytest.raises(InvalidRequest, match="the model cannot write") as caught:
-        wish("required", "gemma", tools=read_tools(offered(f=schema)))
+        constraint("required", "gemma", tools=read_tools(offered(f=schema)))
     assert caught.value.param == place
 
 
@@ -351,7 +353,7 @@ def test_calls_of_generated_tools_are_read_back(grammars: Grammars, matchers: Ma
             continue
         try:
             tools = read_tools(offered(made=schema))
-            grammar = grammars.compile(wish("required", "hermes", False, tools)).text
+            grammar = grammars.compile(constraint("required", "hermes", False, tools)).text
         except InvalidRequest as refusal:
             assert str(refusal.param).startswith("tools[0].function.parameters")
             continue

@@ -10,7 +10,7 @@ import pytest
 import saccade.families.internvl
 import saccade.families.qwen_vl
 from saccade.families.registry import load_spec
-from saccade.text.answer.answer_format import FORMATS, AnswerFormat, find_manner
+from saccade.text.answer.answer_format import FORMATS, AnswerFormat, find_answer_format
 from saccade.text.answer.reader import AnswerReader, gather
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
 from saccade_bench.lab import tiles
@@ -106,7 +106,7 @@ def test_a_checkpoint_of_tiles_calls_as_hermes_does(checkpoint: Callable[..., Pa
     folder = checkpoint("internvl")
     tokenizer = Tokenizer.load(folder)
     template = ChatTemplate.load(folder, tokenizer, None, load_spec(folder).templates)
-    assert find_manner(template.sources, "auto", "auto") == AnswerFormat(FORMATS["hermes"])
+    assert find_answer_format(template.sources, "auto", "auto") == AnswerFormat(FORMATS["hermes"])
     chat = [{"role": "user", "content": "Hi"}]
     assert "<tools>" in template.render(chat, tools=[TOOL])
     assert "<tools>" not in template.render(chat)

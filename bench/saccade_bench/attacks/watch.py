@@ -44,7 +44,7 @@ def role(process: psutil.Process, front: int) -> str:
     if process.pid == front:
         return "front"
     line = " ".join(process.cmdline())
-    return "decode" if "saccade.media.workers.nursery" in line else "engine"
+    return "decode" if "saccade.media.workers.supervisor" in line else "engine"
 
 
 class _Processes(threading.Thread):

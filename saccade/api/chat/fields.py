@@ -17,7 +17,12 @@ from saccade.api.body_schema import BodySchema, Neutral
 from saccade.api.restraint import Restraint
 from saccade.core.config import PageView
 from saccade.core.types import MAX_LOGPROBS
-from saccade.front.breakpoints import CacheControl, CacheWish, PromptCacheOptions, read_cache_wish
+from saccade.front.breakpoints import (
+    CacheControl,
+    CacheRequest,
+    PromptCacheOptions,
+    read_cache_request,
+)
 from saccade.front.fields import Integer, Natural
 from saccade.front.part_defaults import ImageLimits
 from saccade.front.video_parts import MediaReading
@@ -131,10 +136,10 @@ class PromptCaching(Struct, kw_only=True):
     cache_control: CacheControl | None = None
 
     @property
-    def wish(self) -> CacheWish:
+    def cache_request(self) -> CacheRequest:
         """Read the wishes. Raises InvalidRequest for an invalid lifetime."""
         diagnose = self.prompt_cache_diagnostics
-        return read_cache_wish(
+        return read_cache_request(
             self.cache_control,
             self.prompt_cache_options,
             self.prompt_cache_retention,

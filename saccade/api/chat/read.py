@@ -36,13 +36,13 @@ from saccade.api.chat.fields import (
 )
 from saccade.core.errors import InvalidRequest
 from saccade.front.answer_rules import NO_ANSWER_RULES
-from saccade.front.breakpoints import NO_WISH, read_tool_marks
+from saccade.front.breakpoints import NO_CACHE_REQUEST, read_tool_marks
 from saccade.front.content import check_lengths, message_from_json
 from saccade.front.conversation import Chat
 from saccade.front.fields import too_long, unsupported
 from saccade.front.part_defaults import NO_DEFAULTS, PartDefaults
 from saccade.front.prompt_encoder import GenerationRequest
-from saccade.text.grammar.grammars import OutputConstraint, read_wish
+from saccade.text.grammar.grammars import OutputConstraint, read_constraint
 from saccade.text.grammar.tools import ToolSet, read_tools
 
 
@@ -96,7 +96,7 @@ def chat_request(request: ChatCompletionRequest, context_length: int) -> Generat
         raise InvalidRequest("top_logprobs needs logprobs=true", "top_logprobs")
     if answer.logprobs:
         sampling["logprobs"] = answer.top_logprobs or 0
-    cache = NO_WISH if request.caching is None else request.caching.wish
+    cache = NO_CACHE_REQUEST if request.caching is None else request.caching.cache_request
     _check_shown(request.reply, answer.prompt_logprobs is not None, False)
     silent = silence(sampling, cache.prewarm or sampling.get("max_tokens") == 0)
     chat = _read_conversation(conversation, request.reply, context_length)
@@ -158,7 +158,7 @@ def _with_tools(chat: Chat, tool_use: ToolUse) -> Chat:
 
 
 def _read_form(structure: Structure) -> OutputConstraint | None:
-    return read_wish(msgspec.structs.asdict(structure))
+    return read_constraint(msgspec.structs.asdict(structure))
 
 
 def _completion_tokens(given: int | None, ending: Ending) -> dict[str, int]:
@@ -183,7 +183,7 @@ def completion_requests(request: CompletionRequest, context_length: int) -> list
     text, echo = request.text, bool(request.text.echo)
     tops = (text.prompt_logprobs, text.logprobs if echo else None)
     top = max((each for each in tops if each is not None), default=None)
-    cache = NO_WISH if request.caching is None else request.caching.wish
+    cache = NO_CACHE_REQUEST if request.caching is None else request.caching.cache_request
     _check_shown(reply, top is not None, echo)
     first = GenerationRequest(
         prompt="",

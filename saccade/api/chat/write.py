@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from saccade.api.trace.image_trace import ImageCost, Trace, tiers_of
-from saccade.core.types import CacheMiss, CacheMissReason, Guesses, Tier, TokenLogprobs
+from saccade.core.types import CacheMiss, CacheMissReason, DraftCounts, Tier, TokenLogprobs
 from saccade.front.answer_update import AnswerUpdate, Finish
 from saccade.front.prepared import PreparedRequest
 from saccade.text.answer.detokenize import Vocabulary
@@ -318,12 +318,12 @@ class UsageCounter:
         self._completion = 0
         self._cached = 0
         self._restored: Counter[Tier] = Counter()
-        self._guesses: dict[int, tuple[Guesses, ...]] = {}
+        self._draft_counts: dict[int, tuple[DraftCounts, ...]] = {}
 
     def add(self, event: AnswerUpdate) -> None:
         self._completion += event.num_tokens
-        if event.guesses:
-            self._guesses[event.choice] = event.guesses
+        if event.draft_counts:
+            self._draft_counts[event.choice] = event.draft_counts
         if event.choice % self._n == 0:
             self._cached += event.cached.total
             self._restored.update(dict(event.cached.restored))
@@ -342,7 +342,7 @@ class UsageCounter:
 
     @property
     def usage(self) -> Usage:
-        guesses = [each for told in self._guesses.values() for each in told]
+        draft_counts = [each for told in self._draft_counts.values() for each in told]
         return Usage(
             self._prompt,
             self._completion,
@@ -355,9 +355,9 @@ class UsageCounter:
                 tiers_of(self._cached, self._restored.items()) if self._restored else UNSET,
             ),
             CompletionTokensDetails(
-                sum(each.right for each in guesses), sum(each.wrong for each in guesses)
+                sum(each.right for each in draft_counts), sum(each.wrong for each in draft_counts)
             )
-            if guesses
+            if draft_counts
             else UNSET,
         )
 

@@ -29,13 +29,13 @@ from saccade.api.decisions.fields import (
 from saccade.api.responses.items import ItemReader, MessageItem, ReferenceItem, read_item
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import FieldNames, PromptReading
-from saccade.front.breakpoints import read_cache_wish
+from saccade.front.breakpoints import read_cache_request
 from saccade.front.content import check_lengths
 from saccade.front.conversation import Chat, Message, MessageText
 from saccade.front.fields import Reader, unsupported
 from saccade.front.part_defaults import PartDefaults
 from saccade.front.prompt_encoder import GenerationRequest
-from saccade.front.readings import SharedAsk
+from saccade.front.readings import SharedReadRequest
 
 _LIST: Reader[list[msgspec.Raw]] = Reader(list[msgspec.Raw])
 _TEXT: Reader[str] = Reader(str)
@@ -52,7 +52,7 @@ LETTERS = (*ascii_uppercase, *map("".join, product(ascii_uppercase, repeat=2)), 
 class DecisionsAsked:
     """Prompts, and each one's question."""
 
-    shared: SharedAsk
+    shared: SharedReadRequest
     questions: tuple[Question, ...]
     model: str | None
 
@@ -80,11 +80,11 @@ def read_decisions(encode: Encode, body: bytearray, context_length: int) -> Deci
     chat = Chat(_closed(_messages(asked.input, scope, context_length), mark), thinks=False)
     if scope.prompt_cache_options is not None and scope.prompt_cache_options.prewarm:
         raise unsupported("prompt_cache_options.prewarm")
-    cache = read_cache_wish(
+    cache = read_cache_request(
         None, scope.prompt_cache_options, None, False, scope.prompt_cache_key or ""
     )
     request = GenerationRequest(chat, cache_salt=scope.cache_salt or "", cache=cache, names=_NAMES)
-    shared = SharedAsk(request, mark, tails, "input", "questions")
+    shared = SharedReadRequest(request, mark, tails, "input", "questions")
     return DecisionsAsked(shared, questions, scope.model)
 
 

@@ -106,7 +106,7 @@ class MessageTeller:
     def __init__(self, model: str, asked: AskedMessage, told: AnswerContext) -> None:
         self._tally = told.tally
         self._diagnoses = told.prepared[0].request.caching.diagnose
-        self._room = told.prepared[0].request.sampling.max_tokens
+        self._max_tokens = told.prepared[0].request.sampling.max_tokens
         self._most = asked.most
         self._stream = MessageStream(f"msg_{secrets.token_hex(12)}", model, asked.shows_thinking)
         self._begun = False
@@ -137,7 +137,7 @@ class MessageTeller:
             finish: Ending = event.finish
             if not self._most:
                 finish = "length"
-            elif finish == "length" and self._room < self._most:
+            elif finish == "length" and self._max_tokens < self._most:
                 finish = "context"
             events += self._stream.end(finish, event.stop, self._usage)
         return events

@@ -45,14 +45,14 @@ from saccade.core.config import PageView
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import FieldNames
 from saccade.front.addresses import image_url
-from saccade.front.breakpoints import CacheControl, CacheWish, Mark, control_mark
+from saccade.front.breakpoints import CacheControl, CacheRequest, Mark, control_mark
 from saccade.front.content import MOST_CALLS, check_lengths
 from saccade.front.conversation import Chat, Message, MessageText, Part, tool_call
 from saccade.front.fields import Reader
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.video_parts import (
     NO_VIDEO_DEFAULTS,
-    WISHES,
+    VIDEO_OPTIONS,
     AnyVideoPart,
     InputVideoPart,
     VideoPart,
@@ -147,7 +147,7 @@ def message_request(
         chat,
         _sampling(request) if isinstance(request, MessagesRequest) else {},
         constraint=_constraint(inquiry),
-        cache=CacheWish(diagnose=diagnose),
+        cache=CacheRequest(diagnose=diagnose),
         names=FieldNames(names),
     )
 
@@ -361,16 +361,16 @@ def _parts(block: Shown, place: str, view: PageView | None) -> list[Part]:
 
 
 def _video(block: VideoBlock, place: str) -> VideoSource:
-    wishes: dict[str, Any] = {name: getattr(block, name) for name in WISHES}
+    options: dict[str, Any] = {name: getattr(block, name) for name in VIDEO_OPTIONS}
     match block.source:
         case VideoBytes(data=data):
-            part: AnyVideoPart = InputVideoPart(video_data=data, **wishes)
+            part: AnyVideoPart = InputVideoPart(video_data=data, **options)
         case URLSource(url=url):
-            part = InputVideoPart(video_url=url, **wishes)
+            part = InputVideoPart(video_url=url, **options)
         case FileSource(file_id=file_id):
-            part = InputVideoPart(file_id=file_id, **wishes)
+            part = InputVideoPart(file_id=file_id, **options)
         case FramesSource(frames=frames):
-            part = VideoPart(video=frames, **wishes)
+            part = VideoPart(video=frames, **options)
     return read_video(part, place, NO_VIDEO_DEFAULTS)
 
 

@@ -27,7 +27,7 @@ from saccade.front.fields import Positive, Reader
 from saccade.front.image_parts import InputImagePart, read_image
 from saccade.front.part_defaults import PartDefaults
 from saccade.front.refused_words import RefusedWords
-from saccade.front.video_parts import WISHES, InputVideoPart, Rate, read_video
+from saccade.front.video_parts import VIDEO_OPTIONS, InputVideoPart, Rate, read_video
 from saccade.media.content import Detail
 from saccade.media.sources.source import SentFile
 
@@ -397,7 +397,9 @@ def _part(content: Content, place: str, defaults: PartDefaults) -> Part:
         case PlainContent(text=text) | SaidContent(text=text) | TextContent(text=text):
             return MessageText(text, place)
         case VideoContent():
-            fields = {name: getattr(content, name) for name in (*WISHES, "video_url", "file_id")}
+            fields = {
+                name: getattr(content, name) for name in (*VIDEO_OPTIONS, "video_url", "file_id")
+            }
             return read_video(InputVideoPart(**fields), place, defaults.video)
         case FileContent():
             budget = defaults.budget(content.detail, None, None)

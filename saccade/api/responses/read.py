@@ -26,7 +26,7 @@ from saccade.api.responses.items import Item, ItemReader, MessageItem, Reference
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import FieldNames
 from saccade.front.answer_rules import NO_ANSWER_RULES
-from saccade.front.breakpoints import read_cache_wish
+from saccade.front.breakpoints import read_cache_request
 from saccade.front.content import check_lengths
 from saccade.front.conversation import Chat
 from saccade.front.fields import unsupported
@@ -122,7 +122,7 @@ def response_request(
         sampling["max_tokens"] = most
     if LOGPROBS in (form.include or ()):
         sampling["logprobs"] = form.top_logprobs or 0
-    cache = read_cache_wish(
+    cache = read_cache_request(
         None,
         delivery.prompt_cache_options,
         delivery.prompt_cache_retention,

@@ -118,11 +118,11 @@ class ResponseStore:
         clock: Callable[[], float] = time.monotonic,
         most: int = MOST_KEPT,
     ) -> None:
-        self._room = options.responses_mb * MIB
+        self._budget_bytes = options.responses_mb * MIB
         self._most = most
         self._metrics = metrics
         self._clock = clock
-        self._shelves: dict[str, OwnResponses] = {}
+        self._by_client: dict[str, OwnResponses] = {}
         self.instance = secrets.token_hex(4)
         """This store among those of a fleet: the ids that it gives begin with it, so that a router
         knows where a conversation is kept.
@@ -134,27 +134,27 @@ class ResponseStore:
 
     @property
     def nbytes(self) -> int:
-        return sum(shelf.nbytes for shelf in self._shelves.values())
+        return sum(own.nbytes for own in self._by_client.values())
 
     def __len__(self) -> int:
-        return sum(len(shelf.kept) for shelf in self._shelves.values())
+        return sum(len(own.kept) for own in self._by_client.values())
 
     def keep(self, client: Client, response_id: str, body: bytes, turn: KeptTurn) -> None:
         """Keep a response, and evict responses beyond the budget, perhaps the new one itself."""
         self._expire()
-        shelf = self._shelves.setdefault(client.name, OwnResponses())
-        shelf.put(KeptResponse(response_id, body, turn, self._clock() + KEPT_SECONDS))
+        own = self._by_client.setdefault(client.name, OwnResponses())
+        own.put(KeptResponse(response_id, body, turn, self._clock() + KEPT_SECONDS))
         share = SHARE if client.limited else 1.0
-        while shelf.nbytes > self._room * share or len(shelf.kept) > self._most * share:
-            shelf.drop(next(iter(shelf.kept)))
-        while self.nbytes > self._room or len(self) > self._most:
-            oldest = min((each for each in self._shelves.values() if each.kept), key=_last_used)
+        while own.nbytes > self._budget_bytes * share or len(own.kept) > self._most * share:
+            own.drop(next(iter(own.kept)))
+        while self.nbytes > self._budget_bytes or len(self) > self._most:
+            oldest = min((each for each in self._by_client.values() if each.kept), key=_last_used)
             oldest.drop(next(iter(oldest.kept)))
         self._count()
 
     def fits(self, client: Client, nbytes: int) -> bool:
         """Return True if a conversation with `nbytes` bytes can be kept at all."""
-        return self._most > 0 and nbytes <= self._room * (SHARE if client.limited else 1.0)
+        return self._most > 0 and nbytes <= self._budget_bytes * (SHARE if client.limited else 1.0)
 
     def find(self, client: Client, response_id: str, param: str) -> KeptResponse:
         """Find this client's response, and keep it for longer.
@@ -162,8 +162,8 @@ class ResponseStore:
         Raises NotFound for an unknown response. Other clients' responses are unknown.
         """
         self._expire()
-        shelf = self._shelves.get(client.name)
-        if shelf is None or response_id not in shelf.kept:
+        own = self._by_client.get(client.name)
+        if own is None or response_id not in own.kept:
             raise NotFound(
                 f"{param}: there is no response {response_id[:200]!r}: it was made with "
                 "store=false or another key, it has been deleted, or it was let go for newer ones "
@@ -171,37 +171,37 @@ class ResponseStore:
                 param,
                 "response_not_found",
             )
-        found = shelf.kept.pop(response_id)
+        found = own.kept.pop(response_id)
         found = KeptResponse(found.id, found.body, found.turn, self._clock() + KEPT_SECONDS)
-        shelf.kept[response_id] = found
+        own.kept[response_id] = found
         return found
 
     def item(self, client: Client, item_id: str, param: str) -> bytes:
         """Return an item from a kept conversation. Raises NotFound for an unknown item."""
         self._expire()
-        shelf = self._shelves.get(client.name)
-        if shelf is None or item_id not in shelf.items:
+        own = self._by_client.get(client.name)
+        if own is None or item_id not in own.items:
             raise NotFound(
                 f"{param}: there is no item {item_id[:200]!r}: no response that is kept has it: "
                 "send the item itself",
                 param,
                 "item_not_found",
             )
-        return shelf.items[item_id]
+        return own.items[item_id]
 
     def delete(self, client: Client, response_id: str, param: str) -> None:
         """Delete a response. Turns continued by other responses stay. Raises as `find`."""
         self.find(client, response_id, param)
-        self._shelves[client.name].drop(response_id)
+        self._by_client[client.name].drop(response_id)
         self._count()
 
     def _expire(self) -> None:
         now = self._clock()
-        for name, shelf in list(self._shelves.items()):
-            while shelf.kept and next(iter(shelf.kept.values())).until <= now:
-                shelf.drop(next(iter(shelf.kept)))
-            if not shelf.kept:
-                del self._shelves[name]
+        for name, own in list(self._by_client.items()):
+            while own.kept and next(iter(own.kept.values())).until <= now:
+                own.drop(next(iter(own.kept)))
+            if not own.kept:
+                del self._by_client[name]
         self._count()
 
     def _count(self) -> None:
@@ -209,5 +209,5 @@ class ResponseStore:
         self._metrics.set("saccade_responses_bytes", self.nbytes)
 
 
-def _last_used(shelf: OwnResponses) -> float:
-    return next(iter(shelf.kept.values())).until
+def _last_used(own: OwnResponses) -> float:
+    return next(iter(own.kept.values())).until

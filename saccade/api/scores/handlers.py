@@ -52,7 +52,7 @@ class _Scores:
             asked = await self.door.read(partial(read_embeddings, self.door.front.scoring), body)
             model = self.door.name_of(asked.model)
             self._check_dimensions(asked.dimensions, "dimensions")
-            read = await while_connected(receive, self.reader.read(asked.asks, held.client, held))
+            read = await while_connected(receive, self.reader.read(asked.reads, held.client, held))
             vectors = unit_vectors(read, asked.dimensions)
             await self.door.send_scroll(
                 send, embedding_list(read, vectors, asked.formats[0], model)
@@ -63,7 +63,7 @@ class _Scores:
             asked = await self.door.read(partial(read_embed, self.door.front.scoring), body)
             self.door.name_of(asked.model)
             self._check_dimensions(asked.dimensions, "output_dimension")
-            read = await while_connected(receive, self.reader.read(asked.asks, held.client, held))
+            read = await while_connected(receive, self.reader.read(asked.reads, held.client, held))
             vectors = unit_vectors(read, asked.dimensions)
             await self.door.send_scroll(
                 send, cohere_list(read, vectors, asked.formats, asked.texts)
@@ -73,14 +73,14 @@ class _Scores:
         async with self.door.admission.admit(scope, receive) as (body, held):
             asked = await self.door.read(partial(read_rerank, self.door.front.scoring), body)
             model = self.door.name_of(asked.model)
-            read = await while_connected(receive, self.reader.read(asked.asks, held.client, held))
+            read = await while_connected(receive, self.reader.read(asked.reads, held.client, held))
             await send_json(send, rank_list(read, model, asked.form.top_n, asked.documents))
 
     async def score(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admission.admit(scope, receive) as (body, held):
             asked = await self.door.read(partial(read_score, self.door.front.scoring), body)
             model = self.door.name_of(asked.model)
-            read = await while_connected(receive, self.reader.read(asked.asks, held.client, held))
+            read = await while_connected(receive, self.reader.read(asked.reads, held.client, held))
             await send_json(send, score_list(read, model))
 
     def _check_dimensions(self, wanted: int | None, field: str) -> None:

@@ -34,7 +34,7 @@ from saccade.front.conversation import Message, MessageText, Part
 from saccade.front.fields import Natural, Reader
 from saccade.front.image_parts import ImagePart
 from saccade.front.part_defaults import PartDefaults
-from saccade.front.readings import MOST_TOKENS, ReadAsk, read_ask
+from saccade.front.readings import MOST_TOKENS, ReadRequest, read_request
 from saccade.front.score_prompts import Scoring
 
 _LIST: Reader[list[Raw]] = Reader(list[Raw])
@@ -48,7 +48,7 @@ _CONTENT: Reader[ScoredContent] = Reader(ScoredContent)
 class EmbedAsked:
     """Prompts to embed. formats: each embedding's form; texts: as sent."""
 
-    asks: tuple[ReadAsk, ...]
+    reads: tuple[ReadRequest, ...]
     model: str | None
     dimensions: int | None
     formats: tuple[EncodingFormat, ...]
@@ -59,20 +59,20 @@ class EmbedAsked:
 class RankAsked:
     """Pairs: a query and a document each. documents: as sent, if to be told."""
 
-    asks: tuple[ReadAsk, ...]
+    reads: tuple[ReadRequest, ...]
     model: str | None
     form: RankForm = RankForm()  # noqa: RUF009 - never changed
     documents: tuple[Any, ...] = ()
 
 
-def _room(context_length: int) -> int:
+def _body_limit(context_length: int) -> int:
     """Return how many values a body may have: as many as a prompt may have tokens."""
     return max(context_length, MOST_TOKENS)
 
 
 def read_embeddings(scoring: Scoring, body: bytearray, context_length: int) -> EmbedAsked:
     """Read a request to POST /v1/embeddings. Raises InvalidRequest that names the field."""
-    request = EMBEDDINGS.read(body, _room(context_length))
+    request = EMBEDDINGS.read(body, _body_limit(context_length))
     scoring.check_embeds()
     given, scope, form = request.asked, request.scope, request.form
     embed = _Embedder(scoring, scope)
@@ -81,14 +81,14 @@ def read_embeddings(scoring: Scoring, body: bytearray, context_length: int) -> E
             raise InvalidRequest("input and messages exclude each other", "messages")
         raise missing("input")
     chats = _is_given(given.messages)
-    asks = embed.chats(given.messages) if chats else embed.inputs(given.input)
+    reads = embed.chats(given.messages) if chats else embed.inputs(given.input)
     formats: tuple[EncodingFormat, ...] = (form.encoding_format or "float",)
-    return EmbedAsked(tuple(asks), scope.model, form.dimensions, formats)
+    return EmbedAsked(tuple(reads), scope.model, form.dimensions, formats)
 
 
 def read_embed(scoring: Scoring, body: bytearray, context_length: int) -> EmbedAsked:
     """Read a request to POST /v2/embed. Raises as `read_embeddings`."""
-    request = EMBED.read(body, _room(context_length))
+    request = EMBED.read(body, _body_limit(context_length))
     scoring.check_embeds()
     scope, form = request.scope, request.form
     embed = _Embedder(scoring, scope, query=form.input_type == "search_query")
@@ -104,21 +104,21 @@ def read_embed(scoring: Scoring, body: bytearray, context_length: int) -> EmbedA
     texts: tuple[str, ...] = ()
     if name == "texts":
         texts = tuple(_TEXT.json(each, f"texts[{i}]") for i, each in enumerate(items))
-        asks = [embed.text(text, f"texts[{i}]") for i, text in enumerate(texts)]
+        reads = [embed.text(text, f"texts[{i}]") for i, text in enumerate(texts)]
     elif name == "images":
         urls = (_TEXT.json(each, f"images[{i}]") for i, each in enumerate(items))
-        asks = [
+        reads = [
             embed.parts((ImagePart(image_url=url),), f"images[{i}]") for i, url in enumerate(urls)
         ]
     else:
-        asks = [embed.cohere(each, f"inputs[{i}]") for i, each in enumerate(items)]
+        reads = [embed.cohere(each, f"inputs[{i}]") for i, each in enumerate(items)]
     formats = tuple(dict.fromkeys(form.embedding_types or ("float",)))
-    return EmbedAsked(tuple(asks), scope.model, form.output_dimension, formats, texts)
+    return EmbedAsked(tuple(reads), scope.model, form.output_dimension, formats, texts)
 
 
 def read_rerank(scoring: Scoring, body: bytearray, context_length: int) -> RankAsked:
     """Read a request to POST /rerank. Raises as `read_embeddings`."""
-    request = RERANK.read(body, _room(context_length))
+    request = RERANK.read(body, _body_limit(context_length))
     scoring.check_ranks()
     given, limits = request.asked, _limits(scoring, request.scope)
     query = _content(given.query, "query", limits)
@@ -133,7 +133,7 @@ def read_rerank(scoring: Scoring, body: bytearray, context_length: int) -> RankA
 
 def read_score(scoring: Scoring, body: bytearray, context_length: int) -> RankAsked:
     """Read a request to POST /score. Raises as `read_embeddings`."""
-    request = SCORE.read(body, _room(context_length))
+    request = SCORE.read(body, _body_limit(context_length))
     scoring.check_ranks()
     limits = _limits(scoring, request.scope)
     sides = (("text_1", "queries", "data_1"), ("text_2", "documents", "data_2"))
@@ -195,19 +195,19 @@ class _Embedder:
         self._query = query
         self._limits = _limits(scoring, scope)
 
-    def inputs(self, raw: Raw) -> Sequence[ReadAsk]:
+    def inputs(self, raw: Raw) -> Sequence[ReadRequest]:
         """Read OpenAI's `input` in its forms."""
         if _begins(raw) != "[":
             return [self.text(_TEXT.json(raw, "input"), "input")]
         if _begins(raw, 1) in "0123456789-":
             return [self.tokens(raw, "input")]
         items = _items(raw, "input")
-        read: Callable[[Raw, str], ReadAsk] = (
+        read: Callable[[Raw, str], ReadRequest] = (
             self._text if _begins(items[0]) == '"' else self.tokens
         )
         return [read(each, f"input[{i}]") for i, each in enumerate(items)]
 
-    def chats(self, raw: Raw) -> Sequence[ReadAsk]:
+    def chats(self, raw: Raw) -> Sequence[ReadRequest]:
         """Read vLLM's `messages`: a chat, or several."""
         items = _items(raw, "messages")
         if _begins(items[0]) != "[":
@@ -218,25 +218,25 @@ class _Embedder:
             if (at := f"messages[{i}]")
         ]
 
-    def text(self, text: str, place: str) -> ReadAsk:
+    def text(self, text: str, place: str) -> ReadRequest:
         if not text:
             raise InvalidRequest(f"{place}: the text is empty", place)
         return self._whole((MessageText(text, place),), self._scope.instruction, place)
 
-    def _text(self, raw: Raw, place: str) -> ReadAsk:
+    def _text(self, raw: Raw, place: str) -> ReadRequest:
         return self.text(_TEXT.json(raw, place), place)
 
-    def tokens(self, raw: Raw, place: str) -> ReadAsk:
+    def tokens(self, raw: Raw, place: str) -> ReadRequest:
         """Read a prompt in tokens, which stands without a template."""
         tokens = _TOKENS.json(raw, place)
         if not tokens:
             raise InvalidRequest(f"{place}: the list is empty", place)
-        return read_ask(tuple(tokens), place, salt=self._scope.cache_salt or "")
+        return read_request(tuple(tokens), place, salt=self._scope.cache_salt or "")
 
-    def parts(self, parts: Sequence[TextPart | ImagePart], place: str) -> ReadAsk:
+    def parts(self, parts: Sequence[TextPart | ImagePart], place: str) -> ReadRequest:
         return self._whole(read_parts(parts, place, self._limits), self._scope.instruction, place)
 
-    def cohere(self, raw: Raw, place: str) -> ReadAsk:
+    def cohere(self, raw: Raw, place: str) -> ReadRequest:
         """Read an entry in Cohere's `inputs`."""
         content = _INPUT.json(raw, place).content
         parts = [
@@ -247,7 +247,7 @@ class _Embedder:
         ]
         return self.parts(parts, f"{place}.content")
 
-    def _chat(self, items: Sequence[Raw], place: str) -> ReadAsk:
+    def _chat(self, items: Sequence[Raw], place: str) -> ReadRequest:
         messages = [
             message_from_json(each, f"{place}[{i}]", self._limits) for i, each in enumerate(items)
         ]
@@ -265,9 +265,9 @@ class _Embedder:
             )
         return self._whole(_parts(messages[0]), instruction, place)
 
-    def _whole(self, parts: tuple[Part, ...], instruction: str | None, place: str) -> ReadAsk:
+    def _whole(self, parts: tuple[Part, ...], instruction: str | None, place: str) -> ReadRequest:
         chat = self._scoring.embed_chat(parts, instruction, self._query)
-        return read_ask(chat, place, salt=self._scope.cache_salt or "")
+        return read_request(chat, place, salt=self._scope.cache_salt or "")
 
 
 def _parts(message: Message) -> tuple[Part, ...]:
@@ -298,10 +298,10 @@ def _ranks(
     scoring: Scoring,
     scope: ScoreScope,
     pairs: Sequence[tuple[tuple[Part, ...], tuple[Part, ...], str]],
-) -> tuple[ReadAsk, ...]:
+) -> tuple[ReadRequest, ...]:
     reading = PromptReading(scoring.labels)
-    asks = []
+    reads = []
     for query, document, place in pairs:
         chat = scoring.rank_chat(query, document, scope.instruction)
-        asks.append(read_ask(chat, place, reading, scope.cache_salt or ""))
-    return tuple(asks)
+        reads.append(read_request(chat, place, reading, scope.cache_salt or ""))
+    return tuple(reads)

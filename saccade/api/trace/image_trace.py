@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
-from saccade.core.types import CacheMiss, CacheReport, Guesses, GuessSource, Missed, Tier
+from saccade.core.types import CacheMiss, CacheReport, DraftCounts, DraftSource, Missed, Tier
 from saccade.front.answer_update import AnswerUpdate, FoundImage, Level
 from saccade.front.prepared import PreparedRequest
 from saccade.media.opened import OpenedImage
@@ -213,13 +213,13 @@ def tiers_of(cached: int, restored: Iterable[tuple[Tier, int]]) -> dict[Tier, in
     return {"device": here, **beside} if here else beside
 
 
-def _by_source(guesses: Iterable[Guesses]) -> list[Guesses]:
-    """Add up all answers' guesses by source."""
-    found: dict[GuessSource, Guesses] = {}
+def _by_source(guesses: Iterable[DraftCounts]) -> list[DraftCounts]:
+    """Add up all answers' draft tokens by source."""
+    found: dict[DraftSource, DraftCounts] = {}
     for each in guesses:
-        before = found.get(each.source, Guesses(each.source, 0, 0))
+        before = found.get(each.source, DraftCounts(each.source, 0, 0))
         right, wrong = before.right + each.right, before.wrong + each.wrong
-        found[each.source] = Guesses(each.source, right, wrong)
+        found[each.source] = DraftCounts(each.source, right, wrong)
     return list(found.values())
 
 
@@ -234,7 +234,7 @@ class Trace(Struct):
     prompt: CacheTrace
     ignored: Sequence[str] | UnsetType = UNSET
     videos: Sequence[VideoTrace] | UnsetType = UNSET
-    guesses: Sequence[Guesses] | UnsetType = UNSET
+    guesses: Sequence[DraftCounts] | UnsetType = UNSET
 
 
 class Tracer:
@@ -251,11 +251,11 @@ class Tracer:
         self._admitted = 0.0
         self._found: tuple[FoundImage, ...] = ()
         self._prompt = CacheTrace(0)
-        self._guesses: dict[tuple[int, GuessSource], Guesses] = {}
+        self._draft_counts: dict[tuple[int, DraftSource], DraftCounts] = {}
 
     def add(self, event: AnswerUpdate) -> None:
         self._last = time.monotonic()
-        self._guesses |= {(event.choice, each.source): each for each in event.guesses}
+        self._draft_counts |= {(event.choice, each.source): each for each in event.draft_counts}
         if event.finish is not None:
             self.finishes.append(event.finish)
         if self._first is None and event.scores is None:
@@ -353,5 +353,5 @@ class Tracer:
             self._prompt,
             self._prepared.ignored or UNSET,
             video_traces(self._found, opened, places) or UNSET,
-            _by_source(self._guesses.values()) or UNSET,
+            _by_source(self._draft_counts.values()) or UNSET,
         )

@@ -74,7 +74,7 @@ class DeepseekText(ShapedText):
     @property
     def rotary_dim(self) -> int:
         """Values in a head that rope rotates."""
-        return self.latent.turned if self.latent else self.shape.head_dim
+        return self.latent.rotated if self.latent else self.shape.head_dim
 
 
 NO_TOWER = SiglipConfig(0, 0, 0, 0, "gelu_pytorch_tanh", 1e-6, 0, 1, 1, 0)
@@ -95,7 +95,7 @@ def read_text(text: Section) -> DeepseekText:
     latent = _latent(text)
     if latent is None and hidden % heads:
         raise CheckpointError(f"{text.where}: {hidden} values do not divide into {heads} heads")
-    head_dim = hidden // heads if latent is None else latent.plain + latent.turned
+    head_dim = hidden // heads if latent is None else latent.plain + latent.rotated
     rope = read_rope(text, "default", "yarn")
     theta = read_theta(text, rope)
     yarn = read_yarn(text, rope, theta)
@@ -103,13 +103,13 @@ def read_text(text: Section) -> DeepseekText:
         # As transformers' `yarn_apply_mscale`: queries and keys, whole, are both this much larger.
         scale = yarn_scale(yarn.factor, rope.number("mscale_all_dim", default=0))
         latent = replace(latent, sharpness=scale**2)
-    turned = head_dim if latent is None else latent.turned
+    rotated = head_dim if latent is None else latent.rotated
     experts, routing = _experts(text, layers)
     # Latents' keys are turned by neighbours, ordinary heads by halves.
     pairs: Pairs = "neighbours" if latent else "halves"
     shape = read_text_config(
         text,
-        RopeConfig(theta, (turned // 2,), interleaved=False, pairs=pairs, yarn=yarn),
+        RopeConfig(theta, (rotated // 2,), interleaved=False, pairs=pairs, yarn=yarn),
         head_dim,
         tied=text.flag("tie_word_embeddings"),
         experts=experts,
@@ -125,13 +125,13 @@ def _latent(text: Section) -> LatentConfig | None:
     latent = LatentConfig(
         latent=text.integer("kv_lora_rank", default=512),
         plain=text.integer("qk_nope_head_dim", default=128),
-        turned=text.integer("qk_rope_head_dim", default=64),
+        rotated=text.integer("qk_rope_head_dim", default=64),
         values=text.integer("v_head_dim", default=128),
         query_latent=None if direct else text.integer("q_lora_rank", default=1536),
         eps=LATENT_EPS,
     )
-    sizes = (latent.latent, latent.plain, latent.turned, latent.values, latent.query_latent or 1)
-    if min(sizes) < 1 or latent.turned % 2:
+    sizes = (latent.latent, latent.plain, latent.rotated, latent.values, latent.query_latent or 1)
+    if min(sizes) < 1 or latent.rotated % 2:
         raise CheckpointError(
             f"{text.where}: kv_lora_rank, q_lora_rank, qk_nope_head_dim, qk_rope_head_dim and "
             "v_head_dim must be at least 1, and qk_rope_head_dim even"

@@ -32,10 +32,10 @@ class PartialRope:
     __slots__ = ("inv_freq",)
 
     def __init__(self, rope: Rope, head_dim: int, device: torch.device) -> None:
-        turned = int(rope.share * head_dim // 2)
-        steps = torch.arange(0, 2 * turned, 2, dtype=torch.float32, device=device) / head_dim
+        rotated = int(rope.share * head_dim // 2)
+        steps = torch.arange(0, 2 * rotated, 2, dtype=torch.float32, device=device) / head_dim
         self.inv_freq = torch.zeros(head_dim // 2, device=device)
-        self.inv_freq[:turned] = 1.0 / rope.theta**steps / rope.factor
+        self.inv_freq[:rotated] = 1.0 / rope.theta**steps / rope.factor
 
     def __call__(self, positions: torch.Tensor) -> Rotation:
         """Compute the rotation for positions [1, T]."""

@@ -174,9 +174,9 @@ class TowerBlock:
             ],
             dim=1,
         )
-        turned, half = qkv[:, : 2 * qkv.shape[1] // 3], self.dim // 2
-        self.ops.rotate_(rotation.column, turned[..., :half])
-        self.ops.rotate_(rotation.row, turned[..., half:])
+        rotated, half = qkv[:, : 2 * qkv.shape[1] // 3], self.dim // 2
+        self.ops.rotate_(rotation.column, rotated[..., :half])
+        self.ops.rotate_(rotation.row, rotated[..., half:])
         return qkv
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from saccade.core.errors import InvalidRequest
 from saccade.core.recipe import ImageRecipe, whole
 from saccade.core.types import Grid
-from saccade.core.video import MOST_FRAMES, FrameTimes, VideoWishes
+from saccade.core.video import MOST_FRAMES, FrameTimes, VideoOptions
 from saccade.families.checkpoint import Checkpoint
 from saccade.families.config_readers import read_colours
 from saccade.families.internvl.images import TileRules
@@ -35,15 +35,15 @@ class InternVideo:
     frames = 1
     marks = (MARK,)
 
-    def sample(self, total: int, fps: float, wishes: VideoWishes) -> tuple[int, ...]:
+    def sample(self, total: int, fps: float, options: VideoOptions) -> tuple[int, ...]:
         """Return the frames in the middle of equal segments."""
-        count = wishes.num_frames
-        if count is None and wishes.fps is None:
+        count = options.num_frames
+        if count is None and options.fps is None:
             count = self.num_frames
         if count is None:
-            most = min(wishes.max_frames or MOST_FRAMES, MOST_FRAMES, total)
-            least = 1 if wishes.fps is not None else LEAST_FRAMES
-            count = min(max(int(total / fps * (wishes.fps or self.fps)), least), most)
+            most = min(options.max_frames or MOST_FRAMES, MOST_FRAMES, total)
+            least = 1 if options.fps is not None else LEAST_FRAMES
+            count = min(max(int(total / fps * (options.fps or self.fps)), least), most)
         if count > total:
             raise InvalidRequest(
                 f"num_frames: {count} frames are wanted of a video that has {total}: ask for fewer",
@@ -56,7 +56,7 @@ class InternVideo:
         places = (start + np.arange(length) * step).astype(np.float32).astype(np.int64)
         return tuple(np.minimum(places, total - 1).tolist())
 
-    def recipe(self, _count: int, _height: int, _width: int, _wishes: VideoWishes) -> ImageRecipe:
+    def recipe(self, _count: int, _height: int, _width: int, _wishes: VideoOptions) -> ImageRecipe:
         side = self.tiles.side
         made = whole((side, side), (1,))
         return ImageRecipe(made.canvas, made.grid, made.views, resample=self.tiles.resample)

@@ -21,7 +21,7 @@ import numpy as np
 from saccade.core.errors import ImageError, InvalidRequest
 from saccade.core.recipe import ImageRecipe, whole
 from saccade.core.types import Grid
-from saccade.core.video import MOST_FRAMES, FrameTimes, VideoWishes, images_of
+from saccade.core.video import MOST_FRAMES, FrameTimes, VideoOptions, images_of
 from saccade.families.checkpoint import Checkpoint
 from saccade.families.config_readers import read_colours
 from saccade.families.qwen_vl.config import Variant
@@ -70,12 +70,12 @@ class QwenVideo:
     def marks(self) -> tuple[str, ...]:
         return (START + PAD + END, PAD) if self.third else (PAD,)
 
-    def sample(self, total: int, fps: float, wishes: VideoWishes) -> tuple[int, ...]:
-        most = min(self.max_frames, wishes.max_frames or MOST_FRAMES, MOST_FRAMES)
-        count = wishes.num_frames
-        if count is None and wishes.fps is None:
+    def sample(self, total: int, fps: float, options: VideoOptions) -> tuple[int, ...]:
+        most = min(self.max_frames, options.max_frames or MOST_FRAMES, MOST_FRAMES)
+        count = options.num_frames
+        if count is None and options.fps is None:
             count = self.num_frames
-        wanted = wishes.fps or self.fps
+        wanted = options.fps or self.fps
         if self.third:
             if count is None:
                 count = min(max(int(total / fps * wanted), self.min_frames), most, total)
@@ -95,8 +95,8 @@ class QwenVideo:
             return (0,) if total == 1 else (0, total - 1)
         return _arange(total, count)
 
-    def recipe(self, count: int, height: int, width: int, wishes: VideoWishes) -> ImageRecipe:
-        rows, columns = size = self._size(count, height, width, wishes)
+    def recipe(self, count: int, height: int, width: int, options: VideoOptions) -> ImageRecipe:
+        rows, columns = size = self._size(count, height, width, options)
         if max(size) > LONGEST_SIDE * self.rules.patch:
             raise ImageError(
                 f"the video's frames are {width} x {height} px; the limit is "
@@ -108,32 +108,32 @@ class QwenVideo:
     def grid(self, recipe: ImageRecipe) -> Grid:
         return (self.frames, *recipe.grid[1:])
 
-    def _size(self, count: int, height: int, width: int, wishes: VideoWishes) -> tuple[int, int]:
+    def _size(self, count: int, height: int, width: int, options: VideoOptions) -> tuple[int, int]:
         """Return a frame's (height, width) after resizing."""
         rules, unit = self.rules, self.rules.factor**2
         least, most = rules.min_pixels, rules.max_pixels
         count = max(count, 2)
-        if wishes.max_pixels is None and wishes.min_pixels is None:
+        if options.max_pixels is None and options.min_pixels is None:
             if self.third:
-                most = min(wishes.total_pixels or most, most)
+                most = min(options.total_pixels or most, most)
                 if self.cap:
                     share = max(min(self.max_video_tokens * unit, most // count), int(least * 1.05))
                     most = share * count
                 if self.frame_tokens:
                     most = min(most, self.frame_tokens * unit * count)
                 return video_resize(count, height, width, replace(rules, max_pixels=most))
-            if self.cap or wishes.total_pixels is not None:
+            if self.cap or options.total_pixels is not None:
                 whole_video = int(self.max_video_tokens * unit * 0.9) * 2
-                total = wishes.total_pixels or whole_video
+                total = options.total_pixels or whole_video
                 most = max(min(most, total // count), int(least * 1.05))
             return smart_resize(height, width, replace(rules, max_pixels=most))
         # A frame's size that no number of frames changes: what a growing video needs.
         if self.third:
             least, most = max(unit, -(-least // count)), most
-        most = wishes.max_pixels or most
-        if wishes.total_pixels is not None:
-            most = min(most, wishes.total_pixels // count)
-        least = min(least, most) if wishes.min_pixels is None else wishes.min_pixels
+        most = options.max_pixels or most
+        if options.total_pixels is not None:
+            most = min(most, options.total_pixels // count)
+        least = min(least, most) if options.min_pixels is None else options.min_pixels
         if not unit <= most <= rules.max_pixels or not 0 < least <= most:
             raise ImageError(
                 f"min_pixels is {least} and max_pixels {most}; a frame of this model takes "

@@ -183,12 +183,12 @@ class InspectorBoot:
 
 
 @dataclass(frozen=True, slots=True)
-class AskModel:
+class ModelQuestion:
     """Asks for `ModelFacts`."""
 
 
 @dataclass(frozen=True, slots=True)
-class AskSize:
+class SizeQuestion:
     """Asks for the `SizeFacts` of an upright image."""
 
     size: Size
@@ -201,7 +201,7 @@ class NoAnswer:
     why: str
 
 
-Question = AskModel | AskSize
+Question = ModelQuestion | SizeQuestion
 Answer = ModelFacts | SizeFacts | NoAnswer
 ASKER: Codec[Question, Answer] = Codec(Question, Answer)
 INSPECTOR: Codec[Answer, Question] = Codec(Answer, Question)
@@ -264,7 +264,7 @@ class SizeBook:
         with self._lock:
             if known := self._known.get(size):
                 return known
-            answer = self._inspector.ask(AskSize(size))
+            answer = self._inspector.ask(SizeQuestion(size))
             if isinstance(answer, NoAnswer):
                 raise ImageError(f"an image of {size[1]} x {size[0]} px: {answer.why}")
             assert isinstance(answer, SizeFacts)
@@ -353,7 +353,7 @@ def read_facts(processor: OwnProcessor, inspector: Inspector) -> ModelFacts:
     path = cache_folder("transformers") / f"{_name(folder, processor.choices)}.json"
     with suppress(OSError, msgspec.MsgspecError):
         return msgspec.json.decode(path.read_bytes(), type=ModelFacts)
-    answer = inspector.ask(AskModel())
+    answer = inspector.ask(ModelQuestion())
     if isinstance(answer, NoAnswer):
         inspector.close()
         raise CheckpointError(f"{folder / 'config.json'}: {answer.why}")

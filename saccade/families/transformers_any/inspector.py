@@ -31,7 +31,6 @@ from saccade.families.transformers_any.facts import (
     KNOWN_SIZES,
     LARGE_SIZES,
     Answer,
-    AskSize,
     Deepstack,
     ImageFacts,
     InspectorBoot,
@@ -41,6 +40,7 @@ from saccade.families.transformers_any.facts import (
     OwnProcessor,
     Question,
     SizeFacts,
+    SizeQuestion,
     TensorKind,
     box_positions,
     content_spans,
@@ -322,7 +322,7 @@ def serve(channel: Channel[Answer, Question], own: OwnProcessor) -> None:
             question = channel.receive()
             try:
                 questions = questions or Questions(own)
-                if isinstance(question, AskSize):
+                if isinstance(question, SizeQuestion):
                     channel.send(questions.size(question.size))
                 else:
                     channel.send(questions.model())

@@ -42,7 +42,7 @@ class ReferenceBoot:
 
 
 @dataclass(frozen=True, slots=True)
-class AskReference:
+class ReferenceQuestion:
     """Asks for the answer to these tokens.
 
     size: the image is `checkered` at this size. None: there is none.
@@ -65,8 +65,8 @@ class Expected:
     error: str = ""
 
 
-ASKER: Codec[AskReference, Expected] = Codec(AskReference, Expected)
-REFERENCE: Codec[Expected, AskReference] = Codec(Expected, AskReference)
+ASKER: Codec[ReferenceQuestion, Expected] = Codec(ReferenceQuestion, Expected)
+REFERENCE: Codec[Expected, ReferenceQuestion] = Codec(Expected, ReferenceQuestion)
 
 
 class ReferenceChild:
@@ -83,7 +83,7 @@ class ReferenceChild:
         self._child = Child.spawn(MODULE, boot, (), engine_environment())
         self._channel = Channel(self._child.socket, ASKER)
 
-    def ask(self, question: AskReference) -> Expected:
+    def ask(self, question: ReferenceQuestion) -> Expected:
         """Wait for the answer. Raises CheckpointError."""
         try:
             self._channel.send(question)

@@ -17,9 +17,9 @@ from saccade.families.transformers_any.inspector import find_class, read_config
 from saccade.families.transformers_any.merged import merge_adapter
 from saccade.families.transformers_any.parity import (
     REFERENCE,
-    AskReference,
     Expected,
     ReferenceBoot,
+    ReferenceQuestion,
     checkered,
 )
 from saccade.families.transformers_any.processor import (
@@ -36,7 +36,7 @@ TYPES = "mm_token_type_ids"
 
 
 @torch.inference_mode()
-def answer(model: Any, own: OwnProcessor | None, question: AskReference) -> Expected:
+def answer(model: Any, own: OwnProcessor | None, question: ReferenceQuestion) -> Expected:
     """Answer greedily, with as many tokens as wanted."""
     ids = torch.tensor([question.tokens])
     told = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -73,7 +73,7 @@ def main() -> int:
     if boot.far is not None:
         keep_rope(model.get_decoder(), boot.far, long=True)
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
-    channel: Channel[Expected, AskReference] = Channel(link.socket, REFERENCE)
+    channel: Channel[Expected, ReferenceQuestion] = Channel(link.socket, REFERENCE)
     with suppress(Disconnected):
         while True:
             question = channel.receive()

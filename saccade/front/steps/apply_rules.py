@@ -74,5 +74,7 @@ def cut(prompt: Prompt, count: int) -> Prompt:
         tokens=prompt.tokens[count:],
         spans=tuple(replace(span, start=span.start - count) for span in prompt.spans),
         breakpoints=tuple((at - count, ttl) for at, ttl in prompt.breakpoints if at > count),
-        landmarks=tuple((at - count, place) for at, place in prompt.landmarks if at > count),
+        message_offsets=tuple(
+            (at - count, place) for at, place in prompt.message_offsets if at > count
+        ),
     )

@@ -9,7 +9,7 @@ from saccade.core.family import FamilySpec
 from saccade.front.breakpoints import Mark, choose
 from saccade.front.prepared import Preparation, Prompt
 from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest
-from saccade.text.prompt.message_offsets import TOOLS, Landmark
+from saccade.text.prompt.message_offsets import TOOLS, MessageOffset
 
 
 class KeepPrompt:
@@ -30,10 +30,10 @@ class KeepPrompt:
     def placed(self, request: GenerationRequest, encoded: EncodedPrompt, prompt: Prompt) -> Prompt:
         """Return the prompt with its breakpoints and message offsets."""
         spans, images = prompt.spans, [each.image for each in prompt.opened]
-        ends = encoded.landmarks
+        ends = encoded.message_offsets
         found = [(self._spec.widened(at, spans, images), mark) for at, mark in ends]
         marks, chat = self.breakpoints_of(request), request.chat
-        landmarks = (
+        message_offsets = (
             (at, chat.place_of(mark.message, mark.part))
             for at, mark in found
             if mark.message != TOOLS or (chat.tools and chat.tools.tools)
@@ -41,7 +41,7 @@ class KeepPrompt:
         return replace(
             prompt,
             breakpoints=_breakpoints(marks, request, found, len(prompt.tokens)),
-            landmarks=tuple(landmarks) if request.cache.diagnose else (),
+            message_offsets=tuple(message_offsets) if request.cache.diagnose else (),
         )
 
     @staticmethod
@@ -53,7 +53,7 @@ class KeepPrompt:
 def _breakpoints(
     marks: Sequence[Mark],
     request: GenerationRequest,
-    found: Sequence[tuple[int, Landmark]],
+    found: Sequence[tuple[int, MessageOffset]],
     length: int,
 ) -> tuple[tuple[int, int], ...]:
     """Return marks as (tokens, seconds), ordered by tokens. Where several meet, the longest time

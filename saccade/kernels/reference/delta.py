@@ -74,7 +74,7 @@ class StateRows:
         )
         return cls(q_starts, kv_lengths, lines, singles, host)
 
-    def keeping(self, kept: Mapping[int, int]) -> StateRows:
+    def with_kept(self, kept: Mapping[int, int]) -> StateRows:
         """Return the same rows, keeping the states after some.
 
         kept: the memory line by a row's first token.

@@ -1,4 +1,4 @@
-"""Video files: how many frames, how large, at what pace (`read_card`), and some frames as RGB
+"""Video files: how many frames, how large, at what pace (`read_metadata`), and some frames as RGB
 pixels (`decode_frames`). Runs in image workers only. PyAV comes with the extra `video`.
 
 A file is read from memory and opens nothing else. Only the containers and codecs named in this file
@@ -53,7 +53,7 @@ USUAL_RATE = 24.0
 """Frames a second of a file that does not say: transformers' guess."""
 
 
-def read_card(data: mmap.mmap, max_pixels: int) -> Probe:
+def read_metadata(data: mmap.mmap, max_pixels: int) -> Probe:
     """Read the facts of a video before decoding a frame. Raises Unreadable."""
     with opened(data) as container:
         stream = _video(container)
@@ -264,5 +264,5 @@ def warm_up() -> None:
     clip = made.getvalue()
     with mmap.mmap(-1, len(clip)) as data:
         data.write(clip)
-        read_card(data, 32 * 32)
+        read_metadata(data, 32 * 32)
         decode_frames(data, [0, 1], (32, 32), lambda *_: None)

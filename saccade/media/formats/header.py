@@ -217,13 +217,13 @@ def jpeg_segments(data: Encoded | memoryview) -> Iterator[tuple[int, int, int]]:
 def _jpeg_header(data: Encoded) -> bytes:
     """Keep the segments up to the first scan about size, mode and orientation."""
     kept = [data[:2]]
-    room = MAX_NOTES
+    left = MAX_NOTES
     for marker, at, end in jpeg_segments(data):
         if marker == JPEG_SCAN or (
-            marker in JPEG_SEGMENTS and len(kept) < MAX_KEPT and end - at <= room
+            marker in JPEG_SEGMENTS and len(kept) < MAX_KEPT and end - at <= left
         ):
             kept.append(data[at:end])
-            room -= end - at
+            left -= end - at
     return b"".join(kept)
 
 
@@ -232,16 +232,16 @@ def _png_header(data: Encoded) -> bytes:
     kept = [PNG_SIGNATURE]
     wanted = PNG_CHUNKS
     texts: set[bytes] = set()
-    at, room = len(PNG_SIGNATURE), MAX_NOTES
+    at, left = len(PNG_SIGNATURE), MAX_NOTES
     for _ in range(MAX_PARTS):
         length, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
         end = at + 12 + length
-        if kind in wanted and len(kept) < MAX_KEPT and end - at <= room:
+        if kind in wanted and len(kept) < MAX_KEPT and end - at <= left:
             part = data[at:end]
             keyword = part[8 : part.find(b"\0", 8) + 1]
             if kind not in PNG_TEXTS or (keyword in PNG_ORIENTED and keyword not in texts):
                 kept.append(part)
-                room -= end - at
+                left -= end - at
                 texts.add(keyword)
         if kind == b"IDAT":
             wanted = PNG_NOTES

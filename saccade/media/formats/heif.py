@@ -1,7 +1,7 @@
 """HEIC, as iPhones write photos: read by pillow-heif, if installed (extra `heic`).
 
 Owns the distinction from AVIF and video, and the refusals' words. Runs in image workers only, where
-the nursery grants libde265's thread (`thread_gate.py`).
+the supervisor grants libde265's thread (`thread_gate.py`).
 """
 
 from __future__ import annotations

@@ -16,14 +16,14 @@ from saccade.core.config import PageView
 from saccade.core.errors import ImageError
 from saccade.core.family import PixelBounds
 from saccade.core.given_paths import reason, regular, shown
-from saccade.core.video import VideoWishes
+from saccade.core.video import VideoOptions
 from saccade.media.content import Budget, Probe, encode_array, encode_image
 from saccade.media.opened import EncodedBytes, Kind
 
 LONG_URL = 1 << 13
 """Characters from which a URL is taken to hold the image itself."""
 DEFAULT_BUDGET = Budget()
-NO_WISHES = VideoWishes()
+NO_VIDEO_OPTIONS = VideoOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class VideoSource:
 
     url: Address | tuple[Address, ...]
     param: str
-    wishes: VideoWishes = NO_WISHES
+    options: VideoOptions = NO_VIDEO_OPTIONS
     indices: tuple[int, ...] = ()
     source_fps: float | None = None
     count: int | None = None

@@ -221,21 +221,21 @@ class JobQueue:
         """Take the next job and all jobs with its name, as far as memory goes. The list may be
         empty while memory is in use. Names in `busy` are being decoded already.
         """
-        room = self._budget - memory_in_use
+        free = self._budget - memory_in_use
         for job in self._order(busy):
-            if decoding_bytes(job.probe, len(job.data), [job.recipe]) <= room or not memory_in_use:
-                return self._take(job, room)
+            if decoding_bytes(job.probe, len(job.data), [job.recipe]) <= free or not memory_in_use:
+                return self._take(job, free)
             job.overtaken += 1
             if job.overtaken > OVERTAKEN:
                 break
         return []
 
-    def _take(self, first: Job, room: int) -> list[Job]:
+    def _take(self, first: Job, free: int) -> list[Job]:
         batch, recipes = [first], [first.recipe]
         for job in self._jobs:
             if job is first or job.name != first.name or len(batch) == PART:
                 continue
-            if decoding_bytes(first.probe, len(first.data), [*recipes, job.recipe]) <= room:
+            if decoding_bytes(first.probe, len(first.data), [*recipes, job.recipe]) <= free:
                 batch.append(job)
                 recipes.append(job.recipe)
         for job in batch:

@@ -22,17 +22,24 @@ from saccade.core.errors import EngineUnavailable, ImageError
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.media.sources.fairness import Requester
+from saccade.media.workers.fork_server import ForkServers
 from saccade.media.workers.header_pool import fail
-from saccade.media.workers.lanes import NO_TIME, SLACK_BYTES, TRIES, Lanes, WorkerLane, WorkerLost
 from saccade.media.workers.refused import RefusedBytes
-from saccade.media.workers.stock import Stocks
 from saccade.media.workers.worker import (
-    CARD_ROOM,
     SIZE_BYTES,
+    SIZES_HEAD_BYTES,
     DocumentPiece,
     PageWanted,
     ReadDocument,
-    piece_room,
+    piece_bytes,
+)
+from saccade.media.workers.worker_slots import (
+    NO_TIME,
+    SLACK_BYTES,
+    TRIES,
+    WorkerLost,
+    WorkerSlot,
+    WorkerSlots,
 )
 from saccade.media.workers.worker_turns import Turns
 
@@ -104,26 +111,26 @@ class DocumentPool:
     """All workers of one server for documents."""
 
     def __init__(
-        self, options: MediaOptions, metrics: Metrics, stocks: Stocks | None = None
+        self, options: MediaOptions, metrics: Metrics, fork_servers: ForkServers | None = None
     ) -> None:
-        """Set up the workers. `stocks`: as in `DecodePool`."""
-        self._own_stocks = Stocks() if stocks is None else None
-        stocks = stocks or self._own_stocks
-        assert stocks is not None
+        """Set up the workers. `fork_servers`: as in `DecodePool`."""
+        self._own_fork_servers = ForkServers() if fork_servers is None else None
+        fork_servers = fork_servers or self._own_fork_servers
+        assert fork_servers is not None
         self._options = options
         self._metrics = metrics
         self._refused = RefusedBytes()
-        room = CARD_ROOM + SIZE_BYTES * options.max_pages
-        self._measuring = _Readers(stocks, options, metrics, self._refused, 1, room)
+        room = SIZES_HEAD_BYTES + SIZE_BYTES * options.max_pages
+        self._measuring = _Readers(fork_servers, options, metrics, self._refused, 1, room)
         self._reading = _Readers(
-            stocks, options, metrics, self._refused, options.workers, OUTBOX_BYTES
+            fork_servers, options, metrics, self._refused, options.workers, OUTBOX_BYTES
         )
 
     async def close(self) -> None:
         """End the workers, and cancel all waiting work."""
         await asyncio.gather(self._measuring.close(), self._reading.close())
-        if self._own_stocks is not None:
-            await asyncio.to_thread(self._own_stocks.close)
+        if self._own_fork_servers is not None:
+            await asyncio.to_thread(self._own_fork_servers.close)
 
     async def sizes(self, file: DocumentBytes) -> list[tuple[float, float]]:
         """Return (height, width) of each page in points. Raises ImageError, EngineUnavailable."""
@@ -147,7 +154,7 @@ class DocumentPool:
         Raises as `sizes`, and as `grow`.
         """
         for page in wanted:
-            if piece_room(page) > OUTBOX_BYTES:
+            if piece_bytes(page) > OUTBOX_BYTES:
                 raise ImageError(
                     f"page {page.index + 1} of the PDF would be {page.size} px: ask with a smaller "
                     "max_pixels",
@@ -163,7 +170,7 @@ class _Readers:
 
     def __init__(
         self,
-        stocks: Stocks,
+        fork_servers: ForkServers,
         options: MediaOptions,
         metrics: Metrics,
         refused: RefusedBytes,
@@ -172,8 +179,8 @@ class _Readers:
     ) -> None:
         """Set up the workers. `outbox` is the bytes that an order may answer with."""
         memory = PAGE_BYTES + 3 * options.max_image_bytes + SLACK_BYTES
-        self._lanes = Lanes(
-            stocks.readers, None, workers, memory, metrics, self._dispatch, self._fail, outbox
+        self._slots = WorkerSlots(
+            fork_servers.readers, None, workers, memory, metrics, self._dispatch, self._fail, outbox
         )
         self._options = options
         self._metrics = metrics
@@ -186,7 +193,7 @@ class _Readers:
         for task in (tasks := [*self._tasks]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._lanes.close()
+        await self._slots.close()
         for work in self._turns:
             work.done.cancel()
 
@@ -194,7 +201,7 @@ class _Readers:
         self, works: Sequence[_Work], grow: Callable[[int], None] = lambda _: None
     ) -> list[bytes]:
         """Read the pieces of one file, in order. Raises as `DocumentPool.pages`."""
-        self._lanes.start()
+        self._slots.start()
         self._refused.check(works[0].asker.tenant, works[0].file.digest, works[0].use)
         for work in works:
             self._turns.add(work)
@@ -214,11 +221,11 @@ class _Readers:
 
     def _dispatch(self) -> None:
         """Give work to idle workers."""
-        while self._lanes.idle() and (work := self._turns.take()):
-            lane = self._lanes.idle(work.asker.tenant)
-            assert lane is not None
-            lane.busy = True
-            task = asyncio.create_task(self._run(lane, work))
+        while self._slots.idle() and (work := self._turns.take()):
+            slot = self._slots.idle(work.asker.tenant)
+            assert slot is not None
+            slot.busy = True
+            task = asyncio.create_task(self._run(slot, work))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -228,15 +235,15 @@ class _Readers:
 
     # ---- one order
 
-    async def _run(self, lane: WorkerLane, work: _Work) -> None:
+    async def _run(self, slot: WorkerSlot, work: _Work) -> None:
         try:
-            found = await self._read(lane, work)
+            found = await self._read(slot, work)
             if work.wanted:
                 work.done.set_result(found)
         except ImageError as error:
             fail(work.done, error)
         except TimeoutError:
-            work.budget.left -= await self._lanes.kill(lane)
+            work.budget.left -= await self._slots.kill(slot)
             self._again(work, EngineUnavailable(NO_TIME))
         except WorkerLost as lost:
             work.budget.left -= lost.cpu
@@ -247,32 +254,32 @@ class _Readers:
             ):
                 self._refuse(work, crash)
         finally:
-            lane.free()
+            slot.free()
         self._dispatch()
 
-    async def _read(self, lane: WorkerLane, work: _Work) -> bytes:
+    async def _read(self, slot: WorkerSlot, work: _Work) -> bytes:
         """Read the piece of one order. Raises ImageError, TimeoutError and WorkerLost."""
         data = work.file.data
-        await self._lanes.prepare(lane, [data], work.asker.tenant, work.file.digest)
+        await self._slots.prepare(slot, [data], work.asker.tenant, work.file.digest)
         order = ReadDocument(
-            lane.number,
-            lane.serial,
+            slot.number,
+            slot.serial,
             len(data),
             self._options.max_pages,
             () if work.page is None else (work.page,),
             PAGE_BYTES + 2 * len(data),
             max(0.0, min(self._page_seconds, work.budget.left)),
         )
-        self._lanes.send(lane, order)
+        self._slots.send(slot, order)
         async with asyncio.timeout(PATIENCE * self._options.decode_timeout):
-            answer = await lane.answer()
+            answer = await slot.answer()
         assert isinstance(answer, DocumentPiece)
         work.budget.left -= answer.cpu
         if answer.reason is not None:
             raise ImageError(answer.reason.text, code=answer.reason.code)
         if work.use == "images":
             self._metrics.inc("saccade_pages_rendered_total")
-        return await lane.answered(order.answer_at, answer.nbytes)
+        return await slot.answered(order.answer_at, answer.nbytes)
 
     @property
     def _page_seconds(self) -> float:

@@ -1,4 +1,4 @@
-"""Image headers, or videos' cards, read by one worker that hostile bytes may kill.
+"""Image headers, or videos' metadata, read by one worker that hostile bytes may kill.
 
 Owns the headers that wait. The same bytes from one tenant are read once at a time, for all waiting
 requests. One order has one tenant's bytes.
@@ -19,26 +19,26 @@ from saccade.media.content import VIDEO, Probe
 from saccade.media.reasons import Reason
 from saccade.media.sources.fairness import Requester
 from saccade.media.workers.decode_queue import BYTES_PER_PIXEL
-from saccade.media.workers.lanes import (
+from saccade.media.workers.fork_server import ForkServers
+from saccade.media.workers.refused import RefusedBytes
+from saccade.media.workers.worker import HEADER_BYTES, VIDEO_CPU_SECONDS, Header, ReadHeaders
+from saccade.media.workers.worker_slots import (
     BLAME,
     NO_TIME,
     SLACK_BYTES,
     TRIES,
-    Lanes,
-    WorkerLane,
     WorkerLost,
+    WorkerSlot,
+    WorkerSlots,
 )
-from saccade.media.workers.refused import RefusedBytes
-from saccade.media.workers.stock import Stocks
-from saccade.media.workers.worker import CARD_CPU_SECONDS, HEADER_BYTES, Header, ReadHeaders
 from saccade.media.workers.worker_turns import Turns
 
 HEADER_SECONDS = 5.0
 """How long a worker may take over one header before it is taken for stuck, on a busy machine. (Its
 processor time is limited to far less.)
 """
-CARD_SECONDS = CARD_CPU_SECONDS / BLAME
-"""The same of a video's card."""
+VIDEO_SECONDS = VIDEO_CPU_SECONDS / BLAME
+"""The same of a video's metadata."""
 MOST_FRAMES, MOST_RATE = 1 << 20, 1e4
 """Of a video, and how many a second it may have."""
 LONGEST_MODE = 16
@@ -66,21 +66,23 @@ class Reading:
 
 
 class HeaderPool:
-    """Reads the headers of one server's images, or, if `videos`, the cards of its videos."""
+    """Reads the headers of one server's images, or, if `videos`, the metadata of its videos."""
 
     def __init__(
         self,
         options: MediaOptions,
         metrics: Metrics,
-        stocks: Stocks,
+        fork_servers: ForkServers,
         refused: RefusedBytes,
         videos: bool = False,
     ) -> None:
         memory = HEADER_BYTES + 3 * options.max_image_bytes + SLACK_BYTES
-        self.lanes = Lanes(stocks.readers, None, 1, memory, metrics, self._dispatch, self._fail)
+        self.slots = WorkerSlots(
+            fork_servers.readers, None, 1, memory, metrics, self._dispatch, self._fail
+        )
         self._pixels = options.max_image_pixels
         self._videos = videos
-        self._seconds = CARD_SECONDS if videos else HEADER_SECONDS
+        self._seconds = VIDEO_SECONDS if videos else HEADER_SECONDS
         self._metrics = metrics
         self._refused = refused
         self._turns: Turns[Reading] = Turns()
@@ -92,7 +94,7 @@ class HeaderPool:
         for task in (tasks := [*self._tasks]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self.lanes.close()
+        await self.slots.close()
         for reading in self._readings.values():
             reading.done.cancel()
 
@@ -103,7 +105,7 @@ class HeaderPool:
         start.
         """
         self._refused.check(asker.tenant, digest)
-        self.lanes.start()
+        self.slots.start()
         name = asker.tenant, digest
         reading = self._readings.get(name)
         if reading is None:
@@ -126,9 +128,9 @@ class HeaderPool:
 
     def _dispatch(self) -> None:
         """Give headers to the worker, if idle."""
-        if (lane := self.lanes.idle()) and (readings := self._next()):
-            lane.busy = True
-            task = asyncio.create_task(self._run(lane, readings))
+        if (slot := self.slots.idle()) and (readings := self._next()):
+            slot.busy = True
+            task = asyncio.create_task(self._run(slot, readings))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -157,30 +159,30 @@ class HeaderPool:
 
     # ---- one order
 
-    async def _run(self, lane: WorkerLane, readings: list[Reading]) -> None:
+    async def _run(self, slot: WorkerSlot, readings: list[Reading]) -> None:
         try:
-            await self._read(lane, readings)
+            await self._read(slot, readings)
         finally:
-            lane.free()
+            slot.free()
         self._dispatch()
 
-    async def _read(self, lane: WorkerLane, readings: list[Reading]) -> None:
+    async def _read(self, slot: WorkerSlot, readings: list[Reading]) -> None:
         """Have the worker read some headers. Headers left over wait again."""
         read = 0
         try:
             tenant = readings[0].asker.tenant
             parts = [reading.data for reading in readings]
-            places = await self.lanes.prepare(lane, parts, tenant)
-            order = ReadHeaders(lane.number, lane.serial, places, self._pixels, self._videos)
-            self.lanes.send(lane, order)
+            places = await self.slots.prepare(slot, parts, tenant)
+            order = ReadHeaders(slot.number, slot.serial, places, self._pixels, self._videos)
+            self.slots.send(slot, order)
             for reading in readings:
                 async with asyncio.timeout(self._seconds):
-                    header = await lane.answer()
+                    header = await slot.answer()
                 assert isinstance(header, Header)
                 self._tell(reading, header)
                 read += 1
         except TimeoutError:
-            if await self.lanes.kill(lane) >= BLAME * self._seconds:
+            if await self.slots.kill(slot) >= BLAME * self._seconds:
                 self._refuse(readings[read], Reason("header time"))
                 read += 1
             else:

@@ -23,19 +23,19 @@ from saccade.media.content import Probe
 from saccade.media.reasons import Reason
 from saccade.media.sources.fairness import Requester
 from saccade.media.workers.decode_queue import THREADS, Job, JobQueue, decoding_bytes
+from saccade.media.workers.fork_server import ForkServers
 from saccade.media.workers.header_pool import HeaderPool, fail
-from saccade.media.workers.lanes import (
+from saccade.media.workers.refused import RefusedBytes
+from saccade.media.workers.worker import Decode, Decoded
+from saccade.media.workers.worker_slots import (
     BLAME,
     NO_TIME,
     SLACK_BYTES,
     TRIES,
-    Lanes,
-    WorkerLane,
     WorkerLost,
+    WorkerSlot,
+    WorkerSlots,
 )
-from saccade.media.workers.refused import RefusedBytes
-from saccade.media.workers.stock import Stocks
-from saccade.media.workers.worker import Decode, Decoded
 
 GRACE_SECONDS = 0.2
 """How long a decode may go on that nobody waits for: most end sooner, and the worker is kept."""
@@ -84,25 +84,25 @@ class DecodePool:
         arena: Arena,
         options: MediaOptions,
         metrics: Metrics,
-        stocks: Stocks | None = None,
+        fork_servers: ForkServers | None = None,
         own: OwnPixels | None = None,
     ) -> None:
-        """Set up the workers. `stocks` are shared with other pools, and ended by their maker.
+        """Set up the workers. `fork_servers` are shared with other pools, and ended by their maker.
         Without them this pool has its own, with `own` loaded, as in `worker.Boot`.
         """
-        self._own_stocks = Stocks.preloading(own) if stocks is None else None
-        stocks = stocks or self._own_stocks
-        assert stocks is not None
+        self._own_fork_servers = ForkServers.preloading(own) if fork_servers is None else None
+        fork_servers = fork_servers or self._own_fork_servers
+        assert fork_servers is not None
         self._options = options
         self._metrics = metrics
         self._refused = RefusedBytes()
-        self.headers = HeaderPool(options, metrics, stocks, self._refused)
-        # A card takes longer: no image's header waits for it.
-        self.cards = HeaderPool(options, metrics, stocks, self._refused, videos=True)
+        self.headers = HeaderPool(options, metrics, fork_servers, self._refused)
+        # A video's takes longer: no image's header waits for it.
+        self.video_headers = HeaderPool(options, metrics, fork_servers, self._refused, videos=True)
         # An image's price counts its bytes twice; the worker's view of them is beside it.
         pixels = options.decode_memory * 3 // 2 + SLACK_BYTES
-        self._decoders = Lanes(
-            stocks.decoders,
+        self._decoders = WorkerSlots(
+            fork_servers.decoders,
             arena,
             options.workers,
             pixels,
@@ -119,7 +119,7 @@ class DecodePool:
         """Start the workers in the background, on the running loop. Work waits until they are
         ready. The worker for videos starts with the first video.
         """
-        self.headers.lanes.start()
+        self.headers.slots.start()
         self._decoders.start()
 
     async def close(self) -> None:
@@ -129,9 +129,11 @@ class DecodePool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(self.headers.close(), self.cards.close(), self._decoders.close())
-        if self._own_stocks is not None:
-            await asyncio.to_thread(self._own_stocks.close)
+        await asyncio.gather(
+            self.headers.close(), self.video_headers.close(), self._decoders.close()
+        )
+        if self._own_fork_servers is not None:
+            await asyncio.to_thread(self._own_fork_servers.close)
         for work in (*running, *self._waiting.values()):
             work.done.cancel()
 
@@ -140,8 +142,8 @@ class DecodePool:
     async def read_header(
         self, digest: bytes, data: bytes, asker: Requester | None = None, video: bool = False
     ) -> Probe:
-        """Read the header of an image, or the card of a video, as `HeaderPool.read` does."""
-        pool = self.cards if video else self.headers
+        """Read the header of an image, or the metadata of a video, as `HeaderPool.read` does."""
+        pool = self.video_headers if video else self.headers
         return await pool.read(digest, data, asker or Requester())
 
     async def decode(self, job: Job, offset: int) -> None:
@@ -193,21 +195,21 @@ class DecodePool:
         while self._waiting and self._decoders.idle():
             in_use = sum(batch.memory for batch in self._batches.values())
             jobs = self._turns.take(in_use, self._batches.keys())
-            lane = self._decoders.idle(jobs[0].tenant) if jobs else None
-            if lane is None:
+            slot = self._decoders.idle(jobs[0].tenant) if jobs else None
+            if slot is None:
                 return
-            lane.busy = True
+            slot.busy = True
             works = [self._waiting.pop(job) for job in jobs]
-            task = asyncio.create_task(self._run(lane, self._decode(lane, works)))
+            task = asyncio.create_task(self._run(slot, self._decode(slot, works)))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, lane: WorkerLane, work: Coroutine[None, None, None]) -> None:
-        """Have a lane do some work, then look for more."""
+    async def _run(self, slot: WorkerSlot, work: Coroutine[None, None, None]) -> None:
+        """Have a slot do some work, then look for more."""
         try:
             await work
         finally:
-            lane.free()
+            slot.free()
         self._dispatch()
 
     def _fail_jobs(self, why: str) -> None:
@@ -217,7 +219,7 @@ class DecodePool:
 
     # ---- pixels
 
-    async def _decode(self, lane: WorkerLane, works: list[Decoding]) -> None:
+    async def _decode(self, slot: WorkerSlot, works: list[Decoding]) -> None:
         """Have one worker decode some bytes, for the recipes of all `works`."""
         job = works[0].job
         memory = decoding_bytes(job.probe, len(job.data), [work.job.recipe for work in works])
@@ -230,17 +232,17 @@ class DecodePool:
             work.batch = batch
             work.job.running = True
         try:
-            await self._decoders.prepare(lane, [job.data], job.tenant)
+            await self._decoders.prepare(slot, [job.data], job.tenant)
             if batch.wanted:
                 async with limit:
                     seconds = self._options.decode_timeout
                     limit.reschedule(asyncio.get_running_loop().time() + seconds)
-                    answer = await self._order(lane, batch)
+                    answer = await self._order(slot, batch)
                 error = None if answer.reason is None else answer.reason.text
                 for work in works:
                     work.job.ms = answer.ms
         except TimeoutError:
-            cpu = await self._decoders.kill(lane)
+            cpu = await self._decoders.kill(slot)
             error = self._late(batch, cpu) if batch.wanted else None
         except WorkerLost as lost:
             error = self._lost(batch, lost.signal)
@@ -249,13 +251,13 @@ class DecodePool:
             batch.ended.set()
         self._settle(batch, error)
 
-    async def _order(self, lane: WorkerLane, batch: DecodeBatch) -> Decoded:
+    async def _order(self, slot: WorkerSlot, batch: DecodeBatch) -> Decoded:
         """Send the order and return the worker's answer. Raises WorkerLost."""
         job = batch.works[0].job
         self._metrics.inc("saccade_decodes_total")
         order = Decode(
-            lane.number,
-            lane.serial,
+            slot.number,
+            slot.serial,
             len(job.data),
             job.probe.upright,
             job.probe.orientation,
@@ -264,8 +266,8 @@ class DecodePool:
             THREADS.get(job.probe.format, 0),
             tuple(work.job.frame for work in batch.works if work.job.frame is not None),
         )
-        self._decoders.send(lane, order)
-        answer = await lane.answer()
+        self._decoders.send(slot, order)
+        answer = await slot.answer()
         assert isinstance(answer, Decoded)
         return answer
 

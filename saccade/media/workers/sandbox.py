@@ -1,5 +1,5 @@
 """Rights that a process gives up before reading hostile bytes: everything but computing, and
-talking to its nursery.
+talking to its supervisor.
 
 An allow-list of system calls stands in a filter that the kernel keeps to the process's end. Any
 other call fails with EPERM, as if forbidden by another rule, so that libraries fall back. (A

@@ -1,9 +1,9 @@
-"""How many threads an image worker may begin: the kernel asks its nursery for each.
+"""How many threads an image worker may begin: the kernel asks its supervisor for each.
 
 libde265, which decodes HEIC, works in its own thread, one after another for each tile. The kernel
 has no limit that bounds threads alone (RLIMIT_NPROC counts all that a user has, and leaves out
-root's). So a worker, before giving up all else, hands a listener to the nursery. From then on each
-`clone` waits for the nursery's word. `sandbox.py` decides on the kinds of clone.
+root's). So a worker, before giving up all else, hands a listener to the supervisor. From then on
+each `clone` waits for the supervisor's word. `sandbox.py` decides on the kinds of clone.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _listen() -> int:
 
 
 class ThreadGate:
-    """A worker's listener, in the nursery."""
+    """A worker's listener, in the supervisor."""
 
     def __init__(self, listener: int, pid: int) -> None:
         self._listener = listener

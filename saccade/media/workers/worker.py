@@ -1,10 +1,10 @@
 """Orders to image workers, their answers, and their life. Workers are processes that read headers,
 decode images or read documents, each one at a time, and may die from hostile bytes.
 
-`media/workers/nursery.py` forks them. Before the first order a worker gives up everything named by
-`sandbox.py`. Left are a socket to the nursery, the encoded bytes from the front, to be read, and
-for pixels an outbox. The outbox is the worker's own memory, copied by the nursery into the arena,
-which no worker ever has. A worker reads one tenant's bytes, and ends before another's come
+`media/workers/supervisor.py` forks them. Before the first order a worker gives up everything named
+by `sandbox.py`. Left are a socket to the supervisor, the encoded bytes from the front, to be read,
+and for pixels an outbox. The outbox is the worker's own memory, copied by the supervisor into the
+arena, which no worker ever has. A worker reads one tenant's bytes, and ends before another's come
 (`ReplaceWorker`). All effects from hostile bytes (crash, hang, code that stays) end with the
 process.
 """
@@ -36,7 +36,7 @@ from saccade.media.reasons import Reason, Undecodable, Unreadable
 
 HEADER_BYTES = 512 << 20
 """Memory that reading a header may take."""
-CARD_CPU_SECONDS = 4.0
+VIDEO_CPU_SECONDS = 4.0
 """Processor time that listing a video's packets may take: 20 ms for 28 MB."""
 HEADER_CPU_SECONDS = 0.25
 """Processor time that reading a header may take: a hundred times what any camera's takes."""
@@ -50,21 +50,21 @@ OUTBOX_SPARE = 1 << 20
 """Bytes of an outbox beyond the arena's: each target begins at a multiple of `OUTBOX_STEP`."""
 OUTBOX_STEP = 64
 
-CARD_ROOM, SIZE_BYTES = 64, 18
+SIZES_HEAD_BYTES, SIZE_BYTES = 64, 18
 """Of the outbox, for the sizes of pages: msgpack's head, and each page's two numbers."""
-TEXT_ROOM = 1 << 20
+TEXT_BYTES = 1 << 20
 """The same for a page's text, by far more than `pdf.MOST_TEXT` characters, and all around it."""
 
 EXIT_STATUS = struct.Struct("<i")
-"""As a stock tells a nursery's."""
+"""As a fork server tells a supervisor's."""
 MOST_DESCRIPTORS = 253
 """The kernel passes so many with one message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Boot:
-    """The order to a stock at its start: workers decode, or read headers only. own: the family's
-    operation that recipes name, if any.
+    """The order to a fork server at its start: workers decode, or read headers only. own: the
+    family's operation that recipes name, if any.
     """
 
     decodes: bool
@@ -72,16 +72,16 @@ class Boot:
 
 
 @dataclass(frozen=True, slots=True)
-class NurseryWanted:
-    """The order to fork a nursery. `memory` is the most bytes that hostile code in a worker may
+class SupervisorOptions:
+    """The order to fork a supervisor. `memory` is the most bytes that hostile code in a worker may
     take. Then come the bytes of the arena and of each worker's outbox. Header workers lack arena
     and outbox, document workers only the arena.
 
     Descriptors come along:
 
-    - the nursery's socket
-    - the write end of a pipe held by the nursery and its workers, closed when the last has gone
-    - the write end of a pipe for the nursery's exit status, from the stock
+    - the supervisor's socket
+    - the write end of a pipe held by the supervisor and its workers, closed when the last has gone
+    - the write end of a pipe for the supervisor's exit status, from the fork server
     - the arena's, if any
     - a memory file for each worker
     """
@@ -110,7 +110,7 @@ class ReadHeaders:
     @property
     def seconds(self) -> float:
         """Return the processor time for each header, by the worker's own clock."""
-        return CARD_CPU_SECONDS if self.videos else HEADER_CPU_SECONDS
+        return VIDEO_CPU_SECONDS if self.videos else HEADER_CPU_SECONDS
 
     @property
     def cpu(self) -> float:
@@ -157,10 +157,10 @@ class PageWanted:
     text: bool
 
 
-def piece_room(page: PageWanted) -> int:
+def piece_bytes(page: PageWanted) -> int:
     """Return the outbox bytes for a page. A PNG may have a little more than its pixels."""
     pixels = 0 if page.size is None else prod(page.size)
-    return -(-(TEXT_ROOM + 3 * pixels + pixels // 64) // OUTBOX_STEP) * OUTBOX_STEP
+    return -(-(TEXT_BYTES + 3 * pixels + pixels // 64) // OUTBOX_STEP) * OUTBOX_STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +188,10 @@ class ReadDocument:
     def outbox(self) -> tuple[int, ...]:
         """Return where each piece begins in the worker's own memory."""
         if not self.pages:
-            return (0, CARD_ROOM + SIZE_BYTES * self.most_pages)
+            return (0, SIZES_HEAD_BYTES + SIZE_BYTES * self.most_pages)
         places = [0]
         for page in self.pages:
-            places.append(places[-1] + piece_room(page))
+            places.append(places[-1] + piece_bytes(page))
         return tuple(places)
 
     @property
@@ -248,7 +248,7 @@ class Decoded:
 @dataclass(frozen=True, slots=True)
 class DocumentPiece:
     """Reply for piece `place` in the order's document: its size, or the reason for none. `cpu` is
-    the seconds of processor time that the piece took, as the nursery says.
+    the seconds of processor time that the piece took, as the supervisor says.
     """
 
     worker: int
@@ -292,7 +292,7 @@ Work = ReadHeaders | Decode | ReadDocument
 Order = Work | Kill | ReplaceWorker
 Answer = Header | Decoded | DocumentPiece | Lost | WorkerReplaced | WorkersReady
 FRONT: Codec[Order, Answer] = Codec(Order, Answer)
-NURSERY: Codec[Answer, Order] = Codec(Answer, Order)
+SUPERVISOR: Codec[Answer, Order] = Codec(Answer, Order)
 
 
 Bytes = npt.NDArray[np.uint8]
@@ -301,7 +301,7 @@ Target = tuple[Bytes, ImageRecipe]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Desk:
+class WorkerResources:
     """A worker's possessions: encoded bytes as a file, memory for pixels (empty to read headers),
     and the file with the address space's size. threads: may begin some.
     """
@@ -312,20 +312,20 @@ class Desk:
     threads: bool = False
 
 
-def serve(channel: Channel[Answer, Order], desk: Desk) -> None:
-    """Take orders and send answers until the nursery has gone."""
+def serve(channel: Channel[Answer, Order], resources: WorkerResources) -> None:
+    """Take orders and send answers until the supervisor has gone."""
     with contextlib.suppress(Disconnected):
         while True:
             order = channel.receive()
             if isinstance(order, ReadHeaders):
                 for place in range(len(order.places)):
-                    channel.send(read_header(order, place, desk))
+                    channel.send(read_header(order, place, resources))
             elif isinstance(order, ReadDocument):
                 for place in range(order.answers):
-                    channel.send(read_piece(order, place, desk))
+                    channel.send(read_piece(order, place, resources))
             elif isinstance(order, Decode):
                 begun = time.perf_counter()
-                reason = decode(order, desk)
+                reason = decode(order, resources)
                 ms = (time.perf_counter() - begun) * 1e3
                 channel.send(Decoded(order.worker, order.serial, reason, ms))
 
@@ -334,25 +334,25 @@ class TimeUp(BaseException):
     """An error whose class no parser catches."""
 
 
-def read_header(order: ReadHeaders, place: int, desk: Desk) -> Header:
+def read_header(order: ReadHeaders, place: int, resources: WorkerResources) -> Header:
     """Read one header of an order."""
     # here, not above: the front, which imports this module's messages, must not read headers
     from saccade.media.formats.header import probe
 
     if order.videos:
-        from saccade.media.formats.container import read_card as probe  # type: ignore[assignment]
+        from saccade.media.formats.container import read_metadata as probe  # type: ignore[assignment]
 
     offset, nbytes = order.places[place]
 
     def answer(found: Probe | None, reason: Reason | None = None, slow: bool = False) -> Header:
         return Header(order.worker, order.serial, place, found, reason, slow)
 
-    with limited_memory(HEADER_BYTES + 2 * nbytes, desk.statm):
+    with limited_memory(HEADER_BYTES + 2 * nbytes, resources.statm):
         try:
             if not nbytes:
                 return answer(probe(b"", order.max_pixels))
             with (
-                mmap.mmap(desk.inbox, nbytes, prot=mmap.PROT_READ, offset=offset) as data,
+                mmap.mmap(resources.inbox, nbytes, prot=mmap.PROT_READ, offset=offset) as data,
                 limited_time(order.seconds),
             ):
                 return answer(probe(data, order.max_pixels))
@@ -364,7 +364,7 @@ def read_header(order: ReadHeaders, place: int, desk: Desk) -> Header:
             return answer(None, Reason("header time"), slow=True)
 
 
-def read_piece(order: ReadDocument, place: int, desk: Desk) -> DocumentPiece:
+def read_piece(order: ReadDocument, place: int, resources: WorkerResources) -> DocumentPiece:
     """Read one page of a document, or the sizes of all, into the outbox."""
     from saccade.media.formats import pdf  # here, not above: where the extra is not installed
 
@@ -372,8 +372,8 @@ def read_piece(order: ReadDocument, place: int, desk: Desk) -> DocumentPiece:
         return DocumentPiece(order.worker, order.serial, place, nbytes, reason)
 
     with (
-        limited_memory(order.memory, desk.statm),
-        mmap.mmap(desk.inbox, order.nbytes, prot=mmap.PROT_READ) as data,
+        limited_memory(order.memory, resources.statm),
+        mmap.mmap(resources.inbox, order.nbytes, prot=mmap.PROT_READ) as data,
     ):
         try:
             if order.pages:
@@ -385,7 +385,7 @@ def read_piece(order: ReadDocument, place: int, desk: Desk) -> DocumentPiece:
             start, end = order.outbox[place : place + 2]
             if len(told) > end - start:
                 raise MemoryError
-            desk.outbox[start : start + len(told)] = np.frombuffer(told, np.uint8)
+            resources.outbox[start : start + len(told)] = np.frombuffer(told, np.uint8)
         except Unreadable as error:
             return answer(0, error.reason)
         except MemoryError:
@@ -393,20 +393,20 @@ def read_piece(order: ReadDocument, place: int, desk: Desk) -> DocumentPiece:
         return answer(len(told))
 
 
-def decode(order: Decode, desk: Desk) -> Reason | None:
+def decode(order: Decode, resources: WorkerResources) -> Reason | None:
     """Decode one order. Returns the reason for a failure."""
     # here, not above: the worker that reads headers has no use for it
     from saccade.media.formats.decode import decode_into
 
-    if order.threads and not desk.threads:
+    if order.threads and not resources.threads:
         return Reason("no threads")
-    with mmap.mmap(desk.inbox, order.nbytes, prot=mmap.PROT_READ) as held:
+    with mmap.mmap(resources.inbox, order.nbytes, prot=mmap.PROT_READ) as held:
         data = memoryview(held)
         targets: list[Target] = []
         for (_, recipe), start in zip(order.targets, order.outbox):
-            pixels = desk.outbox[start : start + 3 * prod(recipe.canvas)]
+            pixels = resources.outbox[start : start + 3 * prod(recipe.canvas)]
             targets.append((pixels.reshape(*recipe.canvas, 3), recipe))
-        with limited_memory(order.memory, desk.statm):
+        with limited_memory(order.memory, resources.statm):
             try:
                 if order.frames:
                     _decode_video(order, held, targets)

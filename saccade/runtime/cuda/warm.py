@@ -48,7 +48,7 @@ def compile_few(
 
 
 @torch.inference_mode()
-def rows_are_exact(
+def rows_are_batch_invariant(
     net: FamilyNet,
     attention: Attention,
     batcher: Batcher,
@@ -64,17 +64,17 @@ def rows_are_exact(
     pages that are free. Every rank takes part to the end whatever is found, since sums over ranks
     may depend on their rows, too.
     """
-    exact, before = True, torch.empty(0)
+    batch_invariant, before = True, torch.empty(0)
     many = min(max(MANY_ROWS, 2 * batcher.slots), batcher.chunk_tokens + batcher.slots)
     words = torch.arange(many) * PRIME % net.spec.vocab_size
     for rows in (*_doubled(1, batcher.slots), many):
         batch = batcher.idle(Frame.decode(rows))
         batch.tokens.copy_(words[:rows])
         found = _row_bits(net, attention, batch)
-        exact &= not len(before) or torch.equal(before, found[: len(before)])
+        batch_invariant &= not len(before) or torch.equal(before, found[: len(before)])
         before = found
     if not net.spec.kv_spec().state_bytes(config.dtype):
-        return exact
+        return batch_invariant
     count = min(TRIAL_TOKENS, config.max_running, (config.kv_pages - 1) * config.page_size)
     pages = tuple(range(1, 1 + -(-count // config.page_size)))
     trial = [Row(0, place, 1, (), sample=True) for place in range(count)]
@@ -84,7 +84,7 @@ def rows_are_exact(
         batches = (batcher.build(Plan(0, rows=tuple(step)), embeddings)[0] for step in steps)
         bits.append(torch.cat([_row_bits(net, attention, batch) for batch in batches]))
         batcher.close(0)
-    return exact and torch.equal(*bits)
+    return batch_invariant and torch.equal(*bits)
 
 
 def _row_bits(net: FamilyNet, attention: Attention, batch: Batch) -> torch.Tensor:

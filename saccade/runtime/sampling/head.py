@@ -14,7 +14,7 @@ from itertools import zip_longest
 import numpy as np
 import torch
 
-from saccade.core.plan import HeadGuesses, Row
+from saccade.core.plan import HeadDrafts, Row
 from saccade.nn.protocol import Attention, Batch, DraftHead
 from saccade.runtime.batch import Batcher
 
@@ -23,18 +23,18 @@ from saccade.runtime.batch import Batcher
 class Behind:
     """A place to draft behind.
 
-    Batch row `at` has drawn the token at `place` in a slot's sequence. The slot's pages hold `room`
-    tokens. count: the draft tokens asked for.
+    Batch row `at` has drawn the token at `place` in a slot's sequence. The slot's pages hold
+    `capacity` tokens. count: the draft tokens asked for.
     """
 
     slot: int
     at: int
     place: int
-    room: int
+    capacity: int
     count: int
 
 
-class HeadGuesser:
+class HeadDrafter:
     """Drafts with the MTP head, on CPUs: it reads drawn tokens as it goes."""
 
     def __init__(self, head: DraftHead, attention: Attention, batcher: Batcher) -> None:
@@ -44,7 +44,7 @@ class HeadGuesser:
 
     def __call__(
         self, rows: Sequence[Row], batch: Batch, states: torch.Tensor, drawn: torch.Tensor
-    ) -> tuple[HeadGuesses, ...]:
+    ) -> tuple[HeadDrafts, ...]:
         """Draft for each row that asks.
 
         states: the batch's, [T, hidden], normed. drawn: [D], the tokens for rows that draw, in row
@@ -55,33 +55,33 @@ class HeadGuesser:
         following = self._following(rows, batch, tokens)
         found = self._head(replace(shifted, tokens=following), states, self._attention)
         behind = [
-            Behind(row.slot, last, place, self._batcher.room(row.slot), row.guess)
+            Behind(row.slot, last, place, self._batcher.capacity(row.slot), row.head_drafts)
             for row, last, place in _right_ends(rows, batch, tokens)
         ]
         if not behind:
             return ()
-        guesses: list[list[int]] = [[] for _ in behind]
+        drafts: list[list[int]] = [[] for _ in behind]
         states = found[[each.at for each in behind]]
         alive = list(range(len(behind)))
         for step in range(max(each.count for each in behind)):
             best = self._head.logits(states).argmax(1).tolist()
             for index, token in zip(alive, best):
-                guesses[index].append(token)
+                drafts[index].append(token)
             going = [
                 at
                 for at, index in enumerate(alive)
                 if step + 1 < behind[index].count
-                and behind[index].place + step < behind[index].room
+                and behind[index].place + step < behind[index].capacity
             ]
             if not going:
                 break
             alive = [alive[at] for at in going]
             places = {behind[index].slot: behind[index].place + step for index in alive}
-            single = self._batcher.singles(places, [guesses[index][-1] for index in alive])
+            single = self._batcher.singles(places, [drafts[index][-1] for index in alive])
             self._attention.plan(single)
             states = self._head(single, states[going], self._attention)
         return tuple(
-            HeadGuesses(each.place + 1, tuple(found)) for each, found in zip(behind, guesses)
+            HeadDrafts(each.place + 1, tuple(found)) for each, found in zip(behind, drafts)
         )
 
     def _following(self, rows: Sequence[Row], batch: Batch, drawn: Sequence[int]) -> torch.Tensor:
@@ -118,7 +118,7 @@ def _right_ends(
     for row, end in zip(rows, ends, strict=True):
         going = row.draft and going and row.tokens[0] == token
         token = next(tokens) if row.sample else -1
-        if row.guess:
+        if row.head_drafts:
             found.append((row, end - 1, row.start + row.length))
             going = True
         elif going:

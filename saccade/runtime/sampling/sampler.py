@@ -161,7 +161,7 @@ class Sampler:
                 self._ops.mask_logits(logits, masks, None if masked is None else self._send(rows))
             else:
                 later = Allowed(masks, rows)
-        if depends and any(draws.rows[at] in depends for at in draws.guesses):
+        if depends and any(draws.rows[at] in depends for at in draws.draft_tokens):
             tokens = self._take_turns(logits, draws, depends, masks is not None)
         else:
             tokens = self._draw_rows(logits, draws, depends, masks is not None, later)
@@ -211,7 +211,9 @@ class Sampler:
         get 0.
         """
         tokens = torch.zeros(len(draws.rows), dtype=torch.int64, device=logits.device)
-        drawn: dict[int, int] = {}  # by slot, the newest token, as long as guesses are right
+        drawn: dict[
+            int, int
+        ] = {}  # by slot, the newest token, as long as draft tokens are accepted
         left = list(range(len(draws.rows)))
         while left:
             turn, waiting, slots = list[int](), list[int](), set[int]()
@@ -222,9 +224,9 @@ class Sampler:
             right = [
                 at
                 for at in turn
-                if at not in draws.guesses
+                if at not in draws.draft_tokens
                 or (slot := draws.rows[at]) not in depends
-                or drawn.get(slot) == draws.guesses[at]
+                or drawn.get(slot) == draws.draft_tokens[at]
             ]
             for at in set(turn) - set(right):
                 drawn.pop(draws.rows[at], None)

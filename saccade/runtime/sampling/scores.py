@@ -18,7 +18,7 @@ import torch
 
 from saccade.core.config import SCORE_BLOCK_BYTES
 from saccade.core.plan import ReadRun, RowExtra, ScoreRun, StepResult
-from saccade.core.types import PromptScores, Readout
+from saccade.core.types import PooledOutput, PromptScores
 from saccade.nn.protocol import FamilyNet
 from saccade.nn.transfer import send
 from saccade.runtime.row_parts import Asking, RowOutcome, StatePart
@@ -91,8 +91,8 @@ class RowsRead:
             mine, left[labelled] = rows[:count], rows[count:]
             mine = mine[:, : len(labels)] if labelled else mine
             start = each.start + each.length - count
-            told.append((each.row, Readout(start, mine.shape[1], mine.tobytes())))
-        return replace(result, readouts=tuple(told))
+            told.append((each.row, PooledOutput(start, mine.shape[1], mine.tobytes())))
+        return replace(result, pooled_outputs=tuple(told))
 
 
 class StateReader:

@@ -31,7 +31,7 @@ from saccade.core.claims import Strange, beside, opened_folder
 from saccade.core.config import DISK_BLOCK
 from saccade.core.store import LONE_DRAFT_NAME, SHARED, WHOLE_NAME, file_name
 from saccade.core.types import ImageKey
-from saccade.runtime.tiers.shared import SharedRoom
+from saccade.runtime.tiers.shared import SharedBudget
 
 log = logging.getLogger("saccade")
 
@@ -81,8 +81,8 @@ class EmbeddingFiles:
         server keeps its own budget. Raises OSError for a folder that cannot be had, or is somebody
         else's.
         """
-        self.room = None if shared_bytes is None else SharedRoom(root, shared_bytes)
-        if self.room is None:
+        self.shared_budget = None if shared_bytes is None else SharedBudget(root, shared_bytes)
+        if self.shared_budget is None:
             SHARED.take(root)
         self._folder = root / fingerprint.hex()
         self._identity = {"format": FORMAT, "model": fingerprint.hex()}
@@ -91,7 +91,7 @@ class EmbeddingFiles:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with opened_folder(self._folder) as handle:
             user = os.fstat(handle).st_uid
-        if self.room is not None and user != self.room.user:
+        if self.shared_budget is not None and user != self.shared_budget.user:
             raise OSError(errno.EPERM, f"{self._folder.name} in it belongs to another user")
 
     what = "embedding cache on disk"
@@ -99,7 +99,7 @@ class EmbeddingFiles:
     @property
     def shared(self) -> bool:
         """Return True if other servers write to the folder, too."""
-        return self.room is not None
+        return self.shared_budget is not None
 
     def close(self) -> None:
         """Do nothing: each file is closed after use."""
@@ -113,7 +113,7 @@ class EmbeddingFiles:
         return self._folder
 
     def store(self, path: Path, key: ImageKey, embedding: torch.Tensor) -> None:
-        if self.room is not None and path.exists():
+        if self.shared_budget is not None and path.exists():
             return  # another server was first
         metadata = self._identity | {
             "digest": key.digest.hex(),
@@ -131,8 +131,8 @@ class EmbeddingFiles:
     @contextmanager
     def _draft(self, path: Path, nbytes: int) -> Iterator[BinaryIO]:
         """Open a file to be written, which becomes `path` at the end. Raises OSError."""
-        if self.room is not None:
-            with self.room.draft(path, nbytes) as file:
+        if self.shared_budget is not None:
+            with self.shared_budget.draft(path, nbytes) as file:
                 yield file
             return
         draft = path.with_suffix(f".{os.getpid()}.tmp")
@@ -162,7 +162,7 @@ class EmbeddingFiles:
             header = self._header(file, path)
             if num_tokens not in (None, header.num_tokens):
                 raise Damaged(f"it has {header.num_tokens} tokens, not {num_tokens}")
-            if self.room is not None:
+            if self.shared_budget is not None:
                 os.utime(file.fileno())
             rows = lend(header.num_tokens)
             if rows is None:
@@ -188,7 +188,7 @@ class EmbeddingFiles:
 
         A shared folder is left unscanned.
         """
-        if self.room is not None:
+        if self.shared_budget is not None:
             return ()
         found: list[tuple[int, ImageKey, int]] = []
         for path in self._folder.iterdir():
@@ -212,7 +212,10 @@ class EmbeddingFiles:
 
     def _check_user(self, file: BufferedReader) -> None:
         """Raise OSError for another user's file in a shared folder."""
-        if self.room is not None and os.fstat(file.fileno()).st_uid != self.room.user:
+        if (
+            self.shared_budget is not None
+            and os.fstat(file.fileno()).st_uid != self.shared_budget.user
+        ):
             raise OSError(errno.EPERM, "it belongs to another user")
 
     def _header(self, file: BufferedReader, path: Path) -> _Header:

@@ -61,7 +61,7 @@ class _Found:
     name: str
 
 
-class SharedRoom:
+class SharedBudget:
     """At most `budget` bytes in files below `root`, blocks counted whole.
 
     Methods block. One thread per server calls them.

@@ -32,12 +32,12 @@ def put_first(device: torch.device) -> None:
         torch.cuda.set_stream(torch.cuda.Stream(device, priority=FIRST))
 
 
-class Lane:
+class SideStream:
     """A stream for work, and one for copies to the device that need not wait for the work.
 
-    Launch work on it within `with lane`. Work waits for its uploads and for earlier work on the
-    lane. It waits for the surrounding stream only after `follow`. Users of results elsewhere wait
-    for an event on the stream.
+    Launch work on it within `with side_stream`. Work waits for its uploads and for earlier work on
+    the side stream. It waits for the surrounding stream only after `follow`. Users of results
+    elsewhere wait for an event on the stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -48,7 +48,7 @@ class Lane:
         self._follows = True  # weights, buffers
 
     def follow(self) -> None:
-        """Make the lane's next work wait for the surrounding stream's work so far."""
+        """Make the side stream's next work wait for the surrounding stream's work so far."""
         self._follows = True
 
     def __enter__(self) -> Self:
@@ -62,8 +62,8 @@ class Lane:
         self._inner.__exit__(*exception)
 
     def upload(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copy host tensors to the device, for work on the lane. Only the lane's work waits for the
-        copies.
+        """Copy host tensors to the device, for work on the side stream. Only the side stream's work
+        waits for the copies.
         """
         with torch.cuda.stream(self._copies):
             copies = [tensor.to(self._device, non_blocking=True) for tensor in tensors]
@@ -75,7 +75,7 @@ class Lane:
         return copies
 
     def wait(self) -> None:
-        """Wait until all work on the lane is done."""
+        """Wait until all work on the side stream is done."""
         self._stream.synchronize()
 
 

@@ -32,7 +32,7 @@ class TowerWorker:
         known = PositionCache(net.spec, net.vision, metrics or Metrics())
         self.images = ImageExecutor(net, config, arena, shard, mode, known)
         self.kept: tuple[tuple[bytes, int], ...] = ()  # there are no KV pages
-        self.exact = False  # nothing decodes
+        self.batch_invariant = False  # nothing decodes
         shard = shard.everyone
         self._out = None if shard.rank else torch.from_numpy(arena.whole())
 

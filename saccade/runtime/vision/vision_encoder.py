@@ -25,7 +25,7 @@ from saccade.core.plan import Encode
 from saccade.core.types import Grid, ImageKey
 from saccade.parallel import Shard
 from saccade.runtime.vision.packed_encoder import PackedEncoder
-from saccade.runtime.vision.streams import Lane, Pinned, Stopwatch
+from saccade.runtime.vision.streams import Pinned, SideStream, Stopwatch
 
 logger = logging.getLogger("saccade")
 MOST_WORDS = 300
@@ -97,7 +97,7 @@ class VisionEncoder:
         self._shard = shard
         self._split = shard.size > 1 and mode == "data"
         # Collectives of two streams could meet those of another rank in another order.
-        self._lane = Lane(like.device) if like.is_cuda and shard.size == 1 else None
+        self._side_stream = SideStream(like.device) if like.is_cuda and shard.size == 1 else None
         self._begun: deque[Encoding] = deque()
         self._ended: deque[Encoding] = deque()  # computed, or at least all launched
         self._failed: list[tuple[ImageKey, str]] = []
@@ -123,8 +123,8 @@ class VisionEncoder:
 
     def _add(self, encodes: Sequence[Encode], mine: Sequence[Encode], patches: int) -> None:
         pixels = [torch.from_numpy(self._arena.view(encode.pixels)) for encode in mine]
-        if self._lane is not None:
-            pixels = self._lane.upload(pixels)
+        if self._side_stream is not None:
+            pixels = self._side_stream.upload(pixels)
         elif self._like.is_cuda:
             pixels = [each.to(self._like.device, non_blocking=True) for each in pixels]
         self._begun.append(
@@ -171,7 +171,7 @@ class VisionEncoder:
             quick -= share
             whole = encoding.spent == encoding.cost
             try:
-                with self._lane or nullcontext(), encoding.watch:
+                with self._side_stream or nullcontext(), encoding.watch:
                     encoding.run(None if whole else encoding.spent)
                     rows = self._gather(encoding) if whole and self._split else encoding.rows
             except Exception as error:
@@ -186,7 +186,7 @@ class VisionEncoder:
                     self._failed.append((encoding.encodes[0].key, describe_failure(error)))
                 continue
             if whole:
-                ready = encoding.watch.last if self._lane is not None else None
+                ready = encoding.watch.last if self._side_stream is not None else None
                 found += [
                     Encoded(each.key, own, ready) for each, own in zip(encoding.encodes, rows)
                 ]
@@ -232,22 +232,22 @@ class VisionEncoder:
 
         All later launches may use the embedding.
         """
-        if self._lane is not None:
-            self._lane.follow()  # the pixels are the surrounding stream's
-        with self._lane or nullcontext():
+        if self._side_stream is not None:
+            self._side_stream.follow()  # the pixels are the surrounding stream's
+        with self._side_stream or nullcontext():
             embedding = self._encoder.encode_plainly(pixels, grid)
-        if self._lane is not None:
-            self._lane.wait()
+        if self._side_stream is not None:
+            self._side_stream.wait()
         return embedding
 
     def adapt(self) -> bool:
         """Fit the graphs to the images seen. Call it in idle moments. Returns True while more is to
         do.
         """
-        if self._lane is not None:
+        if self._side_stream is not None:
             # what a client that has left asked for may still be running, in the same buffers
-            self._lane.wait()
-            self._lane.follow()  # captures run in the same buffers
+            self._side_stream.wait()
+            self._side_stream.follow()  # captures run in the same buffers
         return self._encoder.adapt()
 
     def close(self) -> None:

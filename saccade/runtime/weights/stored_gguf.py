@@ -81,11 +81,11 @@ class BlockTensor(StoredTensor):
 
     def _rows(self, part: Part) -> Int8Matrix:
         """Quantise a slice to 8 bits from the file's numbers, and record the loss."""
-        exact = self.loading.files.read(part).float()
-        self.check_finite(exact)
-        made = quantise_matrix(exact)
+        batch_invariant = self.loading.files.read(part).float()
+        self.check_finite(batch_invariant)
+        made = quantise_matrix(batch_invariant)
         rounded = made.values.float().mul_(made.scales.unsqueeze(1))
-        loss = float(rounded.sub_(exact).norm() / exact.norm().clamp_min(1e-30))
+        loss = float(rounded.sub_(batch_invariant).norm() / batch_invariant.norm().clamp_min(1e-30))
         kinds = "+".join(sorted(self.blocks.kinds))
         logger.debug("%s: %s in int8, %.3f %% off (rms)", self.name, kinds, 100 * loss)
         self.loading.policy.tally.losses[self.name] = loss

@@ -29,7 +29,7 @@ from saccade.cache.embeddings import EmbeddingCache
 from saccade.core.plan import TOWER_RESTS, Encode, Move, PixelSlot, Place, Plan
 from saccade.core.types import Image, ImageKey
 from saccade.sched.builder import PlanBuilder
-from saccade.sched.images.same_pixels import SamePixels
+from saccade.sched.images.image_aliases import ImageAliases
 from saccade.sched.images.slots import Notices, PixelSlots
 from saccade.sched.images.tower_pace import TowerPace
 from saccade.sched.images.under_way import Fresh, UnderWay, Walk
@@ -62,7 +62,7 @@ class ImageScheduler:
         self._counts = counts
         self.pace = pace
         self._users: dict[ImageKey, list[Sequence]] = {}
-        self.same = SamePixels(self._lives, self._users)
+        self.aliases = ImageAliases(self._lives, self._users)
         self._under_way: dict[ImageKey, UnderWay] = {}
         self._fresh: dict[ImageKey, Fresh] = {}
         self._asking = True  # nothing that is needed now was left unasked in the last plan
@@ -105,8 +105,8 @@ class ImageScheduler:
 
     def join(self, sequence: Sequence) -> None:
         """Register a new sequence as a user of its images."""
-        if self.same.others:
-            self.same.joined(sequence)
+        if self.aliases.others:
+            self.aliases.joined(sequence)
         for key in sequence.last_use:
             if sequence not in (users := self._users.setdefault(key, [])):
                 users.append(sequence)
@@ -160,8 +160,8 @@ class ImageScheduler:
 
     def take_notices(self) -> Notices:
         """Return the news for the front, and clear it."""
-        same = self.same.take_told() if self.same.told else ()
-        notices = Notices(tuple(self._want), tuple(self._unwanted), same)
+        aliases = self.aliases.take_found() if self.aliases.found else ()
+        notices = Notices(tuple(self._want), tuple(self._unwanted), aliases)
         self._want, self._unwanted = [], []
         return notices
 
@@ -176,7 +176,7 @@ class ImageScheduler:
         under_way = self._under_way[key]
         assert under_way.stage == "asked", "pixels that were not asked for"
         self._answered(key)
-        if pixels and self.same.arrived(under_way.image, pixels) is not None:
+        if pixels and self.aliases.arrived(under_way.image, pixels) is not None:
             del self._under_way[key]
             self.slots.free(under_way.slot)
             self._counts.images_same += 1
@@ -236,7 +236,7 @@ class ImageScheduler:
 
     def _reclaim(self, sequence: Sequence) -> None:
         if sequence.shown.shared:
-            for key in self.same.reclaim(sequence):
+            for key in self.aliases.reclaim(sequence):
                 self.settle(key)
 
     # ---- planning

@@ -46,14 +46,16 @@ def why_not_in_prefix(
     return "other prompt or evicted" if prefix.evictions else "other prompt"
 
 
-def has_twin(sequence: Sequence, running: Iterable[Sequence], start: int, end: int) -> bool:
+def has_duplicate_prefix(
+    sequence: Sequence, running: Iterable[Sequence], start: int, end: int
+) -> bool:
     """Return True if a running sequence has yet to compute `[start, end)` of the same prompt."""
     if end >= len(sequence.tokens):
         return False
     return any(
-        start <= twin.computed < min(end, twin.prompt_length)
-        and twin.content.partition == sequence.content.partition
-        and twin.tokens[:end] == sequence.tokens[:end]
-        and twin.content.shown(0, end) == sequence.content.shown(0, end)
-        for twin in running
+        start <= other.computed < min(end, other.prompt_length)
+        and other.content.partition == sequence.content.partition
+        and other.tokens[:end] == sequence.tokens[:end]
+        and other.content.shown(0, end) == sequence.content.shown(0, end)
+        for other in running
     )

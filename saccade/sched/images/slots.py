@@ -29,12 +29,12 @@ class Notices:
     """News for the front.
 
     want: images to decode, each into its slot. unwanted: images being decoded that are needed no
-    more. same: images with another's pixels.
+    more. aliases: images with another's pixels.
     """
 
     want: tuple[tuple[ImageKey, PixelSlot], ...] = ()
     unwanted: tuple[ImageKey, ...] = ()
-    same: tuple[tuple[ImageKey, Image], ...] = ()
+    aliases: tuple[tuple[ImageKey, Image], ...] = ()
 
 
 class Allocator:
@@ -97,14 +97,14 @@ class PixelSlots:
         Kept pixels make room.
         """
         height, width = image.canvas
-        room = image.num_tokens * self._given_bytes
-        if room > self.size // GIVEN_SHARE:
-            room = 0
-        while (offset := self._memory.allocate(max(3 * height * width, room))) is None:
+        embedding_bytes = image.num_tokens * self._given_bytes
+        if embedding_bytes > self.size // GIVEN_SHARE:
+            embedding_bytes = 0
+        while (offset := self._memory.allocate(max(3 * height * width, embedding_bytes))) is None:
             if not self._kept:
                 return None
             self._memory.free(self._kept.pop(next(iter(self._kept))).offset)
-        slot = PixelSlot(offset, height, width, room)
+        slot = PixelSlot(offset, height, width, embedding_bytes)
         self.bytes_in_use += slot.nbytes
         return slot
 

@@ -1,4 +1,4 @@
-"""Draft tokens: guesses of a sequence's next tokens, and how many are worth a row in the step.
+"""Draft tokens: proposals for a sequence's next tokens, and how many are worth a row in the step.
 
 Owns the kept answers about images, the record of draft tokens, and the measured cost of one more
 row. A wrong draft token costs a row and leaves the answer as it is: each token is drawn as without
@@ -18,20 +18,20 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.core.metrics import Metrics
-from saccade.core.plan import HeadGuesses, Plan
-from saccade.core.types import GuessSource, ImageKey, Request
+from saccade.core.plan import HeadDrafts, Plan
+from saccade.core.types import DraftSource, ImageKey, Request
 from saccade.sched.sequence import Sequence
 
 Ids = npt.NDArray[np.int32]
 
 LEAST_MATCH = 3
-"""Newest tokens of a sequence that a place must have before it, to be guessed from."""
+"""Newest tokens of a sequence that a place must have before it, to be drafted from."""
 MOST_MATCH = 8
 """How many are compared: of the places that match furthest, the newest is taken that has enough
 tokens after it.
 """
 LEAD = MOST_MATCH
-"""Prompt tokens that stand before an answer, so that its first token can be guessed too."""
+"""Prompt tokens that stand before an answer, so that its first token can be drafted too."""
 IMAGES = 4
 """Images of a request whose earlier answers are searched, the newest first."""
 ANSWER_TOKENS = 4096
@@ -45,19 +45,19 @@ END = -1
 
 
 HEAD_TOKENS = 3
-"""Guesses of the model's head for a step: each further one is made of the one before."""
+"""Draft tokens of the model's MTP head for a step: each further one is made of the one before."""
 TRIAL = 16
-"""Answer tokens from one question to a head whose guesses are not worth a row to the next."""
+"""Answer tokens from one question to a head whose drafts are not worth a row to the next."""
 MARGIN = 1.05
 """A draft waits for its result before the sequence goes on; so it must promise so much more."""
 BUSY_ROWS = 4
-"""Beside more rows nothing is guessed: it would hasten some sequences and delay the others, and the
+"""Beside more rows nothing is drafted: it would hasten some sequences and delay the others, and the
 batch would fall apart into steps of a part of its rows each.
 """
 FIRST_RATE = 0.7
-"""Before any guess of the scheduler's sequences was drawn."""
+"""Before any draft token of the scheduler's sequences was drawn."""
 MEMORY = 0.15
-"""Weight of a guess's outcome in the share of right ones."""
+"""Weight of a draft token's outcome in the share of accepted ones."""
 USUAL_MEMORY = 0.03
 """The same in the share of all sequences, with which a new one begins."""
 ROW_COST = 0.06
@@ -78,15 +78,16 @@ class Untried(NamedTuple):
 
     place: int
     token: int
-    source: GuessSource
+    source: DraftSource
 
 
 @dataclass(slots=True)
 class Speculation:
     """The draft tokens of one run.
 
-    guesses: in flight. told: the newest token came as a draft token or after one, and goes to the
-    worker. lines: for states between draft tokens. masks: for rows in flight, still to be taken.
+    draft_tokens: in flight. told: the newest token came as a draft token or after one, and goes to
+    the worker. lines: for states between draft tokens. masks: for rows in flight, still to be
+    taken.
 
     foreseen: how many draft tokens in flight have masks behind them, or None without a grammar.
     rate: the share of accepted tokens, or None before the first. untried: draft tokens that are
@@ -97,20 +98,20 @@ class Speculation:
     """
 
     # in flight, and behind it
-    guesses: list[int] = field(default_factory=list)
+    draft_tokens: list[int] = field(default_factory=list)
     told: bool = False
     lines: list[int] = field(default_factory=list)
     masks: list[bytes] = field(default_factory=list)
     foreseen: int | None = None
     # how good they were
-    source: GuessSource = "text"
+    source: DraftSource = "text"
     rate: float | None = None
     untried: deque[Untried] = field(default_factory=deque)
     # what they come from
     length: int = 0
     tokens: Ids = field(default_factory=lambda: np.empty(0, np.int32))
     prediction: Ids = field(default_factory=lambda: np.empty(0, np.int32))
-    head: HeadGuesses | None = None
+    head: HeadDrafts | None = None
 
     def known(self, tokens: Tokens[int]) -> Ids:
         """Return all tokens of the sequence as an array."""
@@ -134,9 +135,9 @@ class Drafter:
         self.most = most
         self.head = head
         self.costs = StepCosts()
-        self.guessed: Counter[GuessSource] = Counter()
-        self.right: Counter[GuessSource] = Counter()
-        self._usual: dict[GuessSource, float] = dict.fromkeys(get_args(GuessSource), FIRST_RATE)
+        self.proposed: Counter[DraftSource] = Counter()
+        self.accepted: Counter[DraftSource] = Counter()
+        self._usual: dict[DraftSource, float] = dict.fromkeys(get_args(DraftSource), FIRST_RATE)
         self._answers: OrderedDict[ImageKey, Ids] = OrderedDict()  # the newest answer last
         self._kept = 0
 
@@ -148,21 +149,26 @@ class Drafter:
         return request.reading is None and not request.adapter.number
 
     def propose(
-        self, sequence: Sequence, speculation: Speculation, room: int, rows: int
+        self, sequence: Sequence, speculation: Speculation, budget: int, rows: int
     ) -> list[int]:
-        """Return up to `room` draft tokens to follow the next row's first, perhaps unknown, token.
+        """Return up to `budget` draft tokens to follow the next row's first, perhaps unknown,
+        token.
 
         rows: the step's rows without draft tokens.
         """
-        guide = sequence.guide
-        if room <= 0 or not self.allows(sequence.request) or (guide and not guide.foresees):
+        grammar_state = sequence.grammar_state
+        if (
+            budget <= 0
+            or not self.allows(sequence.request)
+            or (grammar_state and not grammar_state.foresees)
+        ):
             return []
         ahead = sequence.length - len(sequence.tokens)
         self._compare(sequence, speculation)
-        most = min(self.most, room)
+        most = min(self.most, budget)
         found = self._find(sequence, speculation, ahead + most)[ahead:]
-        if guide is not None and not ahead:
-            found = found[: guide.count_allowed(found)]
+        if grammar_state is not None and not ahead:
+            found = found[: grammar_state.count_allowed(found)]
         if not found:
             return []
         count = self._worthwhile(speculation, most, rows)
@@ -187,13 +193,13 @@ class Drafter:
         rate = self._rate(speculation, speculation.source)
         return worthwhile(rate, most, rows, self.costs.row)
 
-    def settle(self, speculation: Speculation, right: int) -> None:
-        """Record that the draft tokens in flight were drawn, with `right` accepted in a row."""
-        source, guessed = speculation.source, len(speculation.guesses)
-        self.guessed[source] += guessed
-        self.right[source] += right
-        self._judge(speculation, source, right, guessed)
-        speculation.guesses = []
+    def settle(self, speculation: Speculation, accepted: int) -> None:
+        """Record that the draft tokens in flight were drawn, with `accepted` of them accepted."""
+        source, proposed = speculation.source, len(speculation.draft_tokens)
+        self.proposed[source] += proposed
+        self.accepted[source] += accepted
+        self._judge(speculation, source, accepted, proposed)
+        speculation.draft_tokens = []
 
     def _compare(self, sequence: Sequence, speculation: Speculation) -> None:
         """Judge the untried draft tokens, once their tokens are known."""
@@ -202,21 +208,21 @@ class Drafter:
             place, token, source = untried.popleft()
             self._judge(speculation, source, int(sequence.tokens[place] == token), 1)
 
-    def _rate(self, speculation: Speculation, source: GuessSource) -> float:
+    def _rate(self, speculation: Speculation, source: DraftSource) -> float:
         return self._usual[source] if speculation.rate is None else speculation.rate
 
     def _judge(
-        self, speculation: Speculation, source: GuessSource, right: int, guessed: int
+        self, speculation: Speculation, source: DraftSource, accepted: int, proposed: int
     ) -> None:
-        speculation.rate = judged(self._rate(speculation, source), right, guessed)
-        self._usual[source] = judged(self._usual[source], right, guessed, USUAL_MEMORY)
+        speculation.rate = judged(self._rate(speculation, source), accepted, proposed)
+        self._usual[source] = judged(self._usual[source], accepted, proposed, USUAL_MEMORY)
 
     def _find(self, sequence: Sequence, speculation: Speculation, count: int) -> list[int]:
         """Return up to `count` tokens that followed an earlier place of the newest tokens."""
         known = speculation.known(sequence.tokens)
         newest = known[-MOST_MATCH:]
         images = [image.key for image in reversed(sequence.request.images)][:IMAGES]
-        places: list[tuple[GuessSource, Ids]] = [
+        places: list[tuple[DraftSource, Ids]] = [
             ("image", self._answers[key]) for key in dict.fromkeys(images) if key in self._answers
         ]
         if sequence.request.caching.prediction:
@@ -227,11 +233,11 @@ class Drafter:
             if matched > best:
                 best, speculation.source = matched, source
                 found = tokens[place : place + count].tolist()
-        if best < LEAST_MATCH and (guesses := speculation.head) is not None:
-            since = known[guesses.place :].tolist()
-            if guesses.place <= len(known) and (*since,) == guesses.tokens[: len(since)]:
+        if best < LEAST_MATCH and (draft_tokens := speculation.head) is not None:
+            since = known[draft_tokens.place :].tolist()
+            if draft_tokens.place <= len(known) and (*since,) == draft_tokens.tokens[: len(since)]:
                 speculation.source = "head"
-                return [*guesses.tokens[len(since) :]]
+                return [*draft_tokens.tokens[len(since) :]]
         return found[: found.index(END)] if END in found else found
 
     def keep(self, sequence: Sequence) -> None:
@@ -257,9 +263,9 @@ class Drafter:
 
     def measure(self, metrics: Metrics) -> None:
         """Copy the record of draft tokens into the metrics that users see."""
-        for source in get_args(GuessSource):
-            metrics.set("saccade_guesses_total", self.guessed[source], source=source)
-            metrics.set("saccade_right_guesses_total", self.right[source], source=source)
+        for source in get_args(DraftSource):
+            metrics.set("saccade_guesses_total", self.proposed[source], source=source)
+            metrics.set("saccade_right_guesses_total", self.accepted[source], source=source)
 
 
 def _predicted(request: Request, speculation: Speculation) -> Ids:
@@ -293,9 +299,9 @@ def last_match(tokens: Ids, newest: Ids, count: int) -> tuple[int, int]:
     return matched, int(enough[-1] if len(enough) else places[np.argmax(follow)])
 
 
-def judged(rate: float, right: int, guessed: int, memory: float = MEMORY) -> float:
-    """Return the rate after `right` accepted tokens in a row out of `guessed` in flight."""
-    for outcome in [1.0] * right + [0.0] * (right < guessed):
+def judged(rate: float, accepted: int, proposed: int, memory: float = MEMORY) -> float:
+    """Return the rate after `accepted` tokens out of `proposed` in flight."""
+    for outcome in [1.0] * accepted + [0.0] * (accepted < proposed):
         rate += memory * (outcome - rate)
     return rate
 

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from saccade.cache.pages import PagePool
 from saccade.core.plan import NO_LINE, Row, StateCopy, StepResult
-from saccade.core.types import FinishReason, Guesses
+from saccade.core.types import DraftCounts, FinishReason
 from saccade.sched.answers import jumps
 from saccade.sched.builder import Flight, PlanBuilder, PlannedOutcome
 from saccade.sched.limits import SchedulerLimits
@@ -56,21 +56,21 @@ class SpeculativeDecoding(StepPart):
     def decode(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> Row:
         """Plan the newest token's row, and a row for each draft token behind it."""
         speculation, width = self._runs[run], builder.width
-        guesses = self._guess(sequence, run, speculation, width)
+        draft_tokens = self._propose(sequence, run, speculation, width)
         self._resume(run, speculation, builder)
         if self._lines is not None:
-            speculation.lines = [self._free.pop() for _ in guesses]
+            speculation.lines = [self._free.pop() for _ in draft_tokens]
         asked = self.drafter.ask(sequence, speculation, width)
         told = (sequence.tokens[run.planned],) if speculation.told else ()
         keep = chain(speculation.lines, repeat(NO_LINE))
-        row = builder.decode(sequence, run, told, keep=next(keep), guess=asked)
-        for guess, line in zip(guesses, keep):
-            builder.decode(sequence, run, (guess,), draft=True, keep=line)
-        speculation.told, speculation.guesses = False, guesses
-        run.waits = bool(guesses or asked)
+        row = builder.decode(sequence, run, told, keep=next(keep), head_drafts=asked)
+        for draft_token, line in zip(draft_tokens, keep):
+            builder.decode(sequence, run, (draft_token,), draft=True, keep=line)
+        speculation.told, speculation.draft_tokens = False, draft_tokens
+        run.waits = bool(draft_tokens or asked)
         return row
 
-    def _guess(
+    def _propose(
         self, sequence: Sequence, run: Run, speculation: Speculation, width: int
     ) -> list[int]:
         """Return as many draft tokens as fit the pages, the answer and the workers' rows and
@@ -80,20 +80,20 @@ class SpeculativeDecoding(StepPart):
         """
         after, size = run.planned + 1, self._pool.page_size
         most = sequence.prompt_length + sequence.request.sampling.max_tokens
-        room = min(most, self._token_limit) - sequence.length - 1
-        room = min(room, self._max_running - width)
+        budget = min(most, self._token_limit) - sequence.length - 1
+        budget = min(budget, self._max_running - width)
         if self._lines is not None:
-            room = min(room, len(self._free) + len(speculation.lines))
+            budget = min(budget, len(self._free) + len(speculation.lines))
         if self._snapshots is not None:
-            room = self._snapshots.foreseen(run, room)
+            budget = self._snapshots.foreseen(run, budget)
         pages = len(run.pages) + self._pool.free
-        guesses = self.drafter.propose(
-            sequence, speculation, min(room, pages * size - after), width
+        draft_tokens = self.drafter.propose(
+            sequence, speculation, min(budget, pages * size - after), width
         )
-        missing = self._pool.pages_for(after + len(guesses)) - len(run.pages)
+        missing = self._pool.pages_for(after + len(draft_tokens)) - len(run.pages)
         if missing > 0:
             run.pages += self._pool.take(missing, run.pages[-1])
-        return guesses
+        return draft_tokens
 
     def planned(self, run: Run, row: Row, builder: PlanBuilder) -> None:  # noqa: ARG002
         """Have a chunk go on from the state after the last accepted token."""
@@ -115,23 +115,26 @@ class SpeculativeDecoding(StepPart):
         InvalidRequest if the grammar has become too complex.
         """
         speculation = self._runs[run]
-        if not speculation.guesses:
+        if not speculation.draft_tokens:
             return None
         if not row.draft:
             speculation.masks = self._masks(sequence, speculation, row)
         return speculation.masks.pop(0)
 
     def _masks(self, sequence: Sequence, speculation: Speculation, row: Row) -> list[bytes]:
-        guide, guesses = sequence.guide, speculation.guesses
-        assert guide is not None
-        masks = [guide.mask()]
+        grammar_state, draft_tokens = sequence.grammar_state, speculation.draft_tokens
+        assert grammar_state is not None
+        masks = [grammar_state.mask()]
         known = sequence.tokens[row.start + row.length :]  # forced: what the row draws, and more
         if not known:
-            masks += guide.ahead(guesses, jumps(sequence.request))
-        elif guesses[:1] == known:  # if there are more, the next plan has them
-            masks += [guide.mask(), *guide.ahead(guesses[1:], jumps(sequence.request))]
+            masks += grammar_state.ahead(draft_tokens, jumps(sequence.request))
+        elif draft_tokens[:1] == known:  # if there are more, the next plan has them
+            masks += [
+                grammar_state.mask(),
+                *grammar_state.ahead(draft_tokens[1:], jumps(sequence.request)),
+            ]
         speculation.foreseen = len(masks) - 1
-        return masks + [guide.anything] * (len(guesses) + 1 - len(masks))
+        return masks + [grammar_state.anything] * (len(draft_tokens) + 1 - len(masks))
 
     # ---- apply
 
@@ -144,7 +147,7 @@ class SpeculativeDecoding(StepPart):
         MTP head.
         """
         self.drafter.costs.ended(flight.plan, flight.planned)
-        if not any(row.draft or row.guess for row in flight.plan.rows):
+        if not any(row.draft or row.head_drafts for row in flight.plan.rows):
             yield from outcomes
             return
         found = tuple(outcomes)
@@ -158,13 +161,13 @@ class SpeculativeDecoding(StepPart):
                 left[run] -= 1
                 self._tell(sequence, run, right=1)
             elif run in left:
-                self._tell(sequence, run, wrong=len(self._runs[run].guesses) - left[run])
+                self._tell(sequence, run, wrong=len(self._runs[run].draft_tokens) - left[run])
             yield each
-        heard = iter(result.guesses)
+        heard = iter(result.head_drafts)
         for each in found:
-            if each.row.guess:
+            if each.row.head_drafts:
                 speculation = self._runs[each.run]
-                speculation.head, each.run.waits = next(heard), bool(speculation.guesses)
+                speculation.head, each.run.waits = next(heard), bool(speculation.draft_tokens)
         for run, sequence in {each.run: each.sequence for each in found}.items():
             if run in right:
                 self._settle(sequence, run, right[run])
@@ -191,10 +194,10 @@ class SpeculativeDecoding(StepPart):
     def _tell(self, sequence: Sequence, run: Run, right: int = 0, wrong: int = 0) -> None:
         """Report a sequence's draft tokens, accepted and wrong."""
         source, account = self._runs[run].source, sequence.account
-        told = {each.source: each for each in account.guesses}
-        before = told.get(source, Guesses(source, 0, 0))
-        told[source] = Guesses(source, before.right + right, before.wrong + wrong)
-        account.guesses = tuple(told.values())
+        told = {each.source: each for each in account.draft_counts}
+        before = told.get(source, DraftCounts(source, 0, 0))
+        told[source] = DraftCounts(source, before.right + right, before.wrong + wrong)
+        account.draft_counts = tuple(told.values())
 
     def _settle(self, sequence: Sequence, run: Run, right: int) -> None:
         speculation = self._runs[run]

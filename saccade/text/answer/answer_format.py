@@ -57,7 +57,7 @@ SILENT = AnswerFormat()
 """A model that is not known to do either."""
 
 
-def find_manner(
+def find_answer_format(
     templates: Iterable[str], tool_parser: ToolParser, reasoning_parser: ReasoningParser
 ) -> AnswerFormat:
     """Return the format that `templates` show, for each parser that is "auto".

@@ -106,26 +106,26 @@ class Grammar:
     digest: str
 
 
-def read_wish(fields: Mapping[str, Any]) -> OutputConstraint | None:
+def read_constraint(fields: Mapping[str, Any]) -> OutputConstraint | None:
     """Read the form that a request asks for, in any spelling.
 
     The spellings are `response_format`, `structured_outputs` and `guided_*`. Returns `None` if any
     text will do. Raises InvalidRequest that names the field, also if two fields ask for a form.
     """
     structured = fields.get("structured_outputs")
-    wishes = [
-        wish
-        for wish in (
+    constraints = [
+        constraint
+        for constraint in (
             read_response_format(fields.get("response_format") or None),
             read_structured_outputs(structured, "structured_outputs") if structured else None,
             read_guided(fields),
         )
-        if wish is not None
+        if constraint is not None
     ]
-    if len(wishes) > 1:
-        first, second = wishes[0].param, wishes[1].param
+    if len(constraints) > 1:
+        first, second = constraints[0].param, constraints[1].param
         raise InvalidRequest(f"{second}: excluded by {first}; give one", second)
-    return wishes[0] if wishes else None
+    return constraints[0] if constraints else None
 
 
 def read_response_format(
@@ -291,21 +291,24 @@ class Grammars:
         self._most = most
         self._known: OrderedDict[str, Grammar] = OrderedDict()
 
-    def compile(self, wish: OutputConstraint, thinks_until: str | None = None) -> Grammar:
-        """Return the grammar for `wish`. Takes milliseconds, or a lookup for a recent one.
+    def compile(self, constraint: OutputConstraint, thinks_until: str | None = None) -> Grammar:
+        """Return the grammar for `constraint`. Takes milliseconds, or a lookup for a recent one.
 
         thinks_until: the mark that ends reasoning before the answer, e.g. "</think>". The reasoning
         itself is free. With `None` the answer begins at once. Raises InvalidRequest whose `param`
         names the place.
         """
-        key = _digest([wish.kind, wish.value, wish.spacing.options(), thinks_until], wish.param)
+        key = _digest(
+            [constraint.kind, constraint.value, constraint.spacing.options(), thinks_until],
+            constraint.param,
+        )
         known = self._known.get(key)
         if known is None:
-            parts = self._parts(wish)
+            parts = self._parts(constraint)
             if thinks_until is not None:
                 parts = [self._after_reasoning(thinks_until, parts[0]["name"]), *parts]
             if error := self._fault(parts):
-                raise self._explain(wish, error)
+                raise self._explain(constraint, error)
             known = self._known[key] = Grammar(json.dumps({"grammars": parts}), key)
             self.nbytes += len(known.text)
             while len(self._known) > 1 and (
@@ -315,20 +318,24 @@ class Grammars:
         self._known.move_to_end(key)
         return known
 
-    def _parts(self, wish: OutputConstraint) -> list[Part]:
-        param = wish.param
-        match wish.kind:
+    def _parts(self, constraint: OutputConstraint) -> list[Part]:
+        param = constraint.param
+        match constraint.kind:
             case "json":
-                return [schema_part("answer", prepare_schema(wish.value, param), wish.spacing)]
+                return [
+                    schema_part(
+                        "answer", prepare_schema(constraint.value, param), constraint.spacing
+                    )
+                ]
             case "parts":
-                return list(wish.value)
+                return list(constraint.value)
             case "choice":
-                choices = " | ".join(map(quoted, dict.fromkeys(wish.value)))
+                choices = " | ".join(map(quoted, dict.fromkeys(constraint.value)))
                 return [lark_part("answer", _bounded(f"start: {choices}", param))]
             case "regex":
-                regex = json.loads(LLMatcher.grammar_from_regex(_bounded(wish.value, param)))
+                regex = json.loads(LLMatcher.grammar_from_regex(_bounded(constraint.value, param)))
                 return [lark_part("answer", regex["grammars"][0]["lark_grammar"])]
-        text = _bounded(wish.value, param)
+        text = _bounded(constraint.value, param)
         if "::=" in text or "%json" in text:
             what = "%json (use json)" if "%json" in text else "GBNF (rule ::= ...)"
             raise InvalidRequest(
@@ -364,24 +371,24 @@ class Grammars:
             matcher.try_consume_tokens(matcher.compute_ff_tokens())
         return matcher.get_error()
 
-    def _explain(self, wish: OutputConstraint, error: str) -> InvalidRequest:
+    def _explain(self, constraint: OutputConstraint, error: str) -> InvalidRequest:
         """Return the library's words as an error.
 
         For a schema, it names the innermost place that has a fault by itself, if that is found
         soon.
         """
         late = time.thread_time() + EXPLAIN_SECONDS
-        for inner in wish.inner:
+        for inner in constraint.inner:
             if fault := self._fault(self._parts(inner)):
                 return self._explain(inner, fault)
-        param = wish.param
-        if wish.kind == "json":
+        param = constraint.param
+        if constraint.kind == "json":
             # A branch that nothing satisfies is a fault only where the whole has the same.
             empty = error.startswith(_NOTHING_FITS)
-            for place, alone in subschemas(prepare_schema(wish.value, param)):
+            for place, alone in subschemas(prepare_schema(constraint.value, param)):
                 if time.thread_time() > late:
                     break
-                fault = self._fault([schema_part("answer", alone, wish.spacing)])
+                fault = self._fault([schema_part("answer", alone, constraint.spacing)])
                 if fault and fault.startswith(_NOTHING_FITS) == empty:
                     param, error = place_name(param, place), fault
                     break

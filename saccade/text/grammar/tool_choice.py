@@ -32,9 +32,9 @@ def read_tool_choice(
     match choice:
         case None | "auto":
             if answer is not None:
-                return calls_wish(tools, spelling, "must", parallel, "tools", answer)
+                return calls_constraint(tools, spelling, "must", parallel, "tools", answer)
             strict = any(tool.strict for tool in tools)
-            return calls_wish(tools, spelling, "may", parallel, "tools") if strict else None
+            return calls_constraint(tools, spelling, "may", parallel, "tools") if strict else None
         case "none":
             return answer
         case "required":
@@ -53,7 +53,7 @@ def read_tool_choice(
             )
     if not chosen:
         raise InvalidRequest(f"tool_choice: {what}", "tool_choice")
-    return calls_wish(chosen, spelling, "must", several, "tool_choice")
+    return calls_constraint(chosen, spelling, "must", several, "tool_choice")
 
 
 def _allowed(
@@ -81,12 +81,12 @@ def _allowed(
         raise InvalidRequest(f"{where}.tools: the list is empty", f"{where}.tools")
     several = list(chosen.values())
     if mode == "auto" and answer is None:
-        return calls_wish(several, spelling, "may", parallel, "tool_choice")
+        return calls_constraint(several, spelling, "may", parallel, "tool_choice")
     free = answer if mode == "auto" else None
-    return calls_wish(several, spelling, "must", parallel, "tool_choice", free)
+    return calls_constraint(several, spelling, "must", parallel, "tool_choice", free)
 
 
-def calls_wish(
+def calls_constraint(
     tools: Sequence[Tool],
     spelling: CallGrammar,
     need: Need,

@@ -26,7 +26,7 @@ _FLAGS = re.compile(f"[{FLAGS}]")
 
 
 @dataclass(frozen=True, slots=True)
-class Landmark:
+class MessageOffset:
     """The end of a part, or of a message with one text. `message`, `part` are as in the chat."""
 
     message: int
@@ -98,19 +98,19 @@ def _after(text: str, mark: str) -> str:
     return text[:visible] + mark + text[visible:]
 
 
-def find(text: str, marked: str, places: Sequence[tuple[int, int | None]]) -> list[Landmark]:
+def find(text: str, marked: str, places: Sequence[tuple[int, int | None]]) -> list[MessageOffset]:
     """Return where parts end in `text`, in its order.
 
     `marked` is its rendering with flags.
     """
-    found: list[Landmark] = []
+    found: list[MessageOffset] = []
     for number, match in enumerate(_FLAGS.finditer(marked)):
         place = ord(match.group()) - _FIRST
         if place < len(places):
-            found.append(Landmark(*places[place], match.start() - number))
+            found.append(MessageOffset(*places[place], match.start() - number))
     bare = _FLAGS.sub("", marked)
     known = len(text) if bare == text else _agreement(bare, text)
-    return [Landmark(each.message, each.part, min(each.end, known)) for each in found]
+    return [MessageOffset(each.message, each.part, min(each.end, known)) for each in found]
 
 
 def _agreement(one: str, other: str) -> int:

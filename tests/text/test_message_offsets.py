@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from saccade.text.prompt.message_offsets import TOOLS, Landmark, find, flagged
+from saccade.text.prompt.message_offsets import TOOLS, MessageOffset, find, flagged
 from saccade.text.prompt.template import ChatTemplate
 
 TURN = "{% for m in messages %}[{{ m.role }}]"
@@ -31,7 +31,7 @@ def located(
     return text, {name_of(each): text[: each.end] for each in found}
 
 
-def name_of(mark: Landmark) -> str:
+def name_of(mark: MessageOffset) -> str:
     if mark.message == TOOLS:
         return "tools"
     content = f"messages[{mark.message}].content"

@@ -76,7 +76,7 @@ def test_nothing_is_guessed_beside_busy_rows_if_guesses_are_often_wrong(
     streams: int, wrong: int, period: int
 ) -> None:
     _, prophet = serve(streams, wrong=wrong, period=period)
-    assert prophet.guessed.total() == 0
+    assert prophet.proposed.total() == 0
 
 
 @pytest.mark.first
@@ -92,14 +92,14 @@ def test_guesses_cost_no_stream_more_than_3_in_100(streams: int, period: int) ->
 def test_guesses_that_are_never_right_cost_one_stream_less_than_3_in_100() -> None:
     without, _ = serve(1, rounds=10, drafts=0)
     with_them, prophet = serve(1, rounds=10, wrong=TOKENS)
-    assert prophet.guessed.total() > 0 and with_them <= 1.03 * without
+    assert prophet.proposed.total() > 0 and with_them <= 1.03 * without
 
 
 def test_right_guesses_are_worth_it_alone_and_beside_a_few() -> None:
     for streams, least in ((1, 4.0), (2, 2.0)):
         without, _ = serve(streams, drafts=0)
         with_them, prophet = serve(streams)
-        assert without > least * with_them and prophet.right == prophet.guessed
+        assert without > least * with_them and prophet.accepted == prophet.proposed
 
 
 @pytest.mark.parametrize("count", [1, 3, 7])
@@ -113,8 +113,8 @@ def test_an_answer_that_repeats_itself_is_followed_before_its_end(count: int) ->
 def test_guesses_begin_again_once_they_would_be_right_without_a_wrong_row() -> None:
     """Those that are not worth a row are compared with what is drawn."""
     _, prophet = serve(1, wrong=40)
-    wrong = prophet.guessed.total() - prophet.right.total()
-    assert prophet.right.total() > 15 and wrong < 35
+    wrong = prophet.proposed.total() - prophet.accepted.total()
+    assert prophet.accepted.total() > 15 and wrong < 35
 
 
 def test_no_guess_is_worth_a_row_that_costs_a_step() -> None:

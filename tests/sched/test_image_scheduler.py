@@ -10,7 +10,7 @@ from saccade.core.plan import Plan
 from saccade.sched.images.image_scheduler import TOWER_STEPS
 from saccade.sched.limits import SchedulerLimits
 from tests.sched.simulator import Simulation, picture
-from tests.sched.test_scheduler import IMAGE, gallery
+from tests.sched.test_scheduler import IMAGE, image_request
 
 BLOCKS = 24
 BUDGET = 200
@@ -28,7 +28,7 @@ def test_text_goes_on_between_the_begin_of_an_encoding_and_its_end(in_flight: in
     sim.add(sim.request([1, 2, 3], ignore_eos=True, max_tokens=500))
     sim.finish(sim.plan())
     image = picture(1, 100)  # 400 patches
-    shown = sim.add(gallery(sim, image))
+    shown = sim.add(image_request(sim, image))
     sim.send_pixels(image.key)
     plans: list[Plan] = []
     while not sim.deltas[shown]:
@@ -50,7 +50,7 @@ def test_a_small_image_takes_a_part_of_its_own_encoding_from_each_step() -> None
     sim.add(sim.request([1, 2, 3], ignore_eos=True, max_tokens=500))
     sim.finish(sim.plan())
     image = picture(1, 100)
-    sim.add(gallery(sim, image))
+    sim.add(image_request(sim, image))
     sim.send_pixels(image.key)
     assert sim.plan().tower == 400 * BLOCKS // TOWER_STEPS
 
@@ -58,7 +58,7 @@ def test_a_small_image_takes_a_part_of_its_own_encoding_from_each_step() -> None
 def test_with_nothing_else_to_do_plans_go_on_with_the_tower_until_it_is_done() -> None:
     sim = simulation()
     image = picture(1, 100)
-    sim.add(gallery(sim, image, max_tokens=1))
+    sim.add(image_request(sim, image, max_tokens=1))
     assert sim.plan().empty
     sim.send_pixels(image.key)
     plans = []
@@ -80,7 +80,7 @@ def test_a_tower_with_processors_of_its_own_comes_in_parts_only_beside_rows_that
     text = sim.add(sim.request([1, 2, 3], ignore_eos=True, max_tokens=70))
     sim.finish(sim.plan())
     images = [picture(1, 100), picture(2, 30)]
-    shown = [sim.add(gallery(sim, image, max_tokens=1)) for image in images]
+    shown = [sim.add(image_request(sim, image, max_tokens=1)) for image in images]
     beside: list[int] = []
     for image in images:
         sim.send_pixels(image.key)
@@ -93,7 +93,7 @@ def test_a_tower_with_processors_of_its_own_comes_in_parts_only_beside_rows_that
 
     alone = simulation(tower_shares=False)
     image = picture(1, 100)
-    alone.add(gallery(alone, image, max_tokens=1))
+    alone.add(image_request(alone, image, max_tokens=1))
     alone.finish(alone.plan())
     alone.send_pixels(image.key)
     assert alone.plan().tower >= 400 * BLOCKS
@@ -103,7 +103,7 @@ def test_an_unbounded_tower_is_waited_for() -> None:
     sim = simulation(tower_budget=0)
     sim.worker.lag = 1.0
     image = picture(1, 100)
-    sim.add(gallery(sim, image, max_tokens=1))
+    sim.add(image_request(sim, image, max_tokens=1))
     sim.send_pixels(image.key)
     plans = []
     while not (plan := sim.plan()).empty:
@@ -117,7 +117,7 @@ def test_an_unbounded_tower_is_waited_for() -> None:
 def test_a_new_request_is_asked_for_at_once() -> None:
     sim = simulation()
     image = picture(1, 20)
-    sim.scheduler.add(gallery(sim, image))
+    sim.scheduler.add(image_request(sim, image))
     ((key, slot),) = sim.scheduler.take_notices().want
     assert key == image.key and slot.nbytes == IMAGE
 
@@ -125,9 +125,9 @@ def test_a_new_request_is_asked_for_at_once() -> None:
 def test_an_image_that_nobody_needs_is_called_off_and_may_be_wanted_again() -> None:
     sim = simulation()
     image = picture(1, 20)
-    sim.abort(sim.add(gallery(sim, image)))
+    sim.abort(sim.add(image_request(sim, image)))
     assert sim.unwanted == {image.key}
-    again = sim.add(gallery(sim, image, max_tokens=1))
+    again = sim.add(image_request(sim, image, max_tokens=1))
     assert sim.asked == {image.key: 1}, "its slot is still being written"
     sim.fail_pixels(image.key)
     sim.run()
@@ -140,8 +140,8 @@ def test_a_piece_of_the_arena_too_small_for_what_is_needed_first_is_joined_with_
     """
     limits = SchedulerLimits(1, 512, 1000, 10_000, arena_bytes=4 * IMAGE)
     sim = Simulation(limits, 256, 4, prefix=False, embedding_tokens=20)
-    first = sim.add(gallery(sim, picture(1, 20), picture(2, 80), max_tokens=1))
-    small = [sim.add(gallery(sim, picture(10 + n, 20), max_tokens=1)) for n in range(4)]
+    first = sim.add(image_request(sim, picture(1, 20), picture(2, 80), max_tokens=1))
+    small = [sim.add(image_request(sim, picture(10 + n, 20), max_tokens=1)) for n in range(4)]
     sim.run()
     assert [sim.deltas[id][-1].finish for id in (first, *small)] == ["length"] * 5
     assert 6 <= sim.worker.encoded.total() <= 7, "one was encoded too early at most"
@@ -152,7 +152,7 @@ def test_what_the_disk_has_no_room_for_keeps_none_on_the_device() -> None:
     limits = SchedulerLimits(1, 8, 200, 10_000, early_tokens=8)
     sim = Simulation(limits, 64, 4, embedding_tokens=40, disk_tokens=10)
     first, later = picture(1, 20), picture(2, 30)
-    for request in (gallery(sim, first, before=8), gallery(sim, later)):
+    for request in (image_request(sim, first, before=8), image_request(sim, later)):
         sim.add(request)
     sim.send_pixels(later.key)
     sim.finish(sim.plan())  # `later` is encoded ahead, as the other's image is not there yet

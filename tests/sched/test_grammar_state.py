@@ -202,13 +202,13 @@ class Faulty(Drawing):
 
     def result(self, plan: Plan, masks: Masks | None) -> StepResult:
         told = super().result(plan, masks)
-        broken = tuple(
+        non_finite = tuple(
             place
             for place, row in enumerate(plan.rows)
             if (seed := self.seed_of(row.slot)) % 3 == 2
             and random.Random(f"{seed} {row.start}").random() < 1 / 16
         )
-        return replace(told, broken=broken)
+        return replace(told, non_finite=non_finite)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -246,7 +246,7 @@ def test_pages_of_rows_that_are_no_numbers_are_never_findable() -> None:
     drawing = Drawing()
     drawing.result = lambda plan, masks: replace(  # type: ignore[method-assign]
         Drawing.result(drawing, plan, masks),
-        broken=tuple(place for place, row in enumerate(plan.rows) if row.start >= 480),
+        non_finite=tuple(place for place, row in enumerate(plan.rows) if row.start >= 480),
     )
     drawing.add("a", prompt=range(700), max_tokens=4, ignore_eos=True)  # chunks of 512 tokens
     assert drawing.run()["a"].code == "internal_error"

@@ -11,7 +11,7 @@ from saccade.core.options import ReasoningParser, ToolParser
 from saccade.families.gemma3.tiny import CHAT_TEMPLATE as GEMMA3
 from saccade.families.gemma4.tiny import CHAT_TEMPLATE as GEMMA4
 from saccade.families.qwen_vl.spec import TEMPLATES
-from saccade.text.answer.answer_format import FORMATS, AnswerFormat, find_manner
+from saccade.text.answer.answer_format import FORMATS, AnswerFormat, find_answer_format
 from saccade.text.answer.formats.gemma import CHANNEL
 from saccade.text.answer.reasoning import THINK
 from saccade.text.grammar.json_size import Extent, extent
@@ -29,7 +29,7 @@ def loaded(source: str, tmp_path: Path) -> ChatTemplate:
 
 
 @pytest.mark.parametrize(
-    ("source", "manner"),
+    ("source", "answer_format"),
     [
         (QWEN2_VL, AnswerFormat(FORMATS["hermes"])),  # has none of its own and gets ours
         (QWEN3_VL, AnswerFormat(FORMATS["hermes"])),
@@ -44,13 +44,13 @@ def loaded(source: str, tmp_path: Path) -> ChatTemplate:
     ],
 )
 def test_a_template_shows_how_its_model_writes(
-    source: str, manner: AnswerFormat, tmp_path: Path
+    source: str, answer_format: AnswerFormat, tmp_path: Path
 ) -> None:
-    assert find_manner(loaded(source, tmp_path).sources, "auto", "auto") == manner
+    assert find_answer_format(loaded(source, tmp_path).sources, "auto", "auto") == answer_format
 
 
 @pytest.mark.parametrize(
-    ("tools", "reasoning", "manner"),
+    ("tools", "reasoning", "answer_format"),
     [
         ("xml", "none", AnswerFormat(FORMATS["xml"])),
         ("none", "think", AnswerFormat(None, THINK)),
@@ -59,15 +59,15 @@ def test_a_template_shows_how_its_model_writes(
     ],
 )
 def test_the_operator_knows_better(
-    tools: ToolParser, reasoning: ReasoningParser, manner: AnswerFormat
+    tools: ToolParser, reasoning: ReasoningParser, answer_format: AnswerFormat
 ) -> None:
-    assert find_manner([THINKING], tools, reasoning) == manner
-    assert all(value for _, value in manner.described())
+    assert find_answer_format([THINKING], tools, reasoning) == answer_format
+    assert all(value for _, value in answer_format.described())
 
 
 def test_a_parser_that_there_is_not_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(ConfigError, match=r"--tool-parser hermse: expected auto, none or .*hermes"):
-        find_manner([THINKING], "hermse", "auto")
+        find_answer_format([THINKING], "hermse", "auto")
 
 
 def test_a_template_without_tools_gets_ours_for_tools_and_calls_alone(tmp_path: Path) -> None:

@@ -1,19 +1,19 @@
-"""Nurseries: processes that fork image workers, and pass messages between workers and the front.
+"""Supervisors: processes that fork image workers, and pass messages between workers and the front.
 
-Started by `media/workers/stock.py` as `python -m saccade.media.workers.nursery`. The process, a
-stock, loads the workers' libraries and forks nurseries, which fork the workers. Stocks are two. One
-is for workers that read headers or documents, without torch and ready in a moment. The other is for
-workers that decode.
+Started by `media/workers/fork_server.py` as `python -m saccade.media.workers.supervisor`. The
+process, a fork server, loads the workers' libraries and forks supervisors, which fork the workers.
+Fork servers are two. One is for workers that read headers or documents, without torch and ready in
+a moment. The other is for workers that decode.
 
-A nursery passes orders on, and answers that fit the order. It copies pixels from a worker's outbox
-into the arena, and a document's pieces behind the document. It ends a worker when told, or when an
-order takes too much processor time, and replaces an ended worker in milliseconds. A successor finds
-nothing that its predecessor left: its memory is empty, and the nursery's own memory has never held
-an image's bytes. A nursery never looks at an image, and believes no worker. Messages are bounded,
-and the rest of a message is never waited for.
+A supervisor passes orders on, and answers that fit the order. It copies pixels from a worker's
+outbox into the arena, and a document's pieces behind the document. It ends a worker when told, or
+when an order takes too much processor time, and replaces an ended worker in milliseconds. A
+successor finds nothing that its predecessor left: its memory is empty, and the supervisor's own
+memory has never held an image's bytes. A supervisor never looks at an image, and believes no
+worker. Messages are bounded, and the rest of a message is never waited for.
 
-A stock only forks a nursery when asked, and tells its exit status, so that nothing is loaded again
-after a kill. Encoded bytes lie in memory files, one per worker, that the front fills.
+A fork server only forks a supervisor when asked, and tells its exit status, so that nothing is
+loaded again after a kill. Encoded bytes lie in memory files, one per worker, that the front fills.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ from saccade.media.workers.worker import (
     EXIT_STATUS,
     FRONT,
     MOST_DESCRIPTORS,
-    NURSERY,
+    SUPERVISOR,
     Answer,
     Boot,
     Bytes,
     Decode,
     Decoded,
-    Desk,
     DocumentPiece,
     Header,
     Kill,
     Lost,
-    NurseryWanted,
     Order,
     ReadDocument,
     ReadHeaders,
     ReplaceWorker,
+    SupervisorOptions,
     Work,
     WorkerReplaced,
+    WorkerResources,
     WorkersReady,
     serve,
 )
@@ -134,9 +134,9 @@ class Outbox:
 
 @dataclass(slots=True, eq=False)
 class ImageWorker:
-    """A forked process as the nursery sees it. `order` is the last, and `told` counts its answers.
-    `cpu` is the processor time taken at the last message. `gate` is asked for threads, and `None`
-    means no threads.
+    """A forked process as the supervisor sees it. `order` is the last, and `answered` counts its
+    answers. `cpu` is the processor time taken at the last message. `gate` is asked for threads, and
+    `None` means no threads.
     """
 
     number: int
@@ -147,7 +147,7 @@ class ImageWorker:
     gate: ThreadGate | None
     ready: bool = False
     order: Work | None = None
-    told: int = 0
+    answered: int = 0
     cpu: float = 0.0
     strange: bool = False
     channel: Channel[Order, Answer] = field(init=False)
@@ -164,7 +164,7 @@ class ImageWorker:
         """Return the seconds of processor time left for the next answer. They are infinite while
         none is due.
         """
-        if self.order is None or self.told == self.order.answers or self.order.cpu == math.inf:
+        if self.order is None or self.answered == self.order.answers or self.order.cpu == math.inf:
             return math.inf
         return self.order.cpu - (cpu_seconds(self.pid) - self.cpu)
 
@@ -176,36 +176,38 @@ class ImageWorker:
             return False
         if (answer.worker, answer.serial) != (self.number, self.serial):
             return False
-        if self.told == self.order.answers or not (answer.reason is None or answer.reason.valid):
+        if self.answered == self.order.answers or not (
+            answer.reason is None or answer.reason.valid
+        ):
             return False
         if isinstance(answer, Header):
-            return isinstance(self.order, ReadHeaders) and answer.place == self.told
+            return isinstance(self.order, ReadHeaders) and answer.place == self.answered
         if isinstance(answer, DocumentPiece):
-            if not isinstance(self.order, ReadDocument) or answer.place != self.told:
+            if not isinstance(self.order, ReadDocument) or answer.place != self.answered:
                 return False
-            start, end = self.order.outbox[self.told : self.told + 2]
+            start, end = self.order.outbox[self.answered : self.answered + 2]
             return 0 <= answer.nbytes <= end - start
         return isinstance(self.order, Decode) and 0 <= answer.ms < math.inf
 
 
-class Nursery:
+class Supervisor:
     """Forks workers, and passes messages between them and the front."""
 
-    def __init__(self, cradle: Cradle) -> None:
-        self._cradle = cradle
+    def __init__(self, files: SupervisorFiles) -> None:
+        self._files = files
         self._arena: Bytes | None = None
-        if cradle.arena is not None:
-            arena = Arena.attach(cradle.arena, cradle.wanted.arena_bytes)
+        if files.arena is not None:
+            arena = Arena.attach(files.arena, files.wanted.arena_bytes)
             arena.keep_from_children()
             self._arena = arena.whole()
-        front = socket.socket(fileno=cradle.front)
-        self._front = Channel(front, NURSERY)
+        front = socket.socket(fileno=files.front)
+        self._front = Channel(front, SUPERVISOR)
         self._selector = selectors.DefaultSelector()
         self._selector.register(front, selectors.EVENT_READ, None)
         self._workers: dict[int, ImageWorker] = {}
         self._decodes_heic = heif.INSTALLED and self._arena is not None
         self._kind = b"decode" if self._arena is not None else b"header"
-        if self._arena is None and cradle.wanted.outbox_bytes:
+        if self._arena is None and files.wanted.outbox_bytes:
             self._kind = b"page"
         self._ready = False
         self._exposed: set[str] = set()
@@ -215,16 +217,16 @@ class Nursery:
         outbox = None
         if number in self._workers:
             outbox = self._workers[number].outbox
-        elif nbytes := self._cradle.wanted.outbox_bytes:
+        elif nbytes := self._files.wanted.outbox_bytes:
             outbox = Outbox(nbytes)
         if outbox is not None:
             outbox.empty()
         ours, theirs = socket.socketpair()
-        nursery = os.getpid()
+        supervisor = os.getpid()
         with contextlib.nullcontext() if outbox is None else outbox.lent():
             pid = os.fork()
         if not pid:
-            self._be_worker(number, theirs, outbox, nursery)
+            self._be_worker(number, theirs, outbox, supervisor)
         theirs.close()
         ours.settimeout(ORDER_SECONDS)
         gate = thread_gate.receive(ours, pid) if self._decodes_heic else None
@@ -275,7 +277,7 @@ class Nursery:
             self.fork(worker.number)
             self._front.send(WorkerReplaced(order.worker, order.serial))
             return
-        worker.order, worker.told, worker.cpu = order, 0, cpu_seconds(worker.pid)
+        worker.order, worker.answered, worker.cpu = order, 0, cpu_seconds(worker.pid)
         if worker.gate is not None:
             worker.gate.begin_order()
         if isinstance(order, Decode | ReadDocument) and worker.outbox is not None:
@@ -325,7 +327,7 @@ class Nursery:
                 self._ready = True
                 self._front.send(WorkersReady(tuple(sorted(self._exposed))))
             return
-        worker.told += 1
+        worker.answered += 1
         before, worker.cpu = worker.cpu, cpu_seconds(worker.pid)
         if isinstance(answer, Decoded) and answer.reason is None:
             self._deliver(worker)
@@ -352,7 +354,7 @@ class Nursery:
         assert worker.outbox is not None
         start = worker.order.outbox[answer.place]
         end = start + answer.nbytes
-        inbox, offset = self._cradle.inboxes[worker.number], worker.order.answer_at
+        inbox, offset = self._files.inboxes[worker.number], worker.order.answer_at
         while start < end:
             piece = worker.outbox.pixels[start:end].data
             start += os.pwrite(inbox, piece, offset + start)
@@ -383,23 +385,23 @@ class Nursery:
         return status, used.ru_utime + used.ru_stime
 
     def _be_worker(
-        self, number: int, connection: socket.socket, outbox: Outbox | None, nursery: int
+        self, number: int, connection: socket.socket, outbox: Outbox | None, supervisor: int
     ) -> NoReturn:
         """Run a worker in this process, just forked, to its end."""
         status = 1
         try:
-            if follows(nursery, b"saccade-" + self._kind):
+            if follows(supervisor, b"saccade-" + self._kind):
                 # To be read, not written: a worker shall not change what comes after its order.
-                source = f"/proc/self/fd/{self._cradle.inboxes[number]}"
+                source = f"/proc/self/fd/{self._files.inboxes[number]}"
                 inbox = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
                 statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
                 memory = np.empty(0, np.uint8) if outbox is None else outbox.pixels
-                keep = (connection.fileno(), inbox, statm, self._cradle.lifeline)
+                keep = (connection.fileno(), inbox, statm, self._files.lifeline)
                 threads = self._decodes_heic and thread_gate.hand_over(connection)
-                exposed = confine(keep, self._cradle.wanted.memory, threads)
-                channel: Channel[Answer, Order] = Channel(connection, NURSERY)
+                exposed = confine(keep, self._files.wanted.memory, threads)
+                channel: Channel[Answer, Order] = Channel(connection, SUPERVISOR)
                 channel.send(WorkersReady(tuple(exposed)))
-                serve(channel, Desk(inbox, memory, statm, threads))
+                serve(channel, WorkerResources(inbox, memory, statm, threads))
             status = 0
         except Exception:
             traceback.print_exc()
@@ -427,17 +429,19 @@ def follows(parent: int, name: bytes) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Cradle:
-    """A nursery's descriptors from the asker, in this process."""
+class SupervisorFiles:
+    """A supervisor's descriptors from the asker, in this process."""
 
-    wanted: NurseryWanted
+    wanted: SupervisorOptions
     front: int
     lifeline: int
     arena: int | None
     inboxes: tuple[int, ...]
 
     @classmethod
-    def unpack(cls, wanted: NurseryWanted, descriptors: list[int]) -> tuple[Cradle, int]:
+    def unpack(
+        cls, wanted: SupervisorOptions, descriptors: list[int]
+    ) -> tuple[SupervisorFiles, int]:
         """Unpack the descriptors, and the pipe for the exit status."""
         front, lifeline, report, *others = descriptors
         arena = others.pop(0) if wanted.arena_bytes else None
@@ -449,12 +453,12 @@ class Cradle:
                 os.close(descriptor)
 
 
-def stock(link: ParentLink) -> int:
-    """Fork a nursery whenever the front asks for one, and report its exit status at its end. The
+def fork_server(link: ParentLink) -> int:
+    """Fork a supervisor whenever the front asks for one, and report its exit status at its end. The
     status is negative for a killing signal. Returns exit status 0 once the front has gone.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    reports: dict[int, int] = {}  # pid of a nursery: the pipe for its exit status
+    reports: dict[int, int] = {}  # pid of a supervisor: the pipe for its exit status
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -471,8 +475,8 @@ def stock(link: ParentLink) -> int:
             message, descriptors, _, _ = socket.recv_fds(link.socket, MOST_SAID, MOST_DESCRIPTORS)
             if not message:
                 return 0
-            wanted = msgspec.msgpack.decode(message, type=NurseryWanted)
-            cradle, report = Cradle.unpack(wanted, descriptors)
+            wanted = msgspec.msgpack.decode(message, type=SupervisorOptions)
+            files, report = SupervisorFiles.unpack(wanted, descriptors)
             parent = os.getpid()
             pid = os.fork()
             if not pid:
@@ -482,13 +486,13 @@ def stock(link: ParentLink) -> int:
                 link.socket.close()
                 for descriptor in (woken, wake, report, *reports.values()):
                     os.close(descriptor)
-                be_nursery(cradle, parent)
-            cradle.close()
+                be_supervisor(files, parent)
+            files.close()
             reports[pid] = report
 
 
 def reap(reports: dict[int, int]) -> None:
-    """Take note of all ended children: nurseries, and workers whose nursery was killed."""
+    """Take note of all ended children: supervisors, and workers whose supervisor was killed."""
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = ended
@@ -499,15 +503,15 @@ def reap(reports: dict[int, int]) -> None:
                 os.close(report)
 
 
-def be_nursery(cradle: Cradle, parent: int) -> NoReturn:
-    """Run a nursery in this process, just forked, to its end."""
+def be_supervisor(files: SupervisorFiles, parent: int) -> NoReturn:
+    """Run a supervisor in this process, just forked, to its end."""
     status = 1
     try:
         if follows(parent, b"saccade-nursery"):
-            nursery = Nursery(cradle)
-            for number in range(len(cradle.inboxes)):
-                nursery.fork(number)
-            nursery.run()
+            supervisor = Supervisor(files)
+            for number in range(len(files.inboxes)):
+                supervisor.fork(number)
+            supervisor.run()
         status = 0
     except Exception:
         traceback.print_exc()
@@ -528,7 +532,7 @@ def main() -> int:
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # as all else here: a worker may begin no thread
     warm_up(boot.decodes, boot.own)
     settle()
-    return stock(link)
+    return fork_server(link)
 
 
 def warm_up(decode: bool, own: OwnPixels | None) -> None:

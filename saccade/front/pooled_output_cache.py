@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from saccade.core.types import Readout
+from saccade.core.types import PooledOutput
 
 ENTRY_BYTES = 256
 """Bytes of an entry beside its values."""
 
 
-class ReadoutCache:
+class PooledOutputCache:
     """Keeps up to `limit` bytes of readings. The least recently used go first.
 
     epoch: counts flushes. Readings begun before a flush are dropped after it.
@@ -25,22 +25,22 @@ class ReadoutCache:
         self.epoch = 0
         self.nbytes = 0
         self._limit = limit
-        self._kept: OrderedDict[bytes, Readout] = OrderedDict()
+        self._kept: OrderedDict[bytes, PooledOutput] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def get(self, name: bytes) -> Readout | None:
+    def get(self, name: bytes) -> PooledOutput | None:
         if (found := self._kept.get(name)) is not None:
             self._kept.move_to_end(name)
         return found
 
-    def put(self, name: bytes, readout: Readout, epoch: int) -> None:
+    def put(self, name: bytes, pooled_output: PooledOutput, epoch: int) -> None:
         """Keep a reading, unless a flush came after `epoch`."""
-        size = len(readout.values) + ENTRY_BYTES
+        size = len(pooled_output.values) + ENTRY_BYTES
         if epoch != self.epoch or size > self._limit or name in self._kept:
             return
-        self._kept[name] = readout
+        self._kept[name] = pooled_output
         self.nbytes += size
         while self.nbytes > self._limit:
             _, gone = self._kept.popitem(last=False)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from saccade.runtime.vision.streams import Lane
+from saccade.runtime.vision.streams import SideStream
 
 
 class Stub:
@@ -65,24 +65,24 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
 
 
 def test_the_tower_waits_for_its_pixels_and_not_for_steps(stub: Stub) -> None:
-    lane = Lane(torch.device("cpu"))
-    with lane:
+    side_stream = SideStream(torch.device("cpu"))
+    with side_stream:
         pass
     assert stub.log == [("lane", "waits for", "main")], "for weights, once"
     stub.log.clear()
-    lane.upload([torch.zeros(4)])
-    with lane:
+    side_stream.upload([torch.zeros(4)])
+    with side_stream:
         assert stub.current[-1] == "lane"
     assert stub.log == [("lane", "waits for", "work of copies"), ("lane", "uses", "a tensor")]
 
 
 def test_what_the_tower_needs_of_the_surrounding_stream_is_waited_for_once(stub: Stub) -> None:
-    lane = Lane(torch.device("cpu"))
-    with lane:
+    side_stream = SideStream(torch.device("cpu"))
+    with side_stream:
         pass
     stub.log.clear()
-    lane.follow()
+    side_stream.follow()
     for _ in range(2):
-        with lane:
+        with side_stream:
             pass
     assert stub.log == [("lane", "waits for", "main")]

@@ -1,11 +1,12 @@
-"""Cards: the few facts worth keeping about opened bytes, by digest, so that a seen file stays
+"""Metadata: the few facts worth keeping about opened bytes, by digest, so that a seen file stays
 closed. The facts are a header, a video's frames and pace, or a document's pages.
 
-    CardShelf    cards of one kind, typed, in memory: the newest of them
-    CardDisk     cards of all kinds in one database, in a folder of our own: outlive the server
+    MetadataCache    metadata of one kind, typed, in memory: the newest of them
+    MetadataStore     metadata of all kinds in one database, in a folder of our own: outlives the
+    server
 
-A card that cannot be read or written counts as missing: the worst cost is an opening. Cards are
-believed only as far as the bytes themselves, since decoders check. Knows nothing of the cards'
+An entry that cannot be read or written counts as missing: the worst cost is an opening. Entries
+are believed only as far as the bytes themselves, since decoders check. Knows nothing of their
 content.
 """
 
@@ -30,19 +31,19 @@ log = logging.getLogger("saccade")
 T = TypeVar("T")
 
 CLAIM = Claim(".saccade-cards", re.compile(r"cards\.db(-journal)?"))
-MOST_CARDS = 1 << 16
+MOST_ENTRIES = 1 << 16
 """Of one kind in memory, and of all kinds on disk."""
 LARGEST = 1 << 16
-"""Bytes of a card; a larger one stays in memory."""
+"""Bytes of an entry; a larger one stays in memory."""
 SWEEP = 1 << 10
-"""Cards written between two looks at how many there are."""
+"""Entries written between two looks at how many there are."""
 BUSY_SECONDS = 1.0
 """How long another server may hold the database."""
 
 
-class CardDisk:
-    """Keep the cards of `folder`, or of none. All work is on one thread. Errors are logged instead
-    of raised.
+class MetadataStore:
+    """Keep the metadata of `folder`, or of none. All work is on one thread. Errors are logged
+    instead of raised.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -55,12 +56,12 @@ class CardDisk:
         return self._folder is not None
 
     async def find(self, kind: str, name: bytes) -> bytes | None:
-        """Return a card's bytes, or `None` if missing."""
+        """Return an entry's bytes, or `None` if missing."""
         (found,) = await self.find_all(kind, [name])
         return found
 
     async def find_all(self, kind: str, names: Sequence[bytes]) -> list[bytes | None]:
-        """Return several cards' bytes in one look, `None` for each missing card."""
+        """Return several entries' bytes in one look, `None` for each missing one."""
         if self._folder is None or not names:
             return [None] * len(names)
 
@@ -72,25 +73,25 @@ class CardDisk:
         work = self._thread.submit(self._with_database, read)
         return await asyncio.wrap_future(work) or [None] * len(names)
 
-    def put(self, kind: str, name: bytes, card: bytes) -> None:
-        """Write a card soon, unless it is larger than `LARGEST`."""
-        if self._folder is None or len(card) > LARGEST:
+    def put(self, kind: str, name: bytes, entry: bytes) -> None:
+        """Write an entry soon, unless it is larger than `LARGEST`."""
+        if self._folder is None or len(entry) > LARGEST:
             return
 
         def write(database: sqlite3.Connection) -> None:
             with database:
-                database.execute("REPLACE INTO cards VALUES (?, ?, ?)", (kind, name, card))
+                database.execute("REPLACE INTO cards VALUES (?, ?, ?)", (kind, name, entry))
                 if self._written % SWEEP == 0:
                     newest = "(SELECT max(rowid) FROM cards)"
                     database.execute(
-                        f"DELETE FROM cards WHERE rowid <= {newest} - ?", (MOST_CARDS,)
+                        f"DELETE FROM cards WHERE rowid <= {newest} - ?", (MOST_ENTRIES,)
                     )
                 self._written += 1
 
         self._thread.submit(self._with_database, write)
 
     def close(self) -> None:
-        """Close the database once all cards are written."""
+        """Close the database once all entries are written."""
         self._thread.submit(self._shut)
         self._thread.shutdown()
 
@@ -114,7 +115,7 @@ class CardDisk:
             raise OSError(f"{file.name} is a link")
         database = sqlite3.connect(file, timeout=BUSY_SECONDS, check_same_thread=False)
         self._database = database  # to be closed if the file is no database
-        # A card that is lost with the machine's power costs an opening.
+        # An entry that is lost with the machine's power costs an opening.
         for pragma in ("trusted_schema = OFF", "journal_mode = TRUNCATE", "synchronous = OFF"):
             database.execute(f"PRAGMA {pragma}")
         database.execute(
@@ -129,41 +130,41 @@ class CardDisk:
             self._database = None
 
 
-class CardShelf(Generic[T]):
-    """Cards of one kind. `kind` names their form and their maker, the decoder."""
+class MetadataCache(Generic[T]):
+    """Metadata of one kind. `kind` names their form and their maker, the decoder."""
 
-    def __init__(self, disk: CardDisk, kind: str, form: type[T]) -> None:
+    def __init__(self, disk: MetadataStore, kind: str, form: type[T]) -> None:
         self._disk = disk
         self._kind = kind
         self._decoder = msgspec.msgpack.Decoder(form)
-        self._cards: LRUCache[bytes, T] = LRUCache(MOST_CARDS)
+        self._entries: LRUCache[bytes, T] = LRUCache(MOST_ENTRIES)
 
     def get(self, name: bytes) -> T | None:
-        """Return a card in memory."""
-        return self._cards.get(name)
+        """Return an entry in memory."""
+        return self._entries.get(name)
 
     async def find(self, name: bytes) -> T | None:
-        """Return a card in memory or on disk."""
-        found = self._cards.get(name)
+        """Return an entry in memory or on disk."""
+        found = self._entries.get(name)
         if found is None and self._disk:
             (found,) = await self.find_all([name])
         return found
 
     async def find_all(self, names: Sequence[bytes]) -> list[T | None]:
-        """Return several cards on disk, in one look."""
+        """Return several entries on disk, in one look."""
         written = await self._disk.find_all(self._kind, names)
         return [
-            None if card is None else self._read(name, card)
-            for name, card in zip(names, written, strict=True)
+            None if entry is None else self._read(name, entry)
+            for name, entry in zip(names, written, strict=True)
         ]
 
-    def _read(self, name: bytes, card: bytes) -> T | None:
+    def _read(self, name: bytes, entry: bytes) -> T | None:
         try:
-            found = self._cards[name] = self._decoder.decode(card)
+            found = self._entries[name] = self._decoder.decode(entry)
         except msgspec.MsgspecError:
             return None
         return found
 
-    def put(self, name: bytes, card: T) -> None:
-        self._cards[name] = card
-        self._disk.put(self._kind, name, msgspec.msgpack.encode(card))
+    def put(self, name: bytes, entry: T) -> None:
+        self._entries[name] = entry
+        self._disk.put(self._kind, name, msgspec.msgpack.encode(entry))

@@ -22,10 +22,10 @@ REMEMBERED = 1 << 15
 """Images, and names of pixels."""
 
 
-class SamePixels:
+class ImageAliases:
     """Images by their pixels.
 
-    `others`: images shown by another's embedding. `told`: those found since `take_told`.
+    `others`: images shown by another's embedding. `found`: those found since `take_found`.
 
     `lives`: True if an image's embedding is cached, or comes without anything from the front.
 
@@ -39,7 +39,7 @@ class SamePixels:
         self._users = users
         self._first: LRUCache[tuple[bytes, str], Image] = LRUCache(REMEMBERED)
         self.others: LRUCache[ImageKey, Image] = LRUCache(REMEMBERED)
-        self.told: list[tuple[ImageKey, Image]] = []
+        self.found: list[tuple[ImageKey, Image]] = []
 
     def arrived(self, image: Image, pixels: bytes) -> Image | None:
         """Record the pixels' name for an image without an embedding.
@@ -53,7 +53,7 @@ class SamePixels:
             self.others.pop(image.key, None)
             return None
         self.others[image.key] = first
-        self.told.append((image.key, first))
+        self.found.append((image.key, first))
         for sequence in list(self._users.get(image.key, ())):
             self._rename(sequence, image.key, first)
         return first
@@ -63,10 +63,10 @@ class SamePixels:
         if key.salt == other.key.salt:
             self.others.setdefault(key, other)
 
-    def take_told(self) -> tuple[tuple[ImageKey, Image], ...]:
+    def take_found(self) -> tuple[tuple[ImageKey, Image], ...]:
         """Return the aliases found since the last call, to be learned after a restart."""
-        told, self.told = tuple(self.told), []
-        return told
+        found, self.found = tuple(self.found), []
+        return found
 
     def joined(self, sequence: Sequence) -> None:
         """Let a new sequence, with images by their own names, show aliases' embeddings."""

@@ -15,7 +15,7 @@ from saccade.sched.sequence import Sequence
 from tests.helpers.breadth import broad
 from tests.sched.drawing import Answer, Drawing
 from tests.sched.simulator import guess_with
-from tests.sched.test_guides import COLOURS, LETTERS, draw_schemas
+from tests.sched.test_grammar_state import COLOURS, LETTERS, draw_schemas
 from tests.text.lexicons import DEMO_VOCAB
 
 SAMPLINGS: tuple[dict[str, Any], ...] = (
@@ -42,16 +42,16 @@ class Oracle(Drafter):
         self._rng = random.Random(seed)
 
     def propose(
-        self, sequence: Sequence, speculation: Speculation, room: int, rows: int
+        self, sequence: Sequence, speculation: Speculation, budget: int, rows: int
     ) -> list[int]:
-        guide = sequence.guide
-        if room <= 0 or (guide is not None and not guide.foresees):
+        grammar_state = sequence.grammar_state
+        if budget <= 0 or (grammar_state is not None and not grammar_state.foresees):
             return []
         first = sequence.length - sequence.prompt_length
         right = self._known[sequence.request.id].tokens[first:]
         return [
             token if self._rng.random() < self._accuracy else self._rng.randrange(DEMO_VOCAB)
-            for token in right[: self._rng.randrange(min(room, self.most) + 1)]
+            for token in right[: self._rng.randrange(min(budget, self.most) + 1)]
         ]
 
 
@@ -80,7 +80,7 @@ def test_answers_in_grammars_are_those_without_guesses(
         drawing = Drawing(depth, slow_seconds=10.0, drafts=6, **limits)
         guess_with(drawing.scheduler, oracle := Oracle(plain, seed, accuracy))
         assert answer(drawing, seed) == plain
-        guessed, right = oracle.guessed.total(), oracle.right.total()
+        guessed, right = oracle.proposed.total(), oracle.accepted.total()
         preempted += drawing.scheduler.counts.preemptions
         assert guessed > 100 and (right > guessed / 4) == (accuracy > 0)
     assert ("pages" in limits and (preempted > 0 or seed >= KEPT)) or not preempted
@@ -91,7 +91,7 @@ def test_a_grammar_with_slow_masks_is_not_guessed_in() -> None:
     plain = answer(Drawing(2, slow_seconds=0.0), 1)
     guess_with(drawing.scheduler, oracle := Oracle(plain, 1, 1.0))
     assert answer(drawing, 1) == plain
-    assert oracle.guessed.total() > 0, "the texts without a grammar are"
+    assert oracle.proposed.total() > 0, "the texts without a grammar are"
     assert not any(row.draft and row.masked for plan in drawing.plans for row in plan.rows)
 
 
@@ -128,7 +128,7 @@ def test_forced_tokens_have_rows_of_their_own_as_drawn_ones_and_guesses_have(see
 
 
 def test_where_rows_are_not_exact_forced_tokens_share_a_row() -> None:
-    drawing = Drawing(2, slow_seconds=10.0, exact_rows=False)
+    drawing = Drawing(2, slow_seconds=10.0, batch_invariant=False)
     for index, (_, grammar) in enumerate(draw_schemas(16, 1)):
         drawing.add(f"{index}", grammar, seed=index, prompt=PROMPT, max_tokens=200)
     drawing.run()

@@ -1,8 +1,8 @@
 """The process that image workers are forked from, as the front sees it.
 
-Owns the process: started for the first nursery, or before, and again after its end. A stock has
-loaded the workers' libraries and knows no arena. So any number of `Lanes`, on any threads, may have
-their nurseries from one stock. Knows nothing of orders.
+Owns the process: started for the first supervisor, or before, and again after its end. A fork
+server has loaded the workers' libraries and knows no arena. So any number of `WorkerSlots`, on any
+threads, may have their supervisors from one fork server. Knows nothing of orders.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import msgspec
 from saccade.core.recipe import OwnPixels
 from saccade.ipc.child import Child
 from saccade.ipc.environment import image_environment
-from saccade.media.workers import nursery
-from saccade.media.workers.worker import EXIT_STATUS, Boot, NurseryWanted
+from saccade.media.workers import supervisor
+from saccade.media.workers.worker import EXIT_STATUS, Boot, SupervisorOptions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NurseryLink:
-    """The front's end of a nursery: the socket, a pipe that ends with the last process, a pipe for
-    the exit status, and the stock asked.
+class SupervisorLink:
+    """The front's end of a supervisor: the socket, a pipe that ends with the last process, a pipe
+    for the exit status, and the fork server asked.
     """
 
     socket: socket.socket
     lifeline: int
     report: int
-    stock: Child
+    fork_server: Child
 
     def close(self) -> None:
         """Close all but the socket, which the talker closes."""
@@ -45,22 +45,22 @@ class NurseryLink:
         await _readable(self.lifeline)
 
     async def status(self) -> int:
-        """Return the nursery's exit status, or the stock's if first to end. It is negative for a
-        signal.
+        """Return the supervisor's exit status, or the fork server's if first to end. It is negative
+        for a signal.
         """
         await _readable(self.report)
         told = os.read(self.report, EXIT_STATUS.size)
         if not told:
-            return await self.stock.wait()
+            return await self.fork_server.wait()
         status: int = EXIT_STATUS.unpack(told)[0]
         return status
 
 
-class Stock:
-    """A process that forks nurseries."""
+class ForkServer:
+    """A process that forks supervisors."""
 
     def __init__(self, decodes: bool, own: OwnPixels | None = None) -> None:
-        """Set up a stock from the fields of `Boot`."""
+        """Set up a fork server from the fields of `Boot`."""
         self._boot = Boot(decodes, own)
         self._lock = threading.Lock()
         self._child: Child | None = None
@@ -70,9 +70,9 @@ class Stock:
         with self._lock:
             self._running()
 
-    def fork(self, wanted: NurseryWanted, memory_files: Sequence[int]) -> NurseryLink:
-        """Ask for a nursery. `memory_files` are the descriptors to pass: the arena's, if any, and
-        each worker's.
+    def fork(self, wanted: SupervisorOptions, memory_files: Sequence[int]) -> SupervisorLink:
+        """Ask for a supervisor. `memory_files` are the descriptors to pass: the arena's, if any,
+        and each worker's.
         """
         ours, theirs = socket.socketpair()
         lifeline, held = os.pipe()
@@ -87,15 +87,15 @@ class Stock:
             theirs.close()
             os.close(held)
             os.close(told)
-        return NurseryLink(ours, lifeline, report, child)
+        return SupervisorLink(ours, lifeline, report, child)
 
     def kill(self) -> None:
-        """End the process at once, with the nurseries."""
+        """End the process at once, with the supervisors."""
         if self._child is not None:
             self._child.kill()
 
     def close(self) -> None:
-        """End the process and its nurseries, and wait for the end."""
+        """End the process and its supervisors, and wait for the end."""
         with self._lock:
             if self._child is not None:
                 self._child.end_sync()
@@ -106,21 +106,25 @@ class Stock:
             self._child.release()
             self._child = None
         if self._child is None:
-            self._child = Child.spawn(nursery.__name__, self._boot, (), image_environment())
+            self._child = Child.spawn(supervisor.__name__, self._boot, (), image_environment())
         return self._child
 
 
 @dataclass(frozen=True, slots=True)
-class Stocks:
-    """One stock for each kind of work. `readers` run without torch and are ready in a moment."""
+class ForkServers:
+    """One fork server for each kind of work. `readers` run without torch and are ready in a
+    moment.
+    """
 
-    readers: Stock = field(default_factory=lambda: Stock(decodes=False))
-    decoders: Stock = field(default_factory=lambda: Stock(decodes=True))
+    readers: ForkServer = field(default_factory=lambda: ForkServer(decodes=False))
+    decoders: ForkServer = field(default_factory=lambda: ForkServer(decodes=True))
 
     @classmethod
-    def preloading(cls, own: OwnPixels | None) -> Stocks:
-        """Make stocks whose decoders have loaded a family's own operation. `own`: as in `Boot`."""
-        return cls(decoders=Stock(True, own))
+    def preloading(cls, own: OwnPixels | None) -> ForkServers:
+        """Make fork servers whose decoders have loaded a family's own operation. `own`: as in
+        `Boot`.
+        """
+        return cls(decoders=ForkServer(True, own))
 
     def start(self) -> None:
         self.readers.start()

@@ -1,9 +1,9 @@
-"""Image workers as processes. Each has a lane, takes one order at a time, and the lane hears of its
+"""Image workers as processes. Each has a slot, takes one order at a time, and the slot hears of its
 end, even if the process dies.
 
-Has a stock (`media/workers/stock.py`) fork a nursery, and a new nursery after its end. A worker
-reads one tenant's bytes: before another's come, it has ended, and its memory is empty. Knows
-nothing of the orders' purpose.
+Has a fork server (`media/workers/fork_server.py`) fork a supervisor, and a new supervisor after its
+end. A worker reads one tenant's bytes: before another's come, it has ended, and its memory is
+empty. Knows nothing of the orders' purpose.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from saccade.core.arena import Arena
 from saccade.core.config import MIB
 from saccade.core.metrics import Metrics
 from saccade.ipc.child import AsyncChannel, Disconnected
-from saccade.media.workers.stock import NurseryLink, Stock
+from saccade.media.workers.fork_server import ForkServer, SupervisorLink
 from saccade.media.workers.worker import (
     FRONT,
     OUTBOX_SPARE,
@@ -29,9 +29,9 @@ from saccade.media.workers.worker import (
     Header,
     Kill,
     Lost,
-    NurseryWanted,
     Order,
     ReplaceWorker,
+    SupervisorOptions,
     WorkerReplaced,
     WorkersReady,
 )
@@ -39,18 +39,18 @@ from saccade.media.workers.worker import (
 log = logging.getLogger("saccade")
 
 Places = tuple[tuple[int, int], ...]
-Told = Header | Decoded | DocumentPiece | WorkerReplaced
+WorkerAnswer = Header | Decoded | DocumentPiece | WorkerReplaced
 
 START_SECONDS = 120.0
-"""How long a nursery may take to be ready, its stock's import of torch included, on a machine where
-everything else starts at the same time.
+"""How long a supervisor may take to be ready, its fork server's import of torch included, on a
+machine where everything else starts at the same time.
 """
 FAILED_STARTS = 2
 """Starts in a row that end by themselves before those who wait are told."""
 RESTART_SECONDS = 1.0
-"""Between nurseries that end by themselves. What was killed from outside is started at once."""
+"""Between supervisors that end by themselves. What was killed from outside is started at once."""
 END_SECONDS = 5.0
-"""How long the nursery may take to end its workers."""
+"""How long the supervisor may take to end its workers."""
 
 TRIES = 2
 """Tries per image that loses its worker: the second tells a bad image from bad luck. There is none
@@ -84,8 +84,8 @@ class WorkerLost(Exception):
         self.late = late
 
 
-class WorkerLane:
-    """One worker's slot. The user takes the lane (`busy`), fills the memory file, sends one order,
+class WorkerSlot:
+    """One worker's slot. The user takes the slot (`busy`), fills the memory file, sends one order,
     and reads answers. `tenant` is whose bytes the worker or the file may have, or `None` if they
     are clean.
     """
@@ -98,24 +98,26 @@ class WorkerLane:
         self.serial = self.life = self.turn = 0
         self._content: tuple[bytes, Places] = b"", ()
         """Name and places of the file's parts, if they have a name."""
-        self._answers: asyncio.Queue[Told | Lost] = asyncio.Queue()
+        self._answers: asyncio.Queue[WorkerAnswer | Lost] = asyncio.Queue()
 
     def begin(self, life: int) -> None:
-        """Number the next order, to the nursery of `life`. Answers to earlier orders are void."""
+        """Number the next order, to the supervisor of `life`. Answers to earlier orders are
+        void.
+        """
         self.serial += 1
         self.life = life
         self._answers = asyncio.Queue()
 
-    def put(self, answer: Told | Lost) -> None:
-        """Take an answer of this lane's worker. Answers to earlier orders are dropped."""
+    def put(self, answer: WorkerAnswer | Lost) -> None:
+        """Take an answer of this slot's worker. Answers to earlier orders are dropped."""
         if answer.serial == self.serial:
             self._answers.put_nowait(answer)
 
     def lose(self, signal: int) -> None:
-        """Record that the nursery has ended, and this lane's worker too."""
+        """Record that the supervisor has ended, and this slot's worker too."""
         self._answers.put_nowait(Lost(self.number, self.serial, signal))
 
-    async def answer(self) -> Told:
+    async def answer(self) -> WorkerAnswer:
         """Wait for the next answer to the order. Raises WorkerLost."""
         answer = await self._answers.get()
         if isinstance(answer, Lost):
@@ -149,7 +151,7 @@ class WorkerLane:
         return await asyncio.to_thread(_take, inbox, at, nbytes)
 
     def free(self) -> None:
-        """Take the lane out of use, and give back the memory of a large order."""
+        """Take the slot out of use, and give back the memory of a large order."""
         self.busy = False
         if os.fstat(self.inbox).st_size > KEPT_INBOX_BYTES:
             self.empty()
@@ -163,18 +165,18 @@ class WorkerLane:
         os.close(self.inbox)
 
 
-class Lanes:
-    """A nursery, and a lane for each worker. Workers decode into `arena`, or without an arena read
-    headers or documents. `memory` is the bytes that hostile code in one worker may take. A stock
-    may be shared, and its maker ends it.
+class WorkerSlots:
+    """A supervisor, and a slot for each worker. Workers decode into `arena`, or without an arena
+    read headers or documents. `memory` is the bytes that hostile code in one worker may take. A
+    fork server may be shared, and its maker ends it.
 
-    `changed` is called when lanes become usable. `unusable` is called with the reason if they stay
+    `changed` is called when slots become usable. `unusable` is called with the reason if they stay
     unusable.
     """
 
     def __init__(
         self,
-        stock: Stock,
+        fork_server: ForkServer,
         arena: Arena | None,
         workers: int,
         memory: int,
@@ -183,78 +185,78 @@ class Lanes:
         unusable: Callable[[str], None],
         outbox: int = 0,
     ) -> None:
-        """Set up the lanes. A worker without an arena may answer with `outbox` bytes."""
-        self._stock = stock
+        """Set up the slots. A worker without an arena may answer with `outbox` bytes."""
+        self._fork_server = fork_server
         self._arena = arena
         self._memory = memory
         self._outbox = outbox
         self._metrics = metrics
         self._changed = changed
         self._unusable = unusable
-        self._lanes = tuple(WorkerLane(number) for number in range(workers))
+        self._slots = tuple(WorkerSlot(number) for number in range(workers))
         self._channel: AsyncChannel[Order, Answer] | None = None
         self._life = self._turns = 0
         self._task: asyncio.Task[None] | None = None
 
-    def idle(self, tenant: str = "") -> WorkerLane | None:
-        """Return an idle lane, `tenant`'s own or a fresh one if any, else the least recently used.
+    def idle(self, tenant: str = "") -> WorkerSlot | None:
+        """Return an idle slot, `tenant`'s own or a fresh one if any, else the least recently used.
         Returns `None` if all are busy, and while workers take no orders.
         """
-        lanes = self._lanes if self._channel is not None else ()
+        slots = self._slots if self._channel is not None else ()
         # Whose last use is longest ago, first.
-        idle = sorted((lane for lane in lanes if not lane.busy), key=lambda lane: lane.turn)
-        fit = [lane for kept in (tenant, None) for lane in idle if lane.tenant == kept]
+        idle = sorted((slot for slot in slots if not slot.busy), key=lambda slot: slot.turn)
+        fit = [slot for kept in (tenant, None) for slot in idle if slot.tenant == kept]
         return next(iter([*fit, *idle]), None)
 
     def start(self) -> None:
-        """Start the nursery in the background, on the running loop, unless started."""
+        """Start the supervisor in the background, on the running loop, unless started."""
         if self._task is None:
             self._task = asyncio.create_task(self._keep_alive())
 
     async def close(self) -> None:
-        """End the nursery and its workers."""
+        """End the supervisor and its workers."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for lane in self._lanes:
-            lane.close()
+        for slot in self._slots:
+            slot.close()
 
     async def prepare(
-        self, lane: WorkerLane, parts: Sequence[bytes], tenant: str, name: bytes = b""
+        self, slot: WorkerSlot, parts: Sequence[bytes], tenant: str, name: bytes = b""
     ) -> Places:
-        """Number a lane's next order and fill its memory file with the tenant's bytes. Returns
-        (offset, bytes) of each part.
+        """Number a worker slot's next order and fill its memory file with the tenant's bytes.
+        Returns (offset, bytes) of each part.
 
-        `name` is for parts that several orders read. Raises WorkerLost after the nursery's end.
+        `name` is for parts that several orders read. Raises WorkerLost after the supervisor's end.
         """
-        lane.begin(self._life)
+        slot.begin(self._life)
         self._turns += 1
-        lane.turn = self._turns
-        if lane.tenant not in (None, tenant):
-            self.send(lane, ReplaceWorker(lane.number, lane.serial))
-            assert isinstance(await lane.answer(), WorkerReplaced)
-            lane.empty()
+        slot.turn = self._turns
+        if slot.tenant not in (None, tenant):
+            self.send(slot, ReplaceWorker(slot.number, slot.serial))
+            assert isinstance(await slot.answer(), WorkerReplaced)
+            slot.empty()
             self._metrics.inc("saccade_image_worker_renewals_total")
-        lane.tenant = tenant
-        return await lane.fill(parts, name)
+        slot.tenant = tenant
+        return await slot.fill(parts, name)
 
-    def send(self, lane: WorkerLane, order: Order) -> None:
-        """Give the prepared order to its worker. Raises WorkerLost after the nursery's end."""
-        if self._channel is None or lane.life != self._life:
+    def send(self, slot: WorkerSlot, order: Order) -> None:
+        """Give the prepared order to its worker. Raises WorkerLost after the supervisor's end."""
+        if self._channel is None or slot.life != self._life:
             raise WorkerLost(SIGKILL)
         self._channel.send(order)
 
-    async def kill(self, lane: WorkerLane) -> float:
-        """End the worker of a lane's order, and wait until its writes have ended. Returns the
+    async def kill(self, slot: WorkerSlot) -> float:
+        """End the worker of a slot's order, and wait until its writes have ended. Returns the
         seconds of processor time taken by the order, or by its rest.
         """
-        if lane.life != self._life:
+        if slot.life != self._life:
             return 0.0
         if self._channel is not None:
-            self._channel.send(Kill(lane.number, lane.serial))
+            self._channel.send(Kill(slot.number, slot.serial))
         try:
             while True:
-                await lane.answer()
+                await slot.answer()
         except WorkerLost as lost:
             return lost.cpu
 
@@ -275,40 +277,42 @@ class Lanes:
                     await asyncio.sleep(RESTART_SECONDS)
 
     async def _live(self) -> int:
-        """Run one nursery from its start to the end of its last worker. Returns its exit status."""
-        nursery, begun = self._ask(), self._life
+        """Run one supervisor from its start to the end of its last worker. Returns its exit
+        status.
+        """
+        supervisor, begun = self._ask(), self._life
         try:
             try:
-                in_time = await self._talk(nursery)
+                in_time = await self._talk(supervisor)
             except asyncio.CancelledError:
                 if self._life != begun:  # there are workers to end
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(nursery.end(), END_SECONDS)
+                        await asyncio.wait_for(supervisor.end(), END_SECONDS)
                 raise
             if not in_time:
-                self._stock.kill()
-            await nursery.end()
+                self._fork_server.kill()
+            await supervisor.end()
             if self._life != begun:
                 self._metrics.inc("saccade_image_worker_restarts_total")
-            for lane in self._lanes:
-                if lane.busy:
-                    lane.lose(SIGKILL)
-            return await nursery.status() if in_time else 1
+            for slot in self._slots:
+                if slot.busy:
+                    slot.lose(SIGKILL)
+            return await supervisor.status() if in_time else 1
         finally:
-            nursery.close()
+            supervisor.close()
 
-    def _ask(self) -> NurseryLink:
-        inboxes = tuple(lane.inbox for lane in self._lanes)
+    def _ask(self) -> SupervisorLink:
+        inboxes = tuple(slot.inbox for slot in self._slots)
         if self._arena is None:
-            wanted = NurseryWanted(self._memory, outbox_bytes=self._outbox)
-            return self._stock.fork(wanted, inboxes)
+            wanted = SupervisorOptions(self._memory, outbox_bytes=self._outbox)
+            return self._fork_server.fork(wanted, inboxes)
         nbytes = self._arena.size
-        wanted = NurseryWanted(self._memory, nbytes, nbytes + OUTBOX_SPARE)
-        return self._stock.fork(wanted, (self._arena.fd, *inboxes))
+        wanted = SupervisorOptions(self._memory, nbytes, nbytes + OUTBOX_SPARE)
+        return self._fork_server.fork(wanted, (self._arena.fd, *inboxes))
 
-    async def _talk(self, nursery: NurseryLink) -> bool:
-        """Wait until the nursery has gone. Returns True if it was ready in time."""
-        channel = await AsyncChannel.open(nursery.socket, FRONT)
+    async def _talk(self, supervisor: SupervisorLink) -> bool:
+        """Wait until the supervisor has gone. Returns True if it was ready in time."""
+        channel = await AsyncChannel.open(supervisor.socket, FRONT)
         try:
             async with asyncio.timeout(START_SECONDS):
                 ready = await channel.receive()
@@ -327,7 +331,7 @@ class Lanes:
             channel.close()
 
     def _tell(self, ready: Answer) -> None:
-        """Take a nursery's first message, and warn of exposed rights once."""
+        """Take a supervisor's first message, and warn of exposed rights once."""
         assert isinstance(ready, WorkersReady)
         if ready.exposed and not self._life:
             log.warning(
@@ -340,7 +344,7 @@ class Lanes:
         assert not isinstance(answer, WorkersReady)
         if isinstance(answer, Lost):
             self._metrics.inc("saccade_image_worker_restarts_total")
-        self._lanes[answer.worker].put(answer)
+        self._slots[answer.worker].put(answer)
 
 
 def _write(inbox: int, parts: Sequence[bytes], places: Sequence[tuple[int, int]]) -> None:

@@ -8,14 +8,14 @@ import atexit
 import threading
 from functools import cache
 
-from saccade.media.workers.stock import Stocks
+from saccade.media.workers.fork_server import ForkServers
 
 
 @cache
-def image_stocks() -> Stocks:
+def image_fork_servers() -> ForkServers:
     """To be called first in the main thread: the processes end with the thread that began them."""
     assert threading.current_thread() is threading.main_thread()
-    stocks = Stocks()
-    stocks.start()
-    atexit.register(stocks.close)
-    return stocks
+    fork_servers = ForkServers()
+    fork_servers.start()
+    atexit.register(fork_servers.close)
+    return fork_servers
