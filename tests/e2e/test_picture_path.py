@@ -197,7 +197,7 @@ def test_a_picture_a_round_is_decoded_encoded_and_shipped_once(server: Server) -
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="no glibc")
 def test_the_memory_of_a_request_with_seen_pictures_serves_the_next(server: Server) -> None:
     """Fresh pages cost the front as much as all else that a seen picture asks of it."""
-    pictures = [image(png() + bytes(900_000)) for _ in range(6)]
+    pictures = [image(png() + bytes(400_000)) for _ in range(12)]
 
     def fresh() -> int:
         """The pages that the system has given the front so far."""
@@ -208,7 +208,7 @@ def test_the_memory_of_a_request_with_seen_pictures_serves_the_next(server: Serv
         ask(server, user(*pictures, text("again")))
     before = fresh()
     ask(server, user(*pictures, text("again")))
-    assert (fresh() - before) * mmap.PAGESIZE < 6 * 900_000 / 4
+    assert (fresh() - before) * mmap.PAGESIZE < 12 * 400_000 / 4
 
 
 def test_sixteen_requests_with_one_new_picture_fetch_decode_and_encode_it_once(
