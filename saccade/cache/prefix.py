@@ -137,8 +137,9 @@ class PrefixCache:
                 path.pop()
         return path
 
-    def hold(self, content: Content, path: Sequence[Node]) -> Node:
-        """Hold the path just returned by `find`. The caller now shares its pages.
+    def hold(self, content: Content, path: Sequence[Node], *, idle: bool = False) -> Node:
+        """Hold the path just returned by `find`. The caller now shares its pages. `idle`: leave the
+        last use of its snapshot as it is.
 
         Returns the path's last node, or the root if the path is empty.
         """
@@ -148,7 +149,7 @@ class PrefixCache:
         at = content.partition
         root = self._roots.setdefault(at, Node(None, ((), ()), DUMMY_PAGE, at))
         root.holders += 1
-        if self.snapshots is not None and path:
+        if self.snapshots is not None and path and not idle:
             self.snapshots.touch(path[-1])
         return path[-1] if path else root
 
@@ -202,8 +203,11 @@ class PrefixCache:
         self._pool.release(pages[whole:])
         return node
 
-    def attach(self, node: Node, content: Content, depth: int, line: int) -> bool:
-        """Give the snapshot in `line`, the state after `depth` pages, to the cache.
+    def attach(
+        self, node: Node, content: Content, depth: int, line: int, *, idle: bool = False
+    ) -> bool:
+        """Give the snapshot in `line`, the state after `depth` pages, to the cache. `idle`: it goes
+        first until somebody uses it.
 
         `node` lies on the content's path. Returns False where a duplicate hides that page.
         Otherwise the line is the cache's.
@@ -218,9 +222,10 @@ class PrefixCache:
             node = child
         if node.snapshot is None:
             node.snapshot = line
-            self.snapshots.attach(node, line)
+            self.snapshots.attach(node, line, idle=idle)
         else:
-            self.snapshots.touch(node)
+            if not idle:
+                self.snapshots.touch(node)
             self.snapshots.release(line)
         return True
 

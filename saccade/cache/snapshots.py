@@ -24,47 +24,52 @@ class Snapshots(Generic[H]):
         self._all = range(first, first + count)
         self._free = list(self._all)[::-1]
         self._held: dict[H, int] = {}  # the least recently used first
+        self._unused: dict[H, int] = {}  # those of idle work until somebody uses them
 
     def __len__(self) -> int:
         """Return how many snapshots have a holder."""
-        return len(self._held)
+        return len(self._held) + len(self._unused)
 
     def take(self, first: Callable[[H], bool]) -> tuple[int | None, H | None]:
         """Return (line to write, holder that lost it), or (None, None) if every line is taken.
 
-        A free line goes first. Then comes the least recently used holder's line, and holders for
-        which `first` is true go before all others.
+        A free line goes first, then those of idle work. Then comes the least recently used
+        holder's line, and holders for which `first` is true go before all others.
         """
         if self._free:
             return self._free.pop(), None
-        holder = next(filter(first, self._held), next(iter(self._held), None))
+        lines = self._unused or self._held
+        holder = next(filter(first, lines), next(iter(lines), None))
         if holder is None:
             return None, None
         self.evictions += 1
-        return self._held.pop(holder), holder
+        return lines.pop(holder), holder
 
     def release(self, line: int) -> None:
         """Free a line that was taken but is unneeded."""
         self._free.append(line)
 
-    def attach(self, holder: H, line: int) -> None:
-        """Give `line` to a holder as its snapshot.
+    def attach(self, holder: H, line: int, *, idle: bool = False) -> None:
+        """Give `line` to a holder as its snapshot. `idle`: it goes first until it is touched.
 
         The line holds the snapshot now, or will once a plan in flight has been carried out. That
         happens before any plan made from now on.
         """
-        assert holder not in self._held
-        self._held[holder] = line
+        assert holder not in self._held and holder not in self._unused
+        (self._unused if idle else self._held)[holder] = line
 
     def touch(self, holder: H) -> None:
         """Mark a holder's snapshot as just used."""
-        self._held[holder] = self._held.pop(holder)
+        self._held[holder] = self._pop(holder)
 
     def detach(self, holder: H) -> None:
         """Free a holder's snapshot with the holder."""
-        self.release(self._held.pop(holder))
+        self.release(self._pop(holder))
+
+    def _pop(self, holder: H) -> int:
+        return (self._held if holder in self._held else self._unused).pop(holder)
 
     def audit(self, taken: Iterable[int]) -> None:
         """Assert that every line is exactly one of free, held, or in `taken`."""
-        lines = [*self._free, *self._held.values(), *taken]
+        lines = [*self._free, *self._held.values(), *self._unused.values(), *taken]
         assert sorted(lines) == list(self._all), "a line is lost, or has two owners"

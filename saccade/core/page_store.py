@@ -13,7 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from saccade.core.claims import Claim, made_beside
-from saccade.core.store import Layout
+from saccade.core.store import FolderLayout
 
 FORMAT = "saccade-page-1"
 """Changes whenever bytes of a page, or what they mean, change in a way that no other part of an
@@ -22,7 +22,7 @@ identity shows.
 SUFFIX = ".page"
 PAGES = Claim(".saccade-pages", re.compile(r"kv-[0-9a-f]{32}"))
 """The folder of KV pages."""
-PAGE_FILES = Layout(
+PAGE_FILES = FolderLayout(
     PAGES,
     PAGES.names,
     re.compile(r"[0-9a-f]{64}\.page"),

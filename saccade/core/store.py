@@ -39,7 +39,7 @@ def file_name(key: ImageKey) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FolderLayout:
     """Names below a claimed folder.
 
     folder: one for each model. file: one for each item. draft: one that is being written, in a
@@ -72,7 +72,7 @@ class Layout:
         return total
 
 
-EMBEDDING_FILES = Layout(
+EMBEDDING_FILES = FolderLayout(
     SHARED,
     re.compile(r"[0-9a-f]{32}"),
     re.compile(r"[0-9a-f]{40}\.safetensors"),

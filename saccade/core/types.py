@@ -283,7 +283,8 @@ class Caching:
     adapter: what computes the KV beside the model; KV from different ones is apart. idle: nobody
     waits for the answer. It is computed while no other request is there, and what it leaves in the
     caches goes first until somebody else uses it. prediction: tokens that the client expects in the
-    answer, a source of draft tokens.
+    answer, a source of draft tokens. branch: prompt tokens that a later prompt will have in common
+    with this one, if known.
     """
 
     breakpoints: tuple[tuple[int, int], ...] = ()
@@ -292,6 +293,7 @@ class Caching:
     adapter: AdapterRef = NO_ADAPTER
     idle: bool = False
     prediction: tuple[int, ...] = ()
+    branch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

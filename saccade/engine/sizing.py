@@ -42,7 +42,7 @@ from saccade.core.options import (
 )
 from saccade.core.page_store import PAGE_FILES
 from saccade.core.plan import PLANS_IN_FLIGHT
-from saccade.core.store import EMBEDDING_FILES, Layout
+from saccade.core.store import EMBEDDING_FILES, FolderLayout
 from saccade.engine.claims import (
     StepBounds,
     cuda_bytes,
@@ -553,7 +553,7 @@ def resolve_pages(caches: CacheOptions, ranks: int, host_bytes: int) -> PageTier
     return PageTierConfig(folder, nbytes, ranks=ranks, host_bytes=host_bytes)
 
 
-def _disk_budget(option: str, disk: DiskFolder, layout: Layout) -> tuple[int, str]:
+def _disk_budget(option: str, disk: DiskFolder, layout: FolderLayout) -> tuple[int, str]:
     """Return the bytes for what `option` keeps in a folder, and the folder.
 
     `layout`: of what is there already. Raises ConfigError.

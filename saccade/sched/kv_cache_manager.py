@@ -169,7 +169,7 @@ class KVCacheManager:
         """
         if self._prefix is None:
             return None
-        node = self._prefix.hold(sequence.content, path)
+        node = self._prefix.hold(sequence.content, path, idle=sequence.idle)
         sequence.path = []
         if sequence.cached is None and (self._prefix.pinned or self._prefix.kept is not None):
             self._prefix.hit(path, sequence.client)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
+import pytest
+
+from saccade.cache.snapshots import Snapshots
 from saccade.core.plan import TOWER_RESTS
 from saccade.core.types import Image, Request, Span
 from saccade.sched.parts.idle_work import IDLE_TOKENS
-from tests.sched.simulator import Simulation, picture
+from tests.sched.simulator import Simulation, picture, random_request
 from tests.sched.test_scheduler import limits
 
 
@@ -79,3 +83,72 @@ def test_idle_work_shows_an_image_whole_that_is_larger_than_its_steps() -> None:
     sim.add(replace(idle, caching=replace(idle.caching, idle=True)))
     sim.run()
     assert sim.output(idle.id)
+
+
+@pytest.mark.parametrize("states", [False, True], ids=["pages", "states"])
+def test_no_idle_work_is_planned_while_somebody_waits(states: bool) -> None:
+    """Random traffic, awaited and not: no step mixes them, no idle step is planned while an awaited
+    request runs or waits, and at most one idle step is in flight.
+    """
+    for seed in range(4):
+        rng = random.Random(seed)
+        settings = limits(chunk_tokens=rng.choice([16, 200]), context_length=400)
+        settings = replace(settings, snapshot_tokens=20 if states else 0)
+        pages, lines = rng.choice([30, 200]), rng.choice([2, 20]) if states else None
+        sim = Simulation(settings, pages, 16, in_flight=2, snapshots=lines)
+        idle: set[str] = set()
+        for _ in range(120):
+            if rng.random() < 0.2:
+                request = random_request(sim, rng, 120, 5)
+                if rng.random() < 0.5:
+                    caching = replace(request.caching, idle=True, branch=rng.randrange(120))
+                    request = sim.requests[len(sim.requests) - 1] = replace(
+                        request, caching=caching
+                    )
+                    idle.add(request.id)
+                sim.add(request)
+            awaited = sim.alive.keys() - idle
+            if len(sim.flights) < 2:
+                plan = sim.plan()
+                asked = {plan_owner(sim, row.slot) for row in plan.rows}
+                assert not (asked & idle and awaited), "idle work while somebody waits"
+                assert not (asked & idle and len(sim.flights) > 1), "one step is begun at most"
+            if sim.flights and rng.random() < 0.7:
+                sim.finish(sim.flights[0][0])
+            for key in [key for key in sim.wanted if rng.random() < 0.5]:
+                if key in sim.unwanted:
+                    sim.fail_pixels(key)
+                else:
+                    sim.send_pixels(key)
+        sim.run()
+        sim.check_end()
+
+
+def plan_owner(sim: Simulation, slot: int) -> str:
+    """Return whose rows a slot has."""
+    running = sim.scheduler.running
+    return next(each.request.id for each in running if each.run and each.run.slot == slot)
+
+
+def test_a_snapshot_that_nobody_waited_for_goes_first_until_it_is_used() -> None:
+    snapshots: Snapshots[str] = Snapshots(0, 2)
+    for holder in ("ours", "ahead"):
+        line, _ = snapshots.take(lambda _: True)
+        assert line is not None
+        snapshots.attach(holder, line, idle=holder == "ahead")
+    line, loser = snapshots.take(lambda _: True)
+    assert line is not None and loser == "ahead"
+    snapshots.attach("ahead", line, idle=True)
+    snapshots.touch("ahead")
+    assert snapshots.take(lambda _: True)[1] == "ours"
+
+
+def test_a_state_is_saved_where_the_next_prompt_will_branch() -> None:
+    settings = replace(limits(chunk_tokens=400, context_length=700), snapshot_tokens=1000)
+    sim = Simulation(settings, 100, 16, in_flight=1, snapshots=8)
+    ahead = sim.request([1] * 300, max_tokens=1)
+    sim.add(replace(ahead, caching=replace(ahead.caching, idle=True, branch=170)))
+    sim.run()
+    other = sim.add(sim.request([1] * 170 + [2] * 50, max_tokens=1))
+    sim.run()
+    assert sim.deltas[other][0].cached_tokens == 160, "the last page before the branch"

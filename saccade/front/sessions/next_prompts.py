@@ -194,6 +194,10 @@ class NextPrompts:
         fresh = expected.length - expected.base
         if fresh < LEAST_TOKENS or expected.length >= job.most_tokens:
             return None
+        # The image that the client trims next is the oldest that it does not always keep.
+        rule = turn.session.rule
+        first = 0 if rule is None else rule.first
+        branch = spans[first].start if first < len(spans) else 0
         made = Request(
             secrets.token_hex(12),
             tokens,
@@ -203,7 +207,7 @@ class NextPrompts:
             last.cache_salt,
             last.arrival,
             last.client,
-            caching=Caching(adapter=last.adapter, idle=True),
+            caching=Caching(adapter=last.adapter, idle=True, branch=branch),
         )
         places = ("",) * len(opened)
         return PreparedRequest(made, opened, places, silent=True)

@@ -24,7 +24,7 @@ from blake3 import blake3
 from saccade.core import page_store, store
 from saccade.core.claims import Strange, beside
 from saccade.core.config import DISK_BLOCK
-from saccade.core.store import Layout
+from saccade.core.store import FolderLayout
 from saccade.core.types import ImageKey
 
 log = logging.getLogger("saccade")
@@ -81,7 +81,7 @@ class Items(Protocol[K]):
     """
 
     what: str
-    layout: Layout
+    layout: FolderLayout
     folder: str
     lone: bool
     durable: bool

@@ -1,9 +1,9 @@
 """When a sequence's state is saved, for models with states, and how long the snapshot lives.
 
 Owns which line is whose run's. The lines are the prefix cache's. Decides where chunks end for a
-snapshot's sake: at the last page boundary in each image, before each breakpoint and before the
-prompt's end. Long prompts have more such places, at equal distances. For an answer only the newest
-snapshot is kept, until the answer ends.
+snapshot's sake: at the last page boundary in each image, before each breakpoint, before the place
+where the next prompt will branch off, and before the prompt's end. Long prompts have more such
+places, at equal distances. For an answer only the newest snapshot is kept, until the answer ends.
 
 A plan loads states before its rows and saves them after, and plans are carried out in order. So a
 line may be given to another snapshot while a plan in flight writes or reads it.
@@ -79,7 +79,9 @@ class SnapshotScheduler(StepPart):
         }
         ends_early = sorted(place for place in places if 0 < place < last)
         step = -(-len(ends_early) // self._most) if ends_early else 1
-        named = {self._floor(tokens) for tokens, _ in request.caching.breakpoints}
+        caching = request.caching
+        named = {self._floor(tokens) for tokens, _ in caching.breakpoints}
+        named.add(self._floor(caching.branch))
         kept = {*ends_early[::-1][::step], *named, last}
         return tuple(sorted(place for place in kept if size <= place <= last))
 
@@ -161,7 +163,8 @@ class SnapshotScheduler(StepPart):
 
     def _attach(self, node: Node, sequence: Sequence, save: Save) -> bool:
         depth = save.tokens // self._size
-        return self._prefix.attach(node, sequence.content, depth, save.line)
+        idle = sequence.idle
+        return self._prefix.attach(node, sequence.content, depth, save.line, idle=idle)
 
     def _floor(self, tokens: int) -> int:
         return tokens // self._size * self._size
