@@ -89,3 +89,13 @@ class AnswerUpdate:
     embedding: tuple[int, int] | None = None
     pooled_output: PooledOutput | None = None
     draft_counts: tuple[DraftCounts, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """An answer in flight. `seconds`: since its request arrived. `generated`: tokens so far."""
+
+    seconds: float
+    prompt_tokens: int
+    images: int
+    generated: int

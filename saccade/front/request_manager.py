@@ -40,14 +40,13 @@ from saccade.core.types import (
     Request,
 )
 from saccade.front.adapters import AdapterBook
-from saccade.front.answer_update import AnswerUpdate, CachedTokens, Finish, FoundImage
+from saccade.front.answer_update import AnswerUpdate, CachedTokens, Finish, FoundImage, InFlight
 from saccade.front.changes import EngineChanges
 from saccade.front.input_processor import InputProcessor
 from saccade.front.pooled_output_cache import PooledOutputCache
 from saccade.front.prepared import PreparedRequest
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.score_prompts import CHATS, Scoring
-from saccade.front.standing import InFlight
 from saccade.front.warm_ups import WarmUps
 from saccade.ipc.messages import (
     Abort,
