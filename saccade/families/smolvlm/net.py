@@ -31,7 +31,7 @@ def smolvlm_tower(
     return SiglipTower(
         weights,
         config,
-        (rules.mean, rules.std),
+        rules.colours,
         _buckets(config),
         lambda patches: project(patches.flatten(1)),
         shard,
