@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from saccade.ipc.gc_freeze import begin_imports, end_imports
+from saccade.ipc.memory import begin_imports, end_imports
 
 INTERRUPTED = 128 + signal.SIGINT
 """The exit status of what Ctrl-C ended, as shells have it."""

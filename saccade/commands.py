@@ -41,7 +41,7 @@ from saccade.core.options import (
 )
 from saccade.core.route_options import DeployOptions, RouteOptions, SpreadOptions
 from saccade.core.tuning import GONE, Tuning, basic_options, tuning_values
-from saccade.ipc.gc_freeze import begin_imports, end_imports
+from saccade.ipc.memory import begin_imports, end_imports
 from saccade.tools.brought import join
 
 HELP = ("--help", "--help-advanced", "-h")

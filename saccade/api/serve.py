@@ -36,8 +36,7 @@ from saccade.front.assemble import UNPROVEN, build_front
 from saccade.front.loading import LoadingView
 from saccade.front.parity import check_parity
 from saccade.front.request_manager import RequestManager
-from saccade.ipc.allocated import keep_freed
-from saccade.ipc.gc_freeze import settle
+from saccade.ipc.memory import keep_freed, settle
 from saccade.ipc.messages import Loading, Ready
 from saccade.ipc.secrets import KEY_VARIABLES, forget
 

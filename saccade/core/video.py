@@ -22,7 +22,7 @@ FASTEST = 240.0
 
 @dataclass(frozen=True, slots=True)
 class VideoOptions:
-    """A request's wishes for one video. None: as in the model's own configuration.
+    """A request's options for one video. None: as in the model's own configuration.
 
     fps: frames to look at for each second; for frames sampled by the client, frames as taken.
     num_frames: frames altogether. max_frames: at most, if `fps` decides. min_pixels, max_pixels:
@@ -39,7 +39,10 @@ class VideoOptions:
 
 @dataclass(frozen=True, slots=True)
 class FrameBudget:
-    """What decides a frame's size apart from its own: the number of frames, and wishes."""
+    """What decides a frame's size apart from its own: the number of frames, and options.
+
+    Encoders receive these fields, so their names stay.
+    """
 
     count: int
     wishes: VideoOptions
@@ -114,7 +117,7 @@ def stacked(recipe: ImageRecipe, grid: Grid, frames: int) -> ImageRecipe:
 
 
 def check_video_options(options: VideoOptions, param: str) -> None:
-    """Raise InvalidRequest for contradictory or unreasonable wishes."""
+    """Raise InvalidRequest for contradictory or unreasonable options."""
     if options.fps is not None and options.num_frames is not None:
         raise InvalidRequest(
             f"{param}: fps ({options.fps:g}) and num_frames ({options.num_frames}) exclude each "

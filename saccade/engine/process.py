@@ -49,7 +49,7 @@ from saccade.engine.workers import Workers, WorkersLost
 from saccade.families.checkpoint import digest_weights
 from saccade.families.registry import load_spec
 from saccade.ipc.child import AsyncChannel, Disconnected, ParentLink, enter
-from saccade.ipc.gc_freeze import settle
+from saccade.ipc.memory import settle
 from saccade.ipc.messages import (
     ENGINE_END,
     EngineBoot,

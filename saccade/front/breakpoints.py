@@ -88,8 +88,8 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class CacheRequest:
-    """A request's wishes for the caches beside its marks. seconds: time to keep the whole prompt;
-    0: drop it. default: seconds for marks without a time. place: the client's name for the wish.
+    """A request's cache settings beside its marks. seconds: time to keep the whole prompt; 0: drop
+    it. default: seconds for marks without a time. place: the client's name for this request.
     diagnose: explain why less was found than possible. family: `prompt_cache_key`. prewarm: only to
     cache the prompt.
     """
@@ -179,7 +179,7 @@ def read_cache_request(
 
 
 def choose(marks: Iterable[Mark], cache_request: CacheRequest) -> Sequence[Mark]:
-    """Return the valid marks in order: the last four, counting the wish for the whole prompt.
+    """Return the valid marks in order: the last four, counting the request for the whole prompt.
 
     Raises InvalidRequest for more than four Anthropic marks, as its own API does. OpenAI's marks
     stay in a conversation, and the last ones count.

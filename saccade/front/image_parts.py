@@ -276,7 +276,7 @@ def _budget(
     place: str,
     defaults: PartDefaults,
 ) -> Budget:
-    """Read a part's wishes for its size, from two places that must agree. Without any, return the
+    """Read a part's options for its size, from two places that must agree. Without any, return the
     request's.
     """
     within = _NO_OPTIONS if inside is None else inside

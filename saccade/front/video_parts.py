@@ -241,7 +241,7 @@ def _rate(reading: VideoReading) -> float | None:
 def _video_options(
     inside: VideoLook | None, beside: AnyVideoPart, place: str, defaults: VideoDefaults
 ) -> VideoOptions:
-    """Return a part's wishes, from two places that must agree, or else the request's."""
+    """Return a part's options, from two places that must agree, or else the request's."""
     found: dict[str, Any] = {}
     for name in VIDEO_OPTIONS:
         within = None if inside is None else getattr(inside, name)

@@ -26,7 +26,7 @@ from typing import Any, Generic, NoReturn, TypeVar, cast, get_args
 
 import msgspec
 
-from saccade.ipc.gc_freeze import end_imports
+from saccade.ipc.memory import end_imports
 from saccade.ipc.tied import end_with
 
 HEARTBEAT_SECONDS = 0.5

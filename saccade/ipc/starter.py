@@ -11,7 +11,7 @@ import runpy
 import sys
 
 from saccade.ipc.child import tie
-from saccade.ipc.gc_freeze import begin_imports
+from saccade.ipc.memory import begin_imports
 
 
 def main() -> None:

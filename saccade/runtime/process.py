@@ -32,7 +32,7 @@ from saccade.core.metrics import Metrics
 from saccade.core.plan import PLANS_IN_FLIGHT, Masks, Plan
 from saccade.families.registry import load_spec
 from saccade.ipc.child import HEARTBEAT_SECONDS, Channel, Disconnected, enter
-from saccade.ipc.gc_freeze import settle
+from saccade.ipc.memory import settle
 from saccade.ipc.messages import (
     PEER_LOST_STATUS,
     WORKER_END,
@@ -60,9 +60,9 @@ from saccade.runtime.start_facts import describe_network
 from saccade.runtime.vision.streams import put_first
 from saccade.runtime.vision.tower import TowerWorker
 from saccade.runtime.weights.checkpoint_weights import TowerDigest, load_net, load_tower
-from saccade.runtime.weights.gauge import Told, untold
 from saccade.runtime.weights.kv_scales import read_kv_scales
 from saccade.runtime.weights.quant_policy import LoadTally
+from saccade.runtime.weights.tensors import ReportProgress, ignore_progress
 from saccade.runtime.worker import Worker
 
 READY_POLL_SECONDS = 20e-6
@@ -136,7 +136,7 @@ def _prepare(
     tally = LoadTally()
     make: Callable[..., Worker | TowerWorker]
     scales: tuple[tuple[float, float], ...] = ()
-    told = partial(_tell, engine) if boot.rank == 0 else untold
+    told = partial(_tell, engine) if boot.rank == 0 else ignore_progress
     attention: Literal["auto", LanguageAttention] = "auto"
     place, dtype = torch.device(load.device), DTYPES[load.dtype]
     spec, folder = load_spec(Path(load.folder), load.family_option), Path(load.folder)
@@ -221,7 +221,9 @@ def _tell(engine: Engine, done: int, total: int) -> None:
     engine.send(Loading("weights", done, total))
 
 
-def what_to_load(load: Load, shard: Shard, tally: LoadTally, told: Told) -> dict[str, Any]:
+def what_to_load(
+    load: Load, shard: Shard, tally: LoadTally, told: ReportProgress
+) -> dict[str, Any]:
     """Return the arguments that `load_net` and `load_tower` share.
 
     `tally` counts quantised matrices, and `told` is called with the bytes read.
@@ -239,16 +241,16 @@ def what_to_load(load: Load, shard: Shard, tally: LoadTally, told: Told) -> dict
 
 
 def _load_worker(
-    load: Load, shard: Shard, tally: LoadTally, told: Told, folder: Path
+    load: Load, shard: Shard, tally: LoadTally, told: ReportProgress, folder: Path
 ) -> Callable[..., Worker]:
     net, digest = load_slice(load, shard, tally, told, folder, folder)
-    again = partial(load_slice, load, shard, LoadTally(), untold, folder)
+    again = partial(load_slice, load, shard, LoadTally(), ignore_progress, folder)
     words = describe_network(load, folder)
     return partial(Worker, net, source=(again, folder, digest), words=words)
 
 
 def load_slice(
-    load: Load, shard: Shard, tally: LoadTally, told: Told, first: Path, source: Path
+    load: Load, shard: Shard, tally: LoadTally, told: ReportProgress, first: Path, source: Path
 ) -> tuple[FamilyNet, str]:
     """Load this rank's slice of the model in `source`. Returns it with its vision tower's digest.
 

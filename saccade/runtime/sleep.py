@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from saccade.core.plan import Memory
-from saccade.ipc.allocated import trim
+from saccade.ipc.memory import trim
 
 
 class GivenBack:

@@ -20,7 +20,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from saccade.core.errors import InternalError, InvalidRequest, RequestError
 from saccade.core.grammar_vocab import begin_match, fill_mask, mask_words
-from saccade.ipc.allocated import allocated_bytes
+from saccade.ipc.memory import allocated_bytes
 
 MAX_KEPT_BYTES = 128 << 20
 """Of memory that prototypes take, as far as malloc tells."""

@@ -57,6 +57,7 @@ def test_a_prediction_of_another_shape_is_refused_by_name(
 
 
 def test_usage_and_trace_count_right_and_wrong_guesses_by_source(served: Served) -> None:
+    served.engine.draft_counts = ()
     assert "completion_tokens_details" not in post(served).json()["usage"]
     served.engine.draft_counts = DraftCounts("image", 2, 1), DraftCounts("text", 1, 0)
     body = post(served, saccade={"trace": True}).json()

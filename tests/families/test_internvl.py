@@ -45,7 +45,7 @@ def test_tiles_are_the_references(
     height: int, width: int, bounds: tuple[int, int], side: int
 ) -> None:
     half = (0.5, 0.5, 0.5)
-    rules = TileRules(side, *bounds, half, half, "bicubic", tokens=4, patch_unit=17)
+    rules = TileRules(side, *bounds, (half, half), "bicubic", tokens=4, patch_unit=17)
     columns, rows = get_optimal_tiled_canvas((height, width), (side, side), *bounds)
     assert tile_grid(height, width, rules) == (rows, columns)
 

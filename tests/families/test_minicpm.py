@@ -442,7 +442,7 @@ def test_the_hubs_files_are_read_as_transformers_reads_them(
     assert (spec.vision.insert, spec.vision.siglip.across) == (6, 70)
     made = MiniCPMV4_6ImageProcessorPil()
     assert (spec.images.scale, spec.images.most) == (made.scale_resolution, made.max_slice_nums)
-    assert (spec.images.mean, spec.images.std) == (tuple(made.image_mean), tuple(made.image_std))
+    assert spec.images.colours == (tuple(made.image_mean), tuple(made.image_std))
     recipe = spec.recipe(1344, 1344, spec.pixel_bounds)
     assert recipe.grid == (8, 8, 3, 3, 8, 8) and spec.num_tokens(recipe.grid) == 640
     assert spec.encoder_blocks == 13

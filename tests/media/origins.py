@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
-from saccade.media.sources.address import Resolve, resolve
 from saccade.media.sources.fetch import Fetcher
+from saccade.media.sources.network import Resolve, resolve
 
 Handler = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
 PICTURE = bytes(range(256)) * 20

@@ -12,9 +12,9 @@ import hishel
 import pytest
 
 from saccade.core.errors import ImageError, RequestError, TooLarge
-from saccade.media.sources import address
-from saccade.media.sources.address import is_public
+from saccade.media.sources import network
 from saccade.media.sources.http_cache import HEAD_BYTES, HttpAnswer, HTTPCache
+from saccade.media.sources.network import is_public
 from tests.helpers.images import data_url
 from tests.media.origins import PICTURE, fetcher, ok, origin
 
@@ -305,7 +305,7 @@ def test_redirects_are_followed_a_few_times() -> None:
 
 def test_a_redirect_to_a_private_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """127.0.0.2 stands for a public host here; 127.0.0.1 is as private as ever."""
-    monkeypatch.setattr(address, "is_public", lambda found: str(found) == "127.0.0.2")
+    monkeypatch.setattr(network, "is_public", lambda found: str(found) == "127.0.0.2")
 
     async def scenario() -> None:
         async with origin(redirecting, "127.0.0.2") as public, origin(ok) as private:

@@ -145,7 +145,7 @@ def test_a_recipe_names_folders_of_families_alone(name: str) -> None:
         msgspec.json.decode(sent, type=Decode)
 
 
-STOCK = """
+DEFAULT_SERVER = """
 import sys
 from saccade.media.workers import supervisor
 supervisor.warm_up(True, None)
@@ -156,7 +156,9 @@ print(*(name for name in sys.modules if name.startswith("saccade.families.")))
 @pytest.mark.more
 def test_workers_of_a_default_server_import_no_family() -> None:
     assert load_spec(DEMO).sample.own is None
-    done = subprocess.run([sys.executable, "-c", STOCK], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", DEFAULT_SERVER], check=True, capture_output=True, text=True
+    )
     assert done.stdout.split() == []
 
 

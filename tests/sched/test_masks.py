@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.core.errors import InternalError, InvalidRequest
-from saccade.ipc.allocated import allocated_bytes
+from saccade.ipc.memory import allocated_bytes
 from saccade.sched.grammar_state import Matcher, Matchers
 from tests.text.lexicons import (
     DEMO,

@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 
 from saccade.core.errors import InvalidRequest
-from saccade.ipc.allocated import allocated_bytes
+from saccade.ipc.memory import allocated_bytes
 from saccade.sched.grammar_state import Matchers
 from saccade.text.grammar.grammars import (
     FREE,

@@ -144,7 +144,7 @@ class PromptCaching(Struct, kw_only=True):
 
     @property
     def cache_request(self) -> CacheRequest:
-        """Read the wishes. Raises InvalidRequest for an invalid lifetime."""
+        """Read the cache settings. Raises InvalidRequest for an invalid lifetime."""
         diagnose = self.prompt_cache_diagnostics
         return read_cache_request(
             self.cache_control,

@@ -2,13 +2,148 @@
 
 from __future__ import annotations
 
-from saccade.families.gemma3.spec import Gemma3Spec
-from saccade.families.gemma3.text import GemmaDecoder
-from saccade.families.gemma3.vision import gemma3_tower
+import torch
+
+from saccade.families.gemma3.images import SquareRules
+from saccade.families.gemma3.spec import Gemma3Spec, GemmaText
+from saccade.kernels.matrix import DenseMatrix, Rows
+from saccade.kernels.reference.rotary import Rotation
+from saccade.nn.attention import CausalAttention, HeadsConfig
+from saccade.nn.decoder import MultiRope
+from saccade.nn.embedding import TokenEmbedding, make_head
 from saccade.nn.family_model import FamilyModel
-from saccade.nn.protocol import LanguageModel, VisionNet
-from saccade.nn.weights import Weights
+from saccade.nn.linear import Linear
+from saccade.nn.mlp import GatedMLP
+from saccade.nn.norm import RMSNorm
+from saccade.nn.patches import merged_order
+from saccade.nn.protocol import Attention, Batch, LanguageModel, VisionNet
+from saccade.nn.siglip import SiglipTower
+from saccade.nn.siglip_config import SiglipConfig
+from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
+
+PROJECTOR = "multi_modal_projector"
+
+
+class MeanProjector:
+    """Averages patches into tokens and projects them. Every rank has the whole projector."""
+
+    __slots__ = ("norm", "project")
+
+    def __init__(self, weights: Weights, config: SiglipConfig) -> None:
+        name, sizes = f"{PROJECTOR}.mm_soft_emb_norm", (config.hidden, config.norm_eps)
+        self.norm = RMSNorm(weights, name, *sizes, around_one=True)
+        shape = (config.hidden, config.out_hidden)
+        matrix = weights.load(Part(f"{PROJECTOR}.mm_input_projection_weight", shape))
+        self.project = Linear(weights.ops, DenseMatrix(matrix.t().contiguous()))
+
+    def __call__(self, patches: torch.Tensor) -> torch.Tensor:
+        """Map [M, merge^2, hidden] to [M, out]."""
+        return self.project(self.norm(patches.mean(1)))
+
+
+def gemma3_tower(
+    weights: Weights, config: SiglipConfig, rules: SquareRules, shard: Shard
+) -> SiglipTower:
+    """Build the tower.
+
+    Raises CheckpointError where a tensor is missing or misshapen.
+    """
+    row, column = merged_order(config.across, config.across, config.merge)
+    order = torch.from_numpy(row * config.across + column)
+    return SiglipTower(weights, config, rules.colours, order, MeanProjector(weights, config), shard)
+
+
+class GemmaLayer:
+    """Layer with attention, then an MLP, each with norms before and after, and a residual."""
+
+    __slots__ = ("mixed_norm", "mixer", "mixer_norm", "mlp", "mlp_norm", "out_norm")
+
+    def __init__(self, weights: Weights, layer: int, text: GemmaText, shard: Shard) -> None:
+        shape, name = text.shape, f"language_model.layers.{layer}"
+
+        def norm(part: str) -> RMSNorm:
+            sizes = (shape.hidden, shape.rms_eps)
+            return RMSNorm(weights, f"{name}.{part}", *sizes, around_one=True)
+
+        heads = HeadsConfig(
+            hidden=shape.hidden,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            qkv_bias=False,
+            qk_norm_eps=shape.rms_eps,
+            around_one=True,
+            # Attention divides scores by the root of a head's size.
+            query_factor=(shape.head_dim / text.query_scalar) ** 0.5,
+        )
+        self.mixer_norm = norm("input_layernorm")
+        self.mixer = CausalAttention(weights, f"{name}.self_attn", heads, shard, layer)
+        self.mixed_norm = norm("post_attention_layernorm")
+        self.mlp_norm = norm("pre_feedforward_layernorm")
+        sizes = (shape.hidden, shape.intermediate)
+        self.mlp = GatedMLP(weights, f"{name}.mlp", sizes, text.activation, shard, bias=False)
+        self.out_norm = norm("post_feedforward_layernorm")
+
+    def __call__(
+        self, x: torch.Tensor, delta: torch.Tensor | None, rotation: Rotation, attention: Attention
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the layer. The stream [T, hidden] is x + delta, before and after."""
+        normed: Rows
+        if delta is None:
+            normed = self.mixer_norm(x)
+        else:
+            x, normed = self.mixer_norm.add_rows(x, delta, self.mixer.group)
+        mixed = self.mixed_norm(self.mixer(normed, rotation, attention))
+        x, normed = self.mlp_norm.add_rows(x, mixed, self.mlp.group)
+        return x, self.out_norm(self.mlp(normed))
+
+
+class GemmaDecoder:
+    """Turns tokens and image rows into states, and states into logits.
+
+    Implements `nn.protocol.LanguageModel`.
+    """
+
+    __slots__ = ("embedding", "head", "hidden", "layers", "norm", "ropes", "scale", "windows")
+
+    def __init__(self, weights: Weights, text: GemmaText, shard: Shard) -> None:
+        shape = text.shape
+        table, self.hidden = (shape.vocab_size, shape.hidden), shape.hidden
+        self.embedding = TokenEmbedding(weights, "language_model.embed_tokens.weight", table, shard)
+        # Rounded as the model was trained.
+        self.scale = float(torch.tensor(shape.hidden**0.5).to(weights.dtype))
+        self.layers = [GemmaLayer(weights, i, text, shard) for i in range(shape.layers)]
+        sizes = (shape.hidden, shape.rms_eps)
+        self.norm = RMSNorm(weights, "language_model.norm", *sizes, around_one=True)
+        self.head = make_head(weights, self.embedding, tied=shape.tied)
+        self.windows = text.windows
+        self.ropes = tuple(
+            MultiRope(rope, shape.head_dim, weights.device)
+            for rope in (shape.rope, text.local_rope)
+        )
+
+    def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
+        """Return the states [T, hidden] after the last layer.
+
+        Token embeddings are scaled, image rows are not.
+        """
+        x = self.embedding(batch.tokens).mul_(self.scale)  # [T, hidden]
+        if batch.splice_rows.shape[0]:
+            x.index_copy_(0, batch.splice_rows, batch.embeddings)
+        everywhere, nearby = (rope(batch.positions) for rope in self.ropes)
+        delta: torch.Tensor | None = None
+        for layer, window in zip(self.layers, self.windows, strict=True):
+            x, delta = layer(x, delta, nearby if window else everywhere, attention)
+        return x if delta is None else x + delta
+
+    def normed(self, states: torch.Tensor) -> torch.Tensor:
+        """Normalise states [R, hidden]."""
+        return self.norm(states)
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Compute logits, [R, hidden] -> [R, vocab_size] in float32."""
+        return self.head(self.normed(states)).float()
 
 
 class Gemma3Model(FamilyModel):

@@ -5,15 +5,144 @@ An image's tokens see each other in both directions. Runs without torch.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Literal
 
+from saccade.core.errors import CheckpointError
 from saccade.core.family import Cuts, KVSpec, Templates, heads_cache
-from saccade.families.base_spec import BLIND, NO_TEMPLATES, BaseSpec, Placeholder, plain_cuts
-from saccade.families.checkpoint import Checkpoint, read_json
-from saccade.families.config_readers import read_token, text_section
-from saccade.families.gemma3.config import GemmaText, read_text, read_vision
+from saccade.families.base_spec import (
+    BLIND,
+    NO_TEMPLATES,
+    BaseSpec,
+    Placeholder,
+    ShapedText,
+    plain_cuts,
+)
+from saccade.families.checkpoint import Checkpoint, Section, read_json
+from saccade.families.config_readers import (
+    SiglipDefaults,
+    read_layer_types,
+    read_siglip,
+    read_text_config,
+    read_token,
+    refuse_flags,
+    require_kind,
+    text_section,
+)
 from saccade.families.gemma3.images import NO_IMAGES, SquareRules, read_images
 from saccade.nn.siglip_config import SiglipConfig
+from saccade.nn.text_config import RopeConfig
+
+SIGLIP = SiglipDefaults(hidden=768, heads=12, side=224, patch=16)
+THETAS = {"full_attention": 1e6, "sliding_attention": 1e4}
+ABSENT = {
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+"""What transformers takes a field for that a file does not have."""
+LayerType = Literal["full_attention", "sliding_attention"]
+
+
+@dataclass(frozen=True, slots=True)
+class GemmaText(ShapedText):
+    """The language model.
+
+    `shape.rope` serves layers that see all tokens, `local_rope` those with windows. windows: by
+    layer, as in `AttentionShape`. query_scalar: scores are divided by its square root.
+    """
+
+    local_rope: RopeConfig
+    windows: tuple[int | None, ...]
+    query_scalar: float
+    activation: str
+
+
+NO_TOWER = SiglipConfig(0, 0, 0, 0, "gelu_pytorch_tanh", 1e-6, 0, 1, 1, 0)
+
+
+def read_vision(config: Section, out: int) -> SiglipConfig:
+    """Return the vision tower, whose tokens have `out` values. Raises CheckpointError."""
+    if not config.has("vision_config"):
+        return NO_TOWER
+    vision = config.section("vision_config")
+    require_kind(vision, "siglip_vision_model")
+    tokens = config.integer("mm_tokens_per_image", default=256)
+    side = vision.integer("image_size", default=SIGLIP.side)
+    across = side // max(1, vision.integer("patch_size", default=SIGLIP.patch))
+    edge = math.isqrt(max(0, tokens))
+    if edge < 1 or edge**2 != tokens or across % edge:
+        raise CheckpointError(
+            f"{config.where}: mm_tokens_per_image {tokens} is no square that divides "
+            f"{across} x {across} patches"
+        )
+    return read_siglip(vision, across // edge, out, SIGLIP)
+
+
+def read_text(config: Section, text: Section) -> GemmaText:
+    """Return the language model. Raises CheckpointError."""
+    refuse_flags(text, "attention_bias", "use_bidirectional_attention")
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if text.has(name):
+            raise CheckpointError(
+                f"{text.where}: {name} {text.data[name]!r} is not supported (Gemma 3 has none)"
+            )
+    text = text.filled(ABSENT)
+    head_dim = text.count("head_dim")
+    shape = read_text_config(
+        text,
+        _rope(text, "full_attention", head_dim),
+        head_dim,
+        tied=config.flag("tie_word_embeddings", default=True),
+        qk_norm=True,
+    )
+    types, window = _layer_types(text, shape.layers), text.count("sliding_window")
+    return GemmaText(
+        shape,
+        _rope(text, "sliding_attention", head_dim),
+        tuple(window if each == "sliding_attention" else None for each in types),
+        text.positive("query_pre_attn_scalar"),
+        text.text("hidden_activation"),
+    )
+
+
+def _layer_types(text: Section, layers: int) -> tuple[str, ...]:
+    """Return each layer's kind, as listed. By default every sixth sees all tokens."""
+    every = text.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
+    kinds = ("full_attention", "sliding_attention")
+    return read_layer_types(text, layers, THETAS) or tuple(
+        kinds[bool((at + 1) % max(1, every))] for at in range(layers)
+    )
+
+
+def _rope(text: Section, kind: LayerType, head_dim: int) -> RopeConfig:
+    """Read the rotary embedding for one kind of layer, from old or new fields."""
+    full = kind == "full_attention"
+    rope = text.section("rope_parameters").section(kind)
+    if not rope.data and full:
+        rope = text.section("rope_scaling")
+    name = "rope_theta" if full else "rope_local_base_freq"
+    theta = rope.positive("rope_theta", default=text.positive(name, default=THETAS[kind]))
+    scaling = rope.text("rope_type", "type", default="default")
+    if scaling not in ("default", "linear"):
+        raise CheckpointError(
+            f"{rope.where}: rope type {scaling!r} is not supported (default and linear are)"
+        )
+    factor = rope.number("factor") if scaling == "linear" else 1.0
+    if factor <= 0:
+        raise CheckpointError(f"{rope.where}: factor must be above 0, not {factor}")
+    return RopeConfig(theta, (head_dim // 2,), interleaved=False, factor=factor)
+
 
 BOI = "<start_of_image>"
 

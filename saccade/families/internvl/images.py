@@ -14,8 +14,9 @@ from saccade.core.recipe import Box, ImageRecipe, ImageTile, ImageView, Resample
 from saccade.core.types import Grid
 from saccade.families.base_spec import fingerprint
 from saccade.families.checkpoint import Section
-from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, Colour, read_colours
+from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, read_colours
 from saccade.families.internvl.config import InternVisionConfig
+from saccade.nn.siglip_config import Colours
 
 RESAMPLES: dict[int, Resample] = {2: "bilinear", 3: "bicubic"}
 """Pillow's numbers."""
@@ -35,8 +36,7 @@ class TileRules:
     side: int
     least: int
     most: int
-    mean: Colour
-    std: Colour
+    colours: Colours
     resample: Resample
     tokens: int
     patch_unit: int
@@ -77,7 +77,7 @@ class TileRules:
         return ImageRecipe((side * tiles, side), (tiles,), views, resample=self.resample)
 
     def settings(self, family: str, recipe: ImageRecipe) -> bytes:
-        return fingerprint(family, self.side, self.mean, self.std, recipe)
+        return fingerprint(family, self.side, *self.colours, recipe)
 
     def grid(self, height: int, _width: int) -> Grid:
         """Return the grid of a canvas."""
@@ -140,6 +140,6 @@ def read_images(processor: Section, vision: InternVisionConfig) -> TileRules:
             f"{processor.where}: min_patches is {least} and max_patches {most}: the first must be "
             f"at least 1, and at most the second, which may be {MOST_TILES}"
         )
-    mean, std = read_colours(processor, CLIP_MEAN, CLIP_STD)
+    colours = read_colours(processor, CLIP_MEAN, CLIP_STD)
     resample = RESAMPLES[number]
-    return TileRules(vision.side, least, most, mean, std, resample, vision.tokens, vision.rows)
+    return TileRules(vision.side, least, most, colours, resample, vision.tokens, vision.rows)

@@ -80,10 +80,7 @@ def read_video(checkpoint: Checkpoint, tiles: TileRules) -> InternVideo | None:
     section = checkpoint.video
     size = section.section("size")
     sides = {size.integer(name, default=tiles.side) for name in ("height", "width")}
-    if sides != {tiles.side} or read_colours(section, tiles.mean, tiles.std) != (
-        tiles.mean,
-        tiles.std,
-    ):
+    if sides != {tiles.side} or read_colours(section, *tiles.colours) != tiles.colours:
         return None
     shift = section.data.get("initial_shift", True)
     return InternVideo(

@@ -110,7 +110,7 @@ class TileEmbed:
         self.config = config
         self.first = weights.load(Part(f"{name}.cls_token", (1, 1, hidden)))
         kernel, sizes = f"{name}.patch_embeddings.projection", (hidden, config.patch, config.merge)
-        self.kernel = PatchKernel(weights, kernel, sizes, (rules.mean, rules.std))
+        self.kernel = PatchKernel(weights, kernel, sizes, rules.colours)
         table = weights.load(Part(f"{name}.position_embeddings", (1, config.rows, hidden)))[0]
         across = config.side // config.patch
         row, column = merged_order(across, across, config.merge)

@@ -15,8 +15,9 @@ from saccade.core.recipe import ImageRecipe, ImageView, Resample
 from saccade.core.types import Grid, Size
 from saccade.families.base_spec import fingerprint
 from saccade.families.checkpoint import Checkpoint
-from saccade.families.config_readers import HALF, Colour, read_colours, require_flags
+from saccade.families.config_readers import HALF, read_colours, require_flags
 from saccade.families.minicpm.config import MergingTower, read_mode
+from saccade.nn.siglip_config import Colours
 
 MARGIN = 1.25
 """Slices have whole pixels: their shape may be so much further from a square."""
@@ -45,8 +46,7 @@ class SliceRules:
 
     scale: int
     most: int
-    mean: Colour
-    std: Colour
+    colours: Colours
     resample: Resample
     patch: int
     merge: int
@@ -102,7 +102,7 @@ class SliceRules:
         return ImageRecipe(canvas, grid, tuple(views), None if covered else BLACK, self.resample)
 
     def settings(self, family: str, recipe: ImageRecipe) -> bytes:
-        return fingerprint(family, (self.patch, self.merge), self.mean, self.std, recipe)
+        return fingerprint(family, (self.patch, self.merge), *self.colours, recipe)
 
     def num_tokens(self, grid: Grid) -> int:
         return sum(view_tokens(grid))
@@ -233,5 +233,5 @@ def read_images(checkpoint: Checkpoint, vision: MergingTower) -> SliceRules:
         raise CheckpointError(
             f"{processor.where}: resample {number} is not supported (1 and 3 are)"
         )
-    mean, std = read_colours(processor, HALF, HALF)
-    return SliceRules(scale, most, mean, std, RESAMPLES[number], patch, vision.siglip.merge)
+    colours = read_colours(processor, HALF, HALF)
+    return SliceRules(scale, most, colours, RESAMPLES[number], patch, vision.siglip.merge)

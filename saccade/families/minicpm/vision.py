@@ -119,8 +119,7 @@ class MiniCPMTower:
         self.config, self.depth, hidden = config, config.depth, siglip.hidden
         self.hidden = hidden
         name, sizes = f"{TOWER}.embeddings", (hidden, siglip.patch, siglip.merge)
-        colours = rules.mean, rules.std
-        self.kernel = PatchKernel(weights, f"{name}.patch_embedding", sizes, colours)
+        self.kernel = PatchKernel(weights, f"{name}.patch_embedding", sizes, rules.colours)
         table = Part(f"{name}.position_embedding.weight", (siglip.patches, hidden))
         self.positions = weights.load(table)
         order = nested(np.arange(siglip.merge**2), siglip.merge)

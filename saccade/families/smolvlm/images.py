@@ -16,12 +16,11 @@ from saccade.families.base_spec import fingerprint
 from saccade.families.checkpoint import Section
 from saccade.families.config_readers import (
     HALF,
-    Colour,
     read_colours,
     read_resample,
     require_flags,
 )
-from saccade.nn.siglip_config import SiglipConfig
+from saccade.nn.siglip_config import Colours, SiglipConfig
 
 BLACK = (0, 0, 0)
 LONGEST = 4096
@@ -47,8 +46,7 @@ class SplitRules:
     side: int
     edge: int
     split: bool
-    mean: Colour
-    std: Colour
+    colours: Colours
     resample: Resample
     tokens: int
     patch_unit: int
@@ -99,7 +97,7 @@ class SplitRules:
         return ImageRecipe((height + side, width), grid, views, BLACK, resample, (resized, cut))
 
     def settings(self, family: str, recipe: ImageRecipe) -> bytes:
-        return fingerprint(family, RESIZED, self.side, self.mean, self.std, recipe)
+        return fingerprint(family, RESIZED, self.side, *self.colours, recipe)
 
     def grid(self, height: int, width: int) -> Grid:
         """Return the grid of a canvas."""
@@ -155,7 +153,7 @@ def read_images(processor: Section, vision: SiglipConfig) -> SplitRules:
         raise CheckpointError(
             f"{size.where}: longest_edge is {edge}, but must be even, and at most {most}"
         )
-    mean, std = read_colours(processor, HALF, HALF)
+    colours = read_colours(processor, HALF, HALF)
     split = processor.flag("do_image_splitting", default=True)
     resample = read_resample(processor, 1)
-    return SplitRules(side, edge, split, mean, std, resample, vision.tokens, vision.patches)
+    return SplitRules(side, edge, split, colours, resample, vision.tokens, vision.patches)

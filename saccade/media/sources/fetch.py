@@ -3,7 +3,7 @@ folder.
 
 Owns limits (bytes, seconds, redirects, hosts) and the connections. One URL is one flight
 (`flights.py`), and waits for its turn (`fairness.py`) before its clock starts. Allowed addresses
-are `address.py`'s policy. `http_cache.py` keeps answers as servers allow, and `content_coding.py`
+are `network.py`'s policy. `http_cache.py` keeps answers as servers allow, and `content_coding.py`
 decodes them. Redirects are followed by hand, so that every hop passes the same checks. Knows
 nothing of the bytes' meaning.
 """
@@ -29,13 +29,12 @@ from saccade.core.errors import ImageError, TooLarge
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.shown_url import shown_url
-from saccade.media.sources.address import PinnedNetwork, Resolve, resolve
 from saccade.media.sources.content_coding import ContentDecoder
 from saccade.media.sources.fairness import FairPermits, Requester
 from saccade.media.sources.flights import ByteFlight, Flights
 from saccade.media.sources.http_cache import HttpAnswer, HTTPCache
 from saccade.media.sources.inline import decode_base64
-from saccade.media.sources.network import GIVEN_UP
+from saccade.media.sources.network import GIVEN_UP, PinnedNetwork, Resolve, resolve
 
 MAX_REDIRECTS = 5
 MAX_FETCHES = 128

@@ -43,9 +43,8 @@ import PIL.Image
 
 from saccade.core.arena import Arena
 from saccade.core.recipe import OwnPixels
-from saccade.ipc.allocated import keep_freed
 from saccade.ipc.child import Channel, Disconnected, Frames, ParentLink, enter
-from saccade.ipc.gc_freeze import settle
+from saccade.ipc.memory import keep_freed, settle
 from saccade.media.formats import heif
 from saccade.media.formats.pixel_operations import own_module
 from saccade.media.video import has_decoder

@@ -32,7 +32,6 @@ from saccade.nn.protocol import FamilyNet, TowerNet
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime.weights.dummy import DummyWeights, in_memory
-from saccade.runtime.weights.gauge import Gauge, Told, untold
 from saccade.runtime.weights.quant_policy import (
     AS_STORED,
     LoadTally,
@@ -50,7 +49,7 @@ from saccade.runtime.weights.stored import (
 from saccade.runtime.weights.stored_gguf import BlockTensor
 from saccade.runtime.weights.stored_packed import PackedMatrix, find_packed, names_of
 from saccade.runtime.weights.stored_scaled import ScaledTensor, scales_name
-from saccade.runtime.weights.tensors import TensorFiles
+from saccade.runtime.weights.tensors import Gauge, ReportProgress, TensorFiles, ignore_progress
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +71,7 @@ def load_net(
     quantization: QuantizationMode = "auto",
     quantization_tower: TowerQuantization = "none",
     tally: LoadTally | None = None,
-    told: Told = untold,
+    told: ReportProgress = ignore_progress,
     ops: Ops | None = None,
     tower: TowerDigest | None = None,
     file: Path | None = None,
@@ -137,7 +136,7 @@ def load_tower(
     load_format: LoadFormat = "auto",
     quantization_tower: TowerQuantization = "none",
     tally: LoadTally | None = None,
-    told: Told = untold,
+    told: ReportProgress = ignore_progress,
 ) -> TowerNet:
     """Build the vision tower alone, as `load_net` does, without reading the language model.
 
@@ -235,7 +234,7 @@ class CheckpointWeights:
         *,
         quantization: Quantization | None = None,
         policy: QuantPolicy = AS_STORED,
-        told: Told = untold,
+        told: ReportProgress = ignore_progress,
         ops: Ops | None = None,
         tower: TowerDigest | None = None,
     ) -> None:

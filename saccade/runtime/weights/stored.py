@@ -17,9 +17,8 @@ import torch
 from saccade.core.errors import CheckpointError
 from saccade.kernels.matrix import Fp8Experts, Matrix
 from saccade.nn.weights import Part
-from saccade.runtime.weights.gauge import Gauge
 from saccade.runtime.weights.quant_policy import QuantPolicy
-from saccade.runtime.weights.tensors import TensorFiles
+from saccade.runtime.weights.tensors import Gauge, TensorFiles
 
 FORMATS = frozenset({"F32", "F16", "BF16"})
 """What weights may be stored in, as safetensors calls it."""

@@ -1,12 +1,13 @@
 """The tensors in a checkpoint's files, safetensors or GGUF, under the layers' names: each one's
 place, format and shape, and slices as in the file.
 
-Owns the files and the record of tensors read. Knows nothing of the numbers' meaning (`stored.py`
-and its neighbours).
+Owns the files, the record of tensors read, and the progress, reported a few times a second. Knows
+nothing of the numbers' meaning (`stored.py` and its neighbours).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -171,3 +172,35 @@ def open_tensors(path: Path) -> TensorFile:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is damaged or not complete: {error}") from error
+
+
+TELL_SECONDS = 0.2
+
+ReportProgress = Callable[[int, int], None]
+"""Hears (bytes that are read, bytes in all)."""
+
+
+def ignore_progress(_done: int, _total: int) -> None:
+    """Ignore the progress, for readers without need of figures."""
+
+
+class Gauge:
+    """Counts the bytes read from a checkpoint."""
+
+    def __init__(self, told: ReportProgress, total: int) -> None:
+        self._told = told
+        self._total = total
+        self._done = 0
+        self._at = time.monotonic()
+        told(0, total)
+
+    def update(self, nbytes: int) -> None:
+        """Add `nbytes` to the bytes read."""
+        self._done += nbytes
+        if (now := time.monotonic()) - self._at >= TELL_SECONDS:
+            self._at = now
+            self._told(min(self._done, self._total), self._total)
+
+    def close(self) -> None:
+        """Report all as read: the files' remaining tensors belong to no layer."""
+        self._told(self._total, self._total)

@@ -1,10 +1,12 @@
-"""Memory that native code has allocated in this process. The difference of two readings is the
-share of a library that reports nothing itself.
+"""This process's memory: what native code has allocated, and what garbage collection leaves alone.
+
+The difference of two readings is the share of a library that reports nothing itself.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Callable
 from typing import cast
 
@@ -61,3 +63,24 @@ def allocated_bytes() -> int:
         return 0
     info = _mallinfo()
     return int(info.uordblks + info.hblkhd)
+
+
+def begin_imports() -> None:
+    """Stop collections, which take a sixth of the time of imports and find next to nothing."""
+    gc.disable()
+
+
+def end_imports() -> None:
+    """Resume collections, which leave what is there now alone."""
+    gc.freeze()
+    gc.enable()
+
+
+def settle() -> None:
+    """Exclude all current objects from future garbage collections.
+
+    They live as long as the process. A collection over them takes fifty milliseconds and more, and
+    in a forking process copies pages that are otherwise unchanged.
+    """
+    gc.collect()
+    gc.freeze()
