@@ -197,11 +197,11 @@ def serve(
     from saccade.engine.link import begin_engine
 
     raise_descriptors()
-    early = begin_engine(options.parallel.ranks)
-    from saccade.api.serve import serve as serve_model
+    with begin_engine(options.parallel.ranks) as early:
+        from saccade.api.serve import serve as serve_model
 
-    end_imports()
-    return serve_model(model, options, early)
+        end_imports()
+        return serve_model(model, options, early)
 
 
 @app.command(

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from saccade.core.arena import Arena
 from saccade.core.config import Role
@@ -45,10 +46,19 @@ END_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EarlyEngine:
-    """An engine process that does not know its model yet, and the arena's memory."""
+    """An engine process that does not know its model yet, and the arena's memory.
+
+    As a context it ends the process at last, if nobody has.
+    """
 
     child: Child
     arena_fd: int
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.child.end_sync()
 
 
 def begin_engine(ranks: int, arena_fd: int | None = None) -> EarlyEngine:

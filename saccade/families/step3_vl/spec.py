@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from saccade.core.errors import CheckpointError
-from saccade.core.family import Cuts, KVSpec, heads_cache
 from saccade.core.types import Image
-from saccade.families.base_spec import BaseSpec, Ids, ImagePiece, Placeholder, plain_cuts
+from saccade.families.base_spec import DecoderSpec, Ids, ImagePiece, Placeholder
 from saccade.families.checkpoint import Checkpoint
 from saccade.families.config_readers import read_token, read_tokenizer
 from saccade.families.step3_vl.config import PerceptionConfig, read_text, read_vision
@@ -42,20 +41,12 @@ class CropPlaceholder(Placeholder):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step3VLSpec(BaseSpec):
+class Step3VLSpec(DecoderSpec):
     """CPU facts of one Step3-VL checkpoint."""
 
     vision: PerceptionConfig
     text: TextConfig
     images: CropRules
-
-    def kv_spec(self, ranks: int = 1) -> KVSpec:
-        layer = heads_cache(self.text.kv_heads, self.text.head_dim, ranks)
-        return KVSpec((layer,) * self.text.layers)
-
-    @property
-    def cuts(self) -> Cuts:
-        return plain_cuts(self.text, self.vision)
 
 
 def step3_vl_spec(checkpoint: Checkpoint) -> Step3VLSpec:
