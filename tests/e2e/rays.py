@@ -112,7 +112,7 @@ def deployed(
         )
     path.write_text(told)
     log = logs / "ray.log"
-    short = tempfile.mkdtemp(prefix="ray")  # sockets lie in it, whose names may not be long
+    short = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # names of sockets may not be long
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": short, "RAY_DEDUP_LOGS": "0"}
     quiet |= {"RAY_ADDRESS": cluster} if cluster else {}
     began = time.monotonic()

@@ -21,6 +21,7 @@ def model(request: pytest.FixtureRequest, answered: Callable[[str], Model]) -> M
     return answered(request.param)
 
 
+@pytest.mark.first
 def test_one_at_a_time_and_again_with_everything_cached(model: Model) -> None:
     harness = Harness(model.net)
     for name in CASES:

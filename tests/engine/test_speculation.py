@@ -385,7 +385,7 @@ def test_rows_of_compiled_products_are_exact_and_so_are_guesses(
     assert harness.drafter.proposed.total() > 0
 
 
-@pytest.mark.first
+@pytest.mark.more
 @needs_vnni
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5", "qwen3_vl_moe"])
 def test_rows_of_two_ranks_are_exact_and_so_are_guesses(family: Any, tmp_path: Path) -> None:
