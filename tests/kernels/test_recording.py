@@ -90,3 +90,19 @@ def test_work_that_looks_at_values_is_not_recorded(
 def test_an_error_in_the_work_comes_out() -> None:
     with pytest.raises(ZeroDivisionError):
         Recording(lambda: (torch.empty(1 // 0),))
+
+
+def test_layers_share_their_memory() -> None:
+    def layers(count: int) -> torch.Tensor:
+        found = x
+        for _ in range(count):
+            found = compiled_rms_norm(found, found, WEIGHT, 1e-6)[1]
+        return found
+
+    x = rows(0)
+    with torch.inference_mode():
+        few, many = Recording(lambda: (layers(3),)), Recording(lambda: (layers(30),))
+        assert few.lent.nbytes == many.lent.nbytes
+        x.copy_(rows(1))
+        many.replay()
+        assert torch.equal(many.results[0], layers(30))

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from weakref import finalize
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,6 +33,8 @@ LOOKS = frozenset(["tolist", "numpy", "__array__"])
 """Of a tensor: they give Python its values without an operation."""
 LOOKING = frozenset([torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape])
 """Of operations: they give Python a value, or a shape that depends on values."""
+LINE = 64
+"""Bytes at whose multiples tensors begin."""
 EMPTY = frozenset(["empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"])
 
 
@@ -94,6 +100,38 @@ class Calls:
         _run()(ctypes.addressof(self._memory))
 
 
+class Lent:
+    """Memory for a recording's tensors. What one gives back goes to the next of its size.
+
+    A layer's work is in the memory of the layer before, in a core's cache.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[npt.NDArray[np.uint8]] = []
+        self._free: defaultdict[int, list[npt.NDArray[np.uint8]]] = defaultdict(list)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(block.nbytes for block in self._blocks)
+
+    def place(self, like: torch.Tensor) -> torch.Tensor:
+        """Return a tensor like this one, which is empty."""
+        nbytes = like.untyped_storage().nbytes()
+        size = -(-max(1, nbytes) // LINE) * LINE
+        free = self._free[size]
+        block = free.pop() if free else self._take(size)
+        lent = block[:]  # lives as long as the tensor and its views
+        finalize(lent, free.append, block).atexit = False
+        flat = torch.from_numpy(lent)[:nbytes].view(like.dtype)
+        return flat.as_strided(like.shape, like.stride())
+
+    def _take(self, size: int) -> npt.NDArray[np.uint8]:
+        memory = np.empty(size + LINE, np.uint8)
+        start = -memory.ctypes.data % LINE
+        self._blocks.append(memory)
+        return memory[start : start + size]
+
+
 class Recording(TorchDispatchMode):
     """What `work` did, to be repeated by `replay`: the same calls over the same memory.
 
@@ -103,7 +141,8 @@ class Recording(TorchDispatchMode):
 
     def __init__(self, work: Work) -> None:
         super().__init__()
-        self._kept: list[object] = []  # what addresses point to
+        self.lent = Lent()
+        self._kept: list[torch.Tensor] = []  # what else addresses point to
         self._parts: list[Operation | Calls] = []
         self._thread = threading.get_ident()
         LISTENERS.append(self)
@@ -139,12 +178,14 @@ class Recording(TorchDispatchMode):
         named = named or {}
         made = function(*given, **named)
         tensors = _tensors(made)
-        self._kept.extend(tensors)
         if not LOOKING.isdisjoint(function.tags) or (function._schema.returns and not tensors):
             raise NotRecorded(f"{function} tells Python of a tensor's values")
         if function._schema.is_mutable:
             self._parts.append(Operation(function, given, named, ()))
-        elif function._schema.name.split("::")[1] not in EMPTY and not _views(tensors, given):
+        elif function._schema.name.split("::")[1] in EMPTY:
+            return self.lent.place(made)
+        elif not _views(tensors, given):
+            self._kept.extend(tensors)
             self._parts.append(Operation.of(function, given, named, tensors))
         return made
 
