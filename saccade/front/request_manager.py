@@ -366,7 +366,8 @@ class RequestManager:
             for answer in answers:
                 self._answers[answer.request.id] = answer
                 images = answer.request.images
-                aliases = media.seen.take_same(images) if images else ()
+                keeps = bool(images) and media.seen.disk is not None
+                aliases = media.seen.take_same(images) if keeps else ()
                 self._tell(Submit(answer.request, aliases))
             unfinished = len(answers)
             while unfinished:

@@ -139,7 +139,8 @@ class Media:
             self.kinds[source.kind].begin(source, reads)
         opening = [asyncio.create_task(self._open(source, reads)) for source in sources]
         opened = tuple(await all_of(opening, reads))
-        await self.seen.recall_same([image for each in opened for image in each.images])
+        if self.seen.disk:
+            await self.seen.recall_same([image for each in opened for image in each.images])
         return opened
 
     async def _open(self, source: Source, reads: Reads) -> Opened:

@@ -74,8 +74,6 @@ class SeenFiles:
 
     async def recall_same(self, opened: Sequence[OpenedImage]) -> None:
         """Look once for the name of these pixels in an earlier run's metadata."""
-        if not self.disk:
-            return
         new = [each.image.key for each in opened if each.image.key not in self._asked]
         if len(self._asked) + len(new) > MOST_ENTRIES:
             self._asked.clear()

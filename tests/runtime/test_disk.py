@@ -93,51 +93,6 @@ def test_it_survives_a_restart_the_oldest_first(tmp_path: Path, files: list[Path
     tier.close()
 
 
-def damage(file: Path, how: str, other: Path) -> None:
-    data = bytearray(file.read_bytes())
-    match how:
-        case "cut short":
-            data = data[:-3]
-        case "longer":
-            data += b"x"
-        case "empty":
-            data = bytearray()
-        case "no header":
-            data[8:12] = b"\xff\xff\xff\xff"
-        case "huge header":
-            data[:8] = (1 << 60).to_bytes(8, "little")
-        case "another image's":
-            data = bytearray(other.read_bytes())
-        case "another model's":
-            data = data.replace(b"model".hex().encode(), b"modal".hex().encode())
-        case "another format's":
-            data = data.replace(on_disk.FORMAT.encode(), b"saccade-embedding-0")
-    file.write_bytes(data)
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        "cut short",
-        "longer",
-        "empty",
-        "no header",
-        "huge header",
-        "another image's",
-        "another model's",
-        "another format's",
-    ],
-)
-def test_a_damaged_or_foreign_file_is_removed_at_the_start(
-    tmp_path: Path, files: list[Path], how: str
-) -> None:
-    damage(files[0], how, files[1])
-    tier = open_tier(tmp_path)
-    assert tier.store.found == ((B, 5), (C, 5))
-    assert not files[0].exists()
-    tier.close()
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_a_file_with_values_that_are_no_numbers_is_removed_when_it_is_read(
     tmp_path: Path, files: list[Path], value: float

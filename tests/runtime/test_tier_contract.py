@@ -133,13 +133,17 @@ def test_an_item_outlives_the_server_and_is_one_models(
     again.close()
 
 
-HARM = ("a value", "cut short", "longer", "empty", "another item's", "another model's", "gone")
+HARM = (
+    *("a value", "cut short", "longer", "empty", "no header", "huge header", "gone"),
+    *("another item's", "another model's", "another format's"),
+)
 
 
 @every
 @pytest.mark.parametrize("how", HARM)
+@pytest.mark.parametrize("restarts", [False, True])
 def test_what_is_not_as_it_was_put_is_removed_and_never_returned(
-    name: str, kind: Kind, tmp_path: Path, how: str
+    name: str, kind: Kind, tmp_path: Path, how: str, restarts: bool
 ) -> None:
     store = opened(name, kind, tmp_path)
     for number in (1, 2):
@@ -155,14 +159,25 @@ def test_what_is_not_as_it_was_put_is_removed_and_never_returned(
             data += b"x"
         case "empty":
             data.clear()
+        case "no header":
+            data[8:12] = b"\xff\xff\xff\xff"
+        case "huge header":
+            data[:8] = (1 << 60).to_bytes(8, "little")
         case "another item's":
             data = bytearray(other.read_bytes())
         case "another model's":
             data = data.replace(b"m".hex().encode() * 16, b"n".hex().encode() * 16)
-            data[-1] ^= name == "shelf"  # which does not say whose it is in its files
+        case "another format's":
+            data = data.replace(b"saccade-", b"sackade-")
+    if data == file.read_bytes():  # of a dummy without a header
+        data.pop()
     file.unlink() if how == "gone" else file.write_bytes(data)
-    with pytest.raises(FileNotFoundError if how == "gone" else Damaged):
-        store.get(kind.key(1), kind.size)
+    if restarts:
+        store.close()
+        store = opened(name, kind, tmp_path)
+    if store.has(kind.key(1)) or not restarts:
+        with pytest.raises(FileNotFoundError if how == "gone" else Damaged):
+            store.get(kind.key(1), kind.size)
     assert not store.has(kind.key(1)) and not file.exists()
     assert torch.equal(store.get(kind.key(2), kind.size)[0], kind.rows(2))
     store.close()

@@ -96,7 +96,7 @@ class Folder(Generic[K]):
         return tuple((key, size) for _, key, size in sorted(whole, key=lambda each: each[0]))
 
     def _own(self, user: int, remedy: str = "") -> None:
-        """Believe one user's files alone. Raises OSError for a folder of another's."""
+        """Read one user's files alone. Raises OSError for a folder of another's."""
         with opened_folder(self.folder) as folder:
             if os.fstat(folder).st_uid != user:
                 told = f"{self.folder.name} in it belongs to another user{remedy}"
@@ -189,7 +189,7 @@ class Folder(Generic[K]):
         return rows
 
     def _trusted(self, file: BufferedReader) -> None:
-        """Hear that a file's header fits."""
+        """Record a use of a file whose header fits."""
 
     def drop(self, key: K) -> None:
         self.path(key).unlink(missing_ok=True)

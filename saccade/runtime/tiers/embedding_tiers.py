@@ -22,7 +22,7 @@ class StoredEmbeddings:
     """The first rank's way to a store. `thread` does the store's work."""
 
     def __init__(self, store: Store[ImageKey], buffers: Buffers | Unbuffered) -> None:
-        """buffers: between device and store, which has them, too."""
+        """Start the thread. `buffers`: between device and store, which has them, too."""
         self.thread = Background(store)
         self._buffers = buffers
 

@@ -53,7 +53,7 @@ class StoredPages:
 
     @property
     def found(self) -> tuple[tuple[bytes, int], ...]:
-        """(name, bytes) for pages left by an earlier run, the oldest first."""
+        """Return (name, bytes) for pages left by an earlier run, the oldest first."""
         return self._store.store.found if self._store is not None else ()
 
     def leave(self, moves: TierMoves) -> None:

@@ -16,7 +16,7 @@ class PoolParts:
     """One rank's part of the pool: of each layer what it keeps, uint8 [places, bytes]."""
 
     def __init__(self, pages: Sequence[torch.Tensor], lines: torch.Tensor) -> None:
-        """lines: of states."""
+        """Take the pool's tensors. `lines`: of states."""
         self._pages = pages
         self._lines = [lines]
         self.device = lines.device
