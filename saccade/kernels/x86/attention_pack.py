@@ -4,7 +4,7 @@ steps shared with their products (`attention_code.py`, the only one to import th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
@@ -95,7 +95,7 @@ def pack_one(
     head: Value,
     rows: Value,
     at: Value,
-    targets: tuple[Value, Value],
+    targets: Sequence[Value],
 ) -> None:
     """Pack a head's keys that lie at `rows` into chunk `at` of the targets: keys, values."""
     b, said = task.b, task.said

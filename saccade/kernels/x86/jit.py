@@ -25,12 +25,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from saccade.kernels.x86.jit_cache import code_folder, run_on_threads
+from saccade.kernels.x86.jit_cache import SHARED_VALUES, code_folder, run_on_threads
 
 ARITHMETIC = {"reassoc", "contract", "nsz"}
 """Sums may be made in any order, which is the same at every call."""
-SHARED_VALUES = 1 << 15
-"""Work on fewer values is not worth waking another thread for."""
 Body = Callable[[Any], None]
 Block = types.CPointer(types.int64)
 

@@ -15,6 +15,9 @@ from typing import Any
 
 import torch
 
+SHARED_VALUES = 1 << 15
+"""Work on fewer values is not worth waking another thread for."""
+
 
 def run_on_threads(function: Any, call: int, pieces: int) -> None:
     """Run function(call) on as many threads as PyTorch has, at most one for each piece.
