@@ -21,7 +21,7 @@ from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.ops import Ops
 from saccade.kernels.reference.paged import PagedRows, paged_attention_reference, plain_cache
 from saccade.kernels.reference.rotary import Pairs, Rotation, rotary_tables
-from saccade.kernels.x86.kernel import SHARED_VALUES
+from saccade.kernels.x86.jit_cache import SHARED_VALUES
 from saccade.kernels.x86.long_attention import softmax_to_bfloat16
 from saccade.kernels.x86.paged import decode_paged
 from saccade.kernels.x86.paged_call import BLOCK_KEYS

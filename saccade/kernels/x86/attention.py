@@ -1,6 +1,6 @@
-"""Attention with many rows in bfloat16 on x86 processors that multiply bfloat16, by AMX or by
-AVX512-BF16. Rows of images see their segments; rows of prompts see keys on pages, causally. LLVM
-compiles `attention_code.py` for each head size at the first use.
+"""Attention in bfloat16 on x86 processors that multiply bfloat16, by AMX or by AVX512-BF16. Rows of
+images see their segments; rows of sequences see keys on pages, causally. LLVM compiles
+`attention_code.py` for each head size at the first use.
 
 Scores never leave a core's cache. A row's bits depend on its own query, and on the keys and values
 in its segment or sequence, at any place and beside any neighbours; on any count of threads. Owns
@@ -34,13 +34,15 @@ from saccade.kernels.x86.attention_call import (
     QUERIES,
     Call,
 )
-from saccade.kernels.x86.jit_cache import run_on_threads
+from saccade.kernels.x86.jit_cache import SHARED_VALUES, run_on_threads
 from saccade.kernels.x86.machine_code import Function, compiled, source_text
 
 Kind = Literal["amx", "pairs"]
 """By which instructions: AMX's tiles, or AVX512-BF16's pairs."""
 PACKED_VALUES = 1 << 23
 """Keys, or values, that are packed at a time: those of one head at least."""
+FEW_TOKENS = 32
+"""Rows of a sequence with so many tokens and fewer read its pages in place."""
 HALF = torch.bfloat16
 NOTHING = torch.zeros(LONGEST_HEAD, dtype=HALF)
 
@@ -211,12 +213,6 @@ def attend(
     return out
 
 
-FEW_TOKENS = 32
-"""Rows of a sequence with so many tokens and fewer read its pages in place."""
-WAKING_VALUES = 1 << 15
-"""Work on fewer values is not worth waking another thread for."""
-
-
 def lay_out_few(
     rows: Sequence[tuple[int, int, int, int]], group: int
 ) -> torch.Tensor:  # [blocks, BLOCK] int64
@@ -246,6 +242,7 @@ def attend_few(
     kv_heads, kind = cache.keys.shape[1], best_kind()
     assert kind is not None and runs(q.dtype, dim) and q.stride(2) == 1
     out, group, width = torch.empty((count, heads, dim), dtype=HALF), heads // kv_heads, 2 * dim
+    assert cache.keys.is_contiguous() and cache.values.is_contiguous() and group <= QUERIES
     call = Call(
         0,
         kv_heads,
@@ -274,7 +271,7 @@ def attend_few(
         tile_setting().data_ptr(),
     )
     pieces = kv_heads * len(table)
-    few = pieces * dim * QUERIES < WAKING_VALUES  # about: how long each is need not be known here
+    few = pieces * dim * QUERIES < SHARED_VALUES  # about: how long each is need not be known here
     run_on_threads(functions(dim, kind)["attend"], call, 1 if few else pieces)
     return out
 

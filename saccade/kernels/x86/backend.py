@@ -1,6 +1,6 @@
-"""The language model's attention on x86 processors, in bfloat16: rows that decode by Numba's
-kernel, which reads keys and values where they lie; prompts by LLVM's (`attention.py`) where the
-processor multiplies bfloat16 numbers, else by PyTorch.
+"""The language model's attention on x86 processors, in bfloat16: by LLVM's code (`attention.py`)
+where the processor multiplies bfloat16 numbers. Rows with few tokens then read pages in place.
+Elsewhere rows that decode go by Numba's kernel (`paged.py`), and prompts by PyTorch.
 """
 
 from __future__ import annotations

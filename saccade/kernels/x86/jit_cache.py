@@ -15,6 +15,9 @@ from typing import Any, Protocol
 
 import torch
 
+SHARED_VALUES = 1 << 15
+"""Work on fewer values is not worth waking another thread for."""
+
 
 class CallListener(Protocol):
     """Hears of all machine code that runs while it stands in `LISTENERS`."""

@@ -18,10 +18,8 @@ from types import ModuleType
 from typing import Any
 
 from saccade.kernels.x86 import kept_files, machine_code
-from saccade.kernels.x86.jit_cache import run_on_threads
+from saccade.kernels.x86.jit_cache import SHARED_VALUES, run_on_threads
 
-SHARED_VALUES = 1 << 15
-"""Work on fewer values is not worth waking another thread for."""
 Body = Callable[[Any], None]
 
 
