@@ -15,6 +15,7 @@ from saccade.families.config_readers import (
     read_text_config,
     read_theta,
     refuse_unsupported,
+    require_kind,
 )
 from saccade.nn.text_config import RopeConfig, TextConfig
 
@@ -98,8 +99,7 @@ def read_vision(config: Section, out: int) -> PerceptionConfig:
 
 def read_text(config: Section, text: Section) -> TextConfig:
     """Return the language model, a Qwen3. Raises CheckpointError."""
-    if (kind := text.text("model_type", default="qwen3")) != "qwen3":
-        raise CheckpointError(f"{text.where}: model_type {kind!r} is not supported (qwen3 is)")
+    require_kind(text.filled({"model_type": "qwen3"}), "qwen3")
     refuse_unsupported(text, "use_sliding_window", "attention_bias")
     text = text.filled({"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "head_dim": 128})
     head_dim = read_head_dim(text)

@@ -26,7 +26,7 @@ from saccade.kernels.tower_attention import Backend
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.mlp import MLP
 from saccade.nn.norm import LayerNorm
-from saccade.nn.patches import block_pieces, split_images
+from saccade.nn.patches import block_pieces, copy_images
 from saccade.nn.protocol import Cut, GridFacts, Pack, Pieces
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
@@ -240,13 +240,8 @@ class PerceptionTower:
     def grid_facts(self, grid: Grid) -> GridFacts:
         patches = self.rules.view_patches(grid)
         places = [view_places(math.isqrt(count))[0] for count in patches]
-        return GridFacts(
-            places=send(np.concatenate(places, axis=1), self.device),
-            position_embedding=None,
-            order=None,
-            restore=None,
-            segments=(tuple(patches),),
-        )
+        columns = send(np.concatenate(places, axis=1), self.device)
+        return GridFacts(columns, segments=(tuple(patches),))
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
         """Turn a canvas into rows: those of its crops, row by row, then the whole image's."""
@@ -273,7 +268,7 @@ class PerceptionTower:
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
         """Split the embeddings by image. An image's views follow each other directly."""
-        return [part.clone() for part in split_images(self, embeddings, facts)]
+        return copy_images(self, embeddings, facts)
 
 
 def _fused(weights: Weights) -> bool:
