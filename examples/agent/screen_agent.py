@@ -7,7 +7,9 @@
 The screen is drawn here, so that the example needs no display; for a real one, let `screenshot`
 return `PIL.ImageGrab.grab()`. `--force N` makes the first N turns call a tool, for models that are
 not trained to. Each turn sends the whole conversation again; the server finds the images of earlier
-turns in its caches, as the last column shows. Knows nothing of Saccade but the address.
+turns in its caches, as the last column shows. With `--keep N` only the newest N screenshots are
+sent. Once the server has seen that, it computes each next prompt while a tool runs ("ready").
+`--pause` seconds stand for what a real tool takes. Knows nothing of Saccade but the address.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import argparse
 import base64
 import io
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -94,10 +97,19 @@ def run(call: Any, tools: dict[str, Callable[..., list[Any]]]) -> list[Any]:
         return [{"type": "text", "text": f"error: {error}"}]
 
 
+def trimmed(messages: list[Any], keep: int) -> list[Any]:
+    """The messages with all but the newest `keep` screenshots replaced by a text."""
+    shown = [m for m in messages if isinstance(m, dict) and m["role"] == "tool"]
+    old = [id(message) for message in shown[: max(0, len(shown) - keep)]]
+    return [{**m, "content": "an old screenshot"} if id(m) in old else m for m in messages]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("task", nargs="?", default="Which button is red? Click it.")
     parser.add_argument("--force", type=int, default=0, metavar="N")
+    parser.add_argument("--keep", type=int, default=MAX_TURNS, metavar="N")
+    parser.add_argument("--pause", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server's")
     options = parser.parse_intermixed_args()  # options before, between and after
     client = openai.OpenAI(
@@ -110,7 +122,7 @@ def main() -> None:
     for turn in range(MAX_TURNS):
         answer = client.chat.completions.create(
             model=model,
-            messages=messages,
+            messages=trimmed(messages, options.keep),
             tools=TOOLS,
             tool_choice="required" if turn < options.force else "auto",
             parallel_tool_calls=False,
@@ -118,12 +130,16 @@ def main() -> None:
         )
         message, usage = answer.choices[0].message, answer.usage
         assert usage is not None and usage.prompt_tokens_details is not None
-        known = f"{usage.prompt_tokens_details.cached_tokens} of {usage.prompt_tokens} tokens known"
+        details = usage.prompt_tokens_details
+        known = f"{details.cached_tokens} of {usage.prompt_tokens} tokens known"
+        if ready := (details.model_extra or {}).get("prepared_tokens"):
+            known += f", {ready} of them made ready"
         messages.append(message)
         for call in message.tool_calls or ():
             print(f"{turn}  {call.function.name} {call.function.arguments}  ({known})")
             content = run(call, tools)
             messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
+            time.sleep(options.pause)
         if not message.tool_calls:
             print(f"{turn}  {message.content}  ({known})")
             return

@@ -18,7 +18,7 @@ from saccade_bench.fixtures.server import Server, serving
 
 pytestmark = pytest.mark.more
 
-TASK = AgentTask(steps=10, size=(320, 180), max_tokens=12)
+TASK = AgentTask(steps=8, size=(224, 128), max_tokens=8)
 FIRST = 3
 """The fourth step."""
 
@@ -49,13 +49,19 @@ def run(server: Server, habit: str, seed: int = 0) -> list[AgentStep]:
         return act(server.url, "tiny", HABITS[habit], task, rest, client)
 
 
-def test_a_trimmed_history_costs_what_an_untrimmed_one_does(server: Server) -> None:
-    plain = [step.computed for step in run(server, "append")][FIRST:]
-    most = 1.05 * sum(plain)
-    for habit in ("keep-1", "keep-3", "keep-5", "fours", "vanish", "window"):
-        run(server, habit)  # in which its rule is learned
-        steps = run(server, habit, seed=1)[FIRST:]
-        assert sum(step.computed for step in steps) <= most, habit
+@pytest.fixture(scope="module")
+def appended(server: Server) -> int:
+    """What an agent that only appends pays, from the fourth step on."""
+    return sum(step.computed for step in run(server, "append")[FIRST:])
+
+
+@pytest.mark.parametrize("habit", ["keep-1", "keep-3", "keep-5", "fours", "vanish", "window"])
+def test_a_trimmed_history_costs_what_an_untrimmed_one_does(
+    server: Server, appended: int, habit: str
+) -> None:
+    run(server, habit)  # in which its rule is learned
+    steps = run(server, habit, seed=1)[FIRST:]
+    assert sum(step.computed for step in steps) <= 1.05 * appended
 
 
 def test_an_answer_tells_what_was_ready_and_where_its_prompt_broke_off(server: Server) -> None:

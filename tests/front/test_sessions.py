@@ -13,7 +13,8 @@ from blake3 import blake3
 from saccade.core.types import Image, ImageKey
 from saccade.front.answer_update import AnswerUpdate, CachedTokens
 from saccade.front.content import message_from_object
-from saccade.front.conversation import Chat
+from saccade.front.conversation import Chat, MessageText
+from saccade.front.history_edits import ClearToolUses
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.sessions.sessions import (
     MOST_SESSIONS,
@@ -24,7 +25,7 @@ from saccade.front.sessions.sessions import (
 )
 from saccade.media.opened import OpenedImage, ReadTimes
 from saccade.media.sources.fairness import Requester
-from saccade.text.answer.tool_calls import Text
+from saccade.text.answer.tool_calls import CallArguments, CallStarted, Text
 from saccade_bench.agents.habits import HABITS, Habit
 
 SYSTEM = {"role": "system", "content": "You operate a computer."}
@@ -214,3 +215,30 @@ def test_sessions_are_bounded_and_one_client_cannot_push_out_another() -> None:
     assert len(sessions) <= MOST_SESSIONS
     ours.step()
     assert ours.right[-1]
+
+
+def used(id: str) -> list[Any]:
+    """A tool use with a screenshot."""
+    call = {"id": id, "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    shown = [{"type": "image_url", "image_url": {"url": f"https://x/{id}.png"}}]
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": id, "content": shown},
+    ]
+
+
+def test_a_declared_edit_foretells_its_first_cut() -> None:
+    """Without an earlier request: the server knows what it will clear."""
+    edit = ClearToolUses(tokens=None, uses=2, keep=2)
+    messages = [SYSTEM, {"role": "user", "content": "Begin."}, *used("a"), *used("b")]
+    chat = Chat(tuple(message_from_object(m, f"messages[{i}]") for i, m in enumerate(messages)))
+    sessions = Sessions()
+    images = [opened(f"https://x/{name}.png") for name in "ab"]
+    turn = sessions.follow(US, GenerationRequest(chat, edit=edit), images)
+    assert turn is not None
+    turn.hear(AnswerUpdate(0, "", 1, parts=(CallStarted(0, "c", "look"), CallArguments(0, "{}"))))
+    prediction = sessions.predict(turn)
+    assert prediction is not None
+    texts = [m.content[0] for m in prediction.messages if m.role == "tool" and m.content]
+    assert [isinstance(each, MessageText) for each in texts] == [True, False], "the oldest of three"
+    assert prediction.messages[-1].role == "assistant"
