@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -645,6 +646,32 @@ def test_workers_die_with_a_server_that_is_killed(fate: signal.Signals) -> None:
 
 
 @pytest.mark.more
+def test_a_machine_without_descriptors_is_no_wait_without_end(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for a header or for pixels is told, and the worker takes the next order."""
+    data, dup = encode(noise(64, 64)), os.dup
+
+    def none_left(_: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def scenario() -> None:
+        async with running(arena) as pool:
+            await ready(pool)
+            for asked in (
+                lambda: pool.read_header(digest(data), data),
+                lambda: pool.decode(job(data), 0),
+            ):
+                monkeypatch.setattr(os, "dup", none_left)
+                with pytest.raises(EngineUnavailable, match="Too many open files"):
+                    await asked()
+                monkeypatch.setattr(os, "dup", dup)
+                await asked()
+            np.testing.assert_array_equal(arena.view(PixelSlot(0, 64, 64)), decoded(data))
+
+    asyncio.run(scenario())
+
+
 def test_a_picture_that_cannot_be_decoded_leaves_others_alone(media_path: MakePath) -> None:
     """The same through the whole path: five good pictures and a hostile one between them."""
     from tests.media.test_media import into_slot, ready

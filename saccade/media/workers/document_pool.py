@@ -240,7 +240,7 @@ class _Readers:
             found = await self._read(slot, work)
             if work.wanted:
                 work.done.set_result(found)
-        except ImageError as error:
+        except (ImageError, EngineUnavailable) as error:
             fail(work.done, error)
         except TimeoutError:
             work.budget.left -= await self._slots.kill(slot)

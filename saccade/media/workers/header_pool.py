@@ -194,6 +194,10 @@ class HeaderPool:
             elif self._try_again(readings[read], None):
                 self._refuse(readings[read], Reason("header crash"), lost.signal)
                 read += 1
+        except EngineUnavailable as refused:
+            for reading in readings:
+                fail(reading.done, refused)
+            return
         for reading in reversed(readings[read:]):
             self._turns.put_back(reading)
 

@@ -246,6 +246,9 @@ class DecodePool:
             error = self._late(batch, cpu) if batch.wanted else None
         except WorkerLost as lost:
             error = self._lost(batch, lost.signal)
+        except EngineUnavailable as refused:
+            for work in batch.works:
+                fail(work.done, refused)
         finally:
             del self._batches[job.name]
             batch.ended.set()

@@ -17,6 +17,7 @@ from signal import SIGKILL
 
 from saccade.core.arena import Arena
 from saccade.core.config import MIB
+from saccade.core.errors import EngineUnavailable
 from saccade.core.metrics import Metrics
 from saccade.ipc.child import AsyncChannel, Disconnected
 from saccade.media.workers.fork_server import ForkServer, SupervisorLink
@@ -227,7 +228,8 @@ class WorkerSlots:
         """Number a worker slot's next order and fill its memory file with the tenant's bytes.
         Returns (offset, bytes) of each part.
 
-        `name` is for parts that several orders read. Raises WorkerLost after the supervisor's end.
+        `name` is for parts that several orders read. Raises WorkerLost after the supervisor's end,
+        and EngineUnavailable if the system has no memory or no descriptor for the bytes.
         """
         slot.begin(self._life)
         self._turns += 1
@@ -238,7 +240,10 @@ class WorkerSlots:
             slot.empty()
             self._metrics.inc("saccade_image_worker_renewals_total")
         slot.tenant = tenant
-        return await slot.fill(parts, name)
+        try:
+            return await slot.fill(parts, name)
+        except OSError as error:
+            raise EngineUnavailable(f"no image worker can be given it: {error.strerror}") from error
 
     def send(self, slot: WorkerSlot, order: Order) -> None:
         """Give the prepared order to its worker. Raises WorkerLost after the supervisor's end."""
