@@ -42,7 +42,9 @@ def main(arguments: list[str]) -> int:
     if not 0 < len(failed) == count <= MOST_FAILURES:
         return status
     print("\nonce more, alone:", *failed, sep="\n  ", flush=True)
-    status = run(*arguments, "-n", "0", "--last-failed")
+    # By name alone: which tests a mark picks depends on those that are collected beside them.
+    marks = arguments.index("-m") if "-m" in arguments else len(arguments)
+    status = run(*arguments[:marks], *arguments[marks + 2 :], "-n", "0", *failed)
     if status == 0:
         print("\nFAILED BESIDE OTHERS, passed alone:", *failed, sep="\n  ", flush=True)
     return status

@@ -84,8 +84,11 @@ def test_the_second_start_compiles_and_measures_nothing(
         *(pytest.param(each, marks=pytest.mark.slow) for each in ("starting PyTorch", "caches")),
     ],
 )
-def test_ctrl_c_ends_start_up_with_a_sentence_and_leaves_no_process(moment: str) -> None:
-    with Terminal(SERVE) as terminal:
+def test_ctrl_c_ends_start_up_with_a_sentence_and_leaves_no_process(
+    moment: str, tmp_path: Path
+) -> None:
+    """With nothing kept from an earlier start, which would be over too soon."""
+    with Terminal(SERVE, {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}) as terminal:
         terminal.until(moment)
         family = terminal.family()
         terminal.type(CTRL_C)

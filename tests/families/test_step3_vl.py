@@ -26,7 +26,9 @@ from saccade.families.step3_vl.config import PerceptionConfig
 from saccade.families.step3_vl.images import CropRules, Sides, canvas_size, plan_crops, read_images
 from saccade.families.step3_vl.spec import CropPlaceholder, Step3VLSpec
 from saccade.families.step3_vl.tiny import VISION, published_crops
+from saccade_bench.fixtures.tiny import Reference, picture
 from tests.families.conftest import Changed, Refusals, Refused, listed
+from tests.families.forwarding import encode, load
 
 FAMILY = "step3_vl"
 SIDES = Sides(3024, 728, 504)
@@ -167,6 +169,17 @@ def test_a_crop_of_the_published_size_is_a_cut_from_pillows_image() -> None:
     assert not out[400:504].any()
     assert not out[504:, 728:].any()
     assert out[504:, :728].any(axis=2).mean() > 0.99
+
+
+def test_an_image_without_crops_is_encoded_as_the_reference(
+    reference: Callable[..., Reference],
+) -> None:
+    theirs = reference(FAMILY)
+    images = [theirs.resize(picture(*size, seed=size[0])) for size in ((40, 44), (90, 60))]
+    found = encode(load(theirs.folder), [torch.from_numpy(each) for each in images])
+    for ours, wanted in zip(found, theirs.embeddings(images), strict=True):
+        torch.testing.assert_close(ours, wanted, atol=1e-4, rtol=0.0)
+    assert len(found[0]) == 9
 
 
 # ---- files

@@ -153,11 +153,11 @@ class CropReference(Reference):
     def cut(self, canvas: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
         """Return the crops [n, CROP, CROP, 3], the whole image, and how many crops a row has."""
         height = len(canvas) - WHOLE
-        columns = canvas.shape[1] // CROP if height else 0
+        if not height:
+            return np.empty((0, CROP, CROP, 3), np.uint8), canvas, 0
+        columns = canvas.shape[1] // CROP
         apart = canvas[:height, : columns * CROP].reshape(-1, CROP, columns, CROP, 3)
         crops = apart.transpose(0, 2, 1, 3, 4).reshape(-1, CROP, CROP, 3)
-        if columns == 1 and canvas.shape[1] == WHOLE and not height:
-            crops = crops[:0]
         return crops, canvas[height:, :WHOLE], columns
 
     def widened(self, image: np.ndarray) -> str:

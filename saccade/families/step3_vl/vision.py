@@ -246,11 +246,12 @@ class PerceptionTower:
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
         """Turn a canvas into rows: those of its crops, row by row, then the whole image's."""
         crop, whole = self.rules.sides.crop, self.rules.sides.whole
-        (segments,) = facts.segments
-        crops, height = len(segments) - 1, len(pixels) - whole
-        columns = crops * crop // height if height else 0
-        views = pixels[:height, : columns * crop].view(-1, crop, columns, crop, 3).transpose(1, 2)
-        parts = [views.flatten(0, 1)] * bool(crops) + [pixels[None, height:, :whole]]
+        count, height = len(facts.segments[0]) - 1, len(pixels) - whole
+        parts = [pixels[None, height:, :whole]]
+        if count:
+            columns = count * crop // height
+            crops = pixels[:height, : columns * crop].view(-1, crop, columns, crop, 3)
+            parts.insert(0, crops.transpose(1, 2).flatten(0, 1))
         return torch.cat([self.view_embed(part) for part in parts])
 
     def blocks(self, pack: Pack) -> Pieces:
