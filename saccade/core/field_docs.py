@@ -9,8 +9,13 @@ import ast
 import inspect
 import sys
 from functools import cache
+from threading import Lock
 
 OURS = __name__.partition(".")[0]
+_PARSING = Lock()
+"""Python 3.11 counts the depth of all threads' trees as one, and fails where two make one at once
+(python/cpython#106905).
+"""
 
 
 def field_docs(kind: type) -> dict[str, str]:
@@ -24,7 +29,9 @@ def field_docs(kind: type) -> dict[str, str]:
 
 @cache
 def _module_docs(module: str) -> dict[str, dict[str, str]]:
-    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    source = inspect.getsource(sys.modules[module])
+    with _PARSING:
+        tree = ast.parse(source)
     return {
         each.name: _class_docs(each) for each in ast.walk(tree) if isinstance(each, ast.ClassDef)
     }
