@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from transformers.models.step3p7.configuration_step3p7 import Step3p7VisionConfig
 from transformers.models.step3p7.modeling_step3p7 import Step3p7VisionModel
 
-from saccade_bench.fixtures.references import Reference
+from saccade_bench.fixtures.references import BehindTower
 from saccade_bench.fixtures.tiny import TEXT, Ids, Tiny, randomise, write_json
 
 PATCH, WHOLE, CROP, LONGEST = 4, 48, 32, 96
@@ -119,16 +119,12 @@ def squeezed(image: PIL.Image.Image, side: int) -> np.ndarray:
     return planes[0].permute(1, 2, 0).round().clamp(0, 255).to(torch.uint8).numpy()
 
 
-class CropReference(Reference):
+class CropReference(BehindTower):
     """`pixels` are canvases: crops side by side, the whole image under the first of the last row,
     and black beside that. processor: tower and projector.
     """
 
     placeholder = "<im_patch>"
-
-    @property
-    def mark(self) -> int:
-        return self.token_id("<im_patch>")
 
     def resize(self, picture: np.ndarray) -> np.ndarray:
         image = PIL.Image.fromarray(picture)
@@ -179,24 +175,6 @@ class CropReference(Reference):
             views = [each for each in (crops, whole[None]) if len(each)]
             normal = [(torch.from_numpy(each.copy()) / 255 - mean) / std for each in views]
             found.append(torch.cat([self.processor(each.permute(0, 3, 1, 2)) for each in normal]))
-        return found
-
-    def inputs(
-        self, tokens: Sequence[int], pixels: Sequence[np.ndarray] = ()
-    ) -> dict[str, torch.Tensor]:
-        ids = torch.tensor([list(tokens)])
-        embedded = self.model.model.embed_tokens(ids).detach().clone()
-        if pixels:
-            embedded[ids == self.mark] = torch.cat(self.embeddings(pixels))
-        return {"inputs_embeds": embedded, "attention_mask": torch.ones_like(ids)}
-
-    @torch.inference_mode()
-    def generate(
-        self, tokens: Sequence[int], pixels: Sequence[np.ndarray] = (), max_new_tokens: int = 16
-    ) -> list[int]:
-        found: list[int] = self.model.generate(
-            **self.inputs(tokens, pixels), max_new_tokens=max_new_tokens, do_sample=False
-        )[0].tolist()
         return found
 
 
