@@ -438,7 +438,8 @@ class ImageOutcome:
     `none`: decoded and encoded.
 
     `missed_kv`, `missed_embedding`: the reason for a miss; None at the hit's level and below.
-    `tier`: the embedding's tier.
+    `tier`: the embedding's tier. `tiles`: of an encoded image whose tiles have names, which of them
+    were new, in the tower's order.
     """
 
     image: int
@@ -446,6 +447,7 @@ class ImageOutcome:
     missed_kv: Missed | None = None
     missed_embedding: Missed | None = None
     tier: Tier | None = None
+    tiles: tuple[bool, ...] = ()
 
 
 CacheMissReason = Literal[

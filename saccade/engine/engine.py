@@ -221,8 +221,8 @@ class Engine:
                 self._submit(request, aliases)
             case Abort(id):
                 self._abort(id)
-            case PixelsReady(key, pixels):
-                self._deltas += scheduler.pixels_ready(key, pixels)
+            case PixelsReady(key, pixels, tiles):
+                self._deltas += scheduler.pixels_ready(key, pixels, tiles)
             case EmbeddingReady(key):
                 assert self._language is not None, "nobody encodes for a server that encodes"
                 self._deltas += self._language.embedding_ready(key)
@@ -392,6 +392,8 @@ def measure(scheduler: Scheduler, metrics: Metrics) -> None:
     metrics.set("saccade_image_hits_total", counts.images_embedding, level="embedding")
     metrics.set("saccade_image_hits_total", counts.images_pixels, level="pixels")
     metrics.set("saccade_image_hits_total", counts.images_given, level="encoder")
+    metrics.set("saccade_image_tiles_total", counts.tiles_new, outcome="new")
+    metrics.set("saccade_image_tiles_total", counts.tiles_seen, outcome="seen")
     metrics.set("saccade_arena_bytes_in_use", scheduler.image_scheduler.slots.bytes_in_use)
     for tier, cache_tier in embeddings.tiers.items():
         metrics.set("saccade_embedding_hits_total", embeddings.hits[tier], tier=tier)

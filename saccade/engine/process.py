@@ -63,6 +63,7 @@ from saccade.ipc.messages import (
     TokenizerText,
 )
 from saccade.sched.encoding import EncodeScheduler
+from saccade.sched.images.tiles import TileBook
 from saccade.sched.images.tower_pace import TowerPace
 from saccade.sched.limits import DraftLimits, SchedulerLimits
 from saccade.sched.protocol import Scheduler
@@ -246,7 +247,8 @@ def build_scheduler(
     paced = paced and limits.tower_budget > 0 and not limits.tower_shares
     whole = tower_budget(spec, 1) if paced else 0
     pace = TowerPace(limits.tower_budget, whole) if paced else None
-    return GenerationScheduler(limits, pool, prefix, embeddings, spec.eos_token_ids, pace)
+    tiles = build_tiles(spec, embeddings)
+    return GenerationScheduler(limits, pool, prefix, embeddings, spec.eos_token_ids, pace, tiles)
 
 
 def identify(config: EngineConfig, load: Load, spec: FamilySpec, weights: str) -> PageIdentity:
@@ -297,7 +299,13 @@ def build_encode_scheduler(
 ) -> EncodeScheduler:
     """Build the deciding half of an engine with a vision tower alone."""
     limits = limits_of(config, spec, arena_bytes)
-    return EncodeScheduler(limits, build_embeddings(config, spec, saved))
+    embeddings = build_embeddings(config, spec, saved)
+    return EncodeScheduler(limits, embeddings, build_tiles(spec, embeddings))
+
+
+def build_tiles(spec: FamilySpec, embeddings: EmbeddingCache) -> TileBook | None:
+    """Build the book of tiles, or None for a tower that sees none apart."""
+    return None if spec.tiles is None else TileBook(spec.tiles, spec.num_patches, embeddings)
 
 
 def draft_tokens(

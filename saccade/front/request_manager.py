@@ -505,7 +505,10 @@ class RequestManager:
         )
         if outcome.level in ("kv", "embedding"):
             return found
-        spent = self.intake.media.spent(answer.request.images[outcome.image].key)
+        key = answer.request.images[outcome.image].key
+        if outcome.tiles:
+            found = replace(found, tiles=outcome.tiles, parts=self.intake.media.tile_parts(key))
+        spent = self.intake.media.spent(key)
         passed = (spent.encoded - answer.submitted) * 1e3
         wait = max(0.0, passed - spent.decode_ms - spent.encode_ms - spent.encoder_ms)
         return replace(found, wait_ms=wait, **asdict(spent))
@@ -526,8 +529,8 @@ class RequestManager:
         image.
         """
         try:
-            pixels = await self.intake.media.bring(key, slot)
-            self._tell(EmbeddingReady(key) if pixels is None else PixelsReady(key, pixels))
+            names = await self.intake.media.bring(key, slot)
+            self._tell(EmbeddingReady(key) if names is None else PixelsReady(key, *names))
         except asyncio.CancelledError:
             self._tell(PixelsFailed(key, "no request needs the image any more"))
         except RequestError as error:

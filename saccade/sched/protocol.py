@@ -54,10 +54,12 @@ class Scheduler(Protocol):
         """End every request with an error."""
         ...
 
-    def pixels_ready(self, key: ImageKey, pixels: bytes = b"") -> list[Delta]:
+    def pixels_ready(
+        self, key: ImageKey, pixels: bytes = b"", tiles: tuple[bytes, ...] = ()
+    ) -> list[Delta]:
         """Take an image that the front has decoded into the slot named by `Notices.want`.
 
-        pixels: as in `PixelsReady`.
+        pixels, tiles: as in `PixelsReady`.
         """
         ...
 

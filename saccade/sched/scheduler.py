@@ -34,6 +34,7 @@ from saccade.sched.chunk import ImageChunks
 from saccade.sched.grammar_state import GrammarState
 from saccade.sched.images.image_scheduler import ImageScheduler
 from saccade.sched.images.slots import Notices
+from saccade.sched.images.tiles import TileBook
 from saccade.sched.images.tower_pace import TowerPace
 from saccade.sched.kv_cache_manager import KVCacheManager
 from saccade.sched.limits import (
@@ -70,17 +71,18 @@ class GenerationScheduler:
         embeddings: EmbeddingCache,
         eos_token_ids: tuple[int, ...],
         pace: TowerPace | None = None,
+        tiles: TileBook | None = None,
     ) -> None:
         """Build the parts that the limits and the caches ask for.
 
-        pace: None where the tower's budget is a constant.
+        pace, tiles: as in `ImageScheduler`.
         """
         self.limits = limits
         self.token_limit = min(limits.context_length, pool.capacity * pool.page_size)
         self.pool = pool
         self.embeddings = embeddings
         self.counts = Counts()
-        self.image_scheduler = ImageScheduler(limits, embeddings, self.counts, pace)
+        self.image_scheduler = ImageScheduler(limits, embeddings, self.counts, pace, tiles)
         self.running: list[Sequence] = []  # by order
         self.waiting = TurnQueue()
         self.idle_work = IdleWork()
@@ -180,12 +182,14 @@ class GenerationScheduler:
         """End every request with an error."""
         return [self._finish(sequence, "error", error) for sequence in list(self._ids.values())]
 
-    def pixels_ready(self, key: ImageKey, pixels: bytes = b"") -> list[Delta]:
+    def pixels_ready(
+        self, key: ImageKey, pixels: bytes = b"", tiles: tuple[bytes, ...] = ()
+    ) -> list[Delta]:
         """Take an image that the front has decoded into the slot named by `Notices.want`.
 
-        pixels: as in `PixelsReady`.
+        pixels, tiles: as in `PixelsReady`.
         """
-        self.image_scheduler.pixels_ready(key, pixels=pixels)
+        self.image_scheduler.pixels_ready(key, pixels=pixels, tiles=tiles)
         return []
 
     def embedding_ready(self, key: ImageKey) -> list[Delta]:

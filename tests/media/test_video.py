@@ -24,6 +24,7 @@ from saccade.media import video as media_video
 from saccade.media.formats.container import orientation_of
 from saccade.media.opened import OpenedVideo
 from saccade.media.sources.source import ImageSource, VideoSource
+from saccade.media.tiles import PixelNames
 from saccade.media.video import FRAME
 from tests.media.clips import clip, shown
 from tests.media.conftest import MakePath, Path
@@ -286,7 +287,7 @@ def test_pixels_have_one_name_whatever_file_they_come_from(media_path: MakePath)
     still = np.full((64, 64, 3), 90, np.uint8)
     png, jpeg = encode(still), encode(still, "BMP")
 
-    async def names(path: Path, *frames: bytes) -> list[bytes]:
+    async def names(path: Path, *frames: bytes) -> list[PixelNames]:
         (video,) = await path.media.open_all([VideoSource(frames, "here", VideoOptions(fps=2))], "")
         found = []
         for image in video.images:
