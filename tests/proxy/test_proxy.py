@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +15,7 @@ from typing import Any
 
 import anthropic
 import httpx
+import httpx2
 import openai
 import pytest
 
@@ -120,11 +121,8 @@ def test_both_apis_and_streams_pass(proxy: Served) -> None:
     assert response.output_text == "Hello!"
     client = anthropic.Anthropic(base_url=proxy.address, api_key="none", max_retries=0)
     source = {"type": "base64", "media_type": "image/png", "data": image(64).partition(",")[2]}
-    with client.messages.stream(
-        model="demo",
-        max_tokens=9,
-        messages=[{"role": "user", "content": [{"type": "image", "source": source}]}],  # type: ignore[typeddict-item]
-    ) as events:
+    shown: Any = [{"role": "user", "content": [{"type": "image", "source": source}]}]
+    with client.messages.stream(model="demo", max_tokens=9, messages=shown) as events:
         assert events.get_final_text() == "Hello!"
     nbytes = len(png("red", (64, 64))) + 2000
     assert counting.named == 3 * nbytes, "one of the four carried it"
@@ -180,7 +178,7 @@ def test_uploads_and_questions_pass(server: Served, proxy: Served) -> None:
     uploaded = proxy.openai.files.create(file=("a.png", png()), purpose="vision")
     assert proxy.openai.files.content(uploaded.id).read() == png()
     proxy.openai.files.delete(uploaded.id)
-    for path in ("/health", "/v1/models", "/metrics?x=1", "/openapi.json"):
+    for path in ("/health", "/v1/models", "/metrics?x=1"):
         assert proxy.http.get(path).status_code == server.http.get(path).status_code == 200
     assert proxy.http.head("/health").status_code == server.http.head("/health").status_code
 
@@ -284,68 +282,66 @@ def test_another_server_is_asked_once_and_gets_bodies_as_they_are(
 
 # ---- transports
 
+LIBRARIES = pytest.mark.parametrize("library", [httpx, httpx2], ids=lambda each: each.__name__)
 
-def test_a_transport_of_httpx_sends_bytes_once(server: Served) -> None:
-    counting, transport = Counting(server), SendOnce()
+
+@LIBRARIES
+def test_a_transport_sends_bytes_once(server: Served, library: Any) -> None:
+    counting, transport = Counting(server), SendOnce(library.HTTPTransport())
     with openai.OpenAI(
         base_url=f"{server.address}/v1",
         api_key="none",
         max_retries=0,
-        http_client=httpx.Client(transport=transport),
+        http_client=library.Client(transport=transport),
     ) as client:
+        chats: Any = client.chat.completions
         for stream in (False, True, False):
-            answer = client.chat.completions.create(
-                model="demo",
-                messages=[user(image(70))],  # type: ignore[list-item]
-                stream=stream,
-            )
+            answer = chats.create(model="demo", messages=[user(image(70))], stream=stream)
             assert "Hello" in "".join(str(each) for each in answer)
     assert (transport.savings.sent, transport.savings.named) == (1, 2)
     assert counting.named == 2 * (len(png("red", (70, 64))) + 2000)
 
 
-def test_a_transport_for_asyncio_sends_bytes_once(server: Served) -> None:
-    counting, transport = Counting(server), AsyncSendOnce()
+@LIBRARIES
+def test_a_transport_for_asyncio_sends_bytes_once(server: Served, library: Any) -> None:
+    counting, transport = Counting(server), AsyncSendOnce(library.AsyncHTTPTransport())
 
-    async def ask() -> list[str | None]:
+    async def ask() -> list[str]:
         async with openai.AsyncOpenAI(
             base_url=f"{server.address}/v1",
             api_key="none",
             max_retries=0,
-            http_client=httpx.AsyncClient(transport=transport),
+            http_client=library.AsyncClient(transport=transport),
         ) as client:
             await client.models.list()
-            return [
-                (
-                    await client.chat.completions.create(
-                        model="demo",
-                        messages=[user(image(71))],  # type: ignore[list-item]
-                    )
-                )
-                .choices[0]
-                .message.content
-                for _ in range(3)
+            chats: Any = client.chat.completions
+            answers = [
+                await chats.create(model="demo", messages=[user(image(71))]) for _ in range(3)
             ]
+        return [each.choices[0].message.content for each in answers]
 
     assert asyncio.run(ask()) == ["Hello!"] * 3
     assert counting.named == 2 * (len(png("red", (71, 64))) + 2000)
 
 
-@pytest.mark.parametrize("make", [SendOnce, lambda: None], ids=["transport", "plain"])
-def test_a_transport_raises_what_the_client_would_see(
-    server: Served, make: Callable[[], SendOnce | None]
-) -> None:
-    with openai.OpenAI(
-        base_url=f"{server.address}/v1",
-        api_key="none",
-        max_retries=0,
-        http_client=httpx.Client(transport=make()),
-    ) as client:
+@pytest.mark.parametrize("once", [True, False], ids=["transport", "plain"])
+def test_a_transport_raises_what_the_client_would_see(server: Served, once: bool) -> None:
+    transport: Any = httpx2.HTTPTransport()
+    client = httpx2.Client(transport=SendOnce(transport) if once else transport)  # type: ignore[arg-type]
+    data = data_url(b"no image" * 500).partition(",")[2]
+    bad: Any = {"data": data, "type": "base64", "media_type": "image/png"}
+    with anthropic.Anthropic(
+        base_url=server.address, api_key="none", max_retries=0, http_client=client
+    ) as sdk:
+        messages: Any = [{"role": "user", "content": [{"type": "image", "source": bad}]}]
         for _ in range(2):
-            with pytest.raises(openai.BadRequestError) as refused:
-                client.chat.completions.create(
-                    model="demo",
-                    messages=[user(data_url(b"no image" * 500))],  # type: ignore[list-item]
-                )
-            assert refused.value.code == "invalid_image"
-            assert refused.value.param == "messages[0].content[0]"
+            with pytest.raises(anthropic.BadRequestError, match="invalid_image"):
+                sdk.messages.create(model="demo", max_tokens=9, messages=messages)
+
+
+def test_an_answer_that_is_read_ahead_is_whole(server: Served) -> None:
+    with httpx.Client(transport=SendOnce(httpx.HTTPTransport()), base_url=server.address) as client:  # type: ignore[arg-type]
+        body = {"messages": [user(data_url(b"no image" * 500))]}
+        with client.stream("POST", CHAT, json=body) as answer:
+            assert answer.status_code == 400
+            assert "invalid_image" in "".join(answer.iter_text())
