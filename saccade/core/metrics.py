@@ -264,6 +264,10 @@ DECLARED: tuple[Metric, ...] = (
         "gauge",
         "Bytes of bodies and encoded images held for requests in flight",
     ),
+    Metric("saccade_sent_bytes_held", "gauge", "Bytes kept so that later bodies may name them"),
+    Metric(
+        "saccade_named_bytes_total", "counter", "Bytes that bodies named and did not carry again"
+    ),
     Metric(
         "saccade_traces_dropped_total",
         "counter",
