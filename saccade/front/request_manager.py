@@ -211,7 +211,7 @@ class RequestManager:
         self.adapters = AdapterBook(EngineChanges(engine.send)) if adapters is None else adapters
         self.warm_ups = WarmUps(self.prepare, self.generate, self._spawn, metrics)
         self.next_prompts = NextPrompts(
-            intake.sessions or Sessions(),
+            Sessions() if intake.sessions is None else intake.sessions,
             intake.prompts,
             intake.spec,
             self.generate,
