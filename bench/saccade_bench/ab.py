@@ -52,7 +52,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class StartedServer:
     """A server that answers at `url`. Process `pid` started all of its processes."""
 
     url: str
@@ -211,7 +211,7 @@ def judge(
 
 
 @contextmanager
-def running(side: Side, logs: Path, options: AbOptions) -> Iterator[Running]:
+def running(side: Side, logs: Path, options: AbOptions) -> Iterator[StartedServer]:
     """Start a server, wait until it answers, and stop it at the end.
 
     Raises ConfigError with the end of its output if it never answers.
@@ -235,7 +235,7 @@ def running(side: Side, logs: Path, options: AbOptions) -> Iterator[Running]:
         try:
             url = f"http://127.0.0.1:{port}"
             _await(url, process, side, path, options.start_timeout)
-            yield Running(url, process.pid)
+            yield StartedServer(url, process.pid)
         finally:
             stop(process)
 

@@ -37,7 +37,7 @@ from statistics import median
 import psutil
 from rich.console import Console
 
-from saccade_bench.ab import Running, Side, running
+from saccade_bench.ab import StartedServer, Side, running
 from saccade_bench.lab.machine import describe
 from saccade_bench.load.images import DrawnImage, data_url, encode
 from saccade_bench.load.measure import tpot, ttft
@@ -80,7 +80,7 @@ def per_second(measured: Measured) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class PeerWorkload:
     """Requests, and the values that they give. Of a rate, more is better."""
 
     unit: str
@@ -98,26 +98,26 @@ class Workload:
 
 NO_IMAGE = replace(PHOTO, image_count=0)
 WORKLOADS = {
-    "cold": Workload("ms", LoadOptions(3, 1), first_tokens),
-    "again": Workload(
+    "cold": PeerWorkload("ms", LoadOptions(3, 1), first_tokens),
+    "again": PeerWorkload(
         "ms", LoadOptions(6, 1, warmup_requests=2), first_tokens, DatasetOptions("custom")
     ),
-    "row": Workload(
+    "row": PeerWorkload(
         "ms/token", LoadOptions(3, 1), per_token, images=NO_IMAGE, text=ROW, extra=SAMPLED
     ),
-    "rows": Workload(
+    "rows": PeerWorkload(
         "ms/token", LoadOptions(8, 8), per_token, images=NO_IMAGE, text=ROW, extra=SAMPLED
     ),
-    "prefill": Workload(
+    "prefill": PeerWorkload(
         "ms", LoadOptions(2, 1), first_tokens, images=NO_IMAGE, text=TextOptions(1500, 1)
     ),
-    "chat": Workload("ms", LoadOptions(1, 1), last_round, DatasetOptions("multiturn-image")),
-    "load": Workload("1/s", LoadOptions(16, 4), per_second),
+    "chat": PeerWorkload("ms", LoadOptions(1, 1), last_round, DatasetOptions("multiturn-image")),
+    "load": PeerWorkload("1/s", LoadOptions(16, 4), per_second),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class PeerResult:
     """What one server made of a workload in one repeat, and the CPU seconds that it took."""
 
     side: str
@@ -164,7 +164,9 @@ def cpu_seconds(pid: int) -> float:
     return total
 
 
-def measure(name: str, seed: int, side: str, server: Running, runs: Path, again: Path) -> Result:
+def measure(
+    name: str, seed: int, side: str, server: StartedServer, runs: Path, again: Path
+) -> PeerResult:
     """Give a workload to a server. Seeds of their own keep its images new."""
     workload = WORKLOADS[name]
     data = workload.data
@@ -180,15 +182,17 @@ def measure(name: str, seed: int, side: str, server: Running, runs: Path, again:
     )
     before = cpu_seconds(server.pid)
     measured = serve(bench)
-    return Result(side, name, tuple(workload.values(measured)), cpu_seconds(server.pid) - before)
+    return PeerResult(
+        side, name, tuple(workload.values(measured)), cpu_seconds(server.pid) - before
+    )
 
 
-def table(results: Sequence[Result]) -> list[str]:
+def table(results: Sequence[PeerResult]) -> list[str]:
     """Return both tables as Markdown. The ratio is the best peer's median over our best one's."""
     labels = list(dict.fromkeys(result.side for result in results))
     names = [name for name in WORKLOADS if any(result.workload == name for result in results)]
 
-    def of(name: str, label: str) -> list[Result]:
+    def of(name: str, label: str) -> list[PeerResult]:
         return [r for r in results if (r.workload, r.side) == (name, label)]
 
     lines = [f"| | {' | '.join(labels)} | ours ahead |", "|---|" + "---|" * (len(labels) + 1)]
@@ -244,7 +248,7 @@ def main() -> None:
     demo = ROOT / "saccade" / "demo" / "model"
     folder = demo if args.checkpoint == "demo" else Path(args.checkpoint)
     options = AbOptions("", "", start_timeout=args.start_timeout)
-    results: list[Result] = []
+    results: list[PeerResult] = []
     with ExitStack() as stack:
         again = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "again.jsonl"
         servers = {}
