@@ -57,7 +57,7 @@ class SiglipBlock:
         return self.qkv(self.norm1(rows)).view(len(rows), 3 * self.heads, -1)
 
     def _finish(self, rows: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        y, normed = self.norm2.add(rows, self.out(attended))
+        y, normed = self.norm2.add_norm(rows, self.out(attended))
         return y + self.mlp(normed)
 
 

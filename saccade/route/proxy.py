@@ -128,7 +128,7 @@ class Proxy:
         reached: set[Backend] = set()
         renewed = False
         while True:
-            async with self._fleet.take(bearing, tried) as replica:
+            async with self._fleet.take_worker(bearing, tried) as replica:
                 if replica is None:
                     break
                 if tried:
@@ -187,7 +187,7 @@ class Proxy:
         try:
             async for piece in content:
                 if events is not None:
-                    piece = events.take(piece)
+                    piece = events.feed(piece)
                 if piece:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
         except WorkerGone as gone:
@@ -197,7 +197,7 @@ class Proxy:
                 raise ClientDisconnect from None  # the connection ends, short of its length
             rest = events.broken(failure_event(path, _broken(), request_id.get()))
         else:
-            rest = b"" if events is None else events.end()
+            rest = b"" if events is None else events.flush()
         await send({"type": "http.response.body", "body": rest, "more_body": False})
 
     def _check_ready(self) -> None:
@@ -218,7 +218,7 @@ class Proxy:
             content = msgspec.json.encode({"version": __version__})
         else:
             status = 200 if self._fleet.ready else 503
-            content = msgspec.json.encode(self._fleet.told())
+            content = msgspec.json.encode(self._fleet.health())
         await _answer(send, status, [(b"content-type", kind)], content)
 
 

@@ -96,7 +96,7 @@ class InternVisionBlock:
         return qkv.view(len(rows), 3 * self.heads, -1)
 
     def _finish(self, rows: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        y, normed = self.norm2.add(rows, self.out(attended) * self.scales[0])
+        y, normed = self.norm2.add_norm(rows, self.out(attended) * self.scales[0])
         return torch.addcmul(y, self.mlp(normed), self.scales[1])
 
 

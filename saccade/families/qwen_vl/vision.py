@@ -70,7 +70,7 @@ class VisionBlock:
         return block_pieces(x, cuts, attention, self.scale, project, self._finish)
 
     def _finish(self, rows: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        y, normed = self.norm2.add(rows, self.out(attended))
+        y, normed = self.norm2.add_norm(rows, self.out(attended))
         return y + self.mlp(normed)
 
 

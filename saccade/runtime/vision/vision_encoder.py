@@ -103,7 +103,7 @@ class VisionEncoder:
         self._failed: list[tuple[ImageKey, str]] = []
         self._pinned = Pinned(arena.whole(), like.device) if like.is_cuda else None
 
-    def begin(self, encodes: Sequence[Encode]) -> None:
+    def queue_images(self, encodes: Sequence[Encode]) -> None:
         """Queue images behind earlier ones. Images with different adapters are encoded apart.
 
         Their pixels stay in place until `ended` has named the images.

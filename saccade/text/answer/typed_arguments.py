@@ -30,7 +30,7 @@ class TypedArguments:
         self.ready: list[str] = []
         """To be taken."""
 
-    def begin(self, key: str) -> bool:
+    def begin_value(self, key: str) -> bool:
         """Begin a value. Return False if its name is empty or was written before."""
         if not key or key in self._keys:
             return False
@@ -42,7 +42,7 @@ class TypedArguments:
             self.ready.append('"')
         return True
 
-    def add(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         """Add text to the value."""
         if self._streams:
             self.ready.append(_dump(text)[1:-1])
@@ -54,10 +54,10 @@ class TypedArguments:
         written = '"' if self._streams else _dump(typed(value, self._schema(), self._root()))
         self.ready.append(written)
 
-    def end(self) -> None:
+    def end_object(self) -> None:
         self.ready.append("}" if self._keys else "{}")
 
-    def take(self) -> str:
+    def take_arguments(self) -> str:
         taken = "".join(self.ready)
         self.ready.clear()
         return taken

@@ -43,7 +43,7 @@ class GlmCall:
         self._word = ""  # what is being read, but values
         self._tail = ""  # the end of a value, or part of one
         self._arguments = TypedArguments(tools)
-        self.take = self._arguments.take
+        self.take_arguments = self._arguments.take_arguments
         self.done = False
 
     @property
@@ -75,7 +75,7 @@ class GlmCall:
         plain = _PLAIN.match(data, at) if self._phase == "value" and not self._tail else None
         if plain is None:
             return at
-        self._arguments.add(plain.group())
+        self._arguments.add_text(plain.group())
         return plain.end()
 
     def _feed_name(self) -> bool:
@@ -94,13 +94,13 @@ class GlmCall:
         key, mark, rest = self._word.partition("<")
         if mark + rest == KEY_END:
             self._phase, self._word = "between", ""
-            return self._arguments.begin(key.strip())
+            return self._arguments.begin_value(key.strip())
         return KEY_END.startswith(mark + rest) and "\n" not in key
 
     def _feed_value(self, character: str) -> None:
         self._tail += character
         while (end := self._value_end(self._tail)) is None:
-            self._arguments.add(self._tail[0])
+            self._arguments.add_text(self._tail[0])
             self._tail = self._tail[1:]
         if end:
             self._arguments.end_value()
@@ -126,7 +126,7 @@ class GlmCall:
         self._phase, self._word = "key", ""
         self.done = tag == CLOSE
         if self.done:
-            self._arguments.end()
+            self._arguments.end_object()
 
 
 class GlmGrammar(NamedArguments):

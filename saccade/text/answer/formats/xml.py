@@ -38,7 +38,7 @@ class XmlCall:
         self._tail = ""  # the end of a value, or part of one
         self._fresh = False  # nothing of the value was read
         self._arguments = TypedArguments(tools)
-        self.take = self._arguments.take
+        self.take_arguments = self._arguments.take_arguments
         self.done = False
 
     @property
@@ -71,7 +71,7 @@ class XmlCall:
             plain = _PLAIN.match(data, at)
         if plain is None:
             return at
-        self._arguments.add(plain.group())
+        self._arguments.add_text(plain.group())
         return plain.end()
 
     def _feed_tag(self, character: str, tags: Mapping[str, str]) -> bool:
@@ -89,7 +89,7 @@ class XmlCall:
         self._phase = phase
         self.done = phase == "done"
         if phase == "close":
-            self._arguments.end()
+            self._arguments.end_object()
 
     def _feed_name(self, character: str) -> bool:
         if character != ">":
@@ -101,7 +101,7 @@ class XmlCall:
             self._phase = "parameter"
             return bool(name)
         self._phase, self._fresh = "value", True
-        return self._arguments.begin(name)
+        return self._arguments.begin_value(name)
 
     def _feed_value(self, character: str) -> None:
         if self._fresh:
@@ -110,7 +110,7 @@ class XmlCall:
                 return
         self._tail += character
         while (end := _value_end(self._tail)) is None:
-            self._arguments.add(self._tail[0])
+            self._arguments.add_text(self._tail[0])
             self._tail = self._tail[1:]
         if end:
             self._end_value(end)
