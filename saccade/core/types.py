@@ -383,7 +383,7 @@ class PromptScores:
     def count(self) -> int:
         return len(self.ranks) // 4
 
-    def read(
+    def rows(
         self, first: int = 0, last: int | None = None
     ) -> Iterator[tuple[list[int], list[float], int]]:
         """Yield (ids, logprobs, rank) for each token, or for tokens [first, last), in order."""

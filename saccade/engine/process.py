@@ -132,13 +132,13 @@ async def serve(
     )
     front.send(Loading("starting PyTorch"))
     # Load the model, and meanwhile the lexicon.
-    devices = await workers.find()
+    devices = await workers.find_devices()
     load = plan_load(boot, spec, devices)
     size = load.parallel.size
     loading = asyncio.create_task(workers.load(load))
     keeps = boot.caches.kv_cache_dir is not None and load.format != "dummy"
     reading = asyncio.to_thread(digest_weights, Path(boot.folder)) if keeps else None
-    await grammar_loader.read(words.tokenizer_json, spec.vocab_size, spec.eos_token_ids)
+    await grammar_loader.read_lexicon(words.tokenizer_json, spec.vocab_size, spec.eos_token_ids)
     with readable(boot.folder):
         weights = await reading if reading else ""
     loaded = await loading
@@ -154,7 +154,7 @@ async def serve(
     config = replace(config, encoder=tower, kv=kv)
     pages = replace(kv.pages, identity=identify(config, load, spec, weights).digest())
     config = replace(config, kv=replace(kv, pages=pages))
-    begun = await workers.begin(config)
+    begun = await workers.allocate(config)
     saved, probe = begun.saved, StoreProbe(begun.store, arrived.set) if begun.store else None
     # Build the deciding half.
     drafts, no_drafts_reason = draft_tokens(
@@ -227,7 +227,7 @@ def build_scheduler(
 ) -> GenerationScheduler:
     """Build the deciding half of the engine: page pool, caches, scheduler.
 
-    `saved`, `pages`: embeddings, and KV pages, on disk (`Workers.begin`). `pinned_share`:
+    `saved`, `pages`: embeddings, and KV pages, on disk (`Workers.allocate`). `pinned_share`:
     `PINNED_SHARE`. `drafts`: `DraftLimits.tokens`. `batch_invariant`: as
     `SchedulerLimits.batch_invariant`. `paced`: the tower's budget follows pauses, on an
     accelerator.

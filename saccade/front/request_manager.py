@@ -244,7 +244,7 @@ class RequestManager:
             if (encoders := self.intake.media.encoders) is not None:
                 encoders.trust(ready.tower)
             self._spawn(self._listen())
-            await self.adapters.begin()
+            await self.adapters.load_wanted()
             if check is not None:
                 self.reason = "its first answers are being checked"
                 await check()
@@ -359,7 +359,7 @@ class RequestManager:
         opened = [image for each in prepared for image in each.opened]
         media = self.intake.media
         for image in opened:
-            media.hold(image)
+            media.hold_image(image)
         if turn is not None:
             self.next_prompts.stop(turn.session)
         try:
@@ -376,7 +376,7 @@ class RequestManager:
                     raise event
                 unfinished -= event.finish is not None
                 if turn is not None:
-                    event = self.next_prompts.told(turn, event)
+                    event = self.next_prompts.take_update(turn, event)
                 yield _silenced(event) if prepared[0].silent else event
             if turn is not None:
                 self.next_prompts.answered(turn, prepared[0], ready)
@@ -385,7 +385,7 @@ class RequestManager:
                 if self._forget(answer, "abort"):
                     self._tell(Abort(answer.request.id))
             for image in opened:
-                media.release(image)
+                media.release_image(image)
 
     def taken(self, id: str) -> None:
         """Free the place that an answer's embedding holds, after sending."""

@@ -64,7 +64,7 @@ class EncodeScheduler:
         """Return True if every request has ended and the workers hold nothing for them."""
         return not (self._ids or self._flights or self.image_scheduler.busy)
 
-    def add(self, request: Request) -> list[Delta]:
+    def add_request(self, request: Request) -> list[Delta]:
         """Queue a request for an image, under a new id.
 
         An impossible request gets its terminal delta at once.
@@ -263,7 +263,7 @@ class EncodeScheduler:
     # ---- for tests
 
     @property
-    def told(self) -> frozenset[str]:
+    def unsent(self) -> frozenset[str]:
         """Requests with embeddings waiting to be sent."""
         return frozenset(self._told)
 

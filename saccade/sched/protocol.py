@@ -42,7 +42,7 @@ class Scheduler(Protocol):
         """Return True if every request has ended and the workers hold nothing for them."""
         ...
 
-    def add(self, request: Request) -> list[Delta]:
+    def add_request(self, request: Request) -> list[Delta]:
         """Queue a request under a new id. An impossible request gets its terminal delta at once."""
         ...
 

@@ -121,7 +121,9 @@ class GenerationScheduler:
         unsaved = self.arrivals is not None and self.arrivals.unsaved
         return not (self._ids or held or unsaved)
 
-    def add(self, request: Request, grammar_state: GrammarState | None = None) -> list[Delta]:
+    def add_request(
+        self, request: Request, grammar_state: GrammarState | None = None
+    ) -> list[Delta]:
         """Queue a request under a new id. `grammar_state`: the state of its grammar, if any.
 
         An impossible request, or one whose answer can only be empty, gets its terminal delta at
@@ -170,7 +172,7 @@ class GenerationScheduler:
     def _leave_queue(self, sequence: Sequence) -> None:
         self.waiting.remove(sequence, served=False)
         if self.arrivals is not None:
-            self.arrivals.end(sequence)
+            self.arrivals.end_wait(sequence)
         if self._kv_cache.refused is sequence:
             self._kv_cache.forget_refusal()
 
@@ -389,7 +391,7 @@ class GenerationScheduler:
                 continue
             if self._kv_cache.still_refused(sequence, self.running):
                 return
-            path = self._kv_cache.find(sequence)
+            path = self._kv_cache.find_pages(sequence)
             if self.arrivals is not None and self._kv_cache.awaits(sequence, path, self.running):
                 continue
             end, missing = self._chunks.chunk_limit(sequence, builder.tokens)
@@ -411,7 +413,7 @@ class GenerationScheduler:
     def _admit(self, sequence: Sequence, path: list[Node], builder: PlanBuilder) -> Run:
         first, found = sequence.cached is None, len(sequence.found)
         pages, computed = [step.page for step in path], len(path) * self.pool.page_size
-        node = self._kv_cache.hold(sequence, path)
+        node = self._kv_cache.hold_pages(sequence, path)
         run = sequence.admit(self._slots.pop(), node, pages, computed)
         self._kv_cache.forget_refusal()
         self.waiting.remove(sequence, served=True)
@@ -471,7 +473,7 @@ class GenerationScheduler:
                 self._preempt(youngest)
                 self.waiting.put_back(youngest)
             after = run.pages[-1] if run.pages else None
-            run.pages += self.pool.take(min(missing, self.pool.free), after)
+            run.pages += self.pool.allocate(min(missing, self.pool.free), after)
         return min(end, len(run.pages) * self.pool.page_size)
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -623,7 +625,7 @@ class GenerationScheduler:
         if sequence.images_end and not aside:
             self.image_scheduler.leave(sequence)
         if sequence.idle:
-            self.idle_work.end(sequence)
+            self.idle_work.remove(sequence)
         return self._tell(sequence, reason, error, logprobs, code)
 
     def _tell(
