@@ -26,7 +26,15 @@ from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.errors import InternalError, RequestError
-from saccade.core.plan import PLANS_IN_FLIGHT, Masks, PageMoves, Plan, Row, StepResult
+from saccade.core.plan import (
+    PLANS_IN_FLIGHT,
+    FreeMemory,
+    Masks,
+    PageMoves,
+    Plan,
+    Row,
+    StepResult,
+)
 from saccade.core.types import Delta, FinishReason, ImageKey, PooledOutput, Request, TokenLogprobs
 from saccade.sched.answers import end_reason, follow, report
 from saccade.sched.builder import Flight, PlanBuilder, PlannedOutcome
@@ -96,6 +104,7 @@ class GenerationScheduler:
         self._ids: dict[str, Sequence] = {}
         self._slots = list(range(limits.max_running))[::-1]  # free: workers close before they open
         self._closing: list[int] = []
+        self._gives_back = False
         self._flights: deque[Flight] = deque()  # planned, not yet applied; the oldest first
 
     # ---- requests and pixels come in
@@ -115,7 +124,7 @@ class GenerationScheduler:
     @property
     def idle(self) -> bool:
         """Return True if every request has ended and the workers hold nothing for them."""
-        held = self._closing or self._flights or self.image_scheduler.busy
+        held = self._closing or self._flights or self._gives_back or self.image_scheduler.busy
         unsaved = self.arrivals is not None and self.arrivals.unsaved
         return not (self._ids or held or unsaved)
 
@@ -216,6 +225,20 @@ class GenerationScheduler:
         for sequence in self.waiting:
             sequence.matched = None
 
+    def forget_pages(self, pages: int) -> int:
+        """Forget up to `pages` cached pages that nobody holds or has pinned. Returns their number.
+
+        Waiting sequences look for their prefixes again.
+        """
+        forgotten = self._kv_cache.forget(pages)
+        for sequence in self.waiting if forgotten else ():
+            sequence.matched = None
+        return forgotten
+
+    def give_back(self) -> None:
+        """Have the next plan give back the memory of free pages, and of what else was freed."""
+        self._gives_back = True
+
     def take_notices(self) -> Notices:
         """Return the news for the front, and clear it."""
         return self.image_scheduler.take_notices()
@@ -307,7 +330,7 @@ class GenerationScheduler:
         arriving = False
         if self.arrivals is not None:
             pages, arriving = self.arrivals.take_moves(), self.arrivals.busy
-        works = builder.works or self._closing or pages
+        works = builder.works or self._closing or pages or self._gives_back
         beside = bool(builder.works or pages) and self.idle_work.active is None
         tower = (
             self.image_scheduler.tower(builder.decodes, beside) if works or not self._flights else 0
@@ -316,7 +339,9 @@ class GenerationScheduler:
             arriving or self.image_scheduler.waits_for_workers
         )
         closing, self._closing = self._closing, []
-        return builder.build(self.counts.steps, closing, tower, wait, pages)
+        unused = FreeMemory(self.pool.free_runs) if self._gives_back else None
+        self._gives_back = False
+        return builder.build(self.counts.steps, closing, tower, wait, pages, unused)
 
     def _make_way(self) -> None:
         """Preempt one sequence of a client or group beyond its share.
