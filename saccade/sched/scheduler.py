@@ -60,6 +60,9 @@ from saccade.sched.turns import TurnQueue, find_crowding, in_turn
 
 Part = TypeVar("Part", bound=StepPart)
 
+BUNDLED_TOKENS = 16
+"""Of an answer that nobody reads before its end, told at once. The first goes alone."""
+
 
 class GenerationScheduler:
     """The `protocol.Scheduler` that answers prompts.
@@ -586,7 +589,7 @@ class GenerationScheduler:
             sequence.scored = scores.start + scores.count
             deltas.append(Delta(sequence.request.id, scores=scores))
         if token is not None and not known:
-            deltas.append(self._append(sequence, token, logprobs))
+            deltas += self._append(sequence, token, logprobs)
         if pooled_output is not None:
             deltas.append(self._report_pooled_output(sequence, run, pooled_output))
         return deltas
@@ -610,7 +613,10 @@ class GenerationScheduler:
             return Delta(sequence.request.id, pooled_output=pooled_output)
         return replace(self._finish(sequence, "stop"), pooled_output=pooled_output)
 
-    def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Delta:
+    def _append(
+        self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None
+    ) -> list[Delta]:
+        """Add a token to an answer. Returns the news, if any: bundled where nobody reads along."""
         sequence.tokens.append(token)
         given = () if logprobs is None else (logprobs,)
         reason = end_reason(sequence, token, self._eos, self.token_limit)
@@ -619,10 +625,14 @@ class GenerationScheduler:
                 grammar_state.accept(token)
                 reason = follow(sequence, grammar_state, reason, self._eos, self.token_limit)
             except RequestError as error:
-                return self._finish(sequence, "error", error.message, code=error.code)
+                return [self._finish(sequence, "error", error.message, code=error.code)]
         if reason is not None:
-            return self._finish(sequence, reason, None, given)
-        return self._tell(sequence, None, None, given)
+            return [self._finish(sequence, reason, None, given)]
+        request, told = sequence.request, sequence.reported
+        waits = not request.streamed and request.sampling.logprobs is None
+        if waits and told is not None and sequence.output_length - told < BUNDLED_TOKENS:
+            return []
+        return [self._tell(sequence, None, None, given)]
 
     def _finish(
         self,
