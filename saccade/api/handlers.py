@@ -100,7 +100,7 @@ class RequestHandler:
     async def _tell(
         self, send: Send, streamed: bool, told: AnswerContext, teller: ResponseWriter
     ) -> None:
-        async with aclosing(self.front.generate(*told.prepared)) as events:
+        async with aclosing(self.front.generate(*told.prepared, streamed=streamed)) as events:
             if streamed:
                 await stream(send, told.counted(events), teller)
                 return

@@ -231,6 +231,12 @@ DECLARED: tuple[Metric, ...] = (
         "Cached prompt tokens that were read from a tier",
         ("tier",),
     ),
+    Metric(
+        "saccade_memory_given_back_bytes_total",
+        "counter",
+        "Bytes that caches gave back while the machine, or the cgroup, was short of memory",
+        ("what",),
+    ),
     Metric("saccade_snapshots", "gauge", "States of sequences that the prefix cache holds"),
     Metric("saccade_snapshot_evictions_total", "counter", "Snapshots that went for others' sake"),
     Metric(

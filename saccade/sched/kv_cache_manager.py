@@ -132,6 +132,10 @@ class KVCacheManager:
             self._prefix.evict(pages - self._pool.free)
         return self._pool.free >= pages
 
+    def forget(self, pages: int) -> int:
+        """Evict up to `pages` unheld cached pages that nobody has pinned. Returns their number."""
+        return self._prefix.evict(pages, pinned=False) if self._prefix else 0
+
     def _available(self, running: Iterable[Sequence]) -> int:
         """Count free and reclaimable pages, less the near need of running sequences."""
         evictable = self._prefix.evictable if self._prefix else 0

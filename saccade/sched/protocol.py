@@ -74,6 +74,14 @@ class Scheduler(Protocol):
         """
         ...
 
+    def forget_pages(self, pages: int) -> int:
+        """Forget up to `pages` cached pages kept for later use. Returns their number."""
+        ...
+
+    def give_back(self) -> None:
+        """Have the next plan give back memory that holds nothing."""
+        ...
+
     def take_notices(self) -> Notices:
         """Return the news for the front, and clear it."""
         ...

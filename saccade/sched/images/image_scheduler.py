@@ -166,6 +166,15 @@ class ImageScheduler:
         if self._tiles is not None:
             self._tiles.forget()
 
+    def forget_embeddings(self, nbytes: int) -> int:
+        """Let go of about `nbytes` of embeddings that are in memory for later use alone.
+
+        The workers are told in the next plan. Returns the bytes.
+        """
+        moves = self._embeddings.shrink(nbytes)
+        self._moves += moves
+        return sum(move.num_tokens for move in moves) * self._embeddings.bytes_per_token
+
     def take_notices(self) -> Notices:
         """Return the news for the front, and clear it."""
         aliases = self.aliases.take_found() if self.aliases.found else ()
