@@ -11,6 +11,7 @@
 const LEAST = 1024; // characters of base64 that are worth a name
 const MOST_NAMES = 8192; // as servers read them
 const MOST_REMEMBERED = 65536;
+const MOST_UNASKED = 2; // of more unknown images the server may have some, from an earlier run
 const NO_NAMES = ["unknown_digests", "invalid_multipart", "wrong_digest", "too_many_names"];
 const KEYS = ["authorization", "x-api-key", "api-key"];
 
@@ -40,6 +41,7 @@ export function sendOnce(send = globalThis.fetch) {
     if (!known.reads) return undefined;
     const sender = KEYS.map((name) => headers.get(name) ?? "").join("\n");
     let brought = [...named.blobs.keys()].filter((name) => !known.has.has(sender + name));
+    if (brought.length > MOST_UNASKED) brought = [];
     for (let attempt = 0; attempt < 2; attempt++) {
       const { body, boundary } = related(named, brought);
       headers.set("content-type", `multipart/related; boundary="${boundary}"; type="application/json"`);

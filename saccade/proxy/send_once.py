@@ -28,6 +28,8 @@ MOST_REMEMBERED = 1 << 16
 """Names that a server is known to have."""
 LONGEST_REFUSAL = 1 << 20
 """Bytes of a refusal that are read."""
+MOST_UNASKED = 2
+"""Images that are sent along unasked. Of more the server may have some, from an earlier run."""
 _HEAD = 512
 """Characters before the base64 of a data: URL."""
 _BEGINS = re.compile(rb"[A-Za-z0-9+/]{64}")
@@ -199,6 +201,8 @@ class ServerConversation:
         has to go as it is.
         """
         brought: Collection[str] = [n for n in named.names if (sender, n) not in self._known]
+        if len(brought) > MOST_UNASKED:
+            brought = ()
         for _ in range(2):
             reply = yield self._counted(named.related(brought))
             code, lacking = refusal(reply)

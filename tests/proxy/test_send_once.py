@@ -162,13 +162,21 @@ def test_bytes_go_once() -> None:
 def test_what_a_server_has_forgotten_goes_again() -> None:
     server, conversation = Server(), ServerConversation()
     body = json.dumps([url(data(i)) for i in range(5)]).encode()
-    send(conversation, body, server)
+    assert [each.brought for each in send(conversation, body, server)] == [0, 5]
     server.sent = SentBytes(1 << 24)
     first, second = send(conversation, body, server)
     assert (first.brought, second.brought) == (0, 5)
     (third,) = send(conversation, body, server)
     assert third.brought == 0
     assert server.bodies == [body] * 3
+
+
+def test_a_new_run_sends_what_is_new() -> None:
+    server = Server()
+    images = [url(data(i)) for i in range(5)]
+    send(ServerConversation(), json.dumps(images[:4]).encode(), server)
+    attempts = send(ServerConversation(), json.dumps(images).encode(), server)
+    assert [each.brought for each in attempts] == [0, 1]
 
 
 def test_a_server_that_keeps_nothing_gets_whole_bodies() -> None:
