@@ -35,6 +35,19 @@ LAYER = {
 """Modules of most language models' layers."""
 FACTORS = "rope_freqs.weight"
 """By what rotations of long texts are divided, where a table says it."""
+IN_CONFIG = (FACTORS, "rope_factors_long.weight", "rope_factors_short.weight")
+"""Tensors whose numbers stand in config.json."""
+SIGLIP_BLOCK = {
+    "ln1": "layer_norm1",
+    "ln2": "layer_norm2",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_out": "self_attn.out_proj",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
+"""Modules of a block of SigLIP's towers."""
 LLAMA3_SHARES, LLAMA3_CONTEXT = (1.0, 4.0), 8192
 """Of every published model whose rotary embedding is llama3's; files have what follows alone."""
 FOLDER_MAY = "the model's Hugging Face folder may work"
@@ -67,8 +80,8 @@ class Layered:
     def _names(self, file: GgufFile) -> NamedTensors:
         layers = layer_count(file)
         for name, tensor in file.tensors.items():
-            if name == FACTORS:
-                continue  # they are in config.json
+            if name in IN_CONFIG:
+                continue
             found = re.fullmatch(r"blk\.(\d+)\.(.+)", name)
             number, module_name = (int(found[1]), found[2]) if found else (None, name)
             if number is not None and number >= layers:
@@ -92,6 +105,72 @@ class Layered:
         if not heads or shape[0] % (2 * heads):
             raise file.refuse(f"{module} has {shape[0]} rows, which {heads} heads do not divide")
         return Heads(0, 0, 2, shape[0] // heads // 2, 1, heads)
+
+
+@dataclass(frozen=True, slots=True)
+class TowerNames:
+    """What a tower's tensors are called in transformers.
+
+    outer: modules, or whole tensors, by llama.cpp's names. within: where blocks stand. block:
+    modules of a block. less_one: tensors whose values have one added.
+    """
+
+    outer: Mapping[str, str]
+    within: str
+    block: Mapping[str, str] = field(default_factory=lambda: SIGLIP_BLOCK)
+    less_one: Collection[str] = ()
+
+    def __call__(self, file: GgufFile) -> NamedTensors:
+        """Name the tensors. Unknown ones keep their own names."""
+        for name, tensor in file.tensors.items():
+            edit: Edit = "less one" if name in self.less_one else "none"
+            found = re.fullmatch(r"v\.blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+            if found is None:
+                yield _renamed(self.outer, name), one(tensor, edit)
+            elif (module := _straight(file, found[1], found[2])) in self.block:
+                inner = _renamed(self.block, f"{module}.{found[3]}")
+                yield f"{self.within}.{found[1]}.{inner}", one(tensor, edit)
+            else:
+                yield name, one(tensor, edit)
+
+
+def _renamed(known: Mapping[str, str], name: str) -> str:
+    """Return transformers' name of a tensor, whose last part may be its own."""
+    if name in known:
+        return known[name]
+    module, _, part = name.rpartition(".")
+    return f"{known[module]}.{part}" if module in known else name
+
+
+def _straight(file: GgufFile, number: str, module: str) -> str:
+    """Return a block's module. Files from old converters swap up and down."""
+    swapped = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
+    down = file.tensors.get(f"v.blk.{number}.ffn_down.weight")
+    if module not in swapped or down is None or down.shape[0] <= down.shape[-1]:
+        return module
+    return swapped[module]
+
+
+def siglip_config(sight: MetadataFields, model_type: str) -> dict[str, Any]:
+    """Return vision_config of a tower that sees squares. Raises CheckpointError."""
+    return {
+        "model_type": model_type,
+        "hidden_size": sight.integer("embedding_length"),
+        "intermediate_size": max(sight.tensor("v.blk.0.ffn_up.weight").shape),
+        "num_hidden_layers": sight.integer("block_count"),
+        "num_attention_heads": sight.integer("attention.head_count"),
+        "image_size": sight.integer("image_size"),
+        "patch_size": sight.integer("patch_size"),
+        "layer_norm_eps": sight.number("attention.layer_norm_epsilon"),
+    }
+
+
+def colours(sight: MetadataFields) -> dict[str, Any]:
+    """Return the image processor's mean and deviation. Raises CheckpointError."""
+    return {
+        "image_mean": sight.numbers("image_mean", 3),
+        "image_std": sight.numbers("image_std", 3),
+    }
 
 
 def sizes(fields: MetadataFields) -> dict[str, Any]:

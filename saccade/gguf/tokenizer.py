@@ -56,7 +56,12 @@ RULES = {
     "gpt-2": Rules(None),
 }
 """By `tokenizer.ggml.pre`."""
-SAME = {"llama3": "llama-bpe", "llama-v3": "llama-bpe"}
+SAME = {
+    "llama3": "llama-bpe",
+    "llama-v3": "llama-bpe",
+    "starcoder": "smollm",
+    "refact": "smollm",
+}
 """Other names of the same rules."""
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 """Of `tokenizer.ggml.token_type`; tokens of another type are room that no text takes."""
@@ -96,7 +101,7 @@ def make_tokenizer(file: GgufFile) -> dict[str, Any]:
 def merged_by_bytes(file: GgufFile, vocabulary: FileVocabulary) -> dict[str, Any]:
     """Return tokenizer.json's parts for merges of bytes, as GPT-2 has them."""
     rules = _rules(file)
-    known = vocabulary.of_types(NORMAL)
+    known = vocabulary.numbered(NORMAL)
     merges = [_pair(file, merge) for merge in _list(file, "merges", str)]
     for left, right in merges:
         if not {left, right, left + right} <= known.keys():
@@ -121,13 +126,25 @@ def merged_by_bytes(file: GgufFile, vocabulary: FileVocabulary) -> dict[str, Any
 
 def merged_by_score(file: GgufFile, vocabulary: FileVocabulary) -> dict[str, Any]:
     """Return tokenizer.json's parts for merges of characters, as SentencePiece has them."""
-    spaced = file.metadata.get(f"{PREFIX}add_space_prefix") is not False
-    known = vocabulary.of_types(NORMAL, BYTE, UNKNOWN)
-    unknown = [token for token, at in known.items() if vocabulary.types[at] == UNKNOWN]
     scores = _list(file, "scores", float)
     if len(scores) != len(vocabulary.tokens):
         raise file.refuse(f"{len(scores)} of {PREFIX}scores, but {len(vocabulary.tokens)} tokens")
-    merges = merges_of(file, known, scores)
+    return _spaced(file, vocabulary, merges_of(file, vocabulary.of_type(NORMAL), scores))
+
+
+def merged_by_rank(file: GgufFile, vocabulary: FileVocabulary) -> dict[str, Any]:
+    """Return tokenizer.json's parts for merges of characters that the file lists."""
+    return _spaced(file, vocabulary, [_pair(file, each) for each in _list(file, "merges", str)])
+
+
+def _spaced(
+    file: GgufFile, vocabulary: FileVocabulary, merges: Sequence[tuple[str, str]]
+) -> dict[str, Any]:
+    """Return tokenizer.json's parts for characters with a sign in place of a space."""
+    spaced = file.metadata.get(f"{PREFIX}add_space_prefix") is not False
+    known = vocabulary.numbered(NORMAL, BYTE, UNKNOWN)
+    at = file.metadata.get(f"{PREFIX}unknown_token_id")
+    unknown = vocabulary.tokens[at] if isinstance(at, int) and at in known.values() else None
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     back = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
     strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
@@ -140,11 +157,11 @@ def merged_by_score(file: GgufFile, vocabulary: FileVocabulary) -> dict[str, Any
         "post_processor": _begun(file, vocabulary, True, None),
         "decoder": {"type": "Sequence", "decoders": after},
         "model": bpe(known, merges)
-        | {"unk_token": unknown[0] if unknown else None, "fuse_unk": True, "byte_fallback": True},
+        | {"unk_token": unknown, "fuse_unk": True, "byte_fallback": True},
     }
 
 
-MAKERS = {"gpt2": merged_by_bytes, "llama": merged_by_score}
+MAKERS = {"gpt2": merged_by_bytes, "llama": merged_by_score, "gemma4": merged_by_rank}
 """By `tokenizer.ggml.model`."""
 
 
@@ -233,8 +250,19 @@ class FileVocabulary:
             raise file.refuse("two tokens of its vocabulary are the same: the file is damaged")
         return cls(tokens, types)
 
-    def of_types(self, *types: int) -> dict[str, int]:
-        return {token: at for at, token in enumerate(self.tokens) if self.types[at] in types}
+    def of_type(self, kind: int) -> dict[str, int]:
+        return {token: at for at, token in enumerate(self.tokens) if self.types[at] == kind}
+
+    def numbered(self, *types: int) -> dict[str, int]:
+        """Return ids of tokens that merges make, and of those that are found before.
+
+        The library numbers the latter anew where the vocabulary lacks them.
+        """
+        found = {token: at for each in types for token, at in self.of_type(each).items()}
+        for at, token in enumerate(self.tokens):
+            if self.types[at] in (CONTROL, USER_DEFINED):
+                found.setdefault(token, at)
+        return found
 
     def added(self, *types: int) -> list[dict[str, Any]]:
         """Return tokens that are found in a text before it is cut."""
