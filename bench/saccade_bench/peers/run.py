@@ -37,7 +37,7 @@ from statistics import median
 import psutil
 from rich.console import Console
 
-from saccade_bench.ab import StartedServer, Side, running
+from saccade_bench.ab import Side, StartedServer, running
 from saccade_bench.lab.machine import describe
 from saccade_bench.load.images import DrawnImage, data_url, encode
 from saccade_bench.load.measure import tpot, ttft
