@@ -197,7 +197,8 @@ def table(results: Sequence[PeerResult]) -> list[str]:
 
     lines = [f"| | {' | '.join(labels)} | ours ahead |", "|---|" + "---|" * (len(labels) + 1)]
     for name in names:
-        workload, cells, ours, peers = WORKLOADS[name], [], [], []
+        workload, cells = WORKLOADS[name], list[str]()
+        ours, peers = list[float](), list[float]()
         for label in labels:
             values = [value for result in of(name, label) for value in result.values]
             if not values:
