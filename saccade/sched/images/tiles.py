@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import lru_cache
 
 from cachetools import LRUCache
 
+from saccade.cache.content import PageKey, Twin
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.core.family import TileLayout
 from saccade.core.plan import TileCopy
@@ -24,6 +26,8 @@ from saccade.core.types import Grid, Image, ImageKey
 
 REMEMBERED = 1 << 17
 """Tiles by name, and tiles of images."""
+MOST_GRIDS = 256
+"""Whose tiles are not asked for again."""
 MOST_HOMES = 4
 """Images that a tile is looked for in: the latest."""
 
@@ -51,10 +55,11 @@ class TileBook:
         self, layout: TileLayout, patches: Callable[[Grid], int], embeddings: EmbeddingCache
     ) -> None:
         """Start without tiles. patches: as `FamilySpec.num_patches`."""
-        self._layout = layout
+        self._tiles = lru_cache(MOST_GRIDS)(layout.tiles)
         self._patches = patches
         self._embeddings = embeddings
         self._names: LRUCache[ImageKey, tuple[TileName, ...]] = LRUCache(REMEMBERED, getsizeof=len)
+        self._grids: LRUCache[ImageKey, Grid] = LRUCache(REMEMBERED)
         self._homes: LRUCache[TileName, dict[ImageKey, tuple[Grid, int]]] = LRUCache(REMEMBERED)
         self._encoding: dict[TileName, ImageKey] = {}
 
@@ -62,6 +67,7 @@ class TileBook:
         """Learn the names of an image's tiles, whose pixels have come."""
         key = image.key
         self._names[key] = tuple((digest, key.settings, key.salt) for digest in digests)
+        self._grids[key] = image.grid
 
     def find(self, image: Image, away: Collection[ImageKey]) -> TilesFound | None:
         """Look for the rows of an image's tiles. Returns None for an image without names.
@@ -73,7 +79,7 @@ class TileBook:
             return None
         copies, patches, awaits = [], 0, None
         first: dict[TileName, int] = {}
-        for index, (name, tile) in enumerate(zip(names, self._layout.tiles(image.grid))):
+        for index, (name, tile) in enumerate(zip(names, self._tiles(image.grid))):
             if (copy := self._home(name, index, away)) is not None:
                 copies.append(copy)
             elif name in first:
@@ -118,8 +124,32 @@ class TileBook:
             if len(homes) > MOST_HOMES:
                 del homes[next(iter(homes))]
 
+    def by_tiles(self, key: PageKey) -> Twin | None:
+        """Return what a page shows by tiles, or None where an image's are unknown, or none's.
+
+        Equal answers mean equal rows at equal places of the page.
+        """
+        tokens, shown = key
+        pieces = []
+        for position, length, image, row, time in shown:
+            names, grid = self._names.get(image), self._grids.get(image)
+            if names is None or grid is None:
+                return None
+            end, found = row + length, 0
+            for name, tile in zip(names, self._tiles(grid)):
+                for run in tile.rows:
+                    first, last = max(row, run.start), min(end, run.stop)
+                    if first < last:
+                        place = position + first - row
+                        pieces.append((place, last - first, name, first - run.start, time))
+                        found += last - first
+            if found < length or any(len(tile.rows) > 1 for tile in self._tiles(grid)):
+                return None
+        return tokens, tuple(pieces)
+
     def forget(self) -> None:
         """Forget every tile, for embeddings are flushed."""
         self._names.clear()
+        self._grids.clear()
         self._homes.clear()
         self._encoding.clear()
