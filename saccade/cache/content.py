@@ -6,7 +6,7 @@ Owns the edge key of the prefix cache. Knows nothing of pages or of who computes
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -18,6 +18,9 @@ Partition = tuple[str, str]
 """(salt, fingerprint of the adapter): contents of different ones share no page."""
 PageKey = tuple[tuple[int, ...], tuple[Stretch, ...]]
 """Token ids, and every stretch of image in the page."""
+
+Twin = tuple[tuple[int, ...], Hashable]
+"""The same, with stretches of tiles in place of those of images."""
 
 _START = attrgetter("start")
 

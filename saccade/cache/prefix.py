@@ -13,6 +13,9 @@ A pin (`pins.py`) is set on a path's last page. Earlier pages stay because they 
 costs the pages on its path that the client has yet to pin. Pinned pages are evicted once nothing
 else is left, so that pins never stop a sequence.
 
+Where tiles have names, a page is also found by the tiles that it shows (`by_tiles`). So images that
+begin with the same tiles share the pages of these, under the first image's name.
+
 Where the model keeps a state per sequence (`snapshots.py`), a path is useful only up to the last
 page with a snapshot. Snapshots go with their pages, or before.
 """
@@ -21,10 +24,10 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
-from saccade.cache.content import Content, PageKey, Partition
+from saccade.cache.content import Content, PageKey, Partition, Twin
 from saccade.cache.kept_pages import KeptPages
 from saccade.cache.page_names import page_name, root_name
 from saccade.cache.pages import DUMMY_PAGE, PagePool
@@ -38,6 +41,10 @@ NO_PINS: dict[str, int] = {}
 """Of nodes that nobody has pinned: shared, never changed."""
 
 
+NO_TWINS: dict[Twin, Node] = {}
+"""Of nodes without any: shared, never changed."""
+
+
 class Node:
     """One cached page, or a root (depth 0, without a page). `depth` counts pages from the root.
 
@@ -46,6 +53,8 @@ class Node:
     snapshot: the line with the state after this page, or None.
 
     name: computed at the first use.
+
+    twin: what its key is by tiles, or None. twins: children by that.
     """
 
     __slots__ = (
@@ -59,6 +68,8 @@ class Node:
         "partition",
         "pinned",
         "snapshot",
+        "twin",
+        "twins",
         "used",
     )
 
@@ -73,6 +84,8 @@ class Node:
         self.pinned = NO_PINS
         self.snapshot: int | None = None
         self.name: bytes | None = None
+        self.twin: Twin | None = None
+        self.twins = NO_TWINS
         self.holders = 0  # of roots only: a root goes when nobody holds it and nothing is below it
 
 
@@ -88,6 +101,7 @@ class PrefixCache:
         pins: PinBook[Node] | None = None,
         snapshots: Snapshots[Node] | None = None,
         kept: KeptPages | None = None,
+        by_tiles: Callable[[PageKey], Twin | None] | None = None,
     ) -> None:
         """Start empty.
 
@@ -96,7 +110,10 @@ class PrefixCache:
         `snapshots`: for a model with states per sequence.
 
         `kept`: where pages go that leave the pool. None drops them.
+
+        `by_tiles`: says what a page shows by tiles, or None where an image's tiles are unknown.
         """
+        self._by_tiles = by_tiles
         self.kept = kept
         # last pages of what sequences have left; the oldest are saved when they are evicted
         self._unsaved: deque[Node] = deque(maxlen=MOST_UNSAVED)
@@ -125,7 +142,11 @@ class PrefixCache:
         node = path[-1] if path else self._roots.get(content.partition)
         size = self._pool.page_size
         while node is not None and (len(path) + 1) * size < len(content.tokens):
-            node = node.children.get(content.page(len(path), size))
+            key, at = content.page(len(path), size), node
+            node = at.children.get(key)
+            if node is None and self._by_tiles is not None and at.twins:
+                twin = self._by_tiles(key)
+                node = at.twins.get(twin) if twin is not None else None
             if node is not None:
                 path.append(node)
         return self.resumable(path)
@@ -259,6 +280,8 @@ class PrefixCache:
             if self.kept is not None and keep:
                 self.kept.write_page(self.name(node), node.page, node.snapshot)
             del node.parent.children[node.key]
+            if node.twin is not None:
+                del node.parent.twins[node.twin]
             node.used = GONE
             if self.snapshots is not None and node.snapshot is not None:
                 self.snapshots.detach(node)
@@ -421,6 +444,11 @@ class PrefixCache:
     def _add(self, parent: Node, key: PageKey, page: int) -> Node:
         node = Node(parent, key, page, parent.partition)
         parent.children[key] = node
+        if self._by_tiles is not None and key[1]:
+            twin = self._by_tiles(key)
+            if twin is not None and twin not in parent.twins:
+                parent.twins = parent.twins or {}
+                parent.twins[twin], node.twin = node, twin
         self.pages += 1
         return node
 

@@ -252,14 +252,14 @@ def build_scheduler(
     pins: PinBook[Node] = PinBook(int(pinned_share * pool.capacity))
     keeps_states = spec.kv_spec().state_bytes(config.dtype) > 0
     snapshots: Snapshots[Node] = Snapshots(config.max_running, config.snapshots.count)
-    prefix = None
+    tiles, prefix = build_tiles(spec, embeddings), None
     if config.prefix_cache and (config.snapshots.count or not keeps_states):
         kept = build_kept(config, spec, pages, pinned_share) if config.kv.pages else None
-        prefix = PrefixCache(pool, pins, snapshots if keeps_states else None, kept)
+        by_tiles = None if tiles is None or kept is not None or sees_whole(spec) else tiles.by_tiles
+        prefix = PrefixCache(pool, pins, snapshots if keeps_states else None, kept, by_tiles)
     paced = paced and limits.tower_budget > 0 and not limits.tower_shares
     whole = tower_budget(spec, 1) if paced else 0
     pace = TowerPace(limits.tower_budget, whole) if paced else None
-    tiles = build_tiles(spec, embeddings)
     return GenerationScheduler(limits, pool, prefix, embeddings, spec.eos_token_ids, pace, tiles)
 
 
@@ -324,6 +324,11 @@ def build_encode_scheduler(
     limits = limits_of(config, spec, arena_bytes)
     embeddings = build_embeddings(config, spec, saved)
     return EncodeScheduler(limits, embeddings, build_tiles(spec, embeddings))
+
+
+def sees_whole(spec: FamilySpec) -> bool:
+    """Return True if an image token's keys and values depend on more than tokens before it."""
+    return spec.position_axes > 1 or spec.kv_spec().whole_images
 
 
 def build_tiles(spec: FamilySpec, embeddings: EmbeddingCache) -> TileBook | None:

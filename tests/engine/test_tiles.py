@@ -4,6 +4,7 @@ token.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -264,3 +265,68 @@ def test_ranks_share_tiles(tmp_path: Path, family: str, encoder: EncoderMode) ->
         asked = desktop.ask(harness, f"shot {number}", shot)
         assert run(harness, asked)[asked.id].tokens == desktop.answer(asked, shot), number
     assert counts(harness)[0] == desktop.new(shots, harness)
+
+
+FIRST = ("internvl", "smolvlm", "idefics3", "step3_vl")
+"""Families whose tiles come before the whole picture."""
+
+
+def leading(desktop: Desktop, harness: Harness, one: np.ndarray, other: np.ndarray) -> int:
+    """Rows of the embedding before the first that two pictures do not share."""
+    first, second = desktop.contents(one, harness), desktop.contents(other, harness)
+    tiles = desktop.tiles(one, harness)
+    return min(tile.rows[0].start for tile, a, b in zip(tiles, first, second) if a != b)
+
+
+@pytest.mark.parametrize("page_size", [2, 5])
+def test_keys_and_values_of_first_tiles_are_shared(desktop: Desktop, page_size: int) -> None:
+    """In one place of a prompt: as much as the pictures begin alike, and no more."""
+    harness = Harness(desktop.model.net, page_size=page_size, chunk_tokens=64)
+    one, two, other = desktop.shot(), desktop.shot(1), desktop.shot(0)
+    cached = {}
+    for id, shot in (("one", one), ("two", two), ("other", other), ("two#2", two)):
+        asked = desktop.ask(harness, id, shot)
+        outcome = run(harness, asked)[id]
+        assert outcome.tokens == desktop.answer(asked, shot), id
+        cached[id] = outcome.cached_tokens
+        harness.scheduler.audit()
+    span = asked.spans[0].start
+    rows = leading(desktop, harness, one, two)
+    ends = [each for each in asked.spans if each.offset <= rows < each.offset + each.length]
+    alike = ends[0].start + rows - ends[0].offset
+    assert bool(rows) == (desktop.spec.family in FIRST)
+    if rows:
+        assert cached["two"] == alike // page_size * page_size > span
+    else:
+        assert cached["two"] <= span
+    assert cached["other"] <= max(span, cached["two"])
+    assert cached["two#2"] == (len(asked.tokens) - 1) // page_size * page_size
+
+
+@pytest.mark.once("desktop")
+def test_shared_keys_and_values_go_and_come(desktop: Desktop) -> None:
+    """Few pages, many pictures in turns, several at once, and tenants between."""
+    shots = [
+        desktop.shot(),
+        desktop.shot(1),
+        desktop.shot(2),
+        desktop.shot(0, 1),
+        desktop.shot(1, 2),
+    ]
+    long = len(desktop.ask(Harness(desktop.model.net), "x", shots[0]).tokens) + NEW_TOKENS
+    harness = Harness(desktop.model.net, page_size=2, kv_pages=3 * long // 2 + 8, chunk_tokens=48)
+    wanted = {}
+    for place, shot in enumerate(shots):
+        wanted[place] = desktop.answer(desktop.ask(harness, "x", shot), shot)
+    draw = random.Random(7)
+    for wave in range(8):
+        picked = [draw.randrange(len(shots)) for _ in range(3)]
+        asked = [
+            desktop.ask(harness, f"{which}#{wave}.{place}", shots[which])
+            for place, which in enumerate(picked)
+        ]
+        outcomes = harness.run(asked, depth=2)
+        for request, which in zip(asked, picked):
+            assert outcomes[request.id].tokens == wanted[which]
+        if wave == 5:
+            harness.scheduler.flush(embeddings=True)

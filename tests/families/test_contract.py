@@ -206,6 +206,41 @@ def test_images_are_encoded_alike_alone_in_company_and_in_graphs(
         assert own.untyped_storage().nbytes() == own.nbytes, "an embedding owns its storage"
 
 
+@pytest.mark.parametrize("family", SEEING)
+def test_families_say_whether_their_towers_see_tiles_apart(family: str, spec: FamilySpec) -> None:
+    assert tinies()[family].tiled == (spec.tiles is not None)
+
+
+@pytest.mark.parametrize("family", [name for name in SEEING if tinies()[name].tiled])
+def test_tiles_encoded_alone_are_an_image_together(family: str, reference: References) -> None:
+    """Each is an image of its own grid, and has its rows in the image's embedding."""
+    theirs = reference(family)
+    net = load(theirs.folder)
+    layout = net.spec.tiles
+    assert layout is not None
+    positions = PositionCache(net.spec, net.vision, Metrics())
+    encoder = PackedEncoder(net, positions, EncoderConfig(), torch.empty(0))
+    sizes = (60, 60), (100, 230), (300, 90), (240, 320)
+    for image in (torch.from_numpy(theirs.resize(picture(*size, seed=4))) for size in sizes):
+        (grid,) = grids(net.spec, [image])
+        (whole,) = encode(net, [image])
+        tiles = layout.tiles(grid)
+        assert len(tiles) != 1
+        assert sum(net.spec.num_patches(tile.grid) for tile in tiles) in (
+            0,
+            net.spec.num_patches(grid),
+        )
+        canvases = [image[tile.window.slices].contiguous() for tile in tiles]
+        rows = encoder.encode(canvases, [tile.grid for tile in tiles]) if tiles else []
+        for tile, own in zip(tiles, rows):
+            found = torch.cat([whole[run.start : run.stop] for run in tile.rows])
+            torch.testing.assert_close(own, found, atol=1e-5, rtol=0.0)
+        if tiles:
+            joined = encoder.split(torch.cat(rows), grid)
+            torch.testing.assert_close(joined, whole, atol=1e-5, rtol=0.0)
+            assert joined.untyped_storage().nbytes() == joined.nbytes
+
+
 @pytest.mark.sparse
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("family", broad(SHARED, keep=OFTEN))

@@ -132,3 +132,39 @@ def test_answers_are_those_of_transformers(family: str, cuda: torch.device, tmp_
     for chunk_tokens in (16, 2048):
         harness = Harness(there.net, device="cuda", chunk_tokens=chunk_tokens)
         answers.check(model, harness.run([there.request(harness, name) for name in answers.CASES]))
+
+
+@pytest.mark.parametrize(
+    "tiers", [EmbeddingBudgets(64 << 20), EmbeddingBudgets(1, 1 << 20)], ids=["device", "host"]
+)
+def test_tiles_of_other_pictures_are_copied(
+    tmp_path: Path, cuda: torch.device, tiers: EmbeddingBudgets
+) -> None:
+    """Beside rows that decode, and from host memory: answers are the CPU's."""
+    folder = make_checkpoint("tiny-internvl", tmp_path / "model", dtype=torch.float32)
+    here, there = (
+        Harness(load(folder, "cpu")),
+        Harness(load(folder, "cuda"), device="cuda", embeddings=tiers),
+    )
+    rng = np.random.default_rng(0)
+    tiles = rng.integers(0, 256, (9, 112, 112, 3), np.uint8)
+    shown = {"a": (0, 1, 2, 3, 4), "b": (0, 1, 5, 3, 6), "c": (0, 1, 5, 7, 8), "d": (0, 1, 5, 3, 8)}
+
+    def asked(harness: Harness) -> list[Request]:
+        (mark,) = harness.net.spec.placeholder.marks  # type: ignore[attr-defined]
+        return [
+            harness.request(
+                name,
+                [1, 2, mark, 5],
+                [harness.image(np.concatenate([tiles[i] for i in picked]), name)],
+                max_tokens=12,
+            )
+            for name, picked in shown.items()
+        ]
+
+    wanted = {request.id: here.run([request])[request.id].tokens for request in asked(here)}
+    for number, request in enumerate(asked(there)):
+        assert there.run([request], depth=2)[request.id].tokens == wanted[request.id], number
+    together = there.run(asked(there), depth=2)
+    assert {name: outcome.tokens for name, outcome in together.items()} == wanted
+    assert there.scheduler.counts.tiles_seen >= 3 + 3

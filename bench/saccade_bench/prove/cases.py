@@ -95,7 +95,7 @@ async def twins(
         return _mixed(f"asked about {second.number or 'the second'}, it says {after.text!r}")
     if second.number and says(again.text, second.number):
         return _mixed(f"asked about {first.number or 'the first'} again, it says {again.text!r}")
-    if (witness := _cached(after, fresh)) is not None:
+    if (witness := _cached(after, fresh, again)) is not None:
         return witness
     if second.number and not says(after.text, second.number):
         if after.text == before.text:
@@ -114,7 +114,7 @@ async def alike(
     seen = await ask([first])
     other = await ask([second])
     still = await ask([first])
-    if (witness := _cached(other, fresh)) is not None:
+    if (witness := _cached(other, fresh, seen)) is not None:
         return witness
     if other.cached is not None and seen.cached is not None and other.cached < seen.cached:
         return APART  # what the server had of the first, it did not use for the second
@@ -125,14 +125,25 @@ async def alike(
     return APART
 
 
-def _cached(answer: JudgedAnswer, fresh: JudgedAnswer) -> Finding | None:
-    """More of the prompt was cached than of an image that was never seen before."""
+def _cached(
+    answer: JudgedAnswer, fresh: JudgedAnswer, seen: JudgedAnswer | None = None
+) -> Finding | None:
+    """More of the prompt was cached than of an image that was never seen before. With `seen`, an
+    image that had been: as much as of that. For images may share their first tiles.
+    """
     if answer.cached is None or fresh.cached is None or answer.cached <= fresh.cached:
+        return None
+    if seen is not None and _left(answer) > _left(seen):
         return None
     return _mixed(
         f"{answer.cached} tokens of its prompt were cached, {fresh.cached} of an image's that was "
         "never seen"
     )
+
+
+def _left(answer: JudgedAnswer) -> int:
+    """Prompt tokens that were computed."""
+    return (answer.prompt or 0) - (answer.cached or 0)
 
 
 def _mixed(why: str) -> Finding:
@@ -322,7 +333,7 @@ async def behind(trial: Trial) -> Finding:
         return _mixed(f"asked about {other.number}, it says {after.text!r}")
     if after.scores is not None and after.scores in (before.scores, again.scores):
         return _mixed(f"its figures for {other.number} are those for {one.number}")
-    if (witness := _cached(after, fresh)) is not None:
+    if (witness := _cached(after, fresh, again)) is not None:
         return witness
     if after.scores is None and not says(after.text, other.number):
         return _unread(other, after)
@@ -343,7 +354,7 @@ async def tiled(trial: Trial) -> Finding:
             return _mixed(f"asked about {shown.number}, it says {answer.text!r}")
     if after.scores is not None and after.scores in (before.scores, again.scores):
         return _mixed(f"its figures for {other.number} are those for {one.number}")
-    if (witness := _cached(after, fresh)) is not None:
+    if (witness := _cached(after, fresh, again)) is not None:
         return witness
     if after.scores is None and not says(after.text, other.number):
         return _unread(other, after)

@@ -12,23 +12,40 @@ nothing of slots, pixels or plans.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
 
 from cachetools import LRUCache
 
+from saccade.cache.content import PageKey, Twin
 from saccade.cache.embeddings import EmbeddingCache
-from saccade.core.family import TileLayout
+from saccade.core.family import CanvasTile, TileLayout
 from saccade.core.plan import TileCopy
 from saccade.core.types import Grid, Image, ImageKey
 
 REMEMBERED = 1 << 17
 """Tiles by name, and tiles of images."""
+MOST_GRIDS = 256
+"""Whose tiles are not asked for again."""
 MOST_HOMES = 4
 """Images that a tile is looked for in: the latest."""
 
 TileName = tuple[bytes, bytes, str]
 """The digest of its pixels, and the settings and the salt of its image."""
+
+
+class NamedTiles(NamedTuple):
+    """An image's grid, and its tiles' names in the tower's order."""
+
+    grid: Grid
+    names: tuple[TileName, ...] = ()
+
+
+UNNAMED = NamedTiles(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,29 +68,33 @@ class TileBook:
         self, layout: TileLayout, patches: Callable[[Grid], int], embeddings: EmbeddingCache
     ) -> None:
         """Start without tiles. patches: as `FamilySpec.num_patches`."""
-        self._layout = layout
+        self._tiles = lru_cache(MOST_GRIDS)(layout.tiles)
+        self._starts = lru_cache(MOST_GRIDS)(lambda grid: row_starts(layout.tiles(grid)))
         self._patches = patches
         self._embeddings = embeddings
-        self._names: LRUCache[ImageKey, tuple[TileName, ...]] = LRUCache(REMEMBERED, getsizeof=len)
+        self._names: LRUCache[ImageKey, NamedTiles] = LRUCache(
+            REMEMBERED, getsizeof=lambda tiles: len(tiles.names)
+        )
         self._homes: LRUCache[TileName, dict[ImageKey, tuple[Grid, int]]] = LRUCache(REMEMBERED)
         self._encoding: dict[TileName, ImageKey] = {}
 
     def arrived(self, image: Image, digests: Collection[bytes]) -> None:
         """Learn the names of an image's tiles, whose pixels have come."""
         key = image.key
-        self._names[key] = tuple((digest, key.settings, key.salt) for digest in digests)
+        names = tuple((digest, key.settings, key.salt) for digest in digests)
+        self._names[key] = NamedTiles(image.grid, names)
 
     def find(self, image: Image, away: Collection[ImageKey]) -> TilesFound | None:
         """Look for the rows of an image's tiles. Returns None for an image without names.
 
         away: images whose rows the workers lack when the step being planned begins.
         """
-        names = self._names.get(image.key)
-        if names is None:
+        known = self._names.get(image.key)
+        if known is None:
             return None
         copies, patches, awaits = [], 0, None
         first: dict[TileName, int] = {}
-        for index, (name, tile) in enumerate(zip(names, self._layout.tiles(image.grid))):
+        for index, (name, tile) in enumerate(zip(known.names, self._tiles(image.grid))):
             if (copy := self._home(name, index, away)) is not None:
                 copies.append(copy)
             elif name in first:
@@ -99,7 +120,7 @@ class TileBook:
 
         Returns which of its tiles are new, empty for an image without names.
         """
-        names = self._names.get(image.key, ())
+        names = self._names.get(image.key, UNNAMED).names
         seen = {copy.tile for copy in copies}
         for index, name in enumerate(names):
             if index not in seen:
@@ -111,15 +132,45 @@ class TileBook:
         key = image.key
         for name in [name for name, other in self._encoding.items() if other == key]:
             del self._encoding[name]
-        for index, name in enumerate(self._names.get(key, ()) if whole else ()):
+        for index, name in enumerate(self._names.get(key, UNNAMED).names if whole else ()):
             homes = self._homes.setdefault(name, {})
             homes.pop(key, None)
             homes[key] = image.grid, index
             if len(homes) > MOST_HOMES:
                 del homes[next(iter(homes))]
 
+    def by_tiles(self, key: PageKey) -> Twin | None:
+        """Return what a page shows by tiles, or None where an image's are unknown, or none's.
+
+        Equal answers mean equal rows at equal places of the page.
+        """
+        tokens, shown = key
+        pieces = []
+        for position, length, image, row, time in shown:
+            known = self._names.get(image)
+            starts = None if known is None else self._starts(known.grid)
+            if known is None or starts is None:
+                return None
+            end, tile = row + length, bisect_right(starts, row) - 1
+            while row < end:
+                count = min(end, starts[tile + 1]) - row
+                pieces.append((position, count, known.names[tile], row - starts[tile], time))
+                position, row, tile = position + count, row + count, tile + 1
+        return tokens, tuple(pieces)
+
     def forget(self) -> None:
         """Forget every tile, for embeddings are flushed."""
         self._names.clear()
         self._homes.clear()
         self._encoding.clear()
+
+
+def row_starts(tiles: Sequence[CanvasTile]) -> tuple[int, ...] | None:
+    """Return where each tile's rows begin in the embedding, and where the last one's end.
+
+    Returns None unless tiles follow each other directly.
+    """
+    runs = [run for tile in tiles for run in tile.rows]
+    if len(runs) > len(tiles) or any(one.stop != next.start for one, next in pairwise(runs)):
+        return None
+    return (*(run.start for run in runs), runs[-1].stop) if runs else None
