@@ -11,6 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from saccade.core.types import ImageKey
 from saccade.front.answer_update import NOTHING_AHEAD, AheadReport, AnswerUpdate
 from saccade.front.breakpoints import NO_CACHE_REQUEST
 from saccade.front.conversation import Chat, Message, MessageText, Part, tool_call
@@ -62,7 +63,8 @@ class ChatSession:
     may send it back, without and with its reasoning.
 
     rule: how the client trims, once known. coming: images that each request adds. returned: the
-    form in which the last answer came back; None: in none of these.
+    form in which the last answer came back; None: in none of these. shown: the last image of its
+    last request.
     """
 
     tenant: Tenant
@@ -72,6 +74,7 @@ class ChatSession:
     coming: int = 1
     returned: int | None = 0
     expected: ExpectedPrompt | None = None
+    shown: ImageKey | None = None
 
     @property
     def mark(self) -> bytes:
@@ -84,14 +87,15 @@ class SessionTurn:
     """One request of a session, from its preparation to its answer.
 
     asked: the client's wish, without bytes. images: its images, by their sources. edited: its chat
-    is shorter than the client's. found: what was
-    predicted for it, if that was right. answer: as far as it has come. begun: some of it has.
+    is shorter than the client's. shown_before: the last image of the request before. found: what
+    was predicted for it, if that was right. answer: as far as it has come. begun: some of it has.
     """
 
     session: ChatSession
     asked: GenerationRequest
     images: dict[int, OpenedImage]
     edited: bool = False
+    shown_before: ImageKey | None = None
     found: ExpectedPrompt | None = None
     report: AheadReport = NOTHING_AHEAD
     answer: list[AnswerEvent] = field(default_factory=list)
@@ -160,12 +164,13 @@ class Sessions:
             turn = SessionTurn(session, light, images, edited)
         else:
             self._forget(session)
-            turn = SessionTurn(session, light, images, edited)
+            turn = SessionTurn(session, light, images, edited, session.shown)
             found = compare(session.outline, outline)
             if found.grown < len(outline):  # else the same request again
                 self._judge(turn, outline)
                 self._learn(turn, outline, found)
         session.outline = outline
+        session.shown = opened[-1].image.key if opened else session.shown
         self._add(session)
         return turn
 
