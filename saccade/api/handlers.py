@@ -22,6 +22,7 @@ from saccade.api.chat.fields import Reply
 from saccade.api.chat.write import UsageCounter
 from saccade.api.prompt_logprobs import StreamedBody, score_bytes
 from saccade.api.stream import AnswerContext, ResponseWriter, stream
+from saccade.api.trace.changes import ImageChanges, telling
 from saccade.api.trace.image_trace import Tracer
 from saccade.api.trace.request_trace import AnswerTold, journey
 from saccade.core.errors import InternalError, InvalidRequest, NotFound, RequestError
@@ -87,7 +88,11 @@ class RequestHandler:
         tally = UsageCounter.of(prepared)
         logged = self.watch.log_requests or self.watch.log_slow_seconds is not None
         traced = reply.trace or logged or way is not None
-        tracer = Tracer(prepared, reply.trace) if traced else None
+        changes = None
+        if reply.trace:
+            changes = ImageChanges(prepared[0], self.front.intake.media.prints)
+            send = telling(send, changes)
+        tracer = Tracer(prepared, reply.trace, changes) if traced else None
         told = AnswerContext(prepared, tally, tracer)
         try:
             await self._tell(send, bool(reply.stream), told, tell(told))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Protocol
 
@@ -42,7 +42,7 @@ _BOUNDARY = re.compile(r'(?:^|;)\s*boundary="?([A-Za-z0-9_-]{16,70})"?\s*(?:;|$)
 _CONTENT_ID = re.compile(
     rb"^content-id:[ \t]*<((?:blake3|sha256)-[0-9a-f]{64})>[ \t]*\r?$", re.I | re.M
 )
-_NAME = rb"cid:((?:blake3|sha256)-[0-9a-f]{64})@%b"
+_NAME = re.compile(rb"cid:((?:blake3|sha256)-[0-9a-f]{64})@")
 _HEAD_END = b"\r\n\r\n"
 
 
@@ -70,9 +70,7 @@ class RelatedBody:
         """Split a body and compare its parts with their names. Raises InvalidRequest."""
         first, *others = _parts(body, boundary.encode())
         self.json = _content(first, 0)[1]
-        mark = re.compile(_NAME % boundary.encode())
-        found = islice(mark.finditer(self.json), MOST_NAMES + 1)
-        self._places = [(each.start(), each.end(), each[1].decode()) for each in found]
+        self._places = list(islice(_names(self.json, boundary.encode()), MOST_NAMES + 1))
         if len(self._places) > MOST_NAMES:
             raise InvalidRequest(
                 f"the body names bytes more than {MOST_NAMES} times, the limit: send fewer images, "
@@ -107,10 +105,7 @@ class RelatedBody:
         Raises UnknownDigests with every name that this tenant has not sent.
         """
         salt = self._salt()
-        found = dict(self.brought)
-        for name, data in self.brought.items():
-            sent.put(client, salt, name, data)
-        lacking = []
+        found, lacking = dict(self.brought), []
         for name in self.names:
             if name in found:
                 continue
@@ -118,6 +113,8 @@ class RelatedBody:
                 lacking.append(name)
             else:
                 found[name] = kept
+        for name, data in self.brought.items():  # after the look at what they may replace
+            sent.put(client, salt, name, data)
         if lacking:
             raise UnknownDigests(
                 f"you have not sent the bytes of {len(lacking)} names, or they are no longer kept: "
@@ -148,6 +145,14 @@ class RelatedBody:
         except (msgspec.DecodeError, ValueError, RecursionError):
             return ""
         return salt if isinstance(salt, str) else ""
+
+
+def _names(json: memoryview, boundary: bytes) -> Iterator[tuple[int, int, str]]:
+    """Yield where names stand, and which."""
+    for each in _NAME.finditer(json):
+        end = each.end() + len(boundary)
+        if json[each.end() : end] == boundary:
+            yield each.start(), end, each[1].decode()
 
 
 def _parts(body: bytes | bytearray, boundary: bytes) -> list[memoryview]:
@@ -191,9 +196,9 @@ def boundary_of(content_type: str) -> str:
 
 def first_part(body: bytes | bytearray) -> memoryview:
     """Return the JSON of a body in parts, for those who read no further. Empty if malformed."""
-    boundary = bytes(body[2 : body.find(b"\r\n", 0, LONGEST_BOUNDARY + 4)])
+    head = bytes(body[2 : LONGEST_BOUNDARY + 4])
     try:
-        return _content(_parts(body, boundary)[0], 0)[1]
+        return _content(_parts(body, head.partition(b"\r\n")[0])[0], 0)[1]
     except InvalidRequest:
         return memoryview(b"")
 

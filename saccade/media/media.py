@@ -32,6 +32,7 @@ from saccade.media.encoders import Encoders, question
 from saccade.media.formats import heif
 from saccade.media.kind import MediaKind
 from saccade.media.opened import Kind, Opened, OpenedImage, Spent
+from saccade.media.pixel_prints import PixelPrints
 from saccade.media.seen import SeenFiles
 from saccade.media.sources.fairness import Requester
 from saccade.media.sources.fetch import Fetcher
@@ -111,6 +112,7 @@ class Media:
         self.readable = _readable(spec)
         self._held: dict[ImageKey, list[OpenedImage]] = {}
         self._spent: dict[ImageKey, Spent] = {}  # same keys
+        self._prints: PixelPrints | None = None
 
     def start(self) -> None:
         """Start the image workers in the background if the model sees images."""
@@ -346,6 +348,8 @@ class Media:
             spent.decoded = time.monotonic()
         image, frames = opened.image, len(opened.frames)
         pixels = self._arena.flat(slot.offset, 3 * slot.height * slot.width)
+        if self._prints is not None:
+            await self._prints.take(key, pixels, image.canvas)
         if self._layout is not None and (tiles := self._layout.tiles(image.grid)):
             self._metrics.inc("saccade_tile_bytes_named_total", len(pixels))
             return await asyncio.to_thread(name_tiles, pixels, image, tiles)
@@ -363,6 +367,13 @@ class Media:
         """Record that the engine encoded an image in `ms` and ended `at`."""
         if spent := self._spent.get(key):
             spent.encode_ms, spent.encoded = ms, at
+
+    @property
+    def prints(self) -> PixelPrints:
+        """Return what tells images' pixels apart. Who first asks turns it on."""
+        if self._prints is None:
+            self._prints = PixelPrints()
+        return self._prints
 
     @property
     def held(self) -> int:

@@ -146,6 +146,16 @@ def test_a_hundred_thousand_names_are_refused_before_any_is_looked_up() -> None:
         RelatedBody(body({"a": names}), BOUNDARY)
 
 
+def test_what_comes_along_replaces_nothing_that_the_body_names() -> None:
+    sent, told = SentBytes(2 * OVERHEAD), {"a": [cid(name(RED)), cid(name(BLUE))]}
+    sent.put(Client(), "", name(RED), RED)
+    assert set(RelatedBody(body(told, BLUE), BOUNDARY).find(sent, Client())) == {
+        name(RED),
+        name(BLUE),
+    }
+    assert sent.get(Client(), "", name(RED)) is None
+
+
 def test_all_lacking_names_are_told_at_once() -> None:
     sent = SentBytes(1 << 20)
     told = {"a": [cid(name(each)) for each in (RED, BLUE, RED, b"x")]}

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
+from saccade.api.trace.changes import NO_CHANGE, ImageChange, ImageChanges
 from saccade.core.family import Part
 from saccade.core.types import CacheMiss, CacheReport, DraftCounts, DraftSource, Missed, Tier
 from saccade.front.answer_update import AheadReport, AnswerUpdate, FoundImage, Level
@@ -123,7 +124,9 @@ class TilesTrace(Struct):
 
 class ImageTrace(ImageCost, kw_only=True):
     """One image's way. `tier`: the embedding's tier, if found. `encoder`: the outcome of asking an
-    encoder, if any: "embedding", or the reason for encoding on this server.
+    encoder, if any: "embedding", or the reason for encoding on this server. `same_as`: the place of
+    the latest earlier image with the same pixels. `changed`: the share of squares of 16 pixels
+    that differ from the image before, if both were looked at.
     """
 
     found: Level
@@ -133,10 +136,17 @@ class ImageTrace(ImageCost, kw_only=True):
     missed: ImageMissed
     ms: ImageTimes
     starts: ImageStarts
+    same_as: str | UnsetType = UNSET
+    changed: float | UnsetType = UNSET
 
     @classmethod
     def found_at(
-        cls, found: FoundImage, opened: OpenedImage, place: str, arrival: float
+        cls,
+        found: FoundImage,
+        opened: OpenedImage,
+        place: str,
+        arrival: float,
+        change: ImageChange,
     ) -> ImageTrace:
         def start(ended: float, ms: float) -> float | UnsetType:
             return round((ended - arrival) * 1e3 - ms, 3) if ms else UNSET
@@ -166,6 +176,8 @@ class ImageTrace(ImageCost, kw_only=True):
                 start(found.decoded, found.decode_ms),
                 start(found.encoded, found.encode_ms),
             ),
+            same_as=change.same_as or UNSET,
+            changed=UNSET if change.share is None else change.share,
         )
 
 
@@ -269,11 +281,19 @@ class Trace(Struct):
 
 
 class Tracer:
-    """Listens to a request's events. `wanted`: the client asked for the trace."""
+    """Listens to a request's events. `wanted`: the client asked for the trace, and `changes` says
+    what its images changed.
+    """
 
-    def __init__(self, prepared: Sequence[PreparedRequest], wanted: bool) -> None:
+    def __init__(
+        self,
+        prepared: Sequence[PreparedRequest],
+        wanted: bool,
+        changes: ImageChanges | None = None,
+    ) -> None:
         self.wanted = wanted
         self._prepared = prepared[0]
+        self._changes = changes
         self._arrival = self._prepared.request.arrival
         self._ready = time.monotonic()
         self.finishes: list[str] = []
@@ -375,8 +395,15 @@ class Tracer:
     def trace(self) -> Trace:
         """Return every image's trace. Call once the answer has ended."""
         opened, places = self._prepared.opened, self._prepared.places
+        changes = {} if self._changes is None else self._changes.by_image()
         images = [
-            ImageTrace.found_at(found, opened[found.image], places[found.image], self._arrival)
+            ImageTrace.found_at(
+                found,
+                opened[found.image],
+                places[found.image],
+                self._arrival,
+                changes.get(found.image, NO_CHANGE),
+            )
             for found in self._found
         ]
         now = time.monotonic()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from saccade.core.types import ImageKey
 from saccade.front.answer_update import NOTHING_AHEAD, AheadReport, AnswerUpdate
 from saccade.front.breakpoints import NO_CACHE_REQUEST
 from saccade.front.conversation import Chat, Message, MessageText, Part, tool_call
@@ -71,7 +72,8 @@ class ChatSession:
 
     rule: how the client trims, once known. coming: images that each request adds. grown: requests
     that added one image and changed nothing. returned: the form in which the last answer came back;
-    None: in none of these. expected: predictions, one of which may be right.
+    None: in none of these. expected: predictions, one of which may be right. shown: the last image
+    of its last request.
     """
 
     tenant: Tenant
@@ -82,6 +84,7 @@ class ChatSession:
     grown: int = 0
     returned: int | None = 0
     expected: tuple[ExpectedPrompt, ...] = ()
+    shown: ImageKey | None = None
 
     @property
     def mark(self) -> bytes:
@@ -94,14 +97,16 @@ class SessionTurn:
     """One request of a session, from its preparation to its answer.
 
     asked: the client's wish, without bytes. images: its images, by their sources. edited: its chat
-    is shorter than the client's. found: what was predicted for it, if that was right. beside: what
-    else was. answer: as far as it has come. begun: some of it has.
+    is shorter than the client's. shown_before: the last image of the request before. found: what
+    was predicted for it, if that was right. beside: what else was. answer: as far as it has come.
+    begun: some of it has.
     """
 
     session: ChatSession
     asked: GenerationRequest
     images: dict[int, OpenedImage]
     edited: bool = False
+    shown_before: ImageKey | None = None
     found: ExpectedPrompt | None = None
     beside: tuple[ExpectedPrompt, ...] = ()
     report: AheadReport = NOTHING_AHEAD
@@ -177,12 +182,13 @@ class Sessions:
             turn = SessionTurn(session, light, images, edited)
         else:
             self._forget(session)
-            turn = SessionTurn(session, light, images, edited)
+            turn = SessionTurn(session, light, images, edited, session.shown)
             found = compare(session.outline, outline)
             if found.grown < len(outline):  # else the same request again
                 self._judge(turn, outline)
                 self._learn(turn, outline, found)
         session.outline = outline
+        session.shown = opened[-1].image.key if opened else session.shown
         self._add(session)
         return turn
 

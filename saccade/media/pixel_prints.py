@@ -1,0 +1,77 @@
+"""What differs between two images: a hash for each square of their resized pixels.
+
+Owns the prints of images that a client asks about, and their bounds. An image is named with its
+salt, so nothing is compared across tenants. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+from cachetools import LRUCache
+
+from saccade.core.types import ImageKey
+
+SIDE = 16
+"""Pixels of a square's side."""
+MOST_PRINTS = 256
+"""Of the largest images these take 30 MB."""
+MOST_WATCHED = 4096
+_HASH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PixelPrint:
+    """One image's squares, row by row. canvas: height and width in pixels."""
+
+    canvas: tuple[int, int]
+    squares: npt.NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, pixels: memoryview, canvas: tuple[int, int]) -> PixelPrint:
+        """Hash RGB pixels [height, width, 3]."""
+        image = np.frombuffer(pixels, np.uint8).reshape(*canvas, 3)
+        height, width = canvas
+        hashes = b"".join(
+            blake3(image[y : y + SIDE, x : x + SIDE].tobytes()).digest(_HASH_BYTES)
+            for y in range(0, height, SIDE)
+            for x in range(0, width, SIDE)
+        )
+        return cls(canvas, np.frombuffer(hashes, np.uint64))
+
+    def changed(self, before: PixelPrint) -> float | None:
+        """Return the share of squares that differ, or None between two sizes."""
+        if self.canvas != before.canvas:
+            return None
+        return float(np.mean(self.squares != before.squares))
+
+
+class PixelPrints:
+    """The prints of watched images, made when these are decoded."""
+
+    def __init__(self) -> None:
+        self._watched: LRUCache[ImageKey, None] = LRUCache(MOST_WATCHED)
+        self._prints: LRUCache[ImageKey, PixelPrint] = LRUCache(MOST_PRINTS)
+
+    def watch(self, keys: Iterable[ImageKey]) -> None:
+        """Make prints of these images from now on."""
+        for key in keys:
+            self._watched[key] = None
+
+    async def take(self, key: ImageKey, pixels: memoryview, canvas: tuple[int, int]) -> None:
+        """Make a watched image's print, beside the event loop."""
+        if key in self._watched and key not in self._prints:
+            self._prints[key] = await asyncio.to_thread(partial(PixelPrint.of, pixels, canvas))
+
+    def changed(self, image: ImageKey, before: ImageKey) -> float | None:
+        """Return the share of squares that differ, or None where it is unknown."""
+        if image.digest == before.digest:
+            return 0.0
+        one, other = self._prints.get(image), self._prints.get(before)
+        return None if one is None or other is None else one.changed(other)
