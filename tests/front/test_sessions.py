@@ -104,13 +104,15 @@ TWICE = Habit(4, batch=2, form="nothing")
         (HABITS["window"], {5, 6, 7, 8, 9, 10, 11}),
         (HABITS["messages"], {5, 6, 7, 8, 9, 10, 11}),
         (replace(HABITS["messages"], keep=4, batch=2), {7, 9, 11}),
+        (Habit(3, form="content"), {4, 5, 6, 7, 8, 9, 10, 11}),
+        (Habit(2, batch=2, form="content"), {5, 7, 9, 11}),
         (REMINDED, {4, 5, 6, 7, 8, 9, 10, 11}),
         (PINNED, {4, 5, 6, 7, 8, 9, 10, 11}),
         (TWICE, {7, 9, 11}),
     ],
     ids=[
         *("keep-1", "keep-3", "keep-5", "fours", "vanish", "window", "messages", "messages-twos"),
-        *("reminded", "first", "twos"),
+        *("content", "content-twos", "reminded", "first", "twos"),
     ],
 )
 def test_every_cut_after_the_first_is_known_before_it_comes(habit: Habit, cuts: set[int]) -> None:

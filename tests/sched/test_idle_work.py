@@ -124,6 +124,35 @@ def test_no_idle_work_is_planned_while_somebody_waits(states: bool) -> None:
         sim.check_end()
 
 
+@pytest.mark.parametrize("states", [False, True], ids=["pages", "states"])
+def test_eight_streams_meet_one_begun_step_of_idle_work_and_no_more(states: bool) -> None:
+    """Eight agents' next prompts wait while eight others stream, who come one after another."""
+    settings = replace(limits(chunk_tokens=400, context_length=700), snapshot_tokens=50)
+    sim = Simulation(settings, 600, 16, in_flight=2, snapshots=40 if states else None)
+    for number in range(8):
+        idle = sim.request([number + 1] * 300, max_tokens=1)
+        sim.add(replace(idle, caching=replace(idle.caching, idle=True, branch=100)))
+    ahead = {*sim.alive}
+    begun = sim.plan()
+    assert 0 < begun.num_tokens <= IDLE_TOKENS, "one small step, while nobody waits"
+    streams = [sim.request([20 + number] * 40, max_tokens=12) for number in range(8)]
+    steps = 0
+    while streams or sim.alive.keys() - ahead:
+        if streams:
+            sim.add(streams.pop())
+        plan = sim.plan()
+        assert plan.rows and not {plan_owner(sim, row.slot) for row in plan.rows} & ahead
+        if not steps:
+            sim.finish(begun)
+        sim.finish(plan)
+        steps += 1
+    assert steps <= 8 + 12, "none was lost to idle work"
+    assert not any(sim.output(each) for each in ahead)
+    sim.run()
+    assert all(sim.output(each) for each in ahead)
+    sim.check_end()
+
+
 def plan_owner(sim: Simulation, slot: int) -> str:
     """Return whose rows a slot has."""
     running = sim.scheduler.running

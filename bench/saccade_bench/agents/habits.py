@@ -19,13 +19,14 @@ STUB = "[screenshot taken earlier]"
 @dataclass(frozen=True)
 class Habit:
     """keep: the newest images that stay; 0: all. batch: how many go at once. form: what is left of
-    an image that goes: a text, nothing, nothing of its message, or of its whole turn. first: images
-    at the start that always stay. reminder: a text behind each request that the next one lacks.
+    an image that goes: a text, a text of its message, nothing, nothing of its message, or of its
+    whole turn. first: images at the start that always stay. reminder: a text behind each request
+    that the next one lacks.
     """
 
     keep: int = 0
     batch: int = 1
-    form: Literal["stub", "nothing", "message", "turn"] = "stub"
+    form: Literal["stub", "content", "nothing", "message", "turn"] = "stub"
     first: int = 0
     reminder: str = ""
     stub: str = STUB
@@ -47,6 +48,8 @@ class Habit:
         return [*sent, *tail]
 
     def _left(self, message: Json) -> Json:
+        if self.form == "content":
+            return {**message, "content": self.stub}
         stub = [{"type": "text", "text": self.stub}] if self.form == "stub" else []
         content = [
             each

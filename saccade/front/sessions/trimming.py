@@ -34,11 +34,12 @@ Place = tuple[int, int]
 @dataclass(frozen=True, slots=True)
 class Trimmed:
     """An image that is gone. at: where it stood. stub: the new texts, by their places. None: its
-    message is gone too.
+    message is gone too. whole: they stand for all of its message.
     """
 
     at: Place
     stub: tuple[Place, ...] | None
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +73,23 @@ def compare(old: Outline, new: Outline) -> HistoryChange:
     trimmed: list[Trimmed] = []
     dropped: list[tuple[int, int]] = []
     while at < len(old) and to < len(new):
-        stubs = None if old[at].name == new[to].name else _trimmed(old[at], new[to], at, to)
-        if old[at].name != new[to].name and not stubs:
-            back = _next_known(old, at, new[to])
-            if back is None:
-                break
+        if old[at].name == new[to].name:
+            at, to = at + 1, to + 1
+            continue
+        stubs = _trimmed(old[at], new[to], at, to)
+        if not stubs and (back := _next_known(old, at, new[to])) is not None:
             if place is None:
                 place, what = to, "message left out"
             dropped.append((at, back))
             trimmed += [Trimmed(each, None) for each in images_of(old, at, back)]
             at = back
             continue
-        if stubs:
-            if place is None:
-                place, what = to, "image became text" if stubs[0].stub else "image left out"
-            trimmed += stubs
+        stubs = stubs or _replaced(old[at], new[to], at, to)
+        if not stubs:
+            break
+        if place is None:
+            place, what = to, "image became text" if stubs[0].stub else "image left out"
+        trimmed += stubs
         at, to = at + 1, to + 1
     if at < len(old) and place is None:
         place, what = to, "text changed" if to < len(new) else "message left out"
@@ -114,6 +117,14 @@ def _trimmed(old: MessageOutline, new: MessageOutline, at: int, to: int) -> list
     return found if place == len(new.parts) else None
 
 
+def _replaced(old: MessageOutline, new: MessageOutline, at: int, to: int) -> list[Trimmed]:
+    """Return the image of a message of which nothing but its role and fields is left."""
+    if old.said != new.said or old.images != 1 or new.images:
+        return []
+    ((_, number),) = images_of((old,), 0, 1)
+    return [Trimmed((at, number), tuple((to, part) for part in range(len(new.parts))), True)]
+
+
 def _next_known(old: Outline, at: int, new: MessageOutline) -> int | None:
     """Return the next old message with images that the new one may be, whole or trimmed."""
     for index in range(at + 1, len(old)):
@@ -137,7 +148,8 @@ class TrimRule:
 
     stub: texts in an image's place. None: its message goes, with `lead` messages before it and
     `behind` after it. behind: None reaches up to `lead` messages before the next image that stays.
-    tail: last messages of a request that are gone in the next.
+    whole: the texts stand for all of its message. tail: last messages of a request that are gone
+    in the next.
     """
 
     most: int
@@ -146,6 +158,7 @@ class TrimRule:
     stub: tuple[str, ...] | None = ()
     lead: int = 0
     behind: int | None = None
+    whole: bool = False
     tail: int = 0
 
     def surplus(self, images: int, coming: int) -> int:
@@ -176,14 +189,16 @@ class TrimRule:
             end = (rest[0][0] if rest else len(messages)) - self.lead
             return (*messages[:begin], *messages[end:])
         return tuple(
-            _stubbed(message, {part for at, part in gone if at == index}, stub)
+            _stubbed(message, {part for at, part in gone if at == index}, stub, self.whole)
             for index, message in enumerate(messages)
         )
 
 
-def _stubbed(message: Message, gone: set[int], stub: Sequence[str]) -> Message:
+def _stubbed(message: Message, gone: set[int], stub: Sequence[str], whole: bool) -> Message:
     if not gone:
         return message
+    if whole:
+        return replace(message, content=tuple(map(MessageText, stub)))
     parts: list[Part] = []
     for number, part in enumerate(message.parts):
         if number in gone:
@@ -215,13 +230,13 @@ def learn(old: Outline, found: HistoryChange, chat: Chat, images: int) -> TrimRu
         until = rest[0][0] if rest else found.known
         return _dropping(rule, found.dropped, [index for index, _ in gone], until)
     stubs = {
-        None if each.stub is None else tuple(_text(chat, place) for place in each.stub)
+        (each.whole, None if each.stub is None else tuple(_text(chat, at) for at in each.stub))
         for each in found.trimmed
     }
-    stub = stubs.pop()
+    whole, stub = stubs.pop()
     if stubs or stub is None or found.dropped or sum(map(len, stub)) > LONGEST_STUB:
         return None
-    return replace(rule, stub=stub)
+    return replace(rule, stub=stub, whole=whole)
 
 
 def _dropping(
