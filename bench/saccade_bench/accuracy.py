@@ -42,7 +42,10 @@ FORMS: Mapping[str, tuple[str, ...]] = {
     "bfloat16, fp8 KV": (*BFLOAT16, "--quantization", "none", "--kv-cache-dtype", "fp8_e4m3"),
     "int8, fp8 KV": (*BFLOAT16, "--quantization", "int8", "--kv-cache-dtype", "fp8_e4m3"),
 }
-ANSWER = 96
+PAGES = 5
+"""Of the reference, each asked about in three ways."""
+ANSWER = 48
+"""Tokens of each answer at most."""
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -85,8 +88,8 @@ def texts() -> dict[str, str]:
 def chats() -> Iterator[tuple[str, list[dict[str, str]], dict[str, Any]]]:
     """(kind, messages, fields) of each question."""
     form = {"type": "json_schema", "json_schema": {"name": "entry", "schema": SCHEMA}}
-    for name in NAMES:
-        page = topics[name][:1800]
+    for name in NAMES[:PAGES]:
+        page = topics[name][:1200]
         asked = f"{page}\n\nExplain in your own words what this says."
         yield "answers", [{"role": "user", "content": asked}], {}
         first = {"role": "user", "content": f"What does `{name}` do in Python?"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from saccade.gguf.fields import MetadataFields, floats_in
@@ -112,13 +112,15 @@ class TowerNames:
     """What a tower's tensors are called in transformers.
 
     outer: modules, or whole tensors, by llama.cpp's names. within: where blocks stand. block:
-    modules of a block. less_one: tensors whose values have one added.
+    modules of a block. less_one: tensors whose values have one added. three: tensors with as many
+    dimensions, of which tools leave out those of size 1.
     """
 
     outer: Mapping[str, str]
     within: str
     block: Mapping[str, str] = field(default_factory=lambda: SIGLIP_BLOCK)
     less_one: Collection[str] = ()
+    three: Collection[str] = ()
 
     def __call__(self, file: GgufFile) -> NamedTensors:
         """Name the tensors. Unknown ones keep their own names."""
@@ -126,12 +128,15 @@ class TowerNames:
             edit: Edit = "less one" if name in self.less_one else "none"
             found = re.fullmatch(r"v\.blk\.(\d+)\.(\w+)\.(weight|bias)", name)
             if found is None:
-                yield _renamed(self.outer, name), one(tensor, edit)
-            elif (module := _straight(file, found[1], found[2])) in self.block:
-                inner = _renamed(self.block, f"{module}.{found[3]}")
-                yield f"{self.within}.{found[1]}.{inner}", one(tensor, edit)
-            else:
-                yield name, one(tensor, edit)
+                made = one(tensor, edit)
+                if name in self.three:
+                    made = replace(made, shape=(1,) * (3 - len(made.shape)) + made.shape)
+                yield _renamed(self.outer, name), made
+                continue
+            local = f"{_straight(file, found[1], found[2])}.{found[3]}"
+            known = _renamed(self.block, local)
+            inside = f"{self.within}.{found[1]}.{known}"
+            yield inside if known != local else name, one(tensor, edit)
 
 
 def _renamed(known: Mapping[str, str], name: str) -> str:

@@ -16,6 +16,7 @@ NAMES = TowerNames(
         "mm.model.mlp.1": f"{PROJECTOR}.linear_1",
         "mm.model.mlp.3": f"{PROJECTOR}.linear_2",
     },
+    three=("v.class_embd", "v.position_embd.weight"),
     within=f"{TOWER}.encoder.layer",
     block={
         "ln1": "layernorm_before",

@@ -22,6 +22,7 @@ class InternVLModel(FamilyModel):
         (r"^model\.", ""),
         (r"^language_model\.lm_head\.", "lm_head."),
         (r"^language_model\.model\.", "language_model."),
+        (r"^(?=(embed_tokens|layers|norm)\.)", "language_model."),  # GGUF files'
     )
     unused = ("vision_tower.embeddings.mask_token",)  # what only training looks at
 
