@@ -5,6 +5,7 @@ SaccadeError
 ├── RequestError          the caller's request cannot be served; has an HTTP status
 │   ├── InvalidRequest    400  malformed or unsupported
 │   │   ├── ImageError    400  an image that cannot be fetched, read or afforded
+│   │   │   └── OversizedImages    400  images that may not be downsized, and would be
 │   │   └── UnknownDigests 400 a body names bytes that its sender has not sent, or that are gone
 │   ├── Unauthorized      401
 │   ├── Forbidden         403  a web page that may not use the server
@@ -28,6 +29,8 @@ SaccadeError
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class SaccadeError(Exception):
     """Root of everything Saccade raises on purpose."""
@@ -48,6 +51,11 @@ class RequestError(SaccadeError):
         self.message = message
         self.param = param
         self.code = code or type(self).code
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """Return what Anthropic's shape tells beside the code."""
+        return {}
 
 
 class InvalidRequest(RequestError):
@@ -71,6 +79,29 @@ class UnknownDigests(InvalidRequest):
     def __init__(self, message: str, digests: tuple[str, ...]) -> None:
         super().__init__(message)
         self.digests = digests
+
+    @property
+    def details(self) -> dict[str, Any]:
+        return {"digests": self.digests}
+
+
+class OversizedImages(ImageError):
+    """400: images that the client wants seen whole are larger than the model sees.
+
+    side: the longest side that fits. places: the images at fault, as the client wrote them.
+    """
+
+    code = "image_dimensions_too_large"
+
+    def __init__(self, message: str, side: int, places: list[str]) -> None:
+        super().__init__(message, places[0])
+        self.side = side
+        self.places = places
+
+    @property
+    def details(self) -> dict[str, Any]:
+        paths = [each.replace("[", ".").replace("]", "") for each in self.places]
+        return {"max_side_length_pixels": self.side, "paths": paths}
 
 
 class Unauthorized(RequestError):

@@ -6,6 +6,7 @@ headers. Knows nothing of the reasons.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -14,6 +15,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from saccade.core.errors import Overloaded, RequestError, Unauthorized, UnknownDigests
 
+NOTHING: Mapping[str, Any] = {}
 LONGEST_MESSAGE, LONGEST_PARAM = 2000, 500
 """Characters of an error that a client is shown."""
 _RESPONSES = "/v1/responses"
@@ -80,12 +82,17 @@ def refusal(
         headers["retry-after"] = str(error.retry_after)
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
-    status, body = body_for(path, error.status, ErrorResponse.of(error).error, request_id)
+    told = ErrorResponse.of(error).error
+    status, body = body_for(path, error.status, told, request_id, error.details)
     return status, headers, body
 
 
-def body_for(path: str, status: int, error: ErrorBody, request_id: str) -> tuple[int, bytes]:
-    """Return the status in the API of `path`, and the body."""
+def body_for(
+    path: str, status: int, error: ErrorBody, request_id: str, details: Mapping[str, Any] = NOTHING
+) -> tuple[int, bytes]:
+    """Return the status in the API of `path`, and the body. details: more than the code, for APIs
+    that have a place for it.
+    """
     if path.startswith(_OLLAMA):
         return status, msgspec.json.encode({"error": error.message})
     if path.startswith(_GEMINI):
@@ -94,7 +101,7 @@ def body_for(path: str, status: int, error: ErrorBody, request_id: str) -> tuple
         return status, msgspec.json.encode({"error": told_gemini})
     if not speaks_anthropic(path):
         return status, msgspec.json.encode(ErrorResponse(error))
-    told = _anthropic(status, error, request_id)
+    told = _anthropic(status, error, request_id, details)
     return _OVERLOADED if status == 503 else status, msgspec.json.encode(told)
 
 
@@ -113,22 +120,20 @@ def failure_event(path: str, error: RequestError, request_id: str) -> bytes:
 
 def error_body(error: RequestError, request_id: str) -> dict[str, Any]:
     """Return an error in Anthropic's shape, for an answer of its own or a stream's last event."""
-    return _anthropic(error.status, ErrorResponse.of(error).error, request_id)
+    return _anthropic(error.status, ErrorResponse.of(error).error, request_id, error.details)
 
 
-def _anthropic(status: int, error: ErrorBody, request_id: str) -> dict[str, Any]:
+def _anthropic(
+    status: int, error: ErrorBody, request_id: str, more: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return an error in Anthropic's shape, whose message begins with the field.
 
     The shape lacks a member for the field. Clients recognise a too long prompt by the message's
     first words, which come even before the field.
     """
     kind = _TYPES.get(status, _TYPES[400] if status < 500 else "api_error")
-    details: dict[str, Any] = {} if error.code is None else {"error_code": error.code}
-    if error.digests is not UNSET:
-        details["digests"] = error.digests
+    details = {} if error.code is None else {"details": {"error_code": error.code, **more}}
     words = [] if error.code != "context_length_exceeded" else ["prompt is too long"]
     words += [] if error.param is None or error.param in error.message else [error.param]
-    told: dict[str, Any] = {"type": kind, "message": ": ".join([*words, error.message])}
-    if details:
-        told["details"] = details
+    told = {"type": kind, "message": ": ".join([*words, error.message]), **details}
     return {"type": "error", "error": told, "request_id": request_id or None}

@@ -32,6 +32,7 @@ from saccade.front.steps.keep_prompt import KeepPrompt
 from saccade.front.steps.limit_answer import LimitAnswer
 from saccade.front.steps.open_files import OpenFiles
 from saccade.front.steps.open_sources import OpenSources
+from saccade.front.steps.refuse_oversized import RefuseOversized
 from saccade.front.steps.tokenise import Tokenise
 from saccade.front.steps.translate_actions import TranslateActions
 from saccade.media.media import Media
@@ -83,6 +84,7 @@ class InputProcessor:
         self._form = FormAnswer(answer_format, compiler, tokenizer, tags)
         self._marks = KeepPrompt(spec)
         self._rules = ApplyRules(tokenizer, self.limits)
+        self._sizes = RefuseOversized(spec)
         self._edits = EditHistory(self.prompts, self.sources)
         self.acting = find_action_format(spec.family, model)
         written = self.acting.written
@@ -159,6 +161,8 @@ class InputProcessor:
             yield self._form.compile
         if chat.media:
             yield self.sources.open
+        if request.undiminished:
+            yield self._sizes.check
         if acts:
             yield self._actions.place
             yield self._action_form.choose
@@ -213,6 +217,8 @@ class InputProcessor:
         encoded = await self.prompts.encode(request, readable)
         opened = await self.sources.opened(request, request.chat.sources, client, budget)
         encoded = await self.sources.with_placeholders(request, encoded, opened, readable)
+        if request.undiminished:
+            self._sizes.checked(request, opened)
         if acts:
             request = self._actions.placed(request, opened)
             encoded = await self.prompts.encode(request, readable)

@@ -74,7 +74,7 @@ class GenerationRequest:
     apart from text, if the model reasons. `prompt_logprobs`: as in `Request`. `cache`: wishes for
     the caches, beside the marks in a chat. `names`: the fields' names in the client's API, for
     refusals. `prediction`: text that the client expects in the answers. `edit`: how to shorten the
-    chat.
+    chat. undiminished: places of images that are refused rather than downsized.
     """
 
     # the prompt
@@ -94,6 +94,7 @@ class GenerationRequest:
     adapter: AdapterRef = NO_ADAPTER
     prediction: str = ""
     edit: HistoryEdit | None = None
+    undiminished: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         check_sampling(self.sampling, self.names)

@@ -16,7 +16,11 @@ import anthropic
 import openai
 import pydantic
 import pytest
-from anthropic.types import BrowserToolUseBlock, ComputerToolUseBlock
+from anthropic.types import (
+    BrowserToolUseBlock,
+    ComputerToolUseBlock,
+    ImageDimensionsTooLargeErrorDetails,
+)
 from anthropic.types.beta import BetaComputerToolset20260801Param
 from openai.types.responses import ResponseComputerToolCall
 
@@ -538,3 +542,39 @@ def test_a_model_that_acts_in_text_is_read_and_told_in_text(tars: Served) -> Non
         with pytest.raises(openai.BadRequestError) as found:
             tars.openai.responses.create(model="demo", input="Go on.", tools=[COMPUTER, FUNCTION])
         assert found.value.param == "tools"
+
+
+def test_an_image_that_may_not_be_downsized_is_refused_with_the_size_that_fits(
+    claude: Any, served: Served
+) -> None:
+    def shown(size: tuple[int, int], wish: str = "error") -> dict[str, Any]:
+        return {**claude_image(size), "transformations": {"oversized_image": wish}}
+
+    large, small = shown((3000, 2000)), shown((640, 480))
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [small, large]}
+    call = {"type": "tool_use", "id": "a", "name": "look", "input": {}}
+    asked: Any = [
+        {"role": "user", "content": [{"type": "text", "text": "Look."}, large]},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+    for ask in (claude.messages.create, claude.messages.count_tokens):
+        more = {"max_tokens": 5} if ask == claude.messages.create else {}
+        with pytest.raises(anthropic.BadRequestError) as found:
+            ask(model="demo", messages=asked, **more)
+        details: Any = found.value.details
+        ImageDimensionsTooLargeErrorDetails.model_validate(details.to_dict(), strict=True)
+        assert details.paths == ["messages.0.content.1", "messages.2.content.0.content.1"]
+        side = details.max_side_length_pixels
+        assert "3000 x 2000" in found.value.message and str(side) in found.value.message
+    narrower = shown((side, side * 2 // 3))
+    for content in ([small], [narrower], [shown((3000, 2000), "downsize")]):
+        said = claude.messages.create(
+            model="demo", max_tokens=5, messages=[{"role": "user", "content": content}]
+        )
+        assert said.content
+    bounded = {**small, "max_pixels": 64 * 64}
+    with pytest.raises(anthropic.BadRequestError):
+        claude.messages.create(
+            model="demo", max_tokens=5, messages=[{"role": "user", "content": [bounded]}]
+        )

@@ -20,6 +20,8 @@ WORDS = {
     "live_screen.py": (".", "What is this?"),
     "search_pages.py": (),
     "agent/screen_agent.py": (),
+    "computer_use/with_openai.py": (),
+    "computer_use/with_anthropic.py": (),
     "clients/try_clients.py": (),
 }
 

@@ -58,8 +58,10 @@ class FileSource(Struct, tag_field="type", tag="file", forbid_unknown_fields=Tru
 class Transformations(Struct, forbid_unknown_fields=True):
     """How to treat an image that is too large."""
 
-    oversized_image: Literal["downsize"] | None = None
-    """downsize. The server always downsizes images that are too large for the model."""
+    oversized_image: Literal["downsize", "error"] | None = None
+    """downsize, the default: the model sees a smaller image. error: the server refuses the request,
+    and names the largest size that fits.
+    """
 
 
 class ImageBlock(MarkedBlock, tag_field="type", tag="image", kw_only=True):

@@ -6,6 +6,7 @@ its place in the body. Knows nothing of routes, of answers or of a cache mark's 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from saccade.api.messages.fields import (
     Inquiry,
     MarkedBlock,
     MessagesRequest,
+    PartsSource,
     PDFBytes,
     PlainSource,
     RedactedBlock,
@@ -167,6 +169,7 @@ def message_request(
         cache=CacheRequest(diagnose=diagnose),
         names=FieldNames(names),
         edit=None if inquiry.context_management is None else inquiry.context_management.edit(),
+        undiminished=frozenset(conversation.undiminished),
     )
 
 
@@ -252,13 +255,17 @@ def _read_tool(raw: msgspec.Raw, kind: str | None, place: str) -> ToolDefinition
 
 @dataclass(slots=True)
 class _Content:
-    """A message's parts while they are read, and their marks."""
+    """A message's parts while they are read, and their marks. undiminished: places of images that
+    are refused rather than downsized, of all messages.
+    """
 
-    view: PageView | None = None
+    view: PageView | None
+    undiminished: list[str]
     parts: list[Part] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
 
     def show(self, block: Shown | BrowserState, place: str) -> None:
+        self.undiminished += _undiminished(block, place)
         self.parts += _parts(block, place, self.view)
         self.mark(block, place, len(self.parts) - 1)
 
@@ -281,6 +288,7 @@ class _Conversation:
         """
         self.messages: list[Message] = []
         self.acting = acting
+        self.undiminished: list[str] = []
         self._view = view
 
     def add_breakpoint(self, control: CacheControl) -> None:
@@ -294,7 +302,7 @@ class _Conversation:
         if isinstance(system, str):
             self.messages.append(Message("system", system, place="system"))
             return
-        content = _Content(self._view)
+        content = _Content(self._view, self.undiminished)
         for index, block in enumerate(system):
             if not block.text.startswith(_ATTRIBUTION):
                 content.show(block, f"system[{index}]")
@@ -314,7 +322,7 @@ class _Conversation:
             self._add_blocks(message.role, message.content, where)
 
     def _add_blocks(self, role: str, blocks: list[Block], where: str) -> None:
-        content = _Content(self._view)
+        content = _Content(self._view, self.undiminished)
         for index, block in enumerate(blocks):
             place = f"{where}[{index}]"
             match block:
@@ -323,7 +331,7 @@ class _Conversation:
                 case ToolResultBlock() if role == "user":
                     if content.parts:
                         self.messages.append(content.message(role, where))
-                    content = _Content(self._view)
+                    content = _Content(self._view, self.undiminished)
                     self._add_result(block, place)
                 case _:
                     raise _misplaced(block, place, role)
@@ -331,7 +339,7 @@ class _Conversation:
             self.messages.append(content.message(role, where))
 
     def _add_result(self, block: ToolResultBlock, place: str) -> None:
-        content, where = _Content(self._view), f"{place}.content"
+        content, where = _Content(self._view, self.undiminished), f"{place}.content"
         if block.is_error:  # templates have no other word for it
             content.parts.append(MessageText("Error: ", place))
         if isinstance(block.content, str):
@@ -343,7 +351,7 @@ class _Conversation:
         self.messages.append(content.message("tool", where, tool_call_id=block.tool_use_id))
 
     def _add_answer(self, blocks: list[Block], where: str) -> None:
-        content = _Content(self._view)
+        content = _Content(self._view, self.undiminished)
         calls: list[dict[str, Any]] = []
         actions: dict[int, PastAction] = {}
         thoughts: list[str] = []
@@ -390,6 +398,18 @@ class _Conversation:
 def _misplaced(block: Block, where: str, role: str) -> InvalidRequest:
     kind = type(block).__struct_config__.tag
     return InvalidRequest(f"{where}: {kind} does not stand in a message of the {role}", where)
+
+
+def _undiminished(block: Shown | BrowserState, place: str) -> Iterator[str]:
+    """Yield the places of images that are refused rather than downsized."""
+    if isinstance(block, ImageBlock):
+        wish = block.transformations
+        if wish is not None and wish.oversized_image == "error":
+            yield place
+    elif isinstance(block, DocumentBlock) and isinstance(block.source, PartsSource):
+        for index, each in enumerate(block.source.content):
+            if isinstance(each, ImageBlock):
+                yield from _undiminished(each, f"{place}.source.content[{index}]")
 
 
 def _parts(block: Shown | BrowserState, place: str, view: PageView | None) -> list[Part]:

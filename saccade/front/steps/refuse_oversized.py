@@ -1,0 +1,51 @@
+"""Images that a client wants seen whole: refused where the model would see them smaller.
+
+Knows nothing of decoding: headers say how large an image is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from saccade.core.errors import OversizedImages
+from saccade.core.family import FamilySpec
+from saccade.front.prepared import Preparation
+from saccade.front.prompt_encoder import GenerationRequest
+from saccade.media.opened import Opened, OpenedImage
+from saccade.media.sources.source import ImageSource
+
+
+class RefuseOversized:
+    """For requests with images that may not be downsized."""
+
+    def __init__(self, spec: FamilySpec) -> None:
+        self._spec = spec
+
+    async def check(self, preparation: Preparation) -> None:
+        """Raise OversizedImages that names every image at fault."""
+        self.checked(preparation.request, preparation.opened)
+
+    def checked(self, request: GenerationRequest, opened: Sequence[Opened]) -> None:
+        """Raise OversizedImages that names every image at fault, the first in its message."""
+        places, words, side = list[str](), "", 0
+        for source, image in zip(request.chat.sources, opened):
+            if source.param not in request.undiminished or not isinstance(source, ImageSource):
+                continue
+            if not isinstance(image, OpenedImage):
+                continue
+            height, width = image.probe.upright
+            most = source.budget.apply(self._spec.pixel_bounds).max_pixels
+            if height * width <= most:
+                continue
+            scale = math.sqrt(most / (height * width))
+            fitting = math.floor(width * scale), math.floor(height * scale)
+            places.append(source.param)
+            side = min(side or max(fitting), max(fitting))
+            words = words or (
+                f"{source.param}: the image is {width} x {height} px; the largest of its shape "
+                f"that this model sees is {fitting[0]} x {fitting[1]}: scale it down, or send "
+                'oversized_image "downsize"'
+            )
+        if places:
+            raise OversizedImages(words, side, places)
