@@ -100,7 +100,7 @@ class TowerBlock:
         return block_pieces(x, cuts, attention, self.scale, project, self._finish)
 
     def _finish(self, rows: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        y, normed = self.norm2.add(rows, self.out(attended))
+        y, normed = self.norm2.add_norm(rows, self.out(attended))
         return y + self.mlp(normed)
 
 
@@ -116,7 +116,7 @@ class ScaledBlock(TowerBlock):
         self.scales = parts.scales("lambda_1", "lambda_2")
 
     def _finish(self, rows: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        y, normed = self.norm2.add(rows, self.out(attended) * self.scales[0])
+        y, normed = self.norm2.add_norm(rows, self.out(attended) * self.scales[0])
         return torch.addcmul(y, self.mlp(normed), self.scales[1])
 
 

@@ -29,7 +29,7 @@ async def shown(path: Path, source: Source | SentFile, reads: Reads) -> list[Ope
     """The images of a source, by its kind alone; pages of documents are opened as sources."""
     kind: MediaKind[Any, Any, Any] = path.media.kinds[source.kind]
     kind.check(source)
-    kind.begin(source, reads)
+    kind.begin_reads(source, reads)
     units = await kind.units(source, await kind.metadata(source, reads), reads)
     if not isinstance(units, tuple):
         return list(units.images)

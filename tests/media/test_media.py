@@ -31,7 +31,7 @@ def source(
 
 async def ready(media: Media, data: bytes, salt: str = "") -> OpenedImage:
     picture = await media.open(source(data), salt)
-    media.hold(picture)
+    media.hold_image(picture)
     return picture
 
 
@@ -58,7 +58,7 @@ async def test_a_picture_travels_from_url_to_pixels(media_path: MakePath) -> Non
         assert path.metrics.value("saccade_images_decoded_total") == 1
         assert path.metrics.value("saccade_image_bytes_shipped_total") == 192 * 288 * 3
         assert path.media.spent(picture.image.key).decode_ms > 0
-        path.media.release(picture)
+        path.media.release_image(picture)
         assert path.media.held == 0
 
 
@@ -73,7 +73,7 @@ async def test_a_picture_that_many_hold_is_decoded_once_per_ask(media_path: Make
         data = encode(noise(100, 100))
         pictures = [await ready(path.media, data) for _ in range(16)]
         for picture in pictures[1:]:
-            path.media.release(picture)
+            path.media.release_image(picture)
         await into_slot(path.media, pictures[0])
         assert path.metrics.value("saccade_images_decoded_total") == 1
 
@@ -87,7 +87,7 @@ async def test_tenants_and_settings_share_nothing(media_path: MakePath) -> None:
             await path.media.open(source(data, budget=Budget(max_pixels=64 * 64)), "one"),
         ]
         for picture in opened:
-            path.media.hold(picture)
+            path.media.hold_image(picture)
         await asyncio.gather(
             *(into_slot(path.media, p, 1 << 20 << i) for i, p in enumerate(opened))
         )
@@ -107,7 +107,7 @@ async def test_a_decode_that_is_called_off_ends_and_the_next_begins(media_path: 
         path.media.call_off(picture.image.key)
         await into_slot(path.media, other)
         assert path.metrics.value("saccade_images_decoded_total") == 1
-        path.media.release(picture)
+        path.media.release_image(picture)
         with pytest.raises(ImageError, match="has ended"):
             await into_slot(path.media, picture)
 
@@ -160,7 +160,7 @@ async def test_objects_behind_the_front_become_pictures(
         keys = []
         for thing in objects:
             picture = await path.media.open(source_from_object(thing, "messages[0].content[0]"), "")
-            path.media.hold(picture)
+            path.media.hold_image(picture)
             keys.append(picture.image.key)
             slot = await into_slot(path.media, picture)
             np.testing.assert_array_equal(path.arena.view(slot), pixels)
@@ -239,7 +239,7 @@ async def test_transparent_pictures_are_white_below_whatever_way_they_come(
         slots = []
         for place, thing in enumerate((image, encode(image), encode(image, "WEBP"))):
             picture = await path.media.open(source_from_object(thing, "part"), "")
-            path.media.hold(picture)
+            path.media.hold_image(picture)
             slots.append(await into_slot(path.media, picture, place << 20))
         first, *others = (path.arena.view(slot) for slot in slots)
         assert (first[0, 0].tolist(), first[32, 32].tolist()) == ([255] * 3, [0] * 3)

@@ -390,7 +390,7 @@ def test_a_large_picture_is_not_put_off_for_ever(arena: Arena) -> None:
     served = []
     for number in range(40):
         turns.add(some(f"small {number}", 10))
-        served.append(turns.take(0, ())[0].client)
+        served.append(turns.take_jobs(0, ())[0].client)
     assert served.index("large") == 15, "its price is 16 small ones'"
 
 
@@ -401,10 +401,10 @@ def test_what_waits_for_memory_is_overtaken_a_few_times_only() -> None:
     taken = []
     for number in range(20):
         turns.add(Job(b"%d" % number, b"", tiny, whole((32, 32))))
-        taken += turns.take(200 << 20, ())
+        taken += turns.take_jobs(200 << 20, ())
     assert len(taken) == OVERTAKEN
     assert large not in taken
-    assert turns.take(0, ()) == [large]
+    assert turns.take_jobs(0, ()) == [large]
 
 
 @pytest.mark.more

@@ -67,13 +67,13 @@ async def opened(path: Path, client: Client, *data: bytes, salt: str = "") -> li
 
 
 async def pixels_of(path: Path, image: OpenedImage, offset: int = 0) -> np.ndarray:
-    path.media.hold(image)
+    path.media.hold_image(image)
     slot = PixelSlot(offset, *image.image.canvas)
     try:
         await path.media.decode(image.image.key, slot)
         return path.arena.view(slot).copy()
     finally:
-        path.media.release(image)
+        path.media.release_image(image)
 
 
 async def show(
@@ -317,6 +317,6 @@ def test_one_decode_serves_one_clients_jobs() -> None:
     jobs = [Job(b"same", b"", tiny, whole((32, 32)), tenant=name) for name in "abab"]
     for job in jobs:
         turns.add(job)
-    first = turns.take(0, ())
+    first = turns.take_jobs(0, ())
     assert first == [jobs[0], jobs[2]]
-    assert turns.take(0, [first[0].name]) == [jobs[1], jobs[3]]
+    assert turns.take_jobs(0, [first[0].name]) == [jobs[1], jobs[3]]

@@ -24,6 +24,7 @@ from saccade.media import video as media_video
 from saccade.media.formats.container import orientation_of
 from saccade.media.opened import OpenedVideo
 from saccade.media.sources.source import ImageSource, VideoSource
+from saccade.media.tiles import PixelNames
 from saccade.media.video import FRAME
 from tests.media.clips import clip, shown
 from tests.media.conftest import MakePath, Path
@@ -55,7 +56,7 @@ async def decode(path: Path, video: OpenedVideo) -> list[np.ndarray]:
     """The canvas of each image."""
     slots, offset = [], 0
     for image in video.images:
-        path.media.hold(image)
+        path.media.hold_image(image)
         slots.append(PixelSlot(offset, *image.image.canvas))
         offset += slots[-1].nbytes
     try:
@@ -64,7 +65,7 @@ async def decode(path: Path, video: OpenedVideo) -> list[np.ndarray]:
         return [path.arena.view(slot).copy() for slot in slots]
     finally:
         for image in video.images:
-            path.media.release(image)
+            path.media.release_image(image)
 
 
 @pytest.mark.more
@@ -257,14 +258,14 @@ async def test_pixels_have_one_name_whatever_file_they_come_from(media_path: Mak
     still = np.full((64, 64, 3), 90, np.uint8)
     png, jpeg = encode(still), encode(still, "BMP")
 
-    async def names(path: Path, *frames: bytes) -> list[bytes]:
+    async def names(path: Path, *frames: bytes) -> list[PixelNames]:
         (video,) = await path.media.open_all([VideoSource(frames, "here", VideoOptions(fps=2))], "")
         found = []
         for image in video.images:
-            path.media.hold(image)
+            path.media.hold_image(image)
             slot = PixelSlot(0, *image.image.canvas)
             found.append(await path.media.decode(image.image.key, slot))
-            path.media.release(image)
+            path.media.release_image(image)
         return found
 
     async with media_path() as path:
@@ -274,7 +275,7 @@ async def test_pixels_have_one_name_whatever_file_they_come_from(media_path: Mak
         other = encode(np.full((64, 64, 3), 91, np.uint8))
         assert await names(path, png, other) == await names(path, jpeg, other) != one
         still_image = await path.media.open(ImageSource(png, "there"), "")
-        path.media.hold(still_image)
+        path.media.hold_image(still_image)
         slot = PixelSlot(0, *still_image.image.canvas)
         assert await path.media.decode(still_image.image.key, slot) == one[0]
-        path.media.release(still_image)
+        path.media.release_image(still_image)

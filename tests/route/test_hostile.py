@@ -243,12 +243,12 @@ async def test_one_answer_too_many_is_nobodys() -> None:
 
 def test_an_event_without_end_is_not_kept() -> None:
     events, piece = Events(), b"x" * 65536
-    went = b"".join(events.take(piece) for _ in range(100))
+    went = b"".join(events.feed(piece) for _ in range(100))
     assert len(went) > 100 * len(piece) - MOST_EVENT - len(piece)
     assert events.broken(b"last").startswith(b"\n\n"), "the broken one is no part of the last"
-    events.take(b"\n")
-    assert events.take(b"\ndata: 1\n\ndata: ").endswith(b"data: 1\n\n")
-    assert (events.broken(b"last"), events.end()) == (b"last", b"data: ")
+    events.feed(b"\n")
+    assert events.feed(b"\ndata: 1\n\ndata: ").endswith(b"data: 1\n\n")
+    assert (events.broken(b"last"), events.flush()) == (b"last", b"data: ")
 
 
 def test_events_are_whole_however_they_come() -> None:
@@ -256,8 +256,8 @@ def test_events_are_whole_however_they_come() -> None:
     for size in range(1, len(stream)):
         events = Events()
         pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
-        went = [events.take(piece) for piece in pieces]
-        assert b"".join(went) == stream and not events.end()
+        went = [events.feed(piece) for piece in pieces]
+        assert b"".join(went) == stream and not events.flush()
         assert all(not each or each.endswith(b"\n\n") for each in went)
 
 

@@ -20,7 +20,7 @@ def allowed_tokens(matcher: Matcher, words: int) -> np.ndarray:
 
 def takes(matchers: Matchers, grammar: str, text: str) -> bool:
     """Whether `text` is a whole answer."""
-    matcher = matchers.begin(grammar)
+    matcher = matchers.new_matcher(grammar)
     tokens = demo_lexicon().tokenize_str(text)
     if matcher.count_allowed(tokens) < len(tokens):
         return False
@@ -43,7 +43,7 @@ def walk(
     """
     choose = random.Random(seed)
     closing = {token for text in '"}],' for token in lexicon.tokenize_str(text)} | {*ends}
-    matcher, tokens = matchers.begin(grammar), list[int]()
+    matcher, tokens = matchers.new_matcher(grammar), list[int]()
     while not matcher.must_end:
         if len(tokens) > longest:
             return None

@@ -29,6 +29,10 @@ class DeepseekSpec(BaseSpec):
     text: DeepseekText
     images: CandidateRules
 
+    @property
+    def tiles(self) -> CandidateRules | None:
+        return self.images if self.sees_images else None
+
     def kv_spec(self, ranks: int = 1) -> KVSpec:
         shape, latent = self.text.shape, self.text.latent
         if latent is None:

@@ -162,7 +162,7 @@ class Gemma4Block:
         return block_pieces(x, cuts, attention, 1.0, project, self._finish)
 
     def _finish(self, rows: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        y, normed = self.mlp_norm.add(rows, self.mixed_norm(self.out(attended)))
+        y, normed = self.mlp_norm.add_norm(rows, self.mixed_norm(self.out(attended)))
         return y + self.out_norm(self.mlp(normed))
 
     def _project(self, x: torch.Tensor, rotation: Axes) -> torch.Tensor:

@@ -60,7 +60,11 @@ class SmolVLMModel(FamilyModel):
 
     spec: SmolVLMSpec
 
-    names = ((r"^model\.", ""), (r"^text_model\.", "language_model."))
+    names = (
+        (r"^model\.", ""),
+        (r"^text_model\.", "language_model."),
+        (r"^(?=(embed_tokens|layers|norm)\.)", "language_model."),  # GGUF files'
+    )
 
     def tower(self, weights: Weights, shard: Shard) -> VisionNet:
         return smolvlm_tower(weights, self.spec.vision, self.spec.images, shard)

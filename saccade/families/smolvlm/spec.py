@@ -67,6 +67,10 @@ class SmolVLMSpec(DecoderSpec):
     vision: SiglipConfig
     images: SplitRules
 
+    @property
+    def tiles(self) -> SplitRules:
+        return self.images
+
 
 def smolvlm_spec(checkpoint: Checkpoint) -> SmolVLMSpec:
     """Read a SmolVLM checkpoint's facts. Raises CheckpointError naming file and field."""

@@ -203,13 +203,13 @@ class PerceptionTower:
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
         """Turn a canvas into rows: those of its crops, row by row, then the whole image's."""
+        if len(facts.segments[0]) == 1:
+            return self.view_embed(pixels[None])
         crop, whole = self.rules.sides.crop, self.rules.sides.whole
         count, height = len(facts.segments[0]) - 1, len(pixels) - whole
-        parts = [pixels[None, height:, :whole]]
-        if count:
-            columns = count * crop // height
-            crops = pixels[:height, : columns * crop].view(-1, crop, columns, crop, 3)
-            parts.insert(0, crops.transpose(1, 2).flatten(0, 1))
+        columns = count * crop // height
+        crops = pixels[:height, : columns * crop].view(-1, crop, columns, crop, 3)
+        parts = crops.transpose(1, 2).flatten(0, 1), pixels[None, height:, :whole]
         return torch.cat([self.view_embed(part) for part in parts])
 
     def blocks(self, pack: Pack) -> Pieces:

@@ -31,7 +31,7 @@ class TypedArguments:
         self.ready: list[str] = []
         """To be taken."""
 
-    def begin(self, key: str) -> bool:
+    def begin_value(self, key: str) -> bool:
         """Begin a value. Return False if its name is empty or was written before."""
         if not key or key in self._keys:
             return False
@@ -43,7 +43,7 @@ class TypedArguments:
             self.ready.append('"')
         return True
 
-    def add(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         """Add text to the value."""
         if self._streams:
             self.ready.append(_dump(text)[1:-1])
@@ -55,10 +55,10 @@ class TypedArguments:
         written = '"' if self._streams else _dump(typed(value, self._schema(), self._root()))
         self.ready.append(written)
 
-    def end(self) -> None:
+    def end_object(self) -> None:
         self.ready.append("}" if self._keys else "{}")
 
-    def take(self) -> str:
+    def take_arguments(self) -> str:
         taken = "".join(self.ready)
         self.ready.clear()
         return taken
@@ -89,7 +89,7 @@ class TypedCall:
         self._word = ""  # what is being read, but values
         self._tail = ""  # the end of a value, or part of one
         self._arguments = TypedArguments(tools)
-        self.take = self._arguments.take
+        self.take_arguments = self._arguments.take_arguments
 
     @property
     def certain(self) -> bool:
@@ -104,14 +104,14 @@ class TypedCall:
         plain = self.plain.match(data, at) if reading else None
         if plain is None:
             return at
-        self._arguments.add(plain.group())
+        self._arguments.add_text(plain.group())
         return plain.end()
 
     def feed_value(self, character: str) -> str:
         """Read on in a value. Return the tag after it, or an empty string if it goes on."""
         self._tail += character
         while (end := self.value_end(self._tail)) is None:
-            self._arguments.add(self._tail[0])
+            self._arguments.add_text(self._tail[0])
             self._tail = self._tail[1:]
         if end:
             self._arguments.end_value()

@@ -74,7 +74,7 @@ class GlmCall(TypedCall):
         key, mark, rest = self._word.partition("<")
         if mark + rest == KEY_END:
             self._phase, self._word = "between", ""
-            return self._arguments.begin(key.strip())
+            return self._arguments.begin_value(key.strip())
         return KEY_END.startswith(mark + rest) and "\n" not in key
 
     def value_end(self, tail: str) -> str | None:
@@ -92,7 +92,7 @@ class GlmCall(TypedCall):
         self._phase, self._word = "key", ""
         self.done = tag == CLOSE
         if self.done:
-            self._arguments.end()
+            self._arguments.end_object()
 
 
 class GlmGrammar(NamedArguments):

@@ -71,7 +71,7 @@ class XmlCall(TypedCall):
         self._phase = phase
         self.done = phase == "done"
         if phase == "close":
-            self._arguments.end()
+            self._arguments.end_object()
 
     def _feed_name(self, character: str) -> bool:
         if character != ">":
@@ -83,7 +83,7 @@ class XmlCall(TypedCall):
             self._phase = "parameter"
             return bool(name)
         self._phase = "first"
-        return self._arguments.begin(name)
+        return self._arguments.begin_value(name)
 
     def _read_value(self, character: str) -> None:
         if tag := self.feed_value(character):
