@@ -28,19 +28,7 @@ def counted(what: str, total: int, *, quiet: bool = False) -> Iterator[Tell]:
     """Tells of `total` things, on stderr."""
     console = Console(stderr=True)
     if quiet or console.is_terminal:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        with Progress(
-            *columns,
-            console=console,
-            transient=True,
-            refresh_per_second=4,
-            disable=quiet,
-        ) as bar:
+        with bars(console, quiet=quiet) as bar:
             task = bar.add_task(what, total=total)
 
             def move(done: int, beside: str = "") -> None:
@@ -60,6 +48,20 @@ def counted(what: str, total: int, *, quiet: bool = False) -> Iterator[Tell]:
             print(told, file=console.file, flush=True)
 
     yield tell
+
+
+def bars(console: Console, *, quiet: bool) -> Progress:
+    """Bars, redrawn four times a second by a thread of their own, and erased at the end."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        refresh_per_second=4,
+        disable=quiet,
+    )
 
 
 def each(items: Sequence[T], what: str, *, quiet: bool = False) -> Iterator[T]:

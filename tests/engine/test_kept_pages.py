@@ -188,24 +188,6 @@ def test_what_makes_room_comes_back_from_host_memory(
     engine.close()
 
 
-def test_two_ranks_have_their_own_host_memory(
-    checkpoint: Callable[..., Path], tmp_path: Path
-) -> None:
-    rank_group = ThreadRankGroup(checkpoint("qwen3_vl"), 2, "weights")
-    pages = PageTierConfig(host_bytes=1 << 24, ranks=2)
-    engine = Harness(rank_group.nets[0], rank_group, kv=KVConfig(pages=pages))
-    patient(engine)
-    prefix = engine.scheduler.prefix
-    assert prefix is not None
-    expected = eight_bits.answers(engine)
-    prefix.evict(prefix.evictable)
-    engine.run([])
-    assert eight_bits.answers(engine) == expected and kept(engine, "host").counts["read"] > 0
-    assert isinstance(engine.worker, ThreadWorkers)
-    for worker in engine.worker.workers:
-        worker.close()
-
-
 @pytest.mark.first
 @pytest.mark.parametrize("pinned", [True, False], ids=["pinned", ""])
 def test_what_a_client_pins_outlives_pressure_in_host_memory(model: Model, pinned: bool) -> None:
@@ -495,12 +477,14 @@ def test_pages_of_eight_bits_come_back_as_they_were(
     again.close()
 
 
-def test_two_ranks_agree_on_what_the_first_has_read(
-    checkpoint: Callable[..., Path], tmp_path: Path
+@pytest.mark.parametrize("tier", ["disk", "host"])
+def test_two_ranks_agree_on_what_the_first_has_read_or_have_their_own(
+    checkpoint: Callable[..., Path], tmp_path: Path, tier: PageTier
 ) -> None:
-    folder = checkpoint("qwen3_vl")
-    pages = PageTierConfig(str(tmp_path), 1 << 30, MODEL, ranks=2)
-    rank_group = ThreadRankGroup(folder, 2, "weights")
+    pages = PageTierConfig(host_bytes=1 << 24, ranks=2)
+    if tier == "disk":
+        pages = PageTierConfig(str(tmp_path), 1 << 30, MODEL, ranks=2)
+    rank_group = ThreadRankGroup(checkpoint("qwen3_vl"), 2, "weights")
     engine = Harness(rank_group.nets[0], rank_group, kv=KVConfig(pages=pages))
     patient(engine)
     prefix = engine.scheduler.prefix
@@ -508,7 +492,7 @@ def test_two_ranks_agree_on_what_the_first_has_read(
     expected = eight_bits.answers(engine)
     prefix.evict(prefix.evictable)
     engine.run([])
-    assert eight_bits.answers(engine) == expected and kept(engine).counts["read"] > 0
+    assert eight_bits.answers(engine) == expected and kept(engine, tier).counts["read"] > 0
     assert isinstance(engine.worker, ThreadWorkers)
     for worker in engine.worker.workers:
         worker.close()

@@ -19,6 +19,8 @@ from saccade.core.config import EncoderConfig, EncoderMode
 from saccade.core.errors import CheckpointError, ConfigError, InvalidRequest
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
+from saccade.core.options import EngineOptions
+from saccade.engine.sizing import pick_chunk
 from saccade.families.registry import load_spec
 from saccade.kernels.reference import linear
 from saccade.nn.mlp import MLP, GatedMLP
@@ -132,6 +134,20 @@ def test_a_chat_becomes_the_tokens_of_the_references_processor(
     written = literals.encode(literals.render(template, chat))
     assert written.count(theirs.mark) == 2
     assert named["text"] in tokenizer.decode(written)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("family", SEEING)
+def test_a_step_takes_a_whole_image_whose_tokens_see_each_other(spec: FamilySpec) -> None:
+    most = spec.largest_image.tokens
+    short = EngineOptions(chunked_prefill_size=most - 1)
+    if spec.kv_spec().whole_images:
+        words = f"--chunked-prefill-size {most - 1}: .* give at least {most}$"
+        with pytest.raises(ConfigError, match=words):
+            pick_chunk(short, spec, cuda=False)
+    else:
+        assert pick_chunk(short, spec, cuda=False) == most - 1
+    assert pick_chunk(EngineOptions(chunked_prefill_size=most), spec, cuda=False) == most
 
 
 # ---- the network

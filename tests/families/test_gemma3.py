@@ -15,9 +15,6 @@ import pytest
 import torch
 
 from saccade.core.config import QuantizationMode
-from saccade.core.errors import ConfigError
-from saccade.core.options import EngineOptions
-from saccade.engine.sizing import pick_chunk
 from saccade.families.gemma3.spec import Gemma3Spec
 from saccade.families.gemma3.tiny import BEGIN, TOKENS
 from saccade.families.registry import load_spec
@@ -152,13 +149,6 @@ def test_another_image_shares_no_page_with_the_first(model: Model) -> None:
             assert outcome.tokens == wanted
     assert outcomes["A"].tokens == model.answers["one picture"] != outcomes["B"].tokens
     assert outcomes["A"].levels == ["kv"]
-
-
-def test_steps_smaller_than_an_image_are_refused_at_start(model: Model) -> None:
-    spec = model.net.spec
-    with pytest.raises(ConfigError, match=r"--chunked-prefill-size 8: .* give at least 9"):
-        pick_chunk(EngineOptions(chunked_prefill_size=8), spec, cuda=False)
-    assert pick_chunk(EngineOptions(chunked_prefill_size=9), spec, cuda=False) == 9
 
 
 # ---- files

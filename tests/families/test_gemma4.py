@@ -18,8 +18,6 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ra
 
 from saccade.core.errors import ConfigError, ImageError
 from saccade.core.family import PixelBounds
-from saccade.core.options import EngineOptions
-from saccade.engine.sizing import pick_chunk
 from saccade.families.base_spec import Placeholder
 from saccade.families.gemma4.images import fit
 from saccade.families.gemma4.spec import Gemma4Spec
@@ -150,12 +148,6 @@ def test_experts_beside_mlps_answer_as_transformers_in_ranks_too(
         check_rank_group(
             model, ThreadRankGroup(model.reference.folder, 2, "data", expert_runs=runs)
         )
-
-
-def test_steps_smaller_than_an_image_are_refused_at_start(spec: Gemma4Spec) -> None:
-    with pytest.raises(ConfigError, match=r"--chunked-prefill-size 8: .* give at least 9"):
-        pick_chunk(EngineOptions(chunked_prefill_size=8), spec, cuda=False)
-    assert pick_chunk(EngineOptions(chunked_prefill_size=9), spec, cuda=False) == 9
 
 
 # ---- files

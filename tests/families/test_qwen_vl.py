@@ -103,19 +103,6 @@ def test_positions_of_text_count_up(family: str, checkpoint: Callable[..., Path]
     assert following == 5
 
 
-def test_a_placeholder_grows_to_its_pictures_tokens(
-    family: str, checkpoint: Callable[..., Path], reference: Callable[..., Reference]
-) -> None:
-    spec = load_spec(checkpoint(family))
-    pad = reference(family).model.config.image_token_id
-    tokens, spans = spec.expand_prompt([1, pad, 2, pad, 3], images(spec, [(1, 4, 4), (1, 2, 6)]))
-    assert tokens == (1, pad, pad, pad, pad, 2, pad, pad, pad, 3)
-    assert [(span.start, span.length, span.image, span.offset) for span in spans] == [
-        (1, 4, 0, 0),
-        (6, 3, 1, 0),
-    ]
-
-
 def test_facts_of_a_checkpoint(checkpoint: Callable[..., Path]) -> None:
     spec = load_spec(checkpoint("qwen3_vl"))
     assert (spec.family, spec.vocab_size, spec.context_length) == ("qwen3_vl", 600, 4096)

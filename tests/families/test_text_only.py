@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import mmap
 from collections.abc import Callable
 from pathlib import Path
@@ -55,24 +54,19 @@ def test_nothing_is_kept_for_images(folder: Path) -> None:
             check_role(role, spec, AnswerOptions())
 
 
-def test_an_image_is_refused_before_its_bytes_are_looked_at(
+async def test_an_image_is_refused_before_its_bytes_are_looked_at(
     folder: Path,
 ) -> None:
     spec = load_spec(folder)
-
-    async def ask() -> list[InvalidRequest]:
-        media = Media(spec, MediaOptions(), Arena.create(mmap.PAGESIZE), Metrics(), RoleOptions())
-        media.start()
-        source = ImageSource("http://127.0.0.1:9/no.png", "messages[0].content[1]")
-        refused = []
-        for work in (media.open_all([source], ""), media.check(b"no image", "file")):
-            with pytest.raises(InvalidRequest, match="this model has no vision") as caught:
-                await work
-            refused.append(caught.value)
-        await media.close()
-        return refused
-
-    errors = asyncio.run(ask())
+    media = Media(spec, MediaOptions(), Arena.create(mmap.PAGESIZE), Metrics(), RoleOptions())
+    media.start()
+    source = ImageSource("http://127.0.0.1:9/no.png", "messages[0].content[1]")
+    errors = []
+    for work in (media.open_all([source], ""), media.check(b"no image", "file")):
+        with pytest.raises(InvalidRequest, match="this model has no vision") as caught:
+            await work
+        errors.append(caught.value)
+    await media.close()
     assert [error.param for error in errors] == ["messages[0].content[1]", "file"]
     assert {error.code for error in errors} == {"no_vision"}
 

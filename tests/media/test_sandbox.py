@@ -96,15 +96,11 @@ KEYS = ("SACCADE_API_KEY", "SACCADE_ENCODER_KEY", "HF_TOKEN", "OPENAI_API_KEY")
 
 
 @pytest.mark.more
-def test_code_in_a_worker_reaches_nothing(arena: Arena) -> None:
-    async def scenario() -> dict[str, str]:
-        async with running(arena, Metrics(), taken_over, decode_memory_mb=256) as pool:
-            told = {name: await outcome(pool, arena, f"do:{name}") for name in hostile.ATTACKS}
-            calls = hostile.CALLS
-            told |= {f"call {name}": await outcome(pool, arena, f"raw:{name}") for name in calls}
-        return told
-
-    told = asyncio.run(scenario())
+async def test_code_in_a_worker_reaches_nothing(arena: Arena) -> None:
+    async with running(arena, Metrics(), taken_over, decode_memory_mb=256) as pool:
+        told = {name: await outcome(pool, arena, f"do:{name}") for name in hostile.ATTACKS}
+        calls = hostile.CALLS
+        told |= {f"call {name}": await outcome(pool, arena, f"raw:{name}") for name in calls}
     for name in ("environment", "descriptors"):
         assert told.pop(name) == EXPECTED[name]
     grown = told.pop("grow")
@@ -268,22 +264,17 @@ def of_every_mode() -> Iterator[tuple[str, bytes]]:
 
 
 @pytest.mark.more
-def test_a_confined_worker_has_loaded_what_every_mode_needs(arena: Arena) -> None:
+async def test_a_confined_worker_has_loaded_what_every_mode_needs(arena: Arena) -> None:
     """L*a*b* once had Pillow load its colour management, which a worker may not."""
-
-    async def scenario() -> set[str]:
-        seen = set()
-        async with running(arena, metrics := Metrics()) as pool:
-            for name, data in of_every_mode():
-                found = await pool.read_header(data, data)
-                await pool.decode(job(data), 0)
-                made = arena.view(PixelSlot(0, *found.upright))
-                np.testing.assert_array_equal(made, decoded(data), name)
-                seen.add(name)
-            assert metrics.value(RESTARTS) == 0
-        return seen
-
-    seen = asyncio.run(scenario())
+    seen = set()
+    async with running(arena, metrics := Metrics()) as pool:
+        for name, data in of_every_mode():
+            found = await pool.read_header(data, data)
+            await pool.decode(job(data), 0)
+            made = arena.view(PixelSlot(0, *found.upright))
+            np.testing.assert_array_equal(made, decoded(data), name)
+            seen.add(name)
+        assert metrics.value(RESTARTS) == 0
     assert {"TIFF LAB", "TIFF F", "JPEG2000 I;16", "PPM I", "ICO RGBA", "WEBP RGBX"} <= seen
     assert len(seen) > 60
 

@@ -107,21 +107,19 @@ TWO = {
 
 @pytest.mark.first
 @pytest.mark.parametrize("two", TWO)
-def test_code_that_stays_reads_nothing_of_another_clients(holed_path: MakePath, two: str) -> None:
+async def test_code_that_stays_reads_nothing_of_another_clients(
+    holed_path: MakePath, two: str
+) -> None:
     mallory, salt, anna, other = TWO[two]
-
-    async def scenario() -> tuple[bool, bool]:
-        async with holed_path() as path:
-            told = []
-            for client, of in ((anna, other), (mallory, salt)):
-                evil = holed.with_code(encode(noise(64, 64)), holed.SPY)
-                await show(path, mallory, evil, salt)
-                await show(path, client, SECRET, of)
-                dump = holed.with_code(LARGE, holed.TELL)
-                told.append(tells(await show(path, mallory, dump, salt)))
-            return told[0], told[1]
-
-    of_others, of_its_own = asyncio.run(scenario())
+    async with holed_path() as path:
+        told = []
+        for client, of in ((anna, other), (mallory, salt)):
+            evil = holed.with_code(encode(noise(64, 64)), holed.SPY)
+            await show(path, mallory, evil, salt)
+            await show(path, client, SECRET, of)
+            dump = holed.with_code(LARGE, holed.TELL)
+            told.append(tells(await show(path, mallory, dump, salt)))
+        of_others, of_its_own = told
     assert of_its_own, "the attack works"
     assert not of_others
 
@@ -290,31 +288,26 @@ async def test_one_client_costs_no_worker_and_two_in_turn_one_each(holed_path: M
         assert (path.metrics.value(RENEWALS), path.metrics.value(RESTARTS)) == (4, 0)
 
 
-def test_headers_of_two_clients_are_two_orders_and_take_turns(
+async def test_headers_of_two_clients_are_two_orders_and_take_turns(
     holed_path: MakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many requests one of them has: hers come first or second."""
+    async with holed_path() as path:
+        await opened(path, MALLORY, encode(noise(8, 8)))
+        pool = path.media._decoders.pool.headers
+        sizes: list[int] = []
+        run = pool._run
 
-    async def scenario() -> list[int]:
-        async with holed_path() as path:
-            await opened(path, MALLORY, encode(noise(8, 8)))
-            pool = path.media._decoders.pool.headers
-            sizes: list[int] = []
-            run = pool._run
+        async def counted(slot: object, readings: list[object]) -> None:
+            sizes.append(len(readings))
+            await run(slot, readings)  # type: ignore[arg-type]
 
-            async def counted(slot: object, readings: list[object]) -> None:
-                sizes.append(len(readings))
-                await run(slot, readings)  # type: ignore[arg-type]
-
-            monkeypatch.setattr(pool, "_run", counted)
-            his = [encode(noise(8, 9 + n)) for n in range(40)]
-            hers = [encode(noise(9, 9 + n)) for n in range(3)]
-            await asyncio.gather(
-                *(opened(path, MALLORY, data) for data in his), opened(path, ANNA, *hers)
-            )
-            return sizes
-
-    sizes = asyncio.run(scenario())
+        monkeypatch.setattr(pool, "_run", counted)
+        his = [encode(noise(8, 9 + n)) for n in range(40)]
+        hers = [encode(noise(9, 9 + n)) for n in range(3)]
+        await asyncio.gather(
+            *(opened(path, MALLORY, data) for data in his), opened(path, ANNA, *hers)
+        )
     assert sorted(sizes) == [3, 8, 16, 16]
     assert sizes.index(3) <= 1
 

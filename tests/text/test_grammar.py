@@ -20,19 +20,9 @@ from saccade.text.grammar.grammars import (
 from saccade.text.grammar.schema import MAX_NESTING, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
 from saccade_bench.fixtures.schemas import SchemaMaker
 from tests.text.lexicons import DEMO_ENDS, DEMO_VOCAB, demo_lexicon
-from tests.text.walks import walk
+from tests.text.walks import takes, walk
 
 SCHEMA = "response_format.json_schema.schema"
-
-
-@pytest.fixture(scope="module")
-def grammars() -> Grammars:
-    return Grammars(demo_lexicon(), DEMO_VOCAB)
-
-
-@pytest.fixture(scope="module")
-def matchers() -> Matchers:
-    return Matchers(demo_lexicon(), DEMO_VOCAB, DEMO_ENDS)
 
 
 def format_of(schema: Any) -> OutputConstraint:
@@ -41,16 +31,6 @@ def format_of(schema: Any) -> OutputConstraint:
     )
     assert constraint is not None
     return constraint
-
-
-def takes(matchers: Matchers, grammar: str, text: str) -> bool:
-    """Whether `text` is a whole answer."""
-    matcher = matchers.new_matcher(grammar)
-    tokens = demo_lexicon().tokenize_str(text)
-    if matcher.count_allowed(tokens) < len(tokens):
-        return False
-    matcher.accept(tokens)
-    return matcher.may_end
 
 
 def test_any_text_needs_no_grammar() -> None:

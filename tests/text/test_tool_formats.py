@@ -25,7 +25,7 @@ from saccade.text.grammar.grammars import Grammars
 from saccade.text.grammar.tool_choice import read_tool_choice
 from saccade.text.grammar.tools import read_tools
 from tests.text.lexicons import DEMO_ENDS, DEMO_VOCAB, demo_lexicon
-from tests.text.walks import walk
+from tests.text.walks import takes, walk
 
 PACKAGE = Path(saccade.__file__).parent
 BOX = {"type": "array", "items": {"type": "integer"}, "maxItems": 4}
@@ -95,15 +95,6 @@ def drawn(made: str, seeds: int) -> list[str]:
         walk(matchers(), demo_lexicon(), made, s, DEMO_ENDS, jump=s % 2 > 0) for s in range(seeds)
     )
     return [text for text in texts if text is not None]
-
-
-def takes(made: str, text: str) -> bool:
-    matcher = matchers().new_matcher(made)
-    tokens = demo_lexicon().tokenize_str(text)
-    if matcher.count_allowed(tokens) < len(tokens):
-        return False
-    matcher.accept(tokens)
-    return matcher.may_end
 
 
 def written(form: ToolFormat, arguments: dict[str, Any]) -> str:
@@ -204,15 +195,19 @@ def test_a_choice_allows_the_calls_that_it_names(form: ToolFormat) -> None:
     assert all(answer.calls[0].name == "look" for answer in named)
     assert all(call.name == "stop" for answer in allowed for call in answer.calls)
     for text in ("", "Well.", f"{form.opens}Well."):
-        assert not takes(grammar(form, "required"), text)
+        assert not takes(matchers(), grammar(form, "required"), text)
 
 
 def test_strict_tools_leave_text_free_and_hold_what_begins_as_a_call(form: ToolFormat) -> None:
     made = grammar(form, "auto", offered(SCHEMAS, strict=True))
     calls = drawn(grammar(form, "required", None, False), 6)
-    assert all(takes(made, text) for text in ("", "Nothing to call, <tool, a < b.", *calls))
-    assert not takes(made, f"{form.opens}Well.")
-    assert not any(takes(made, call.replace("look", "lock")) for call in calls if "look" in call)
+    assert all(
+        takes(matchers(), made, text) for text in ("", "Nothing to call, <tool, a < b.", *calls)
+    )
+    assert not takes(matchers(), made, f"{form.opens}Well.")
+    assert not any(
+        takes(matchers(), made, call.replace("look", "lock")) for call in calls if "look" in call
+    )
 
 
 def test_calls_in_a_row_are_read_back_at_any_pace(form: ToolFormat) -> None:

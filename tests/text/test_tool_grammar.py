@@ -27,7 +27,7 @@ from tests.text.lexicons import (
     demo_lexicon,
     large_lexicon,
 )
-from tests.text.walks import walk
+from tests.text.walks import takes, walk
 
 LOOK: dict[str, Any] = {
     "type": "object",
@@ -53,25 +53,6 @@ def offered(strict: bool = False, **schemas: Any) -> list[dict[str, Any]]:
 TOOLS = read_tools(offered(look=LOOK, stop=None))
 STYLE = FORMATS["hermes"].grammar(demo_lexicon())
 NAMED = {"type": "function", "function": {"name": "stop"}}
-
-
-@pytest.fixture(scope="module")
-def grammars() -> Grammars:
-    return Grammars(demo_lexicon(), DEMO_VOCAB)
-
-
-@pytest.fixture(scope="module")
-def matchers() -> Matchers:
-    return Matchers(demo_lexicon(), DEMO_VOCAB, DEMO_ENDS)
-
-
-def takes(matchers: Matchers, grammar: str, text: str) -> bool:
-    matcher = matchers.new_matcher(grammar)
-    tokens = demo_lexicon().tokenize_str(text)
-    if matcher.count_allowed(tokens) < len(tokens):
-        return False
-    matcher.accept(tokens)
-    return matcher.may_end
 
 
 def constraint(

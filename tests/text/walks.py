@@ -8,6 +8,7 @@ import numpy as np
 from llguidance import LLTokenizer
 
 from saccade.sched.grammar_state import Matcher, Matchers
+from tests.text.lexicons import demo_lexicon
 
 
 def allowed_tokens(matcher: Matcher, words: int) -> np.ndarray:
@@ -15,6 +16,16 @@ def allowed_tokens(matcher: Matcher, words: int) -> np.ndarray:
     row = np.zeros(words, np.uint32)
     matcher.fill(row)
     return np.nonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))[0]
+
+
+def takes(matchers: Matchers, grammar: str, text: str) -> bool:
+    """Whether `text` is a whole answer."""
+    matcher = matchers.new_matcher(grammar)
+    tokens = demo_lexicon().tokenize_str(text)
+    if matcher.count_allowed(tokens) < len(tokens):
+        return False
+    matcher.accept(tokens)
+    return matcher.may_end
 
 
 def walk(

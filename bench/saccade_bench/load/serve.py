@@ -14,14 +14,11 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
     Progress,
     TaskID,
-    TextColumn,
-    TimeElapsedColumn,
 )
 
+from saccade_bench.counted import bars
 from saccade_bench.load.client import BenchClient
 from saccade_bench.load.datasets import FROM_FILES, Calibration, Recipe, build, warmup
 from saccade_bench.load.journal import write_run
@@ -223,14 +220,5 @@ class _Display:
 
 @contextmanager
 def _display(quiet: bool) -> Iterator[_Display]:
-    """The bars, redrawn four times a second by a thread of their own, and erased at the end."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(
-        *columns, console=Console(stderr=True), transient=True, refresh_per_second=4, disable=quiet
-    ) as progress:
+    with bars(Console(stderr=True), quiet=quiet) as progress:
         yield _Display(progress)
