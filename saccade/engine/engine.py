@@ -285,16 +285,14 @@ class Engine:
         return self._language, self._probe, self._pause
 
     def _begin(self, request: Request) -> None:
-        if not self._begin_look(request):
+        if self._probe is None or not self._begin_look(self._probe, request):
             self._enter(request)
 
-    def _begin_look(self, request: Request) -> bool:
+    def _begin_look(self, probe: StoreProbe, request: Request) -> bool:
         """Look into the shared embedding folder. Returns True if the request waits for that."""
-        if self._probe is None:
-            return False
         embeddings = self._scheduler.embeddings
         absent = [image for image in request.images if not embeddings.ready(image.key)]
-        return bool(absent) and self._probe.begin_probe(request, absent)
+        return bool(absent) and probe.begin_probe(request, absent)
 
     def _enter(self, request: Request) -> None:
         """Pass on a request whose look-ups are done."""

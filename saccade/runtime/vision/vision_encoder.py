@@ -108,10 +108,13 @@ class VisionEncoder:
 
         Their pixels stay in place until `ended` has named the images.
         """
-        for adapter in dict.fromkeys(encode.adapter for encode in encodes):
-            self._begin_alike([encode for encode in encodes if encode.adapter == adapter])
+        by_adapter: dict[int, list[Encode]] = {}
+        for encode in encodes:
+            by_adapter.setdefault(encode.adapter, []).append(encode)
+        for alike in by_adapter.values():
+            self._queue_alike(alike)
 
-    def _begin_alike(self, encodes: Sequence[Encode]) -> None:
+    def _queue_alike(self, encodes: Sequence[Encode]) -> None:
         patches = [encode.patches for encode in encodes]
         if self._split:
             parts = split_evenly(patches, self._shard.size)
