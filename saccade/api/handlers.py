@@ -88,9 +88,9 @@ class RequestHandler:
         logged = self.watch.log_requests or self.watch.log_slow_seconds is not None
         traced = reply.trace or logged or way is not None
         tracer = Tracer(prepared, reply.trace) if traced else None
-        told = AnswerContext(prepared, tally, tracer)
+        context = AnswerContext(prepared, tally, tracer)
         try:
-            await self._tell(send, bool(reply.stream), told, tell(told))
+            await self._tell(send, bool(reply.stream), context, tell(context))
         finally:
             if way is not None and tracer is not None:
                 way.answer = AnswerTold.of(prepared, tally, tracer)
@@ -98,13 +98,13 @@ class RequestHandler:
             self.log(prepared, tally, tracer)
 
     async def _tell(
-        self, send: Send, streamed: bool, told: AnswerContext, teller: ResponseWriter
+        self, send: Send, streamed: bool, context: AnswerContext, teller: ResponseWriter
     ) -> None:
-        async with aclosing(self.front.generate(*told.prepared)) as events:
+        async with aclosing(self.front.generate(*context.prepared)) as events:
             if streamed:
-                await stream(send, told.counted(events), teller)
+                await stream(send, context.counted(events), teller)
                 return
-            async for event in told.counted(events):
+            async for event in context.counted(events):
                 teller.keep_update(event)
         content = teller.whole()
         if isinstance(content, StreamedBody):

@@ -159,8 +159,8 @@ class Engine:
                 self._leave_pause()
                 self._plan()
                 self._report()
-                for told in self._pause.settle(self._settled()):
-                    self._front.send(told)
+                for altered in self._pause.settle(self._settled()):
+                    self._front.send(altered)
                 if self._workers.in_trouble:
                     raise WorkersLost(await self._workers.explain())
                 if beat.done():
@@ -198,10 +198,10 @@ class Engine:
         """End a wanted pause, once weight changes are through and memory is back."""
         if self._changes.halts:
             return
-        held, told = self._pause.leave()
+        held, altered = self._pause.leave()
         for request in held:
             self._begin(request)
-        for each in told:
+        for each in altered:
             self._front.send(each)
 
     def _settled(self) -> bool:
