@@ -273,7 +273,7 @@ class LLM:
         parts: list[AnswerEvent] = []
         logprobs: list[TokenLogprobs] = []
         scored: list[TokenLogprobs | None] = [] if set_to.prompt_logprobs is None else [None]
-        async with aclosing(self._front.generate(prepared)) as events:
+        async with aclosing(self._front.generate(prepared, streamed=False)) as events:
             async for event in events:
                 parts += event.parts
                 tokens += event.num_tokens

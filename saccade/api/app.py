@@ -62,7 +62,7 @@ from saccade.core.store import BATCHES
 from saccade.edge import metrics_text as metrics
 from saccade.edge.admission import Admission
 from saccade.edge.auth import CLIENT, Keys
-from saccade.edge.body import Bodies
+from saccade.edge.body import READ, Bodies
 from saccade.edge.disconnect import while_connected
 from saccade.edge.guard import Guard, is_loopback
 from saccade.edge.headers import INSTANCE_HEADER, RequestIds, request_id
@@ -312,7 +312,7 @@ class _Api:
         return json_response(await asyncio.to_thread(describe))
 
     async def version(self, _: Request) -> Response:
-        return json_response({"version": __version__})
+        return json_response({"version": __version__, "accepts": READ})
 
 
 class _KeyCheck:

@@ -100,7 +100,7 @@ class RequestHandler:
     async def _tell(
         self, send: Send, streamed: bool, context: AnswerContext, teller: ResponseWriter
     ) -> None:
-        async with aclosing(self.front.generate(*context.prepared)) as events:
+        async with aclosing(self.front.generate(*context.prepared, streamed=streamed)) as events:
             if streamed:
                 await stream(send, context.counted(events), teller)
                 return

@@ -120,6 +120,10 @@ class CacheTier(Generic[K]):
         self.evictions += len(evicted)
         return evicted
 
+    def shed(self, nbytes: int) -> list[K]:
+        """Evict `nbytes`, or all but held and pinned items. Returns the evicted keys."""
+        return self.make_room(self.budget_bytes - self.used_bytes + nbytes) if nbytes > 0 else []
+
     def clear(self, keep: Collection[K]) -> list[K]:
         """Remove every item outside `keep`, which names all held items. Returns the removed keys.
         These removals are left out of `evictions`.

@@ -15,7 +15,7 @@ Embeddings pinned by clients (`pins.py`) leave a tier last.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from saccade.cache.cache_tier import CacheTier
@@ -263,6 +263,19 @@ class EmbeddingCache:
             if disk or tier != "disk"
             for key in cache_tier.clear(keep)
         ]
+
+    def shrink(self, nbytes: int) -> list[Move]:
+        """Drop about `nbytes` of embeddings from memory, or all that are unheld and unpinned.
+
+        Saved ones stay on disk. Returns the moves.
+        """
+        moves: list[Move] = []
+        places: Sequence[Tier] = ("host", "device")
+        for place in places:
+            for key in self.tiers[place].shed(nbytes) if place in self.tiers else ():
+                nbytes -= self._bytes(key)
+                moves.append(Move(key, place, None, self._forget(key)))
+        return moves
 
     # ---- what clients ask to be kept
 

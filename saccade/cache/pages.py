@@ -78,6 +78,11 @@ class PagePool:
             end = page + 1
         self._add_run(start, end - start)
 
+    @property
+    def free_runs(self) -> tuple[tuple[int, int], ...]:
+        """The free pages, as (first page, pages)."""
+        return tuple(self._runs.items())
+
     def audit(self, holders: Iterable[Iterable[int]]) -> None:
         """Assert that each page is free or held, and counted as often as `holders` hold it."""
         held = Counter(chain.from_iterable(holders))

@@ -241,15 +241,17 @@ class PrefixCache:
             node.snapshot = None
         return line
 
-    def evict(self, n: int, *, keep: bool = True) -> int:
+    def evict(self, n: int, *, keep: bool = True, pinned: bool = True) -> int:
         """Free up to `n` unheld pages, pinned ones last. Returns their number.
 
-        `keep`: save them in `kept`, if there is one.
+        `keep`: save them in `kept`, if there is one. `pinned`: free pinned ones, too.
         """
         self.end_pins()
         freed: list[int] = []
         while len(freed) < min(n, self.evictable):
             node = self._next_leaf()
+            if node is None and not pinned:
+                break
             if node is None:
                 self._give_way()
                 continue

@@ -17,6 +17,7 @@ from saccade.core.plan import ADAPT, PLANS_IN_FLIGHT, Changed, Masks, Plan, Step
 from saccade.core.types import Delta, Image, ImageKey, Request
 from saccade.engine.changes import ALONE, Changes
 from saccade.engine.language import LanguageHalf
+from saccade.engine.memory_watch import MemoryWatch
 from saccade.engine.pause import Intermission
 from saccade.engine.store_lookup import StoreProbe
 from saccade.engine.workers import WorkersLost
@@ -109,7 +110,7 @@ class Engine:
     """The engine loop. Runs until told to stop.
 
     `arrived` is set by front, workers and guides on news. `language`: None for a vision tower
-    alone. `depth`: most plans in flight.
+    alone. `depth`: most plans in flight. `memory`: None on a GPU.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class Engine:
         language: LanguageHalf | None,
         depth: int = PLANS_IN_FLIGHT,
         probe: StoreProbe | None = None,
+        memory: MemoryWatch | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._workers = workers
@@ -131,6 +133,7 @@ class Engine:
         self._language = language
         self._depth = depth
         self._probe = probe
+        self._memory = memory
         self._changes = Changes(scheduler.image_scheduler.encodes_with)
         self._pause = Intermission()
         self._deltas: list[Delta] = []
@@ -176,6 +179,8 @@ class Engine:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             self._workers.tick()
             self._front.send(Alive(self._workers.overdue))
+            if self._memory is not None:
+                self._memory.tick()
             self._arrived.set()  # deadlines are looked at
 
     def _finished(self) -> bool:
@@ -221,8 +226,8 @@ class Engine:
                 self._submit(request, aliases)
             case Abort(id):
                 self._abort(id)
-            case PixelsReady(key, pixels):
-                self._deltas += scheduler.pixels_ready(key, pixels)
+            case PixelsReady(key, pixels, tiles):
+                self._deltas += scheduler.pixels_ready(key, pixels, tiles)
             case EmbeddingReady(key):
                 assert self._language is not None, "nobody encodes for a server that encodes"
                 self._deltas += self._language.embedding_ready(key)
@@ -390,6 +395,8 @@ def measure(scheduler: Scheduler, metrics: Metrics) -> None:
     metrics.set("saccade_image_hits_total", counts.images_embedding, level="embedding")
     metrics.set("saccade_image_hits_total", counts.images_pixels, level="pixels")
     metrics.set("saccade_image_hits_total", counts.images_given, level="encoder")
+    metrics.set("saccade_image_tiles_total", counts.tiles_new, outcome="new")
+    metrics.set("saccade_image_tiles_total", counts.tiles_seen, outcome="seen")
     metrics.set("saccade_arena_bytes_in_use", scheduler.image_scheduler.slots.bytes_in_use)
     for tier, cache_tier in embeddings.tiers.items():
         metrics.set("saccade_embedding_hits_total", embeddings.hits[tier], tier=tier)

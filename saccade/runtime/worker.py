@@ -36,7 +36,7 @@ from saccade.runtime.sampling.finite import NO_TOKEN, finite_rows, quieten
 from saccade.runtime.sampling.head import HeadDrafter
 from saccade.runtime.sampling.sampler import Sampler
 from saccade.runtime.sampling.scores import STATE_PARTS
-from saccade.runtime.sleep import GivenBack, let_go
+from saccade.runtime.sleep import GivenBack, let_go, return_free
 from saccade.runtime.start_facts import describe_steps, find_facts
 from saccade.runtime.states import StateMemory
 from saccade.runtime.tiers.page_memory import PageMemory
@@ -74,10 +74,12 @@ class Worker:
         kept = spec.kv_spec(shard.size).with_dtype(config.kv.dtype)
         caches = allocate_caches(kept, config.kv_pages, size, dtype, device)
         self.states = StateMemory(kept, config.max_running + config.snapshots.lines, dtype, device)
-        per_token = [each for layer in caches for each in layer.values()]
-        self._memory = GivenBack([*per_token, self.states.lines])
+        self._caches = [each for layer in caches for each in layer.values()]
+        self._kv_pages = config.kv_pages
+        self._memory = GivenBack([*self._caches, self.states.lines])
         self._drafts = bool(config.snapshots.between)  # drafts are wanted, and kept on CPUs alone
-        sizes, metrics = config.graphs, metrics or Metrics()
+        self._metrics = metrics = metrics or Metrics()
+        sizes = config.graphs
         self._attention = attention_for(
             keys_and_values(caches),
             size,
@@ -200,6 +202,9 @@ class Worker:
             self.states.copy(plan.snapshot)
         if plan.save:
             self.images.save(plan)
+        if plan.unused is not None:
+            freed = return_free(self._caches, self._kv_pages, plan.unused)
+            self._metrics.inc("saccade_memory_given_back_bytes_total", freed, what="kv")
         return step
 
     def _change(self, change: Change) -> Changed:

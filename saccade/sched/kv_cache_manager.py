@@ -127,10 +127,10 @@ class KVCacheManager:
         Where two images have one key, the first is the one encoded for this sequence.
         """
         encoded = sequence.encoded.pop(sequence.shown.images[span.image].key, None)
-        lost = encoded[0] if encoded else None
+        lost = encoded.missed if encoded else None
         missed_kv = self._why_missing(sequence, span.end, lost)
         if encoded:
-            return ImageOutcome(span.image, encoded[1], missed_kv, lost)
+            return ImageOutcome(span.image, encoded.source, missed_kv, lost, tiles=encoded.tiles)
         tier: Tier = "disk" if place == "staged" else place
         return ImageOutcome(span.image, "embedding", missed_kv, None, tier)
 
@@ -153,6 +153,10 @@ class KVCacheManager:
         if self._pool.free < pages and self._prefix:
             self._prefix.evict(pages - self._pool.free)
         return self._pool.free >= pages
+
+    def forget(self, pages: int) -> int:
+        """Evict up to `pages` unheld cached pages that nobody has pinned. Returns their number."""
+        return self._prefix.evict(pages, pinned=False) if self._prefix else 0
 
     def _available(self, running: Iterable[Sequence]) -> int:
         """Count free and reclaimable pages, less the near need of running sequences."""

@@ -281,7 +281,6 @@ def test_tools_and_formats_are_read() -> None:
         "web_search",
         "web_search_preview",
         "file_search",
-        "computer_use_preview",
         "mcp",
         "image_generation",
         "code_interpreter",

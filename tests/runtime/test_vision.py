@@ -15,7 +15,7 @@ from saccade.core.metrics import Metrics
 from saccade.core.plan import Encode, PixelSlot
 from saccade.core.types import ImageKey
 from saccade.kernels.tower_attention import varlen_attention
-from saccade.nn import patches
+from saccade.nn import tower as blocks
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime.cuda.graphs import eager
@@ -104,7 +104,7 @@ def test_a_step_spends_what_it_may_and_a_small_image_passes_a_large_one(
     done: list[int] = []
     attend = varlen_attention
     monkeypatch.setattr(
-        patches, "varlen_attention", lambda q, *rest: (done.append(len(q)), attend(q, *rest))[1]
+        blocks, "varlen_attention", lambda q, *rest: (done.append(len(q)), attend(q, *rest))[1]
     )
     bench = Bench(net)
     encodes = bench.encodes()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -199,6 +200,42 @@ def test_every_token_is_news_at_once_and_the_first_tells_what_was_cached() -> No
 
 
 # ---- aborts and failures
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 17, 18, 40])
+def test_an_answer_that_nobody_reads_along_is_told_in_bundles(tokens: int) -> None:
+    """The first token goes alone, for it is timed. The end brings what is left."""
+    sim = simulation()
+    settings: dict[str, Any] = ENDLESS | {"max_tokens": tokens}
+    streamed = sim.request([1, 2, 3], **settings)
+    bundled = replace(streamed, id="bundled", streamed=False)
+    sim.add(streamed)
+    sim.run()
+    sim.add(bundled)
+    sim.run()
+    news = [len(delta.tokens) for delta in sim.deltas["bundled"]]
+    left = [16] * ((tokens - 1) // 16) + [(tokens - 1) % 16]
+    assert news == [1, *filter(None, left)] and len(sim.deltas[streamed.id]) == tokens
+    assert sim.output("bundled") == sim.output(streamed.id)
+    assert sim.deltas["bundled"][-1].finish == "length"
+
+
+def test_an_abort_and_a_preemption_lose_no_token_of_a_bundle() -> None:
+    sim = simulation(pages=16)
+    first = add_text(sim, 20, max_tokens=20)
+    second = sim.add(
+        replace(sim.request([3] * 20, **(ENDLESS | {"max_tokens": 20})), streamed=False)
+    )
+    sim.run()
+    assert sim.scheduler.counts.preemptions > 0
+    assert len(sim.output(first)) == len(sim.output(second)) == 20
+    third = sim.add(replace(sim.request([4] * 9, **ENDLESS), streamed=False))
+    for _ in range(4):
+        sim.plan()
+        sim.finish(sim.flights[0][0])
+    sim.abort(third)
+    sim.run()
+    assert sim.deltas[third][-1].finish == "abort" and len(sim.output(third)) > 1
 
 
 @pytest.mark.parametrize("when", ["waiting", "planned", "running"])

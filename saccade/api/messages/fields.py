@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from saccade.api.body_schema import BodySchema
+from saccade.api.messages.toolsets import BrowserState
 from saccade.core.config import PageView
 from saccade.core.errors import InvalidRequest
 from saccade.front.breakpoints import CacheControl
@@ -161,6 +162,8 @@ class ToolUseBlock(MarkedBlock, tag_field="type", tag="tool_use", kw_only=True):
     name: Name
     input: dict[str, Any]
     """The tool's arguments."""
+    toolset_name: str | None = None
+    """The toolset of the call, if it belongs to one."""
 
 
 class ToolResultBlock(MarkedBlock, tag_field="type", tag="tool_result", kw_only=True):
@@ -168,7 +171,9 @@ class ToolResultBlock(MarkedBlock, tag_field="type", tag="tool_result", kw_only=
 
     tool_use_id: Name
     """The call that this block answers."""
-    content: str | list[TextBlock | ImageBlock | VideoBlock | DocumentBlock] | None = None
+    content: (
+        str | list[TextBlock | ImageBlock | VideoBlock | DocumentBlock | BrowserState] | None
+    ) = None
     """The tool's answer: a text, or texts and images."""
     is_error: bool | None = None
     """The tool failed. The model reads this before the content."""

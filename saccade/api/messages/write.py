@@ -141,13 +141,15 @@ class MessageStream:
                 if not self._shows_thinking:
                     return opened
                 return [*opened, self._delta({"type": "thinking_delta", "thinking": text})]
-            case CallStarted(_, call_id, name):
+            case CallStarted(_, call_id, name, toolset):
                 block: dict[str, Any] = {
                     "type": "tool_use",
                     "id": call_id,
                     "name": name,
                     "input": {},
                 }
+                if toolset:
+                    block |= {"toolset_name": toolset, "caller": {"type": "direct"}}
                 return [*self._close(), *self._enter("tool_use", block)]
             case CallArguments(_, text):
                 return [self._delta({"type": "input_json_delta", "partial_json": text})]

@@ -27,6 +27,7 @@ from saccade.api.chat.fields import Reply
 from saccade.api.chat.write import ChatShape
 from saccade.api.handlers import SMALL_BODY, Endpoint, RequestHandler, json_response, send_json
 from saccade.api.paging import Paging
+from saccade.api.responses.computer import acts_once
 from saccade.api.responses.fields import LOGPROBS, ReasoningConfig, ResponsesRequest, ResponseText
 from saccade.api.responses.items import Item, ReferenceItem, pack, pack_output, unpack
 from saccade.api.responses.read import ResponseInquiry, read_responses, response_request
@@ -278,7 +279,7 @@ class _Responses:
             response = opened(name, model, found, prepared.sampling)
             if found.reply.stream:
                 self._running[client.name, name] = Running(response, prepared.id)
-            stream = ResponseStream(response)
+            stream = ResponseStream(response, acts_once(found.request.form.tools or ()))
             return ResponseTeller(stream, context, found, shape, partial(self._end, found, held))
 
         try:

@@ -218,6 +218,7 @@ class Step3Tiny(Tiny):
     """Step3-VL. A crop has 4 tokens, the whole image 9."""
 
     architecture = "StepVLForConditionalGeneration"
+    tiled = True
     special = SPECIAL
     template = CHAT_TEMPLATE
     grids = frozenset({(0, 0), (2, 3), (3, 1), (3, 3), (24, 1)})

@@ -120,6 +120,10 @@ class PackedEncoder:
             embeddings += yield from self._forward(pixels[pack], facts[pack], plain)
         return embeddings
 
+    def split(self, rows: torch.Tensor, grid: Grid) -> torch.Tensor:
+        """Return an image's embedding, in own memory, from the rows of its tiles."""
+        return self._vision.split(rows, [self._positions.facts(grid)])[0]
+
     @property
     def depth(self) -> int:
         """Blocks that each patch passes."""

@@ -10,6 +10,7 @@ from saccade.core.arena import Arena
 from saccade.core.config import EncoderMode, EngineConfig
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Deliver, Plan
+from saccade.ipc.memory import trim
 from saccade.nn.protocol import TowerNet
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime.begun_step import MaskSource, Step
@@ -53,6 +54,8 @@ class TowerWorker:
         for delivery in plan.deliver:
             self._deliver(delivery)
         self.images.save(plan)
+        if plan.unused is not None:
+            trim()
         return step
 
     def _deliver(self, delivery: Deliver) -> None:

@@ -27,11 +27,15 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A call to the tool `name` has started. Its index counts every started call."""
+    """A call to the tool `name` has started. Its index counts every started call.
+
+    toolset: the client's set of tools that it belongs to, if any.
+    """
 
     index: int
     id: str
     name: str
+    toolset: str = ""
 
 
 @dataclass(frozen=True, slots=True)
