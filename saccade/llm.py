@@ -125,8 +125,8 @@ class LLM:
         self._answers = chosen.answers
         if options:
             name = min(options)
-            told = f": {GONE[name]}" if name in GONE else ""
-            raise ConfigError(f"LLM has no option {name!r}{told}")
+            hint = f": {GONE[name]}" if name in GONE else ""
+            raise ConfigError(f"LLM has no option {name!r}{hint}")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="saccade-front", daemon=True

@@ -259,12 +259,12 @@ class _Api:
             "always" if reply.continuous_usage else "last" if reply.include_usage else None
         )
 
-        def tell(told: AnswerContext) -> Choices | PromptTeller:
+        def tell(context: AnswerContext) -> Choices | PromptTeller:
             writer = Writer(shape, self.door.model_of(reply.model)[0])
-            choices = Choices(writer, told, usage)
+            choices = Choices(writer, context, usage)
             if view == PromptView():
                 return choices
-            return PromptTeller(choices, view, told.prepared, self.front.vocabulary)
+            return PromptTeller(choices, view, context.prepared, self.front.vocabulary)
 
         return tell
 
@@ -289,8 +289,8 @@ class _Api:
         status, reason = self.front.health
         state = {"status": status, "model": self.door.names[0]}
         ready = status == "ready"
-        told = state if ready else {**state, "reason": reason}
-        response = json_response(told, 200 if ready else 503)
+        body = state if ready else {**state, "reason": reason}
+        response = json_response(body, 200 if ready else 503)
         response.headers[INSTANCE_HEADER] = self.instance
         return response
 
@@ -362,8 +362,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         405: f"{request.method} is not allowed on {path[:200]}{advice(path)}",
     }
     code = {404: "not_found", 405: "method_not_allowed"}.get(status)
-    told = ErrorBody(what.get(status, error.detail), "invalid_request_error", None, code)
-    status, body = body_for(path, status, told, request_id.get())
+    fault = ErrorBody(what.get(status, error.detail), "invalid_request_error", None, code)
+    status, body = body_for(path, status, fault, request_id.get())
     return Response(body, status, error.headers, "application/json")
 
 

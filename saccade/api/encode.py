@@ -65,10 +65,10 @@ class EmbeddingDoor:
         async with self._door.admission.admit(scope, receive, read_whole) as (body, held):
             await while_connected(receive, self._answer(send, wanted, bytes(body), held))
 
-    def _read(self, told: str) -> EmbeddingWanted:
+    def _read(self, text: str) -> EmbeddingWanted:
         """Read the wish. Raises InvalidRequest, OtherTower."""
         try:
-            wanted = msgspec.json.decode(told, type=EmbeddingWanted)
+            wanted = msgspec.json.decode(text, type=EmbeddingWanted)
             self._check_size(wanted.image)
             tokens = self._front.intake.spec.num_tokens(wanted.image.grid)
         except (msgspec.MsgspecError, ValueError, TypeError) as error:

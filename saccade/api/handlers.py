@@ -93,9 +93,9 @@ class RequestHandler:
             changes = ImageChanges(prepared[0], self.front.intake.media.prints)
             send = telling(send, changes)
         tracer = Tracer(prepared, reply.trace, changes) if traced else None
-        told = AnswerContext(prepared, tally, tracer)
+        context = AnswerContext(prepared, tally, tracer)
         try:
-            await self._tell(send, bool(reply.stream), told, tell(told))
+            await self._tell(send, bool(reply.stream), context, tell(context))
         finally:
             if way is not None and tracer is not None:
                 way.answer = AnswerTold.of(prepared, tally, tracer)
@@ -103,13 +103,13 @@ class RequestHandler:
             self.log(prepared, tally, tracer)
 
     async def _tell(
-        self, send: Send, streamed: bool, told: AnswerContext, teller: ResponseWriter
+        self, send: Send, streamed: bool, context: AnswerContext, teller: ResponseWriter
     ) -> None:
-        async with aclosing(self.front.generate(*told.prepared, streamed=streamed)) as events:
+        async with aclosing(self.front.generate(*context.prepared, streamed=streamed)) as events:
             if streamed:
-                await stream(send, told.counted(events), teller)
+                await stream(send, context.counted(events), teller)
                 return
-            async for event in told.counted(events):
+            async for event in context.counted(events):
                 teller.keep_update(event)
         content = teller.whole()
         if isinstance(content, StreamedBody):

@@ -216,8 +216,8 @@ class _Operations:
         front = self.door.front
         kept = await front.adapters.changes.update_weights(path)
         front.pooled_outputs.clear()
-        told = "the image embeddings stay" if kept else "the vision tower is another one"
-        message = f"the weights are those of {path}; {told}"
+        outcome = "the image embeddings stay" if kept else "the vision tower is another one"
+        message = f"the weights are those of {path}; {outcome}"
         return json_response({"success": True, "message": message, "embeddings_kept": kept})
 
     async def _read(self, request: Request, reader: Reader[T]) -> T:

@@ -84,16 +84,16 @@ class Server(Serving):
     async def run_until_told(
         self,
         on_ready: Callable[[str, Ready], None],
-        told: Callable[[Loading], None] = lambda _: None,
+        on_progress: Callable[[Loading], None] = lambda _: None,
     ) -> bool:
         """Serve until a signal (or `should_exit`), with `/health` answering while the engine
         starts. Returns False if a signal came before the start.
 
-        `on_ready` gets the address and the engine's decisions, `told` the progress of loading.
+        `on_ready` gets the address and the engine's decisions, `on_progress` how far loading is.
         Raises StartupError if the address cannot be had or the engine fails to start.
         """
         bound = listen(self._options.host, self._options.port)
-        starting = asyncio.create_task(self._start(bound, on_ready, told))
+        starting = asyncio.create_task(self._start(bound, on_ready, on_progress))
         try:
             await self.serve([bound])
         finally:
@@ -116,11 +116,11 @@ class Server(Serving):
         self,
         bound: socket.socket,
         on_ready: Callable[[str, Ready], None],
-        told: Callable[[Loading], None],
+        on_progress: Callable[[Loading], None],
     ) -> None:
         address, host = address_of(bound), bound.getsockname()[0]
         try:
-            ready = await self._front.start(told, self._check)
+            ready = await self._front.start(on_progress, self._check)
             if not (self._options.asks_for_key or ipaddress.ip_address(host).is_loopback):
                 log.warning(
                     "--host %s without --api-key: whoever can reach this port may use the server",

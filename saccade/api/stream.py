@@ -119,14 +119,14 @@ async def stream(send: Send, events: AsyncIterator[AnswerUpdate], teller: Respon
 class Choices:
     """Completions and their chunks. `usage`: in the last chunk, or in every chunk."""
 
-    def __init__(self, writer: Writer, told: AnswerContext, usage: UsageWanted) -> None:
+    def __init__(self, writer: Writer, context: AnswerContext, usage: UsageWanted) -> None:
         self._writer = writer
-        self._told = told
-        self._tally = told.tally
-        self._diagnoses = told.prepared[0].request.caching.diagnose
+        self._context = context
+        self._tally = context.tally
+        self._diagnoses = context.prepared[0].request.caching.diagnose
         self._usage: UsageWanted = usage
         self._opened = set[int]()
-        count = sum(each.n for each in told.prepared)
+        count = sum(each.n for each in context.prepared)
         self._answers = [ChoiceReply(writer.shape, i) for i in range(count)]
 
     def shown(self, event: AnswerUpdate) -> bytes:
@@ -149,7 +149,7 @@ class Choices:
 
     def ending(self) -> bytes:
         body = b""
-        trace = self._told.trace
+        trace = self._context.trace
         if self._usage or trace is not UNSET or self._diagnoses:
             usage = self._tally.usage if self._usage else UNSET
             body = _sse(self._writer.chunk([], usage, trace, self._diagnostics))
@@ -163,7 +163,7 @@ class Choices:
 
     def whole(self) -> Completion:
         usage = self._tally.usage
-        return self._writer.whole(self._answers, usage, self._told.trace, self._diagnostics)
+        return self._writer.whole(self._answers, usage, self._context.trace, self._diagnostics)
 
     @property
     def _diagnostics(self) -> CacheDiagnostics | UnsetType:

@@ -28,8 +28,8 @@ def root_name(identity: bytes, salt: str, adapter: str = "") -> bytes:
 
     identity: see `core.page_store.PageIdentity`. adapter: its fingerprint.
     """
-    told = b"root" + _text(identity) + _text(salt.encode()) + _text(adapter.encode())
-    return blake2b(told, digest_size=NAME_BYTES).digest()
+    facts = b"root" + _text(identity) + _text(salt.encode()) + _text(adapter.encode())
+    return blake2b(facts, digest_size=NAME_BYTES).digest()
 
 
 def page_name(parent: bytes, key: PageKey) -> bytes:

@@ -19,13 +19,13 @@ class Permits:
     """
 
     def __init__(
-        self, most: int, option: str, told: Callable[[int], None] = lambda _: None
+        self, most: int, option: str, on_change: Callable[[int], None] = lambda _: None
     ) -> None:
         self.idle = asyncio.Event()
         self.idle.set()
         self._most = most
         self._option = option
-        self._told = told
+        self._on_change = on_change
         self._taken: Counter[str] = Counter()
         """By the name of the client's key."""
 
@@ -66,4 +66,4 @@ class Permits:
             self.idle.clear()
         else:
             self.idle.set()
-        self._told(self.taken)
+        self._on_change(self.taken)

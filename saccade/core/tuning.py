@@ -90,8 +90,8 @@ class TuningValue:
     @property
     def described(self) -> str:
         """Describe the value in a line. The meaning covers a default that is None or "auto"."""
-        told = "" if self.default in (None, "auto") else f" ({self.default})"
-        return f"{self.name}{told}: {self.meaning}"
+        default = "" if self.default in (None, "auto") else f" ({self.default})"
+        return f"{self.name}{default}: {self.meaning}"
 
     def parse(self, text: str) -> object:
         """Parse `text` as this value. Raises ConfigError."""

@@ -53,5 +53,5 @@ def most(loads: Sequence[int], slack: int = SLACK) -> int:
 
 def score(key: bytes, replica: str) -> int:
     """Return 64 bits that depend on these two alone."""
-    told = len(key).to_bytes(4, "little") + key + replica.encode()
-    return int.from_bytes(blake2b(told, digest_size=8).digest(), "little")
+    named = len(key).to_bytes(4, "little") + key + replica.encode()
+    return int.from_bytes(blake2b(named, digest_size=8).digest(), "little")

@@ -101,21 +101,21 @@ def body_for(
         return status, msgspec.json.encode({"error": told_gemini})
     if not speaks_anthropic(path):
         return status, msgspec.json.encode(ErrorResponse(error))
-    told = _anthropic(status, error, request_id, details)
-    return _OVERLOADED if status == 503 else status, msgspec.json.encode(told)
+    body = _anthropic(status, error, request_id, details)
+    return _OVERLOADED if status == 503 else status, msgspec.json.encode(body)
 
 
 def failure_event(path: str, error: RequestError, request_id: str) -> bytes:
     """Return a broken stream's last event, for a sender that knows only this error."""
     if speaks_anthropic(path):
-        told = msgspec.json.encode(error_body(error, request_id))
-        return b"event: error\ndata: " + told + b"\n\n"
+        data = msgspec.json.encode(error_body(error, request_id))
+        return b"event: error\ndata: " + data + b"\n\n"
     body = ErrorResponse.of(error)
     if not path.startswith(_RESPONSES):
         return b"data: " + msgspec.json.encode(body) + b"\n\n"
     event = {"type": "error", "code": body.error.code, "message": body.error.message}
-    told = msgspec.json.encode({**event, "param": None, "sequence_number": 0, "error": body.error})
-    return b"event: error\ndata: " + told + b"\n\n"
+    data = msgspec.json.encode({**event, "param": None, "sequence_number": 0, "error": body.error})
+    return b"event: error\ndata: " + data + b"\n\n"
 
 
 def error_body(error: RequestError, request_id: str) -> dict[str, Any]:
@@ -135,5 +135,5 @@ def _anthropic(
     details = {} if error.code is None else {"details": {"error_code": error.code, **more}}
     words = [] if error.code != "context_length_exceeded" else ["prompt is too long"]
     words += [] if error.param is None or error.param in error.message else [error.param]
-    told = {"type": kind, "message": ": ".join([*words, error.message]), **details}
-    return {"type": "error", "error": told, "request_id": request_id or None}
+    fields = {"type": kind, "message": ": ".join([*words, error.message]), **details}
+    return {"type": "error", "error": fields, "request_id": request_id or None}

@@ -162,8 +162,8 @@ class Engine:
                 self._leave_pause()
                 self._plan()
                 self._report()
-                for told in self._pause.settle(self._settled()):
-                    self._front.send(told)
+                for altered in self._pause.settle(self._settled()):
+                    self._front.send(altered)
                 if self._workers.in_trouble:
                     raise WorkersLost(await self._workers.explain())
                 if beat.done():
@@ -203,10 +203,10 @@ class Engine:
         """End a wanted pause, once weight changes are through and memory is back."""
         if self._changes.halts:
             return
-        held, told = self._pause.leave()
+        held, altered = self._pause.leave()
         for request in held:
             self._begin(request)
-        for each in told:
+        for each in altered:
             self._front.send(each)
 
     def _settled(self) -> bool:
@@ -290,16 +290,14 @@ class Engine:
         return self._language, self._probe, self._pause
 
     def _begin(self, request: Request) -> None:
-        if not self._begin_look(request):
+        if self._probe is None or not self._begin_look(self._probe, request):
             self._enter(request)
 
-    def _begin_look(self, request: Request) -> bool:
+    def _begin_look(self, probe: StoreProbe, request: Request) -> bool:
         """Look into the shared embedding folder. Returns True if the request waits for that."""
-        if self._probe is None:
-            return False
         embeddings = self._scheduler.embeddings
         absent = [image for image in request.images if not embeddings.ready(image.key)]
-        return bool(absent) and self._probe.begin_probe(request, absent)
+        return bool(absent) and probe.begin_probe(request, absent)
 
     def _enter(self, request: Request) -> None:
         """Pass on a request whose look-ups are done."""

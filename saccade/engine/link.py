@@ -100,10 +100,10 @@ class EngineProcess:
         self._overdue = ""
         self._ticking: asyncio.Task[None] | None = None
 
-    async def start(self, told: Callable[[Loading], None]) -> Ready:
-        """Start the process and wait until the model is loaded. `told` hears how far that is.
+    async def start(self, on_progress: Callable[[Loading], None]) -> Ready:
+        """Start the process and wait until the model is loaded.
 
-        Raises StartupError with the engine's reason.
+        `on_progress` hears how far that is. Raises StartupError with the engine's reason.
         """
         early = self._early or begin_engine(self._served.parallel.ranks, self._arena_fd)
         self._child = early.child
@@ -112,7 +112,7 @@ class EngineProcess:
         self._channel.send(self._vocabulary)
         try:
             while isinstance(message := await self.receive(), Loading):
-                told(message)
+                on_progress(message)
         except EngineUnavailable as error:
             raise StartupError(error.message) from None
         if isinstance(message, Failed):

@@ -58,8 +58,8 @@ class Intermission:
         if not (self._asked and idle):
             return []
         self.state = "paused"
-        told, self._asked = [Altered(id, Changed()) for id in self._asked], []
-        return told
+        altered, self._asked = [Altered(id, Changed()) for id in self._asked], []
+        return altered
 
     def end_pause(self, id: int) -> None:
         """Ask for the pause's end, which `leave` answers."""
@@ -73,9 +73,9 @@ class Intermission:
         if not self._ending:
             return [], []
         held, self._held = list(self._held.values()), {}
-        told, self._ending = [Altered(id, Changed()) for id in self._ending], []
+        altered, self._ending = [Altered(id, Changed()) for id in self._ending], []
         self.state = "running"
-        return held, told
+        return held, altered
 
     def hold_request(self, request: Request) -> None:
         self._held[request.id] = request

@@ -183,9 +183,9 @@ def _describe_growth(
         (embeddings, "embeddings (--embedding-cache-device-mb)"),
         (pixels, "pixels (--tune arena_mb)"),
     )
-    told = " + ".join(f"{nbytes / MIB:.0f} of {what}" for nbytes, what in parts if nbytes)
+    listed = " + ".join(f"{nbytes / MIB:.0f} of {what}" for nbytes, what in parts if nbytes)
     total = sum(nbytes for nbytes, _ in parts)
-    yield "memory", f"grows by {total / MIB:.0f} MiB at most, as caches fill: {told}"
+    yield "memory", f"grows by {total / MIB:.0f} MiB at most, as caches fill: {listed}"
 
 
 def _describe_kv(kv: KVConfig) -> str:

@@ -144,11 +144,11 @@ class Workers:
         size: int,
         arrived: asyncio.Event,
         metrics: Metrics,
-        told: Callable[[Loading], None] = lambda _: None,
+        on_progress: Callable[[Loading], None] = lambda _: None,
     ) -> None:
-        """Prepare the start. `told` hears how far loading is."""
+        """Prepare the start. `on_progress` hears how far loading is."""
         self.size = size
-        self._told = told
+        self._on_progress = on_progress
         self._arrived = arrived
         self._metrics = metrics
         self._ranks: list[_Rank] = []
@@ -288,7 +288,7 @@ class Workers:
             for rank in self._ranks:
                 for answer in rank.take_messages(self._metrics):
                     if isinstance(answer, Loading):
-                        self._told(answer)
+                        self._on_progress(answer)
                         continue
                     assert isinstance(answer, kind)
                     answers[rank.number] = answer

@@ -121,7 +121,8 @@ class Chat:
     for the template. effort, verbosity, thinks: `reasoning_effort`, `verbosity` and
     `enable_thinking`, whose meaning is the template's. `num_characters`: in the template's whole
     input. Counting takes a while, so a large chat is built beside the event loop. `media`: images,
-    videos and files, in the template's order. `marks`: all marks in order, tools' first.
+    videos and files, in the template's order. `sources`: images and videos alone. `files`: still
+    to be opened. `marks`: all marks in order, tools' first.
     action_tool: the computer or browser that the model may act on.
     """
 
@@ -137,22 +138,36 @@ class Chat:
     action_tool: ActionTool | None = None
     num_characters: int = field(init=False, compare=False)
     media: tuple[Source | SentFile, ...] = field(init=False, compare=False)
+    sources: tuple[Source, ...] = field(init=False, compare=False)
+    videos: tuple[VideoSource, ...] = field(init=False, compare=False)
+    files: tuple[SentFile, ...] = field(init=False, compare=False)
     marks: tuple[Mark, ...] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         size, marks = 0, [*self.tool_marks]
         media: list[Source | SentFile] = []
+        sources, videos, files = list[Source](), list[VideoSource](), list[SentFile]()
         for index, message in enumerate(self.messages):
             size += message.num_characters
             media += message.media
             for mark in message.marks:
                 marks.append(replace(mark, message=index))
+        for each in media:
+            if isinstance(each, SentFile):
+                files.append(each)
+                continue
+            sources.append(each)
+            if isinstance(each, VideoSource):
+                videos.append(each)
         for tool in self.tools.tools if self.tools else ():
             size += tool.num_characters
         if self.variables:
             size += extent(self.variables).characters
         object.__setattr__(self, "num_characters", size)
         object.__setattr__(self, "media", tuple(media))
+        object.__setattr__(self, "sources", tuple(sources))
+        object.__setattr__(self, "videos", tuple(videos))
+        object.__setattr__(self, "files", tuple(files))
         object.__setattr__(self, "marks", tuple(marks))
 
     @property
@@ -164,20 +179,6 @@ class Chat:
     def goes_on(self) -> bool:
         """Return True if the chat holds an earlier answer."""
         return len(self.messages) > 1 and any(m.role == "assistant" for m in self.messages)
-
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        """Return images and videos, in the template's order."""
-        return tuple(each for each in self.media if not isinstance(each, SentFile))
-
-    @property
-    def files(self) -> tuple[SentFile, ...]:
-        """Return the files that are still to be opened."""
-        return tuple(each for each in self.media if isinstance(each, SentFile))
-
-    @property
-    def videos(self) -> tuple[VideoSource, ...]:
-        return tuple(each for each in self.media if isinstance(each, VideoSource))
 
     def place_of(self, message: int, part: int | None) -> str:
         """Return the client's name for a message offset: the tools, a message's content, or a part

@@ -46,16 +46,18 @@ class LoadingView:
 
     def show(self, loading: Loading) -> None:
         """Show news from start-up. The moving line begins with the first."""
-        told = describe(loading)
+        description = describe(loading)
         if self._console.is_terminal:
             self._bar.start()
             total = loading.total or None
-            self._bar.update(self._task, description=told, total=total, completed=loading.done)
+            self._bar.update(
+                self._task, description=description, total=total, completed=loading.done
+            )
         elif self._lines:
             now = time.monotonic()
             if loading.stage != self._said or now >= self._next:
                 self._said, self._next = loading.stage, now + LINE_SECONDS
-                print(f"  {told}", file=self._console.file, flush=True)
+                print(f"  {description}", file=self._console.file, flush=True)
 
 
 def describe(loading: Loading) -> str:

@@ -265,12 +265,12 @@ class PromptEncoder:
                 param,
                 "no_video",
             )
-        told = [*videos] or [marks[-1]] * len(chat.videos)
+        replacements = [*videos] or [marks[-1]] * len(chat.videos)
         starts = [found.start() for found in re.finditer(re.escape(mark), plain.marked)]
-        grown = [*accumulate((len(text) - len(mark) for text in told), initial=0)]
+        grown = [*accumulate((len(text) - len(mark) for text in replacements), initial=0)]
         rendered = Rendered(
-            _replaced(plain.text, starts, len(mark), told),
-            _replaced(plain.marked, starts, len(mark), told),
+            _replaced(plain.text, starts, len(mark), replacements),
+            _replaced(plain.marked, starts, len(mark), replacements),
         )
         return rendered, lambda at: at + grown[bisect_left(starts, at)]
 
@@ -356,8 +356,8 @@ def takes_long(request: GenerationRequest) -> bool:
     return len(prompt) > _LONG_TEXT
 
 
-def _replaced(text: str, starts: Sequence[int], length: int, told: Sequence[str]) -> str:
+def _replaced(text: str, starts: Sequence[int], length: int, replacements: Sequence[str]) -> str:
     """Put `told[k]` in the place of the `length` characters from `starts[k]` on."""
     ends = [0, *(start + length for start in starts)]
     between = [text[end:start] for end, start in zip(ends, [*starts, len(text)])]
-    return "".join(piece for pair in zip(between, [*told, ""]) for piece in pair)
+    return "".join(piece for pair in zip(between, [*replacements, ""]) for piece in pair)

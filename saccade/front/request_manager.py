@@ -89,8 +89,8 @@ class EngineClient(Protocol):
         """The reason why a living engine makes no progress. Empty while it does."""
         ...
 
-    async def start(self, told: Callable[[Loading], None]) -> Ready:
-        """Start the engine. `told` hears how far loading is. Raises StartupError."""
+    async def start(self, on_progress: Callable[[Loading], None]) -> Ready:
+        """Start the engine. `on_progress` hears how far loading is. Raises StartupError."""
         ...
 
     def send(self, message: ToEngine) -> None:
@@ -228,18 +228,17 @@ class RequestManager:
 
     async def start(
         self,
-        told: Callable[[Loading], None] = lambda _: None,
+        on_progress: Callable[[Loading], None] = lambda _: None,
         check: Callable[[], Awaitable[None]] | None = None,
     ) -> Ready:
-        """Start the image workers and the engine, and return when the engine can answer. `told`
-        hears the progress of loading.
+        """Start the image workers and the engine, and return when the engine can answer.
 
-        `check`: asks for answers before any client may, and raises where one is wrong. Raises
-        StartupError.
+        `on_progress` hears how far loading is. `check`: asks for answers before any client may, and
+        raises where one is wrong. Raises StartupError.
         """
         self.intake.media.start()
         try:
-            ready, _ = await asyncio.gather(self._engine.start(told), self.intake.warm_up())
+            ready, _ = await asyncio.gather(self._engine.start(on_progress), self.intake.warm_up())
             self._ready = ready
             if (encoders := self.intake.media.encoders) is not None:
                 encoders.trust(ready.tower)
@@ -486,13 +485,13 @@ class RequestManager:
 
     def _deliver(self, answer: _Answer, delta: Delta) -> None:
         if delta.finish in ("error", "abort"):
-            self._end(answer, answer.error or _told(delta))
+            self._end(answer, answer.error or _error_of(delta))
             return
         if delta.scores is not None or (delta.pooled_output is not None and delta.finish is None):
-            told = AnswerUpdate(
+            update = AnswerUpdate(
                 answer.choice, scores=delta.scores, pooled_output=delta.pooled_output
             )
-            answer.events.put_nowait(told)
+            answer.events.put_nowait(update)
             return
         self._time(answer, len(delta.tokens))
         event = replace(
@@ -564,7 +563,7 @@ class RequestManager:
         task.add_done_callback(self._tasks.discard)
 
 
-def _told(delta: Delta) -> RequestError:
+def _error_of(delta: Delta) -> RequestError:
     """Return the error with which the engine has ended a request."""
     said = delta.error or "the engine gave the request up"
     if delta.code == InternalError.code:

@@ -91,14 +91,14 @@ def _watched(starter: int | None) -> Iterator[None]:
     """
     over = os.eventfd(0)
     gone = [_opened(starter)] if starter is not None else []
-    told = poll()
+    poller = poll()
     for each in (over, *gone):
-        told.register(each, POLLIN)
+        poller.register(each, POLLIN)
     if _is_read():
-        told.register(STDOUT, 0)  # errors and hang-ups are always told
+        poller.register(STDOUT, 0)  # errors and hang-ups are always told
 
     def wait() -> None:
-        if over not in (each for each, _ in told.poll()):
+        if over not in (each for each, _ in poller.poll()):
             os.kill(os.getpid(), signal.SIGTERM)
 
     watch = threading.Thread(target=wait, daemon=True, name="saccade-watch")

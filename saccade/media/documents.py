@@ -124,33 +124,33 @@ class _DocumentMetadata:
         self, name: bytes, form: msgspec.msgpack.Decoder[list[T]], length: int | None = None
     ) -> list[T] | None:
         """Return a list with the given length if known, else `None`."""
-        told = self._metadata.get(name)
-        if told is None and self._disk:
-            told = await self._read(self._disk, name)
-        if told is None:
+        packed = self._metadata.get(name)
+        if packed is None and self._disk:
+            packed = await self._read(self._disk, name)
+        if packed is None:
             return None
         try:
-            found = form.decode(told)
+            found = form.decode(packed)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return None
         if not found or length not in (None, len(found)):
             return None
         if name not in self._metadata:
-            self._keep(name, told)
+            self._keep(name, packed)
         return found
 
     def put(self, name: bytes, metadata: Sequence[object]) -> None:
-        told = msgspec.msgpack.encode(metadata)
-        self._keep(name, told)
+        packed = msgspec.msgpack.encode(metadata)
+        self._keep(name, packed)
         if self._disk is None:
             return
-        whole = len(told).to_bytes(8) + told
+        whole = len(packed).to_bytes(8) + packed
         for number, at in enumerate(range(0, len(whole), LARGEST)):
             self._disk.put(KIND, _piece(name, number), whole[at : at + LARGEST])
 
-    def _keep(self, name: bytes, told: bytes) -> None:
-        if len(told) <= METADATA_BYTES:
-            self._metadata[name] = told
+    def _keep(self, name: bytes, packed: bytes) -> None:
+        if len(packed) <= METADATA_BYTES:
+            self._metadata[name] = packed
 
     async def _read(self, disk: MetadataStore, name: bytes) -> bytes | None:
         whole = b""
@@ -376,5 +376,5 @@ def _metadata_name(kind: str, file: bytes, salt: str, more: bytes = b"") -> byte
     """Name the metadata for a known part of the file with this digest. `more` is the way of
     drawing.
     """
-    told = msgspec.msgpack.encode(("saccade page", kind, renderer_version(), salt, file, more))
-    return blake3(told).digest()
+    facts = msgspec.msgpack.encode(("saccade page", kind, renderer_version(), salt, file, more))
+    return blake3(facts).digest()

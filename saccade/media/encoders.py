@@ -201,10 +201,10 @@ class Encoders:
         """Read the encoders from the file. After an error the list stays as before."""
         try:
             async with asyncio.timeout(LOOK_PATIENCE):
-                told = await asyncio.to_thread(_listed, path)
-            if set(told) != set(self._encoders):
-                self._name(told)
-                log.info("encoders: %s", ", ".join(told) or "none, by their file")
+                listed = await asyncio.to_thread(_listed, path)
+            if set(listed) != set(self._encoders):
+                self._name(listed)
+                log.info("encoders: %s", ", ".join(listed) or "none, by their file")
             self._wrong = ""
         except (OSError, UnicodeDecodeError, ConfigError) as error:
             if str(error) != self._wrong:  # said once, not once a second
@@ -264,9 +264,9 @@ class Encoders:
             given = msgspec.json.decode(headers[GIVEN_HEADER.encode()], type=EmbeddingGiven)
         except (KeyError, msgspec.MsgspecError) as error:
             raise NoEmbedding("damaged", f"its answer makes no sense: {error!r}") from None
-        told = given.tower, given.num_tokens
-        if told != (wanted.tower, wanted.image.num_tokens):
-            raise NoEmbedding("damaged", f"it was asked for another embedding than {told}")
+        answered = given.tower, given.num_tokens
+        if answered != (wanted.tower, wanted.image.num_tokens):
+            raise NoEmbedding("damaged", f"it was asked for another embedding than {answered}")
         return given
 
     async def _receive(
@@ -328,13 +328,13 @@ def _fault(values: memoryview, given: EmbeddingGiven) -> str:
 
 
 async def _said(pieces: AsyncIterator[bytes]) -> str:
-    told = b""
+    body = b""
     async for piece in pieces:
-        told = (told + piece)[:MOST_SAID]
+        body = (body + piece)[:MOST_SAID]
     try:
-        return str(msgspec.json.decode(told)["error"]["message"])
+        return str(msgspec.json.decode(body)["error"]["message"])
     except (msgspec.MsgspecError, LookupError, TypeError):
-        return told.decode("latin-1")[:200]
+        return body.decode("latin-1")[:200]
 
 
 def _refusal(status: int, said: str) -> NoEmbedding:

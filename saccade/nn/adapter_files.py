@@ -95,8 +95,8 @@ def read_adapter(
             f"{folder}: adapter_model.bin may hold code, and is not read: save the adapter as "
             f"{WEIGHTS}"
         )
-    told = _read_config(folder / CONFIG)
-    config = _config(folder / CONFIG, told)
+    config_json = _read_config(folder / CONFIG)
+    config = _config(folder / CONFIG, config_json)
     path = folder / WEIGHTS
     with _opened(path) as file:
         header, stored = _header(path, file, most=2 * len(modules))
@@ -124,7 +124,7 @@ def read_adapter(
         tensors = load(data)
     except (SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(f"{path} is damaged or not complete: {error}") from None
-    fingerprint = blake3(blake3(told).digest() + blake3(data).digest())
+    fingerprint = blake3(blake3(config_json).digest() + blake3(data).digest())
     factors = {
         module: _factors(
             path, module, {half: tensors[name] for half, name in named.items()}, config
@@ -209,9 +209,9 @@ def _whole(path: Path, file: BinaryIO, header: bytes, stored: Mapping[str, Store
     return data
 
 
-def _config(path: Path, told: bytes) -> AdapterConfig:
+def _config(path: Path, config_json: bytes) -> AdapterConfig:
     try:
-        fields = msgspec.json.decode(told, type=dict[str, Any])
+        fields = msgspec.json.decode(config_json, type=dict[str, Any])
         config = msgspec.convert(fields, AdapterConfig)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from None

@@ -95,16 +95,16 @@ def bearing_of_body(body: bytes | bytearray) -> AffinityKey:
     if len(body) > MOST_VALUES and _has_too_many_values(body):
         return AffinityKey()
     try:
-        told = _read(body)
+        asked = _read(body)
         # Of text, the first user's message: what comes before is often the same for everybody.
-        messages = told.messages if told.messages is not None else told.input
-        for listed in (told.documents, told.inputs):  # of ranks and of Cohere's embeddings
+        messages = asked.messages if asked.messages is not None else asked.input
+        for listed in (asked.documents, asked.inputs):  # of ranks and of Cohere's embeddings
             if messages is None and bytes(memoryview(listed)[:1]) == b"[":
                 messages = _read_list(listed)
-        key = _key_of(told, messages)
+        key = _key_of(asked, messages)
     except (msgspec.DecodeError, ValueError, RecursionError):
         return AffinityKey()
-    before = told.previous_response_id
+    before = asked.previous_response_id
     held = HOLDER.fullmatch(before) if isinstance(before, str) else None
     return AffinityKey(() if key is None else (key,), "" if held is None else held[1])
 
@@ -125,9 +125,9 @@ def _has_too_many_values(body: bytes | bytearray) -> bool:
     return False
 
 
-def _key_of(told: _Body, messages: str | Sequence[msgspec.Raw] | None) -> bytes | None:
+def _key_of(asked: _Body, messages: str | Sequence[msgspec.Raw] | None) -> bytes | None:
     if isinstance(messages, str):
-        return _opening(told, [messages])
+        return _opening(asked, [messages])
     opening: list[str] = []
     complete = False
     left = MOST_PARTS
@@ -137,7 +137,7 @@ def _key_of(told: _Body, messages: str | Sequence[msgspec.Raw] | None) -> bytes 
             left -= 1
             if isinstance(part, dict) and (key := _image(part)) is not None:
                 return key
-        if isinstance(message, str) and told.messages is None and not complete:
+        if isinstance(message, str) and asked.messages is None and not complete:
             opening.append(message)
             complete = True
         elif isinstance(message, dict) and not complete:
@@ -146,14 +146,14 @@ def _key_of(told: _Body, messages: str | Sequence[msgspec.Raw] | None) -> bytes 
         if not left:
             break
     if messages is None:
-        opening += _texts({"content": told.prompt})
-    return _opening(told, opening) if opening else None
+        opening += _texts({"content": asked.prompt})
+    return _opening(asked, opening) if opening else None
 
 
-def _opening(told: _Body, texts: Sequence[str]) -> bytes:
+def _opening(asked: _Body, texts: Sequence[str]) -> bytes:
     """Hash the texts before every round of a chat, which separate its cache."""
-    named = [told.cache_salt, told.prompt_cache_key]
-    before = _texts({"content": told.system}) + _texts({"content": told.instructions})
+    named = [asked.cache_salt, asked.prompt_cache_key]
+    before = _texts({"content": asked.system}) + _texts({"content": asked.instructions})
     said = [str(name) for name in named if name is not None] + before + list(texts)
     return blake3(msgspec.json.encode([text[:OPENING_CHARACTERS] for text in said])).digest()
 

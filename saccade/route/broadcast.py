@@ -75,12 +75,12 @@ async def tell_everyone(fleet: Fleet, scope: Scope, body: bytearray, send: Send)
     bad = [said for said in answers if not said.good]
     if upload and good and bad:
         await _take_back(fleet, scope, good)
-    told = (bad or good)[0] if scope["method"] == "POST" else (good or bad)[0]
-    headers = [pair for pair in answer_headers(told.head) if pair[0] != b"content-length"]
-    length = (b"content-length", b"%d" % len(told.body))
-    start = {"type": "http.response.start", "status": told.head.status}
+    chosen = (bad or good)[0] if scope["method"] == "POST" else (good or bad)[0]
+    headers = [pair for pair in answer_headers(chosen.head) if pair[0] != b"content-length"]
+    length = (b"content-length", b"%d" % len(chosen.body))
+    start = {"type": "http.response.start", "status": chosen.head.status}
     await send({**start, "headers": [*headers, length]})
-    await send({"type": "http.response.body", "body": told.body})
+    await send({"type": "http.response.body", "body": chosen.body})
 
 
 async def _ask(
@@ -92,19 +92,19 @@ async def _ask(
 ) -> _Said | None:
     """Return one worker's answer, or `None` if the worker has died."""
     head = request_head(scope, replica.authority, len(body), extra)
-    told = bytearray()
+    received = bytearray()
     try:
         with fleet.count(replica):
             exchange = replica.upstream.exchange(scope["method"].encode(), head, body)
             async with exchange as (answer, content):
                 async for piece in content:
-                    told += piece
-                    if len(told) > MOST_ANSWER:
+                    received += piece
+                    if len(received) > MOST_ANSWER:
                         raise WorkerGone("its answer does not end", begun=True)
     except WorkerGone as gone:
         fleet.lost(replica, str(gone))
         return None
-    return _Said(replica, answer, bytes(told))
+    return _Said(replica, answer, bytes(received))
 
 
 async def _take_back(fleet: Fleet, scope: Scope, kept: Sequence[_Said]) -> None:

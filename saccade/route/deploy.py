@@ -84,8 +84,8 @@ def ray_config(
 ) -> dict[str, Any]:
     """Return the file's content."""
     deploy = with_bookings(deploy)
-    told = any(option.partition("=")[0] == GRACE for option in serve_options)
-    grace = [] if told else [GRACE, f"{deploy.drain:g}"]
+    given = any(option.partition("=")[0] == GRACE for option in serve_options)
+    grace = [] if given else [GRACE, f"{deploy.drain:g}"]
     args: dict[str, Any] = {
         "model": model,
         "options": [*serve_options, *grace],

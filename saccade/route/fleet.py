@@ -68,17 +68,17 @@ class Backend:
     async def look(self) -> tuple[State, str]:
         """Ask the worker for its state and the reason. Raises WorkerGone."""
         request = b"GET /health HTTP/1.1\r\nhost: " + self.authority + b"\r\n\r\n"
-        told = b""
+        content = b""
         async with self.upstream.exchange(b"GET", request) as (head, pieces):
             async for piece in pieces:
-                told += piece
-                if len(told) > MOST_HEALTH:
+                content += piece
+                if len(content) > MOST_HEALTH:
                     raise WorkerGone("what it says of its health does not end", begun=True)
         self.instance = dict(head.headers).get(INSTANCE, b"").decode("latin-1")
         if head.status == 200:
             return "ready", ""
         try:
-            said = msgspec.json.decode(told, type=_Said)
+            said = msgspec.json.decode(content, type=_Said)
         except (msgspec.DecodeError, ValueError, RecursionError):
             return "down", f"/health answers {head.status}"
         state: State = "starting" if said.status == "starting" else "down"

@@ -146,8 +146,8 @@ class Proxy:
         if not tried:
             self._check_ready()
         self._metrics.inc("saccade_route_broken_total")
-        told = "; ".join(f"{replica.name}: {why}" for replica, why in tried.items())
-        log.warning("%s: no worker has answered: %s", request_id.get(), told)
+        reasons = "; ".join(f"{replica.name}: {why}" for replica, why in tried.items())
+        log.warning("%s: no worker has answered: %s", request_id.get(), reasons)
         raise ReplicaLost(
             f"{len(tried)} of the {len(self._fleet.replicas)} workers were asked, and died before "
             "they answered: send the request again"

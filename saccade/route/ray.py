@@ -80,21 +80,21 @@ class AppArgs(msgspec.Struct, forbid_unknown_fields=True):
 
 def app(args: dict[str, Any]) -> serve.Application:
     """Build the application. Raises msgspec.ValidationError, ConfigError."""
-    told = msgspec.convert(args, AppArgs, strict=False)
+    settings = msgspec.convert(args, AppArgs, strict=False)
     spread = SpreadOptions(
-        affinity="none" if told.affinity == "none" else "image",
-        max_body_mb=told.max_body_mb,
-        max_inflight_mb=told.max_inflight_mb,
-        max_requests=told.max_requests,
-        cors_origins=tuple(_words(told.cors_origins)),
-        allowed_hosts=tuple(_words(told.allowed_hosts)),
+        affinity="none" if settings.affinity == "none" else "image",
+        max_body_mb=settings.max_body_mb,
+        max_inflight_mb=settings.max_inflight_mb,
+        max_requests=settings.max_requests,
+        cors_origins=tuple(_words(settings.cors_origins)),
+        allowed_hosts=tuple(_words(settings.allowed_hosts)),
     )
-    options = _words(told.options)
+    options = _words(settings.options)
 
     def build() -> RayIngress:
         """Make the ingress in its own process."""
         name = serve.get_replica_context().app_name
-        return RayIngress(serve.get_deployment_handle(ENGINE, name), spread, told.host)
+        return RayIngress(serve.get_deployment_handle(ENGINE, name), spread, settings.host)
 
     owning = serve.deployment(
         name=ENGINE, max_ongoing_requests=256, health_check_period_s=2, health_check_timeout_s=10
@@ -102,14 +102,14 @@ def app(args: dict[str, Any]) -> serve.Application:
     routed = RequestRouterConfig(request_router_class=DigestAffinityRouter)
     engine = owning.options(request_router_config=routed)
     encoders = None
-    if told.encoders:
-        encoders = owning.options(name=ENCODER).bind(told.model, [*options, "--role", "encode"])
+    if settings.encoders:
+        encoders = owning.options(name=ENCODER).bind(settings.model, [*options, "--role", "encode"])
     ingress = serve.deployment(serve.ingress(build)(), name=INGRESS, max_ongoing_requests=4096)
-    return ingress.bind(engine.bind(told.model, options, encoders))
+    return ingress.bind(engine.bind(settings.model, options, encoders))
 
 
-def _words(told: list[str] | str) -> list[str]:
-    return shlex.split(told) if isinstance(told, str) else told
+def _words(words: list[str] | str) -> list[str]:
+    return shlex.split(words) if isinstance(words, str) else words
 
 
 # ---- servers
@@ -159,8 +159,8 @@ class RayEngine:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the figures for `by_queue`."""
-        told = await self._server.stats()
-        return {REQUESTS: told["running"] + told["waiting"]}
+        stats = await self._server.stats()
+        return {REQUESTS: stats["running"] + stats["waiting"]}
 
     async def check_health(self) -> None:
         """Check the server's health. Raises RuntimeError.
@@ -176,11 +176,11 @@ class RayEngine:
             return
         try:
             asking = self._encoders.broadcast("where")
-            told = await asking.results_async(timeout_s=LIST_TIMEOUT, return_exceptions=True)
+            replies = await asking.results_async(timeout_s=LIST_TIMEOUT, return_exceptions=True)
         except Exception as error:
             log.warning("Ray does not say which encoders there are: %s", error)
             return
-        urls = sorted(each["url"] for each in told if isinstance(each, dict))
+        urls = sorted(each["url"] for each in replies if isinstance(each, dict))
         if urls != self._listed:
             new = self._list.with_suffix(".new")
             new.write_text("".join(f"{url}\n" for url in urls))
@@ -200,10 +200,10 @@ def by_queue(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
     There is one server per `target_ongoing_requests` requests that run, wait at servers, or wait
     for one.
     """
-    told = (context.aggregated_metrics or {}).get(REQUESTS, {})
-    if not told:
+    requests = (context.aggregated_metrics or {}).get(REQUESTS, {})
+    if not requests:
         return context.target_num_replicas, {}
-    waiting = sum(told.values()) + (context.total_queued_requests or 0)
+    waiting = sum(requests.values()) + (context.total_queued_requests or 0)
     return waiting / context.config.get_target_ongoing_requests(), {}
 
 
@@ -289,23 +289,23 @@ class RayFleet(Fleet):
     async def look(self) -> None:
         """Update the list of replicas and their health once."""
         asking = self._engines.broadcast("where")
-        told = await asking.results_async(timeout_s=LIST_TIMEOUT, return_exceptions=True)
-        found = {self._known(each) for each in told if isinstance(each, dict)}
+        replies = await asking.results_async(timeout_s=LIST_TIMEOUT, return_exceptions=True)
+        found = {self._known(each) for each in replies if isinstance(each, dict)}
         for replica in [each for each in self.replicas if each not in found and not each.load]:
             self.replicas.remove(replica)
             del self._names[replica]
             replica.upstream.drop()
         await super().look()
 
-    def _known(self, told: dict[str, str]) -> Backend:
+    def _known(self, reply: dict[str, str]) -> Backend:
         for replica, name in self._names.items():
-            if name == told["name"]:
+            if name == reply["name"]:
                 return replica
-        replica = Backend(told["url"])
-        replica.instance, replica.state, replica.reason = told["instance"], "ready", ""
+        replica = Backend(reply["url"])
+        replica.instance, replica.state, replica.reason = reply["instance"], "ready", ""
         self.replicas.append(replica)
-        self._names[replica] = told["name"]
-        log.info("%s is %s", replica.name, told["name"])
+        self._names[replica] = reply["name"]
+        log.info("%s is %s", replica.name, reply["name"])
         return replica
 
 

@@ -80,10 +80,10 @@ class OwnedServer:
 
         `running` and `waiting` are its requests, and `kv_use` is the share of its pages in use.
         """
-        told = (await self._http.get(f"{self._address.result(0)}/metrics")).text
+        metrics = (await self._http.get(f"{self._address.result(0)}/metrics")).text
         values = {RUNNING: 0.0, WAITING: 0.0}
         pages = {FREE: 0.0}
-        for line in told.splitlines():
+        for line in metrics.splitlines():
             name, _, value = line.rpartition(" ")
             if name in values:
                 values[name] = float(value)

@@ -53,8 +53,8 @@ def agree(fingerprint: str, like: torch.Tensor, everyone: Shard) -> bool:
     fingerprint: "" where this rank could not read.
     """
     mine = [float(byte) for byte in bytes.fromhex(fingerprint)]
-    told = torch.zeros(1 + FINGERPRINT_BYTES, device=like.device)
-    told[0] = not mine
-    told[1 : 1 + len(mine)] = torch.tensor(mine)
-    total = everyone.all_reduce(told.clone())
-    return bool(total[0] == 0) and torch.equal(total, told * everyone.size)
+    sent = torch.zeros(1 + FINGERPRINT_BYTES, device=like.device)
+    sent[0] = not mine
+    sent[1 : 1 + len(mine)] = torch.tensor(mine)
+    total = everyone.all_reduce(sent.clone())
+    return bool(total[0] == 0) and torch.equal(total, sent * everyone.size)

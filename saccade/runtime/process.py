@@ -92,8 +92,8 @@ def main() -> int:
         if not known:
             traceback.print_exc()
         with suppress(Disconnected):
-            told = str(error) if known else f"{type(error).__name__}: {error}"
-            engine.send(Failed(sendable(told)))
+            why = str(error) if known else f"{type(error).__name__}: {error}"
+            engine.send(Failed(sendable(why)))
         return 1
     leave()
     return 0
@@ -137,7 +137,7 @@ def _prepare(
     tally = LoadTally()
     make: Callable[..., Worker | TowerWorker]
     scales: tuple[tuple[float, float], ...] = ()
-    told = partial(_tell, engine) if boot.rank == 0 else ignore_progress
+    on_progress = partial(_tell, engine) if boot.rank == 0 else ignore_progress
     attention: Literal["auto", LanguageAttention] = "auto"
     place, dtype = torch.device(load.device), DTYPES[load.dtype]
     spec, folder = load_spec(Path(load.folder), load.family_option), Path(load.folder)
@@ -148,10 +148,10 @@ def _prepare(
         )
     shard = join_ranks(load, boot.rank, boot.group_fd)
     if load.role == "encode":
-        wanted = what_to_load(load, shard, tally, told)
+        wanted = what_to_load(load, shard, tally, on_progress)
         make = partial(TowerWorker, load_tower(spec, folder, **wanted))
     else:
-        make = _load_worker(load, shard, tally, told, folder)
+        make = _load_worker(load, shard, tally, on_progress, folder)
         if load.kv_dtype != "auto" and load.format != "dummy":
             scales = read_kv_scales(folder, spec.kv_spec().kv_layers)
     quantised = tally.line(dtype)
@@ -224,11 +224,11 @@ def _tell(engine: Engine, done: int, total: int) -> None:
 
 
 def what_to_load(
-    load: Load, shard: Shard, tally: LoadTally, told: ReportProgress
+    load: Load, shard: Shard, tally: LoadTally, on_progress: ReportProgress
 ) -> dict[str, Any]:
     """Return the arguments that `load_net` and `load_tower` share.
 
-    `tally` counts quantised matrices, and `told` is called with the bytes read.
+    `tally` counts quantised matrices, and `on_progress` is called with the bytes read.
     """
     return {
         "dtype": DTYPES[load.dtype],
@@ -238,31 +238,36 @@ def what_to_load(
         "load_format": load.format,
         "quantization_tower": load.quantization_tower,
         "tally": tally,
-        "told": told,
+        "on_progress": on_progress,
     }
 
 
 def _load_worker(
-    load: Load, shard: Shard, tally: LoadTally, told: ReportProgress, folder: Path
+    load: Load, shard: Shard, tally: LoadTally, on_progress: ReportProgress, folder: Path
 ) -> Callable[..., Worker]:
-    net, digest = load_slice(load, shard, tally, told, folder, folder)
+    net, digest = load_slice(load, shard, tally, on_progress, folder, folder)
     again = partial(load_slice, load, shard, LoadTally(), ignore_progress, folder)
     words = describe_network(load, folder)
     return partial(Worker, net, source=(again, folder, digest), words=words)
 
 
 def load_slice(
-    load: Load, shard: Shard, tally: LoadTally, told: ReportProgress, first: Path, source: Path
+    load: Load,
+    shard: Shard,
+    tally: LoadTally,
+    on_progress: ReportProgress,
+    first: Path,
+    source: Path,
 ) -> tuple[FamilyNet, str]:
     """Load this rank's slice of the model in `source`. Returns it with its vision tower's digest.
 
     A `source` that is a file gives weights alone, for the model in the folder `first`. `tally`
-    counts 8-bit matrices, and `told` is called with the bytes read. Raises StartupError.
+    counts 8-bit matrices, and `on_progress` is called with the bytes read. Raises StartupError.
     """
     alone = source.is_file()
     folder, tower = first if alone else source, TowerDigest()
     spec = load_spec(folder, load.family_option)
-    wanted = what_to_load(load, shard, tally, told) | {"file": source if alone else None}
+    wanted = what_to_load(load, shard, tally, on_progress) | {"file": source if alone else None}
     net = load_net(spec, folder, quantization=load.quantization, tower=tower, **wanted)
     return net, tower.hex()
 

@@ -107,8 +107,8 @@ def source_digest() -> str:
 def _processor() -> str:
     """Return the processor's name, stepping, microcode and flags, and what PyTorch uses of them."""
     used = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), platform.machine()
-    told: list[str] = []
+    processor: list[str] = []
     with suppress(OSError):
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
-        told = [line for line in first.splitlines() if line.startswith(PROCESSOR)]
-    return repr((used, told))
+        processor = [line for line in first.splitlines() if line.startswith(PROCESSOR)]
+    return repr((used, processor))

@@ -355,7 +355,7 @@ class Worker:
         report = None
         if self._sampler is None:
             tokens = torch.empty(len(draws.rows), dtype=torch.int64, device=logits.device)
-            told = tokens  # by the first rank alone
+            drawn = tokens  # by the first rank alone
         else:
             allowed = None
             if masked:
@@ -364,10 +364,10 @@ class Worker:
                 allowed = None if words is None else send(words, logits.device)
             finite = quieten(logits)
             tokens, report = self._sampler(logits, draws, allowed, masked)
-            told = tokens if finite is None else torch.where(finite, tokens, NO_TOKEN)
+            drawn = tokens if finite is None else torch.where(finite, tokens, NO_TOKEN)
         tokens = self._shard.broadcast(tokens)
         self._batcher.keep_tokens(draws, tokens)
-        step.draw(told)
+        step.draw(drawn)
         if report is not None:
             step.copy_outcome(report)
         return tokens

@@ -104,7 +104,7 @@ def report(
     if not first:
         return Delta(id, tokens, logprobs, reason, error, code=code, draft_counts=draft_counts)
     cached, images, caching = account.cached or 0, sequence.outcomes(), account.caching
-    told = (id, tokens, logprobs, reason, error, cached, images, code, caching)
+    common = (id, tokens, logprobs, reason, error, cached, images, code, caching)
     return Delta(
-        *told, admitted=account.admitted, restored=account.restored, draft_counts=draft_counts
+        *common, admitted=account.admitted, restored=account.restored, draft_counts=draft_counts
     )

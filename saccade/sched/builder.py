@@ -117,23 +117,23 @@ class PlanBuilder:
         self._open: list[Open] = []
         # rows, in the plan's order
         self._decode: list[PlannedRow] = []
-        self._told: list[PlannedRow] = []  # of one token that the worker is told
+        self._told_rows: list[PlannedRow] = []  # decode rows that send the newest token
         self._prefill: list[PlannedRow] = []
 
     @property
     def decodes(self) -> bool:
         """Return True if some row samples an answer token."""
-        return bool(self._decode or self._told)
+        return bool(self._decode or self._told_rows)
 
     @property
     def rows(self) -> list[PlannedRow]:
         """The plan's rows so far."""
-        return self._decode + self._told + self._prefill
+        return self._decode + self._told_rows + self._prefill
 
     @property
     def works(self) -> bool:
         """Return True if the step has any work."""
-        rows = self._open or self._decode or self._told or self._prefill
+        rows = self._open or self._decode or self._told_rows or self._prefill
         return bool(rows or self.moves or self.encode or self.save or self.deliver)
 
     def save_embedding(self, key: ImageKey, removed: list[Move], saved: bool) -> None:
@@ -166,7 +166,7 @@ class PlanBuilder:
         self,
         sequence: Sequence,
         run: Run,
-        told: tuple[int, ...] = (),
+        newest: tuple[int, ...] = (),
         *,
         draft: bool = False,
         keep: int = NO_LINE,
@@ -175,11 +175,11 @@ class PlanBuilder:
         """Compute the newest token and sample the next. A plan in flight may still be sampling the
         newest.
 
-        told: the newest token, where the worker must be told. draft, keep, head_drafts: as in
+        newest: the newest token, where the worker must be told. draft, keep, head_drafts: as in
         `Row`.
         """
-        row = self._row(sequence, run, run.planned + 1, told, draft, keep, head_drafts)
-        (self._told if told else self._decode).append((row, sequence, run))
+        row = self._row(sequence, run, run.planned + 1, newest, draft, keep, head_drafts)
+        (self._told_rows if newest else self._decode).append((row, sequence, run))
         self.width += draft
         return row
 
@@ -244,7 +244,7 @@ class PlanBuilder:
     ) -> Plan:
         """Build the plan. `tower`, `wait`, `pages`, `unused`: as in `Plan`."""
         splice: list[Splice] = []
-        row = len(self._decode) + len(self._told)
+        row = len(self._decode) + len(self._told_rows)
         for chunk, sequence, _ in self._prefill:
             end = chunk.start + chunk.length
             splice += splices(sequence.content, chunk.start, end, row, sequence.shown.shared)

@@ -246,18 +246,18 @@ class EncodeScheduler:
                 continue
             self._told[request.id] = each.offset
             nbytes = image.num_tokens * self.embeddings.bytes_per_token
-            told = Delta(
+            delta = Delta(
                 request.id,
                 finish="stop",
                 images=sequence.outcomes(),
                 admitted=time.monotonic(),
                 embedding=(self._base + each.offset, nbytes),
             )
-            deltas.append(self._finish(sequence, told))
+            deltas.append(self._finish(sequence, delta))
         return deltas
 
-    def _finish(self, sequence: Sequence, told: Delta) -> Delta:
-        """End a sequence and return `told`, which reports it to the front.
+    def _finish(self, sequence: Sequence, delta: Delta) -> Delta:
+        """End a sequence and return `delta`, which reports it to the front.
 
         An image being copied by a plan in flight stays pinned until the plan was applied.
         """
@@ -268,7 +268,7 @@ class EncodeScheduler:
         sequence.finish()
         del self._ids[sequence.request.id]
         self.image_scheduler.leave(sequence)
-        return told
+        return delta
 
     # ---- for tests
 

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.plan import Place
-from saccade.core.types import ImageOutcome, Span
-from saccade.sched.images.sharing import has_duplicate_prefix, image_outcome
+from saccade.core.types import ImageOutcome, Missed, Span, Tier
 from saccade.sched.limits import GROWTH_TOKENS
 from saccade.sched.parts.page_arrivals import PageArrivals
 from saccade.sched.parts.snapshot_scheduler import SnapshotScheduler
@@ -123,8 +122,31 @@ class KVCacheManager:
         return has_duplicate_prefix(sequence, running, start, start + tokens)
 
     def outcome(self, sequence: Sequence, span: Span, place: Place) -> ImageOutcome:
-        """Return the source of an image now shown. `place`: the embedding's place before."""
-        return image_outcome(sequence, span, place, self._prefix, self._pool.page_size)
+        """Return the source of an image now shown. `place`: the embedding's place before.
+
+        Where two images have one key, the first is the one encoded for this sequence.
+        """
+        encoded = sequence.encoded.pop(sequence.shown.images[span.image].key, None)
+        lost = encoded.missed if encoded else None
+        missed_kv = self._why_missing(sequence, span.end, lost)
+        if encoded:
+            return ImageOutcome(span.image, encoded.source, missed_kv, lost, tiles=encoded.tiles)
+        tier: Tier = "disk" if place == "staged" else place
+        return ImageOutcome(span.image, "embedding", missed_kv, None, tier)
+
+    def _why_missing(self, sequence: Sequence, end: int, lost: Missed | None) -> Missed:
+        """Return why the cached prefix stopped before `end`, the end of an image.
+
+        `lost`: why the embedding was missing, if it was.
+        """
+        if self._prefix is None or sequence.request.prompt_logprobs is not None:
+            return "prefix cache off"
+        if lost is not None and lost != "evicted":
+            return lost
+        page_size = self._pool.page_size
+        if (sequence.cached or 0) // page_size == (end - 1) // page_size:
+            return "no full page"
+        return "other prompt or evicted" if self._prefix.evictions else "other prompt"
 
     def make_free(self, pages: int) -> bool:
         """Return True if `pages` pages are free, after evicting unheld cached pages."""
@@ -225,3 +247,18 @@ class KVCacheManager:
         if self._prefix is not None and self._prefix.snapshots is not None:
             coming = () if self._arrivals is None else tuple(self._arrivals.lines)
             self._prefix.snapshots.audit((*lines, *coming))
+
+
+def has_duplicate_prefix(
+    sequence: Sequence, running: Iterable[Sequence], start: int, end: int
+) -> bool:
+    """Return True if a running sequence has yet to compute `[start, end)` of the same prompt."""
+    if end >= len(sequence.tokens):
+        return False
+    return any(
+        start <= other.computed < min(end, other.prompt_length)
+        and other.content.partition == sequence.content.partition
+        and other.tokens[:end] == sequence.tokens[:end]
+        and other.content.shown(0, end) == sequence.content.shown(0, end)
+        for other in running
+    )

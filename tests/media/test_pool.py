@@ -32,6 +32,7 @@ from saccade.core.plan import PixelSlot
 from saccade.core.recipe import whole
 from saccade.media.content import Probe, digest, encode_array
 from saccade.media.formats.header import probe
+from saccade.media.sources.fairness import Requester
 from saccade.media.workers import header_pool
 from saccade.media.workers import pool as media_pool
 from saccade.media.workers.decode_queue import OVERTAKEN, Job, JobQueue
@@ -79,6 +80,10 @@ def descendants(process: psutil.Process) -> list[psutil.Process]:
 async def ready(pool: DecodePool) -> None:
     """Wait until the workers take orders: one stopped before is a start that hangs."""
     await until(lambda: pool.headers.slots.idle() is not None and pool._decoders.idle() is not None)
+
+
+async def header(pool: DecodePool, data: bytes) -> Probe:
+    return await pool.headers.read_header(digest(data), data, Requester())
 
 
 async def worker_process() -> psutil.Process:
@@ -269,7 +274,7 @@ async def test_a_stopped_reader_is_replaced_and_the_image_is_not_to_blame(
         for process in workers("saccade-header"):
             process.suspend()
         data = encode(noise(20, 20))
-        assert await pool.read_header(digest(data), data) == probe(data, 10**9)
+        assert await header(pool, data) == probe(data, 10**9)
         assert metrics.value(RESTARTS) == 1
 
 
@@ -416,7 +421,7 @@ async def test_workers_that_never_start_are_the_machines_error_not_the_pictures(
         with pytest.raises(EngineUnavailable, match="do not start"):
             await pool.decode(job(encode(noise(32, 32))), 0)
         with pytest.raises(EngineUnavailable, match="do not start"):
-            await pool.read_header(b"name", b"bytes")
+            await pool.headers.read_header(b"name", b"bytes", Requester())
 
 
 @pytest.mark.slow
@@ -431,7 +436,7 @@ async def test_when_all_processes_are_killed_others_do_the_work(arena: Arena) ->
                     process.kill()
             data = encode(noise(64, 64, seed))
             await pool.decode(job(data), 0)
-            assert await pool.read_header(digest(data), data) == probe(data, 10**9)
+            assert await header(pool, data) == probe(data, 10**9)
         assert metrics.value(RESTARTS) >= 2
 
 
@@ -444,7 +449,7 @@ async def test_a_killed_supervisor_is_replaced_and_nothing_is_loaded_again(arena
     async with running(arena, metrics, None) as pool:
         data = encode(noise(64, 64))
         await pool.decode(job(data), 0)
-        assert await pool.read_header(digest(data), data) == probe(data, 10**9)
+        assert await header(pool, data) == probe(data, 10**9)
         loaded = {process.pid for process in workers("saccade-images")}
         assert len(loaded) == 2
         for seed in range(1, 4):
@@ -456,7 +461,7 @@ async def test_a_killed_supervisor_is_replaced_and_nothing_is_loaded_again(arena
             data = encode(noise(64, 64, seed))
             await pool.decode(job(data), 0)
             np.testing.assert_array_equal(arena.view(PixelSlot(0, 64, 64)), decoded(data))
-            assert await pool.read_header(digest(data), data) == probe(data, 10**9)
+            assert await header(pool, data) == probe(data, 10**9)
             await until(lambda: metrics.value(RESTARTS) == 2 * seed)  # noqa: B023
             await until(lambda: not any(each.is_running() for each in former))  # noqa: B023
         assert {process.pid for process in workers("saccade-images")} == loaded
@@ -467,12 +472,12 @@ async def test_headers_of_a_request_are_read_in_one_round(arena: Arena) -> None:
     async with running(arena) as pool:
         pictures = [encode(noise(20, 20 + seed, seed)) for seed in range(BATCH_IMAGES)]
         twice = [*pictures, *pictures]
-        first = await pool.read_header(digest(twice[0]), twice[0])
+        first = await header(pool, twice[0])
         assert first == probe(twice[0], 10**9)
         idle = pool.headers.slots.idle()
         assert idle is not None
         before = idle.serial
-        found = await asyncio.gather(*(pool.read_header(digest(data), data) for data in twice))
+        found = await asyncio.gather(*(header(pool, data) for data in twice))
         assert found == [probe(data, 10**9) for data in twice]
         idle = pool.headers.slots.idle()
         assert idle is not None and idle.serial == before + 1
@@ -487,9 +492,9 @@ async def test_a_header_that_ends_its_reader_is_refused_and_the_others_are_read(
         bad, good = encode(noise(20, 20)), encode(noise(30, 30))
         for process in workers("saccade-header"):
             process.suspend()
-        bad_asked = asyncio.create_task(pool.read_header(digest(bad), bad))
+        bad_asked = asyncio.create_task(header(pool, bad))
         await asyncio.sleep(0)
-        good_asked = asyncio.create_task(pool.read_header(digest(good), good))
+        good_asked = asyncio.create_task(header(pool, good))
         for lost in range(1, 3):
             await asyncio.sleep(0.2)
             for process in workers("saccade-header"):
@@ -608,7 +613,7 @@ async def test_a_machine_without_descriptors_is_no_wait_without_end(
     async with running(arena) as pool:
         await ready(pool)
         for asked in (
-            lambda: pool.read_header(digest(data), data),
+            lambda: header(pool, data),
             lambda: pool.decode(job(data), 0),
         ):
             monkeypatch.setattr(os, "dup", none_left)

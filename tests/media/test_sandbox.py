@@ -26,6 +26,7 @@ from saccade.media.content import Probe
 from saccade.media.formats import heif
 from saccade.media.formats.decode import FORMATS
 from saccade.media.formats.header import probe
+from saccade.media.sources.fairness import Requester
 from saccade.media.workers import fork_server, sandbox, thread_gate
 from saccade.media.workers.decode_queue import Job
 from saccade.media.workers.pool import DecodePool
@@ -236,7 +237,7 @@ async def test_a_confined_worker_decodes_as_ever(arena: Arena) -> None:
     async with running(arena) as pool:
         for kind, data in of_every_kind().items():
             found = probe(data, 10**9)
-            assert await pool.read_header(data, data) == found, kind
+            assert await pool.headers.read_header(data, data, Requester()) == found, kind
             for size in (found.upright, (56, 84), (224, 252)):
                 await pool.decode(job(data, size), 4096)
                 made = arena.view(PixelSlot(4096, *size))
@@ -269,7 +270,7 @@ async def test_a_confined_worker_has_loaded_what_every_mode_needs(arena: Arena) 
     seen = set()
     async with running(arena, metrics := Metrics()) as pool:
         for name, data in of_every_mode():
-            found = await pool.read_header(data, data)
+            found = await pool.headers.read_header(data, data, Requester())
             await pool.decode(job(data), 0)
             made = arena.view(PixelSlot(0, *found.upright))
             np.testing.assert_array_equal(made, decoded(data), name)

@@ -132,7 +132,7 @@ def describe() -> dict[str, Any]:
     """Build the document, in OpenAPI 3.1."""
     forms = [form for _, form, _ in _BODIES.values() if form is not None]
     groups = {group for form in (*forms, *_TOKENIZE) for group in form.groups}
-    told = [answers.ChatChoice, answers.TextChoice, answers.Usage, answers.CacheDiagnostics]
+    documented = [answers.ChatChoice, answers.TextChoice, answers.Usage, answers.CacheDiagnostics]
     counts = [answers.TokenCount, answers.TokenText]
     lists: list[type[Any]] = [answers.ModelList, ErrorResponse, page.ServerState, *_READ]
     below = [
@@ -144,7 +144,7 @@ def describe() -> dict[str, Any]:
     ]
     types: list[type[Any]] = [
         *sorted(groups, key=str),
-        *told,
+        *documented,
         *counts,
         *lists,
         *below,

@@ -314,8 +314,8 @@ class BatchRunner:
         """Ask one line. Returns the answer's status, the request's id and the answer's body."""
         name = f"batch_req_{secrets.token_hex(16)}"
         if _is_streamed(body):
-            status, _, told = refusal(held.batch.endpoint, STREAMED, name)
-            return status, name, told
+            status, _, answer = refusal(held.batch.endpoint, STREAMED, name)
+            return status, name, answer
         request_id.set(name)
         status, pieces = 500, []
         sent, gone = False, asyncio.Event()

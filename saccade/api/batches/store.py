@@ -221,8 +221,8 @@ class HeldBatch:
         self._rows = rows
         self._lock = threading.RLock()  # sqlite3 crashes where it is closed in mid-statement
         self.batch, self.client, self.lifetime, _ = _row(rows)
-        told = rows.execute("SELECT coalesce(sum(length(result)), 0) FROM line").fetchone()
-        self.result_bytes: int = told[0]
+        found = rows.execute("SELECT coalesce(sum(length(result)), 0) FROM line").fetchone()
+        self.result_bytes: int = found[0]
 
     def close(self) -> None:
         with self._lock:

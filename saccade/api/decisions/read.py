@@ -168,9 +168,11 @@ def _tail(question: Question, labels: _Labels, place: str) -> tuple[str, PromptR
 
     The words shared by questions of a kind come first, and are computed once.
     """
-    told = _told(question.instructions)
+    instructions = _as_text(question.instructions)
     if isinstance(question, PredicateQuestion):
-        text = f"Is this statement true? Answer with one word, Yes or No.\nStatement: {told}"
+        text = (
+            f"Is this statement true? Answer with one word, Yes or No.\nStatement: {instructions}"
+        )
         return text, PromptReading(labels.truth(place))
     if isinstance(question, ChoiceQuestion):
         options = [(_value(each.value), each.description) for each in question.choices]
@@ -183,7 +185,7 @@ def _tail(question: Question, labels: _Labels, place: str) -> tuple[str, PromptR
         f"{label}: {name}" + (f" ({description})" if description else "")
         for (label, _), (name, description) in zip(letters, options, strict=True)
     ]
-    text = "\n".join((asked, told, *lines))
+    text = "\n".join((asked, instructions, *lines))
     return text, PromptReading(tuple(token for _, token in letters))
 
 
@@ -191,7 +193,7 @@ def _value(value: str | bool) -> str:
     return value if isinstance(value, str) else str(value).lower()
 
 
-def _told(instructions: Instructions) -> str:
+def _as_text(instructions: Instructions) -> str:
     if isinstance(instructions, str):
         return instructions
     texts: Sequence[str] = [

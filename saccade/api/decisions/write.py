@@ -112,8 +112,8 @@ def _answer(question: Question, read: WasRead) -> PredicateAnswer | ChoiceAnswer
         return PredicateAnswer(question.name, likely[0])
     if isinstance(question, ChoiceQuestion):
         values = [each.value for each in question.choices]
-        told = [ChoiceProbability(value, p) for value, p in zip(values, likely, strict=True)]
-        return ChoiceAnswer(question.name, values[best], likely[best], told)
+        choices = [ChoiceProbability(value, p) for value, p in zip(values, likely, strict=True)]
+        return ChoiceAnswer(question.name, values[best], likely[best], choices)
     levels = [
         LevelProbability(level.label, p, place)
         for place, (level, p) in enumerate(zip(question.levels, likely, strict=True), 1)

@@ -56,7 +56,11 @@ class _Messages:
             model, _ = self.door.model_of(asked.reply.model)
             requests = asked.requests
             answer = self.door.answer(
-                send, asked.reply, lambda told: MessageTeller(model, asked, told), requests, held
+                send,
+                asked.reply,
+                lambda context: MessageTeller(model, asked, context),
+                requests,
+                held,
             )
             await while_connected(receive, answer)
 
@@ -71,12 +75,12 @@ class _Messages:
             length = front.check_ready().context_length
             reading = front.intake.read_prompt(asked.requests.pop(), length, held.client, held)
             prompt = await while_connected(receive, reading)
-            told: dict[str, Any] = {"input_tokens": len(prompt.tokens)}
+            counts: dict[str, Any] = {"input_tokens": len(prompt.tokens)}
             if asked.manages_context:
                 edited = prompt.edited
                 before = len(prompt.tokens) if edited is None else edited.tokens
-                told["context_management"] = {"original_input_tokens": before}
-            await send_json(send, told)
+                counts["context_management"] = {"original_input_tokens": before}
+            await send_json(send, counts)
 
 
 HOUR = 3600
@@ -98,22 +102,22 @@ def diagnosis(missed: CacheMiss | None) -> dict[str, Any]:
         kind = f"{changed}_changed"
     elif missed.reason == "never_seen":
         kind = "previous_message_not_found"
-    told: dict[str, Any] = {"type": kind, "saccade_reason": missed.reason, "saccade_place": place}
+    reason: dict[str, Any] = {"type": kind, "saccade_reason": missed.reason, "saccade_place": place}
     if kind.endswith("changed"):
-        told["cache_missed_input_tokens"] = missed.tokens
-    return {"cache_miss_reason": told}
+        reason["cache_missed_input_tokens"] = missed.tokens
+    return {"cache_miss_reason": reason}
 
 
 def applied_edits(edited: AppliedEdit | None) -> dict[str, Any]:
     """Return what a request's edits did, in Anthropic's words."""
     if edited is None or not edited.cleared_uses:
         return {"applied_edits": []}
-    told = {
+    cleared = {
         "type": "clear_tool_uses_20250919",
         "cleared_input_tokens": edited.cleared_tokens,
         "cleared_tool_uses": edited.cleared_uses,
     }
-    return {"applied_edits": [told]}
+    return {"applied_edits": [cleared]}
 
 
 class MessageTeller:
@@ -121,19 +125,19 @@ class MessageTeller:
     computed with one token, which stays hidden.
     """
 
-    def __init__(self, model: str, asked: AskedMessage, told: AnswerContext) -> None:
-        self._tally = told.tally
-        self._diagnoses = told.prepared[0].request.caching.diagnose
-        self._max_tokens = told.prepared[0].request.sampling.max_tokens
+    def __init__(self, model: str, asked: AskedMessage, context: AnswerContext) -> None:
+        self._tally = context.tally
+        self._diagnoses = context.prepared[0].request.caching.diagnose
+        self._max_tokens = context.prepared[0].request.sampling.max_tokens
         self._most = asked.most
         self._stream = MessageStream(f"msg_{secrets.token_hex(12)}", model, asked.shows_thinking)
-        edited = told.prepared[0].edited
+        edited = context.prepared[0].edited
         self._edited = applied_edits(edited) if asked.manages_context else None
         self._begun = False
         self._message = WholeMessage()
 
     def shown(self, event: AnswerUpdate) -> bytes:
-        return b"".join(_sse(each) for each in self._told(event))
+        return b"".join(_sse(each) for each in self._events_of(event))
 
     def ending(self) -> bytes:
         return b""
@@ -142,13 +146,13 @@ class MessageTeller:
         return _sse(error_body(error, request_id.get()))
 
     def keep_update(self, event: AnswerUpdate) -> None:
-        for each in self._told(event):
+        for each in self._events_of(event):
             self._message.add_event(each)
 
     def whole(self) -> dict[str, Any]:
         return self._message.body()
 
-    def _told(self, event: AnswerUpdate) -> list[StreamEvent]:
+    def _events_of(self, event: AnswerUpdate) -> list[StreamEvent]:
         events = [] if self._begun else self._stream.opening_events(self._usage, self._diagnosis)
         self._begun = True
         if self._most:

@@ -98,7 +98,7 @@ class MessageStream:
 
     def feed(self, events: Iterable[AnswerEvent]) -> list[StreamEvent]:
         """Return the events for new content."""
-        return [told for event in events for told in self._feed(event)]
+        return [sent for event in events for sent in self._feed(event)]
 
     def closing_events(
         self,
@@ -245,8 +245,8 @@ def _parsed(text: str) -> Any:
 def _number(word: str) -> Any:
     """Parse a number. Beyond the range of JSON readers, return the model's own digits as JSON."""
     value: int | float = int(word) if word.lstrip("-").isdigit() else float(word)
-    told = -(2**63) <= value < 2**64 if isinstance(value, int) else math.isfinite(value)
-    return value if told else msgspec.Raw(word.encode())
+    fits = -(2**63) <= value < 2**64 if isinstance(value, int) else math.isfinite(value)
+    return value if fits else msgspec.Raw(word.encode())
 
 
 def _tellable(value: Any) -> Any:

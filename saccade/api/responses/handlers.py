@@ -102,13 +102,13 @@ class ResponseTeller:
     def __init__(
         self,
         stream: ResponseStream,
-        told: AnswerContext,
+        context: AnswerContext,
         asked: ResponseAsked,
         logprobs: ChatShape,
         on_end: Callable[[dict[str, Any]], None],
     ) -> None:
         self._stream = stream
-        self._told = told
+        self._context = context
         self._comparable = asked.comparable
         self._shape = logprobs
         self._on_end = on_end
@@ -123,7 +123,7 @@ class ResponseTeller:
 
     def ending(self) -> bytes:
         assert self._finish is not None
-        if self._told.prepared[0].silent:
+        if self._context.prepared[0].silent:
             return _sse(self._end("prewarmed"))
         return _sse(self._end("length" if self._finish == "length" else "stop"))
 
@@ -148,7 +148,7 @@ class ResponseTeller:
         return events
 
     def _end(self, how: Ended) -> list[ResponseEvent]:
-        used = self._told.tally.usage
+        used = self._context.tally.usage
         prompt = used.prompt_tokens_details
         guessed = used.completion_tokens_details
         usage = {
@@ -168,14 +168,14 @@ class ResponseTeller:
             "total_tokens": used.total_tokens,
         }
         more = {}
-        if self._told.prepared[0].request.caching.diagnose:
-            missed = self._told.tally.missed
+        if self._context.prepared[0].request.caching.diagnose:
+            missed = self._context.tally.missed
             more["prompt_cache_diagnostics"] = (
                 cache_diagnostics(missed)
                 if self._comparable
                 else {"type": "comparison_response_not_found"}
             )
-        if (trace := self._told.trace) is not UNSET:
+        if (trace := self._context.trace) is not UNSET:
             more["saccade"] = msgspec.to_builtins(trace)
         events = self._stream.closing_events(how, usage, **more)
         self._on_end(self._stream.response)
@@ -272,15 +272,15 @@ class _Responses:
         logprobs = LOGPROBS in (found.request.form.include or ())
         shape = ChatShape(self._door.front.vocabulary, logprobs)
 
-        def tell(told: AnswerContext) -> ResponseTeller:
-            prepared = told.prepared[0].request
+        def tell(context: AnswerContext) -> ResponseTeller:
+            prepared = context.prepared[0].request
             model, _ = self._door.model_of(found.reply.model)
             held.reserve(found.nbytes)
             response = opened(name, model, found, prepared.sampling)
             if found.reply.stream:
                 self._running[client.name, name] = Running(response, prepared.id)
             stream = ResponseStream(response, acts_once(found.request.form.tools or ()))
-            return ResponseTeller(stream, told, found, shape, partial(self._end, found, held))
+            return ResponseTeller(stream, context, found, shape, partial(self._end, found, held))
 
         try:
             await self._door.answer(send, found.reply, tell, found.requests, held)

@@ -292,13 +292,13 @@ def _whole(item: Item, item_id: str) -> Item:
         case MessageItem(content=str(text)):
             found.content = [(SaidContent if found.role == "assistant" else TextContent)(text)]
         case MessageItem(content=list(content)):
-            found.content = [_told(each) for each in content]
+            found.content = [_as_input(each) for each in content]
         case ResultItem(output=list(output)):
-            found.output = [_told(each) for each in output]
+            found.output = [_as_input(each) for each in output]
     return found
 
 
-def _told(content: Any) -> Any:
+def _as_input(content: Any) -> Any:
     """Return a content in the API's form. Clients recognise an image by its `detail`."""
     if isinstance(content, ImageContent) and content.detail is None:
         return msgspec.structs.replace(content, detail="auto")

@@ -58,7 +58,7 @@ class ResponseStream:
     ) -> list[ResponseEvent]:
         """Return the events for new content. Log-probabilities stand with their tokens' text."""
         self._logprobs += logprobs
-        events = [told for part in parts for told in self._feed(part)]
+        events = [sent for part in parts for sent in self._feed(part)]
         if self._item is not None and self._item["type"] != "message":
             self._logprobs = []  # only an answer's text has them
         return events
@@ -89,8 +89,8 @@ class ResponseStream:
             code = "invalid_image"
         elif isinstance(error, Overloaded):
             code = "rate_limit_exceeded"
-        told = {"code": code, "message": error.message, "param": error.param, "type": error.type}
-        self.response |= {"status": "failed", "error": told}
+        failure = {"code": code, "message": error.message, "param": error.param, "type": error.type}
+        self.response |= {"status": "failed", "error": failure}
         return [*events, self._whole("response.failed")]
 
     # ---- items
@@ -185,16 +185,16 @@ class ResponseStream:
         self._pieces = []
         if item["type"] == "function_call":
             item["arguments"] = text
-            told = {"arguments": item["arguments"], "name": item["name"]}
+            fields = {"arguments": item["arguments"], "name": item["name"]}
             name = "response.function_call_arguments.done"
-            events.append(self._within(name, content=False, **told))
+            events.append(self._within(name, content=False, **fields))
         elif item["type"] != "computer_call":
             content = self._content
             content["text"] = text
             if item["type"] == "message":
                 content["logprobs"] += self._logprobs
-                told = {"text": text, "logprobs": content["logprobs"]}
-                events.append(self._within("response.output_text.done", **told))
+                fields = {"text": text, "logprobs": content["logprobs"]}
+                events.append(self._within("response.output_text.done", **fields))
             else:
                 name = "response.reasoning_text.done"
                 events.append(self._within(name, text=text))

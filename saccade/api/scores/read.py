@@ -127,8 +127,10 @@ def read_rerank(scoring: Scoring, body: bytearray, context_length: int) -> RankA
         (query, _content(each, f"documents[{i}]", limits), f"documents[{i}]")
         for i, each in enumerate(items)
     ]
-    told = tuple(map(msgspec.json.decode, items)) if request.form.return_documents else ()
-    return RankAsked(_ranks(scoring, request.scope, pairs), request.scope.model, request.form, told)
+    documents = tuple(map(msgspec.json.decode, items)) if request.form.return_documents else ()
+    return RankAsked(
+        _ranks(scoring, request.scope, pairs), request.scope.model, request.form, documents
+    )
 
 
 def read_score(scoring: Scoring, body: bytearray, context_length: int) -> RankAsked:
@@ -255,8 +257,8 @@ class _Embedder:
             messages.pop()  # of those who have another server end the prompt there
         instruction = self._scope.instruction
         if messages and messages[0].role == "system":
-            told = _parts(messages.pop(0))
-            instruction = "".join(part.text for part in told if isinstance(part, MessageText))
+            parts = _parts(messages.pop(0))
+            instruction = "".join(part.text for part in parts if isinstance(part, MessageText))
         if len(messages) != 1 or messages[0].role != "user":
             raise InvalidRequest(
                 f"{place}: expected a user's message, and before it at most a system message with "

@@ -197,9 +197,9 @@ class VideoTrace(Struct):
             "encoded" if each.level in ("none", "pixels") else each.level for each, _ in shown
         )
         noun = "pairs" if any(len(opened.frames) > 1 for _, opened in shown) else "frames"
-        told = ", ".join(f"{count} {level}" for level, count in levels.most_common())
+        summary = ", ".join(f"{count} {level}" for level, count in levels.most_common())
         note = SILENT if shown[0][1].probe.sound else UNSET
-        return cls(place, f"{noun} {len(shown)}: {told}", dict(levels), note)
+        return cls(place, f"{noun} {len(shown)}: {summary}", dict(levels), note)
 
 
 def video_traces(

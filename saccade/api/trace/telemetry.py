@@ -57,15 +57,15 @@ class Telemetry:
         self._waiting: queue.Queue[RequestTimeline] = queue.Queue(MOST_WAITING)
         self._closing = threading.Event()
         self._lost = 0  # written by the thread alone
-        self._told = 0  # of those, counted in the metrics
+        self._counted = 0  # of those, counted in the metrics
         self._thread = threading.Thread(target=self._run, name="saccade-traces", daemon=True)
         self._thread.start()
 
     def record(self, journey: RequestTimeline) -> None:
         """Queue an ended journey to be sent, without waiting."""
         lost = self._lost
-        dropped = lost - self._told
-        self._told = lost
+        dropped = lost - self._counted
+        self._counted = lost
         try:
             self._waiting.put_nowait(journey)
         except queue.Full:

@@ -30,10 +30,10 @@ class OpenFiles:
 
     async def open(self, preparation: Preparation) -> None:
         """Replace the files by their pages, which must fit beside the text."""
-        told = len(preparation.encoded.tokens) + 1
+        others = len(preparation.encoded.tokens) + 1
         client, budget = preparation.client, preparation.budget
         (preparation.request,) = await self.opened(
-            [preparation.request], client, budget, preparation.context_length, told
+            [preparation.request], client, budget, preparation.context_length, others
         )
         self._media.check_sources(preparation.request.chat.sources)
 
@@ -43,12 +43,12 @@ class OpenFiles:
         client: Client,
         budget: MemoryBudget,
         context_length: int,
-        told: int = 0,
+        beside: int = 0,
         most: int = 1,
     ) -> list[GenerationRequest]:
         """Return the requests with all files opened: each file's visible part stands in its place.
 
-        A chat is refused before its pages are read if they and `told` other tokens exceed `most`
+        A chat is refused before its pages are read if they and `beside` other tokens exceed `most`
         contexts. Raises a RequestError that names the field.
         """
         files = list({id(file): file for each in requests for file in each.chat.files}.values())
@@ -59,7 +59,7 @@ class OpenFiles:
             of_file = {id(file): count for file, count in zip(files, tokens, strict=True)}
             for request in requests:
                 shown = request.chat.files
-                least = told + sum(of_file[id(file)] for file in shown)
+                least = beside + sum(of_file[id(file)] for file in shown)
                 if shown and least > most * context_length:
                     param = request.names["messages"]
                     raise too_long(param, f"at least {least} tokens", context_length, True)
@@ -89,8 +89,8 @@ def _pages(file: SentFile, pages: Sequence[OpenedPage]) -> tuple[Part, ...]:
     said = file.heading
     for number, page in enumerate(pages, 1):
         place = f"{file.param}.pages[{number - 1}]"
-        told = f"{page.text}\n" if page.text else ""
-        parts.append(MessageText(f"{said}Page {number} of {len(pages)}\n{told}", place))
+        text = f"{page.text}\n" if page.text else ""
+        parts.append(MessageText(f"{said}Page {number} of {len(pages)}\n{text}", place))
         said = "\n"
         if page.image is not None:
             parts.append(ImageSource(page.image, place, file.budget))

@@ -13,7 +13,9 @@ import torch
 
 from saccade.kernels.reference.paged import PagedCache, PagedRows
 from saccade.kernels.x86.kernel import Kernel, bits
-from saccade.kernels.x86.paged_call import BLOCK_KEYS
+
+BLOCK_KEYS = 128
+"""Keys that are scored before their values are read: what is between stays in a core's cache."""
 
 
 def decode_paged(

@@ -84,8 +84,8 @@ def _orientation(data: mmap.mmap) -> int:
             if number == MOST_UNDECODED:
                 break
             for frame in packet.decode():
-                told = cast("Mapping[Any, Any]", frame.side_data)  # PyAV's stubs name one kind
-                matrix = told.get(SideData.DISPLAYMATRIX)
+                side_data = cast("Mapping[Any, Any]", frame.side_data)  # PyAV's stubs name one kind
+                matrix = side_data.get(SideData.DISPLAYMATRIX)
                 return 1 if matrix is None else orientation_of(bytes(matrix))
     return 1
 

@@ -111,14 +111,14 @@ def _read_jpeg_2000(data: Encoded) -> Probe:
     """Read the codestream's sizes, which a file's own header must repeat."""
     if data[:4] == JPEG_2000_CODESTREAM:
         return _read_codestream(data, 0)
-    told = None
+    size = None
     for kind, start, end in _boxes(data, 0, len(data)):
         if kind == b"jp2h":
             inner = (at for name, at, _ in _boxes(data, start, end) if name == b"ihdr")
-            told = struct.unpack_from(">II", data, next(inner))
+            size = struct.unpack_from(">II", data, next(inner))
         elif kind == b"jp2c":
             found = _read_codestream(data, start)
-            if told != (found.height, found.width):
+            if size != (found.height, found.width):
                 raise ValueError("two sizes")
             return found
     raise ValueError("no codestream")

@@ -325,9 +325,9 @@ class FileStore:
         return self._sweep()
 
     def _write_ledger(self, lock: BinaryIO, ledger: _Ledger) -> None:
-        told = asdict(ledger) | {"changed": self.folder.stat().st_mtime_ns}
+        fields = asdict(ledger) | {"changed": self.folder.stat().st_mtime_ns}
         lock.seek(0)
-        lock.write(json.dumps(told).encode())
+        lock.write(json.dumps(fields).encode())
         lock.flush()
 
     def _sweep(self) -> _Ledger:

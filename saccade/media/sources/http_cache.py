@@ -67,20 +67,20 @@ class Kept:
         """Return the response as hishel is to judge it. Its freshness has one form, and `date` is
         now, so that hishel has no date to guess by.
         """
-        told = directives(self.answer.headers)
+        given = directives(self.answer.headers)
         left = max(0, int(self.stale - time.monotonic()))
-        rules = [name for name in RULES if name in told] + [f"max-age={left}"]
+        rules = [name for name in RULES if name in given] + [f"max-age={left}"]
         headers = {"date": formatdate(usegmt=True), "cache-control": ", ".join(rules)}
         if "vary" in self.answer.headers:
             headers["vary"] = self.answer.headers["vary"]
         return hishel.Response(self.answer.status, hishel.Headers(headers | self.validators))
 
-    def confirmed(self, told: hishel.Headers, asked: float) -> Kept:
+    def confirmed(self, newer: hishel.Headers, asked: float) -> Kept:
         """Keep the same body after a 304, whose headers replace the stored ones."""
         before = _lists(self.answer.headers)
         for name in ("age", "date"):
             before.pop(name, None)
-        headers = hishel.Headers(before | _lists(told))
+        headers = hishel.Headers(before | _lists(newer))
         return Kept.of(HttpAnswer(self.answer.status, headers, self.answer.body), asked)
 
     @property
@@ -154,11 +154,11 @@ def freshness(headers: hishel.Headers, asked: float) -> int:
 
     A senseless number or date means 0 instead of an error, as in RFC 9111, 4.2.
     """
-    told = directives(headers)
-    if "no-cache" in told:
+    given = directives(headers)
+    if "no-cache" in given:
         return 0
     date, lifetime = _seconds(headers, "date"), 0.0
-    if (rule := told.get("s-maxage", told.get("max-age"))) is not None:
+    if (rule := given.get("s-maxage", given.get("max-age"))) is not None:
         lifetime = _number(rule)
     elif (expires := _seconds(headers, "expires")) is not None:
         lifetime = expires - (asked if date is None else date)

@@ -138,6 +138,8 @@ def comes_along(url: Address) -> bool:
 
 def in_company(sources: Sequence[Source], bounds: PixelBounds) -> Sequence[Source]:
     """Shrink each image to what the model shows when the prompt has several."""
+    if bounds.cut is None:
+        return sources
     images = sum(isinstance(source, ImageSource) for source in sources)
     return [
         replace(source, budget=beside(source.budget, images, bounds))

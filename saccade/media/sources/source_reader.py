@@ -128,13 +128,12 @@ class SourceReader:
             raise ImageError(f"the {'video' if video else 'image'} is empty (0 bytes)")
         found = await self._seen.find(name, video, asker.tenant)
         if found is None:
-            # Our own format, without a parser; its bytes may be many.
-            raw = data.startswith(RAW_MAGIC)
-            found = (
-                read_raw(data)
-                if raw and not video
-                else await self._pool.read_header(name, data, asker, video)
-            )
+            if video:
+                found = await self._pool.video_headers.read_header(name, data, asker)
+            elif data.startswith(RAW_MAGIC):  # our own format, without a parser
+                found = read_raw(data)
+            else:
+                found = await self._pool.headers.read_header(name, data, asker)
             self._seen.put(name, video, asker.tenant, found)
         return found
 

@@ -49,10 +49,10 @@ class SupervisorLink:
         for a signal.
         """
         await _readable(self.report)
-        told = os.read(self.report, EXIT_STATUS.size)
-        if not told:
+        data = os.read(self.report, EXIT_STATUS.size)
+        if not data:
             return await self.fork_server.wait()
-        status: int = EXIT_STATUS.unpack(told)[0]
+        status: int = EXIT_STATUS.unpack(data)[0]
         return status
 
 
@@ -76,17 +76,17 @@ class ForkServer:
         """
         ours, theirs = socket.socketpair()
         lifeline, held = os.pipe()
-        report, told = os.pipe()
+        report, status = os.pipe()
         try:
             with self._lock:
                 child = self._running()
-                descriptors = (theirs.fileno(), held, told, *memory_files)
+                descriptors = (theirs.fileno(), held, status, *memory_files)
                 with suppress(OSError):  # it has just ended: the pipes tell
                     socket.send_fds(child.socket, [msgspec.msgpack.encode(wanted)], descriptors)
         finally:
             theirs.close()
             os.close(held)
-            os.close(told)
+            os.close(status)
         return SupervisorLink(ours, lifeline, report, child)
 
     def kill(self) -> None:

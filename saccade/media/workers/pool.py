@@ -19,9 +19,7 @@ from saccade.core.errors import EngineUnavailable, ImageError
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.recipe import OwnPixels
-from saccade.media.content import Probe
 from saccade.media.reasons import Reason
-from saccade.media.sources.fairness import Requester
 from saccade.media.workers.decode_queue import THREADS, Job, JobQueue, decoding_bytes
 from saccade.media.workers.fork_server import ForkServers
 from saccade.media.workers.header_pool import HeaderPool, fail
@@ -138,13 +136,6 @@ class DecodePool:
             work.done.cancel()
 
     # ---- what callers wait for
-
-    async def read_header(
-        self, digest: bytes, data: bytes, asker: Requester | None = None, video: bool = False
-    ) -> Probe:
-        """Read the header of an image, or the metadata of a video, as `HeaderPool.read` does."""
-        pool = self.video_headers if video else self.headers
-        return await pool.read_header(digest, data, asker or Requester())
 
     async def decode(self, job: Job, offset: int) -> None:
         """Decode `job` to `offset` in the arena. Raises ImageError for a job that fails,

@@ -186,8 +186,8 @@ def install(libc: ctypes.CDLL, steps: list[Step], flags: int) -> int:
     """
     code = b"".join(struct.pack("<HBBI", *step) for step in steps)
     held = ctypes.create_string_buffer(code, len(code))
-    told = struct.pack("@HP", len(code) // 8, ctypes.addressof(held))
-    status: int = libc.syscall(machine().seccomp, SECCOMP_SET_MODE_FILTER, flags, told)
+    program = struct.pack("@HP", len(code) // 8, ctypes.addressof(held))
+    status: int = libc.syscall(machine().seccomp, SECCOMP_SET_MODE_FILTER, flags, program)
     _check(min(status, 0))
     return status
 

@@ -106,8 +106,8 @@ class ThreadGate:
             fcntl.ioctl(self._listener, RECEIVE, asked)
             may = self._asked <= most and len(os.listdir(self._tasks)) < MOST_ALIVE  # noqa: PTH208
             (number,) = ASKED.unpack(asked)
-            told = ANSWER.pack(number, 0, 0 if may else -AGAIN, GO_ON if may else 0)
-            fcntl.ioctl(self._listener, SEND, told)
+            reply = ANSWER.pack(number, 0, 0 if may else -AGAIN, GO_ON if may else 0)
+            fcntl.ioctl(self._listener, SEND, reply)
         except OSError:  # the worker has ended meanwhile
             return True
         return self._asked <= most + SPARE

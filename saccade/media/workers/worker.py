@@ -381,16 +381,16 @@ def read_piece(order: ReadDocument, place: int, resources: WorkerResources) -> D
                 found: object = pdf.read_page(data, page.index, page.size, page.text)
             else:
                 found = pdf.read_sizes(data, order.most_pages)
-            told = msgspec.msgpack.encode(found)
+            packed = msgspec.msgpack.encode(found)
             start, end = order.outbox[place : place + 2]
-            if len(told) > end - start:
+            if len(packed) > end - start:
                 raise MemoryError
-            resources.outbox[start : start + len(told)] = np.frombuffer(told, np.uint8)
+            resources.outbox[start : start + len(packed)] = np.frombuffer(packed, np.uint8)
         except Unreadable as error:
             return answer(0, error.reason)
         except MemoryError:
             return answer(0, Reason("page memory"))
-        return answer(len(told))
+        return answer(len(packed))
 
 
 def decode(order: Decode, resources: WorkerResources) -> Reason | None:

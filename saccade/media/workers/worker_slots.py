@@ -203,11 +203,12 @@ class WorkerSlots:
         """Return an idle slot, `tenant`'s own or a fresh one if any, else the least recently used.
         Returns `None` if all are busy, and while workers take no orders.
         """
+
+        def cost(slot: WorkerSlot) -> tuple[bool, bool, int]:
+            return slot.tenant != tenant, slot.tenant is not None, slot.turn
+
         slots = self._slots if self._channel is not None else ()
-        # Whose last use is longest ago, first.
-        idle = sorted((slot for slot in slots if not slot.busy), key=lambda slot: slot.turn)
-        fit = [slot for kept in (tenant, None) for slot in idle if slot.tenant == kept]
-        return next(iter([*fit, *idle]), None)
+        return min([slot for slot in slots if not slot.busy], key=cost, default=None)
 
     def start(self) -> None:
         """Start the supervisor in the background, on the running loop, unless started."""

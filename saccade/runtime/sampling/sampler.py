@@ -59,11 +59,11 @@ class Report:
 
     def add_to(self, result: StepResult, found: Sequence[torch.Tensor]) -> StepResult:
         chosen, best, ids = (each.tolist() for each in found)
-        told = []
+        logprobs = []
         for index, (row, top) in enumerate(zip(self.rows, self.tops)):
             pairs = tuple(zip(ids[index][:top], best[index][:top]))
-            told.append((row, TokenLogprobs(result.tokens[row], chosen[index], pairs)))
-        return replace(result, logprobs=tuple(told))
+            logprobs.append((row, TokenLogprobs(result.tokens[row], chosen[index], pairs)))
+        return replace(result, logprobs=tuple(logprobs))
 
 
 @dataclass(frozen=True, slots=True)

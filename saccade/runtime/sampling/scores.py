@@ -84,15 +84,15 @@ class RowsRead:
     def add_to(self, result: StepResult, found: Sequence[torch.Tensor]) -> StepResult:
         states, logits = (each.numpy() for each in found)
         left = {False: states, True: logits}
-        told = []
+        pooled = []
         for each in self.asking:
             labels, count = each.extra.labels, each.extra.count
             rows, labelled = left[bool(labels)], bool(labels)
             mine, left[labelled] = rows[:count], rows[count:]
             mine = mine[:, : len(labels)] if labelled else mine
             start = each.start + each.length - count
-            told.append((each.row, PooledOutput(start, mine.shape[1], mine.tobytes())))
-        return replace(result, pooled_outputs=tuple(told))
+            pooled.append((each.row, PooledOutput(start, mine.shape[1], mine.tobytes())))
+        return replace(result, pooled_outputs=tuple(pooled))
 
 
 class StateReader:

@@ -99,8 +99,8 @@ class Folder(Generic[K]):
         """Read one user's files alone. Raises OSError for a folder of another's."""
         with opened_folder(self.folder) as folder:
             if os.fstat(folder).st_uid != user:
-                told = f"{self.folder.name} in it belongs to another user{remedy}"
-                raise OSError(errno.EPERM, told)
+                why = f"{self.folder.name} in it belongs to another user{remedy}"
+                raise OSError(errno.EPERM, why)
         self._user = user
 
     def close(self) -> None:
@@ -129,8 +129,8 @@ class Folder(Generic[K]):
 
     def _write(self, key: K, rows: torch.Tensor) -> None:
         values = values_of(rows)
-        told = self._items.metadata(key) | {"blake3": self._items.checksum(key, values)}
-        header = write_header(rows, told)
+        metadata = self._items.metadata(key) | {"blake3": self._items.checksum(key, values)}
+        header = write_header(rows, metadata)
         with self._draft(self.path(key), len(header) + len(values)) as file:
             file.write(header)
             file.write(values)

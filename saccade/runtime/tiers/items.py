@@ -139,16 +139,19 @@ class Embeddings:
         return torch.empty((size, self._width), dtype=self._dtype)
 
     def check(self, header: ItemHeader, name: str) -> tuple[ImageKey, int]:
-        told = header.metadata
+        metadata = header.metadata
         try:
-            digest, settings = bytes.fromhex(told["digest"]), bytes.fromhex(told["settings"])
-            key = ImageKey(digest, settings, told["salt"])
+            digest, settings = (
+                bytes.fromhex(metadata["digest"]),
+                bytes.fromhex(metadata["settings"]),
+            )
+            key = ImageKey(digest, settings, metadata["salt"])
             named = self.file(key)
         except UNREADABLE:
             raise Damaged("its header makes no sense") from None
         if named != name:
             raise Damaged("its name is another image's")
-        if any(told.get(name) != value for name, value in self._identity.items()):
+        if any(metadata.get(name) != value for name, value in self._identity.items()):
             raise Damaged("it is of another model or format")
         num_tokens, rest = divmod(header.nbytes, self._width * self._dtype.itemsize)
         if rest or num_tokens < 1 or header.shape != [num_tokens, self._width]:
@@ -189,11 +192,14 @@ class Pages:
         return torch.empty((1, size), dtype=torch.uint8)
 
     def check(self, header: ItemHeader, name: str) -> tuple[bytes, int]:
-        told = header.metadata
-        if (told.get("format"), told.get("identity")) != (page_store.FORMAT, self._identity):
+        metadata = header.metadata
+        if (metadata.get("format"), metadata.get("identity")) != (
+            page_store.FORMAT,
+            self._identity,
+        ):
             raise Damaged("it is of another model or format")
         key = bytes.fromhex(name.removesuffix(page_store.SUFFIX))
-        if told.get("name") != key.hex():
+        if metadata.get("name") != key.hex():
             raise Damaged("it holds another page")
         if header.shape != [1, header.nbytes]:
             raise Damaged("its size is wrong")
@@ -216,8 +222,8 @@ def read_header(file: BufferedReader) -> ItemHeader:
     """Read up to the values. Raises Damaged if the header makes no sense."""
     text = file.read(min(int.from_bytes(file.read(8), "little"), LARGEST_HEADER))
     try:
-        told = json.loads(text)
-        metadata, shape = dict(told["__metadata__"]), told[TENSOR]["shape"]
+        fields = json.loads(text)
+        metadata, shape = dict(fields["__metadata__"]), fields[TENSOR]["shape"]
         checksum = str(metadata["blake3"])
     except UNREADABLE:
         raise Damaged("its header makes no sense") from None

@@ -89,19 +89,19 @@ class StoredPages:
         return self._store is not None and self._store.has_events
 
     def collect(self) -> list[tuple[bytes, Happened]]:
-        told: list[tuple[bytes, Happened]] = []
+        events: list[tuple[bytes, Happened]] = []
         if self._store is None:
-            return told
+            return events
         for name, happened in self._store.collect(wait=False):
             if happened != "not saved":
                 self._reading.remove(name)
             if happened == "read" and name in self._forgotten:
                 self._store.take_rows(name)
             else:
-                told.append((name, happened))
+                events.append((name, happened))
             if happened != "not saved":
                 self._forgotten.discard(name)
-        return told
+        return events
 
     def close(self) -> None:
         if self._store is not None:

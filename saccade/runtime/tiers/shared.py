@@ -191,8 +191,8 @@ class SharedBudget:
     def _read(self, lock: BinaryIO) -> int | None:
         """Return the bytes in use, if the lock file says them."""
         lock.seek(0)
-        told = lock.read(32)
-        return int(told) if told.endswith(b"\n") and told[:-1].isdigit() else None
+        text = lock.read(32)
+        return int(text) if text.endswith(b"\n") and text[:-1].isdigit() else None
 
     def _write(self, lock: BinaryIO, used: int) -> None:
         lock.seek(0)
@@ -210,8 +210,8 @@ class SharedBudget:
                     break
                 except BlockingIOError:
                     if time.monotonic() > until:
-                        told = "another server has held the lock for too long"
-                        raise OSError(errno.EAGAIN, told) from None
+                        why = "another server has held the lock for too long"
+                        raise OSError(errno.EAGAIN, why) from None
                 time.sleep(LOCK_PAUSE)
             yield lock
 

@@ -32,7 +32,7 @@ def fingerprint_encoder(
         .view(height, width, 3)
     )
     rows = encode(pixels.to(device), spec.sample.grid).cpu()  # [tokens, embedding_width]
-    told = repr((FORMAT, spec.family, device.type, str(rows.dtype), tuple(rows.shape)))
+    facts = repr((FORMAT, spec.family, device.type, str(rows.dtype), tuple(rows.shape)))
     if quantization != "none":
-        told += quantization
-    return hashlib.blake2b(told.encode() + bytes(values_of(rows)), digest_size=16).digest()
+        facts += quantization
+    return hashlib.blake2b(facts.encode() + bytes(values_of(rows)), digest_size=16).digest()

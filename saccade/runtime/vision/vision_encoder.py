@@ -115,10 +115,13 @@ class VisionEncoder:
         """
         if seen and self._side_stream is not None:
             self._side_stream.take([rows for each in seen.values() for rows in each.rows.values()])
-        for adapter in dict.fromkeys(encode.adapter for encode in encodes):
-            self._begin_alike([encode for encode in encodes if encode.adapter == adapter], seen)
+        by_adapter: dict[int, list[Encode]] = {}
+        for encode in encodes:
+            by_adapter.setdefault(encode.adapter, []).append(encode)
+        for alike in by_adapter.values():
+            self._queue_alike(alike, seen)
 
-    def _begin_alike(self, encodes: Sequence[Encode], seen: Mapping[ImageKey, SeenTiles]) -> None:
+    def _queue_alike(self, encodes: Sequence[Encode], seen: Mapping[ImageKey, SeenTiles]) -> None:
         patches = [encode.patches for encode in encodes]
         if self._split:
             parts = split_evenly(patches, self._shard.size)

@@ -71,7 +71,7 @@ def load_net(
     quantization: QuantizationMode = "auto",
     quantization_tower: TowerQuantization = "none",
     tally: LoadTally | None = None,
-    told: ReportProgress = ignore_progress,
+    on_progress: ReportProgress = ignore_progress,
     ops: Ops | None = None,
     tower: TowerDigest | None = None,
     file: Path | None = None,
@@ -82,9 +82,9 @@ def load_net(
     folder. With "dummy", weights are random and no file is read.
 
     `shard` is this rank's slice. `encoder`: whether each rank has a slice of the vision tower or
-    the whole. `tally` counts 8-bit matrices. `told` is called with the bytes read and the bytes in
-    all. Without `ops`, the device's kernels are used. `tower` takes in this rank's slice of the
-    vision tower.
+    the whole. `tally` counts 8-bit matrices. `on_progress` is called with the bytes read and the
+    bytes in all. Without `ops`, the device's kernels are used. `tower` takes in this rank's slice
+    of the vision tower.
 
     Raises ConfigError for a quantisation that cannot run here. Raises CheckpointError, naming file
     and tensor, for a tensor that is missing, misshapen, damaged, not finite, or in an unreadable
@@ -115,7 +115,7 @@ def load_net(
         device,
         quantization=read_quantization(read_json(folder / "config.json")),
         policy=policy,
-        told=told,
+        on_progress=on_progress,
         ops=ops,
         tower=tower,
     ) as weights:
@@ -136,7 +136,7 @@ def load_tower(
     load_format: LoadFormat = "auto",
     quantization_tower: TowerQuantization = "none",
     tally: LoadTally | None = None,
-    told: ReportProgress = ignore_progress,
+    on_progress: ReportProgress = ignore_progress,
 ) -> TowerNet:
     """Build the vision tower alone, as `load_net` does, without reading the language model.
 
@@ -150,7 +150,9 @@ def load_tower(
         dummy = DummyWeights(dtype, device, policy=policy)
         return check_tower(policy, model.build_tower(dummy, encoder_shard))
     name = model.canonical_name
-    with CheckpointWeights(folder, name, dtype, device, policy=policy, told=told) as weights:
+    with CheckpointWeights(
+        folder, name, dtype, device, policy=policy, on_progress=on_progress
+    ) as weights:
         net = model.build_tower(weights, encoder_shard)
     return check_tower(policy, net)
 
@@ -234,7 +236,7 @@ class CheckpointWeights:
         *,
         quantization: Quantization | None = None,
         policy: QuantPolicy = AS_STORED,
-        told: ReportProgress = ignore_progress,
+        on_progress: ReportProgress = ignore_progress,
         ops: Ops | None = None,
         tower: TowerDigest | None = None,
     ) -> None:
@@ -247,7 +249,7 @@ class CheckpointWeights:
         self._policy = policy
         self._files = files = TensorFiles(folder, canonical_name)
         self._packed = find_packed(files, quantization)
-        self._gauge = Gauge(told, files.total)
+        self._gauge = Gauge(on_progress, files.total)
         self._loading = LoadContext(files, dtype, device, policy, self._gauge)
 
     def __enter__(self) -> Self:

@@ -187,20 +187,20 @@ def ignore_progress(_done: int, _total: int) -> None:
 class Gauge:
     """Counts the bytes read from a checkpoint."""
 
-    def __init__(self, told: ReportProgress, total: int) -> None:
-        self._told = told
+    def __init__(self, on_progress: ReportProgress, total: int) -> None:
+        self._on_progress = on_progress
         self._total = total
         self._done = 0
         self._at = time.monotonic()
-        told(0, total)
+        on_progress(0, total)
 
     def update(self, nbytes: int) -> None:
         """Add `nbytes` to the bytes read."""
         self._done += nbytes
         if (now := time.monotonic()) - self._at >= TELL_SECONDS:
             self._at = now
-            self._told(min(self._done, self._total), self._total)
+            self._on_progress(min(self._done, self._total), self._total)
 
     def close(self) -> None:
         """Report all as read: the files' remaining tensors belong to no layer."""
-        self._told(self._total, self._total)
+        self._on_progress(self._total, self._total)

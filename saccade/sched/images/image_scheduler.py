@@ -75,7 +75,7 @@ class ImageScheduler:
         self._roomy = True  # nor was anything for which there was no room, or no time
         self._moves: list[Move] = list(embeddings.beyond_budget)
         self._want: list[tuple[ImageKey, PixelSlot]] = []
-        self._unwanted: list[ImageKey] = []
+        self._unwanted: dict[ImageKey, None] = {}  # until the front answers
 
     # ---- what an image is to others
 
@@ -148,7 +148,7 @@ class ImageScheduler:
         under_way = self._under_way.get(key)
         if under_way is not None and under_way.stage == "asked" and not under_way.unwanted:
             under_way.unwanted = True
-            self._unwanted.append(key)
+            self._unwanted[key] = None
         elif under_way is not None and under_way.stage == "arrived":
             del self._under_way[key]
             self._put_away(under_way)
@@ -179,7 +179,7 @@ class ImageScheduler:
         """Return the news for the front, and clear it."""
         aliases = self.aliases.take_found() if self.aliases.found else ()
         notices = Notices(tuple(self._want), tuple(self._unwanted), aliases)
-        self._want, self._unwanted = [], []
+        self._want, self._unwanted = [], {}
         return notices
 
     # ---- the front and the workers have done something
@@ -198,7 +198,7 @@ class ImageScheduler:
         """
         under_way = self._under_way[key]
         assert under_way.stage == "asked", "pixels that were not asked for"
-        self._answered(key)
+        self._unwanted.pop(key, None)
         if pixels and self.aliases.arrived(under_way.image, pixels) is not None:
             del self._under_way[key]
             self.slots.free(under_way.slot)
@@ -217,13 +217,8 @@ class ImageScheduler:
         under_way = self._under_way.pop(key)
         assert under_way.stage == "asked", "pixels that were not asked for"
         self.slots.free(under_way.slot)
-        self._answered(key)
+        self._unwanted.pop(key, None)
         return [] if under_way.unwanted else self._needed_by(key)
-
-    def _answered(self, key: ImageKey) -> None:
-        """Drop the notice that an image is unwanted, as the front has answered."""
-        if key in self._unwanted:
-            self._unwanted.remove(key)
 
     def encoded(self, key: ImageKey) -> None:
         """Record that the embedding is on the device, and the pixels have been read."""

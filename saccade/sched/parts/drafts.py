@@ -85,9 +85,9 @@ class Untried(NamedTuple):
 class Speculation:
     """The draft tokens of one run.
 
-    draft_tokens: in flight. told: the newest token came as a draft token or after one, and goes to
-    the worker. lines: for states between draft tokens. masks: for rows in flight, still to be
-    taken.
+    draft_tokens: in flight. sends_newest: the newest token came as a draft token or after one, and
+    goes to the worker. lines: for states between draft tokens. masks: for rows in flight, still to
+    be taken.
 
     foreseen: how many draft tokens in flight have masks behind them, or None without a grammar.
     rate: the share of accepted tokens, or None before the first. untried: draft tokens that are
@@ -99,7 +99,7 @@ class Speculation:
 
     # in flight, and behind it
     draft_tokens: list[int] = field(default_factory=list)
-    told: bool = False
+    sends_newest: bool = False
     lines: list[int] = field(default_factory=list)
     masks: list[bytes] = field(default_factory=list)
     foreseen: int | None = None

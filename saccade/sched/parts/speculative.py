@@ -61,12 +61,12 @@ class SpeculativeDecoding(StepPart):
         if self._lines is not None:
             speculation.lines = [self._free.pop() for _ in draft_tokens]
         asked = self.drafter.count_for_head(sequence, speculation, width)
-        told = (sequence.tokens[run.planned],) if speculation.told else ()
+        newest = (sequence.tokens[run.planned],) if speculation.sends_newest else ()
         keep = chain(speculation.lines, repeat(NO_LINE))
-        row = builder.decode(sequence, run, told, keep=next(keep), head_drafts=asked)
+        row = builder.decode(sequence, run, newest, keep=next(keep), head_drafts=asked)
         for draft_token, line in zip(draft_tokens, keep):
             builder.decode(sequence, run, (draft_token,), draft=True, keep=line)
-        speculation.told, speculation.draft_tokens = False, draft_tokens
+        speculation.sends_newest, speculation.draft_tokens = False, draft_tokens
         run.waits = bool(draft_tokens or asked)
         return row
 
@@ -194,10 +194,10 @@ class SpeculativeDecoding(StepPart):
     def _tell(self, sequence: Sequence, run: Run, right: int = 0, wrong: int = 0) -> None:
         """Report a sequence's draft tokens, accepted and wrong."""
         source, account = self._runs[run].source, sequence.account
-        told = {each.source: each for each in account.draft_counts}
-        before = told.get(source, DraftCounts(source, 0, 0))
-        told[source] = DraftCounts(source, before.right + right, before.wrong + wrong)
-        account.draft_counts = tuple(told.values())
+        by_source = {each.source: each for each in account.draft_counts}
+        before = by_source.get(source, DraftCounts(source, 0, 0))
+        by_source[source] = DraftCounts(source, before.right + right, before.wrong + wrong)
+        account.draft_counts = tuple(by_source.values())
 
     def _settle(self, sequence: Sequence, run: Run, right: int) -> None:
         speculation = self._runs[run]
@@ -209,7 +209,7 @@ class SpeculativeDecoding(StepPart):
             lines = speculation.lines  # where all were right, the slot has the state
             self._free += lines[:right] + lines[right + 1 :]
             speculation.lines = lines[right : right + 1]
-            speculation.told = len(sequence.tokens) == run.computed + 1
+            speculation.sends_newest = len(sequence.tokens) == run.computed + 1
 
     # ---- the rest of a run's life
 

@@ -148,21 +148,21 @@ class AnswerReader:
         events = self._events([] if self._reasoning is None else self._reasoning.end())
         if self._calls is None or (self._certain and self._calls.within):
             return events
-        return events + self._told(self._calls.end())
+        return events + self._as_reasoning(self._calls.end())
 
     def _events(self, pieces: Sequence[Piece]) -> list[AnswerEvent]:
         events: list[AnswerEvent] = []
         for piece in pieces:
             if self._reasons and not piece.reasoning:
                 if self._calls is not None:
-                    events += self._told(self._calls.end())
+                    events += self._as_reasoning(self._calls.end())
                 self._reasons = False
                 self._calls = self._reader(0 if self._calls is None else self._calls.started)
             read = [Text(piece.text)] if self._calls is None else self._calls.feed(piece.text)
-            events += self._told(read)
+            events += self._as_reasoning(read)
         return events
 
-    def _told(self, events: Sequence[Event]) -> list[AnswerEvent]:
+    def _as_reasoning(self, events: Sequence[Event]) -> list[AnswerEvent]:
         return [
             Reasoned(event.text) if self._reasons and isinstance(event, Text) else event
             for event in events

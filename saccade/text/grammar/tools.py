@@ -49,8 +49,8 @@ class Tool:
 
     def for_template(self) -> dict[str, Any]:
         """Return the tool for chat templates, without fields for the server alone."""
-        told = {} if self.description is None else {"description": self.description}
-        function = {"name": self.name, **told, "parameters": self.parameters}
+        described = {} if self.description is None else {"description": self.description}
+        function = {"name": self.name, **described, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
 
