@@ -178,6 +178,8 @@ class BaseSpec:
 
     A family adds `kv_spec` and `cuts`, and narrows the types that it reads. Image tokens count
     their positions in the prompt as text does.
+
+    tiles: `images`, where the tower sees tiles apart.
     """
 
     family: str
@@ -188,6 +190,7 @@ class BaseSpec:
     eos_token_ids: tuple[int, ...]
     dtype: str
     templates: Templates = NO_TEMPLATES
+    tiles: TileLayout | None = None
     video: VideoRules | None = None
 
     position_axes = 1
@@ -247,11 +250,6 @@ class BaseSpec:
 
     def settings(self, recipe: ImageRecipe) -> bytes:
         return self.images.settings(self.family, recipe)
-
-    @property
-    def tiles(self) -> TileLayout | None:
-        """Return None. A family whose tower sees tiles apart overrides this."""
-        return None
 
     def num_tokens(self, grid: Grid) -> int:
         return self.images.num_tokens(grid)

@@ -29,10 +29,6 @@ class DeepseekSpec(BaseSpec):
     text: DeepseekText
     images: CandidateRules
 
-    @property
-    def tiles(self) -> CandidateRules | None:
-        return self.images if self.sees_images else None
-
     def kv_spec(self, ranks: int = 1) -> KVSpec:
         shape, latent = self.text.shape, self.text.latent
         if latent is None:
@@ -71,6 +67,7 @@ def deepseek_spec(checkpoint: Checkpoint) -> DeepseekSpec:
         vision=vision,
         text=text,
         images=images,
+        tiles=images if vision.depth else None,
         placeholder=placeholder,
         templates=TEMPLATES,
         eos_token_ids=checkpoint.eos_token_ids(section),

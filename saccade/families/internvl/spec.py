@@ -30,10 +30,6 @@ class InternVLSpec(DecoderSpec):
     images: TileRules
 
     @property
-    def tiles(self) -> TileRules:
-        return self.images
-
-    @property
     def cuts(self) -> Cuts:
         plain, projector = plain_cuts(self.text, self.vision), self.vision.out_hidden
         return replace(plain, encoder=(*plain.encoder, (projector, "projector values")))
@@ -51,6 +47,7 @@ def internvl_spec(checkpoint: Checkpoint) -> InternVLSpec:
         vision=vision,
         text=text,
         images=images,
+        tiles=images,
         placeholder=_placeholder(checkpoint),
         templates=TEMPLATES,
         eos_token_ids=checkpoint.eos_token_ids(section),

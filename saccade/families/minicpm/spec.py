@@ -104,16 +104,13 @@ class MiniCPMSpec(BaseSpec):
     images: SliceRules
     hybrid: HybridConfig
 
-    @property
-    def tiles(self) -> SliceRules:
-        return self.images
-
     def with_options(self, options: Mapping[str, str]) -> MiniCPMSpec:
         chosen = read_options(MiniCPMOptions, self.family, options, downsample_mode=MERGES)
         merge = MERGES.get(chosen.downsample_mode, self.images.merge)
         siglip = replace(self.vision.siglip, merge=merge)
         images = replace(self.images, merge=merge)
-        return replace(self, vision=replace(self.vision, siglip=siglip), images=images)
+        vision = replace(self.vision, siglip=siglip)
+        return replace(self, vision=vision, images=images, tiles=images)
 
     def kv_spec(self, ranks: int = 1) -> KVSpec:
         return KVSpec(hybrid_caches(self.text, self.hybrid, ranks))
@@ -137,11 +134,13 @@ def minicpm_spec(checkpoint: Checkpoint) -> MiniCPMSpec:
     section = config.section("text_config")
     text, hybrid = read_text(config, section)
     vision = read_vision(config, text.hidden)
+    images = read_images(checkpoint, vision)
     return MiniCPMSpec(
         family=FAMILY,
         vision=vision,
         text=text,
-        images=read_images(checkpoint, vision),
+        images=images,
+        tiles=images,
         placeholder=_placeholder(checkpoint, text.vocab_size),
         eos_token_ids=checkpoint.eos_token_ids(section),
         dtype=checkpoint.dtype(section),

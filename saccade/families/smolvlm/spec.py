@@ -67,10 +67,6 @@ class SmolVLMSpec(DecoderSpec):
     vision: SiglipConfig
     images: SplitRules
 
-    @property
-    def tiles(self) -> SplitRules:
-        return self.images
-
 
 def smolvlm_spec(checkpoint: Checkpoint) -> SmolVLMSpec:
     """Read a SmolVLM checkpoint's facts. Raises CheckpointError naming file and field."""
@@ -90,6 +86,7 @@ def smolvlm_spec(checkpoint: Checkpoint) -> SmolVLMSpec:
         vision=vision,
         text=text,
         images=images,
+        tiles=images,
         placeholder=_placeholder(checkpoint, images),
         templates=TEMPLATES,
         eos_token_ids=checkpoint.eos_token_ids(section),

@@ -48,10 +48,6 @@ class Step3VLSpec(DecoderSpec):
     text: TextConfig
     images: CropRules
 
-    @property
-    def tiles(self) -> CropRules:
-        return self.images
-
 
 def step3_vl_spec(checkpoint: Checkpoint) -> Step3VLSpec:
     """Read a Step3-VL checkpoint's facts. Raises CheckpointError naming file and field."""
@@ -65,6 +61,7 @@ def step3_vl_spec(checkpoint: Checkpoint) -> Step3VLSpec:
         vision=vision,
         text=text,
         images=images,
+        tiles=images,
         placeholder=_placeholder(checkpoint, images, text.vocab_size),
         eos_token_ids=checkpoint.eos_token_ids(section),
         dtype=checkpoint.dtype(section),
