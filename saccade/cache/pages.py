@@ -40,7 +40,7 @@ class PagePool:
         """Return how many pages hold `tokens` tokens."""
         return -(-tokens // self.page_size)
 
-    def take(self, n: int, after: int | None = None) -> list[int]:
+    def allocate(self, n: int, after: int | None = None) -> list[int]:
         """Take `n` free pages, each with one reference, following page `after` if possible.
 
         Needs `n <= free`.

@@ -149,6 +149,20 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class TileCopy:
+    """Tile `tile` of an image to encode has the same rows as tile `place` of `key`.
+
+    That is the image itself, or one whose embedding is on the device or on the host when the step
+    begins, before its moves. grid: that image's.
+    """
+
+    tile: int
+    key: ImageKey
+    grid: Grid
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
 class Encode:
     """Begin to run the vision tower on one image.
 
@@ -158,7 +172,8 @@ class Encode:
     Until then `pixels` stays unwritten otherwise, and every plan leaves the image out. given:
     tokens in an embedding from another server that lies in place of the pixels; this step takes the
     embedding over without the tower; 0: pixels. adapter: number of the one that the tower has
-    meanwhile, 0 without one. idle: nobody waits for it, so others go first.
+    meanwhile, 0 without one. idle: nobody waits for it, so others go first. copies: tiles that
+    need no tower. `patches` are the others', and at least 1.
     """
 
     key: ImageKey
@@ -168,6 +183,7 @@ class Encode:
     given: int = 0
     adapter: int = 0
     idle: bool = False
+    copies: tuple[TileCopy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

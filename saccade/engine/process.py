@@ -67,6 +67,7 @@ from saccade.ipc.messages import (
     TokenizerText,
 )
 from saccade.sched.encoding import EncodeScheduler
+from saccade.sched.images.tiles import TileBook
 from saccade.sched.images.tower_pace import TowerPace
 from saccade.sched.limits import DraftLimits, SchedulerLimits
 from saccade.sched.protocol import Scheduler
@@ -136,13 +137,13 @@ async def serve(
     )
     front.send(Loading("starting PyTorch"))
     # Load the model, and meanwhile the lexicon.
-    devices = await workers.find()
+    devices = await workers.find_devices()
     load = plan_load(boot, spec, devices)
     size = load.parallel.size
     loading = asyncio.create_task(workers.load(load))
     keeps = boot.caches.kv_cache_dir is not None and load.format != "dummy"
     reading = asyncio.to_thread(digest_weights, Path(boot.folder)) if keeps else None
-    await grammar_loader.read(words.tokenizer_json, spec.vocab_size, spec.eos_token_ids)
+    await grammar_loader.read_lexicon(words.tokenizer_json, spec.vocab_size, spec.eos_token_ids)
     with readable(boot.folder):
         weights = await reading if reading else ""
     loaded = await loading
@@ -158,7 +159,7 @@ async def serve(
     config = replace(config, encoder=tower, kv=kv)
     pages = replace(kv.pages, identity=identify(config, load, spec, weights).digest())
     config = replace(config, kv=replace(kv, pages=pages))
-    begun = await workers.begin(config)
+    begun = await workers.allocate(config)
     saved, probe = begun.saved, StoreProbe(begun.store, arrived.set) if begun.store else None
     # Build the deciding half.
     drafts, no_drafts_reason = draft_tokens(
@@ -238,7 +239,7 @@ def build_scheduler(
 ) -> GenerationScheduler:
     """Build the deciding half of the engine: page pool, caches, scheduler.
 
-    `saved`, `pages`: embeddings, and KV pages, on disk (`Workers.begin`). `pinned_share`:
+    `saved`, `pages`: embeddings, and KV pages, on disk (`Workers.allocate`). `pinned_share`:
     `PINNED_SHARE`. `drafts`: `DraftLimits.tokens`. `batch_invariant`: as
     `SchedulerLimits.batch_invariant`. `paced`: the tower's budget follows pauses, on an
     accelerator.
@@ -258,7 +259,8 @@ def build_scheduler(
     paced = paced and limits.tower_budget > 0 and not limits.tower_shares
     whole = tower_budget(spec, 1) if paced else 0
     pace = TowerPace(limits.tower_budget, whole) if paced else None
-    return GenerationScheduler(limits, pool, prefix, embeddings, spec.eos_token_ids, pace)
+    tiles = build_tiles(spec, embeddings)
+    return GenerationScheduler(limits, pool, prefix, embeddings, spec.eos_token_ids, pace, tiles)
 
 
 def returnable_page_bytes(config: EngineConfig, kept: KVSpec, ranks: int) -> int:
@@ -320,7 +322,13 @@ def build_encode_scheduler(
 ) -> EncodeScheduler:
     """Build the deciding half of an engine with a vision tower alone."""
     limits = limits_of(config, spec, arena_bytes)
-    return EncodeScheduler(limits, build_embeddings(config, spec, saved))
+    embeddings = build_embeddings(config, spec, saved)
+    return EncodeScheduler(limits, embeddings, build_tiles(spec, embeddings))
+
+
+def build_tiles(spec: FamilySpec, embeddings: EmbeddingCache) -> TileBook | None:
+    """Build the book of tiles, or None for a tower that sees none apart."""
+    return None if spec.tiles is None else TileBook(spec.tiles, spec.num_patches, embeddings)
 
 
 def draft_tokens(

@@ -211,7 +211,7 @@ class RequestManager:
         self.adapters = AdapterBook(EngineChanges(engine.send)) if adapters is None else adapters
         self.warm_ups = WarmUps(self.prepare, self.generate, self._spawn, metrics)
         self.next_prompts = NextPrompts(
-            intake.sessions or Sessions(),
+            Sessions() if intake.sessions is None else intake.sessions,
             intake.prompts,
             intake.spec,
             self.generate,
@@ -244,7 +244,7 @@ class RequestManager:
             if (encoders := self.intake.media.encoders) is not None:
                 encoders.trust(ready.tower)
             self._spawn(self._listen())
-            await self.adapters.begin()
+            await self.adapters.load_wanted()
             if check is not None:
                 self.reason = "its first answers are being checked"
                 await check()
@@ -367,7 +367,7 @@ class RequestManager:
         opened = [image for each in prepared for image in each.opened]
         media = self.intake.media
         for image in opened:
-            media.hold(image)
+            media.hold_image(image)
         if turn is not None:
             self.next_prompts.stop(turn.session)
         try:
@@ -384,7 +384,7 @@ class RequestManager:
                     raise event
                 unfinished -= event.finish is not None
                 if turn is not None:
-                    event = self.next_prompts.told(turn, event)
+                    event = self.next_prompts.take_update(turn, event)
                 yield _silenced(event) if prepared[0].silent else event
             if turn is not None:
                 self.next_prompts.answered(turn, prepared[0], ready)
@@ -393,7 +393,7 @@ class RequestManager:
                 if self._forget(answer, "abort"):
                     self._tell(Abort(answer.request.id))
             for image in opened:
-                media.release(image)
+                media.release_image(image)
 
     def taken(self, id: str) -> None:
         """Free the place that an answer's embedding holds, after sending."""
@@ -513,7 +513,10 @@ class RequestManager:
         )
         if outcome.level in ("kv", "embedding"):
             return found
-        spent = self.intake.media.spent(answer.request.images[outcome.image].key)
+        key = answer.request.images[outcome.image].key
+        if outcome.tiles:
+            found = replace(found, tiles=outcome.tiles, parts=self.intake.media.tile_parts(key))
+        spent = self.intake.media.spent(key)
         passed = (spent.encoded - answer.submitted) * 1e3
         wait = max(0.0, passed - spent.decode_ms - spent.encode_ms - spent.encoder_ms)
         return replace(found, wait_ms=wait, **asdict(spent))
@@ -534,8 +537,8 @@ class RequestManager:
         image.
         """
         try:
-            pixels = await self.intake.media.bring(key, slot)
-            self._tell(EmbeddingReady(key) if pixels is None else PixelsReady(key, pixels))
+            names = await self.intake.media.bring(key, slot)
+            self._tell(EmbeddingReady(key) if names is None else PixelsReady(key, *names))
         except asyncio.CancelledError:
             self._tell(PixelsFailed(key, "no request needs the image any more"))
         except RequestError as error:

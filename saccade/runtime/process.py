@@ -191,7 +191,7 @@ def carry_out(worker: Worker | TowerWorker, engine: Engine, metrics: Metrics | N
             answer()
         match engine.receive():
             case Plan() as plan:
-                begun.append((plan, worker.begin(plan, await_masks)))
+                begun.append((plan, worker.begin_step(plan, await_masks)))
             case Finish():
                 return
 

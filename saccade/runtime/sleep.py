@@ -32,14 +32,14 @@ class GivenBack:
         """Present bytes in KV pages and states."""
         return sum(each.nbytes() for each in self._storages)
 
-    def give(self, memory: Memory) -> None:
+    def give_back(self, memory: Memory) -> None:
         if memory not in self.asleep:
             self.asleep = (*self.asleep, memory)
         if memory == "kv_cache":
             for each in self._storages:
                 each.resize_(0)
 
-    def take(self, memory: Memory) -> None:
+    def take_back(self, memory: Memory) -> None:
         """Allocate the memory again.
 
         Raises RuntimeError or MemoryError where there is too little. Then all stays given back.
@@ -49,7 +49,7 @@ class GivenBack:
                 for each, size in zip(self._storages, self._sizes, strict=True):
                     each.resize_(size)
             except (RuntimeError, MemoryError):
-                self.give(memory)
+                self.give_back(memory)
                 raise
         self.asleep = tuple(each for each in self.asleep if each != memory)
 

@@ -20,6 +20,7 @@ from saccade.core.types import Delta, ImageKey, ImageOutcome, Request
 from saccade.sched.builder import PlanBuilder
 from saccade.sched.images.image_scheduler import ImageScheduler
 from saccade.sched.images.slots import Allocator, Notices, aligned
+from saccade.sched.images.tiles import TileBook
 from saccade.sched.limits import Counts, SchedulerLimits, image_failure
 from saccade.sched.sequence import Sequence, State
 from saccade.sched.turns import TurnQueue, in_turn
@@ -36,12 +37,17 @@ class _Delivery:
 class EncodeScheduler:
     """A `protocol.Scheduler` whose answers are embeddings."""
 
-    def __init__(self, limits: SchedulerLimits, embeddings: EmbeddingCache) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        embeddings: EmbeddingCache,
+        tiles: TileBook | None = None,
+    ) -> None:
         self.embeddings = embeddings
         self.counts = Counts()
         half = limits.arena_bytes // 2
         self.limits = replace(limits, arena_bytes=half)
-        self.image_scheduler = ImageScheduler(self.limits, embeddings, self.counts)
+        self.image_scheduler = ImageScheduler(self.limits, embeddings, self.counts, tiles=tiles)
         self.running: list[Sequence] = []  # whose embeddings are being copied
         self.waiting = TurnQueue()
         self._base = self.image_scheduler.slots.size
@@ -59,7 +65,7 @@ class EncodeScheduler:
         """Return True if every request has ended and the workers hold nothing for them."""
         return not (self._ids or self._flights or self._unused or self.image_scheduler.busy)
 
-    def add(self, request: Request) -> list[Delta]:
+    def add_request(self, request: Request) -> list[Delta]:
         """Queue a request for an image, under a new id.
 
         An impossible request gets its terminal delta at once.
@@ -109,12 +115,17 @@ class EncodeScheduler:
             for id, sequence in list(self._ids.items())
         ]
 
-    def pixels_ready(self, key: ImageKey, pixels: bytes = b"") -> list[Delta]:  # noqa: ARG002
+    def pixels_ready(
+        self,
+        key: ImageKey,
+        pixels: bytes = b"",  # noqa: ARG002
+        tiles: tuple[bytes, ...] = (),
+    ) -> list[Delta]:
         """Take an image that the front has decoded into the slot named by `Notices.want`.
 
         Ignores `pixels`, because embeddings are given away by requested names.
         """
-        self.image_scheduler.pixels_ready(key)
+        self.image_scheduler.pixels_ready(key, tiles=tiles)
         return []
 
     def pixels_failed(self, key: ImageKey, error: str) -> list[Delta]:
@@ -195,8 +206,8 @@ class EncodeScheduler:
         """Note for the front where the image was found."""
         key = sequence.request.images[0].key
         if (encoded := sequence.encoded.get(key)) is not None:
-            missed, source = encoded
-            sequence.found[0] = ImageOutcome(0, source, None, missed)
+            missed, source, tiles = encoded
+            sequence.found[0] = ImageOutcome(0, source, None, missed, tiles=tiles)
             return
         self.embeddings.count_lookup(place)
         self.counts.images_embedding += 1
@@ -262,7 +273,7 @@ class EncodeScheduler:
     # ---- for tests
 
     @property
-    def told(self) -> frozenset[str]:
+    def unsent(self) -> frozenset[str]:
         """Requests with embeddings waiting to be sent."""
         return frozenset(self._told)
 

@@ -42,6 +42,7 @@ from saccade.sched.chunk import ImageChunks
 from saccade.sched.grammar_state import GrammarState
 from saccade.sched.images.image_scheduler import ImageScheduler
 from saccade.sched.images.slots import Notices
+from saccade.sched.images.tiles import TileBook
 from saccade.sched.images.tower_pace import TowerPace
 from saccade.sched.kv_cache_manager import KVCacheManager
 from saccade.sched.limits import (
@@ -81,17 +82,18 @@ class GenerationScheduler:
         embeddings: EmbeddingCache,
         eos_token_ids: tuple[int, ...],
         pace: TowerPace | None = None,
+        tiles: TileBook | None = None,
     ) -> None:
         """Build the parts that the limits and the caches ask for.
 
-        pace: None where the tower's budget is a constant.
+        pace, tiles: as in `ImageScheduler`.
         """
         self.limits = limits
         self.token_limit = min(limits.context_length, pool.capacity * pool.page_size)
         self.pool = pool
         self.embeddings = embeddings
         self.counts = Counts()
-        self.image_scheduler = ImageScheduler(limits, embeddings, self.counts, pace)
+        self.image_scheduler = ImageScheduler(limits, embeddings, self.counts, pace, tiles)
         self.running: list[Sequence] = []  # by order
         self.waiting = TurnQueue()
         self.idle_work = IdleWork()
@@ -131,7 +133,9 @@ class GenerationScheduler:
         unsaved = self.arrivals is not None and self.arrivals.unsaved
         return not (self._ids or held or unsaved)
 
-    def add(self, request: Request, grammar_state: GrammarState | None = None) -> list[Delta]:
+    def add_request(
+        self, request: Request, grammar_state: GrammarState | None = None
+    ) -> list[Delta]:
         """Queue a request under a new id. `grammar_state`: the state of its grammar, if any.
 
         An impossible request, or one whose answer can only be empty, gets its terminal delta at
@@ -180,7 +184,7 @@ class GenerationScheduler:
     def _leave_queue(self, sequence: Sequence) -> None:
         self.waiting.remove(sequence, served=False)
         if self.arrivals is not None:
-            self.arrivals.end(sequence)
+            self.arrivals.end_wait(sequence)
         if self._kv_cache.refused is sequence:
             self._kv_cache.forget_refusal()
 
@@ -192,12 +196,14 @@ class GenerationScheduler:
         """End every request with an error."""
         return [self._finish(sequence, "error", error) for sequence in list(self._ids.values())]
 
-    def pixels_ready(self, key: ImageKey, pixels: bytes = b"") -> list[Delta]:
+    def pixels_ready(
+        self, key: ImageKey, pixels: bytes = b"", tiles: tuple[bytes, ...] = ()
+    ) -> list[Delta]:
         """Take an image that the front has decoded into the slot named by `Notices.want`.
 
-        pixels: as in `PixelsReady`.
+        pixels, tiles: as in `PixelsReady`.
         """
-        self.image_scheduler.pixels_ready(key, pixels=pixels)
+        self.image_scheduler.pixels_ready(key, pixels=pixels, tiles=tiles)
         return []
 
     def embedding_ready(self, key: ImageKey) -> list[Delta]:
@@ -413,7 +419,7 @@ class GenerationScheduler:
                 continue
             if self._kv_cache.still_refused(sequence, self.running):
                 return
-            path = self._kv_cache.find(sequence)
+            path = self._kv_cache.find_pages(sequence)
             if self.arrivals is not None and self._kv_cache.awaits(sequence, path, self.running):
                 continue
             end, missing = self._chunks.chunk_limit(sequence, builder.tokens)
@@ -435,7 +441,7 @@ class GenerationScheduler:
     def _admit(self, sequence: Sequence, path: list[Node], builder: PlanBuilder) -> Run:
         first, found = sequence.cached is None, len(sequence.found)
         pages, computed = [step.page for step in path], len(path) * self.pool.page_size
-        node = self._kv_cache.hold(sequence, path)
+        node = self._kv_cache.hold_pages(sequence, path)
         run = sequence.admit(self._slots.pop(), node, pages, computed)
         self._kv_cache.forget_refusal()
         self.waiting.remove(sequence, served=True)
@@ -495,7 +501,7 @@ class GenerationScheduler:
                 self._preempt(youngest)
                 self.waiting.put_back(youngest)
             after = run.pages[-1] if run.pages else None
-            run.pages += self.pool.take(min(missing, self.pool.free), after)
+            run.pages += self.pool.allocate(min(missing, self.pool.free), after)
         return min(end, len(run.pages) * self.pool.page_size)
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -654,7 +660,7 @@ class GenerationScheduler:
         if sequence.images_end and not aside:
             self.image_scheduler.leave(sequence)
         if sequence.idle:
-            self.idle_work.end(sequence)
+            self.idle_work.remove(sequence)
         return self._tell(sequence, reason, error, logprobs, code)
 
     def _tell(

@@ -96,7 +96,7 @@ class Front:
         self.tokens: defaultdict[str, list[int]] = defaultdict(list)
         self.ended = 0
 
-    def take(self) -> list[ToEngine]:
+    def take_messages(self) -> list[ToEngine]:
         messages, self.inbox = self.inbox, []
         return messages
 
@@ -239,7 +239,7 @@ def test_what_a_client_has_pinned_stays(served: Served) -> None:
     for number in range(2):
         served.ask(number)
     scheduler = served.harness.scheduler
-    scheduler.embeddings.keep(served.images[1].key, "client", 60)
+    scheduler.embeddings.pin_for_client(served.images[1].key, "client", 60)
     served.look(1, times=3)
     assert served.kept == (0, 1, 0)
     assert scheduler.embeddings.locate(served.images[1].key) == "device"

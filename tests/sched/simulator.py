@@ -684,7 +684,7 @@ class Simulation:
     def add(self, request: Request) -> str:
         self.deltas[request.id] = []
         self.alive[request.id] = request
-        self.take(self.scheduler.add(request))
+        self.take(self.scheduler.add_request(request))
         self._notice()
         return request.id
 

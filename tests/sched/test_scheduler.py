@@ -170,14 +170,14 @@ def test_a_preempted_answer_goes_on_where_it_was() -> None:
 )
 def test_a_request_that_can_never_fit_is_refused_at_once(length: int, what: str) -> None:
     sim = simulation(limits(context_length=100))
-    (delta,) = sim.scheduler.add(sim.request([1] * length))
+    (delta,) = sim.scheduler.add_request(sim.request([1] * length))
     assert delta.finish == "error" and what in str(delta.error)
     assert sim.scheduler.idle
 
 
 def test_the_kv_cache_bounds_a_request_too() -> None:
     sim = simulation(pages=5)
-    (delta,) = sim.scheduler.add(sim.request([1] * 20))
+    (delta,) = sim.scheduler.add_request(sim.request([1] * 20))
     assert "the KV cache holds 20" in str(delta.error)
     fits = add_text(sim, 19)
     sim.run()
@@ -343,7 +343,7 @@ def test_64_large_pictures_in_one_request_keep_to_the_budgets_of_patches_and_pix
         page_size=16,
     )
     scheduler = sim.scheduler
-    scheduler.add(image_request(sim, *images, max_tokens=1))
+    scheduler.add_request(image_request(sim, *images, max_tokens=1))
     wanted: list[ImageKey] = []
     encoded: list[int] = []
     for _ in range(1000):

@@ -42,12 +42,12 @@ class TowerWorker:
         self.images.close()
 
     @torch.inference_mode()
-    def begin(self, plan: Plan, _: MaskSource | None = None) -> Step:
+    def begin_step(self, plan: Plan, _: MaskSource | None = None) -> Step:
         """Begin a step: moves, encode, deliver, save. Delivered embeddings are in the arena on
         return.
         """
         assert not (plan.rows or plan.open), "there is no language model here"
-        step = self.images.begin(plan)
+        step = self.images.begin_step(plan)
         if plan.adapt:
             return step
         self.images.encode(plan, step)

@@ -3,8 +3,8 @@
 Owns every byte of the arena. Knows only keys and sizes, and leaves the need for images and the
 writing to others.
 
-A slot is in use from `reserve` or `reuse` until `keep` or `free`. Kept pixels are a cache. They
-serve a later need for the image, and make room when room is needed.
+A slot is in use from `reserve` or `reuse` until `keep_pixels` or `free`. Kept pixels are a cache.
+They serve a later need for the image, and make room when room is needed.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class PixelSlots:
             self.bytes_in_use += slot.nbytes
         return slot
 
-    def keep(self, key: ImageKey, slot: PixelSlot) -> None:
+    def keep_pixels(self, key: ImageKey, slot: PixelSlot) -> None:
         """Keep a slot's pixels for `key`, now that the slot is out of use."""
         assert key not in self._kept
         self.bytes_in_use -= slot.nbytes
