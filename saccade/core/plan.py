@@ -368,9 +368,14 @@ class Plan:
     @property
     def empty(self) -> bool:
         """Return True if the step lacks work. A plan that only continues the tower has work."""
-        work = self.close or self.open or self.moves or self.encode or self.rows
-        beside = self.tower or self.save or self.deliver or self.pages or self.change
-        return not (work or beside or self.wait or self.unused)
+        return not (self.planned or self.change)
+
+    @property
+    def planned(self) -> bool:
+        """Return True if the step has work beside a change."""
+        work = self.rows or self.close or self.open or self.moves or self.encode
+        beside = self.tower or self.save or self.deliver or self.pages
+        return bool(work or beside or self.wait or self.unused)
 
     @property
     def adapt(self) -> bool:

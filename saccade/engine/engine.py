@@ -201,7 +201,7 @@ class Engine:
 
     def _leave_pause(self) -> None:
         """End a wanted pause, once weight changes are through and memory is back."""
-        if self._changes.halts:
+        if not self._pause.leaving or self._changes.halts:
             return
         held, altered = self._pause.leave()
         for request in held:
@@ -345,7 +345,7 @@ class Engine:
             renewed = plan.change.kind == "weights" and not result.changed.error
             if renewed or (result.changed.tower and plan.change.kind == "wake"):
                 self._scheduler.flush(embeddings=result.changed.tower)
-        if not replace(plan, change=None).empty:
+        if plan.planned:
             self._deltas += self._scheduler.apply(result)
             self._encoded += result.encoded
             self._send_masks()

@@ -47,6 +47,11 @@ class Intermission:
         """Return True if paused, with every request that was in flight done."""
         return self.state == "paused" and not self.keeps
 
+    @property
+    def leaving(self) -> bool:
+        """Return True if somebody has asked for the pause's end."""
+        return bool(self._ending)
+
     def begin_pause(self, id: int, keeps: bool) -> None:
         """Begin a pause, which `settle` answers. A pause under way stays as it is."""
         self._asked.append(id)

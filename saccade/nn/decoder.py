@@ -45,7 +45,7 @@ class MultiRope:
 
     def __call__(self, positions: torch.Tensor) -> Rotation:
         """Compute the angles by which positions [axes, T] turn queries and keys."""
-        angles = positions.float().t().index_select(1, self.axis) * self.inv_freq
+        angles = positions.t().index_select(1, self.axis) * self.inv_freq  # float32
         cos, sin = rotary_tables(angles, self.pairs)
         if self.amplitude != 1.0:
             cos, sin = cos * self.amplitude, sin * self.amplitude

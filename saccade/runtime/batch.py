@@ -405,7 +405,9 @@ class Batcher:
         there = self._stage(rows, placed, placed.splice_rows(plan.splices), drawing)
         self._table.update(there.places, there.pages)
         if placed.decoding:
-            mine, tokens = (part[: placed.decoding] for part in (there.owners, there.tokens))
+            mine, tokens = there.owners, there.tokens
+            if placed.decoding < len(tokens):
+                mine, tokens = mine[: placed.decoding], tokens[: placed.decoding]
             torch.index_select(self._drawn, 0, mine, out=tokens)
         parts = [(each.key, each.offset, each.length) for each in plan.splices]
         shown = embeddings.gather(parts) if parts else embeddings.none

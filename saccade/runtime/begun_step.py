@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +53,10 @@ class Step:
         self._checked: tuple[torch.Tensor, Sequence[int]] | None = None
         self._copied: torch.cuda.Event | None = None
         self._begun = time.monotonic()
-        self._known = StepResult(plan.step)  # so far
+        # what else is known so far, as in `StepResult`
+        self._head_drafts: tuple[HeadDrafts, ...] = ()
+        self._changed: Changed | None = None
+        self._exhausted = self._unfinished = False
         self._taken: tuple[tuple[ImageKey, float, float], ...] = ()
 
     def took(self, key: ImageKey) -> None:
@@ -73,7 +75,7 @@ class Step:
 
     def add_drafts(self, head_drafts: tuple[HeadDrafts, ...]) -> None:
         """Record the draft tokens from the model's head."""
-        self._known = replace(self._known, head_drafts=head_drafts)
+        self._head_drafts = head_drafts
 
     def check(self, finite: torch.Tensor, places: Sequence[int]) -> None:
         """Begin to copy which batch rows [R] have finite states. `places`: the plan's rows in the
@@ -89,15 +91,15 @@ class Step:
 
     def exhausted(self) -> None:
         """Record that the plan's rows ran out of memory."""
-        self._known = replace(self._known, exhausted=True)
+        self._exhausted = True
         self._tokens, self._outcomes = torch.empty(0, dtype=torch.int64), []
 
     def changed(self, outcome: Changed) -> None:
         """Record the outcome of the plan's change."""
-        self._known = replace(self._known, changed=outcome)
+        self._changed = outcome
 
     def adapted(self, unfinished: bool) -> None:
-        self._known = replace(self._known, unfinished=unfinished)
+        self._unfinished = unfinished
 
     def ready(self) -> bool:
         """Return True if `result` would return at once or soon."""
@@ -123,14 +125,18 @@ class Step:
         if self._disk:
             disk = self._disk.collect(wait and not encoded and self._disk.busy)
         tokens = tuple(self._tokens.tolist())
-        result = replace(
-            self._known,
-            tokens=tokens,
+        result = StepResult(
+            self._plan.step,
+            tokens,
+            head_drafts=self._head_drafts,
             non_finite=self._non_finite(tokens),
+            exhausted=self._exhausted,
             encoded=encoded,
             failed=vision.failures() if vision is not None else (),
             disk=disk,
             pages=self._pages.collect() if self._pages else (),
+            unfinished=self._unfinished,
+            changed=self._changed,
         )
         for outcome, found in self._outcomes:
             result = outcome.add_to(result, found)

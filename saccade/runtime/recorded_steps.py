@@ -45,4 +45,7 @@ class RecordedSteps:
         states = self._net.forward(batch, self._attention)
         if not len(batch.sample_rows):
             return (states,)
-        return states, self._net.logits(states.index_select(0, batch.sample_rows))
+        drawn = states  # where all rows draw, these are the rows in order
+        if len(batch.sample_rows) < len(states):
+            drawn = states.index_select(0, batch.sample_rows)
+        return states, self._net.logits(drawn)

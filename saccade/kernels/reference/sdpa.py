@@ -111,12 +111,9 @@ class SdpaAttention:
 
     def _cut(self, host: HostRows, row: int) -> list[tuple[slice, Attend]]:
         """Return the calls for the rows from `row` on, which see all tokens up to their own."""
-        table, calls = host.rows.page_table.numpy(), []
+        calls = []
         while row < len(host.lines):
-            end, attend = self._shared(host, row) or (
-                row + 1,
-                self._alone(table[host.lines[row]], host.lengths[row]),
-            )
+            end, attend = self._shared(host, row) or (row + 1, self._alone(host, row))
             calls.append((slice(host.starts[row], host.starts[end]), attend))
             row = end
         return calls
@@ -165,9 +162,10 @@ class SdpaAttention:
             q, read(kv.keys), read(kv.values), mask, scale * kv.key_scale
         )
 
-    def _alone(self, line: npt.NDArray[np.int32], length: int) -> Attend:
-        """Return the call for one sequence's last tokens. Its pages begin `line`."""
-        read, scale = self._reader(line, length), self._shape.scale
+    def _alone(self, host: HostRows, row: int) -> Attend:
+        """Return the call for one sequence's last tokens."""
+        line = host.rows.page_table.numpy()[host.lines[row]]
+        read, scale = self._reader(line, host.lengths[row]), self._shape.scale
         return lambda q, kv: causal_attention(
             q, read(kv.keys), read(kv.values), scale * kv.key_scale
         )

@@ -222,13 +222,12 @@ def lay_out_few(
     many keys, whose last are these rows'. group: query heads that share a key head.
     """
     step = max(1, QUERIES // group)
-    return torch.tensor(
-        [
-            (first + start, min(step, count - start), page, keys, keys - count + start + 1)
-            for first, count, page, keys in rows
-            for start in range(0, count, step)
-        ]
-    )
+    blocks = [
+        (first + start, min(step, count - start), page, keys, keys - count + start + 1)
+        for first, count, page, keys in rows
+        for start in range(0, count, step)
+    ]
+    return torch.from_numpy(np.array(blocks, np.int64))
 
 
 def attend_few(

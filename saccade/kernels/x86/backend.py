@@ -22,7 +22,7 @@ class X86Attention(SdpaAttention):
     def __init__(self, shape: PagedShape) -> None:
         super().__init__(shape)
         self._compiled = shape.halves
-        self._like = torch.empty(0, shape.head_dim, dtype=shape.dtype)
+        self._takes = attention.takes(torch.empty(0, shape.head_dim, dtype=shape.dtype))
         # of steps with one token in each row, by rows and by queries to a key: these lie where a
         # recording found them
         self._tables: dict[int, dict[int, torch.Tensor]] = {}
@@ -33,7 +33,7 @@ class X86Attention(SdpaAttention):
     def _shared(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
         if not self._compiled:
             return super()._shared(host, first)
-        if attention.takes(self._like):
+        if self._takes:
             return self._few(host, first) or self._prompts(host, first)
         return self._decoding(host, first)
 
