@@ -127,7 +127,7 @@ class NextPrompts:
                 del self._clients[session.tenant]
         self._tell()
 
-    def told(self, turn: SessionTurn, event: AnswerUpdate) -> AnswerUpdate:
+    def take_update(self, turn: SessionTurn, event: AnswerUpdate) -> AnswerUpdate:
         """Take news of an answer, and return them with what its request found ready."""
         if (report := turn.hear(event)) is None:
             return event
