@@ -184,6 +184,15 @@ def test_a_cut_stays_for_a_while_as_the_conversation_grows(served: Served) -> No
     assert len({*firsts}) < len(firsts) / 2, firsts
 
 
+def test_a_question_with_an_image_that_alone_fits_is_answered(served: Served) -> None:
+    """Every answer before it goes."""
+    long, shown = turns(4, 300)[1:3], turns(1, 300)[1]
+    create = served.openai.responses.create
+    made = create(model="demo", input=[*long, shown], truncation="auto", max_output_tokens=16)
+    assert made.output_text == "Hello!" and len(last(served).images) == 1
+    assert "Answer" not in seen(served)
+
+
 def test_one_message_beyond_the_context_is_refused(served: Served) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         served.openai.responses.create(model="demo", input=turns(3, CONTEXT), truncation="auto")

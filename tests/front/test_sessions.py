@@ -273,6 +273,25 @@ def test_sessions_are_bounded_and_one_client_cannot_push_out_another() -> None:
     assert ours.right[-1]
 
 
+def test_a_chat_that_has_lost_every_answer_is_not_followed() -> None:
+    """As `truncation: auto` may leave it."""
+    shown = {"type": "image_url", "image_url": {"url": "https://x/a.png"}}
+    chat = Chat((message_from_object({"role": "user", "content": [shown]}, "messages[0]"),))
+    assert Sessions().follow(US, GenerationRequest(chat), [opened("https://x/a.png")]) is None
+
+
+def test_a_request_that_another_has_followed_foretells_nothing() -> None:
+    sessions = Sessions()
+    agent = Agent(sessions, HABITS["keep-3"])
+    agent.run(6, computed=0)
+    late = agent.turn
+    agent.step(computed=0)
+    assert late is not None and agent.turn is not None
+    expected = agent.turn.session.expected
+    assert expected and not sessions.predict(late)
+    assert agent.turn.session.expected is expected
+
+
 def used(id: str) -> list[Any]:
     """A tool use with a screenshot."""
     call = {"id": id, "type": "function", "function": {"name": "look", "arguments": "{}"}}

@@ -35,6 +35,7 @@ from saccade.front.answer_rules import load_sampling_defaults
 from saccade.front.input_processor import InputProcessor
 from saccade.front.request_manager import RequestManager
 from saccade.front.score_prompts import Scoring
+from saccade.front.sessions.sessions import Sessions
 from saccade.media.media import Media
 from saccade.route.run import RouteServer
 from saccade.text.answer.answer_format import FORMATS, SILENT, AnswerFormat
@@ -88,6 +89,7 @@ def build_front(
         media,
         load_sampling_defaults(FOLDER),
         answer_format=answer_format,
+        sessions=Sessions(),
         model=model,
     )
     return RequestManager(intake, engine, metrics, max_requests, Scoring("last"))

@@ -7,7 +7,8 @@
 Each habit has its own `cache_salt` and runs its tasks one after another. `--pause` seconds pass
 between an answer and the next screenshot, as an agent's action takes. A Saccade server is waited
 for until it has computed what it knows of the next prompt. Prints, for each task, prompt tokens
-computed per step from the fourth step on, beside those of an agent that only appends.
+computed per step from the fourth step on, beside those of an agent that only appends, and how many
+were computed ahead in vain.
 """
 
 from __future__ import annotations
@@ -67,10 +68,11 @@ def main(words: Sequence[str] | None = None) -> int:
 def row(steps: Sequence[AgentStep], encoded: float) -> list[str]:
     """Return a task's figures, from the fourth step on."""
     late = steps[FIRST:]
+    vain, used = sum(step.vain for step in steps), sum(step.ahead for step in steps)
     return [
         f"{mean([step.computed for step in late]):.0f}",
         f"{mean([step.ahead for step in late]):.0f}",
-        f"{sum(step.vain for step in steps)}",
+        f"{vain} ({100 * vain / max(1, vain + used):.0f} %)",
         f"{encoded:.0f}",
         f"{1e3 * mean([step.ttft for step in late]):.0f}",
     ]

@@ -17,7 +17,12 @@ from saccade.front.answer_update import NOTHING_AHEAD, AheadReport, AnswerUpdate
 from saccade.front.breakpoints import NO_CACHE_REQUEST
 from saccade.front.conversation import Chat, Message, MessageText, Part, tool_call
 from saccade.front.prompt_encoder import GenerationRequest
-from saccade.front.sessions.outline import MessageOutline, Outline, outline_of
+from saccade.front.sessions.outline import (
+    MessageOutline,
+    Outline,
+    message_outline,
+    outline_of,
+)
 from saccade.front.sessions.published_rules import OF_TOOLS, OF_USERS
 from saccade.front.sessions.trimming import (
     ADVICE,
@@ -96,14 +101,15 @@ class ChatSession:
 class SessionTurn:
     """One request of a session, from its preparation to its answer.
 
-    asked: the client's wish, without bytes. images: its images, by their sources. edited: its chat
-    is shorter than the client's. shown_before: the last image of the request before. found: what
-    was predicted for it, if that was right. beside: what else was. answer: as far as it has come.
-    begun: some of it has.
+    asked: the client's wish, without bytes. outline: of its chat. images: its images, by their
+    sources. edited: its chat is shorter than the client's. shown_before: the last image of the
+    request before. found: what was predicted for it, if that was right. beside: what else was.
+    answer: as far as it has come. begun: some of it has.
     """
 
     session: ChatSession
     asked: GenerationRequest
+    outline: Outline
     images: dict[int, OpenedImage]
     edited: bool = False
     shown_before: ImageKey | None = None
@@ -169,20 +175,21 @@ class Sessions:
         """Find a request's session, or begin one, and learn from what changed.
 
         `opened`: the images of the request's chat, in order. `edited`: the chat is shorter than
-        the client's, as the request asks for.
+        the client's, as the request asks for. Returns None for chats that are too long to follow,
+        or have lost every answer.
         """
         chat = request.chat
-        if len(chat.messages) > MOST_MESSAGES:
+        if len(chat.messages) > MOST_MESSAGES or not chat.goes_on:
             return None
         outline = outline_of(chat, opened)
         light, images = _without_bytes(request, opened)
         session = self._find(tenant, outline)
         if session is None:
             session = ChatSession(tenant, rule=self._rules.get((tenant, outline[0].name)))
-            turn = SessionTurn(session, light, images, edited)
+            turn = SessionTurn(session, light, outline, images, edited)
         else:
             self._forget(session)
-            turn = SessionTurn(session, light, images, edited, session.shown)
+            turn = SessionTurn(session, light, outline, images, edited, session.shown)
             found = compare(session.outline, outline)
             if found.grown < len(outline):  # else the same request again
                 self._judge(turn, outline)
@@ -193,8 +200,13 @@ class Sessions:
         return turn
 
     def predict(self, turn: SessionTurn) -> list[NextPrompt]:
-        """Return what the session's next request may begin with, where that is no mere addition."""
+        """Return what the session's next request may begin with, where that is no mere addition.
+
+        Returns nothing for a request that another has followed meanwhile.
+        """
         session, chat = turn.session, turn.chat
+        if session.outline is not turn.outline:
+            return []
         forms = _answer_forms(gather(turn.answer))
         session.answers = outline_of(Chat(forms), ())
         last = next(i for i, m in enumerate(reversed(chat.messages)) if m.role == "assistant")
@@ -203,11 +215,15 @@ class Sessions:
         answer = forms[min(session.returned, len(forms) - 1)]
         next_message = chat.messages[len(chat.messages) - last]
         before, expected = session.expected, dict[Outline, NextPrompt]()
+        known = dict(zip(map(id, chat.messages), turn.outline))
         for messages, rule in self._cuts(turn, answer):
-            images = images_in(messages, turn)
-            outline = outline_of(replace(chat, messages=messages), images)
+            outline = tuple(
+                known.get(id(each)) or message_outline(each, iter(images_in((each,), turn)))
+                for each in messages
+            )
+            images = sum(each.images for each in outline)
             guessed = rule is not None and session.rule is None
-            later = () if rule is None else rule.cut(messages, rule.most + 1 - len(images))
+            later = () if rule is None else rule.cut(messages, rule.most + 1 - images)
             prompt = NextPrompt(messages, next_message, ExpectedPrompt(outline, guessed), later)
             expected.setdefault(outline, prompt)
         if before and {each.outline for each in before if each.computed} == expected.keys():
@@ -230,7 +246,7 @@ class Sessions:
                 yield foreseen, None
                 return
         rules = [session.rule] if session.rule is not None else self._guesses(turn)
-        images = sum(message.images for message in session.outline)
+        images = sum(message.images for message in turn.outline)
         for rule in rules:
             if rule.surplus(images, session.coming) > 0 or rule.tail:
                 before = messages[: len(messages) - rule.tail]
@@ -243,8 +259,8 @@ class Sessions:
             return ()
         if (last := self._last_rules.get(session.tenant)) is not None:
             return (last,)
-        images = sum(message.images for message in session.outline)
-        shown = next(m for m in session.outline if m.images)
+        images = sum(message.images for message in turn.outline)
+        shown = next(m for m in turn.outline if m.images)
         rules = OF_TOOLS if shown.role == "tool" else OF_USERS
         return [rule for rule in rules if rule.most == images]
 
