@@ -307,9 +307,19 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
+class FreeMemory:
+    """Memory that holds nothing, and goes back to the system: of what was freed, and of KV pages.
+
+    `pages`: runs (first page, pages).
+    """
+
+    pages: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """One step, executed in this order: change, close, open, pages, moves, restore, encode, one
-    forward over `rows`, snapshot, deliver, save.
+    forward over `rows`, snapshot, deliver, save, unused.
 
     Batch rows are the concatenation of `rows` in order: decoding rows first, then prefill chunks.
     tower: patch-blocks (patches x vision tower blocks) that the step may spend on unfinished
@@ -339,6 +349,7 @@ class Plan:
     wait: bool = False
     pages: PageMoves = ()
     change: Change | None = None
+    unused: FreeMemory | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -359,7 +370,7 @@ class Plan:
         """Return True if the step lacks work. A plan that only continues the tower has work."""
         work = self.close or self.open or self.moves or self.encode or self.rows
         beside = self.tower or self.save or self.deliver or self.pages or self.change
-        return not (work or beside or self.wait)
+        return not (work or beside or self.wait or self.unused)
 
     @property
     def adapt(self) -> bool:

@@ -138,7 +138,7 @@ class Media:
         sources = in_company(sources, self._spec.pixel_bounds)
         reads = Reads(self.reader, salt, asker or Requester(salt, tenant=salt))
         for source in sources:
-            self.kinds[source.kind].begin(source, reads)
+            self.kinds[source.kind].begin_reads(source, reads)
         opening = [asyncio.create_task(self._open(source, reads)) for source in sources]
         opened = tuple(await all_of(opening, reads))
         if self.seen.disk:
@@ -173,7 +173,7 @@ class Media:
                 self._check_seen(source.param)
         reads = Reads(self.reader, salt, asker)
         for source in sources:
-            self.documents.begin(source, reads)
+            self.documents.begin_reads(source, reads)
         measuring = [asyncio.create_task(self._measure(source, reads)) for source in sources]
         measured = await all_of(measuring, reads)
         others += sum(isinstance(found, ImageSource) for found in measured)
@@ -282,14 +282,14 @@ class Media:
 
     # ---- requests in flight
 
-    def hold(self, opened: OpenedImage) -> None:
-        """Keep an image's bytes for a request in flight, until as many `release` calls."""
+    def hold_image(self, opened: OpenedImage) -> None:
+        """Keep an image's bytes for a request in flight, until as many `release_image` calls."""
         self._metrics.inc("saccade_images_received_total")
         self._held.setdefault(opened.image.key, []).append(opened)
         self._spent.setdefault(opened.image.key, Spent())
 
-    def release(self, opened: OpenedImage) -> None:
-        """Release one `hold` when the request has ended."""
+    def release_image(self, opened: OpenedImage) -> None:
+        """Release one `hold_image` when the request has ended."""
         key = opened.image.key
         self._held[key].remove(opened)
         if not self._held[key]:
@@ -315,7 +315,7 @@ class Media:
             return False
         if not encoders.fits(opened.image.num_tokens, slot):
             return False
-        answer = await encoders.ask(*question(opened, encoders.tower), slot)
+        answer = await encoders.encode(*question(opened, encoders.tower), slot)
         if spent := self._spent.get(key):
             spent.encoder, spent.encoder_ms = answer.outcome, answer.ms
         return answer.outcome == "embedding"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from saccade.cache.embeddings import EmbeddingCache
-from saccade.core.plan import Deliver, Place, Plan, StepResult
+from saccade.core.plan import Deliver, FreeMemory, Place, Plan, StepResult
 from saccade.core.types import Delta, ImageKey, ImageOutcome, Request
 from saccade.sched.builder import PlanBuilder
 from saccade.sched.images.image_scheduler import ImageScheduler
@@ -56,15 +56,16 @@ class EncodeScheduler:
         self._ids: dict[str, Sequence] = {}
         self._told: dict[str, int] = {}  # where the embedding lies that the front is sending
         self._flights: deque[tuple[Plan, list[_Delivery]]] = deque()
+        self._unused: FreeMemory | None = None
 
     # ---- requests and pixels come in
 
     @property
     def idle(self) -> bool:
         """Return True if every request has ended and the workers hold nothing for them."""
-        return not (self._ids or self._flights or self.image_scheduler.busy)
+        return not (self._ids or self._flights or self._unused or self.image_scheduler.busy)
 
-    def add(self, request: Request) -> list[Delta]:
+    def add_request(self, request: Request) -> list[Delta]:
         """Queue a request for an image, under a new id.
 
         An impossible request gets its terminal delta at once.
@@ -139,6 +140,14 @@ class EncodeScheduler:
         if embeddings:
             self.image_scheduler.flush(disk)
 
+    def forget_pages(self, pages: int) -> int:  # noqa: ARG002
+        """Forget nothing, as there are no pages."""
+        return 0
+
+    def give_back(self) -> None:
+        """Have the next plan give back what freed embeddings took."""
+        self._unused = FreeMemory()
+
     def take_notices(self) -> Notices:
         """Return the news for the front, and clear it."""
         return self.image_scheduler.take_notices()
@@ -148,10 +157,11 @@ class EncodeScheduler:
     def plan(self) -> Plan:
         """Return the next step, as in `protocol.Scheduler`."""
         builder, deliveries = self._draft()
-        works = builder.works
+        works = builder.works or self._unused is not None
         tower = self.image_scheduler.tower(False, False) if works or not self._flights else 0
         wait = not (works or tower or self._flights) and self.image_scheduler.waits_for_workers
-        plan = builder.build(self.counts.steps, [], tower, wait)
+        unused, self._unused = self._unused, None
+        plan = builder.build(self.counts.steps, [], tower, wait, unused=unused)
         if not plan.empty:
             self.counts.steps += 1
             self._flights.append((plan, deliveries))
@@ -263,7 +273,7 @@ class EncodeScheduler:
     # ---- for tests
 
     @property
-    def told(self) -> frozenset[str]:
+    def unsent(self) -> frozenset[str]:
         """Requests with embeddings waiting to be sent."""
         return frozenset(self._told)
 

@@ -51,7 +51,7 @@ def tile_names(layout: TiledLayout, data: bytes) -> list[tuple[bytes, int]]:
     key = ImageKey(bytes(32), bytes(16))
     sizes = layout.num_tokens(recipe.grid), layout.num_patches(recipe.grid)
     image, tiles = Image(key, recipe.grid, *sizes, recipe.canvas), layout.tiles(recipe.grid)
-    names = name_tiles(memoryview(canvas.tobytes()), image, tiles).tiles
+    names = name_tiles(canvas.data.cast("B"), image, tiles).tiles
     return [(name, layout.num_patches(tile.grid)) for name, tile in zip(names, tiles)]
 
 

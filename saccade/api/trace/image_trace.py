@@ -285,7 +285,7 @@ class Tracer:
         self._ahead: AheadReport | None = None
         self._draft_counts: dict[tuple[int, DraftSource], DraftCounts] = {}
 
-    def add(self, event: AnswerUpdate) -> None:
+    def add_update(self, event: AnswerUpdate) -> None:
         self._last = time.monotonic()
         self._draft_counts |= {(event.choice, each.source): each for each in event.draft_counts}
         self._ahead = self._ahead or event.ahead

@@ -14,7 +14,7 @@ from saccade.core.types import Grid, Size
 from saccade.families.base_spec import fingerprint
 from saccade.families.checkpoint import Checkpoint, Section, read_json
 from saccade.families.config_readers import HALF, read_colours
-from saccade.nn.siglip_config import Colours, SiglipConfig
+from saccade.nn.tower_config import Colours, SiglipConfig
 
 ALONE = (0, 0)
 """The grid of a tile alone, without newlines."""

@@ -20,7 +20,7 @@ from saccade.nn.linear import Column, Linear
 from saccade.nn.patches import split_images
 from saccade.nn.protocol import GridFacts, Pack, Pieces
 from saccade.nn.siglip import SiglipTower
-from saccade.nn.siglip_config import SiglipConfig
+from saccade.nn.tower_config import SiglipConfig
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import WHOLE, Shard
 

@@ -16,7 +16,7 @@ from saccade.families.base_spec import fingerprint
 from saccade.families.checkpoint import Section
 from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, read_colours
 from saccade.families.internvl.config import InternVisionConfig
-from saccade.nn.siglip_config import Colours
+from saccade.nn.tower_config import Colours
 
 RESAMPLES: dict[int, Resample] = {2: "bilinear", 3: "bicubic"}
 """Pillow's numbers."""

@@ -17,7 +17,7 @@ from saccade.families.base_spec import fingerprint
 from saccade.families.checkpoint import Checkpoint
 from saccade.families.config_readers import HALF, read_colours, require_flags
 from saccade.families.minicpm.config import MergingTower, read_mode
-from saccade.nn.siglip_config import Colours
+from saccade.nn.tower_config import Colours
 
 MARGIN = 1.25
 """Slices have whole pixels: their shape may be so much further from a square."""

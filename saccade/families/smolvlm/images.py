@@ -20,7 +20,7 @@ from saccade.families.config_readers import (
     read_resample,
     require_flags,
 )
-from saccade.nn.siglip_config import Colours, SiglipConfig
+from saccade.nn.tower_config import Colours, SiglipConfig
 
 ALONE = (0, 0)
 """The grid of an image that is shown as one."""

@@ -270,7 +270,7 @@ class Step3Tiny(Tiny):
             tensors = hub_tensors(tensors)
         save_file(tensors, folder / "model.safetensors", metadata)
 
-    def read(self, folder: Path, _: torch.dtype) -> CropReference:
+    def read_reference(self, folder: Path, _: torch.dtype) -> CropReference:
         config = json.loads((folder / "config.json").read_text())
         tied = {"tie_word_embeddings": config["tie_word_embeddings"]}
         tensors = load_file(folder / "reference" / "model.safetensors")

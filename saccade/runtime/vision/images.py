@@ -85,7 +85,7 @@ class ImageExecutor:
         device, tower = self.like.device, config.encoder.quantization
         return fingerprint_encoder(spec, device, self._vision.encode_now, tower).hex()
 
-    def begin(self, plan: Plan, pages: PageMemory | None = None) -> Step:
+    def begin_step(self, plan: Plan, pages: PageMemory | None = None) -> Step:
         """Begin a step. For a plan that only adapts, fit graphs and leave all other work. pages: as
         in `Step`.
         """
@@ -106,7 +106,7 @@ class ImageExecutor:
         for move in plan.moves:
             self.embeddings.move(move)
         if mine := [encode for encode in plan.encode if not encode.given]:
-            self._vision.begin(mine, seen)
+            self._vision.queue_images(mine, seen)
         for encode in plan.encode:
             if encode.given:
                 self.embeddings.put(encode.key, self._vision.take_over(encode).rows)

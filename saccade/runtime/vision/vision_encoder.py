@@ -105,7 +105,7 @@ class VisionEncoder:
         self._failed: list[tuple[ImageKey, str]] = []
         self._pinned = Pinned(arena.whole(), like.device) if like.is_cuda else None
 
-    def begin(
+    def queue_images(
         self, encodes: Sequence[Encode], seen: Mapping[ImageKey, SeenTiles] = NO_TILES
     ) -> None:
         """Queue images behind earlier ones. Images with different adapters are encoded apart.

@@ -91,7 +91,7 @@ class ImageScheduler:
     @property
     def waits_for_workers(self) -> bool:
         """Return True if an encoding or a read from disk will end by itself."""
-        return bool(self._patches_encoding() or self._embeddings.reading)
+        return bool(self._patches_encoding() or self._embeddings.keys_being_read)
 
     def encodes_with(self, adapter: int) -> bool:
         """Return True if an image is being encoded with the adapter of the given number."""
@@ -165,6 +165,15 @@ class ImageScheduler:
         self.slots.forget_kept()
         if self._tiles is not None:
             self._tiles.forget()
+
+    def forget_embeddings(self, nbytes: int) -> int:
+        """Let go of about `nbytes` of embeddings that are in memory for later use alone.
+
+        The workers are told in the next plan. Returns the bytes.
+        """
+        moves = self._embeddings.shrink(nbytes)
+        self._moves += moves
+        return sum(move.num_tokens for move in moves) * self._embeddings.bytes_per_token
 
     def take_notices(self) -> Notices:
         """Return the news for the front, and clear it."""
@@ -430,7 +439,7 @@ class ImageScheduler:
         if under_way.given:
             self.slots.free(under_way.slot)
         else:
-            self.slots.keep(under_way.image.key, under_way.slot)
+            self.slots.keep_pixels(under_way.image.key, under_way.slot)
 
     def _fetch(self, image: Image, first: bool, builder: PlanBuilder) -> bool:
         """Have an absent image brought. Returns True if the next may be looked at.
@@ -440,7 +449,7 @@ class ImageScheduler:
         key, embeddings = image.key, self._embeddings
         if not first and self._on_the_way() >= self._limits.look_ahead:
             return False
-        if key in embeddings.reading:
+        if key in embeddings.keys_being_read:
             return True
         if embeddings.on_disk(key):
             builder.moves.append(embeddings.fetch(key))
@@ -453,7 +462,7 @@ class ImageScheduler:
     def _on_the_way(self) -> int:
         """Count the images asked for, arrived, being read from disk, or staged."""
         pixels = sum(each.stage != "encoding" for each in self._under_way.values())
-        return pixels + len(self._embeddings.reading) + len(self._embeddings.staged)
+        return pixels + len(self._embeddings.keys_being_read) + len(self._embeddings.staged)
 
     def _ask(self, image: Image) -> bool:
         slot = self.slots.reserve(image)
