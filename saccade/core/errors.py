@@ -4,8 +4,9 @@ error shape.
 SaccadeError
 ├── RequestError          the caller's request cannot be served; has an HTTP status
 │   ├── InvalidRequest    400  malformed or unsupported
-│   │   └── ImageError    400  an image that cannot be fetched, read or afforded
-│   │       └── OversizedImages    400  images that may not be downsized, and would be
+│   │   ├── ImageError    400  an image that cannot be fetched, read or afforded
+│   │   │   └── OversizedImages    400  images that may not be downsized, and would be
+│   │   └── UnknownDigests 400 a body names bytes that its sender has not sent, or that are gone
 │   ├── Unauthorized      401
 │   ├── Forbidden         403  a web page that may not use the server
 │   ├── NotFound          404
@@ -84,6 +85,19 @@ class OversizedImages(ImageError):
     def details(self) -> dict[str, Any]:
         paths = [each.replace("[", ".").replace("]", "") for each in self.places]
         return {"max_side_length_pixels": self.side, "paths": paths}
+
+
+class UnknownDigests(InvalidRequest):
+    """400: a body names bytes that its sender has not sent, or that are no longer kept.
+
+    `digests` has all their names.
+    """
+
+    code = "unknown_digests"
+
+    def __init__(self, message: str, digests: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.digests = digests
 
 
 class Unauthorized(RequestError):

@@ -147,9 +147,9 @@ class InputProcessor:
             yield self.sources.check
         # What the text refuses: nothing is fetched before it fits.
         if ruled:
-            yield self._rules.begin
+            yield self._rules.set_readable
         if request.edit is not None:
-            yield self._edits.begin
+            yield self._edits.set_readable
         yield self._text.encode
         if ruled:
             yield self._rules.check
@@ -174,7 +174,7 @@ class InputProcessor:
         if chat.media and chat.goes_on and self._session is not None:
             yield self._session.follow
         if marked:
-            yield self._marks.place
+            yield self._marks.set_breakpoints
         if chat.has_switches:
             yield self._text.note_ignored
         if ruled:
@@ -194,9 +194,9 @@ class InputProcessor:
     ) -> Prompt:
         """Build the prompt in the engine's terms, from encoded text and opened images."""
         prompt = self._text.widened(request, encoded, opened)
-        return self._marks.placed(request, encoded, prompt)
+        return self._marks.with_breakpoints(request, encoded, prompt)
 
-    async def read(
+    async def read_prompt(
         self,
         request: GenerationRequest,
         context_length: int,
@@ -216,13 +216,13 @@ class InputProcessor:
         readable = context_length if request.edit is None else READABLE * context_length
         encoded = await self.prompts.encode(request, readable)
         opened = await self.sources.opened(request, request.chat.sources, client, budget)
-        encoded = await self.sources.told(request, encoded, opened, readable)
+        encoded = await self.sources.with_placeholders(request, encoded, opened, readable)
         if request.undiminished:
             self._sizes.checked(request, opened)
         if acts:
             request = self._actions.placed(request, opened)
             encoded = await self.prompts.encode(request, readable)
-            encoded = await self.sources.told(request, encoded, opened, readable)
+            encoded = await self.sources.with_placeholders(request, encoded, opened, readable)
         applied: AppliedEdit | None = None
         if request.edit is not None:
             request, encoded, opened, applied = await self._edits.edited(

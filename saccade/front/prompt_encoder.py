@@ -242,7 +242,7 @@ class PromptEncoder:
             flagged = self._render({**given, "messages": messages}).text
         except InvalidRequest:  # of a template that knows some texts by heart
             flagged = ""
-        found = message_offsets.find(plain.text, flagged, places)
+        found = message_offsets.find_offsets(plain.text, flagged, places)
         ends = list(accumulate(self._literals.ends(rendered, special), max))
         return EncodedPrompt(
             tokens, where, tuple((bisect_right(ends, moved(each.end)), each) for each in found)

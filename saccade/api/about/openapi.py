@@ -317,7 +317,7 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe_batches(components: dict[str, Any]) -> None:
-    """Describe a batch as `BatchJob.told` returns it."""
+    """Describe a batch as `BatchJob.body` returns it."""
     components["Batch"] = batch = components.pop("BatchJob")
     del batch["properties"]["moments"]
     moment = {"anyOf": [{"type": "integer"}, {"type": "null"}]}

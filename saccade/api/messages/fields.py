@@ -302,7 +302,7 @@ class ClearToolUsesEdit(
     exclude_tools: list[Name] | None = None
     clear_tool_inputs: bool | list[Name] | None = None
 
-    def read(self) -> ClearToolUses:
+    def edit(self) -> ClearToolUses:
         """Return the edit in the front's terms."""
         trigger, inputs = self.trigger, self.clear_tool_inputs
         by_tokens = isinstance(trigger, InputTokens)
@@ -322,13 +322,13 @@ class ContextManagement(Struct, forbid_unknown_fields=True):
     edits: list[ClearThinking | ClearToolUsesEdit] | None = None
     """Ways to shorten the conversation."""
 
-    def read(self) -> ClearToolUses | None:
+    def edit(self) -> ClearToolUses | None:
         """Return the edit of tool uses, if asked for. Raises InvalidRequest for two."""
         found = [each for each in self.edits or () if isinstance(each, ClearToolUsesEdit)]
         if len(found) > 1:
             where = "context_management.edits"
             raise InvalidRequest(f"{where}: clear_tool_uses_20250919 may stand once", where)
-        return found[0].read() if found else None
+        return found[0].edit() if found else None
 
 
 class Inquiry(Struct, kw_only=True):

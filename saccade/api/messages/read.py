@@ -140,9 +140,9 @@ def message_request(
         conversation.add_system(inquiry.system)
     for index, raw in enumerate(inquiry.messages):
         place = f"messages[{index}]"
-        conversation.add(_MESSAGE.json(raw, place), place)
+        conversation.add_message(_MESSAGE.json(raw, place), place)
     if inquiry.cache_control is not None:
-        conversation.keep(inquiry.cache_control)
+        conversation.add_breakpoint(inquiry.cache_control)
     # An answer begun by the client is continued.
     final = conversation.messages[-1]
     continues = final.role == "assistant" and "tool_calls" not in final.fields
@@ -168,7 +168,7 @@ def message_request(
         constraint=_constraint(inquiry),
         cache=CacheRequest(diagnose=diagnose),
         names=FieldNames(names),
-        edit=None if inquiry.context_management is None else inquiry.context_management.read(),
+        edit=None if inquiry.context_management is None else inquiry.context_management.edit(),
         undiminished=frozenset(conversation.undiminished),
     )
 
@@ -291,7 +291,7 @@ class _Conversation:
         self.undiminished: list[str] = []
         self._view = view
 
-    def keep(self, control: CacheControl) -> None:
+    def add_breakpoint(self, control: CacheControl) -> None:
         """Add a cache breakpoint at the end, unless the last message has one."""
         final, mark = self.messages[-1], control_mark(control, "cache_control")
         if all(each.part is not None for each in final.marks):
@@ -309,7 +309,7 @@ class _Conversation:
         if content.parts:
             self.messages.append(content.message("system", "system"))
 
-    def add(self, message: InputMessage, place: str) -> None:
+    def add_message(self, message: InputMessage, place: str) -> None:
         """Add a message. Tool results become messages of their own."""
         where = f"{place}.content"
         if isinstance(message.content, str):

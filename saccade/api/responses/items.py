@@ -388,7 +388,7 @@ class ItemReader:
         """Add the system prompt, which comes first."""
         self._add(Message("system", instructions, place="instructions"))
 
-    def add(self, item: Item, place: str, where: str = "") -> None:
+    def add_item(self, item: Item, place: str, where: str = "") -> None:
         """Add the next item. where: its content's place, unless that is one of its fields."""
         match item:
             case ReasoningItem():

@@ -105,10 +105,10 @@ def response_request(
         reader.instruct(asked.instructions)
     # The conversation: kept turns, then the new items.
     for item in before:
-        reader.add(item, "previous_response_id")
+        reader.add_item(item, "previous_response_id")
     single = isinstance(asked.input, str)
     for index, item in enumerate(items):
-        reader.add(item, "input" if single else f"input[{index}]", "input" if single else "")
+        reader.add_item(item, "input" if single else f"input[{index}]", "input" if single else "")
     if not (messages := reader.messages):
         raise InvalidRequest("input: there is nothing in it to answer", "input")
     text = form.text or ResponseText()
@@ -144,7 +144,7 @@ def response_request(
         constraint=_constraint(text.format),
         cache=cache,
         names=_NAMES,
-        rules=NO_ANSWER_RULES if request.restraint is None else request.restraint.read(),
+        rules=NO_ANSWER_RULES if request.restraint is None else request.restraint.rules(),
         edit=DropOldest() if asked.truncation == "auto" else None,
     )
 

@@ -25,7 +25,7 @@ Ended = Literal["stop", "length", "cancelled", "prewarmed"]
 
 
 class ResponseStream:
-    """One answer's stream: `begin`, `feed` as text comes, then `end` or `fail`.
+    """One answer's stream: `opening_events`, `feed` as text comes, then `closing_events` or `fail`.
 
     `response`: the response's body, kept up to date. Its status is "in_progress". single: a call to
     the computer has one action.
@@ -49,7 +49,7 @@ class ResponseStream:
         """Return True if the last content was reasoning."""
         return self._item is not None and self._item["type"] == "reasoning"
 
-    def begin(self) -> list[ResponseEvent]:
+    def opening_events(self) -> list[ResponseEvent]:
         """Return the events before the first token."""
         return [self._whole("response.created"), self._whole("response.in_progress")]
 
@@ -63,7 +63,7 @@ class ResponseStream:
             self._logprobs = []  # only an answer's text has them
         return events
 
-    def end(self, how: Ended, usage: dict[str, Any], **more: Any) -> list[ResponseEvent]:
+    def closing_events(self, how: Ended, usage: dict[str, Any], **more: Any) -> list[ResponseEvent]:
         """Return the events after the last token. `more`: response fields known only now."""
         whole = how in ("stop", "prewarmed")
         silent = self._output or how == "prewarmed"

@@ -213,7 +213,7 @@ class ToolCalls:
         return raw + rest if again else rest
 
     def _tell_arguments(self, call: CallReader, events: list[Event]) -> None:
-        if piece := call.take():
+        if piece := call.take_arguments():
             events.append(CallArguments(self._next - 1, piece))
 
     def _tell_text(self, text: str, events: list[Event]) -> None:

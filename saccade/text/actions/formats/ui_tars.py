@@ -103,7 +103,7 @@ class WrittenCall:
     def certain(self) -> bool:
         return self.done
 
-    def take(self) -> str:
+    def take_arguments(self) -> str:
         if self._taken or not self.done:
             return ""
         self._taken = True
