@@ -10,7 +10,7 @@ nothing of templates, or of how tokens are counted.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -54,11 +54,16 @@ class HistoryEdit(Protocol):
         """
         ...
 
+    def naming(self, names: Mapping[str, str]) -> HistoryEdit:
+        """Return the edit for messages with other names of calls. names: the client's, by id."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ClearToolUses:
     """tokens, uses: when it begins, by prompt tokens or tool uses. keep: newest uses that stay.
     excluded: tools whose uses stay. inputs: tools whose calls lose their arguments, True for all.
+    named: the client's names for calls that the messages name otherwise, by id.
     """
 
     tokens: int | None = 100_000
@@ -67,6 +72,10 @@ class ClearToolUses:
     least: int = 0
     excluded: frozenset[str] = frozenset()
     inputs: frozenset[str] | bool = False
+    named: Mapping[str, str] = field(default_factory=dict)
+
+    def naming(self, names: Mapping[str, str]) -> ClearToolUses:
+        return replace(self, named=names)
 
     def shorter(self, chat: Chat, sizes: Sequence[int], most: int) -> Iterator[tuple[Chat, int]]:  # noqa: ARG002
         """Yield the one shorter form, if its time has come."""
@@ -88,7 +97,8 @@ class ClearToolUses:
 
     def _gone(self, uses: Sequence[tuple[str, str]]) -> Mapping[str, str]:
         old = uses[: -self.keep] if self.keep else uses
-        return {id: name for id, name in old if name not in self.excluded}
+        named = ((id, self.named.get(id, name)) for id, name in old)
+        return {id: name for id, name in named if name not in self.excluded}
 
     def _cleared(self, message: Message, gone: Mapping[str, str]) -> Message:
         if message.role == "tool" and message.fields.get("tool_call_id") in gone:
@@ -108,10 +118,14 @@ class ClearToolUses:
 
 
 def _uses(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
-    """Yield each tool use's id and tool, in order."""
+    """Yield each tool use's id and tool, in order. Calls in a row with one id are one use."""
     for message in messages:
+        last = None
         for call in message.fields.get("tool_calls", ()):
-            yield call.get("id", ""), call["function"]["name"]
+            id = call.get("id", "")
+            if not id or id != last:
+                yield id, call["function"]["name"]
+            last = id
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +133,9 @@ class DropOldest:
     """Drops messages from the oldest on, behind the system's."""
 
     least: int = 0
+
+    def naming(self, names: Mapping[str, str]) -> DropOldest:  # noqa: ARG002
+        return self
 
     def shorter(self, chat: Chat, sizes: Sequence[int], most: int) -> Iterator[tuple[Chat, int]]:
         """Yield forms that lack more and more messages.

@@ -450,6 +450,7 @@ BAD_CALLS: list[tuple[dict[str, Any], str]] = [
     ({"actions": [{**CLICK, "x": 0, "y": 600}]}, "input[1].actions[0]"),
     ({"actions": [{**CLICK, "x": 10**9, "y": 0}]}, "input[1].actions[0].x"),
     ({"actions": []}, "input[1].actions"),
+    ({"actions": [{"type": "keypress", "keys": []}]}, "input[1].actions[0].keys"),
     ({"actions": [{"type": "wait"}] * 500}, "input[1].actions"),
     ({}, "input[1]"),
     ({"action": {"type": "wait"}, "actions": [{"type": "wait"}]}, "input[1]"),
@@ -464,6 +465,32 @@ def test_a_fault_of_history_names_its_field(served: Served, bad: Any) -> None:
     with pytest.raises(openai.BadRequestError) as found:
         respond(served, [openai_user((800, 600)), past])
     assert found.value.param == param
+
+
+def test_an_edit_knows_a_computer_by_the_client_s_name(served: Served, claude: Any) -> None:
+    click = {"action": "left_click", "coordinate": [400, 300]}
+    call = {"type": "tool_use", "id": "a", "name": "computer", "input": click}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "It opened."}
+    asked: Any = [
+        {"role": "user", "content": "Go on."},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+    edit: dict[str, Any] = {
+        "type": "clear_tool_uses_20250919",
+        "trigger": {"type": "tool_uses", "value": 0},
+        "keep": {"type": "tool_uses", "value": 0},
+    }
+    for more, stays in (({}, False), ({"exclude_tools": ["computer"]}, True)):
+        answer = claude.beta.messages.create(
+            model="demo",
+            max_tokens=99,
+            messages=asked,
+            tools=[SINGLE_TOOL],
+            context_management={"edits": [{**edit, **more}]},
+        )
+        assert ("It opened." in prompt(served)) is stays
+        assert len(answer.context_management.applied_edits) == (not stays)
 
 
 def test_a_screen_that_is_trimmed_away_is_known_by_the_next(served: Served) -> None:

@@ -5,6 +5,7 @@ model may write is an action that the client has a word for, and comes back in t
 from __future__ import annotations
 
 import json
+import random
 import re
 from dataclasses import replace
 from functools import cache
@@ -276,6 +277,58 @@ def test_answers_that_mean_no_action_are_text(form: ActionFormat) -> None:
         reader = tool.reader(AnswerReader(None, FORMATS["hermes"], {}), screen, None)
         answer = gather([*reader.feed(text), *reader.end()])
         assert not answer.calls and name in answer.text
+
+
+ODD: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    1,
+    3,
+    1e9,
+    0.5,
+    "",
+    "a",
+    "ctrl+c",
+    "down",
+    "left",
+    "wheel",
+    [],
+    {},
+    [1, 2],
+)
+SHAPED = (
+    [0, 0, 9, 9],
+    [{"x": 1, "y": 2}],
+    ["CTRL", "c"],
+    [""],
+    {"type": "coordinate", "x": 1, "y": 2},
+    {"type": "ref", "ref": "r"},
+    {"type": "ref", "ref": ""},
+)
+
+
+def test_whatever_is_read_can_be_told(form: ActionFormat) -> None:
+    """History that a client makes up is refused, or told, and never a fault of ours."""
+    choose, read = random.Random(7), 0
+    screen = Screen.in_thousandths((500, 400))
+    for client, words in READS.items():
+        tool = translator(form, client)
+        for name, word in words.words.items():
+            keys = word.schema(screen)["properties"]
+            for _ in range(150):
+                given = {key: choose.choice((*ODD, *SHAPED)) for key in keys}
+                given = {key: value for key, value in given.items() if choose.random() < 0.9}
+                call = (words.tool, {words.key: name, **given}) if words.tool else (name, given)
+                try:
+                    action = words.read(*call, "call")
+                except InvalidRequest:
+                    continue
+                read += 1
+                assert words.write(action) is not None
+                assert tool.told(action, words, screen)
+    assert read > 500
 
 
 PLANTED = """

@@ -92,8 +92,9 @@ class TranslateActions:
         ]
         if (written := self._form.written) is not None:
             messages = [*_in_text(messages, written, translator)]
+        edit = request.edit and request.edit.naming(_names(chat.messages))
         chat = replace(chat, messages=tuple(messages))
-        return replace(request, prompt=self._offering(chat, translator, screen))
+        return replace(request, edit=edit, prompt=self._offering(chat, translator, screen))
 
     # ---- tools
 
@@ -230,6 +231,16 @@ def _current(shots: Sequence[Screenshot], message: int) -> Screenshot | None:
     before = [each for each in shots if each.message < message]
     results = [each for each in before if each.answers]
     return next(iter((results or before)[-1:] or shots[:1]), None)
+
+
+def _names(messages: Sequence[Message]) -> dict[str, str]:
+    """Return the client's names for calls that act, by their ids."""
+    return {
+        call.get("id", ""): call["function"]["name"]
+        for message in messages
+        for number, call in enumerate(message.fields.get("tool_calls", ()))
+        if number in message.actions
+    }
 
 
 def _cursor(messages: Sequence[Message]) -> Point | None:

@@ -185,7 +185,7 @@ class Target:
         match value:
             case {"type": "coordinate", **point}:
                 return {"path": (tuple(coordinate(point.get(key), where, key) for key in "xy"),)}
-            case {"type": "ref", "ref": str(target)} if self.element:
+            case {"type": "ref", "ref": str(target)} if self.element and target:
                 return {"target": target}
         shape = '{"type": "coordinate", "x", "y"}'
         shape += ' or {"type": "ref", "ref"}' if self.element else ""
@@ -342,8 +342,8 @@ class Chord:
         else:
             shape = f'keys as in "ctrl{self.joint}c"' if self.joint else "a list of keys"
             raise fault(place, self.key, shape, value)
-        if len(keys) > MOST_KEYS or any(len(each) > MOST_KEYS for each in keys):
-            raise fault(place, self.key, f"at most {MOST_KEYS} keys, by their names", value)
+        if not 1 <= len(keys) <= MOST_KEYS or not all(0 < len(each) <= MOST_KEYS for each in keys):
+            raise fault(place, self.key, f"1 to {MOST_KEYS} keys, by their names", value)
         return {"keys": keys}
 
     def write(self, action: Action, points: list[Point]) -> dict[str, Any] | None:  # noqa: ARG002
