@@ -167,6 +167,8 @@ class SdpaAttention:
 
     def _alone(self, line: npt.NDArray[np.int32], length: int) -> Attend:
         """Return the call for one sequence's last tokens. Its pages begin `line`."""
+        if not length:  # padding, which sees nothing
+            return lambda q, _: torch.zeros_like(q)
         read, scale = self._reader(line, length), self._shape.scale
         return lambda q, kv: causal_attention(
             q, read(kv.keys), read(kv.values), scale * kv.key_scale
