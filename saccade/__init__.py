@@ -8,9 +8,10 @@ from saccade.core.types import SamplingParams
 
 if TYPE_CHECKING:
     from saccade.llm import LLM, Answer
+    from saccade.proxy.transports import AsyncSendOnce, SendOnce
 
 __version__ = "0.2.0"
-__all__ = ["LLM", "Answer", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Answer", "AsyncSendOnce", "SamplingParams", "SendOnce", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,4 +20,8 @@ def __getattr__(name: str) -> Any:
         import saccade.llm
 
         return getattr(saccade.llm, name)
+    if name in ("SendOnce", "AsyncSendOnce"):
+        import saccade.proxy.transports
+
+        return getattr(saccade.proxy.transports, name)
     raise AttributeError(f"module 'saccade' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The commands: `saccade serve`, `route`, `deploy`, `chat`, `demo`, `version`, and the commands
+"""The commands: `saccade serve`, `route`, `proxy`, `deploy`, `chat`, `demo`, `version`, and those
 joined by other distributions' entry points (`tools/brought.py`).
 
 Options come from the dataclasses in `core/options.py`.
@@ -39,7 +39,7 @@ from saccade.core.options import (
     ServeOptions,
     ServerOptions,
 )
-from saccade.core.route_options import DeployOptions, RouteOptions, SpreadOptions
+from saccade.core.route_options import DeployOptions, ProxyOptions, RouteOptions, SpreadOptions
 from saccade.core.tuning import GONE, Tuning, basic_options, tuning_values
 from saccade.ipc.memory import begin_imports, end_imports
 from saccade.tools.brought import join
@@ -232,6 +232,33 @@ def route(
     return route_requests(options, tuning.of(edge))
 
 
+@app.command(
+    default_parameter=Parameter(negative="", consume_multiple=True),
+    help_epilogue=tuning_help((ConnectionOptions,)),
+)
+def proxy(
+    *,
+    options: Annotated[ProxyOptions, flat("Proxy")],
+    edge: Annotated[ConnectionOptions, flat("Connections")] = ConnectionOptions(),  # noqa: B008
+    tune: Tuned = (),
+) -> int:
+    """Send the bytes of each image to a server once. Run it on the machine of your clients.
+
+    Clients ask the proxy as they would ask the server. It sends digests in place of images that the
+    server has, and images that the server lacks. Other servers get bodies as they are.
+
+    Parameters
+    ----------
+    tune:
+        A tuning value, NAME=VALUE, for measurements. Repeat the option for several.
+    """
+    tuning = Tuning(tune, (ConnectionOptions,))
+    from saccade.proxy.run import proxy as run_proxy
+
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    return run_proxy(options, tuning.of(edge))
+
+
 @deploy.command
 def ray(
     model: str = "demo",
@@ -376,7 +403,7 @@ def run() -> int:
     try:
         if (command := next(iter(sys.argv[1:]), "")) in GONE_COMMANDS:
             raise ConfigError(f"saccade {command} is gone: {GONE_COMMANDS[command]}")
-        if command in ("serve", "route", "chat"):
+        if command in ("serve", "route", "proxy", "chat"):
             check_spelling(sys.argv[2:])
         check_words(sys.argv[1:])
         status: int | None = app(result_action="return_value")

@@ -415,7 +415,19 @@ def test_house_rules_of_style() -> None:
     ]
 
 
-FRONT = ("core", "text", "front", "cache", "sched", "engine", "edge", "api", "route", "media")
+FRONT = (
+    "core",
+    "text",
+    "front",
+    "cache",
+    "sched",
+    "engine",
+    "edge",
+    "api",
+    "route",
+    "proxy",
+    "media",
+)
 """Rooms that import no torch; the last may parse bytes of images, as workers of it do."""
 LOADING = """
 import importlib, json, sys

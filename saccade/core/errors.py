@@ -4,7 +4,8 @@ error shape.
 SaccadeError
 ├── RequestError          the caller's request cannot be served; has an HTTP status
 │   ├── InvalidRequest    400  malformed or unsupported
-│   │   └── ImageError    400  an image that cannot be fetched, read or afforded
+│   │   ├── ImageError    400  an image that cannot be fetched, read or afforded
+│   │   └── UnknownDigests 400 a body names bytes that its sender has not sent, or that are gone
 │   ├── Unauthorized      401
 │   ├── Forbidden         403  a web page that may not use the server
 │   ├── NotFound          404
@@ -57,6 +58,19 @@ class ImageError(InvalidRequest):
     """400: an image cannot be fetched, read or afforded. `param` names the message part."""
 
     code = "invalid_image"
+
+
+class UnknownDigests(InvalidRequest):
+    """400: a body names bytes that its sender has not sent, or that are no longer kept.
+
+    `digests` has all their names.
+    """
+
+    code = "unknown_digests"
+
+    def __init__(self, message: str, digests: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.digests = digests
 
 
 class Unauthorized(RequestError):

@@ -76,6 +76,14 @@ DECLARED: tuple[Metric, ...] = (
         "saccade_image_patches_encoded_total", "counter", "Patches run through the vision tower"
     ),
     Metric(
+        "saccade_image_tiles_total",
+        "counter",
+        "Tiles of encoded images, where the vision tower sees tiles apart: run through it (new), "
+        "or taken from another image (seen)",
+        ("outcome",),
+    ),
+    Metric("saccade_tile_bytes_named_total", "counter", "Bytes of pixels hashed to name tiles"),
+    Metric(
         "saccade_step_patches_largest",
         "gauge",
         "Most patches run through the vision tower in one step so far",
@@ -223,6 +231,12 @@ DECLARED: tuple[Metric, ...] = (
         "Cached prompt tokens that were read from a tier",
         ("tier",),
     ),
+    Metric(
+        "saccade_memory_given_back_bytes_total",
+        "counter",
+        "Bytes that caches gave back while the machine, or the cgroup, was short of memory",
+        ("what",),
+    ),
     Metric("saccade_snapshots", "gauge", "States of sequences that the prefix cache holds"),
     Metric("saccade_snapshot_evictions_total", "counter", "Snapshots that went for others' sake"),
     Metric(
@@ -255,6 +269,10 @@ DECLARED: tuple[Metric, ...] = (
         "saccade_request_bytes_held",
         "gauge",
         "Bytes of bodies and encoded images held for requests in flight",
+    ),
+    Metric("saccade_sent_bytes_held", "gauge", "Bytes kept so that later bodies may name them"),
+    Metric(
+        "saccade_named_bytes_total", "counter", "Bytes that bodies named and did not carry again"
     ),
     Metric(
         "saccade_traces_dropped_total",

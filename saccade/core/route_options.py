@@ -1,5 +1,5 @@
-"""Options for several servers: the spread of requests, by `saccade route` or on Ray Serve, and
-Ray's resources for each.
+"""Options for what stands before servers: the spread of requests over several, by `saccade route`
+or on Ray Serve, Ray's resources for each, and `saccade proxy` before one.
 
 Written as in `options.py`: a field is an option, the string below the field its help, None means
 "derive it". Knows nothing of requests to servers.
@@ -16,13 +16,9 @@ from saccade.core.options import share_of_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpreadOptions:
-    """How any router spreads requests over servers."""
+class RelayOptions:
+    """What a relay takes from clients."""
 
-    affinity: Literal["image", "none"] = "image"
-    """Which server gets a request. image: the one that has seen its oldest image or the beginning
-    of its chat. none: any server, to measure what affinity is worth.
-    """
     max_body_mb: int = 256
     """Maximum request body, in MiB."""
     max_inflight_mb: int | None = None
@@ -32,12 +28,12 @@ class SpreadOptions:
     max_requests: int = 4096
     """Maximum requests in flight. More are answered 429."""
     cors_origins: tuple[str, ...] = ()
-    """Browser origins that may read the router's own answers. "*" allows any. Give the servers the
-    same origins, because the router passes their answers on unchanged.
+    """Browser origins that may read its own answers. "*" allows any. Give the servers the same
+    origins, because their answers are passed on unchanged.
     """
     allowed_hosts: tuple[str, ...] = ()
-    """Host names that the router also answers to. On a loopback address it answers only to
-    localhost and loopback addresses. This keeps web pages from using it.
+    """Host names that it also answers to. On a loopback address it answers only to localhost and
+    loopback addresses. This keeps web pages from using it.
     """
 
     def __post_init__(self) -> None:
@@ -48,6 +44,16 @@ class SpreadOptions:
     def inflight_bytes(self) -> int:
         """Return the bytes that bodies may hold."""
         return share_of_memory(self.max_inflight_mb)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpreadOptions(RelayOptions):
+    """How any router spreads requests over servers."""
+
+    affinity: Literal["image", "none"] = "image"
+    """Which server gets a request. image: the one that has seen its oldest image or the beginning
+    of its chat. none: any server, to measure what affinity is worth.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +69,26 @@ class RouteOptions(SpreadOptions):
     """Port to listen on. 0 picks a free port."""
 
     def __post_init__(self) -> None:
-        SpreadOptions.__post_init__(self)
+        RelayOptions.__post_init__(self)
         filled(self, "workers")
         named(self, "workers")
+        at_least(0, self, "port")
+        at_most(65535, self, "port")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyOptions(RelayOptions):
+    """Where `saccade proxy` listens, and which server it asks."""
+
+    upstream: str
+    """The server's URL: http://HOST:PORT or https://HOST, with or without a path and /v1."""
+    host: str = "127.0.0.1"
+    """Address to listen on. The server checks keys. The proxy passes them on."""
+    port: int = 8200
+    """Port to listen on. 0 picks a free port."""
+
+    def __post_init__(self) -> None:
+        RelayOptions.__post_init__(self)
         at_least(0, self, "port")
         at_most(65535, self, "port")
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import codecs
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from starlette.requests import Request
 
@@ -25,11 +27,18 @@ from saccade.core.errors import (
 )
 from saccade.core.metrics import Metrics
 from saccade.edge.auth import client_of
+from saccade.edge.related import KIND, RelatedBody, boundary_of
+from saccade.edge.sent_bytes import SentBytes
 
 BODY_PAUSE = 30.0
 BODY_LEAST = 64 * 1024
 """A body must bring so many bytes within so many seconds, or its end."""
 SMALL_BODY = 256 * 1024
+SENT_SHARE = 1 / 4
+"""Bytes that bodies may name are kept beside those of requests in flight, up to this share."""
+READ = ("application/json", KIND)
+"""Types of bodies that paths with JSON read, as `/version` lists them."""
+T = TypeVar("T")
 LARGE_SHARE = 7 / 8
 """Requests that hold more than a small body may fill this share of the room; the rest is left to
 small ones.
@@ -49,6 +58,14 @@ class Bodies:
         self.of: Counter[str] = Counter()
         """By the name of the key."""
         self._metrics = metrics
+        self._sent: SentBytes | None = None
+
+    @property
+    def sent(self) -> SentBytes:
+        """Return the bytes that bodies may name. The first such body makes the store."""
+        if self._sent is None:
+            self._sent = SentBytes(int(self.limit * SENT_SHARE))
+        return self._sent
 
     @contextmanager
     def hold(self, request: Request, largest: int) -> Iterator[Held]:
@@ -74,6 +91,11 @@ class Bodies:
     def set(self, held: int) -> None:
         self.held = held
         self._metrics.set("saccade_request_bytes_held", held)
+
+    def count_named(self, nbytes: int) -> None:
+        """Count bytes that a body named, and show what is kept."""
+        self._metrics.inc("saccade_named_bytes_total", nbytes)
+        self._metrics.set("saccade_sent_bytes_held", self.sent.nbytes)
 
 
 @dataclass(slots=True)
@@ -140,8 +162,8 @@ async def read_whole(request: Request, held: Held, largest: int) -> bytearray:
 async def read_json(request: Request, held: Held, largest: int) -> bytearray:
     """Read the whole body, without the byte order mark that some editors write.
 
-    Raises as `pieces` does, InvalidRequest unless the content type is JSON, and UnsupportedMedia
-    for a compressed body.
+    A body may name bytes (`related.py`). Raises as `pieces` does, InvalidRequest unless the content
+    type is JSON, and UnsupportedMedia for a compressed body.
     """
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
@@ -149,6 +171,8 @@ async def read_json(request: Request, held: Held, largest: int) -> bytearray:
             f"Content-Encoding is {encoding[:40]}; send the body as it is, without it"
         )
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind == KIND:
+        return await _read_related(request, held, largest)
     if kind != "application/json":
         raise InvalidRequest(
             f"Content-Type is {kind}; this path takes application/json",
@@ -158,6 +182,29 @@ async def read_json(request: Request, held: Held, largest: int) -> bytearray:
     if body.startswith(codecs.BOM_UTF8):
         del body[: len(codecs.BOM_UTF8)]
     return body
+
+
+async def _read_related(request: Request, held: Held, largest: int) -> bytearray:
+    """Read a body that names bytes, and return the JSON that has them. Raises as `read_json`, and
+    UnknownDigests.
+    """
+    boundary = boundary_of(request.headers["content-type"])
+    body = await read_whole(request, held, largest)
+    parts = await _aside(len(body), partial(RelatedBody, body, boundary))
+    found = parts.find(held.bodies.sent, held.client)
+    size = parts.size(found)
+    if size > largest:
+        raise _too_large(largest)
+    held.resize(len(body) + size)
+    whole = await _aside(size, partial(parts.whole, found))
+    held.bodies.count_named(sum(len(found[name]) for name in found.keys() - parts.brought.keys()))
+    held.resize(size)
+    return whole
+
+
+async def _aside(nbytes: int, work: Callable[[], T]) -> T:
+    """Do work on so many bytes, in a thread unless they are few."""
+    return work() if nbytes <= SMALL_BODY else await asyncio.to_thread(work)
 
 
 def announced(request: Request) -> int:
@@ -182,7 +229,11 @@ async def pieces(request: Request, held: Held, largest: int) -> AsyncGenerator[b
             held.resize(max(size, held.nbytes))
             yield piece
     if size > largest:
-        raise TooLarge(f"the body is larger than {largest // MIB} MiB, the limit (--max-body-mb)")
+        raise _too_large(largest)
+
+
+def _too_large(largest: int) -> TooLarge:
+    return TooLarge(f"the body is larger than {largest // MIB} MiB, the limit (--max-body-mb)")
 
 
 async def _steadily(request: Request, seconds: float) -> AsyncGenerator[bytes, None]:

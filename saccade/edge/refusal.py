@@ -10,9 +10,9 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
-from saccade.core.errors import Overloaded, RequestError, Unauthorized
+from saccade.core.errors import Overloaded, RequestError, Unauthorized, UnknownDigests
 
 LONGEST_MESSAGE, LONGEST_PARAM = 2000, 500
 """Characters of an error that a client is shown."""
@@ -44,6 +44,8 @@ class ErrorBody(Struct):
     """The error's kind, such as invalid_request_error or server_error."""
     param: str | None
     code: str | None
+    digests: tuple[str, ...] | UnsetType = UNSET
+    """With unknown_digests: the names whose bytes the server lacks."""
 
 
 class ErrorResponse(Struct):
@@ -55,7 +57,9 @@ class ErrorResponse(Struct):
     def of(cls, error: RequestError) -> ErrorResponse:
         """Return the error with the client's text, shortened."""
         param = None if error.param is None else _cut(error.param, LONGEST_PARAM)
-        return cls(ErrorBody(_cut(error.message, LONGEST_MESSAGE), error.type, param, error.code))
+        lacking = error.digests if isinstance(error, UnknownDigests) else UNSET
+        message = _cut(error.message, LONGEST_MESSAGE)
+        return cls(ErrorBody(message, error.type, param, error.code, lacking))
 
 
 def _cut(text: str, most: int) -> str:
@@ -119,8 +123,12 @@ def _anthropic(status: int, error: ErrorBody, request_id: str) -> dict[str, Any]
     first words, which come even before the field.
     """
     kind = _TYPES.get(status, _TYPES[400] if status < 500 else "api_error")
-    details = {} if error.code is None else {"details": {"error_code": error.code}}
+    details: dict[str, Any] = {} if error.code is None else {"error_code": error.code}
+    if error.digests is not UNSET:
+        details["digests"] = error.digests
     words = [] if error.code != "context_length_exceeded" else ["prompt is too long"]
     words += [] if error.param is None or error.param in error.message else [error.param]
-    told = {"type": kind, "message": ": ".join([*words, error.message]), **details}
+    told: dict[str, Any] = {"type": kind, "message": ": ".join([*words, error.message])}
+    if details:
+        told["details"] = details
     return {"type": "error", "error": told, "request_id": request_id or None}

@@ -8,6 +8,7 @@ content. One event loop; no locks.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -143,7 +144,7 @@ class _Wire(asyncio.Protocol):
 
     # ---- what the exchange asks
 
-    def begin(self, method: bytes, head: bytes, body: bytes | bytearray) -> None:
+    def send_request(self, method: bytes, head: bytes, body: bytes | bytearray) -> None:
         assert self._transport is not None
         self.head, self.ended, self._headers, self._barren = None, False, [], 0
         self._bodiless = method == b"HEAD"
@@ -215,11 +216,19 @@ class _Wire(asyncio.Protocol):
 
 
 class Upstream:
-    """The connections to the worker at `host`:`port`."""
+    """The connections to the worker at `host`:`port`. `tls`: how to check its certificate."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+        connect_seconds: float = CONNECT_SECONDS,
+    ) -> None:
         self._host = host
         self._port = port
+        self._tls = tls
+        self._connect_seconds = connect_seconds
         self._idle: deque[tuple[float, _Wire]] = deque()  # the longest idle first
         self._busy: set[_Wire] = set()
 
@@ -239,7 +248,7 @@ class Upstream:
             wire = await self._connect()
         try:
             self._busy.add(wire)
-            wire.begin(method, head, body)
+            wire.send_request(method, head, body)
             try:
                 answer = await wire.answered()
             except WorkerGone as gone:
@@ -251,7 +260,7 @@ class Upstream:
                 self._busy.discard(wire)
                 wire = await self._connect()
                 self._busy.add(wire)
-                wire.begin(method, head, body)
+                wire.send_request(method, head, body)
                 answer = await wire.answered()
             yield answer, wire.pieces()
         finally:
@@ -272,10 +281,11 @@ class Upstream:
     async def _connect(self) -> _Wire:
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                _, wire = await loop.create_connection(_Wire, self._host, self._port)
+            async with asyncio.timeout(self._connect_seconds):
+                _, wire = await loop.create_connection(_Wire, self._host, self._port, ssl=self._tls)
         except TimeoutError:
-            raise WorkerGone(f"no connection within {CONNECT_SECONDS:g} s", sent=False) from None
+            why = f"no connection within {self._connect_seconds:g} s"
+            raise WorkerGone(why, sent=False) from None
         except OSError as error:
             raise WorkerGone(str(error), sent=False) from None
         return wire

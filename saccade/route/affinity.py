@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
+from saccade.edge.related import first_part, name_at_end
 from saccade.media.sources.inline import FILE_ID, decode_base64
 
 DEEPEST = 8
@@ -89,6 +90,8 @@ def bearing_of_body(body: bytes | bytearray) -> AffinityKey:
 
     Takes time in proportion to the body, and memory in proportion to its texts.
     """
+    if body.startswith(b"--"):  # its parts are images, which the first part names
+        body = bytes(first_part(body))
     if len(body) > MOST_VALUES and _has_too_many_values(body):
         return AffinityKey()
     try:
@@ -213,6 +216,8 @@ def _source_key(given: str, bare: bool) -> bytes:
     given = given.strip()
     if (file := _file_key(given)) is not None:
         return file
+    if (name := name_at_end(given)) is not None:
+        return bytes.fromhex(name.partition("-")[2])
     inline = _INLINE.match(given, 0, 512)
     try:
         if (

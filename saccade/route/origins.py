@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from saccade.core.route_options import SpreadOptions
+from saccade.core.route_options import RelayOptions
 from saccade.edge.guard import Guard, is_loopback
 from saccade.edge.headers import RequestIds, Stamp
 
 _ALLOWED = "access-control-allow-origin"
 
 
-def guarded(router: ASGIApp, host: str, options: SpreadOptions) -> ASGIApp:
+def guarded(router: ASGIApp, host: str, options: RelayOptions) -> ASGIApp:
     """Return the router as clients may have it, for one that listens on `host`.
 
     On a loopback address it keeps pages out. Keys are for the servers to check, so such a router

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -31,22 +30,20 @@ from saccade.core.metrics import Metrics
 from saccade.core.permits import Permits
 from saccade.core.route_options import SpreadOptions
 from saccade.edge.admission import Admission
-from saccade.edge.body import Bodies, Held, read_whole
+from saccade.edge.body import READ, Bodies, Held, read_whole
 from saccade.edge.disconnect import while_connected
 from saccade.edge.headers import request_id
 from saccade.edge.metrics_text import CONTENT_TYPE, render
-from saccade.edge.refusal import failure_event, refusal
-from saccade.edge.upstream import Head, WorkerGone
+from saccade.edge.upstream import WorkerGone
 from saccade.route.affinity import AffinityKey, bearing_of_body, bearing_of_path
 from saccade.route.broadcast import is_for_everyone, tell_everyone
-from saccade.route.events import Events
 from saccade.route.fleet import Backend, Fleet
-from saccade.route.heads import answer_headers, request_head
+from saccade.route.heads import request_head
+from saccade.route.relay import pass_on, refuse, send_whole
 
 log = logging.getLogger("saccade")
 
 OWN_PATHS = frozenset({"/health", "/ping", "/metrics", "/version"})
-BODILESS = (204, 304)
 SMALL_BODY = 1 << 16
 """Bytes of a body that is read on the event loop; more goes to a thread."""
 READERS = 2
@@ -88,11 +85,11 @@ class Proxy:
         except ClientDisconnect:
             log.debug("a client has gone before its answer")
         except RequestError as error:
-            await _refuse(scope["path"], note, error)
+            await refuse(scope["path"], note, error)
         except Exception:
             log.exception("%s: a request failed", request_id.get())
             if not started:
-                await _refuse(scope["path"], note, InternalError())
+                await refuse(scope["path"], note, InternalError())
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._admission.admit(scope, receive, read_whole) as (body, held):
@@ -128,7 +125,7 @@ class Proxy:
         reached: set[Backend] = set()
         renewed = False
         while True:
-            async with self._fleet.take(bearing, tried) as replica:
+            async with self._fleet.take_worker(bearing, tried) as replica:
                 if replica is None:
                     break
                 if tried:
@@ -171,34 +168,11 @@ class Proxy:
             with suppress(BufferError):  # some of it is still on its way
                 body.clear()
                 held.resize(0)
-            await self._pass_on(scope["path"], send, answer, content)
+            await pass_on(scope["path"], send, answer, content, _BROKEN, self._note_broken)
 
-    async def _pass_on(
-        self, path: str, send: Send, answer: Head, content: AsyncIterator[bytes]
-    ) -> None:
-        """Pass an answer on as it comes. A begun answer ends here, even in an error."""
-        headers = answer_headers(answer)
-        streams = dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
-        if streams or answer.status in BODILESS:
-            # What is sent may have another length than what came: an event more, or nothing.
-            headers = [header for header in headers if header[0] != b"content-length"]
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        events = Events() if streams else None
-        try:
-            async for piece in content:
-                if events is not None:
-                    piece = events.take(piece)
-                if piece:
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-        except WorkerGone as gone:
-            self._metrics.inc("saccade_route_broken_total")
-            log.warning("%s: an answer broke off: %s", request_id.get(), gone)
-            if events is None:
-                raise ClientDisconnect from None  # the connection ends, short of its length
-            rest = events.broken(failure_event(path, _broken(), request_id.get()))
-        else:
-            rest = b"" if events is None else events.end()
-        await send({"type": "http.response.body", "body": rest, "more_body": False})
+    def _note_broken(self, gone: WorkerGone) -> None:
+        self._metrics.inc("saccade_route_broken_total")
+        log.warning("%s: an answer broke off: %s", request_id.get(), gone)
 
     def _check_ready(self) -> None:
         """Raise EngineUnavailable unless a worker is ready."""
@@ -215,24 +189,11 @@ class Proxy:
         if path == "/metrics":
             kind, content = CONTENT_TYPE.encode(), render(self._metrics)
         elif path == "/version":
-            content = msgspec.json.encode({"version": __version__})
+            content = msgspec.json.encode({"version": __version__, "accepts": READ})
         else:
             status = 200 if self._fleet.ready else 503
-            content = msgspec.json.encode(self._fleet.told())
-        await _answer(send, status, [(b"content-type", kind)], content)
+            content = msgspec.json.encode(self._fleet.health())
+        await send_whole(send, status, [(b"content-type", kind)], content)
 
 
-def _broken() -> ReplicaLost:
-    return ReplicaLost("the worker died while it answered: send the request again")
-
-
-async def _refuse(path: str, send: Send, error: RequestError) -> None:
-    status, headers, body = refusal(path, error, request_id.get())
-    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await _answer(send, status, [*raw, (b"content-type", b"application/json")], body)
-
-
-async def _answer(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-    length = (b"content-length", str(len(body)).encode())
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
-    await send({"type": "http.response.body", "body": body})
+_BROKEN = ReplicaLost("the worker died while it answered: send the request again")

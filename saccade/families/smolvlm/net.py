@@ -13,7 +13,7 @@ from saccade.nn.linear import Column, Linear
 from saccade.nn.patches import merged_order
 from saccade.nn.protocol import LanguageModel, VisionNet
 from saccade.nn.siglip import SiglipTower
-from saccade.nn.siglip_config import SiglipConfig
+from saccade.nn.tower_config import SiglipConfig
 from saccade.nn.weights import Weights
 from saccade.parallel import WHOLE, Shard
 

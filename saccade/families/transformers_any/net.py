@@ -173,7 +173,7 @@ class AnyText:
         """Compute the embeddings [T, hidden]."""
         x: torch.Tensor = self.embedding(batch.tokens)
         if self.learned is not None:
-            x = self.learned.put(x, batch.tokens)
+            x = self.learned.put_rows(x, batch.tokens)
         if batch.splice_rows.shape[0]:
             rows = (
                 batch.embeddings

@@ -1,0 +1,208 @@
+"""JSON bodies that name bytes instead of carrying them: `multipart/related` (RFC 2387).
+
+    --BOUNDARY                              the first part: the JSON, in which `cid:NAME@BOUNDARY`
+    content-type: application/json          stands where the bytes' base64 stood (RFC 2392)
+
+    {"image_url": "data:image/png;base64,cid:blake3-HEX@BOUNDARY"}
+    --BOUNDARY                              a further part for each name whose bytes come along
+    content-id: <blake3-HEX>
+
+    ...bytes
+    --BOUNDARY--
+
+A name is the digest of the bytes: `blake3-HEX` or `sha256-HEX`. Names without a part are of bytes
+that the same tenant has sent before. The body that dialects read is the JSON that the client would
+have sent, byte for byte. Knows nothing of JSON beyond `cache_salt`, nor of images.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any, Protocol
+
+import msgspec
+import pybase64
+from blake3 import blake3
+
+from saccade.core.client import Client
+from saccade.core.errors import InvalidRequest, UnknownDigests
+from saccade.edge.sent_bytes import SentBytes
+
+KIND = "multipart/related"
+MOST_NAMES = 8192
+"""Times that a body may name bytes: four times the frames of the longest video."""
+MOST_HEADERS = 1024
+"""Bytes of a part's headers."""
+LONGEST_BOUNDARY = 70
+
+_BOUNDARY = re.compile(r'(?:^|;)\s*boundary="?([A-Za-z0-9_-]{16,70})"?\s*(?:;|$)', re.IGNORECASE)
+_CONTENT_ID = re.compile(
+    rb"^content-id:[ \t]*<((?:blake3|sha256)-[0-9a-f]{64})>[ \t]*\r?$", re.I | re.M
+)
+_NAME = rb"cid:((?:blake3|sha256)-[0-9a-f]{64})@%b"
+_HEAD_END = b"\r\n\r\n"
+
+
+class _Digest(Protocol):
+    def hexdigest(self) -> str: ...
+
+
+def _digest(name: str, data: bytes) -> str:
+    """Return the name that these bytes have in the algorithm of `name`."""
+    kind = name.partition("-")[0]
+    made: _Digest = blake3(data) if kind == "blake3" else hashlib.sha256(data)
+    return f"{kind}-{made.hexdigest()}"
+
+
+class _Scope(msgspec.Struct):
+    """The field that separates a key's tenants."""
+
+    cache_salt: Any = None
+
+
+class RelatedBody:
+    """A body in parts. json: with names. brought: the bytes that came along, by name."""
+
+    def __init__(self, body: bytes | bytearray, boundary: str) -> None:
+        """Split a body and compare its parts with their names. Raises InvalidRequest."""
+        first, *others = _parts(body, boundary.encode())
+        self.json = _content(first, 0)[1]
+        mark = re.compile(_NAME % boundary.encode())
+        found = islice(mark.finditer(self.json), MOST_NAMES + 1)
+        self._places = [(each.start(), each.end(), each[1].decode()) for each in found]
+        if len(self._places) > MOST_NAMES:
+            raise InvalidRequest(
+                f"the body names bytes more than {MOST_NAMES} times, the limit: send fewer images, "
+                "or send them in the JSON",
+                code="too_many_names",
+            )
+        self.names = list(dict.fromkeys(name for *_, name in self._places))
+        self.brought = self._read(others)
+
+    def _read(self, parts: Iterable[memoryview]) -> dict[str, bytes]:
+        brought: dict[str, bytes] = {}
+        wanted = {*self.names}
+        for number, part in enumerate(parts, 1):
+            head, content = _content(part, number)
+            found = _CONTENT_ID.search(head)
+            if found is None:
+                raise _malformed(f"part {number} has no Content-ID: <blake3-HEX> or <sha256-HEX>")
+            name, data = found[1].decode(), bytes(content)
+            if name not in wanted:
+                raise _malformed(f"part {number}, {name}, is named nowhere in the JSON")
+            if _digest(name, data) != name:
+                raise InvalidRequest(
+                    f"part {number} is called {name}, and its bytes have another digest",
+                    code="wrong_digest",
+                )
+            brought[name] = data
+        return brought
+
+    def find(self, sent: SentBytes, client: Client) -> dict[str, bytes]:
+        """Keep what came along, and return all named bytes.
+
+        Raises UnknownDigests with every name that this tenant has not sent.
+        """
+        salt = self._salt()
+        found = dict(self.brought)
+        for name, data in self.brought.items():
+            sent.put(client, salt, name, data)
+        lacking = []
+        for name in self.names:
+            if name in found:
+                continue
+            if (kept := sent.get(client, salt, name)) is None:
+                lacking.append(name)
+            else:
+                found[name] = kept
+        if lacking:
+            raise UnknownDigests(
+                f"you have not sent the bytes of {len(lacking)} names, or they are no longer kept: "
+                f"send them along, or in the JSON: {lacking[0]}",
+                tuple(lacking),
+            )
+        return found
+
+    def size(self, found: Mapping[str, bytes]) -> int:
+        """Count the bytes of the JSON with base64 in place of names."""
+        grown = ((len(found[name]) + 2) // 3 * 4 - (end - at) for at, end, name in self._places)
+        return len(self.json) + sum(grown)
+
+    def whole(self, found: Mapping[str, bytes]) -> bytearray:
+        """Return the JSON with base64 in place of names."""
+        made, begun = bytearray(), 0
+        for at, end, name in self._places:
+            made += self.json[begun:at]
+            made += pybase64.b64encode(found[name])
+            begun = end
+        made += self.json[begun:]
+        return made
+
+    def _salt(self) -> str:
+        """Return the request's cache_salt, or "" for a body that no dialect will read."""
+        try:
+            salt = msgspec.json.decode(self.json, type=_Scope).cache_salt
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            return ""
+        return salt if isinstance(salt, str) else ""
+
+
+def _parts(body: bytes | bytearray, boundary: bytes) -> list[memoryview]:
+    """Return the parts with their headers. Raises InvalidRequest."""
+    mark = b"\r\n--" + boundary
+    if not body.startswith(mark[2:] + b"\r\n"):
+        raise _malformed("it does not begin with its boundary")
+    view, begun, parts = memoryview(body), len(mark), []
+    while (end := body.find(mark, begun)) >= 0:
+        parts.append(view[begun:end])
+        begun = end + len(mark) + 2
+        after = body[begun - 2 : begun]
+        if after == b"--":
+            return parts
+        if after != b"\r\n" or len(parts) > MOST_NAMES:
+            break
+    raise _malformed("it does not end with its boundary")
+
+
+def _content(part: memoryview, number: int) -> tuple[bytes, memoryview]:
+    """Return a part's headers and its content. Raises InvalidRequest."""
+    head = bytes(part[:MOST_HEADERS])
+    if (end := head.find(_HEAD_END)) < 0:
+        raise _malformed(f"the headers of part {number} do not end within {MOST_HEADERS} bytes")
+    return head[:end], part[end + len(_HEAD_END) :]
+
+
+def _malformed(why: str) -> InvalidRequest:
+    return InvalidRequest(f"the body is not valid {KIND}: {why}", code="invalid_multipart")
+
+
+def boundary_of(content_type: str) -> str:
+    """Return a multipart body's boundary. Raises InvalidRequest."""
+    found = _BOUNDARY.search(content_type.partition(";")[2])
+    if found is None:
+        raise _malformed(
+            "Content-Type must give a boundary of 16 to 70 letters, digits, hyphens and underscores"
+        )
+    return found[1]
+
+
+def first_part(body: bytes | bytearray) -> memoryview:
+    """Return the JSON of a body in parts, for those who read no further. Empty if malformed."""
+    boundary = bytes(body[2 : body.find(b"\r\n", 0, LONGEST_BOUNDARY + 4)])
+    try:
+        return _content(_parts(body, boundary)[0], 0)[1]
+    except InvalidRequest:
+        return memoryview(b"")
+
+
+def name_at_end(given: str) -> str | None:
+    """Return the name for which a text's base64 has left its place, if any."""
+    found = _AT_END.search(given, max(0, len(given) - _LONGEST_NAME))
+    return None if found is None else found[1]
+
+
+_AT_END = re.compile(r"cid:((?:blake3|sha256)-[0-9a-f]{64})@[A-Za-z0-9_-]{16,70}\Z")
+_LONGEST_NAME = len("cid:blake3-@") + 64 + LONGEST_BOUNDARY

@@ -1,0 +1,254 @@
+"""The proxy's HTTP: a body goes on with names in place of what the server has, and the answer comes
+back as it is.
+
+Owns a request's share of memory on its way. What to send is `send_once.py`'s, and all judgement is
+the server's. Knows nothing of dialects. One event loop, and one thread that looks into bodies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from urllib.parse import urlsplit
+
+from blake3 import blake3
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope, Send
+
+from saccade.core.config import MIB
+from saccade.core.errors import ConfigError, InternalError, ReplicaLost, RequestError
+from saccade.core.permits import Permits
+from saccade.core.route_options import ProxyOptions
+from saccade.core.shown_url import shown_url
+from saccade.edge.admission import Admission
+from saccade.edge.body import Bodies, Held, read_whole
+from saccade.edge.disconnect import while_connected
+from saccade.edge.headers import given_key, request_id
+from saccade.edge.upstream import Upstream, WorkerGone
+from saccade.proxy.send_once import (
+    LEAST,
+    LONGEST_REFUSAL,
+    Attempt,
+    AttemptReply,
+    Flow,
+    ServerConversation,
+    VersionQuestion,
+    plain_json,
+)
+from saccade.route.heads import request_head
+from saccade.route.relay import pass_on, refuse
+
+log = logging.getLogger("saccade")
+
+CONNECT_SECONDS = 20.0
+ASIDE = 1 << 16
+"""Bytes of a body from which a thread looks into it."""
+_KEYS = (b"authorization", b"x-api-key", b"api-key")
+_WRITTEN_ANEW = (b"host", b"accept-encoding")
+"""A named Host is the proxy's own. Compressed streams could not be passed on event by event."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """The server behind the proxy. prefix: its paths' beginning before /v1."""
+
+    name: str
+    host: str
+    port: int
+    prefix: str
+    secure: bool
+
+    @classmethod
+    def read(cls, url: str) -> ServerAddress:
+        """Read a URL, with or without /v1. Raises ConfigError."""
+        shown = shown_url(url)
+        try:
+            parts = urlsplit(url if "//" in url else f"http://{url}")
+            host, given = parts.hostname, parts.port
+        except ValueError as error:
+            raise ConfigError(f"--upstream {shown!r}: {error}") from None
+        secure = parts.scheme == "https"
+        if parts.scheme not in ("http", "https") or not host or "@" in parts.netloc:
+            raise ConfigError(f"--upstream {shown!r}: write http://HOST:PORT or https://HOST")
+        if parts.query or parts.fragment:
+            raise ConfigError(f"--upstream {shown!r}: leave out what follows the path")
+        path = parts.path.rstrip("/").removesuffix("/v1")
+        port = given or (443 if secure else 80)
+        return cls(f"{parts.scheme}://{parts.netloc}{path}", host, port, path, secure)
+
+    @property
+    def authority(self) -> bytes:
+        return urlsplit(self.name).netloc.encode()
+
+    def connect(self) -> Upstream:
+        """Return the connections to it."""
+        tls = ssl.create_default_context() if self.secure else None
+        return Upstream(self.host, self.port, tls, CONNECT_SECONDS)
+
+
+class NamingProxy:
+    """The ASGI application."""
+
+    def __init__(self, address: ServerAddress, options: ProxyOptions, bodies: Bodies) -> None:
+        self.sender = ServerConversation()
+        self.requests = 0
+        self._address = address
+        self._upstream = address.connect()
+        permits = Permits(options.max_requests, "--max-requests")
+        self._admission = Admission(permits, bodies, options.max_body_mb * MIB, lambda: None)
+        self._thread = ThreadPoolExecutor(1, "saccade-names")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def note(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            async with self._admission.admit(scope, receive, read_whole) as (body, held):
+                self.requests += 1
+                await while_connected(receive, self._relay(scope, note, body, held))
+        except ClientDisconnect:
+            log.debug("a client has gone before its answer")
+        except RequestError as error:
+            await refuse(scope["path"], note, error)
+        except Exception:
+            log.exception("%s: a request failed", request_id.get())
+            if not started:
+                await refuse(scope["path"], note, InternalError())
+
+    def close(self) -> None:
+        self._upstream.drop()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _relay(self, scope: Scope, send: Send, body: bytearray, held: Held) -> None:
+        """Send what the flow says, until an answer is the client's. Raises ReplicaLost."""
+        flow = self._flow(scope, body)
+        held.resize(2 * len(body))  # with what is sent instead
+        try:
+            step = await self._advance(flow, None, len(body))
+            while step is not None:
+                if isinstance(step, VersionQuestion):
+                    step = await self._advance(flow, await self._probe(scope), len(body))
+                else:
+                    step = await self._send(scope, send, flow, step, (body, held))
+        except WorkerGone as gone:
+            raise ReplicaLost(
+                f"{self._address.name} does not answer: {gone}: send the request again",
+                code="upstream_lost",
+            ) from None
+
+    def _flow(self, scope: Scope, body: bytearray) -> Flow:
+        headers = Headers(scope=scope)
+        content = headers.get("content-type", ""), headers.get("content-encoding", "")
+        if len(body) >= LEAST and plain_json(scope["method"], *content):
+            sender = blake3(given_key(scope)).hexdigest()
+            return self.sender.flow(body, sender)
+        return self.sender.unchanged(body)
+
+    async def _advance(
+        self, flow: Flow, reply: AttemptReply | None, nbytes: int = 0
+    ) -> Attempt | VersionQuestion | None:
+        """Return what to send next, or None at the end. Takes turns with other bodies."""
+        work = partial(_step, flow, reply)
+        if nbytes < ASIDE:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def _send(
+        self,
+        scope: Scope,
+        send: Send,
+        flow: Flow,
+        attempt: Attempt,
+        asked: tuple[bytearray, Held],
+    ) -> Attempt | VersionQuestion | None:
+        """Send a body. Passes the answer on, unless it asks for another body, which is returned."""
+        head = self._head(scope, attempt)
+        exchange = self._upstream.exchange(scope["method"].encode(), head, attempt.body)
+        async with exchange as (answer, content):
+            told = b""
+            if attempt.content_type is not None and answer.status in (400, 415):
+                told = await _beginning(content)
+            reply = AttemptReply(answer.status, told)
+            step = await self._advance(flow, reply, len(attempt.body))
+            if step is None:
+                _drop(attempt.body, *asked)
+                answered = _joined(told, content)
+                await pass_on(scope["path"], send, answer, answered, _BROKEN, _note)
+            return step
+
+    async def _probe(self, scope: Scope) -> AttemptReply:
+        """Ask the server what it reads, with the client's key."""
+        headers = [(name, value) for name, value in scope["headers"] if name in _KEYS]
+        asking = {
+            "method": "GET",
+            "raw_path": f"{self._address.prefix}/version".encode(),
+            "query_string": b"",
+            "headers": headers,
+        }
+        head = request_head(asking, self._address.authority, 0)
+        async with self._upstream.exchange(b"GET", head) as (answer, content):
+            return AttemptReply(answer.status, await _beginning(content))
+
+    def _head(self, scope: Scope, attempt: Attempt) -> bytes:
+        """Write the request's head for the server."""
+        headers = [each for each in scope["headers"] if each[0] not in _WRITTEN_ANEW]
+        if attempt.content_type is not None:
+            headers = [each for each in headers if each[0] != b"content-type"]
+            headers.append((b"content-type", attempt.content_type.encode()))
+        headers.append((b"accept-encoding", b"identity"))
+        target = self._address.prefix.encode() + scope["raw_path"]
+        changed = {**scope, "raw_path": target, "headers": headers}
+        return request_head(changed, self._address.authority, len(attempt.body))
+
+
+def _drop(sent: bytes | bytearray, body: bytearray, held: Held) -> None:
+    """Forget a request that is being answered, for a stream may take long."""
+    with suppress(BufferError):  # some of it is still on its way
+        body.clear()
+        if isinstance(sent, bytearray):
+            sent.clear()
+        held.resize(0)
+
+
+def _step(flow: Flow, reply: AttemptReply | None) -> Attempt | VersionQuestion | None:
+    try:
+        return next(flow) if reply is None else flow.send(reply)
+    except StopIteration:
+        return None
+
+
+async def _beginning(content: AsyncIterator[bytes]) -> bytes:
+    """Read a short answer, or the beginning of a long one."""
+    told = bytearray()
+    async for piece in content:
+        told += piece
+        if len(told) > LONGEST_REFUSAL:
+            break
+    return bytes(told)
+
+
+async def _joined(told: bytes, content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    if told:
+        yield told
+    async for piece in content:
+        yield piece
+
+
+def _note(gone: WorkerGone) -> None:
+    log.warning("%s: an answer broke off: %s", request_id.get(), gone)
+
+
+_BROKEN = ReplicaLost(
+    "the server went away while it answered: send the request again", code="upstream_lost"
+)

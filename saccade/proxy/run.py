@@ -1,0 +1,66 @@
+"""The life of the proxy's process: listen, pass requests on, and say at the end what was saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import uvloop
+
+from saccade.core.config import MIB
+from saccade.core.metrics import ROUTED, Metrics
+from saccade.core.options import ConnectionOptions
+from saccade.core.route_options import ProxyOptions
+from saccade.edge.body import Bodies
+from saccade.edge.headers import Stamp
+from saccade.edge.http_server import Serving, address_of, listen
+from saccade.edge.limits import ConnectionLimiter, raise_descriptors
+from saccade.proxy.app import NamingProxy, ServerAddress
+from saccade.route.origins import guarded
+
+
+class ProxyServer(Serving):
+    """Listens on the client's machine for one server."""
+
+    def __init__(self, options: ProxyOptions, edge: ConnectionOptions) -> None:
+        """Build the proxy. Raises ConfigError."""
+        self._options = options
+        self.address = ServerAddress.read(options.upstream)
+        metrics = Metrics(ROUTED)
+        bodies = Bodies(options.inflight_bytes, metrics, edge.body_timeout)
+        self.proxy = NamingProxy(self.address, options, bodies)
+        super().__init__(
+            guarded(self.proxy, options.host, options),
+            ConnectionLimiter(edge, metrics),
+            edge,
+            options.max_body_mb * MIB,
+            frozenset(),
+            Stamp(options.cors_origins),
+        )
+
+    async def run_until_told(self, on_ready: Callable[[str], None]) -> None:
+        """Serve until a signal (or `should_exit`). `on_ready` gets the address.
+
+        Raises StartupError when the address cannot be had.
+        """
+        bound = listen(self._options.host, self._options.port)
+        try:
+            on_ready(address_of(bound))
+            await self.serve([bound])
+        finally:
+            self.proxy.close()
+            bound.close()
+
+
+def proxy(options: ProxyOptions, edge: ConnectionOptions) -> int:
+    """Run `saccade proxy` until a signal. Returns the exit status. Raises StartupError."""
+    raise_descriptors()
+    server = ProxyServer(options, edge)
+
+    def announce(address: str) -> None:
+        print(f"  upstream  {server.address.name}")
+        print("      does  sends the bytes of each image once, then the digest alone")
+        print(f"proxy at {address}/v1", flush=True)
+
+    uvloop.run(server.run_until_told(announce))
+    print(f"{server.proxy.requests} requests; {server.proxy.sender.savings}", flush=True)
+    return 0

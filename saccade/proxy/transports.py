@@ -1,0 +1,170 @@
+"""Transports that send bytes once, for httpx and for httpx2, which newer SDKs use:
+`httpx2.Client(transport=SendOnce(httpx2.HTTPTransport()))`.
+
+    SendOnce        for `Client`
+    AsyncSendOnce   for `AsyncClient`
+
+What to send is `send_once.py`'s. Each server, by its URL before /v1, has a conversation of its own.
+Both libraries have the same classes, of which those given are used. Imports neither.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, Self
+
+from blake3 import blake3
+
+from saccade.proxy.send_once import (
+    LONGEST_REFUSAL,
+    Attempt,
+    AttemptReply,
+    Flow,
+    Savings,
+    ServerConversation,
+    VersionQuestion,
+    plain_json,
+)
+
+MOST_SERVERS = 64
+_KEYS = ("authorization", "x-api-key", "api-key")
+_REFUSALS = (400, 415)
+
+
+class _Conversations:
+    """What is known of each server. savings: of all."""
+
+    def __init__(self) -> None:
+        self.savings = Savings()
+        self._servers: OrderedDict[str, ServerConversation] = OrderedDict()
+
+    def begin(self, request: Any) -> Flow | None:
+        """Begin to send a request's body, or return None for one that goes as it is."""
+        headers = request.headers
+        content = headers.get("content-type", ""), headers.get("content-encoding", "")
+        if not plain_json(request.method, *content):
+            return None
+        server = str(_version_request(request).url)
+        if (found := self._servers.pop(server, None)) is None:
+            found = ServerConversation(self.savings)
+        self._servers[server] = found
+        while len(self._servers) > MOST_SERVERS:
+            self._servers.popitem(last=False)
+        keys = "\n".join(headers.get(name, "") for name in _KEYS)
+        return found.flow(request.content, blake3(keys.encode()).hexdigest())
+
+
+class SendOnce:
+    """Sends each image's bytes once to a server that takes names. `transport` sends requests, an
+    `HTTPTransport` for instance.
+    """
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self._conversations = _Conversations()
+
+    @property
+    def savings(self) -> Savings:
+        """Return what was saved so far."""
+        return self._conversations.savings
+
+    def handle_request(self, request: Any) -> Any:
+        """Send a request, in as few bytes as the server takes. Returns its answer."""
+        request.read()
+        flow = self._conversations.begin(request)
+        if flow is None:
+            return self._transport.handle_request(request)
+        step = next(flow)
+        while True:
+            answer = self._transport.handle_request(_request(request, step))
+            told = answer.read() if _is_read(step, answer.status_code) else b""
+            try:
+                step = flow.send(AttemptReply(answer.status_code, told[:LONGEST_REFUSAL]))
+            except StopIteration:
+                return answer
+            answer.close()
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        self._transport.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._transport.__exit__(*error)
+
+
+class AsyncSendOnce:
+    """Sends each image's bytes once to a server that takes names. `transport` sends requests, an
+    `AsyncHTTPTransport` for instance.
+    """
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self._conversations = _Conversations()
+
+    @property
+    def savings(self) -> Savings:
+        """Return what was saved so far."""
+        return self._conversations.savings
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Send a request, in as few bytes as the server takes. Returns its answer."""
+        await request.aread()
+        flow = self._conversations.begin(request)
+        if flow is None:
+            return await self._transport.handle_async_request(request)
+        step = next(flow)
+        while True:
+            answer = await self._transport.handle_async_request(_request(request, step))
+            told = await answer.aread() if _is_read(step, answer.status_code) else b""
+            try:
+                step = flow.send(AttemptReply(answer.status_code, told[:LONGEST_REFUSAL]))
+            except StopIteration:
+                return answer
+            await answer.aclose()
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self._transport.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._transport.__aexit__(*error)
+
+
+def _request(request: Any, step: Attempt | VersionQuestion) -> Any:
+    """Return the request for a step of the flow."""
+    if isinstance(step, VersionQuestion):
+        return _version_request(request)
+    if step.content_type is None:
+        return request
+    headers = request.headers.copy()
+    headers["content-type"] = step.content_type
+    headers["content-length"] = str(len(step.body))
+    return type(request)(
+        request.method,
+        request.url,
+        headers=headers,
+        content=bytes(step.body),
+        extensions=request.extensions,
+    )
+
+
+def _version_request(request: Any) -> Any:
+    """Return the question what the server reads."""
+    path = request.url.path
+    before = path[: max(0, path.rfind("/v1/"))]
+    url = request.url.copy_with(path=f"{before}/version", query=None)
+    keys = {name: request.headers[name] for name in _KEYS if name in request.headers}
+    return type(request)("GET", url, headers=keys, extensions=request.extensions)
+
+
+def _is_read(step: Attempt | VersionQuestion, status: int) -> bool:
+    """Return True if the flow has to see an answer's content."""
+    if isinstance(step, VersionQuestion):
+        return True
+    return step.content_type is not None and status in _REFUSALS

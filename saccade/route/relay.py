@@ -1,0 +1,69 @@
+"""Answers on their way to a client: a server's, piece by piece, or a refusal of one's own.
+
+Owns the words for an answer that breaks off. Knows nothing about the choice of servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Send
+
+from saccade.core.errors import RequestError
+from saccade.edge.headers import request_id
+from saccade.edge.refusal import failure_event, refusal
+from saccade.edge.upstream import Head, Headers, WorkerGone
+from saccade.route.events import Events
+from saccade.route.heads import answer_headers
+
+BODILESS = (204, 304)
+
+
+async def pass_on(
+    path: str,
+    send: Send,
+    answer: Head,
+    content: AsyncIterator[bytes],
+    broken: RequestError,
+    note: Callable[[WorkerGone], None],
+) -> None:
+    """Pass an answer on as it comes. A begun answer ends here, even in an error.
+
+    broken: the last event of a stream that breaks off, of which `note` hears.
+    """
+    headers = answer_headers(answer)
+    streams = dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
+    if streams or answer.status in BODILESS:
+        # What is sent may have another length than what came: an event more, or nothing.
+        headers = [header for header in headers if header[0] != b"content-length"]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    events = Events() if streams else None
+    try:
+        async for piece in content:
+            if events is not None:
+                piece = events.feed(piece)
+            if piece:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+    except WorkerGone as gone:
+        note(gone)
+        if events is None:
+            raise ClientDisconnect from None  # the connection ends, short of its length
+        rest = events.broken(failure_event(path, broken, request_id.get()))
+    else:
+        rest = b"" if events is None else events.flush()
+    await send({"type": "http.response.body", "body": rest, "more_body": False})
+
+
+async def refuse(path: str, send: Send, error: RequestError) -> None:
+    """Send a refusal in the words of the requested API."""
+    status, headers, body = refusal(path, error, request_id.get())
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send_whole(send, status, [*raw, (b"content-type", b"application/json")], body)
+
+
+async def send_whole(send: Send, status: int, headers: Headers, body: bytes) -> None:
+    """Send an answer that is there."""
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})
