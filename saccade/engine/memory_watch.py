@@ -95,7 +95,8 @@ class MemoryWatch:
         self._short = missing > 0
 
     def _missing(self, room: Room) -> int:
-        return self._marks[room.bound].missing(room, short=self._short)
+        marks = self._marks.setdefault(room.bound, Marks.of(room))  # one may be readable only now
+        return marks.missing(room, short=self._short)
 
     def _take_from_caches(self, missing: int) -> bool:
         """Empty caches of about `missing` bytes, the cheapest first. Returns True if some were."""

@@ -21,11 +21,14 @@ NamedTensors = Iterator[tuple[str, Made]]
 class TextKind:
     """A language model, by `general.architecture`.
 
-    config: makes its part of config.json from the metadata and all tensors' names.
+    config: makes its part of config.json from the metadata and all tensors' names. keep_space:
+    special tokens of SentencePiece that keep the space behind them, which others take. None: all
+    keep it.
     """
 
     config: Callable[[MetadataFields, Collection[str]], dict[str, Any]]
     names: Callable[[GgufFile], NamedTensors]
+    keep_space: Collection[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

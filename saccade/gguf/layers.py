@@ -59,7 +59,7 @@ class Layered:
 
     model_type: config.json's. layer: modules of a layer by llama.cpp's names. turned: modules whose
     heads llama.cpp's converter reorders, by the field that counts them. around_one: norms have one
-    added. config: changes config.json's part.
+    added. config: changes config.json's part. keep_space: as `TextKind` has it.
     """
 
     model_type: str
@@ -70,8 +70,10 @@ class Layered:
         None
     )
 
+    keep_space: Collection[str] | None = None
+
     def kind(self) -> TextKind:
-        return TextKind(self._config, self._names)
+        return TextKind(self._config, self._names, self.keep_space)
 
     def _config(self, fields: MetadataFields, tensors: Collection[str]) -> dict[str, Any]:
         text = {"model_type": self.model_type, **sizes(fields)}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from saccade.gguf.header import GgufFile
-from saccade.gguf.known import FOLDER_MAY
+from saccade.gguf.known import FOLDER_MAY, known_facts
 
 _TAIL = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -52,6 +52,11 @@ RULES = {
         whole=True,
         bos=True,
     ),
+    "gpt-4o": Rules(
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
+        rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+        rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*{_TAIL}"
+    ),
     "smollm": Rules(None, digits=True),
     "gpt-2": Rules(None),
 }
@@ -84,8 +89,7 @@ def make_tokenizer(file: GgufFile) -> dict[str, Any]:
     model = _text(file, "model")
     if model not in MAKERS:
         raise file.refuse(
-            f"{PREFIX}model {model!r} is not supported; {' and '.join(MAKERS)} are, and "
-            f"{FOLDER_MAY}"
+            f"{PREFIX}model {model!r} is not supported; {', '.join(MAKERS)} are, and {FOLDER_MAY}"
         )
     if file.metadata.get(f"{PREFIX}add_eos_token") is True:
         raise file.refuse(f"{PREFIX}add_eos_token is not supported")
@@ -142,6 +146,8 @@ def _spaced(
 ) -> dict[str, Any]:
     """Return tokenizer.json's parts for characters with a sign in place of a space."""
     spaced = file.metadata.get(f"{PREFIX}add_space_prefix") is not False
+    known_text = known_facts().texts.get(str(file.metadata.get("general.architecture")))
+    keep = known_text.keep_space if known_text else None
     known = vocabulary.numbered(NORMAL, BYTE, UNKNOWN)
     at = file.metadata.get(f"{PREFIX}unknown_token_id")
     unknown = vocabulary.tokens[at] if isinstance(at, int) and at in known.values() else None
@@ -151,7 +157,10 @@ def _spaced(
     before = [{"type": "Prepend", "prepend": SPACE}, replace] if spaced else [replace]
     after = [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *([strip] if spaced else [])]
     return {
-        "added_tokens": vocabulary.added(CONTROL, USER_DEFINED, UNKNOWN),
+        "added_tokens": [
+            each | {"rstrip": keep is not None and each["content"] not in keep}
+            for each in vocabulary.added(CONTROL, USER_DEFINED, UNKNOWN)
+        ],
         "normalizer": {"type": "Sequence", "normalizers": before},
         "pre_tokenizer": None,
         "post_processor": _begun(file, vocabulary, True, None),

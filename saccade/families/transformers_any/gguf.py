@@ -53,6 +53,7 @@ PHI3 = Layered(
     "phi3",
     layer=LAYER | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     config=_phi3,
+    keep_space=("<unk>", "<s>", "<|endoftext|>"),
 )
 
 FACTS = GgufFacts(

@@ -164,8 +164,11 @@ class SdpaAttention:
 
     def _alone(self, host: HostRows, row: int) -> Attend:
         """Return the call for one sequence's last tokens."""
+        length = host.lengths[row]
+        if not length:  # padding, which sees nothing
+            return lambda q, _: torch.zeros_like(q)
         line = host.rows.page_table.numpy()[host.lines[row]]
-        read, scale = self._reader(line, host.lengths[row]), self._shape.scale
+        read, scale = self._reader(line, length), self._shape.scale
         return lambda q, kv: causal_attention(
             q, read(kv.keys), read(kv.values), scale * kv.key_scale
         )
