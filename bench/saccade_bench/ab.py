@@ -52,6 +52,14 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
+class StartedServer:
+    """A server that answers at `url`. Process `pid` started all of its processes."""
+
+    url: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class AccuracyPair:
     """Both results, how many answers are the same text, and the mean difference of paired scores
     (second - first) with its error.
@@ -121,7 +129,7 @@ def ab(options: AbOptions, bench: Bench) -> Verdict:
         logs.mkdir(parents=True, exist_ok=True)
         known = {run.id for run in read_runs(journal)} if journal.exists() else set()
         kept = (
-            {side: stack.enter_context(running(side, logs, options)) for side in sides}
+            {side: stack.enter_context(running(side, logs, options)).url for side in sides}
             if options.keep_running
             else {}
         )
@@ -133,7 +141,7 @@ def ab(options: AbOptions, bench: Bench) -> Verdict:
                     url = (
                         kept[side]
                         if side in kept
-                        else own.enter_context(running(side, logs, options))
+                        else own.enter_context(running(side, logs, options)).url
                     )
                     serve(_bench(bench, side, url, journal, repeat))
                     if repeat == 0 and options.eval != "none":
@@ -203,8 +211,8 @@ def judge(
 
 
 @contextmanager
-def running(side: Side, logs: Path, options: AbOptions) -> Iterator[str]:
-    """The server's address, once it answers; the server is stopped at the end.
+def running(side: Side, logs: Path, options: AbOptions) -> Iterator[StartedServer]:
+    """Start a server, wait until it answers, and stop it at the end.
 
     Raises ConfigError with the end of its output if it never answers.
     """
@@ -227,7 +235,7 @@ def running(side: Side, logs: Path, options: AbOptions) -> Iterator[str]:
         try:
             url = f"http://127.0.0.1:{port}"
             _await(url, process, side, path, options.start_timeout)
-            yield url
+            yield StartedServer(url, process.pid)
         finally:
             stop(process)
 

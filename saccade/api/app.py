@@ -205,7 +205,7 @@ class _Api:
 
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admission.admit(scope, receive) as (body, held):
-            request, reply, answer = await self.door.read(read_chat, body)
+            request, reply, answer = await self.door.read_body(read_chat, body)
             shape = ChatShape(
                 self.front.vocabulary,
                 bool(answer.logprobs),
@@ -217,7 +217,7 @@ class _Api:
 
     async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admission.admit(scope, receive) as (body, held):
-            requests, reply, prompt = await self.door.read(read_completion, body)
+            requests, reply, prompt = await self.door.read_body(read_completion, body)
             shape = TextShape(self.front.vocabulary, prompt.logprobs is not None)
             view = PromptView(top=prompt.prompt_logprobs)
             if prompt.echo:
@@ -229,11 +229,11 @@ class _Api:
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admission.admit(scope, receive) as (body, held):
-            request, reply, counting = await self.door.read(read_tokenize, body)
+            request, reply, counting = await self.door.read_body(read_tokenize, body)
             self.door.model_of(reply.model)
             context_length = self.front.check_ready().context_length
             prompt = await while_connected(
-                receive, self.front.intake.read(request, context_length, held.client, held)
+                receive, self.front.intake.read_prompt(request, context_length, held.client, held)
             )
             images = [
                 ImageCost.of(opened, place)
@@ -245,7 +245,7 @@ class _Api:
 
     async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admission.admit(scope, receive) as (body, _):
-            tokens = await self.door.read(read_detokenize, body)
+            tokens = await self.door.read_body(read_detokenize, body)
             self.door.model_of(tokens.model)
             self.front.intake.limits.check_tokens("tokens", tokens.tokens)
             text = self.front.intake.tokenizer.decode(tokens.tokens)

@@ -189,7 +189,7 @@ class _Files:
             )
         self.front.warm_ups.check(client)
         before = warm.messages(self.front.check_ready().context_length, place)
-        return partial(warm.ask, before)
+        return partial(warm.question, before)
 
     async def list(self, request: Request) -> Response:
         query = request.query_params

@@ -53,7 +53,7 @@ class RequestHandler:
     admission: Admission
     watch: ObservabilityOptions
 
-    async def read(self, read: Callable[[bytearray, int], T], body: bytearray) -> T:
+    async def read_body(self, read: Callable[[bytearray, int], T], body: bytearray) -> T:
         """Read a body, then empty it, for its reader still holds it."""
         context_length = self.front.check_ready().context_length
         if len(body) <= SMALL_BODY:
@@ -105,12 +105,12 @@ class RequestHandler:
     async def _tell(
         self, send: Send, streamed: bool, told: AnswerContext, teller: ResponseWriter
     ) -> None:
-        async with aclosing(self.front.generate(*told.prepared)) as events:
+        async with aclosing(self.front.generate(*told.prepared, streamed=streamed)) as events:
             if streamed:
                 await stream(send, told.counted(events), teller)
                 return
             async for event in told.counted(events):
-                teller.keep(event)
+                teller.keep_update(event)
         content = teller.whole()
         if isinstance(content, StreamedBody):
             await self.send_scroll(send, content)

@@ -145,12 +145,12 @@ class PromptTeller:
     def failure(self, error: RequestError) -> bytes:
         return self._inner.failure(error)
 
-    def keep(self, event: AnswerUpdate) -> None:
+    def keep_update(self, event: AnswerUpdate) -> None:
         if event.scores is not None:
             self._prompts[event.choice // self._n].scores.append(event.scores)
             return
         for each in self._opened(event):
-            self._inner.keep(each)
+            self._inner.keep_update(each)
 
     def whole(self) -> Completion | StreamedBody:
         completion = self._inner.whole()
@@ -254,7 +254,7 @@ class ScoredPrompt:
     def _read(self) -> Iterator[tuple[list[int], list[float], int]]:
         for each in self.scores:
             for start in range(0, each.count, _PIECE // 16):
-                yield from each.read(start, start + _PIECE // 16)
+                yield from each.rows(start, start + _PIECE // 16)
 
 
 def stands_for(run: int) -> list[Any]:

@@ -62,7 +62,7 @@ class Restraint(Struct, kw_only=True):
     """Among your waiting requests, lower numbers run first."""
     service_tier: ServiceTier | None = None
 
-    def read(self) -> AnswerRules:
+    def rules(self) -> AnswerRules:
         """Read the rules. Raises InvalidRequest that names the field."""
         if self.allowed_token_ids == []:
             raise InvalidRequest(

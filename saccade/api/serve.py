@@ -182,6 +182,7 @@ def serve(model: str, options: ServeOptions, early: EarlyEngine | None = None) -
             *ready.decided,
             *sent,
             *front.intake.answer_format.described(),
+            *front.intake.described_actions(),
         )
         usual = f"{front.intake.limits.usual_length} where a request names no limit"
         decided = (*decided, *front.scoring.described(), ("answers", usual))

@@ -60,9 +60,9 @@ class AnswerContext:
         """Yield `events`, each counted before being sent."""
         try:
             async for event in events:
-                self.tally.add(event)
+                self.tally.add_update(event)
                 if self.tracer is not None:
-                    self.tracer.add(event)
+                    self.tracer.add_update(event)
                 yield event
         except RequestError as error:
             note_failure(error)
@@ -71,7 +71,7 @@ class AnswerContext:
 
 class ResponseWriter(Protocol):
     """An API's way to write one request's answer, event by event or at once. Either `shown` is
-    called for every event, or `keep`.
+    called for every event, or `keep_update`.
     """
 
     def shown(self, event: AnswerUpdate) -> bytes:
@@ -86,7 +86,7 @@ class ResponseWriter(Protocol):
         """Return the bytes for an answer that fails in mid-stream."""
         ...
 
-    def keep(self, event: AnswerUpdate) -> None:
+    def keep_update(self, event: AnswerUpdate) -> None:
         """Keep an event for an answer that is sent at once."""
         ...
 
@@ -158,8 +158,8 @@ class Choices:
     def failure(self, error: RequestError) -> bytes:
         return _sse(ErrorResponse.of(error))
 
-    def keep(self, event: AnswerUpdate) -> None:
-        self._answers[event.choice].add(event)
+    def keep_update(self, event: AnswerUpdate) -> None:
+        self._answers[event.choice].add_update(event)
 
     def whole(self) -> Completion:
         usage = self._tally.usage

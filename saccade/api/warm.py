@@ -52,7 +52,7 @@ class Warm(Struct, forbid_unknown_fields=True, kw_only=True):
             for i, raw in enumerate(given)
         )
 
-    def ask(self, before: Sequence[Message], id: str, data: bytes) -> GenerationRequest:
+    def question(self, before: Sequence[Message], id: str, data: bytes) -> GenerationRequest:
         """Build the beginning of the question about an upload with these bytes."""
         part: dict[str, Any] = {"type": "file", "file": {"file_id": id}}
         if looks_like_video(data):

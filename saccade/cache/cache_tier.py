@@ -66,7 +66,7 @@ class CacheTier(Generic[K]):
         self.used_bytes += nbytes
         self.use(key, worth)
 
-    def take(self, key: K) -> int:
+    def remove(self, key: K) -> int:
         """Remove an unheld item. Returns its bytes."""
         assert key not in self.held
         nbytes = self._items.pop(key).nbytes
@@ -120,18 +120,22 @@ class CacheTier(Generic[K]):
         self.evictions += len(evicted)
         return evicted
 
+    def shed(self, nbytes: int) -> list[K]:
+        """Evict `nbytes`, or all but held and pinned items. Returns the evicted keys."""
+        return self.make_room(self.budget_bytes - self.used_bytes + nbytes) if nbytes > 0 else []
+
     def clear(self, keep: Collection[K]) -> list[K]:
         """Remove every item outside `keep`, which names all held items. Returns the removed keys.
         These removals are left out of `evictions`.
         """
         gone = [key for key in self._items if key not in keep]
         for key in gone:
-            self.take(key)
+            self.remove(key)
         return gone
 
     def _evict(self, entry: tuple[float, int, K]) -> K:
         self._floor = max(self._floor, entry[0])
-        self.take(entry[2])
+        self.remove(entry[2])
         return entry[2]
 
     def _stale(self, entry: tuple[float, int, K]) -> bool:

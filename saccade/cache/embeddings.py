@@ -15,7 +15,7 @@ Embeddings pinned by clients (`pins.py`) leave a tier last.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from saccade.cache.cache_tier import CacheTier
@@ -119,7 +119,7 @@ class EmbeddingCache:
         return [Move(key, "disk", None, self._forget(key)) for key in disk.make_room(0)]
 
     @property
-    def reading(self) -> Collection[ImageKey]:
+    def keys_being_read(self) -> Collection[ImageKey]:
         """Embeddings being read from disk."""
         return self.disk.held if self.disk is not None else ()
 
@@ -227,7 +227,7 @@ class EmbeddingCache:
             self._staged.remove(key)
         else:
             assert source == "host" and self.host is not None
-            self.host.take(key)
+            self.host.remove(key)
         return [
             *self._make_place(key, keep),
             Move(key, source, "device", self._known[key].num_tokens),
@@ -256,13 +256,26 @@ class EmbeddingCache:
         stay, on disk too.
         """
         self._pinned.clear()
-        keep = {*self.device.held, *self.reading, *self._staged}
+        keep = {*self.device.held, *self.keys_being_read, *self._staged}
         return [
             Move(key, tier, None, self._forget(key))
             for tier, cache_tier in self.tiers.items()
             if disk or tier != "disk"
             for key in cache_tier.clear(keep)
         ]
+
+    def shrink(self, nbytes: int) -> list[Move]:
+        """Drop about `nbytes` of embeddings from memory, or all that are unheld and unpinned.
+
+        Saved ones stay on disk. Returns the moves.
+        """
+        moves: list[Move] = []
+        places: Sequence[Tier] = ("host", "device")
+        for place in places:
+            for key in self.tiers[place].shed(nbytes) if place in self.tiers else ():
+                nbytes -= self._bytes(key)
+                moves.append(Move(key, place, None, self._forget(key)))
+        return moves
 
     # ---- what clients ask to be kept
 
@@ -271,7 +284,7 @@ class EmbeddingCache:
         """Bytes of pinned embeddings."""
         return self._pinned.nbytes
 
-    def keep(self, key: ImageKey, client: str, seconds: int) -> None:
+    def pin_for_client(self, key: ImageKey, client: str, seconds: int) -> None:
         """Pin `key` for a client for `seconds`, in whatever tier.
 
         Ignores an unknown embedding, and one larger than the client's part of the share.
@@ -322,7 +335,7 @@ class EmbeddingCache:
 
     def not_encoded(self, key: ImageKey) -> None:
         """Drop an admitted, unheld embedding whose encoding failed."""
-        self.device.take(key)
+        self.device.remove(key)
         self._forget(key)
 
     # ---- a disk that other servers write, too
@@ -345,7 +358,7 @@ class EmbeddingCache:
             self._forget(victim)
 
     def _lose(self, disk: CacheTier[ImageKey], key: ImageKey) -> None:
-        disk.take(key)
+        disk.remove(key)
         self._forget(key)
 
     # ---- tiers

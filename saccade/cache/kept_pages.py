@@ -97,7 +97,7 @@ class KeptTier:
         self._fetch, self._forget = {}, []
         return moves
 
-    def keep(self, copy: PageCopy, nbytes: int) -> int:
+    def write_page(self, copy: PageCopy, nbytes: int) -> int:
         """Write a page to the tier, unless it is there or too large. Returns the bytes written."""
         name, size = copy.name, self._size(nbytes)
         if name in self.book or size > self.book.budget_bytes:
@@ -120,7 +120,7 @@ class KeptTier:
         """
         self._fetch[name] = PageCopy(name, place, state)
 
-    def read(self, name: bytes, place: int, *, state: bool = False) -> None:
+    def note_read(self, name: bytes, place: int, *, state: bool = False) -> None:
         """Record that a page was read. It goes to the given place in the next plan."""
         self.book.release(name)
         self.counts["read"] += 1
@@ -135,13 +135,13 @@ class KeptTier:
             self.book.release(name)
         self.counts[why] += 1
         if name in self.book and name not in self.book.held:
-            self.book.take(name)
+            self.book.remove(name)
 
     def not_saved(self, name: bytes) -> None:
         """Record a failed write. A read under way will fail too."""
         self.counts["not saved"] += 1
         if name in self.book and name not in self.book.held:
-            self.book.take(name)
+            self.book.remove(name)
 
     def forget(self, name: bytes, *, reading: bool) -> None:
         """Drop a page that is being read, or was just read, as it is needed no more."""
@@ -231,7 +231,7 @@ class KeptPages:
             (place, tier.take_moves()) for place, tier in self.tiers.items() if tier.moving
         )
 
-    def keep(
+    def write_page(
         self, name: bytes, page: int, line: int | None, tiers: Iterable[PageTier] = PAGE_TIERS
     ) -> int:
         """Write `page`, and the state after it from `line`, to the tiers without them.
@@ -248,7 +248,9 @@ class KeptPages:
         # What is only on its way to its place cannot be written from there.
         if any(copy.name in tier.placing for tier in self.tiers.values()):
             return 0
-        return sum(self.tiers[place].keep(copy, nbytes) for place in tiers if place in self.tiers)
+        return sum(
+            self.tiers[place].write_page(copy, nbytes) for place in tiers if place in self.tiers
+        )
 
     def used(self, names: Sequence[bytes]) -> None:
         """Record a use of a chain, from its first page on."""

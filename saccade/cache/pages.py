@@ -40,7 +40,7 @@ class PagePool:
         """Return how many pages hold `tokens` tokens."""
         return -(-tokens // self.page_size)
 
-    def take(self, n: int, after: int | None = None) -> list[int]:
+    def allocate(self, n: int, after: int | None = None) -> list[int]:
         """Take `n` free pages, each with one reference, following page `after` if possible.
 
         Needs `n <= free`.
@@ -77,6 +77,11 @@ class PagePool:
                 start = page
             end = page + 1
         self._add_run(start, end - start)
+
+    @property
+    def free_runs(self) -> tuple[tuple[int, int], ...]:
+        """The free pages, as (first page, pages)."""
+        return tuple(self._runs.items())
 
     def audit(self, holders: Iterable[Iterable[int]]) -> None:
         """Assert that each page is free or held, and counted as often as `holders` hold it."""

@@ -56,7 +56,7 @@ class PinnedItems(Generic[K]):
         """
         self.end_due()
         sums = list(accumulate(nbytes for _, nbytes in items))
-        for key, nbytes in reversed(items[: bisect_right(sums, self.book.room(client))]):
+        for key, nbytes in reversed(items[: bisect_right(sums, self.book.budget_of(client))]):
             if self.book.set(client, key, seconds):
                 item = self.items.get(key)
                 if item is None:

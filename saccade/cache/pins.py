@@ -57,7 +57,7 @@ class PinBook(Generic[K]):
     def has(self, client: str, item: K) -> bool:
         return item in self._pins.get(client, ())
 
-    def room(self, client: str) -> int:
+    def budget_of(self, client: str) -> int:
         """Return the most that all of a client's pins may cost.
 
         This is its part of the share, or what other clients leave if that is more.

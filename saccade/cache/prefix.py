@@ -236,26 +236,28 @@ class PrefixCache:
         last.
         """
         assert self.snapshots is not None
-        line, node = self.snapshots.take(lambda node: not node.pinned)
+        line, node = self.snapshots.take_line(lambda node: not node.pinned)
         if node is not None:
             node.snapshot = None
         return line
 
-    def evict(self, n: int, *, keep: bool = True) -> int:
+    def evict(self, n: int, *, keep: bool = True, pinned: bool = True) -> int:
         """Free up to `n` unheld pages, pinned ones last. Returns their number.
 
-        `keep`: save them in `kept`, if there is one.
+        `keep`: save them in `kept`, if there is one. `pinned`: free pinned ones, too.
         """
         self.end_pins()
         freed: list[int] = []
         while len(freed) < min(n, self.evictable):
             node = self._next_leaf()
+            if node is None and not pinned:
+                break
             if node is None:
                 self._give_way()
                 continue
             assert node.parent is not None
             if self.kept is not None and keep:
-                self.kept.keep(self.name(node), node.page, node.snapshot)
+                self.kept.write_page(self.name(node), node.page, node.snapshot)
             del node.parent.children[node.key]
             node.used = GONE
             if self.snapshots is not None and node.snapshot is not None:
@@ -316,7 +318,7 @@ class PrefixCache:
                 node = node.parent
             for each in reversed(chain):
                 name = self.name(each)
-                nbytes -= self.kept.keep(name, each.page, each.snapshot, ("disk",))
+                nbytes -= self.kept.write_page(name, each.page, each.snapshot, ("disk",))
                 if nbytes <= 0:
                     return
             self.kept.used([self.name(each) for each in reversed(chain)])
@@ -341,7 +343,7 @@ class PrefixCache:
             node = child
         if self.kept is not None:
             self.kept.pin(self._chain(node), client, seconds)
-        room = self.pins.room(client)
+        room = self.pins.budget_of(client)
         while node.parent is not None and node.depth > room:
             node = node.parent
         if not node.depth:

@@ -74,7 +74,7 @@ class PromptHistory:
         """Record that the prefix cache has forgotten everything."""
         self._flushes += 1
 
-    def add(self, request: Request, kept: int) -> None:
+    def add_prompt(self, request: Request, kept: int) -> None:
         """Remember a computed prompt, whose first `kept` tokens breakpoints keep."""
         caching, size = request.caching, self._page_size
         seconds = max((s for at, s in caching.breakpoints if at // size * size <= kept), default=0)

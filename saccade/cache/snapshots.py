@@ -30,7 +30,7 @@ class Snapshots(Generic[H]):
         """Return how many snapshots have a holder."""
         return len(self._held) + len(self._unused)
 
-    def take(self, first: Callable[[H], bool]) -> tuple[int | None, H | None]:
+    def take_line(self, first: Callable[[H], bool]) -> tuple[int | None, H | None]:
         """Return (line to write, holder that lost it), or (None, None) if every line is taken.
 
         A free line goes first, then those of idle work. Then comes the least recently used

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +68,19 @@ class Arena:
     def whole(self) -> npt.NDArray[np.uint8]:
         """Return the whole arena, for registering the memory with a device."""
         return np.frombuffer(self._memory, dtype=np.uint8)
+
+    def give_back(self, ranges: Iterable[tuple[int, int]]) -> int:
+        """Return the memory of ranges (offset, bytes) to the system. Nobody may write there.
+
+        Returns how many bytes that were.
+        """
+        before = os.fstat(self.fd).st_blocks
+        for offset, nbytes in ranges:
+            start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+            whole = (offset + nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+            if whole > 0:
+                self._memory.madvise(mmap.MADV_REMOVE, start, whole)
+        return max(0, 512 * (before - os.fstat(self.fd).st_blocks))
 
     def keep_from_children(self) -> None:
         """Keep the memory from forked processes, which must leave the mapping open."""

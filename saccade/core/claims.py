@@ -41,7 +41,7 @@ class DiskFolder:
     nbytes: int | None = None
 
     @classmethod
-    def read(cls, option: str, given: str) -> DiskFolder:
+    def parse(cls, option: str, given: str) -> DiskFolder:
         """Read FOLDER or FOLDER:SIZE, such as /var/cache/images:64GiB. Raises ConfigError."""
         if (found := _SIZED.fullmatch(given)) is None:
             return cls(given)
@@ -79,7 +79,7 @@ class Claim:
                 "this server would remove files: name an empty folder, or a new one",
             )
 
-    def take(self, folder: Path) -> int:
+    def claim_folder(self, folder: Path) -> int:
         """Create a missing `folder` and mark it.
 
         Returns the user id that owns new files there, as a network file system may map users.

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.core.config import Dtype, KVDtype
-from saccade.core.recipe import ImageRecipe
+from saccade.core.recipe import Box, ImageRecipe
 from saccade.core.types import Grid, Image, Span
 from saccade.core.video import VideoRules
 
@@ -302,6 +302,33 @@ def put_spaces(text: str, mark: str, opening: str = "<") -> str:
     return re.sub(re.escape(mark) + follows, f"{mark} ", text)
 
 
+Part = tuple[float, float, float, float]
+"""(top, left, bottom, right) in fractions of an image's edges."""
+
+
+@dataclass(frozen=True, slots=True)
+class CanvasTile:
+    """A part of an image that the vision tower sees apart from the others.
+
+    window: its pixels on the canvas. grid: what the family calls an image of this tile alone.
+    rows: the rows of the image's embedding that are the tile's, in the tower's order. part: what it
+    shows of the image, where the recipe's views do not tell.
+    """
+
+    window: Box
+    grid: Grid
+    rows: tuple[range, ...]
+    part: Part | None = None
+
+
+class TileLayout(Protocol):
+    """The tiles of a family whose tower sees them apart."""
+
+    def tiles(self, grid: Grid) -> tuple[CanvasTile, ...]:
+        """Return an image's tiles in the tower's order. An image of a single tile has none."""
+        ...
+
+
 class FamilySpec(Protocol):
     """One checkpoint's CPU facts."""
 
@@ -408,6 +435,11 @@ class FamilySpec(Protocol):
     @property
     def video(self) -> VideoRules | None:
         """Return the rules for videos, or None for a model without video."""
+        ...
+
+    @property
+    def tiles(self) -> TileLayout | None:
+        """Return the tiles that the tower sees apart, or None for a tower without."""
         ...
 
     def num_tokens(self, grid: Grid) -> int:

@@ -76,6 +76,14 @@ DECLARED: tuple[Metric, ...] = (
         "saccade_image_patches_encoded_total", "counter", "Patches run through the vision tower"
     ),
     Metric(
+        "saccade_image_tiles_total",
+        "counter",
+        "Tiles of encoded images, where the vision tower sees tiles apart: run through it (new), "
+        "or taken from another image (seen)",
+        ("outcome",),
+    ),
+    Metric("saccade_tile_bytes_named_total", "counter", "Bytes of pixels hashed to name tiles"),
+    Metric(
         "saccade_step_patches_largest",
         "gauge",
         "Most patches run through the vision tower in one step so far",
@@ -222,6 +230,12 @@ DECLARED: tuple[Metric, ...] = (
         "counter",
         "Cached prompt tokens that were read from a tier",
         ("tier",),
+    ),
+    Metric(
+        "saccade_memory_given_back_bytes_total",
+        "counter",
+        "Bytes that caches gave back while the machine, or the cgroup, was short of memory",
+        ("what",),
     ),
     Metric("saccade_snapshots", "gauge", "States of sequences that the prefix cache holds"),
     Metric("saccade_snapshot_evictions_total", "counter", "Snapshots that went for others' sake"),

@@ -244,13 +244,13 @@ class CacheOptions:
     def embedding_disk(self) -> DiskFolder | None:
         """Return the folder for embeddings, if any."""
         given = self.embedding_cache_dir
-        return None if given is None else DiskFolder.read("--embedding-cache-dir", given)
+        return None if given is None else DiskFolder.parse("--embedding-cache-dir", given)
 
     @property
     def kv_disk(self) -> DiskFolder | None:
         """Return the folder for KV pages, if any."""
         given = self.kv_cache_dir
-        return None if given is None else DiskFolder.read("--kv-cache-dir", given)
+        return None if given is None else DiskFolder.parse("--kv-cache-dir", given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +359,7 @@ class MediaOptions:
     @property
     def files_disk(self) -> DiskFolder:
         """Return the folder for uploaded files as given, "" for the user's cache folder."""
-        return DiskFolder.read("--files-dir", self.files_dir or "")
+        return DiskFolder.parse("--files-dir", self.files_dir or "")
 
     @property
     def files_folder(self) -> Path:

@@ -49,7 +49,7 @@ class Permits:
         return self._taken.total()
 
     @contextmanager
-    def take(self, client: Client = ANYBODY) -> Iterator[None]:
+    def acquire(self, client: Client = ANYBODY) -> Iterator[None]:
         """Hold a permit. Raises as `check` does."""
         self.check(client)
         self._count(client, 1)

@@ -149,6 +149,20 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class TileCopy:
+    """Tile `tile` of an image to encode has the same rows as tile `place` of `key`.
+
+    That is the image itself, or one whose embedding is on the device or on the host when the step
+    begins, before its moves. grid: that image's.
+    """
+
+    tile: int
+    key: ImageKey
+    grid: Grid
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
 class Encode:
     """Begin to run the vision tower on one image.
 
@@ -158,7 +172,8 @@ class Encode:
     Until then `pixels` stays unwritten otherwise, and every plan leaves the image out. given:
     tokens in an embedding from another server that lies in place of the pixels; this step takes the
     embedding over without the tower; 0: pixels. adapter: number of the one that the tower has
-    meanwhile, 0 without one. idle: nobody waits for it, so others go first.
+    meanwhile, 0 without one. idle: nobody waits for it, so others go first. copies: tiles that
+    need no tower. `patches` are the others', and at least 1.
     """
 
     key: ImageKey
@@ -168,6 +183,7 @@ class Encode:
     given: int = 0
     adapter: int = 0
     idle: bool = False
+    copies: tuple[TileCopy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,9 +307,19 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
+class FreeMemory:
+    """Memory that holds nothing, and goes back to the system: of what was freed, and of KV pages.
+
+    `pages`: runs (first page, pages).
+    """
+
+    pages: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """One step, executed in this order: change, close, open, pages, moves, restore, encode, one
-    forward over `rows`, snapshot, deliver, save.
+    forward over `rows`, snapshot, deliver, save, unused.
 
     Batch rows are the concatenation of `rows` in order: decoding rows first, then prefill chunks.
     tower: patch-blocks (patches x vision tower blocks) that the step may spend on unfinished
@@ -323,6 +349,7 @@ class Plan:
     wait: bool = False
     pages: PageMoves = ()
     change: Change | None = None
+    unused: FreeMemory | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -343,7 +370,7 @@ class Plan:
         """Return True if the step lacks work. A plan that only continues the tower has work."""
         work = self.close or self.open or self.moves or self.encode or self.rows
         beside = self.tower or self.save or self.deliver or self.pages or self.change
-        return not (work or beside or self.wait)
+        return not (work or beside or self.wait or self.unused)
 
     @property
     def adapt(self) -> bool:

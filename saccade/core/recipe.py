@@ -25,6 +25,11 @@ class Box:
     bottom: int
     right: int
 
+    @property
+    def slices(self) -> tuple[slice, slice]:
+        """Return the index of these pixels in [H, W, ...]."""
+        return slice(self.top, self.bottom), slice(self.left, self.right)
+
 
 @dataclass(frozen=True, slots=True)
 class ImageTile:

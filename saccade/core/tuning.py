@@ -93,7 +93,7 @@ class TuningValue:
         told = "" if self.default in (None, "auto") else f" ({self.default})"
         return f"{self.name}{told}: {self.meaning}"
 
-    def read(self, text: str) -> object:
+    def parse(self, text: str) -> object:
         """Parse `text` as this value. Raises ConfigError."""
         try:
             return msgspec.convert(text, self.hint, strict=False)
@@ -127,7 +127,7 @@ class Tuning:
                 raise ConfigError(
                     f"--tune {each}: give NAME=VALUE; the names are {', '.join(sorted(known))}"
                 )
-            self._values[name] = known[name].read(text)
+            self._values[name] = known[name].parse(text)
 
     def of(self, options: T) -> T:
         """Return `options` with this command line's tuning values.

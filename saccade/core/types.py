@@ -319,6 +319,7 @@ class Request:
     `prompt_logprobs`: alternatives to report beside each prompt token and its log-probability;
     None: prompt scores are off. `reading`: the request ends with its prompt, without an answer.
     `priority`: among one client's requests, those with a lesser number are served first.
+    `streamed`: somebody reads the answer token by token; else news of it may come bundled.
     """
 
     # the prompt
@@ -340,6 +341,7 @@ class Request:
     reading: PromptReading | None = None
     rules: TokenRules = NO_RULES
     priority: int = 0
+    streamed: bool = True
 
     @property
     def adapter(self) -> AdapterRef:
@@ -383,7 +385,7 @@ class PromptScores:
     def count(self) -> int:
         return len(self.ranks) // 4
 
-    def read(
+    def rows(
         self, first: int = 0, last: int | None = None
     ) -> Iterator[tuple[list[int], list[float], int]]:
         """Yield (ids, logprobs, rank) for each token, or for tokens [first, last), in order."""
@@ -438,7 +440,8 @@ class ImageOutcome:
     `none`: decoded and encoded.
 
     `missed_kv`, `missed_embedding`: the reason for a miss; None at the hit's level and below.
-    `tier`: the embedding's tier.
+    `tier`: the embedding's tier. `tiles`: of an encoded image whose tiles have names, which of them
+    were new, in the tower's order.
     """
 
     image: int
@@ -446,6 +449,7 @@ class ImageOutcome:
     missed_kv: Missed | None = None
     missed_embedding: Missed | None = None
     tier: Tier | None = None
+    tiles: tuple[bool, ...] = ()
 
 
 CacheMissReason = Literal[

@@ -39,7 +39,7 @@ class Admission:
         So a client that sends slowly leaves permits to others. A full server refuses before the
         body. Memory that the request holds counts until the end.
 
-        Raises what `check_ready`, `Permits.take`, `Bodies.hold` and `read` do.
+        Raises what `check_ready`, `Permits.acquire`, `Bodies.hold` and `read` do.
         """
         request, client = Request(scope, receive), client_of(scope)
         self.check_ready()
@@ -47,5 +47,5 @@ class Admission:
         with self.bodies.hold(request, self.largest) as held:
             body = await read(request, held, self.largest)
             self.check_ready()
-            with self.permits.take(client):
+            with self.permits.acquire(client):
                 yield body, held

@@ -144,7 +144,7 @@ class _Wire(asyncio.Protocol):
 
     # ---- what the exchange asks
 
-    def begin(self, method: bytes, head: bytes, body: bytes | bytearray) -> None:
+    def send_request(self, method: bytes, head: bytes, body: bytes | bytearray) -> None:
         assert self._transport is not None
         self.head, self.ended, self._headers, self._barren = None, False, [], 0
         self._bodiless = method == b"HEAD"
@@ -248,7 +248,7 @@ class Upstream:
             wire = await self._connect()
         try:
             self._busy.add(wire)
-            wire.begin(method, head, body)
+            wire.send_request(method, head, body)
             try:
                 answer = await wire.answered()
             except WorkerGone as gone:
@@ -260,7 +260,7 @@ class Upstream:
                 self._busy.discard(wire)
                 wire = await self._connect()
                 self._busy.add(wire)
-                wire.begin(method, head, body)
+                wire.send_request(method, head, body)
                 answer = await wire.answered()
             yield answer, wire.pieces()
         finally:

@@ -60,7 +60,7 @@ class Changes:
     def add(self, alter: Alter) -> None:
         self._waiting.append(alter)
 
-    def take(self) -> Change | None:
+    def take_change(self) -> Change | None:
         """Return the next change that may be made. It goes with the next plan."""
         for alter in self._waiting:
             if self._may(alter.change):

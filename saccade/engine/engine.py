@@ -17,6 +17,7 @@ from saccade.core.plan import ADAPT, PLANS_IN_FLIGHT, Changed, Masks, Plan, Step
 from saccade.core.types import Delta, Image, ImageKey, Request
 from saccade.engine.changes import ALONE, Changes
 from saccade.engine.language import LanguageHalf
+from saccade.engine.memory_watch import MemoryWatch
 from saccade.engine.pause import Intermission
 from saccade.engine.store_lookup import StoreProbe
 from saccade.engine.workers import WorkersLost
@@ -57,7 +58,7 @@ class FrontLink(Protocol):
         """Return True if the front has gone."""
         ...
 
-    def take(self) -> Sequence[ToEngine]:
+    def take_messages(self) -> Sequence[ToEngine]:
         """Take the messages received so far."""
         ...
 
@@ -81,7 +82,7 @@ class Ranks(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Return how many sent plans still wait for `take`."""
+        """Return how many sent plans still wait for `take_answers`."""
         ...
 
     def send(self, plan: Plan) -> None:
@@ -92,7 +93,7 @@ class Ranks(Protocol):
         """Send the masks for the oldest plan in flight, without waiting."""
         ...
 
-    def take(self) -> Sequence[tuple[Plan, StepResult]]:
+    def take_answers(self) -> Sequence[tuple[Plan, StepResult]]:
         """Take the oldest answered plans in flight, in order, with their answers."""
         ...
 
@@ -109,7 +110,7 @@ class Engine:
     """The engine loop. Runs until told to stop.
 
     `arrived` is set by front, workers and guides on news. `language`: None for a vision tower
-    alone. `depth`: most plans in flight.
+    alone. `depth`: most plans in flight. `memory`: None on a GPU.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class Engine:
         language: LanguageHalf | None,
         depth: int = PLANS_IN_FLIGHT,
         probe: StoreProbe | None = None,
+        memory: MemoryWatch | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._workers = workers
@@ -131,6 +133,7 @@ class Engine:
         self._language = language
         self._depth = depth
         self._probe = probe
+        self._memory = memory
         self._changes = Changes(scheduler.image_scheduler.encodes_with)
         self._pause = Intermission()
         self._deltas: list[Delta] = []
@@ -147,14 +150,14 @@ class Engine:
         try:
             while True:
                 self._arrived.clear()
-                for message in self._front.take():
+                for message in self._front.take_messages():
                     self._handle(message)
-                for request, sight in self._probe.take() if self._probe else ():
+                for request, sight in self._probe.take_ready() if self._probe else ():
                     for image, there in sight:
                         self._scheduler.embeddings.seen_in_store(image, there)
                     self._enter(request)
                 self._deltas += self._language.add_with_grammar() if self._language else []
-                for plan, result in self._workers.take():
+                for plan, result in self._workers.take_answers():
                     self._apply(plan, result)
                 self._leave_pause()
                 self._plan()
@@ -176,6 +179,8 @@ class Engine:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             self._workers.tick()
             self._front.send(Alive(self._workers.overdue))
+            if self._memory is not None:
+                self._memory.tick()
             self._arrived.set()  # deadlines are looked at
 
     def _finished(self) -> bool:
@@ -221,8 +226,8 @@ class Engine:
                 self._submit(request, aliases)
             case Abort(id):
                 self._abort(id)
-            case PixelsReady(key, pixels):
-                self._deltas += scheduler.pixels_ready(key, pixels)
+            case PixelsReady(key, pixels, tiles):
+                self._deltas += scheduler.pixels_ready(key, pixels, tiles)
             case EmbeddingReady(key):
                 assert self._language is not None, "nobody encodes for a server that encodes"
                 self._deltas += self._language.embedding_ready(key)
@@ -235,9 +240,9 @@ class Engine:
             case Pause(id, mode):
                 if mode == "abort":
                     self._fail_all("the server was paused")
-                self._pause.begin(id, keeps=mode == "keep")
+                self._pause.begin_pause(id, keeps=mode == "keep")
             case Resume(id):
-                self._pause.end(id)
+                self._pause.end_pause(id)
             case Scrape():
                 self._scrape()
             case Stop(grace):
@@ -255,7 +260,7 @@ class Engine:
         if request.adapter.number:
             self._changes.entered(request)
         if self._pause.holds:
-            self._pause.hold(request)
+            self._pause.hold_request(request)
         else:
             self._begin(request)
 
@@ -294,14 +299,14 @@ class Engine:
             return False
         embeddings = self._scheduler.embeddings
         absent = [image for image in request.images if not embeddings.ready(image.key)]
-        return bool(absent) and self._probe.begin(request, absent)
+        return bool(absent) and self._probe.begin_probe(request, absent)
 
     def _enter(self, request: Request) -> None:
         """Pass on a request whose look-ups are done."""
         if request.grammar and self._language is not None:
-            self._language.begin(request)
+            self._language.prepare_grammar(request)
         else:
-            self._deltas += self._scheduler.add(request)
+            self._deltas += self._scheduler.add_request(request)
 
     def _plan(self) -> None:
         """Send plans until `depth` are in flight or no work is ready."""
@@ -309,7 +314,7 @@ class Engine:
             # Nobody's requests are there in a pause that is `empty`: what is planned are moves.
             frozen = self._pause.freezes and not self._pause.empty
             plan = Plan(self._scheduler.counts.steps) if frozen else self._scheduler.plan()
-            if (change := self._changes.take()) is not None:
+            if (change := self._changes.take_change()) is not None:
                 plan = replace(plan, change=change)
             if not plan.empty:
                 self._send(plan)
@@ -392,6 +397,8 @@ def measure(scheduler: Scheduler, metrics: Metrics) -> None:
     metrics.set("saccade_image_hits_total", counts.images_embedding, level="embedding")
     metrics.set("saccade_image_hits_total", counts.images_pixels, level="pixels")
     metrics.set("saccade_image_hits_total", counts.images_given, level="encoder")
+    metrics.set("saccade_image_tiles_total", counts.tiles_new, outcome="new")
+    metrics.set("saccade_image_tiles_total", counts.tiles_seen, outcome="seen")
     metrics.set("saccade_arena_bytes_in_use", scheduler.image_scheduler.slots.bytes_in_use)
     for tier, cache_tier in embeddings.tiers.items():
         metrics.set("saccade_embedding_hits_total", embeddings.hits[tier], tier=tier)

@@ -24,7 +24,7 @@ SLOW_THREADS = 2
 
 
 class GrammarLoader:
-    """`begin` a request's grammar state; `take` it after a call of `wake`."""
+    """`prepare` a request's grammar state; `take_ready` returns it after a call of `wake`."""
 
     def __init__(self, wake: Callable[[], object]) -> None:
         """Prepare the threads. `wake`: may be called by any thread."""
@@ -34,7 +34,7 @@ class GrammarLoader:
         self._slow = ThreadPoolExecutor(SLOW_THREADS, "saccade-mask")
         self._waiting: dict[str, tuple[Request, Future[GrammarState]]] = {}
 
-    async def read(self, tokenizer_json: str, vocab_size: int, ends: Sequence[int]) -> None:
+    async def read_lexicon(self, tokenizer_json: str, vocab_size: int, ends: Sequence[int]) -> None:
         """Read the lexicon, which every grammar needs. Call once, before any request.
 
         A large vocabulary holds the interpreter for half a second.
@@ -56,7 +56,7 @@ class GrammarLoader:
         """Return True if a request has yet to be taken."""
         return bool(self._waiting)
 
-    def begin(self, request: Request) -> None:
+    def prepare(self, request: Request) -> None:
         """Prepare the grammar state for a request's grammar."""
         future = self._beginner.submit(self._begin, request.grammar)
         self._waiting[request.id] = (request, future)
@@ -69,7 +69,7 @@ class GrammarLoader:
             waited[1].cancel()
         return waited is not None
 
-    def take(self) -> list[tuple[Request, GrammarState | RequestError]]:
+    def take_ready(self) -> list[tuple[Request, GrammarState | RequestError]]:
         """Take the requests whose grammar states are ready, or have failed, each once."""
         found: list[tuple[Request, GrammarState | RequestError]] = []
         for id, (request, future) in list(self._waiting.items()):
@@ -94,5 +94,5 @@ class GrammarLoader:
     def _begin(self, grammar: str) -> GrammarState:
         if self._matchers is None:
             raise InvalidRequest("this model's tokenizer cannot be read as one of bytes")
-        matcher = self._matchers.begin(grammar)
+        matcher = self._matchers.new_matcher(grammar)
         return GrammarState(matcher, self._matchers.words, self._slow, self._wake)

@@ -29,11 +29,11 @@ class LanguageHalf:
         """Return True if some request's grammar is still in preparation."""
         return self._grammar_loader.waiting
 
-    def begin(self, request: Request) -> None:
+    def prepare_grammar(self, request: Request) -> None:
         """Prepare the grammar state for a request's grammar. `add_with_grammar` queues the
         request.
         """
-        self._grammar_loader.begin(request)
+        self._grammar_loader.prepare(request)
 
     def drop(self, id: str) -> bool:
         """Forget a request that waits for its grammar. Returns True if it was waiting."""
@@ -46,14 +46,14 @@ class LanguageHalf:
     def add_with_grammar(self) -> list[Delta]:
         """Queue the requests whose grammars are ready, and end those whose grammars have failed."""
         deltas: list[Delta] = []
-        for request, grammar_state in self._grammar_loader.take():
+        for request, grammar_state in self._grammar_loader.take_ready():
             if isinstance(grammar_state, RequestError):
                 error = Delta(
                     request.id, finish="error", error=grammar_state.message, code=grammar_state.code
                 )
                 deltas.append(error)
             else:
-                deltas += self._scheduler.add(request, grammar_state)
+                deltas += self._scheduler.add_request(request, grammar_state)
         return deltas
 
     # ---- steps

@@ -47,7 +47,7 @@ class Intermission:
         """Return True if paused, with every request that was in flight done."""
         return self.state == "paused" and not self.keeps
 
-    def begin(self, id: int, keeps: bool) -> None:
+    def begin_pause(self, id: int, keeps: bool) -> None:
         """Begin a pause, which `settle` answers. A pause under way stays as it is."""
         self._asked.append(id)
         if self.state == "running":
@@ -61,7 +61,7 @@ class Intermission:
         told, self._asked = [Altered(id, Changed()) for id in self._asked], []
         return told
 
-    def end(self, id: int) -> None:
+    def end_pause(self, id: int) -> None:
         """Ask for the pause's end, which `leave` answers."""
         self._ending.append(id)
 
@@ -77,7 +77,7 @@ class Intermission:
         self.state = "running"
         return held, told
 
-    def hold(self, request: Request) -> None:
+    def hold_request(self, request: Request) -> None:
         self._held[request.id] = request
 
     def drop(self, id: str) -> bool:

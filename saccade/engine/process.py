@@ -7,6 +7,7 @@ engine loop. Tells the front the reason of a failure. Holds no tensors and loads
 from __future__ import annotations
 
 import asyncio
+import mmap
 import sys
 import traceback
 from collections.abc import Iterable
@@ -23,9 +24,10 @@ from saccade.cache.pages import PagePool
 from saccade.cache.pins import PinBook
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.cache.snapshots import Snapshots
+from saccade.core.arena import Arena
 from saccade.core.config import EngineConfig
 from saccade.core.errors import StartupError
-from saccade.core.family import FamilySpec
+from saccade.core.family import FamilySpec, KVSpec
 from saccade.core.given_paths import readable, sendable
 from saccade.core.metrics import Metrics
 from saccade.core.options import EngineOptions, usable_cores
@@ -35,6 +37,7 @@ from saccade.engine.claims import embedding_bytes_per_token
 from saccade.engine.engine import Engine
 from saccade.engine.grammar_loader import GrammarLoader
 from saccade.engine.language import LanguageHalf
+from saccade.engine.memory_watch import MemoryWatch
 from saccade.engine.ranks import pick_device, resolve_parallel, share_hardware
 from saccade.engine.sizing import (
     MOST_DRAFT_TOKENS,
@@ -49,6 +52,7 @@ from saccade.engine.workers import Workers, WorkersLost
 from saccade.families.checkpoint import digest_weights
 from saccade.families.registry import load_spec
 from saccade.ipc.child import AsyncChannel, Disconnected, ParentLink, enter
+from saccade.ipc.machine_memory import MachineMemory
 from saccade.ipc.memory import settle
 from saccade.ipc.messages import (
     ENGINE_END,
@@ -63,6 +67,7 @@ from saccade.ipc.messages import (
     TokenizerText,
 )
 from saccade.sched.encoding import EncodeScheduler
+from saccade.sched.images.tiles import TileBook
 from saccade.sched.images.tower_pace import TowerPace
 from saccade.sched.limits import DraftLimits, SchedulerLimits
 from saccade.sched.protocol import Scheduler
@@ -92,7 +97,7 @@ async def run(boot: EngineBoot, parent: ParentLink) -> int:
         await workers.start(boot.arena_fd)
         served = await front.receive()
         assert isinstance(served, ServeModel)
-        await serve(served, front, workers, arrived, metrics)
+        await serve(served, front, workers, arrived, metrics, boot.arena_fd)
     except Disconnected:
         return 1
     except StartupError as error:
@@ -117,6 +122,7 @@ async def serve(
     workers: Workers,
     arrived: asyncio.Event,
     metrics: Metrics,
+    arena_fd: int,
 ) -> None:
     """Load the model on all ranks, tell the front what was decided, and run until told to stop.
 
@@ -131,13 +137,13 @@ async def serve(
     )
     front.send(Loading("starting PyTorch"))
     # Load the model, and meanwhile the lexicon.
-    devices = await workers.find()
+    devices = await workers.find_devices()
     load = plan_load(boot, spec, devices)
     size = load.parallel.size
     loading = asyncio.create_task(workers.load(load))
     keeps = boot.caches.kv_cache_dir is not None and load.format != "dummy"
     reading = asyncio.to_thread(digest_weights, Path(boot.folder)) if keeps else None
-    await grammar_loader.read(words.tokenizer_json, spec.vocab_size, spec.eos_token_ids)
+    await grammar_loader.read_lexicon(words.tokenizer_json, spec.vocab_size, spec.eos_token_ids)
     with readable(boot.folder):
         weights = await reading if reading else ""
     loaded = await loading
@@ -153,7 +159,7 @@ async def serve(
     config = replace(config, encoder=tower, kv=kv)
     pages = replace(kv.pages, identity=identify(config, load, spec, weights).digest())
     config = replace(config, kv=replace(kv, pages=pages))
-    begun = await workers.begin(config)
+    begun = await workers.allocate(config)
     saved, probe = begun.saved, StoreProbe(begun.store, arrived.set) if begun.store else None
     # Build the deciding half.
     drafts, no_drafts_reason = draft_tokens(
@@ -170,7 +176,14 @@ async def serve(
             config, spec, *given, batch_invariant=begun.batch_invariant
         )
         language = LanguageHalf(generation, grammar_loader)
-    engine = Engine(scheduler, workers, front, arrived, metrics, language, probe=probe)
+    memory = None
+    if config.device == "cpu":
+        page_bytes = returnable_page_bytes(config, spec.kv_spec(size), size)
+        arena = Arena.attach(arena_fd)
+        memory = MemoryWatch(MachineMemory(), scheduler, arena, page_bytes, metrics)
+    engine = Engine(
+        scheduler, workers, front, arrived, metrics, language, probe=probe, memory=memory
+    )
     facts = LoadFacts(
         load.family_option,
         loaded[0].quantised,
@@ -226,7 +239,7 @@ def build_scheduler(
 ) -> GenerationScheduler:
     """Build the deciding half of the engine: page pool, caches, scheduler.
 
-    `saved`, `pages`: embeddings, and KV pages, on disk (`Workers.begin`). `pinned_share`:
+    `saved`, `pages`: embeddings, and KV pages, on disk (`Workers.allocate`). `pinned_share`:
     `PINNED_SHARE`. `drafts`: `DraftLimits.tokens`. `batch_invariant`: as
     `SchedulerLimits.batch_invariant`. `paced`: the tower's budget follows pauses, on an
     accelerator.
@@ -246,7 +259,19 @@ def build_scheduler(
     paced = paced and limits.tower_budget > 0 and not limits.tower_shares
     whole = tower_budget(spec, 1) if paced else 0
     pace = TowerPace(limits.tower_budget, whole) if paced else None
-    return GenerationScheduler(limits, pool, prefix, embeddings, spec.eos_token_ids, pace)
+    tiles = build_tiles(spec, embeddings)
+    return GenerationScheduler(limits, pool, prefix, embeddings, spec.eos_token_ids, pace, tiles)
+
+
+def returnable_page_bytes(config: EngineConfig, kept: KVSpec, ranks: int) -> int:
+    """Return the bytes that a free KV page gives back to the system, on all ranks.
+
+    0 if a page's parts are smaller than the system's pages, as it takes only whole ones.
+    """
+    kept = kept.with_dtype(config.kv.dtype)
+    parts = sum(cache.per == "token" for layer in kept.layers for cache in layer)
+    nbytes = config.page_size * kept.token_bytes(config.dtype)
+    return nbytes * ranks if nbytes >= parts * mmap.PAGESIZE else 0
 
 
 def identify(config: EngineConfig, load: Load, spec: FamilySpec, weights: str) -> PageIdentity:
@@ -297,7 +322,13 @@ def build_encode_scheduler(
 ) -> EncodeScheduler:
     """Build the deciding half of an engine with a vision tower alone."""
     limits = limits_of(config, spec, arena_bytes)
-    return EncodeScheduler(limits, build_embeddings(config, spec, saved))
+    embeddings = build_embeddings(config, spec, saved)
+    return EncodeScheduler(limits, embeddings, build_tiles(spec, embeddings))
+
+
+def build_tiles(spec: FamilySpec, embeddings: EmbeddingCache) -> TileBook | None:
+    """Build the book of tiles, or None for a tower that sees none apart."""
+    return None if spec.tiles is None else TileBook(spec.tiles, spec.num_patches, embeddings)
 
 
 def draft_tokens(

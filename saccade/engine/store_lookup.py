@@ -39,8 +39,8 @@ class _Waiting:
 
 
 class StoreProbe:
-    """Looks into `folder`. `begin` a lookup for a request; `take` the request after a call of
-    `wake`.
+    """Looks into `folder`. `begin_probe` begins a lookup for a request; `take_ready` returns the
+    request after a call of `wake`.
     """
 
     def __init__(self, folder: str, wake: Callable[[], object]) -> None:
@@ -56,7 +56,7 @@ class StoreProbe:
         """Return True if a request has yet to be taken."""
         return bool(self._waiting)
 
-    def begin(self, request: Request, images: Sequence[Image]) -> bool:
+    def begin_probe(self, request: Request, images: Sequence[Image]) -> bool:
         """Look for the embeddings of `images`. Returns False while the folder is unresponsive."""
         loop = asyncio.get_running_loop()
         if loop.time() < self._away_until:
@@ -74,7 +74,7 @@ class StoreProbe:
             waited.look.cancel()
         return waited is not None
 
-    def take(self) -> list[tuple[Request, Sight]]:
+    def take_ready(self) -> list[tuple[Request, Sight]]:
         """Take the requests that go on, in order of arrival, each once."""
         found: list[tuple[Request, Sight]] = []
         now = asyncio.get_running_loop().time()

@@ -71,13 +71,13 @@ class _Rank:
         self.beats = False
         self.silence = Silence()
 
-    def read(self, metrics: Metrics) -> list[FromWorker]:
+    def take_messages(self, metrics: Metrics) -> list[FromWorker]:
         """Take the worker's messages.
 
         Signs of life, figures and the reason for its end are recorded instead.
         """
         answers: list[FromWorker] = []
-        for message in self.channel.take():
+        for message in self.channel.take_messages():
             self.silence.heard()
             match message:
                 case Alive():
@@ -131,7 +131,8 @@ class _Pace:
 
 
 class Workers:
-    """A group of `size` processes. `start`, `find`, `load`, `begin`, then `send` and `take`.
+    """A group of `size` processes. `start`, `find_devices`, `load`, `allocate`, then `send` and
+    `take_answers`.
 
     `close` or `kill` ends them.
 
@@ -170,7 +171,7 @@ class Workers:
             self._ranks.append(_Rank(rank, child, channel, name))
         os.close(group_fd)
 
-    async def find(self) -> int:
+    async def find_devices(self) -> int:
         """Return the number of CUDA devices that the workers see. Raises WorkersLost."""
         return min(found.cuda_devices for found in await self._answers(Found))
 
@@ -183,7 +184,7 @@ class Workers:
         self._write(load)
         return await self._answers(Loaded)
 
-    async def begin(self, config: EngineConfig) -> Begun:
+    async def allocate(self, config: EngineConfig) -> Begun:
         """Allocate every rank's memory. Returns the embeddings that the first finds on disk.
 
         Raises WorkersLost.
@@ -215,16 +216,16 @@ class Workers:
 
     @property
     def in_flight(self) -> int:
-        """Return how many sent plans still wait for `take`."""
+        """Return how many sent plans still wait for `take_answers`."""
         return len(self._flight)
 
-    def take(self) -> list[tuple[Plan, StepResult]]:
+    def take_answers(self) -> list[tuple[Plan, StepResult]]:
         """Take the oldest answered plans in flight, in order, with their answers.
 
         Raises AssertionError for an answer to another plan.
         """
         answered = []
-        for answer in self._ranks[0].read(self._metrics):
+        for answer in self._ranks[0].take_messages(self._metrics):
             plan = self._flight.popleft()
             assert isinstance(answer, StepResult) and plan.step == answer.step
             now = time.monotonic()
@@ -232,7 +233,7 @@ class Workers:
             self._since = now
             answered.append((plan, answer))
         for rank in self._ranks[1:]:
-            rank.read(self._metrics)
+            rank.take_messages(self._metrics)
         return answered
 
     # ---- trouble
@@ -255,7 +256,7 @@ class Workers:
             return f"a step has taken longer than {limit}"
         await asyncio.sleep(SETTLE_SECONDS)
         for rank in self._ranks:
-            rank.read(self._metrics)
+            rank.take_messages(self._metrics)
         _, why = min(rank.explain() for rank in self._ranks if rank.in_trouble)
         return why.removeprefix("rank 0: ") if self.size == 1 else why
 
@@ -285,7 +286,7 @@ class Workers:
         while len(answers) < self.size:
             self._arrived.clear()
             for rank in self._ranks:
-                for answer in rank.read(self._metrics):
+                for answer in rank.take_messages(self._metrics):
                     if isinstance(answer, Loading):
                         self._told(answer)
                         continue

@@ -16,7 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.core.errors import ConfigError, InvalidRequest
-from saccade.core.family import Cuts, KVSpec, LargestImage, PixelBounds, Templates, heads_cache
+from saccade.core.family import (
+    Cuts,
+    KVSpec,
+    LargestImage,
+    PixelBounds,
+    Templates,
+    TileLayout,
+    heads_cache,
+)
 from saccade.core.recipe import ImageRecipe
 from saccade.core.types import Grid, Image, Span
 from saccade.core.video import VideoRules
@@ -239,6 +247,11 @@ class BaseSpec:
 
     def settings(self, recipe: ImageRecipe) -> bytes:
         return self.images.settings(self.family, recipe)
+
+    @property
+    def tiles(self) -> TileLayout | None:
+        """Return None. A family whose tower sees tiles apart overrides this."""
+        return None
 
     def num_tokens(self, grid: Grid) -> int:
         return self.images.num_tokens(grid)

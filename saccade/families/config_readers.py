@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 from saccade.core.errors import CheckpointError
 from saccade.core.recipe import Resample
 from saccade.families.checkpoint import Section
-from saccade.nn.siglip_config import SiglipConfig
 from saccade.nn.text_config import ExpertsConfig, RopeConfig, TextConfig, Yarn, yarn_scale
+from saccade.nn.tower_config import SiglipConfig
 
 Colour = tuple[float, float, float]
 """A value for red, green and blue, of 0 to 1."""
@@ -259,6 +259,37 @@ def _torch_release() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def check_side(vision: Section, side: int, patch: int, merge: int) -> None:
+    """Raise CheckpointError unless whole tokens, merge x merge patches each, fill an image."""
+    if min(side, patch, merge) < 1 or side % (patch * merge):
+        raise CheckpointError(
+            f"{vision.where}: image_size {side} is no multiple of {merge} patches of {patch} pixels"
+        )
+
+
+def check_channels(vision: Section) -> None:
+    """Raise CheckpointError unless images have three channels."""
+    if vision.integer("num_channels", default=3) != 3:
+        raise CheckpointError(f"{vision.where}: num_channels must be 3")
+
+
+def check_heads(section: Section, hidden: int, heads: int) -> None:
+    """Raise CheckpointError unless heads divide the values evenly."""
+    if hidden % heads:
+        raise CheckpointError(f"{section.where}: {hidden} values do not divide into {heads} heads")
+
+
+def read_axial(vision: Section) -> Section:
+    """Return the section of a rotary embedding by row and column.
+
+    Raises CheckpointError for another type.
+    """
+    rope = vision.section("rope_parameters")
+    if (kind := rope.text("rope_type", default="axial")) != "axial":
+        raise CheckpointError(f"{rope.where}: rope type {kind!r} is not supported (axial is)")
+    return rope
+
+
 class SiglipDefaults(NamedTuple):
     """Sizes from transformers' class, used where a tower's configuration is silent."""
 
@@ -275,16 +306,11 @@ def read_siglip(vision: Section, merge: int, out: int, absent: SiglipDefaults) -
     """
     side = vision.integer("image_size", default=absent.side)
     patch = vision.integer("patch_size", default=absent.patch)
-    if min(side, patch, merge) < 1 or side % (patch * merge):
-        raise CheckpointError(
-            f"{vision.where}: image_size {side} is no multiple of {merge} patches of {patch} pixels"
-        )
-    if vision.integer("num_channels", default=3) != 3:
-        raise CheckpointError(f"{vision.where}: num_channels must be 3")
+    check_side(vision, side, patch, merge)
+    check_channels(vision)
     hidden = vision.count("hidden_size", default=absent.hidden)
     heads = vision.count("num_attention_heads", default=absent.heads)
-    if hidden % heads:
-        raise CheckpointError(f"{vision.where}: {hidden} values do not divide into {heads} heads")
+    check_heads(vision, hidden, heads)
     return SiglipConfig(
         depth=vision.layers("num_hidden_layers", default=12),
         hidden=hidden,

@@ -15,6 +15,8 @@ class Family:
     architectures: names in config.json. model_types: names in config.json where it has no
     architectures, and the values of `FamilySpec.family`. package: a Python package, and an extra
     with the same name, which serves architectures that no other family names.
+
+    gguf: the `GgufFacts` about its models in GGUF files, written so too.
     """
 
     spec: str
@@ -22,3 +24,4 @@ class Family:
     architectures: tuple[str, ...]
     model_types: tuple[str, ...]
     package: str | None = None
+    gguf: str | None = None

@@ -48,7 +48,7 @@ class AdapterBook:
         most: int = 0,
         wanted: Mapping[str, str] = NOTHING,
     ) -> None:
-        """Begin without adapters. `wanted`: folders by name, for `begin`."""
+        """Begin without adapters. `wanted`: folders by name, for `load_wanted`."""
         self.changes = changes
         self._wanted = wanted
         self._most = most
@@ -74,7 +74,7 @@ class AdapterBook:
         if ref.number and all(each.ref != ref for each in self._named.values()):
             raise NotFound("the adapter was unloaded meanwhile", "model", "model_not_found")
 
-    async def begin(self) -> None:
+    async def load_wanted(self) -> None:
         """Load the adapters wanted from the start. Raises StartupError."""
         for name, folder in self._wanted.items():
             try:
@@ -88,7 +88,7 @@ class AdapterBook:
         self._busy.add(name)
         try:
             number = next(self._numbers)
-            changed = await self.changes.ask(Change("load adapter", number, folder))
+            changed = await self.changes.request_change(Change("load adapter", number, folder))
         finally:
             self._busy.discard(name)
         if changed.error:
@@ -104,7 +104,7 @@ class AdapterBook:
         if (gone := self._named.pop(name, None)) is None:
             raise NotFound(f"there is no adapter {name[:200]!r}", "lora_name", "model_not_found")
         self._leaving += 1
-        made = self.changes.ask(Change("drop adapter", gone.ref.number))
+        made = self.changes.request_change(Change("drop adapter", gone.ref.number))
         made.add_done_callback(self._left)
 
     def _left(self, _: asyncio.Future[Changed]) -> None:

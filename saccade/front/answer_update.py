@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from saccade.core.family import Part
 from saccade.core.types import (
     CacheReport,
     DraftCounts,
@@ -24,7 +25,8 @@ Level = Literal["kv", "embedding", "pixels", "encoder", "none"]
 class FoundImage:
     """Where image `image` of a request was found, the reasons for misses above, and the cost.
     `pixels`: still in the arena, encoded again. `encoder`: the outcome of asking an encoder, if
-    any.
+    any. `tiles`: of an encoded image whose tiles have names, which of them were new; `parts`: what
+    each shows of the image, if known.
 
     The milliseconds are 0 unless spent for this request. `decoded` and `encoded` are the
     `time.monotonic()` of the ends.
@@ -42,6 +44,8 @@ class FoundImage:
     encoded: float = 0.0
     encoder: str = ""
     encoder_ms: float = 0.0
+    tiles: tuple[bool, ...] = ()
+    parts: tuple[Part, ...] = ()
 
 
 class CachedTokens(NamedTuple):

@@ -93,6 +93,7 @@ def _assemble(model: str, serving: ServeOptions, early: EarlyEngine | None) -> R
         Compiler(words, spec.vocab_size, spec.eos_token_ids),
         find_answer_format(template.sources, options.tool_parser, options.reasoning_parser),
         Sessions() if serving.caches.prepares_next else None,
+        f"{model} {folder}",
     )
     load = folder, options, engine, serving.parallel
     link = EngineProcess(*load, arena, words, serving.caches, role.role, early)

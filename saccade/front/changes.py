@@ -30,7 +30,7 @@ class EngineChanges:
         self._ids = count(1)
         self._asked: dict[int, asyncio.Future[Changed]] = {}
 
-    def ask(self, change: Change) -> asyncio.Future[Changed]:
+    def request_change(self, change: Change) -> asyncio.Future[Changed]:
         id = next(self._ids)
         return self._say(id, Alter(id, change))
 
@@ -58,7 +58,7 @@ class EngineChanges:
         """Switch to the checkpoint in `folder`. Returns True if image embeddings stay valid. The
         engine is paused. Raises InvalidRequest.
         """
-        changed = await self.ask(Change("weights", folder=folder))
+        changed = await self.request_change(Change("weights", folder=folder))
         self._heed(changed)
         if changed.error:
             raise InvalidRequest(changed.error, "model_path", "weights_unchanged")
@@ -72,11 +72,11 @@ class EngineChanges:
         Raises InvalidRequest, before it has ended any request.
         """
         trial = Change("may sleep", memory=tuple(memory), lightly=lightly)
-        changed = await self.ask(trial)
+        changed = await self.request_change(trial)
         if not changed.error:
             before = self.paused
             await self.pause(mode)
-            changed = await self.ask(replace(trial, kind="sleep"))
+            changed = await self.request_change(replace(trial, kind="sleep"))
             self._heed(changed)
             if changed.error and not before:
                 await self.resume()
@@ -89,7 +89,7 @@ class EngineChanges:
         """
         changed = Changed()
         if self.asleep:
-            changed = await self.ask(Change("wake", memory=tuple(memory)))
+            changed = await self.request_change(Change("wake", memory=tuple(memory)))
             self._heed(changed)
         if changed.error:
             raise InvalidRequest(changed.error, None, "cannot_wake")

@@ -15,6 +15,9 @@ import msgspec
 
 from saccade.front.breakpoints import Mark
 from saccade.media.sources.source import ImageSource, SentFile, Source, VideoSource
+from saccade.text.actions.action import Action
+from saccade.text.actions.action_tool import ActionTool
+from saccade.text.actions.vocabulary import ActionWords
 from saccade.text.grammar.json_size import extent
 from saccade.text.grammar.tools import ToolSet
 from saccade.text.prompt.message_offsets import TOOLS
@@ -35,13 +38,23 @@ Part = MessageText | Source | SentFile
 
 
 @dataclass(frozen=True, slots=True)
+class PastAction:
+    """What a call in history did to a screen, in whose words, and its place in the body."""
+
+    action: Action
+    words: ActionWords
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One message.
 
     `fields` go to the template unchanged: tool_calls, tool_call_id, name, reasoning_content. marks:
     places up to which the client wants the prompt kept. place: the content's path in the client's
-    body, e.g. "messages[2].content". `num_characters`: in the text and the fields. `media`: all
-    parts but texts, in order.
+    body, e.g. "messages[2].content". actions: what calls in `fields` do to a screen, by their place
+    among the calls. `num_characters`: in the text and the fields. `media`: all parts but texts, in
+    order.
     """
 
     role: str
@@ -49,6 +62,7 @@ class Message:
     fields: Mapping[str, Any] = field(default_factory=dict)
     marks: tuple[Mark, ...] = ()
     place: str = ""
+    actions: Mapping[int, PastAction] = field(default_factory=dict)
     num_characters: int = field(init=False, compare=False)
     media: tuple[Source | SentFile, ...] = field(init=False, compare=False)
 
@@ -108,6 +122,7 @@ class Chat:
     `enable_thinking`, whose meaning is the template's. `num_characters`: in the template's whole
     input. Counting takes a while, so a large chat is built beside the event loop. `media`: images,
     videos and files, in the template's order. `marks`: all marks in order, tools' first.
+    action_tool: the computer or browser that the model may act on.
     """
 
     messages: tuple[Message, ...]
@@ -119,6 +134,7 @@ class Chat:
     thinks: bool | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     tool_marks: tuple[Mark, ...] = ()
+    action_tool: ActionTool | None = None
     num_characters: int = field(init=False, compare=False)
     media: tuple[Source | SentFile, ...] = field(init=False, compare=False)
     marks: tuple[Mark, ...] = field(init=False, compare=False)

@@ -33,9 +33,12 @@ from saccade.front.steps.limit_answer import LimitAnswer
 from saccade.front.steps.open_files import OpenFiles
 from saccade.front.steps.open_sources import OpenSources
 from saccade.front.steps.tokenise import Tokenise
+from saccade.front.steps.translate_actions import TranslateActions
 from saccade.media.media import Media
 from saccade.media.opened import Opened
 from saccade.media.sources.fairness import BOUNDLESS, MemoryBudget
+from saccade.text.actions.action import Point
+from saccade.text.actions.find_format import find_action_format
 from saccade.text.answer.answer_format import SILENT, AnswerFormat
 from saccade.text.answer.reasoning import THINK
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
@@ -56,10 +59,11 @@ class InputProcessor:
         compiler: Compiler | None = None,
         answer_format: AnswerFormat = SILENT,
         sessions: Sessions | None = None,
+        model: str = "",
     ) -> None:
         """Build the steps for one model. `compiler`: by default one for the tokenizer's own
         vocabulary. `answer_format`: the model's way to write calls and reasoning. `sessions`: None
-        follows none.
+        follows none. `model`: its name, by which its way to act is known.
         """
         self.spec = spec
         self.tokenizer = tokenizer
@@ -80,7 +84,20 @@ class InputProcessor:
         self._marks = KeepPrompt(spec)
         self._rules = ApplyRules(tokenizer, self.limits)
         self._edits = EditHistory(self.prompts, self.sources)
+        self.acting = find_action_format(spec.family, model)
+        written = self.acting.written
+        self._actions = TranslateActions(self.acting, spec.family, self.prompts, self._resized)
+        self._action_form = self._form
+        if written is not None:
+            acts = replace(answer_format, calls=written.calls)
+            self._action_form = FormAnswer(acts, compiler, tokenizer, tags)
         self._session = None if sessions is None else FollowSession(sessions)
+
+    def described_actions(self) -> tuple[tuple[str, str], ...]:
+        """Return (name, value) pairs on the model's way to act on a screen, for people to read."""
+        if not self.spec.sees_images or not (self.acting.written or self.answer_format.calls):
+            return ()
+        return (("computer use", f"{self.acting.name} ({self.acting.note})"),)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run long work in a thread and return its result, without holding up other requests."""
@@ -115,8 +132,12 @@ class InputProcessor:
         formed = request.constraint is not None or chat.tools is not None
         marked = bool(chat.marks) or request.cache != NO_CACHE_REQUEST
         ruled = request.rules != NO_ANSWER_RULES
+        acts = chat.action_tool is not None
         # What the fields alone refuse.
-        if formed:
+        if acts:
+            yield self._actions.begin
+            yield self._action_form.choose
+        elif formed:
             yield self._form.choose
         if marked:
             yield self._marks.check
@@ -124,9 +145,9 @@ class InputProcessor:
             yield self.sources.check
         # What the text refuses: nothing is fetched before it fits.
         if ruled:
-            yield self._rules.begin
+            yield self._rules.set_readable
         if request.edit is not None:
-            yield self._edits.begin
+            yield self._edits.set_readable
         yield self._text.encode
         if ruled:
             yield self._rules.check
@@ -134,10 +155,14 @@ class InputProcessor:
             yield self.files.open
             yield self._text.encode
         # What costs more.
-        if formed:
+        if formed and not acts:
             yield self._form.compile
         if chat.media:
             yield self.sources.open
+        if acts:
+            yield self._actions.place
+            yield self._action_form.choose
+            yield self._action_form.compile
         if request.edit is not None:
             yield self._edits.apply
         # The prompt as the engine gets it, and what depends on it.
@@ -145,7 +170,7 @@ class InputProcessor:
         if chat.media and chat.goes_on and self._session is not None:
             yield self._session.follow
         if marked:
-            yield self._marks.place
+            yield self._marks.set_breakpoints
         if chat.has_switches:
             yield self._text.note_ignored
         if ruled:
@@ -155,14 +180,19 @@ class InputProcessor:
         if request.prediction:
             yield self._text.predict
 
+    def _resized(self, size: Point) -> Point:
+        """Return the (width, height) in which the model sees an image."""
+        canvas = self.spec.recipe(size[1], size[0], self.spec.pixel_bounds).canvas
+        return canvas[1], canvas[0]
+
     def prompt(
         self, request: GenerationRequest, encoded: EncodedPrompt, opened: Sequence[Opened]
     ) -> Prompt:
         """Build the prompt in the engine's terms, from encoded text and opened images."""
         prompt = self._text.widened(request, encoded, opened)
-        return self._marks.placed(request, encoded, prompt)
+        return self._marks.with_breakpoints(request, encoded, prompt)
 
-    async def read(
+    async def read_prompt(
         self,
         request: GenerationRequest,
         context_length: int,
@@ -173,13 +203,20 @@ class InputProcessor:
         reason. Raises a RequestError that names the field.
         """
         self._marks.breakpoints_of(request)
+        acts = request.chat.action_tool is not None
+        if acts:
+            request = self._actions.begun(request)
         (request,) = await self.files.opened(
             [request], client, budget, context_length, most=READABLE
         )
         readable = context_length if request.edit is None else READABLE * context_length
         encoded = await self.prompts.encode(request, readable)
         opened = await self.sources.opened(request, request.chat.sources, client, budget)
-        encoded = await self.sources.told(request, encoded, opened, readable)
+        encoded = await self.sources.with_placeholders(request, encoded, opened, readable)
+        if acts:
+            request = self._actions.placed(request, opened)
+            encoded = await self.prompts.encode(request, readable)
+            encoded = await self.sources.with_placeholders(request, encoded, opened, readable)
         applied: AppliedEdit | None = None
         if request.edit is not None:
             request, encoded, opened, applied = await self._edits.edited(

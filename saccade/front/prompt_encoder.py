@@ -241,7 +241,7 @@ class PromptEncoder:
             flagged = self._render({**given, "messages": messages}).text
         except InvalidRequest:  # of a template that knows some texts by heart
             flagged = ""
-        found = message_offsets.find(plain.text, flagged, places)
+        found = message_offsets.find_offsets(plain.text, flagged, places)
         ends = list(accumulate(self._literals.ends(rendered, special), max))
         return EncodedPrompt(
             tokens, where, tuple((bisect_right(ends, moved(each.end)), each) for each in found)
@@ -280,8 +280,9 @@ class PromptEncoder:
             raise too_long(request.names["messages"], has, context_length, True)
         messages = [message.for_template() for message in chat.messages]
         tools = None
-        if chat.tools is not None and self._answer_format.calls is not None:
-            tools = [tool.for_template() for tool in chat.tools.tools] or None
+        offered = chat.tools
+        if offered is not None and self._answer_format.calls is not None and not offered.hidden:
+            tools = [tool.for_template() for tool in offered.tools] or None
         if (hidden := self.template.hidden(messages, tools)) is not None:
             place = chat.place_of(*hidden)
             raise InvalidRequest(

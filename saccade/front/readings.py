@@ -100,7 +100,7 @@ class PromptReader:
         self._front = front
         self._intake = front.intake
 
-    async def read(
+    async def read_prompts(
         self,
         asked: Sequence[ReadRequest] | SharedReadRequest,
         client: Client = ANYBODY,

@@ -211,7 +211,7 @@ class RequestManager:
         self.adapters = AdapterBook(EngineChanges(engine.send)) if adapters is None else adapters
         self.warm_ups = WarmUps(self.prepare, self.generate, self._spawn, metrics)
         self.next_prompts = NextPrompts(
-            intake.sessions or Sessions(),
+            Sessions() if intake.sessions is None else intake.sessions,
             intake.prompts,
             intake.spec,
             self.generate,
@@ -244,7 +244,7 @@ class RequestManager:
             if (encoders := self.intake.media.encoders) is not None:
                 encoders.trust(ready.tower)
             self._spawn(self._listen())
-            await self.adapters.begin()
+            await self.adapters.load_wanted()
             if check is not None:
                 self.reason = "its first answers are being checked"
                 await check()
@@ -338,9 +338,13 @@ class RequestManager:
         most = self._check_started().context_length
         return await self.intake.prepare(request, most, client, budget)
 
-    async def generate(self, *prepared: PreparedRequest) -> AsyncGenerator[AnswerUpdate, None]:
+    async def generate(
+        self, *prepared: PreparedRequest, streamed: bool = True
+    ) -> AsyncGenerator[AnswerUpdate, None]:
         """Yield the events of all answers as they arrive, until each answer has had its last.
         Raises the RequestError that ended an answer.
+
+        Without `streamed`, events may have several tokens, which costs less.
 
         Choices count through the `n` answers to each prepared request in turn. Closing the iterator
         early (`contextlib.aclosing`) aborts unfinished answers.
@@ -351,7 +355,11 @@ class RequestManager:
                 self.adapters.check(each.request.adapter)
         events: asyncio.Queue[AnswerUpdate | RequestError] = asyncio.Queue()
         group = prepared[0].request.id
-        requests = [(request, each) for each in prepared for request in _requests(each, group)]
+        requests = [
+            (request, each)
+            for each in prepared
+            for request in _requests(each, group, streamed or _may_stop(each))
+        ]
         answers = [
             _Answer(request, each, choice, self.vocabulary, events)
             for choice, (request, each) in enumerate(requests)
@@ -359,7 +367,7 @@ class RequestManager:
         opened = [image for each in prepared for image in each.opened]
         media = self.intake.media
         for image in opened:
-            media.hold(image)
+            media.hold_image(image)
         if turn is not None:
             self.next_prompts.stop(turn.session)
         try:
@@ -376,7 +384,7 @@ class RequestManager:
                     raise event
                 unfinished -= event.finish is not None
                 if turn is not None:
-                    event = self.next_prompts.told(turn, event)
+                    event = self.next_prompts.take_update(turn, event)
                 yield _silenced(event) if prepared[0].silent else event
             if turn is not None:
                 self.next_prompts.answered(turn, prepared[0], ready)
@@ -385,7 +393,7 @@ class RequestManager:
                 if self._forget(answer, "abort"):
                     self._tell(Abort(answer.request.id))
             for image in opened:
-                media.release(image)
+                media.release_image(image)
 
     def taken(self, id: str) -> None:
         """Free the place that an answer's embedding holds, after sending."""
@@ -505,7 +513,10 @@ class RequestManager:
         )
         if outcome.level in ("kv", "embedding"):
             return found
-        spent = self.intake.media.spent(answer.request.images[outcome.image].key)
+        key = answer.request.images[outcome.image].key
+        if outcome.tiles:
+            found = replace(found, tiles=outcome.tiles, parts=self.intake.media.tile_parts(key))
+        spent = self.intake.media.spent(key)
         passed = (spent.encoded - answer.submitted) * 1e3
         wait = max(0.0, passed - spent.decode_ms - spent.encode_ms - spent.encoder_ms)
         return replace(found, wait_ms=wait, **asdict(spent))
@@ -526,8 +537,8 @@ class RequestManager:
         image.
         """
         try:
-            pixels = await self.intake.media.bring(key, slot)
-            self._tell(EmbeddingReady(key) if pixels is None else PixelsReady(key, pixels))
+            names = await self.intake.media.bring(key, slot)
+            self._tell(EmbeddingReady(key) if names is None else PixelsReady(key, *names))
         except asyncio.CancelledError:
             self._tell(PixelsFailed(key, "no request needs the image any more"))
         except RequestError as error:
@@ -581,11 +592,23 @@ def _silenced(event: AnswerUpdate) -> AnswerUpdate:
     return replace(event, text="", parts=(), num_tokens=0, logprobs=(), finish=finish, stop=None)
 
 
-def _requests(prepared: PreparedRequest, group: str) -> Iterator[Request]:
+def _may_stop(prepared: PreparedRequest) -> bool:
+    """Return True if it may be the front that sees where the answer ends."""
+    return bool(prepared.request.sampling.stop) or prepared.reading.single
+
+
+def _requests(prepared: PreparedRequest, group: str, streamed: bool) -> Iterator[Request]:
     """Yield one engine request per wanted answer, all in one group, with ascending seeds."""
     request = prepared.request
     for choice in range(prepared.n):
         sampling = replace(request.sampling, seed=(request.sampling.seed + choice) % 2**63)
         top = None if choice else request.prompt_logprobs  # the first tells of the prompt
         id = f"{request.id}-{choice}"
-        yield replace(request, id=id, sampling=sampling, group=group, prompt_logprobs=top)
+        yield replace(
+            request,
+            id=id,
+            sampling=sampling,
+            group=group,
+            prompt_logprobs=top,
+            streamed=streamed,
+        )

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from saccade.core.options import ModelOptions, cache_folder
 from saccade.families.checkpoint import ELSEWHERE, check_revision, hub_errors, resolve_model
 from saccade.gguf.config import make_configs
 from saccade.gguf.header import SPLIT, GgufFile, part_of, read_header
-from saccade.gguf.names import made_tensors
+from saccade.gguf.known import made_tensors
 from saccade.gguf.tokenizer import make_tokenizer, tokenizer_settings
 
 SUFFIX = ".gguf"
@@ -31,7 +31,7 @@ TOWERS = "mmproj"
 """Part of a name that says that a file holds a vision tower."""
 EXACTEST = ("bf16", "f16", "f32", "q8_0")
 """Which file of a tower is taken where there are several."""
-FORM = 1
+FORM = 2
 """Counts on when the folder's files are made in another way."""
 
 logger = logging.getLogger("saccade")
@@ -108,10 +108,8 @@ def _json_files(parts: Sequence[GgufFile], tower: GgufFile | None) -> dict[str, 
             ", ".join(configs.defaults),
         )
     where = [str(each.path.absolute()) for each in (*parts, *((tower,) if tower else ()))]
-    files: dict[str, dict[str, Any]] = {
-        "config.json": configs.config,
-        "generation_config.json": configs.generation,
-        "preprocessor_config.json": configs.processor,
+    files: dict[str, Mapping[str, Any]] = {
+        **configs.files,
         "tokenizer.json": make_tokenizer(first),
         "tokenizer_config.json": tokenizer_settings(first),
         ELSEWHERE: {"files": where},

@@ -157,9 +157,9 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
     ) -> AsyncChannel[Sent, Received]:
         """Open an end on the running loop, which takes over the socket.
 
-        `arrived` is set on new messages for `take` and on the other end's departure (`over`);
-        several channels may share one event. Without `arrived`, `receive` waits for this channel
-        alone.
+        `arrived` is set on new messages for `take_messages` and on the other end's departure
+        (`over`); several channels may share one event. Without `arrived`, `receive` waits for this
+        channel alone.
         """
         loop = asyncio.get_running_loop()
         channel: AsyncChannel[Sent, Received] = cls(codec, arrived)
@@ -184,7 +184,7 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
             await self._arrived.wait()
         return self._messages.popleft()
 
-    def take(self) -> list[Received]:
+    def take_messages(self) -> list[Received]:
         """Take the messages received so far."""
         messages = list(self._messages)
         self._messages.clear()

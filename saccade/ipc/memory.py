@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import mmap
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -40,6 +42,23 @@ def trim() -> None:
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(0)
+
+
+def give_back(address: int, nbytes: int) -> None:
+    """Return the whole pages of memory from `address` on, for `nbytes`, to the system.
+
+    They are zeros when they are next read.
+    """
+    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    whole = (address + nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+    if whole > 0:
+        madvise = ctypes.CDLL(None).madvise
+        madvise(ctypes.c_void_p(start), ctypes.c_size_t(whole), mmap.MADV_DONTNEED)
+
+
+def resident_bytes() -> int:
+    """Return the bytes of this process that lie in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def keep_freed(nbytes: int) -> None:

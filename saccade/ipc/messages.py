@@ -108,11 +108,13 @@ class Abort:
 class PixelsReady:
     """The image's pixels lie in the slot named by `Output.want`, which stays unwritten from now on.
 
-    pixels: their name, equal for images whose embeddings are equal, bit for bit.
+    pixels: their name, equal for images whose embeddings are equal, bit for bit. tiles: the names
+    of its tiles, in the tower's order, where the tower sees tiles apart.
     """
 
     key: ImageKey
     pixels: bytes = b""
+    tiles: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,7 +223,7 @@ class Documents:
     def check(self, source: SentFile) -> None:
         """Accept every file, since only its bytes show what it is."""
 
-    def begin(self, source: SentFile, reads: Reads) -> None:
+    def begin_reads(self, source: SentFile, reads: Reads) -> None:
         reads.fetch(source.url)
 
     async def metadata(self, source: SentFile, reads: Reads) -> MeasuredFile | ImageSource:

@@ -133,7 +133,7 @@ class Encoders:
         """Take only embeddings made by this tower."""
         self.tower = tower
 
-    async def ask(self, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot) -> EncoderOutcome:
+    async def encode(self, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot) -> EncoderOutcome:
         """Have an embedding written into `slot`. Writes to the slot end with the call.
 
         `data` is the encoded image, empty where only the key is known. Raises CancelledError after

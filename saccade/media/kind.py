@@ -29,7 +29,7 @@ class MediaKind(Protocol[S_contra, C, U_co]):
         """Raise InvalidRequest for what this model or this installation cannot see."""
         ...
 
-    def begin(self, source: S_contra, reads: Reads) -> None:
+    def begin_reads(self, source: S_contra, reads: Reads) -> None:
         """Begin the reads that others may share."""
         ...
 

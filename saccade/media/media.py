@@ -21,7 +21,7 @@ from typing import Any, Literal
 from saccade.core.arena import Arena
 from saccade.core.client import ANYBODY, Client
 from saccade.core.errors import ImageError, InvalidRequest, NotFound, RequestError, TooLarge
-from saccade.core.family import FamilySpec
+from saccade.core.family import FamilySpec, Part
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions, RoleOptions
 from saccade.core.plan import PixelSlot
@@ -42,6 +42,7 @@ from saccade.media.sources.source import ImageSource, SentFile, Source, beside, 
 from saccade.media.sources.source_reader import INLINE_BYTES, Reads, SourceReader
 from saccade.media.sources.uploads import Uploads
 from saccade.media.stills import Stills
+from saccade.media.tiles import PixelNames, name_tiles, parts_of
 from saccade.media.video import check_decoder, has_decoder
 from saccade.media.videos import Videos
 from saccade.media.workers.decode_dedup import Decoders
@@ -87,6 +88,7 @@ class Media:
         server, or `None`.
         """
         self._spec = spec
+        self._layout = spec.tiles
         self._options = options
         self._arena = arena
         self._metrics = metrics
@@ -138,7 +140,7 @@ class Media:
         sources = in_company(sources, self._spec.pixel_bounds)
         reads = Reads(self.reader, salt, asker or Requester(salt, tenant=salt))
         for source in sources:
-            self.kinds[source.kind].begin(source, reads)
+            self.kinds[source.kind].begin_reads(source, reads)
         opening = [asyncio.create_task(self._open(source, reads)) for source in sources]
         opened = tuple(await all_of(opening, reads))
         if self.seen.disk:
@@ -173,7 +175,7 @@ class Media:
                 self._check_seen(source.param)
         reads = Reads(self.reader, salt, asker)
         for source in sources:
-            self.documents.begin(source, reads)
+            self.documents.begin_reads(source, reads)
         measuring = [asyncio.create_task(self._measure(source, reads)) for source in sources]
         measured = await all_of(measuring, reads)
         others += sum(isinstance(found, ImageSource) for found in measured)
@@ -282,14 +284,14 @@ class Media:
 
     # ---- requests in flight
 
-    def hold(self, opened: OpenedImage) -> None:
-        """Keep an image's bytes for a request in flight, until as many `release` calls."""
+    def hold_image(self, opened: OpenedImage) -> None:
+        """Keep an image's bytes for a request in flight, until as many `release_image` calls."""
         self._metrics.inc("saccade_images_received_total")
         self._held.setdefault(opened.image.key, []).append(opened)
         self._spent.setdefault(opened.image.key, Spent())
 
-    def release(self, opened: OpenedImage) -> None:
-        """Release one `hold` when the request has ended."""
+    def release_image(self, opened: OpenedImage) -> None:
+        """Release one `hold_image` when the request has ended."""
         key = opened.image.key
         self._held[key].remove(opened)
         if not self._held[key]:
@@ -297,7 +299,7 @@ class Media:
 
     # ---- the engine's side
 
-    async def bring(self, key: ImageKey, slot: PixelSlot) -> bytes | None:
+    async def bring(self, key: ImageKey, slot: PixelSlot) -> PixelNames | None:
         """Bring a held image into its slot. Returns `None` if an encoder gives the embedding, else
         what `decode` returns.
 
@@ -315,13 +317,13 @@ class Media:
             return False
         if not encoders.fits(opened.image.num_tokens, slot):
             return False
-        answer = await encoders.ask(*question(opened, encoders.tower), slot)
+        answer = await encoders.encode(*question(opened, encoders.tower), slot)
         if spent := self._spent.get(key):
             spent.encoder, spent.encoder_ms = answer.outcome, answer.ms
         return answer.outcome == "embedding"
 
-    async def decode(self, key: ImageKey, slot: PixelSlot) -> bytes:
-        """Decode a held image into its slot and return the pixels' name. Writes to the slot end
+    async def decode(self, key: ImageKey, slot: PixelSlot) -> PixelNames:
+        """Decode a held image into its slot and return the pixels' names. Writes to the slot end
         with the call.
 
         Raises ImageError for bytes that cannot be decoded or that every request has released,
@@ -344,13 +346,16 @@ class Media:
         if spent := self._spent.get(key):
             spent.decode_ms = sum(job.ms for job in jobs)
             spent.decoded = time.monotonic()
-        frames = len(opened.frames)
+        image, frames = opened.image, len(opened.frames)
         pixels = self._arena.flat(slot.offset, 3 * slot.height * slot.width)
         if self._prints is not None:
-            await self._prints.take(key, pixels, opened.image.canvas)
+            await self._prints.take(key, pixels, image.canvas)
+        if self._layout is not None and (tiles := self._layout.tiles(image.grid)):
+            self._metrics.inc("saccade_tile_bytes_named_total", len(pixels))
+            return await asyncio.to_thread(name_tiles, pixels, image, tiles)
         if len(pixels) <= INLINE_BYTES:
-            return name_pixels(pixels, opened.image, frames)
-        return await asyncio.to_thread(name_pixels, pixels, opened.image, frames)
+            return PixelNames(name_pixels(pixels, image, frames))
+        return PixelNames(await asyncio.to_thread(name_pixels, pixels, image, frames))
 
     def call_off(self, key: ImageKey) -> None:
         """Cancel the image's decode and its question to an encoder."""
@@ -378,6 +383,13 @@ class Media:
     def spent(self, key: ImageKey) -> Spent:
         """Return the cost of an image so far, for the requests that hold the image."""
         return self._spent.get(key) or Spent()
+
+    def tile_parts(self, key: ImageKey) -> tuple[Part, ...]:
+        """Return what each tile shows of an image in flight. Empty if unknown."""
+        opened = next(iter(self._held.get(key, ())), None)
+        if opened is None or self._layout is None:
+            return ()
+        return parts_of(opened.frames[0].recipe, self._layout.tiles(opened.image.grid))
 
     def holds(self, nbytes: int) -> bool:
         """Return True if shared memory has at least `nbytes`."""

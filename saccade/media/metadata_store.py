@@ -109,7 +109,7 @@ class MetadataStore:
     def _open(self) -> sqlite3.Connection | None:
         if self._folder is None:
             return None
-        CLAIM.take(self._folder)
+        CLAIM.claim_folder(self._folder)
         file = self._folder / "cards.db"
         if file.is_symlink():
             raise OSError(f"{file.name} is a link")

@@ -20,11 +20,11 @@ class Stills:
     def check(self, source: ImageSource) -> None:
         """Accept every still: a model that sees images sees them all."""
 
-    def begin(self, source: ImageSource, reads: Reads) -> None:
-        reads.read(source.url)
+    def begin_reads(self, source: ImageSource, reads: Reads) -> None:
+        reads.read_source(source.url)
 
     async def metadata(self, source: ImageSource, reads: Reads) -> SourceRead:
-        return await reads.read(source.url)
+        return await reads.read_source(source.url)
 
     async def units(self, source: ImageSource, metadata: SourceRead, reads: Reads) -> OpenedImage:
         encoded, probe, salt = metadata.encoded, metadata.probe, reads.salt

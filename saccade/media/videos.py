@@ -33,19 +33,19 @@ class Videos:
         else:
             check_decoder(source.param)
 
-    def begin(self, source: VideoSource, reads: Reads) -> None:
+    def begin_reads(self, source: VideoSource, reads: Reads) -> None:
         if not isinstance(source.url, tuple):
-            reads.read(source.url, video=True)
+            reads.read_source(source.url, video=True)
             return
         for url in source.url:
             if not comes_along(url):  # frames that are there take no task each
-                reads.read(url)
+                reads.read_source(url)
 
     async def metadata(self, source: VideoSource, reads: Reads) -> list[SourceRead]:
         rules_of(self._spec, source.param)
         if isinstance(source.url, tuple):
             return await reads.frames(source.url)
-        return [await reads.read(source.url, video=True)]
+        return [await reads.read_source(source.url, video=True)]
 
     async def units(
         self, source: VideoSource, metadata: list[SourceRead], reads: Reads

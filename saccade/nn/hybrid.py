@@ -145,7 +145,7 @@ class GatedDelta:
         mixed, gate = wide.split((wide.shape[1] - self.gate_width, self.gate_width), dim=1)
         both = self.ops.dense_linear(x, self.thin)
         if (present := self.thin_added.active.now) is not None:
-            both = self.thin_added.add(self.ops, x, both, present)
+            both = self.thin_added.add_to_product(self.ops, x, both, present)
         betas, steps = both.chunk(2, dim=1)
         decay = self.ops.softplus(steps.float() + self.bias) * self.rate
         beta = torch.sigmoid(betas).float()

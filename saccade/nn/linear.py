@@ -67,7 +67,7 @@ class Linear:
         if self.low_rank is None or (present := self.low_rank.active.now) is None:
             return self.weight.product(self.ops, x, self.bias, self.activation)
         y = self.weight.multiply(self.ops, x, self.bias)
-        y = self.low_rank.add(self.ops, x, y, present)
+        y = self.low_rank.add_to_product(self.ops, x, y, present)
         return self.ops.activate(y, self.activation)
 
     @classmethod
@@ -158,7 +158,7 @@ class RowLinear:
         alone = self.shard.size == 1
         y = self.weight.multiply(self.ops, x, self.bias if alone else None)
         if (present := self.low_rank.active.now) is not None:
-            y = self.low_rank.add(self.ops, x, y, present)
+            y = self.low_rank.add_to_product(self.ops, x, y, present)
         if alone:
             return y
         y = self.shard.all_reduce(y)

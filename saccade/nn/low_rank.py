@@ -87,7 +87,7 @@ class LowRank:
         ends = accumulate((part.wanted[0] + padding for part in parts), initial=0)
         self._additions = Additions([slice(at, end - padding) for at, end in pairwise(ends)])
 
-    def add(self, ops: Ops, x: Rows, y: torch.Tensor, present: Present) -> torch.Tensor:
+    def add_to_product(self, ops: Ops, x: Rows, y: torch.Tensor, present: Present) -> torch.Tensor:
         """Add the rows' adapters to x's product `y`, in place."""
         if isinstance(x, Fp8Rows):
             x = x.dense().to(x.dtype)

@@ -29,7 +29,7 @@ class RMSNorm:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.ops.rms_norm(x, self.weight, self.eps)
 
-    def add(self, x: torch.Tensor, delta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def add_norm(self, x: torch.Tensor, delta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return x + delta, and the same normalised."""
         return self.ops.add_rms_norm(x, delta, self.weight, self.eps)
 
@@ -56,6 +56,6 @@ class LayerNorm:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.ops.layer_norm(x, self.weight, self.bias, self.eps)
 
-    def add(self, x: torch.Tensor, delta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def add_norm(self, x: torch.Tensor, delta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return x + delta, and the same normalised."""
         return self.ops.add_layer_norm(x, delta, self.weight, self.bias, self.eps)

@@ -1,27 +1,18 @@
-"""What vision towers share: orders of patches, pixels as rows, and a block's work in pieces."""
+"""What vision towers share at both ends: pixels as rows, the order of patches, images' own rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from saccade.kernels.matrix import DenseMatrix
 from saccade.kernels.reference.patchify import patchify
-from saccade.kernels.tower_attention import Backend, varlen_attention
 from saccade.nn.linear import Linear
-from saccade.nn.protocol import Cut, GridFacts, Pieces, VisionNet
-from saccade.nn.siglip_config import Colours
+from saccade.nn.protocol import GridFacts, VisionNet
+from saccade.nn.tower_config import Colours
 from saccade.nn.weights import Part, Weights
-
-PROJECTION = 4
-"""A block's projection to queries, keys and values is about this part of its cost, or less."""
-
-
-def together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Put tensors of rows one below another. A single one is returned without a copy."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def merged_order(height: int, width: int, merge: int) -> tuple[np.ndarray, np.ndarray]:
@@ -62,50 +53,6 @@ class PatchKernel:
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """Map uint8 [H, W, 3] -> [N, hidden]."""
         return self.linear(self.cut(pixels))
-
-
-def block_pieces(
-    x: torch.Tensor,
-    cuts: Sequence[Cut],
-    attention: Backend,
-    scale: float,
-    project: Callable[[torch.Tensor, int], torch.Tensor],
-    finish: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-) -> Pieces:
-    """Do one block's work on x [N, hidden], cut by cut. Costs N, and returns [N, hidden].
-
-    project: maps a cut's rows and its number to queries, keys and values [n, 3 H, D]. finish: maps
-    a cut's rows and what they attended to [n, H * D] to the block's output.
-    """
-    projected = []
-    for number, cut in enumerate(cuts):
-        yield _share(cut)
-        projected.append(project(x[cut.rows], number))
-    qkv = together(projected)  # [N, 3 H, D]
-    heads, found = qkv.shape[1] // 3, []
-    for cut in cuts:
-        yield cut.rows.stop - cut.rows.start - _share(cut)
-        attended = varlen_attention(
-            qkv[cut.rows, :heads],
-            qkv[cut.keys, heads : 2 * heads],
-            qkv[cut.keys, 2 * heads :],
-            cut.segments,
-            scale,
-            attention,
-        )
-        found.append(finish(x[cut.rows], attended.flatten(1)))
-    return together(found)
-
-
-def _share(cut: Cut) -> int:
-    """Return the projection's share of a block's cost."""
-    return (cut.rows.stop - cut.rows.start) // PROJECTION
-
-
-def tile_facts(tiles: int, rows: int, device: torch.device) -> GridFacts:
-    """Return the facts of tiles with `rows` each, which attend within a tile and need no places."""
-    places = torch.zeros((0, tiles * rows), dtype=torch.int64).to(device)
-    return GridFacts(places, segments=((rows,) * tiles,))
 
 
 def split_images(

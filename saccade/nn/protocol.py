@@ -103,7 +103,9 @@ class Attention(Protocol):
         """
         ...
 
-    def read(self, q: torch.Tensor, rotation: Rotation, q_norm: QKNorm, layer: int) -> torch.Tensor:
+    def attend_cached(
+        self, q: torch.Tensor, rotation: Rotation, q_norm: QKNorm, layer: int
+    ) -> torch.Tensor:
         """Attend with queries alone [T, Hq, D], which see what `layer` has cached in the step.
 
         This is for a layer without its own keys and values.

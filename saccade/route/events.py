@@ -18,7 +18,7 @@ class Events:
         self._rest = bytearray()
         self._begun = False  # part of an event has gone on
 
-    def take(self, piece: bytes) -> bytes:
+    def feed(self, piece: bytes) -> bytes:
         """Return the bytes that may go on after `piece`."""
         seen = max(0, len(self._rest) - len(_END) + 1)
         self._rest += piece
@@ -35,7 +35,7 @@ class Events:
         del self._rest[:size]
         return whole
 
-    def end(self) -> bytes:
+    def flush(self) -> bytes:
         """Return the rest of a stream that has ended."""
         return bytes(self._rest)
 

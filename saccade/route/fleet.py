@@ -117,7 +117,7 @@ class Fleet:
         return ranked
 
     @asynccontextmanager
-    async def take(
+    async def take_worker(
         self, bearing: AffinityKey, tried: Container[Backend]
     ) -> AsyncIterator[Backend | None]:
         """Yield the next worker for a request, which counts as the worker's load meanwhile.
@@ -131,7 +131,7 @@ class Fleet:
             with self.count(replica):
                 yield replica
 
-    def told(self) -> dict[str, Any]:
+    def health(self) -> dict[str, Any]:
         """Return the content of `/health`."""
         workers = [
             {

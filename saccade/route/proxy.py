@@ -125,7 +125,7 @@ class Proxy:
         reached: set[Backend] = set()
         renewed = False
         while True:
-            async with self._fleet.take(bearing, tried) as replica:
+            async with self._fleet.take_worker(bearing, tried) as replica:
                 if replica is None:
                     break
                 if tried:
@@ -192,7 +192,7 @@ class Proxy:
             content = msgspec.json.encode({"version": __version__, "accepts": READ})
         else:
             status = 200 if self._fleet.ready else 503
-            content = msgspec.json.encode(self._fleet.told())
+            content = msgspec.json.encode(self._fleet.health())
         await send_whole(send, status, [(b"content-type", kind)], content)
 
 

@@ -190,7 +190,7 @@ class RayEngine:
     async def __del__(self) -> None:
         """End the server. Ray has let its requests finish."""
         self._ending = True
-        await self._server.end()
+        await self._server.stop()
         self._folder.cleanup()
 
 
@@ -218,7 +218,7 @@ class DigestAffinityRouter(RequestRouter):
         """Return replicas in the order of trying, each alone.
 
         The request's keys, the replicas tried in vain, and the instance that keeps the response to
-        continue come as keyword arguments of the call (`RayFleet.take`).
+        continue come as keyword arguments of the call (`RayFleet.take_worker`).
         """
         asked: dict[str, Any] = {}
         if pending_request is not None:
@@ -253,7 +253,7 @@ class RayFleet(Fleet):
         self._names: dict[Backend, str] = {}  # Ray's
 
     @asynccontextmanager
-    async def take(
+    async def take_worker(
         self, bearing: AffinityKey, tried: Container[Backend]
     ) -> AsyncIterator[Backend | None]:
         """Yield a worker as Fleet does. Raises Overloaded if all servers are full."""

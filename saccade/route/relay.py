@@ -42,7 +42,7 @@ async def pass_on(
     try:
         async for piece in content:
             if events is not None:
-                piece = events.take(piece)
+                piece = events.feed(piece)
             if piece:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
     except WorkerGone as gone:
@@ -51,7 +51,7 @@ async def pass_on(
             raise ClientDisconnect from None  # the connection ends, short of its length
         rest = events.broken(failure_event(path, broken, request_id.get()))
     else:
-        rest = b"" if events is None else events.end()
+        rest = b"" if events is None else events.flush()
     await send({"type": "http.response.body", "body": rest, "more_body": False})
 
 

@@ -93,7 +93,7 @@ class OwnedServer:
         use = 1 - pages[FREE] / every if every else 0.0
         return {"running": values[RUNNING], "waiting": values[WAITING], "kv_use": round(use, 4)}
 
-    async def end(self) -> None:
+    async def stop(self) -> None:
         """Let requests finish within the server's own grace, then end the server."""
         await self._http.aclose()
         self._process.terminate()

@@ -184,7 +184,9 @@ class PagedAttention:
         q = self._ops.turn_and_cache(qkv, heads, rotation, qk_norm, cache, self._out_slots)
         return self._backends[layer](q, cache)
 
-    def read(self, q: torch.Tensor, rotation: Rotation, q_norm: QKNorm, layer: int) -> torch.Tensor:
+    def attend_cached(
+        self, q: torch.Tensor, rotation: Rotation, q_norm: QKNorm, layer: int
+    ) -> torch.Tensor:
         q = self._ops.rms_norm(q, *q_norm)
         self._ops.rotate_(rotation, q)
         return self._backends[layer](q, self._caches[layer])

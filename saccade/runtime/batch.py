@@ -326,7 +326,7 @@ class Batcher:
     def close(self, slot: int) -> None:
         self._slots[slot] = None
 
-    def keep(self, draws: Draws, tokens: torch.Tensor) -> None:
+    def keep_tokens(self, draws: Draws, tokens: torch.Tensor) -> None:
         """Keep the drawn tokens. The next step's rows for these slots begin with them."""
         self._drawn.index_copy_(0, draws.slots, tokens)
 

@@ -66,7 +66,7 @@ class Step:
         self._tokens = to_host(tokens)
         self._note_copies(tokens)
 
-    def tell(self, outcome: RowOutcome) -> None:
+    def copy_outcome(self, outcome: RowOutcome) -> None:
         """Begin to copy an outcome to the host."""
         self._outcomes.append((outcome, [to_host(each) for each in outcome.tensors]))
         self._note_copies(outcome.tensors[0])
@@ -133,7 +133,7 @@ class Step:
             pages=self._pages.collect() if self._pages else (),
         )
         for outcome, found in self._outcomes:
-            result = outcome.tell(result, found)
+            result = outcome.add_to(result, found)
         return result
 
     def _non_finite(self, tokens: Sequence[int]) -> tuple[int, ...]:
@@ -153,7 +153,7 @@ class Step:
 
         Returns True if pages were being read.
         """
-        if not (self._pages and self._pages.reading):
+        if not (self._pages and self._pages.is_reading):
             return False
         while self._awaits() and not self._late():
             time.sleep(POLL_SECONDS)
@@ -161,15 +161,19 @@ class Step:
 
     def _late(self) -> bool:
         """Return True if pages have been read for so long that the scheduler should look."""
-        reading = self._pages is not None and self._pages.reading
+        reading = self._pages is not None and self._pages.is_reading
         return reading and time.monotonic() > self._begun + LATE_SECONDS
 
     def _awaits(self) -> bool:
         """Return True while background work is under way and all its ends are reported."""
         vision, disk, pages = self._vision, self._disk, self._pages
-        if (vision and vision.any_ended) or (disk and disk.told) or (pages and pages.told):
+        if (
+            (vision and vision.any_ended)
+            or (disk and disk.has_events)
+            or (pages and pages.has_events)
+        ):
             return False
-        reading = (disk and disk.busy) or (pages and pages.reading)
+        reading = (disk and disk.busy) or (pages and pages.is_reading)
         return bool((vision and vision.computing) or reading)
 
 

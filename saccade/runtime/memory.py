@@ -131,6 +131,18 @@ class EmbeddingMemory:
         rows = [self._use(key)[offset : offset + length] for key, offset, length in parts]
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
+    def read(self, key: ImageKey, num_tokens: int) -> torch.Tensor:
+        """Return an embedding that is on the device or on the host, and stays there."""
+        if key in self._rows:
+            return self._use(key)
+        assert self._host is not None, "there is no host tier"
+        rows, ready = self._host.get(key, num_tokens)
+        if ready is not None:
+            stream = torch.cuda.current_stream(rows.device)
+            stream.wait_event(ready)
+            rows.record_stream(stream)
+        return rows
+
     def _keep(self, key: ImageKey, rows: torch.Tensor, ready: Ready) -> None:
         self._rows[key] = rows
         if ready is not None:

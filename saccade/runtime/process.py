@@ -32,6 +32,7 @@ from saccade.core.metrics import Metrics
 from saccade.core.plan import PLANS_IN_FLIGHT, Masks, Plan
 from saccade.families.registry import load_spec
 from saccade.ipc.child import HEARTBEAT_SECONDS, Channel, Disconnected, enter
+from saccade.ipc.machine_memory import MachineMemory
 from saccade.ipc.memory import settle
 from saccade.ipc.messages import (
     PEER_LOST_STATUS,
@@ -167,7 +168,8 @@ def carry_out(worker: Worker | TowerWorker, engine: Engine, metrics: Metrics | N
         result = step.result()
         if metrics is None:
             return
-        if (plan.open or plan.close or plan.encode) and (values := metrics.changed()):
+        beside = plan.open or plan.close or plan.encode or plan.unused
+        if beside and (values := metrics.changed()):
             engine.send(Figures(values))
         engine.send(result)
 
@@ -189,7 +191,7 @@ def carry_out(worker: Worker | TowerWorker, engine: Engine, metrics: Metrics | N
             answer()
         match engine.receive():
             case Plan() as plan:
-                begun.append((plan, worker.begin(plan, await_masks)))
+                begun.append((plan, worker.begin_step(plan, await_masks)))
             case Finish():
                 return
 
@@ -279,15 +281,17 @@ def join_ranks(load: Load, rank: int, group_fd: int) -> Shard:
 
 
 def measure_hardware(device: Literal["cpu", "cuda"]) -> Hardware:
-    """Return the current device and its free memory."""
-    memory = psutil.virtual_memory()
+    """Return the current device and its free memory, within the cgroups' limits."""
+    memory, rooms = psutil.virtual_memory(), MachineMemory().read()
+    total = min([memory.total, *(room.total for room in rooms)])
+    left = min([memory.available, *(room.left for room in rooms)])
     if device == "cuda":
         torch.cuda.empty_cache()  # what loading needed for a moment
-        free, total = torch.cuda.mem_get_info()
+        free, device_total = torch.cuda.mem_get_info()
         major, minor = torch.cuda.get_device_capability()
         name, arch = torch.cuda.get_device_name(), 10 * major + minor
-        return Hardware("cuda", name, total, free, memory.available, arch=arch)
-    return Hardware("cpu", f"{torch.get_num_threads()} threads", memory.total, memory.available)
+        return Hardware("cuda", name, device_total, free, left, arch=arch)
+    return Hardware("cpu", f"{torch.get_num_threads()} threads", total, left)
 
 
 if __name__ == "__main__":

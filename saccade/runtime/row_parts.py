@@ -27,7 +27,7 @@ class RowOutcome(Protocol):
     @property
     def tensors(self) -> Sequence[torch.Tensor]: ...
 
-    def tell(self, result: StepResult, found: Sequence[torch.Tensor]) -> StepResult:
+    def add_to(self, result: StepResult, found: Sequence[torch.Tensor]) -> StepResult:
         """Return the result with what the tensors say. found: the tensors, on the host."""
         ...
 
@@ -109,6 +109,6 @@ class RowEdit(Protocol):
         """
         ...
 
-    def add(self, token: torch.Tensor) -> None:
+    def add_token(self, token: torch.Tensor) -> None:
         """Take in the drawn `token` [1]."""
         ...

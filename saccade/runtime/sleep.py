@@ -1,4 +1,5 @@
-"""Memory for KV pages and states that a sleeping model gives back, and takes again.
+"""Memory for KV pages and states that is given back: by a sleeping model, which takes it again, and
+of pages that hold nothing.
 
 Owns the list of memory given back. All views of the tensors stay. They are whole again, but empty,
 once memory is taken. Knows nothing of askers and times.
@@ -11,8 +12,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from saccade.core.plan import Memory
-from saccade.ipc.memory import trim
+from saccade.core.plan import FreeMemory, Memory
+from saccade.ipc.memory import give_back, resident_bytes, trim
 
 
 class GivenBack:
@@ -31,14 +32,14 @@ class GivenBack:
         """Present bytes in KV pages and states."""
         return sum(each.nbytes() for each in self._storages)
 
-    def give(self, memory: Memory) -> None:
+    def give_back(self, memory: Memory) -> None:
         if memory not in self.asleep:
             self.asleep = (*self.asleep, memory)
         if memory == "kv_cache":
             for each in self._storages:
                 each.resize_(0)
 
-    def take(self, memory: Memory) -> None:
+    def take_back(self, memory: Memory) -> None:
         """Allocate the memory again.
 
         Raises RuntimeError or MemoryError where there is too little. Then all stays given back.
@@ -48,9 +49,24 @@ class GivenBack:
                 for each, size in zip(self._storages, self._sizes, strict=True):
                     each.resize_(size)
             except (RuntimeError, MemoryError):
-                self.give(memory)
+                self.give_back(memory)
                 raise
         self.asleep = tuple(each for each in self.asleep if each != memory)
+
+
+def return_free(caches: Iterable[torch.Tensor], pages: int, free: FreeMemory) -> int:
+    """Return memory that holds nothing to the system, on the host.
+
+    `caches`: tensors of so many KV pages each. Returns the bytes of these.
+    """
+    before = resident_bytes()
+    for cache in caches:
+        each = cache.nbytes // pages
+        for first, count in free.pages if cache.untyped_storage().nbytes() else ():  # not asleep
+            give_back(cache.data_ptr() + first * each, count * each)
+    freed = max(0, before - resident_bytes())
+    trim()
+    return freed
 
 
 def let_go(like: torch.Tensor) -> None:

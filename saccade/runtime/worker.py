@@ -36,7 +36,7 @@ from saccade.runtime.sampling.finite import NO_TOKEN, finite_rows, quieten
 from saccade.runtime.sampling.head import HeadDrafter
 from saccade.runtime.sampling.sampler import Sampler
 from saccade.runtime.sampling.scores import STATE_PARTS
-from saccade.runtime.sleep import GivenBack, let_go
+from saccade.runtime.sleep import GivenBack, let_go, return_free
 from saccade.runtime.start_facts import describe_steps, find_facts
 from saccade.runtime.states import StateMemory
 from saccade.runtime.tiers.page_memory import PageMemory
@@ -74,10 +74,12 @@ class Worker:
         kept = spec.kv_spec(shard.size).with_dtype(config.kv.dtype)
         caches = allocate_caches(kept, config.kv_pages, size, dtype, device)
         self.states = StateMemory(kept, config.max_running + config.snapshots.lines, dtype, device)
-        per_token = [each for layer in caches for each in layer.values()]
-        self._memory = GivenBack([*per_token, self.states.lines])
+        self._caches = [each for layer in caches for each in layer.values()]
+        self._kv_pages = config.kv_pages
+        self._memory = GivenBack([*self._caches, self.states.lines])
         self._drafts = bool(config.snapshots.between)  # drafts are wanted, and kept on CPUs alone
-        sizes, metrics = config.graphs, metrics or Metrics()
+        self._metrics = metrics = metrics or Metrics()
+        sizes = config.graphs
         self._attention = attention_for(
             keys_and_values(caches),
             size,
@@ -146,7 +148,7 @@ class Worker:
             self.pages.close()
 
     @torch.inference_mode()
-    def begin(self, plan: Plan, masks: MaskSource | None = None) -> Step:
+    def begin_step(self, plan: Plan, masks: MaskSource | None = None) -> Step:
         """Begin a step, in the plan's order.
 
         On a CPU all is done on return. On a GPU all is launched. A second plan may be begun before
@@ -156,7 +158,7 @@ class Worker:
         results of earlier steps.
         """
         images = self.images if plan.images or self.images.active else None
-        step = images.begin(plan, self.pages) if images is not None else Step(plan, self.pages)
+        step = images.begin_step(plan, self.pages) if images is not None else Step(plan, self.pages)
         if plan.adapt:
             return step
         if plan.change is not None:
@@ -200,6 +202,9 @@ class Worker:
             self.states.copy(plan.snapshot)
         if plan.save:
             self.images.save(plan)
+        if plan.unused is not None:
+            freed = return_free(self._caches, self._kv_pages, plan.unused)
+            self._metrics.inc("saccade_memory_given_back_bytes_total", freed, what="kv")
         return step
 
     def _change(self, change: Change) -> Changed:
@@ -232,12 +237,12 @@ class Worker:
         if why := self._keeps_weights():
             return Changed(why)
         folder = folder or self._renewal.folder
-        made = self._renewal.read(folder, self._net, self.images.like)
+        made = self._renewal.load_network(folder, self._net, self.images.like)
         if made.net is None:
             return Changed(made.error)
         self._renewal = replace(self._renewal, folder=folder, digest=made.digest)
         self._use(made.net)
-        self._memory.take("weights")
+        self._memory.take_back("weights")
         return Changed(tower=made.tower)
 
     def _keeps_weights(self) -> str:
@@ -271,7 +276,7 @@ class Worker:
         for each in memory:
             if each == "weights":
                 self._use(without_weights(self._net.spec, self._net.ops))
-            self._memory.give(each)
+            self._memory.give_back(each)
         return Changed()
 
     def _wake(self, memory: Sequence[Memory]) -> Changed:
@@ -282,17 +287,17 @@ class Worker:
             return made
         error = ""
         try:
-            self._memory.take("kv_cache")
+            self._memory.take_back("kv_cache")
         except (RuntimeError, MemoryError) as refused:  # torch has no class of its own on a CPU
             error = f"there is no memory for the KV cache: {str(refused)[:200]}"
         if not agree("" if error else UNDERSTOOD, self.images.like, self._shard):
-            self._memory.give("kv_cache")
+            self._memory.give_back("kv_cache")
             error = error or "there is no memory for another rank's KV cache"
         return replace(made, error=error)
 
     def execute(self, plan: Plan, masks: MaskSource | None = None) -> StepResult:
         """Run one step and return its result."""
-        return self.begin(plan, masks).result()
+        return self.begin_step(plan, masks).result()
 
     def _forward(self, plan: Plan, step: Step, masks: MaskSource | None) -> None:
         rows, frame = plan.rows, None
@@ -336,7 +341,7 @@ class Worker:
             if kind not in self._state_parts:
                 self._state_parts[kind] = STATE_PARTS[kind](self._net, not self._shard.rank)
             if (outcome := self._state_parts[kind](states, asking)) is not None:
-                step.tell(outcome)
+                step.copy_outcome(outcome)
 
     def _draw(
         self,
@@ -361,10 +366,10 @@ class Worker:
             tokens, report = self._sampler(logits, draws, allowed, masked)
             told = tokens if finite is None else torch.where(finite, tokens, NO_TOKEN)
         tokens = self._shard.broadcast(tokens)
-        self._batcher.keep(draws, tokens)
+        self._batcher.keep_tokens(draws, tokens)
         step.draw(told)
         if report is not None:
-            step.tell(report)
+            step.copy_outcome(report)
         return tokens
 
 

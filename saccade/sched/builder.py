@@ -16,6 +16,7 @@ from saccade.core.plan import (
     NO_LINE,
     Deliver,
     Encode,
+    FreeMemory,
     Move,
     Open,
     PageMoves,
@@ -233,9 +234,15 @@ class PlanBuilder:
         )
 
     def build(
-        self, step: int, close: list[int], tower: int, wait: bool, pages: PageMoves = ()
+        self,
+        step: int,
+        close: list[int],
+        tower: int,
+        wait: bool,
+        pages: PageMoves = (),
+        unused: FreeMemory | None = None,
     ) -> Plan:
-        """Build the plan. `tower`, `wait`, `pages`: as in `Plan`."""
+        """Build the plan. `tower`, `wait`, `pages`, `unused`: as in `Plan`."""
         splice: list[Splice] = []
         row = len(self._decode) + len(self._told)
         for chunk, sequence, _ in self._prefill:
@@ -257,6 +264,7 @@ class PlanBuilder:
             snapshot=tuple(self.snapshot),
             wait=wait,
             pages=pages,
+            unused=unused,
         )
 
 

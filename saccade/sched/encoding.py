@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from saccade.cache.embeddings import EmbeddingCache
-from saccade.core.plan import Deliver, Place, Plan, StepResult
+from saccade.core.plan import Deliver, FreeMemory, Place, Plan, StepResult
 from saccade.core.types import Delta, ImageKey, ImageOutcome, Request
 from saccade.sched.builder import PlanBuilder
 from saccade.sched.images.image_scheduler import ImageScheduler
 from saccade.sched.images.slots import Allocator, Notices, aligned
+from saccade.sched.images.tiles import TileBook
 from saccade.sched.limits import Counts, SchedulerLimits, image_failure
 from saccade.sched.sequence import Sequence, State
 from saccade.sched.turns import TurnQueue, in_turn
@@ -36,12 +37,17 @@ class _Delivery:
 class EncodeScheduler:
     """A `protocol.Scheduler` whose answers are embeddings."""
 
-    def __init__(self, limits: SchedulerLimits, embeddings: EmbeddingCache) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        embeddings: EmbeddingCache,
+        tiles: TileBook | None = None,
+    ) -> None:
         self.embeddings = embeddings
         self.counts = Counts()
         half = limits.arena_bytes // 2
         self.limits = replace(limits, arena_bytes=half)
-        self.image_scheduler = ImageScheduler(self.limits, embeddings, self.counts)
+        self.image_scheduler = ImageScheduler(self.limits, embeddings, self.counts, tiles=tiles)
         self.running: list[Sequence] = []  # whose embeddings are being copied
         self.waiting = TurnQueue()
         self._base = self.image_scheduler.slots.size
@@ -50,15 +56,16 @@ class EncodeScheduler:
         self._ids: dict[str, Sequence] = {}
         self._told: dict[str, int] = {}  # where the embedding lies that the front is sending
         self._flights: deque[tuple[Plan, list[_Delivery]]] = deque()
+        self._unused: FreeMemory | None = None
 
     # ---- requests and pixels come in
 
     @property
     def idle(self) -> bool:
         """Return True if every request has ended and the workers hold nothing for them."""
-        return not (self._ids or self._flights or self.image_scheduler.busy)
+        return not (self._ids or self._flights or self._unused or self.image_scheduler.busy)
 
-    def add(self, request: Request) -> list[Delta]:
+    def add_request(self, request: Request) -> list[Delta]:
         """Queue a request for an image, under a new id.
 
         An impossible request gets its terminal delta at once.
@@ -108,12 +115,17 @@ class EncodeScheduler:
             for id, sequence in list(self._ids.items())
         ]
 
-    def pixels_ready(self, key: ImageKey, pixels: bytes = b"") -> list[Delta]:  # noqa: ARG002
+    def pixels_ready(
+        self,
+        key: ImageKey,
+        pixels: bytes = b"",  # noqa: ARG002
+        tiles: tuple[bytes, ...] = (),
+    ) -> list[Delta]:
         """Take an image that the front has decoded into the slot named by `Notices.want`.
 
         Ignores `pixels`, because embeddings are given away by requested names.
         """
-        self.image_scheduler.pixels_ready(key)
+        self.image_scheduler.pixels_ready(key, tiles=tiles)
         return []
 
     def pixels_failed(self, key: ImageKey, error: str) -> list[Delta]:
@@ -128,6 +140,14 @@ class EncodeScheduler:
         if embeddings:
             self.image_scheduler.flush(disk)
 
+    def forget_pages(self, pages: int) -> int:  # noqa: ARG002
+        """Forget nothing, as there are no pages."""
+        return 0
+
+    def give_back(self) -> None:
+        """Have the next plan give back what freed embeddings took."""
+        self._unused = FreeMemory()
+
     def take_notices(self) -> Notices:
         """Return the news for the front, and clear it."""
         return self.image_scheduler.take_notices()
@@ -137,10 +157,11 @@ class EncodeScheduler:
     def plan(self) -> Plan:
         """Return the next step, as in `protocol.Scheduler`."""
         builder, deliveries = self._draft()
-        works = builder.works
+        works = builder.works or self._unused is not None
         tower = self.image_scheduler.tower(False, False) if works or not self._flights else 0
         wait = not (works or tower or self._flights) and self.image_scheduler.waits_for_workers
-        plan = builder.build(self.counts.steps, [], tower, wait)
+        unused, self._unused = self._unused, None
+        plan = builder.build(self.counts.steps, [], tower, wait, unused=unused)
         if not plan.empty:
             self.counts.steps += 1
             self._flights.append((plan, deliveries))
@@ -185,8 +206,8 @@ class EncodeScheduler:
         """Note for the front where the image was found."""
         key = sequence.request.images[0].key
         if (encoded := sequence.encoded.get(key)) is not None:
-            missed, source = encoded
-            sequence.found[0] = ImageOutcome(0, source, None, missed)
+            missed, source, tiles = encoded
+            sequence.found[0] = ImageOutcome(0, source, None, missed, tiles=tiles)
             return
         self.embeddings.count_lookup(place)
         self.counts.images_embedding += 1
@@ -252,7 +273,7 @@ class EncodeScheduler:
     # ---- for tests
 
     @property
-    def told(self) -> frozenset[str]:
+    def unsent(self) -> frozenset[str]:
         """Requests with embeddings waiting to be sent."""
         return frozenset(self._told)
 

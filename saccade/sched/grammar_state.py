@@ -441,7 +441,7 @@ class Matchers:
         """Words in one row of a mask."""
         return self._words
 
-    def begin(self, grammar: str) -> Matcher:
+    def new_matcher(self, grammar: str) -> Matcher:
         """Return a matcher before its first token. `grammar`: `text.grammar.Grammar.text`.
 
         Call it from one thread at a time. Raises InvalidRequest if the grammar fails to compile or

@@ -65,7 +65,7 @@ class KVCacheManager:
             and (self._available(running) <= refused[1])
         )
 
-    def find(self, sequence: Sequence) -> list[Node]:
+    def find_pages(self, sequence: Sequence) -> list[Node]:
         """Return a waiting sequence's cached pages. Sets `matched`."""
         path = self._prefix.find(sequence.content, sequence.path) if self._prefix else []
         sequence.path = path
@@ -78,7 +78,7 @@ class KVCacheManager:
 
     def match(self, sequence: Sequence) -> int:
         """Count a waiting sequence's tokens that are in the prefix cache, or can come to it."""
-        self.find(sequence)
+        self.find_pages(sequence)
         return sequence.position
 
     def awaits(self, sequence: Sequence, path: list[Node], running: Iterable[Sequence]) -> bool:
@@ -99,7 +99,7 @@ class KVCacheManager:
         if names:
             if not self._covers(self._available(running), sequence, path):
                 return False  # nothing is asked for before its turn for pages comes
-            if arrivals.begin(sequence, path, names):
+            if arrivals.begin_reads(sequence, path, names):
                 return True
         restore.done = True
         sequence.match(len(path) * size)
@@ -132,6 +132,10 @@ class KVCacheManager:
             self._prefix.evict(pages - self._pool.free)
         return self._pool.free >= pages
 
+    def forget(self, pages: int) -> int:
+        """Evict up to `pages` unheld cached pages that nobody has pinned. Returns their number."""
+        return self._prefix.evict(pages, pinned=False) if self._prefix else 0
+
     def _available(self, running: Iterable[Sequence]) -> int:
         """Count free and reclaimable pages, less the near need of running sequences."""
         evictable = self._prefix.evictable if self._prefix else 0
@@ -162,7 +166,7 @@ class KVCacheManager:
         most = min(sequence.prompt_length + sequence.request.most_tokens, self._token_limit)
         return self._pool.pages_for(min(sequence.length + GROWTH_TOKENS, most))
 
-    def hold(self, sequence: Sequence, path: list[Node]) -> Node | None:
+    def hold_pages(self, sequence: Sequence, path: list[Node]) -> Node | None:
         """Give a waiting sequence the pages in `path` with its slot.
 
         Returns the last of them in the prefix cache (None: off).

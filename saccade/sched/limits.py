@@ -111,7 +111,8 @@ class Counts:
 
     `images_pixels`: images encoded again from pixels still in the arena. `images_given`: images
     encoded by another server. `restored_tokens`: cached tokens back from other tiers, by tier.
-    `images_same`: images that turned out to have another's pixels.
+    `images_same`: images that turned out to have another's pixels. `tiles_new`, `tiles_seen`: tiles
+    run through the tower, and those whose rows were there.
     """
 
     # requests
@@ -131,6 +132,8 @@ class Counts:
     images_embedding: int = 0
     images_kv: int = 0
     images_same: int = 0
+    tiles_new: int = 0
+    tiles_seen: int = 0
 
 
 def image_failure(why: str) -> tuple[str, str | None]:

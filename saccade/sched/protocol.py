@@ -42,7 +42,7 @@ class Scheduler(Protocol):
         """Return True if every request has ended and the workers hold nothing for them."""
         ...
 
-    def add(self, request: Request) -> list[Delta]:
+    def add_request(self, request: Request) -> list[Delta]:
         """Queue a request under a new id. An impossible request gets its terminal delta at once."""
         ...
 
@@ -54,10 +54,12 @@ class Scheduler(Protocol):
         """End every request with an error."""
         ...
 
-    def pixels_ready(self, key: ImageKey, pixels: bytes = b"") -> list[Delta]:
+    def pixels_ready(
+        self, key: ImageKey, pixels: bytes = b"", tiles: tuple[bytes, ...] = ()
+    ) -> list[Delta]:
         """Take an image that the front has decoded into the slot named by `Notices.want`.
 
-        pixels: as in `PixelsReady`.
+        pixels, tiles: as in `PixelsReady`.
         """
         ...
 
@@ -70,6 +72,14 @@ class Scheduler(Protocol):
 
         The disk is cleared only with `disk`.
         """
+        ...
+
+    def forget_pages(self, pages: int) -> int:
+        """Forget up to `pages` cached pages kept for later use. Returns their number."""
+        ...
+
+    def give_back(self) -> None:
+        """Have the next plan give back memory that holds nothing."""
         ...
 
     def take_notices(self) -> Notices:

@@ -26,7 +26,15 @@ from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.errors import InternalError, RequestError
-from saccade.core.plan import PLANS_IN_FLIGHT, Masks, PageMoves, Plan, Row, StepResult
+from saccade.core.plan import (
+    PLANS_IN_FLIGHT,
+    FreeMemory,
+    Masks,
+    PageMoves,
+    Plan,
+    Row,
+    StepResult,
+)
 from saccade.core.types import Delta, FinishReason, ImageKey, PooledOutput, Request, TokenLogprobs
 from saccade.sched.answers import end_reason, follow, report
 from saccade.sched.builder import Flight, PlanBuilder, PlannedOutcome
@@ -34,6 +42,7 @@ from saccade.sched.chunk import ImageChunks
 from saccade.sched.grammar_state import GrammarState
 from saccade.sched.images.image_scheduler import ImageScheduler
 from saccade.sched.images.slots import Notices
+from saccade.sched.images.tiles import TileBook
 from saccade.sched.images.tower_pace import TowerPace
 from saccade.sched.kv_cache_manager import KVCacheManager
 from saccade.sched.limits import (
@@ -51,6 +60,9 @@ from saccade.sched.sequence import Run, Sequence
 from saccade.sched.turns import TurnQueue, find_crowding, in_turn
 
 Part = TypeVar("Part", bound=StepPart)
+
+BUNDLED_TOKENS = 16
+"""Of an answer that nobody reads before its end, told at once. The first goes alone."""
 
 
 class GenerationScheduler:
@@ -70,17 +82,18 @@ class GenerationScheduler:
         embeddings: EmbeddingCache,
         eos_token_ids: tuple[int, ...],
         pace: TowerPace | None = None,
+        tiles: TileBook | None = None,
     ) -> None:
         """Build the parts that the limits and the caches ask for.
 
-        pace: None where the tower's budget is a constant.
+        pace, tiles: as in `ImageScheduler`.
         """
         self.limits = limits
         self.token_limit = min(limits.context_length, pool.capacity * pool.page_size)
         self.pool = pool
         self.embeddings = embeddings
         self.counts = Counts()
-        self.image_scheduler = ImageScheduler(limits, embeddings, self.counts, pace)
+        self.image_scheduler = ImageScheduler(limits, embeddings, self.counts, pace, tiles)
         self.running: list[Sequence] = []  # by order
         self.waiting = TurnQueue()
         self.idle_work = IdleWork()
@@ -96,6 +109,7 @@ class GenerationScheduler:
         self._ids: dict[str, Sequence] = {}
         self._slots = list(range(limits.max_running))[::-1]  # free: workers close before they open
         self._closing: list[int] = []
+        self._gives_back = False
         self._flights: deque[Flight] = deque()  # planned, not yet applied; the oldest first
 
     # ---- requests and pixels come in
@@ -115,11 +129,13 @@ class GenerationScheduler:
     @property
     def idle(self) -> bool:
         """Return True if every request has ended and the workers hold nothing for them."""
-        held = self._closing or self._flights or self.image_scheduler.busy
+        held = self._closing or self._flights or self._gives_back or self.image_scheduler.busy
         unsaved = self.arrivals is not None and self.arrivals.unsaved
         return not (self._ids or held or unsaved)
 
-    def add(self, request: Request, grammar_state: GrammarState | None = None) -> list[Delta]:
+    def add_request(
+        self, request: Request, grammar_state: GrammarState | None = None
+    ) -> list[Delta]:
         """Queue a request under a new id. `grammar_state`: the state of its grammar, if any.
 
         An impossible request, or one whose answer can only be empty, gets its terminal delta at
@@ -168,7 +184,7 @@ class GenerationScheduler:
     def _leave_queue(self, sequence: Sequence) -> None:
         self.waiting.remove(sequence, served=False)
         if self.arrivals is not None:
-            self.arrivals.end(sequence)
+            self.arrivals.end_wait(sequence)
         if self._kv_cache.refused is sequence:
             self._kv_cache.forget_refusal()
 
@@ -180,12 +196,14 @@ class GenerationScheduler:
         """End every request with an error."""
         return [self._finish(sequence, "error", error) for sequence in list(self._ids.values())]
 
-    def pixels_ready(self, key: ImageKey, pixels: bytes = b"") -> list[Delta]:
+    def pixels_ready(
+        self, key: ImageKey, pixels: bytes = b"", tiles: tuple[bytes, ...] = ()
+    ) -> list[Delta]:
         """Take an image that the front has decoded into the slot named by `Notices.want`.
 
-        pixels: as in `PixelsReady`.
+        pixels, tiles: as in `PixelsReady`.
         """
-        self.image_scheduler.pixels_ready(key, pixels=pixels)
+        self.image_scheduler.pixels_ready(key, pixels=pixels, tiles=tiles)
         return []
 
     def embedding_ready(self, key: ImageKey) -> list[Delta]:
@@ -215,6 +233,20 @@ class GenerationScheduler:
             self.image_scheduler.flush(disk)
         for sequence in self.waiting:
             sequence.matched = None
+
+    def forget_pages(self, pages: int) -> int:
+        """Forget up to `pages` cached pages that nobody holds or has pinned. Returns their number.
+
+        Waiting sequences look for their prefixes again.
+        """
+        forgotten = self._kv_cache.forget(pages)
+        for sequence in self.waiting if forgotten else ():
+            sequence.matched = None
+        return forgotten
+
+    def give_back(self) -> None:
+        """Have the next plan give back the memory of free pages, and of what else was freed."""
+        self._gives_back = True
 
     def take_notices(self) -> Notices:
         """Return the news for the front, and clear it."""
@@ -307,7 +339,7 @@ class GenerationScheduler:
         arriving = False
         if self.arrivals is not None:
             pages, arriving = self.arrivals.take_moves(), self.arrivals.busy
-        works = builder.works or self._closing or pages
+        works = builder.works or self._closing or pages or self._gives_back
         beside = bool(builder.works or pages) and self.idle_work.active is None
         tower = (
             self.image_scheduler.tower(builder.decodes, beside) if works or not self._flights else 0
@@ -316,7 +348,9 @@ class GenerationScheduler:
             arriving or self.image_scheduler.waits_for_workers
         )
         closing, self._closing = self._closing, []
-        return builder.build(self.counts.steps, closing, tower, wait, pages)
+        unused = FreeMemory(self.pool.free_runs) if self._gives_back else None
+        self._gives_back = False
+        return builder.build(self.counts.steps, closing, tower, wait, pages, unused)
 
     def _make_way(self) -> None:
         """Preempt one sequence of a client or group beyond its share.
@@ -385,7 +419,7 @@ class GenerationScheduler:
                 continue
             if self._kv_cache.still_refused(sequence, self.running):
                 return
-            path = self._kv_cache.find(sequence)
+            path = self._kv_cache.find_pages(sequence)
             if self.arrivals is not None and self._kv_cache.awaits(sequence, path, self.running):
                 continue
             end, missing = self._chunks.chunk_limit(sequence, builder.tokens)
@@ -407,7 +441,7 @@ class GenerationScheduler:
     def _admit(self, sequence: Sequence, path: list[Node], builder: PlanBuilder) -> Run:
         first, found = sequence.cached is None, len(sequence.found)
         pages, computed = [step.page for step in path], len(path) * self.pool.page_size
-        node = self._kv_cache.hold(sequence, path)
+        node = self._kv_cache.hold_pages(sequence, path)
         run = sequence.admit(self._slots.pop(), node, pages, computed)
         self._kv_cache.forget_refusal()
         self.waiting.remove(sequence, served=True)
@@ -467,7 +501,7 @@ class GenerationScheduler:
                 self._preempt(youngest)
                 self.waiting.put_back(youngest)
             after = run.pages[-1] if run.pages else None
-            run.pages += self.pool.take(min(missing, self.pool.free), after)
+            run.pages += self.pool.allocate(min(missing, self.pool.free), after)
         return min(end, len(run.pages) * self.pool.page_size)
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -561,7 +595,7 @@ class GenerationScheduler:
             sequence.scored = scores.start + scores.count
             deltas.append(Delta(sequence.request.id, scores=scores))
         if token is not None and not known:
-            deltas.append(self._append(sequence, token, logprobs))
+            deltas += self._append(sequence, token, logprobs)
         if pooled_output is not None:
             deltas.append(self._report_pooled_output(sequence, run, pooled_output))
         return deltas
@@ -585,7 +619,10 @@ class GenerationScheduler:
             return Delta(sequence.request.id, pooled_output=pooled_output)
         return replace(self._finish(sequence, "stop"), pooled_output=pooled_output)
 
-    def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Delta:
+    def _append(
+        self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None
+    ) -> list[Delta]:
+        """Add a token to an answer. Returns the news, if any: bundled where nobody reads along."""
         sequence.tokens.append(token)
         given = () if logprobs is None else (logprobs,)
         reason = end_reason(sequence, token, self._eos, self.token_limit)
@@ -594,10 +631,14 @@ class GenerationScheduler:
                 grammar_state.accept(token)
                 reason = follow(sequence, grammar_state, reason, self._eos, self.token_limit)
             except RequestError as error:
-                return self._finish(sequence, "error", error.message, code=error.code)
+                return [self._finish(sequence, "error", error.message, code=error.code)]
         if reason is not None:
-            return self._finish(sequence, reason, None, given)
-        return self._tell(sequence, None, None, given)
+            return [self._finish(sequence, reason, None, given)]
+        request, told = sequence.request, sequence.reported
+        waits = not request.streamed and request.sampling.logprobs is None
+        if waits and told is not None and sequence.output_length - told < BUNDLED_TOKENS:
+            return []
+        return [self._tell(sequence, None, None, given)]
 
     def _finish(
         self,
@@ -619,7 +660,7 @@ class GenerationScheduler:
         if sequence.images_end and not aside:
             self.image_scheduler.leave(sequence)
         if sequence.idle:
-            self.idle_work.end(sequence)
+            self.idle_work.remove(sequence)
         return self._tell(sequence, reason, error, logprobs, code)
 
     def _tell(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from saccade.cache.content import Content
 from saccade.cache.prefix import Node
@@ -30,6 +30,14 @@ from saccade.sched.grammar_state import GrammarState
 
 Source = Literal["none", "pixels", "encoder"]
 """What an image was encoded from, as `ImageOutcome.level` calls it."""
+
+
+class EncodedImage(NamedTuple):
+    """Why an image was missing, what it was encoded from, and which of its tiles were new."""
+
+    missed: Missed
+    source: Source
+    tiles: tuple[bool, ...] = ()
 
 
 class State(Enum):
@@ -125,7 +133,7 @@ class Sequence:
     the device lacked room for the next image beside those
     present, so any step is welcome.
 
-    encoded: images encoded for this sequence: why they were missing, and their source. found:
+    encoded: images encoded for this sequence. found:
     source of each image, by its index, as far as known.
 
     scored: the first prompt token still to be scored or read, by the results so far. All tokens
@@ -176,7 +184,7 @@ class Sequence:
         self.path: list[Node] = []
         self.blocked: ImageKey | None = None
         self.cramped = False
-        self.encoded: dict[ImageKey, tuple[Missed, Source]] = {}
+        self.encoded: dict[ImageKey, EncodedImage] = {}
         self.found: dict[int, ImageOutcome] = {}
         caching = request.caching
         self.asks = bool(caching.breakpoints or caching.diagnose)

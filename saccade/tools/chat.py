@@ -78,7 +78,7 @@ def converse(
         session.parts = parts
         for line in lines:
             try:
-                if not session.take(line.strip()):
+                if not session.execute(line.strip()):
                     return
             except SaccadeError as error:
                 print(f"error: {error}", flush=True)
@@ -139,7 +139,7 @@ class _Session:
     def __exit__(self, *error: object) -> None:
         self._client.close()
 
-    def take(self, line: str) -> bool:
+    def execute(self, line: str) -> bool:
         """Execute a line. Return True if the session goes on. Raises SaccadeError."""
         word, _, rest = line.partition(" ")
         match word:

@@ -70,19 +70,19 @@ def events_of(text: str, finish: Any = "stop", stop: str | None = None, **how: A
     """The stream of an answer that came letter by letter."""
     reader = AnswerReader("either", FORMATS["hermes"], {}, make_id=lambda: "toolu_1", **how)
     stream = MessageStream("msg_1", "m")
-    events = stream.begin(USAGE)
+    events = stream.opening_events(USAGE)
     for letter in text:
         events += stream.feed(reader.feed(letter))
     events += stream.feed(reader.end())
-    return events + stream.end(finish, stop, MessageUsage(7, 20, 300, 12))
+    return events + stream.closing_events(finish, stop, MessageUsage(7, 20, 300, 12))
 
 
 def whole_message(events: list[Any]) -> dict[str, Any]:
     """The message that a whole stream tells of."""
     message = WholeMessage()
     for event in events:
-        message.add(event)
-    return message.told()
+        message.add_event(event)
+    return message.body()
 
 
 def user(*parts: Any) -> dict[str, Any]:
@@ -385,9 +385,9 @@ def test_any_input_of_a_call_can_be_told(arguments: str, told: bytes) -> None:
     stream = MessageStream("msg_1", "m", True)
     usage = MessageUsage(1, 0, 0, 1, 0)
     events = [
-        *stream.begin(usage),
+        *stream.opening_events(usage),
         *stream.feed([CallStarted(0, "call_1", "f"), CallArguments(0, arguments)]),
-        *stream.end("length", None, usage),
+        *stream.closing_events("length", None, usage),
     ]
     message = whole_message(events)
     assert msgspec.json.encode(message["content"][0]["input"]) == told

@@ -659,3 +659,18 @@ def test_a_request_carries_its_grammar_to_the_engine(served: Served) -> None:
     requests = [m.request for m in served.engine.received if isinstance(m, Submit)]
     assert len(requests) == 4 and len({request.grammar for request in requests}) == 1
     assert '"x" | "y"' in json.loads(requests[0].grammar)["grammars"][0]["lark_grammar"]
+
+
+@pytest.mark.parametrize(
+    ("more", "streamed"), [({}, False), ({"stream": True}, True), ({"stop": ["never"]}, True)]
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_the_engine_hears_whether_somebody_reads_along(
+    served: Served, path: str, more: dict[str, Any], streamed: bool
+) -> None:
+    """Where the front may see the end first, it hears of each token."""
+    if path == "/v1/messages" and "stop" in more:
+        more = {"stop_sequences": more["stop"]}
+    body = {"model": "demo", "messages": HI, "max_tokens": 5, **more}
+    assert served.http.post(path, json=body).status_code == 200
+    assert submitted(served)[-1].streamed is streamed

@@ -150,13 +150,13 @@ def test_a_batch_that_is_not_kept_whole_stops_no_other(tmp_path: Path) -> None:
     whole = BatchJob(
         id=new_id(), endpoint="/v1/completions", input_file_id="f", created_at=now(), expires_at=0
     )
-    store.add(whole, ANYBODY, None)
+    store.add_batch(whole, ANYBODY, None)
     begun = new_id()
     with closing(sqlite3.connect(tmp_path / f"{begun}.db")) as rows:
         rows.execute("CREATE TABLE batch (described, owner, lifetime, cancelled)")
     assert store.open_batches() == [(whole.id, "")]
     assert [each.id for each in store.page("", ALL)] == [whole.id]
-    with store.hold(begun) as held:
+    with store.hold_batch(begun) as held:
         assert held is None
 
 
@@ -200,7 +200,7 @@ def test_one_key_sees_nothing_of_anothers(served: Served) -> None:
     id = begin(served.openai, [line(0)])
     over(served.openai, id)
     store = BatchStore(served.front.intake.media.files.folder / BATCHES)
-    assert store.find(id, "").id == id
+    assert store.find_batch(id, "").id == id
     assert not store.page("somebody", ALL)
 
 
@@ -275,8 +275,8 @@ def test_a_batch_that_is_let_go_waits_for_who_still_writes(tmp_path: Path) -> No
         batch = BatchJob(
             id=id, endpoint="/v1/responses", input_file_id="", created_at=now(), expires_at=now()
         )
-        store.add(batch, ANYBODY, None)
-        with store.hold(id) as held:
+        store.add_batch(batch, ANYBODY, None)
+        with store.hold_batch(id) as held:
             assert held is not None
             held.add_lines([InputLine(1, "a", 0, 0)])
             thread = threading.Thread(target=write, args=(held, begun))
@@ -307,7 +307,7 @@ def kept(store: BatchStore, owner: str, made: int, status: str = "completed") ->
         id=new_id(), endpoint="/v1/responses", input_file_id="", created_at=made, expires_at=now()
     )
     batch.status = status  # type: ignore[assignment]
-    store.add(batch, Client(owner), None)
+    store.add_batch(batch, Client(owner), None)
     return batch.id
 
 

@@ -281,7 +281,6 @@ def test_tools_and_formats_are_read() -> None:
         "web_search",
         "web_search_preview",
         "file_search",
-        "computer_use_preview",
         "mcp",
         "image_generation",
         "code_interpreter",
@@ -499,11 +498,11 @@ def told(answer: str, finish: Any = "stop") -> tuple[list[Any], dict[str, Any]]:
     reader = AnswerReader("either", FORMATS["hermes"], tools, make_id=lambda: "call_1")
     response: dict[str, Any] = {"id": "resp_1", "status": "in_progress", "output": []}
     stream = ResponseStream(response)
-    events = stream.begin()
+    events = stream.opening_events()
     for letter in answer:
         events += stream.feed(reader.feed(letter))
     events += stream.feed(reader.end())
-    events += stream.end(finish, {})
+    events += stream.closing_events(finish, {})
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     return [event["type"].removeprefix("response.") for event in events], response
 
@@ -548,7 +547,7 @@ def test_an_answer_of_nothing_is_an_empty_message() -> None:
 def test_an_answer_that_fails_on_its_way_says_why() -> None:
     response: dict[str, Any] = {"id": "resp_1", "status": "in_progress", "output": []}
     stream = ResponseStream(response)
-    stream.begin()
+    stream.opening_events()
     stream.feed(AnswerReader(None, None, {}).feed("He"))
     events = stream.fail(ImageError("it is damaged", "input[0].content[0]"))
     assert events[-1]["type"] == "response.failed" and events[-2]["item"]["status"] == "incomplete"

@@ -53,7 +53,7 @@ class Case:
         node = self.cache.hold(content, path)
         self.cache.hit(path, client)
         table = [step.page for step in path]
-        table += self.pool.take(pages + 1 - len(path))
+        table += self.pool.allocate(pages + 1 - len(path))
         node = self.cache.extend(node, content, table, pages)
         if seconds:
             self.cache.pin(node, content, pages, client, seconds)
@@ -147,12 +147,12 @@ def test_the_states_of_a_pinned_chain_stay_with_its_pages() -> None:
     kept = KeptPages(MODEL, 1, 2, host_bytes=20, pinned_share=0.5, clock=clock)
     tier, names = kept.tiers["host"], [bytes([number]) * 32 for number in range(40)]
     kept.pin([(names[0], False), (names[1], True)], "a", 60)
-    kept.keep(names[0], 0, None)
-    kept.keep(names[1], 1, 0)
+    kept.write_page(names[0], 0, None)
+    kept.write_page(names[1], 1, 0)
 
     def press() -> None:
         for name in names[2:]:
-            kept.keep(name, 2, 1)
+            kept.write_page(name, 2, 1)
 
     press()
     chain = [*names[:2], state_name(names[1])]

@@ -13,30 +13,30 @@ def consecutive(pages: list[int]) -> bool:
 
 def test_the_dummy_page_is_never_handed_out() -> None:
     pool = PagePool(8, 16)
-    assert DUMMY_PAGE not in pool.take(7) and pool.free == 0
+    assert DUMMY_PAGE not in pool.allocate(7) and pool.free == 0
 
 
 def test_a_sequence_that_grows_stays_one_run() -> None:
     pool = PagePool(1000, 16)
-    tables: list[list[int]] = [pool.take(5) for _ in range(4)]
+    tables: list[list[int]] = [pool.allocate(5) for _ in range(4)]
     for _ in range(40):
         for table in tables:
-            table += pool.take(1, after=table[-1])
+            table += pool.allocate(1, after=table[-1])
     assert all(consecutive(table) for table in tables)
     pool.audit(tables)
 
 
 def test_released_runs_merge_again() -> None:
     pool = PagePool(101, 1)
-    tables = [pool.take(10) for _ in range(10)]
+    tables = [pool.allocate(10) for _ in range(10)]
     for table in tables[::2] + tables[1::2]:
         pool.release(table)
-    assert consecutive(pool.take(100)) and pool.free == 0
+    assert consecutive(pool.allocate(100)) and pool.free == 0
 
 
 def test_a_page_is_free_when_its_last_holder_lets_go() -> None:
     pool = PagePool(4, 1)
-    pages = pool.take(3)
+    pages = pool.allocate(3)
     pool.retain(pages[:1])
     pool.release(pages)
     assert pool.free == 2
@@ -46,14 +46,14 @@ def test_a_page_is_free_when_its_last_holder_lets_go() -> None:
 
 def test_scattered_pages_are_still_found() -> None:
     pool = PagePool(101, 1)
-    pages = pool.take(100)
+    pages = pool.allocate(100)
     pool.release(pages[::2])
-    assert sorted(pool.take(50)) == sorted(pages[::2])
+    assert sorted(pool.allocate(50)) == sorted(pages[::2])
 
 
 def test_the_audit_finds_a_lost_page_and_a_wrong_count() -> None:
     pool = PagePool(4, 1)
-    pages = pool.take(2)
+    pages = pool.allocate(2)
     pool.audit([pages])
     with pytest.raises(AssertionError, match="lost"):
         pool.audit([pages[:1]])
@@ -63,7 +63,7 @@ def test_the_audit_finds_a_lost_page_and_a_wrong_count() -> None:
 
 def test_more_than_is_free_cannot_be_taken() -> None:
     with pytest.raises(AssertionError):
-        PagePool(4, 1).take(4)
+        PagePool(4, 1).allocate(4)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -75,7 +75,7 @@ def test_random_use_never_loses_a_page(seed: int) -> None:
         event = rng.random()
         if event < 0.5 and pool.free:
             after = rng.choice(held)[-1] if held and rng.random() < 0.7 else None
-            held.append(pool.take(rng.randint(1, pool.free), after))
+            held.append(pool.allocate(rng.randint(1, pool.free), after))
         elif event < 0.6 and held:
             held.append(list(rng.choice(held)))
             pool.retain(held[-1])

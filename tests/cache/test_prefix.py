@@ -30,7 +30,7 @@ class Case:
         path = self.cache.find(content)
         node = self.cache.hold(content, path)
         whole = len(content.tokens) // self.pool.page_size
-        pages = [step.page for step in path] + self.pool.take(
+        pages = [step.page for step in path] + self.pool.allocate(
             self.pool.pages_for(len(content.tokens)) - len(path)
         )
         node = self.cache.extend(node, content, pages, whole)
@@ -148,7 +148,7 @@ def test_simultaneous_twins_keep_their_own_pages_and_cache_one_copy() -> None:
     case = Case()
     content = text(1, 2, 3, 4, 5)
     nodes = [case.cache.hold(content, []) for _ in range(2)]
-    tables = [case.pool.take(3) for _ in range(2)]
+    tables = [case.pool.allocate(3) for _ in range(2)]
     nodes = [case.cache.extend(node, content, table, 2) for node, table in zip(nodes, tables)]
     assert [node.depth for node in nodes] == [2, 0]
     case.pool.audit([*tables, case.cache.owned()])
@@ -162,7 +162,7 @@ def test_what_follows_a_duplicate_is_cached_when_its_holder_leaves() -> None:
     case = Case()
     first, second = text(1, 2, 3), text(1, 2, 3, 4, 5)
     node = case.cache.hold(second, [])
-    table = case.pool.take(3)
+    table = case.pool.allocate(3)
     case.serve(first)
     node = case.cache.extend(node, second, table, 2)
     assert node.depth == 0 and case.found(second) == 2

@@ -121,10 +121,10 @@ def test_what_is_remembered_is_bounded_and_a_flood_takes_nothing_from_another() 
     recall = PromptHistory(4, lambda: 0.0)
     sim = Simulation(Pinned().scheduler.limits, 40, 4)
     mine = replace(sim.request([1] * 400), client="mine")
-    recall.add(mine, 0)
+    recall.add_prompt(mine, 0)
     for number in range(3000):
         flood = replace(sim.request([2 + number % 7, number % 39] * 400), client=f"{number % 200}")
-        recall.add(flood, 0)
+        recall.add_prompt(flood, 0)
         assert recall.nbytes <= 32 << 20
     assert recall.nbytes <= 201 * MOST_PROMPTS * (PROMPT_BYTES + 4 * 800)
     again = recall.explain(mine, 0)

@@ -82,7 +82,7 @@ def test_an_event_loop_sends_without_waiting_for_the_other_end_to_read(run: Runn
             channel.send(Say(text))
         assert channel.unsent_bytes > len(LARGE)
         assert [(await channel.receive()).text for _ in texts] == texts
-        assert channel.take() == []
+        assert channel.take_messages() == []
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(channel.receive(), 0.05)
         channel.send(Say("after a receive that was cancelled"))

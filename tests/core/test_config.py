@@ -398,7 +398,7 @@ def test_the_arena_holds_the_models_largest_picture(spec: FamilySpec) -> None:
     ],
 )
 def test_a_folder_may_have_a_size(given: str, path: str, nbytes: int | None) -> None:
-    assert DiskFolder.read("--kv-cache-dir", given) == DiskFolder(path, nbytes)
+    assert DiskFolder.parse("--kv-cache-dir", given) == DiskFolder(path, nbytes)
 
 
 @pytest.mark.parametrize(

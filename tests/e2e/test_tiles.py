@@ -4,9 +4,11 @@ tiles cross processes once.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from typing import Any
 
+import PIL.Image
 import pytest
 
 from saccade_bench.fixtures.server import Server, serving
@@ -70,3 +72,39 @@ def test_answers_are_the_same_cold_and_warm(server: Server) -> None:
     message = user(text("one "), image(png(230, 70)), image(png(90, 200)), text(" which?"))
     cold = words(ask(server, message, cache_salt="cold", max_tokens=24))
     assert [words(ask(server, message, max_tokens=24)) for _ in range(2)] == [cold] * 2
+
+
+def tiles(server: Server, outcome: str) -> float:
+    return server.metric("saccade_image_tiles_total", outcome=outcome)
+
+
+def test_a_changed_picture_costs_its_changed_tiles(server: Server) -> None:
+    """In a chat of two pictures: the trace says which tiles were new, and where they are."""
+    before = PIL.Image.effect_noise((600, 400), 60).convert("RGB")
+    after = before.copy()
+    after.paste((255, 0, 0), (580, 380, 600, 400))  # in the last tile of 2 x 3
+    bodies = [user(image(encoded(each)), text("and this?")) for each in (before, after)]
+    new, seen = tiles(server, "new"), tiles(server, "seen")
+    named = server.metric("saccade_tile_bytes_named_total")
+    (first,) = ask(server, bodies[0], saccade={"trace": True})["saccade"]["images"]
+    assert first["tiles"]["new"] == 7 and first["tiles"]["seen"] == 0
+    assert len(first["tiles"]["places"]) == 6, "the thumbnail shows everything"
+    cold = ask(server, bodies[1], cache_salt="other")
+    patches = server.metric("saccade_image_patches_encoded_total")
+    warm = ask(server, bodies[1], saccade={"trace": True})
+    (second,) = warm["saccade"]["images"]
+    assert second["tiles"] == {"seen": 5, "new": 2, "places": [[0.5, 0.6667, 1.0, 1.0]]}
+    assert words(warm) == words(cold), "another tenant's tiles are its own"
+    assert (tiles(server, "new") - new, tiles(server, "seen") - seen) == (7 + 7 + 2, 5)
+    rows = (server.metric("saccade_image_patches_encoded_total") - patches) / 2
+    assert rows == 1 + (SIDE // 14) ** 2
+    assert server.metric("saccade_tile_bytes_named_total") - named == 3 * 7 * SIDE**2 * 3
+    with spent(server, DECODED, ENCODED) as so_far:
+        (again,) = ask(server, bodies[1], saccade={"trace": True})["saccade"]["images"]
+        assert "tiles" not in again and so_far() == [0, 0]
+
+
+def encoded(image: PIL.Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()

@@ -94,55 +94,47 @@ def test_what_waits_unread_is_bounded_over_all_connections() -> None:
     assert full.surplus == 0 and full.hold_surplus(3 << 20)
 
 
-def test_what_can_wait_is_done_a_few_pieces_a_turn_and_in_order() -> None:
+async def test_what_can_wait_is_done_a_few_pieces_a_turn_and_in_order() -> None:
     """However many connections ask: what is new in the event loop waits for a few pieces only."""
+    full, _ = crowd()
+    done: list[int] = []
 
-    async def scenario() -> None:
-        full, _ = crowd()
-        done: list[int] = []
+    def again(number: int) -> None:
+        done.append(number)
+        if number < 100:
+            full.soon(lambda: again(number + 100))
 
-        def again(number: int) -> None:
-            done.append(number)
-            if number < 100:
-                full.soon(lambda: again(number + 100))
+    def fail() -> None:
+        done.append(-1)
+        raise ValueError
 
-        def fail() -> None:
-            done.append(-1)
-            raise ValueError
-
-        for number in range(100):
-            full.soon(lambda number=number: again(number))  # type: ignore[misc]
-        full.soon(fail)
-        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        for turn in range(201 // PIECES_PER_TURN + 2):
-            assert len(done) <= PIECES_PER_TURN * turn
-            await asyncio.sleep(0)
-        assert done == [*range(100), -1, *range(100, 200)]
-
-    asyncio.run(scenario())
+    for number in range(100):
+        full.soon(lambda number=number: again(number))  # type: ignore[misc]
+    full.soon(fail)
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    for turn in range(201 // PIECES_PER_TURN + 2):
+        assert len(done) <= PIECES_PER_TURN * turn
+        await asyncio.sleep(0)
+    assert done == [*range(100), -1, *range(100, 200)]
 
 
-def test_what_comes_at_once_is_begun_a_few_pieces_a_turn() -> None:
+async def test_what_comes_at_once_is_begun_a_few_pieces_a_turn() -> None:
     """A request is begun where it is read, unless others were, or wait, in the same turn."""
-
-    async def scenario() -> None:
-        full, _ = crowd()
-        for _ in range(3):
-            assert [full.at_once() for _ in range(PIECES_PER_TURN + 2)] == [
-                *[True] * PIECES_PER_TURN,
-                False,
-                False,
-            ]
-            await asyncio.sleep(0)
+    full, _ = crowd()
+    for _ in range(3):
+        assert [full.at_once() for _ in range(PIECES_PER_TURN + 2)] == [
+            *[True] * PIECES_PER_TURN,
+            False,
+            False,
+        ]
         await asyncio.sleep(0)
-        done: list[int] = []
-        for number in range(PIECES_PER_TURN + 1):
-            full.soon(lambda number=number: done.append(number))  # type: ignore[misc]
-        assert not full.at_once(), "who waits goes first"
-        await asyncio.sleep(0)
-        assert len(done) == PIECES_PER_TURN and not full.at_once()
-
-    asyncio.run(scenario())
+    await asyncio.sleep(0)
+    done: list[int] = []
+    for number in range(PIECES_PER_TURN + 1):
+        full.soon(lambda number=number: done.append(number))  # type: ignore[misc]
+    assert not full.at_once(), "who waits goes first"
+    await asyncio.sleep(0)
+    assert len(done) == PIECES_PER_TURN and not full.at_once()
 
 
 @pytest.mark.parametrize(

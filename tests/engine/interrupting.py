@@ -32,13 +32,13 @@ def run_two_begun(harness: Harness, requests: Sequence[Request]) -> Mapping[str,
     assert isinstance(harness.worker, Worker)
     outcomes = {request.id: Outcome() for request in requests}
     for request in requests:
-        harness.scheduler.add(request)
+        harness.scheduler.add_request(request)
     flights: deque[Step] = deque()
     while not harness.scheduler.idle or flights:
         harness._answer_notices()
         plan = harness.scheduler.plan() if len(flights) < 2 else None
         if plan and not plan.empty:
-            flights.append(harness.worker.begin(plan))
+            flights.append(harness.worker.begin_step(plan))
             if len(flights) < 2:
                 continue
         for delta in harness.scheduler.apply(flights.popleft().result()):

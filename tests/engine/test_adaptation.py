@@ -40,7 +40,7 @@ class Front:
         self.running = 0
         self.inbox: list[ToEngine] = []
 
-    def take(self) -> list[ToEngine]:
+    def take_messages(self) -> list[ToEngine]:
         messages, self.inbox = self.inbox, []
         return messages
 

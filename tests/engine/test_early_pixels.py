@@ -37,7 +37,7 @@ class Front:
         self.running = len(submits)
         self.decodes = 0
 
-    def take(self) -> list[ToEngine]:
+    def take_messages(self) -> list[ToEngine]:
         messages, self.inbox = self.inbox, []
         return messages
 

@@ -75,11 +75,11 @@ def test_a_part_that_is_off_has_no_object(
 
 def test_a_request_has_no_object_of_a_part_that_it_does_not_name() -> None:
     scheduler = demo()
-    scheduler.add(REQUEST)
+    scheduler.add_request(REQUEST)
     step(scheduler)
     step(scheduler)
     assert len(scheduler.running) == 1 and objects_of_parts(scheduler) == ALWAYS
     asks = replace(REQUEST, id="b", caching=Caching(breakpoints=((32, 300),)))
-    scheduler.add(asks)
+    scheduler.add_request(asks)
     step(scheduler)
     assert objects_of_parts(scheduler) == ALWAYS | {"KeptPrompt"}

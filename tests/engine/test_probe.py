@@ -35,7 +35,7 @@ def within(work: Coroutine[None, None, None]) -> None:
 
 
 async def taken(store: StoreProbe, news: asyncio.Event) -> list[tuple[Request, Sight]]:
-    while not (found := store.take()):
+    while not (found := store.take_ready()):
         news.clear()
         await news.wait()
     return found
@@ -48,9 +48,9 @@ def test_it_tells_what_is_there(tmp_path: Path) -> None:
     async def work() -> None:
         news = asyncio.Event()
         store = StoreProbe(str(tmp_path), news.set)
-        assert store.begin(request("a"), IMAGES[:3])
+        assert store.begin_probe(request("a"), IMAGES[:3])
         ((told, sight),) = await taken(store, news)
-        assert told.id == "a" and store.take() == []
+        assert told.id == "a" and store.take_ready() == []
         assert [there for _, there in sight] == [False, True, False]
 
     within(work())
@@ -66,12 +66,14 @@ def test_a_folder_that_does_not_answer_holds_nobody_up(
     async def work() -> None:
         news = asyncio.Event()
         store = StoreProbe(str(tmp_path), news.set)
-        assert store.begin(request("a"), IMAGES[:1]) and store.begin(request("b"), IMAGES[:1])
+        assert store.begin_probe(request("a"), IMAGES[:1]) and store.begin_probe(
+            request("b"), IMAGES[:1]
+        )
         assert [(each.id, sight) for each, sight in await taken(store, news)] == [
             ("a", ()),
             ("b", ()),
         ]
-        assert not store.begin(request("c"), IMAGES[:1]), "it is left alone for a while"
+        assert not store.begin_probe(request("c"), IMAGES[:1]), "it is left alone for a while"
         hangs.set()
 
     within(work())
@@ -81,10 +83,10 @@ def test_who_leaves_is_forgotten_and_who_is_left_at_the_end_is_told(tmp_path: Pa
     async def work() -> None:
         store = StoreProbe(str(tmp_path), lambda: None)
         for id in ("a", "b"):
-            store.begin(request(id), IMAGES[:1])
+            store.begin_probe(request(id), IMAGES[:1])
         assert store.drop("a") and not store.drop("a")
         assert [(each.id, each.error) for each in store.fail_all("the end")] == [("b", "the end")]
-        assert not store.waiting and store.take() == []
+        assert not store.waiting and store.take_ready() == []
 
     within(work())
 

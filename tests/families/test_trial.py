@@ -22,7 +22,7 @@ from saccade.families.transformers_any import inspector, net, prompts, trial
 from saccade.families.transformers_any.facts import NO_JOINTS, Joints, OwnProcessor, with_images
 from saccade.families.transformers_any.handed import Handed, alike, find_difference
 from saccade.families.transformers_any.inspector import Questions
-from saccade.families.transformers_any.processor import ask, ask_text
+from saccade.families.transformers_any.processor import ask_image, ask_text
 from saccade.families.transformers_any.prompts import ProbePrompt
 from saccade.families.transformers_any.refusals import Unservable
 from saccade.families.transformers_any.spec import AnySpec
@@ -100,7 +100,9 @@ def test_a_processor_s_rule_that_is_not_known_is_refused(
 
     def louder(processor: Any, text: str, images: Any) -> Any:
         return (
-            ask(processor, images[0]) if text.endswith("1") else ask_text(processor, text, images)
+            ask_image(processor, images[0])
+            if text.endswith("1")
+            else ask_text(processor, text, images)
         )
 
     monkeypatch.setattr(inspector, "ask_text", louder)

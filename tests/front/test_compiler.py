@@ -33,22 +33,18 @@ def test_clients_take_turns_at_the_compiler() -> None:
     assert order == ["a0", "a1", "b0", "c0", "a2", "a4", "a5"]
 
 
-def test_a_turn_that_nobody_waits_for_any_more_is_passed_on() -> None:
+async def test_a_turn_that_nobody_waits_for_any_more_is_passed_on() -> None:
     compiler = Compiler(TOKENIZER.backend.to_str(), DEMO_VOCAB, DEMO_ENDS)
-
-    async def run() -> None:
-        first, *others = [
-            asyncio.create_task(compiler.compile(OutputConstraint("regex", f"x{number}", "r")))
-            for number in range(4)
-        ]
-        await asyncio.sleep(0)
-        for task in others:
-            task.cancel()
-        first.cancel()
-        await asyncio.gather(first, *others, return_exceptions=True)
-        assert (
-            await asyncio.wait_for(compiler.compile(OutputConstraint("regex", "y", "r")), 60)
-            is not None
-        )
-
-    asyncio.run(run())
+    first, *others = [
+        asyncio.create_task(compiler.compile(OutputConstraint("regex", f"x{number}", "r")))
+        for number in range(4)
+    ]
+    await asyncio.sleep(0)
+    for task in others:
+        task.cancel()
+    first.cancel()
+    await asyncio.gather(first, *others, return_exceptions=True)
+    assert (
+        await asyncio.wait_for(compiler.compile(OutputConstraint("regex", "y", "r")), 60)
+        is not None
+    )

@@ -138,11 +138,11 @@ def test_fields_decide_which_steps_a_request_joins() -> None:
         ),
         (
             GenerationRequest(text, cache=CacheRequest(diagnose=True)),
-            ["check", "encode", "widen", "place"],
+            ["check", "encode", "widen", "set_breakpoints"],
         ),
         (
             GenerationRequest(text, rules=AnswerRules(priority=1)),
-            ["begin", "encode", "check", "widen", "apply", "limit"],
+            ["set_readable", "encode", "check", "widen", "apply", "limit"],
         ),
         (GenerationRequest(text, prediction="x"), ["encode", "widen", "predict"]),
         (GenerationRequest(replace(text, thinks=True)), ["encode", "widen", "note_ignored"]),

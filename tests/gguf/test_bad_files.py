@@ -188,7 +188,10 @@ def test_files_that_do_not_belong_together_are_refused(
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"general__architecture": "llama"}, "architecture llama is not supported; supported are"),
+        (
+            {"general__architecture": "rwkv7"},
+            "rwkv7 is not supported; supported are .*llama.*folder",
+        ),
         ({"general__architecture": 5}, "general.architecture is missing"),
         ({"qwen3vl__block_count": "x"}, "qwen3vl.block_count is 'x'"),
         ({"qwen3vl__embedding_length": None}, "qwen3vl.embedding_length is missing"),

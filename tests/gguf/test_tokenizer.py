@@ -150,14 +150,18 @@ def spoilt(file: GgufFile, **changes: Any) -> GgufFile:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"pre": "llama-bpe"}, r"pre 'llama-bpe' is not supported \(qwen2, qwen35 are\)"),
-        ({"model": "llama"}, "model 'llama' is not supported"),
+        ({"pre": "rwkv"}, r"pre 'rwkv' is not supported \(qwen2, qwen35, llama-bpe, "),
+        ({"model": "t5"}, "model 't5' is not supported; gpt2 and llama are, and another may work"),
+        ({"model": "llama"}, "tokenizer.ggml.scores is missing"),
+        ({"model": "llama", "scores": [0.0] * 600}, "scores say nothing of the order of merges"),
+        ({"model": "llama", "scores": [0.0]}, "1 of tokenizer.ggml.scores, but 600 tokens"),
         ({"pre": None}, "tokenizer.ggml.pre is missing"),
         ({"tokens": ["a"]}, "1 tokens, but 600 of tokenizer.ggml.token_type"),
         ({"tokens": ["a"] * 600}, "two tokens of its vocabulary are the same"),
         ({"merges": ["zzz yyy"]}, "a merge of 'zzz' and 'yyy', which its vocabulary lacks"),
         ({"merges": ["one"]}, "'one' of tokenizer.ggml.merges is no pair"),
-        ({"add_bos_token": True}, "add_bos_token is not supported"),
+        ({"add_bos_token": True}, "add_bos_token, but tokenizer.ggml.bos_token_id is None"),
+        ({"add_eos_token": True}, "add_eos_token is not supported"),
     ],
 )
 def test_another_vocabulary_is_refused_by_name(

@@ -151,7 +151,7 @@ def test_pictures_encoded_beside_other_work_are_whole_when_they_are_shown(
                     slot,
                 )
             )
-        vision.begin(encodes)
+        vision.queue_images(encodes)
         while len(memory) < len(encodes):  # in one step, or a part in each
             for encoded in vision.advance(0 if number % 2 else 50):
                 memory.put(encoded.key, encoded.rows, encoded.ready)

@@ -71,6 +71,7 @@ def build_front(
     files: str,
     template: ChatTemplate | None = None,
     answer_format: AnswerFormat = SILENT,
+    model: str = "",
 ) -> RequestManager:
     spec, metrics = load_spec(FOLDER), Metrics()
     media = Media(
@@ -87,6 +88,7 @@ def build_front(
         media,
         load_sampling_defaults(FOLDER),
         answer_format=answer_format,
+        model=model,
     )
     return RequestManager(intake, engine, metrics, max_requests, Scoring("last"))
 
@@ -99,15 +101,17 @@ def serving(
     answer_format: AnswerFormat = SILENT,
     context: int = CONTEXT,
     watch: ObservabilityOptions | None = None,
+    model: str = "",
 ) -> Iterator[Served]:
-    """A server whose engine says "Hello!" until its `reply` is changed."""
+    """A server whose engine says "Hello!" until its `reply` is changed. model: its name."""
     options = options or ServerOptions(port=0, served_model_name=("demo", "other"))
     ready = threading.Event()
     found: dict[str, Served] = {}
 
     async def run(files: str) -> None:
         engine = EchoEngine(lambda request: TOKENIZER.encode("Hello!"), context)
-        front = build_front(engine, options.max_queued_requests, files, template, answer_format)
+        most = options.max_queued_requests
+        front = build_front(engine, most, files, template, answer_format, model)
         told = ServeOptions(
             server=options,
             edge=edge or ConnectionOptions(),

@@ -139,12 +139,12 @@ def run(over: Harness, asked: Sequence[Request], depth: int) -> dict[str, list[i
     assert isinstance(worker, Worker)
     outcomes = {request.id: Outcome() for request in asked}
     for request in asked:
-        assert not scheduler.add(request)
+        assert not scheduler.add_request(request)
     begun: deque[Step] = deque()
     while not scheduler.idle or begun:
         over._answer_notices()
         while len(begun) < depth and not (plan := scheduler.plan()).empty:
-            begun.append(worker.begin(plan))
+            begun.append(worker.begin_step(plan))
         if not begun:
             continue
         for delta in scheduler.apply(begun.popleft().result()):

@@ -413,7 +413,7 @@ def test_layers_of_two_head_sizes_have_lists_and_windows_of_their_own(
             outs.append(attention(qkv, turned, None, at).cpu())
             norm = QKNorm(torch.ones((4, dim), device=place), 1e-6)
             q = noise(3, 4, dim, seed=60 + at).to(place)
-            outs.append(attention.read(q, turned, norm, at).cpu())
+            outs.append(attention.attend_cached(q, turned, norm, at).cpu())
         found.append(outs)
     for ours, wanted in zip(*found, strict=True):
         torch.testing.assert_close(ours, wanted, atol=1e-5, rtol=0.0)

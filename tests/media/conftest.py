@@ -12,7 +12,7 @@ from pathlib import Path as Folder
 import pytest
 
 from saccade.core.arena import Arena
-from saccade.core.family import FamilySpec, PixelBounds
+from saccade.core.family import FamilySpec, PixelBounds, TileLayout
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.recipe import ImageRecipe
@@ -30,6 +30,7 @@ class PictureSpec:
 
     family: str = "test"
     sees_images: bool = True
+    tiles: TileLayout | None = None
     image_rules: ImageRules = field(
         default_factory=lambda: ImageRules(
             16, 2, 64 * 64, 1024 * 1024, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)

@@ -277,26 +277,23 @@ def test_a_thousand_mutated_files_are_read_or_refused() -> None:
 
 
 @pytest.mark.more
-def test_a_page_that_takes_too_long_ends_its_worker_and_is_refused_for_a_while(
+async def test_a_page_that_takes_too_long_ends_its_worker_and_is_refused_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario() -> None:
-        async with pool(decode_timeout=1.0) as reader:
-            slow = endless()
-            file = DocumentBytes(digest(slow), slow)
-            wanted = [PageWanted(0, (64, 64), text=False)]
-            try:
-                first = await read(reader, slow)
-            except EngineUnavailable:  # no processor time on a busy machine
-                return
-            assert first == "document_too_large"
-            with orders(monkeypatch) as sent:
-                with pytest.raises(ImageError, match=r"page 1 of the PDF takes more than 0\.25 s"):
-                    await reader.pages(file, wanted)
-                assert not sent
-            assert await read(reader, GOOD) == "read"
-
-    asyncio.run(scenario())
+    async with pool(decode_timeout=1.0) as reader:
+        slow = endless()
+        file = DocumentBytes(digest(slow), slow)
+        wanted = [PageWanted(0, (64, 64), text=False)]
+        try:
+            first = await read(reader, slow)
+        except EngineUnavailable:  # no processor time on a busy machine
+            return
+        assert first == "document_too_large"
+        with orders(monkeypatch) as sent:
+            with pytest.raises(ImageError, match=r"page 1 of the PDF takes more than 0\.25 s"):
+                await reader.pages(file, wanted)
+            assert not sent
+        assert await read(reader, GOOD) == "read"
 
 
 SLOW = {
@@ -307,61 +304,53 @@ SLOW = {
 
 @pytest.mark.first
 @pytest.mark.parametrize("name", SLOW)
-def test_a_page_ends_with_its_processor_time_and_is_named(
+async def test_a_page_ends_with_its_processor_time_and_is_named(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """However long a busy machine takes; no page is drawn after it, and none when sent again."""
     monkeypatch.setattr(document_pool, "PATIENCE", 240.0)
     slow = SLOW[name]()
     assert len(slow) < 1_300_000
-
-    async def scenario() -> None:
-        metrics = Metrics()
-        async with pool(metrics, decode_timeout=0.8) as reader:
-            file = DocumentBytes(digest(slow), slow)
-            sizes = await reader.sizes(file)
-            wanted = [PageWanted(index, (256, 256), text=True) for index in range(len(sizes))]
-            told = r"page 1 of the PDF takes more than 0\.2 s of processor time"
-            with orders(monkeypatch) as sent:
-                with pytest.raises(ImageError, match=told) as caught:
-                    await reader.pages(file, wanted)
-                assert caught.value.code == "document_too_large"
-                assert len(sent) <= 2
-            with orders(monkeypatch) as sent:
-                again = DocumentBytes(file.digest, slow, Requester())
-                for count in (len(wanted), 1):
-                    with pytest.raises(ImageError, match=told):
-                        await reader.pages(again, wanted[:count])
-                assert not sent
-            assert metrics.value(RENDERED) == 0
-            assert await read(reader, GOOD) == "read"
-
-    asyncio.run(scenario())
+    metrics = Metrics()
+    async with pool(metrics, decode_timeout=0.8) as reader:
+        file = DocumentBytes(digest(slow), slow)
+        sizes = await reader.sizes(file)
+        wanted = [PageWanted(index, (256, 256), text=True) for index in range(len(sizes))]
+        told = r"page 1 of the PDF takes more than 0\.2 s of processor time"
+        with orders(monkeypatch) as sent:
+            with pytest.raises(ImageError, match=told) as caught:
+                await reader.pages(file, wanted)
+            assert caught.value.code == "document_too_large"
+            assert len(sent) <= 2
+        with orders(monkeypatch) as sent:
+            again = DocumentBytes(file.digest, slow, Requester())
+            for count in (len(wanted), 1):
+                with pytest.raises(ImageError, match=told):
+                    await reader.pages(again, wanted[:count])
+            assert not sent
+        assert metrics.value(RENDERED) == 0
+        assert await read(reader, GOOD) == "read"
 
 
-def test_a_document_ends_with_its_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_document_ends_with_its_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(document_pool, "PATIENCE", 240.0)
     monkeypatch.setattr(document_pool, "PAGE_SHARE", 100.0)
     monkeypatch.setattr(document_pool, "DOCUMENT_SHARE", 1e-4)
-
-    async def scenario() -> None:
-        metrics = Metrics()
-        async with pool(metrics) as reader:
-            many = nested(90, 20)
-            file = DocumentBytes(digest(many), many)
-            wanted = [PageWanted(index, (64, 64), text=True) for index in range(90)]
-            with orders(monkeypatch) as sent, pytest.raises(ImageError) as caught:
-                await reader.pages(file, wanted)
-            assert re.match(
-                r"the PDF's first \d+ of 90 pages take more than 0\.0006 s", caught.value.message
-            )
-            drawn = metrics.value(RENDERED)
-            assert drawn < 5 and len(sent) <= drawn + 2
-            with orders(monkeypatch) as sent, pytest.raises(ImageError, match="of 90 pages take"):
-                await reader.pages(file, wanted)
-            assert not sent
-
-    asyncio.run(scenario())
+    metrics = Metrics()
+    async with pool(metrics) as reader:
+        many = nested(90, 20)
+        file = DocumentBytes(digest(many), many)
+        wanted = [PageWanted(index, (64, 64), text=True) for index in range(90)]
+        with orders(monkeypatch) as sent, pytest.raises(ImageError) as caught:
+            await reader.pages(file, wanted)
+        assert re.match(
+            r"the PDF's first \d+ of 90 pages take more than 0\.0006 s", caught.value.message
+        )
+        drawn = metrics.value(RENDERED)
+        assert drawn < 5 and len(sent) <= drawn + 2
+        with orders(monkeypatch) as sent, pytest.raises(ImageError, match="of 90 pages take"):
+            await reader.pages(file, wanted)
+        assert not sent
 
 
 def test_a_page_of_another_is_read_after_one_of_a_long_document(
@@ -416,18 +405,15 @@ async def all_pages(reader: DocumentPool, data: bytes, client: str, count: int) 
 
 
 @pytest.mark.more
-def test_a_stopped_reader_is_replaced_and_no_page_is_to_blame() -> None:
-    async def scenario() -> None:
-        before, metrics = {process.pid for process in page_workers()}, Metrics()
-        async with pool(metrics, decode_timeout=1.5) as reader:
-            await all_pages(reader, GOOD, "", 1)
-            for process in page_workers():
-                if process.pid not in before:
-                    process.suspend()
-            await all_pages(reader, pdf([Sheet(["three"])]), "", 1)
-            assert metrics.value("saccade_image_worker_restarts_total") == 2, "sizes, and a page"
-
-    asyncio.run(scenario())
+async def test_a_stopped_reader_is_replaced_and_no_page_is_to_blame() -> None:
+    before, metrics = {process.pid for process in page_workers()}, Metrics()
+    async with pool(metrics, decode_timeout=1.5) as reader:
+        await all_pages(reader, GOOD, "", 1)
+        for process in page_workers():
+            if process.pid not in before:
+                process.suspend()
+        await all_pages(reader, pdf([Sheet(["three"])]), "", 1)
+        assert metrics.value("saccade_image_worker_restarts_total") == 2, "sizes, and a page"
 
 
 def page_workers() -> list[psutil.Process]:
@@ -436,17 +422,14 @@ def page_workers() -> list[psutil.Process]:
 
 
 @pytest.mark.more
-def test_nobody_waits_for_a_document_any_more_and_the_next_is_read() -> None:
-    async def scenario() -> None:
-        async with pool() as reader:
-            slow = page(b"0 0 99 99 re f\n" * 300_000)
-            reading = asyncio.create_task(read(reader, slow))
-            await asyncio.sleep(0.2)
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
-            assert await read(reader, GOOD) == "read"
-
-    asyncio.run(scenario())
+async def test_nobody_waits_for_a_document_any_more_and_the_next_is_read() -> None:
+    async with pool() as reader:
+        slow = page(b"0 0 99 99 re f\n" * 300_000)
+        reading = asyncio.create_task(read(reader, slow))
+        await asyncio.sleep(0.2)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        assert await read(reader, GOOD) == "read"
 
 
 # ---- what is remembered of a file
@@ -481,45 +464,36 @@ def digests(pages: tuple[OpenedPage, ...]) -> list[bytes]:
     return [page.image.encoded.digest for page in pages if page.image is not None]
 
 
-def test_two_who_ask_at_once_have_a_page_drawn_once_and_tenants_share_nothing(
+async def test_two_who_ask_at_once_have_a_page_drawn_once_and_tenants_share_nothing(
     media_path: MakePath,
 ) -> None:
-    async def scenario() -> None:
-        async with media_path() as path:
-            one, two = await asyncio.gather(see(path), see(path))
-            assert digests(one) == digests(two) and rendered(path) == 2
-            assert [page.text for page in one] == ["the quick brown fox", "two"]
-            again = await see(path)
-            assert digests(again) == digests(one) and rendered(path) == 2
-            assert all(page.image and not page.image.encoded.data for page in again)
-            assert digests(await see(path, salt="other")) == digests(one)
-            assert rendered(path) == 4
-
-    asyncio.run(scenario())
+    async with media_path() as path:
+        one, two = await asyncio.gather(see(path), see(path))
+        assert digests(one) == digests(two) and rendered(path) == 2
+        assert [page.text for page in one] == ["the quick brown fox", "two"]
+        again = await see(path)
+        assert digests(again) == digests(one) and rendered(path) == 2
+        assert all(page.image and not page.image.encoded.data for page in again)
+        assert digests(await see(path, salt="other")) == digests(one)
+        assert rendered(path) == 4
 
 
-def test_a_request_that_gives_up_takes_nothing_from_another(media_path: MakePath) -> None:
-    async def scenario() -> None:
-        async with media_path() as path:
-            one, two = (asyncio.create_task(see(path)) for _ in range(2))
-            await asyncio.sleep(0)
-            one.cancel()
-            assert len(await two) == 2 and rendered(path) == 2
-
-    asyncio.run(scenario())
+async def test_a_request_that_gives_up_takes_nothing_from_another(media_path: MakePath) -> None:
+    async with media_path() as path:
+        one, two = (asyncio.create_task(see(path)) for _ in range(2))
+        await asyncio.sleep(0)
+        one.cancel()
+        assert len(await two) == 2 and rendered(path) == 2
 
 
-def test_what_is_drawn_counts_in_the_requests_room(media_path: MakePath) -> None:
-    async def scenario() -> None:
-        async with media_path() as path:
-            with pytest.raises(Overloaded):
-                await see(path, room=Room(100))
-            room = Room(1 << 20)
-            await see(path, salt="other", room=room)
-            assert 100 < (1 << 20) - room.left < 64 * 64 * 6
-            assert (await see(path, salt="other", room=Room(0)))[0].text
-
-    asyncio.run(scenario())
+async def test_what_is_drawn_counts_in_the_requests_room(media_path: MakePath) -> None:
+    async with media_path() as path:
+        with pytest.raises(Overloaded):
+            await see(path, room=Room(100))
+        room = Room(1 << 20)
+        await see(path, salt="other", room=room)
+        assert 100 < (1 << 20) - room.left < 64 * 64 * 6
+        assert (await see(path, salt="other", room=Room(0)))[0].text
 
 
 def test_metadata_outlives_a_server_and_is_read_anew_if_damaged(

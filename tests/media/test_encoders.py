@@ -47,19 +47,19 @@ def test_a_file_of_encoders_is_read_again(
     async def ask(*names: str) -> str:
         path.write_text("".join(f"{name}\n" for name in names))
         await asyncio.sleep(0.02)  # until the next look
-        return (await encoders.ask(EmbeddingWanted(IMAGE, TOWER), b"", slot)).outcome
+        return (await encoders.encode(EmbeddingWanted(IMAGE, TOWER), b"", slot)).outcome
 
     async def scene() -> list[str]:
         encoders.trust(TOWER)
         assert encoders.fits(4, slot)
-        missing = (await encoders.ask(EmbeddingWanted(IMAGE, TOWER), b"", slot)).outcome
+        missing = (await encoders.encode(EmbeddingWanted(IMAGE, TOWER), b"", slot)).outcome
         first, second = nobody(), nobody()
         found = [missing, await ask(), await ask(first)]
         found += [await ask(first), await ask(second), await ask("https://secret"), await ask()]
         path.write_text(f"{nobody()}\n")
         await asyncio.sleep(0.02)
         wanted = [replace(IMAGE, key=replace(IMAGE.key, salt=name)) for name in "ab"]
-        asked = (encoders.ask(EmbeddingWanted(image, TOWER), b"", slot) for image in wanted)
+        asked = (encoders.encode(EmbeddingWanted(image, TOWER), b"", slot) for image in wanted)
         assert {each.outcome for each in await asyncio.gather(*asked)} == {"unreachable"}
         await encoders.close()
         return found
@@ -107,7 +107,7 @@ def test_an_embedding_with_values_that_are_no_numbers_is_refused_though_its_chec
             )
             encoders = Encoders(options, Arena.create(1 << 20), Metrics())
             encoders.trust(tower)
-            found.append((await encoders.ask(EmbeddingWanted(IMAGE, tower), b"", slot)).outcome)
+            found.append((await encoders.encode(EmbeddingWanted(IMAGE, tower), b"", slot)).outcome)
             await encoders.close()
         for writer in writers:
             writer.close()

@@ -255,57 +255,48 @@ sys.stdin.read()
 """
 
 
-def test_a_lock_held_elsewhere_holds_up_only_those_who_write(
+async def test_a_lock_held_elsewhere_holds_up_only_those_who_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("saccade.media.sources.files.LOCK_SECONDS", 0.3)
-
-    async def scenario() -> None:
-        files = Uploads(FileStore(tmp_path, 1 << 20))
-        kept = await files.save(DATA, "a", "vision", None)
-        with subprocess.Popen(
-            [sys.executable, "-c", HOLD, str(tmp_path / "lock")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        ) as holder:
-            assert holder.stdout is not None and holder.stdin is not None
-            assert holder.stdout.readline() == b"held\n"
-            async with asyncio.timeout(10):  # 50 turns at the lock would take longer
-                uploads = [
-                    asyncio.create_task(files.save(bytes([n]), "b", "vision", None))
-                    for n in range(50)
-                ]
-                await asyncio.sleep(0.05)
-                assert await asyncio.to_thread(lambda: 7) == 7
-                assert await files.read(kept.id) == DATA and len(await files.entries()) == 1
-                assert not any(task.done() for task in uploads), "they still wait for the lock"
-                refused = await asyncio.gather(*uploads, return_exceptions=True)
-                assert {type(each) for each in refused} == {StorageBusy}
-            holder.stdin.close()
-            holder.wait()
-        await asyncio.sleep(0.3)
-        assert (await files.save(b"b", "b", "vision", None)).name == "b"
-        files.close()
-
-    asyncio.run(scenario())
+    files = Uploads(FileStore(tmp_path, 1 << 20))
+    kept = await files.save(DATA, "a", "vision", None)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdout is not None and holder.stdin is not None
+        assert holder.stdout.readline() == b"held\n"
+        async with asyncio.timeout(10):  # 50 turns at the lock would take longer
+            uploads = [
+                asyncio.create_task(files.save(bytes([n]), "b", "vision", None)) for n in range(50)
+            ]
+            await asyncio.sleep(0.05)
+            assert await asyncio.to_thread(lambda: 7) == 7
+            assert await files.read(kept.id) == DATA and len(await files.entries()) == 1
+            assert not any(task.done() for task in uploads), "they still wait for the lock"
+            refused = await asyncio.gather(*uploads, return_exceptions=True)
+            assert {type(each) for each in refused} == {StorageBusy}
+        holder.stdin.close()
+        holder.wait()
+    await asyncio.sleep(0.3)
+    assert (await files.save(b"b", "b", "vision", None)).name == "b"
+    files.close()
 
 
-def test_a_folder_that_does_not_answer_is_said_to_be_so(
+async def test_a_folder_that_does_not_answer_is_said_to_be_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("saccade.media.sources.uploads.PATIENCE", 0.1)
     away = threading.Event()  # a file server that is away blocks in the kernel
     monkeypatch.setattr(FileStore, "entries", lambda self, owner: away.wait())
-
-    async def scenario() -> None:
-        files = Uploads(FileStore(tmp_path, 1 << 20))
-        lists = [asyncio.create_task(files.entries()) for _ in range(20)]
-        for each in await asyncio.gather(*lists, return_exceptions=True):
-            assert isinstance(each, StorageBusy)
-        away.set()
-        files.close()
-
-    asyncio.run(scenario())
+    files = Uploads(FileStore(tmp_path, 1 << 20))
+    lists = [asyncio.create_task(files.entries()) for _ in range(20)]
+    for each in await asyncio.gather(*lists, return_exceptions=True):
+        assert isinstance(each, StorageBusy)
+    away.set()
+    files.close()
 
 
 FULL = """

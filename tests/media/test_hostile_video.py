@@ -4,7 +4,6 @@ answer is typed, and the next file is read.
 
 from __future__ import annotations
 
-import asyncio
 import mmap
 import os
 import socket
@@ -73,24 +72,20 @@ MADE: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.more
 @pytest.mark.parametrize("name", MADE)
-def test_a_file_made_to_harm_is_a_typed_answer_and_the_next_is_read(
+async def test_a_file_made_to_harm_is_a_typed_answer_and_the_next_is_read(
     media_path: MakePath, name: str
 ) -> None:
     data = MADE[name]()
-
-    async def scenario() -> None:
-        async with media_path(decode_timeout=5.0) as path:
-            try:
-                video = await opened(path, data, fps=2)
-                assert len(video.images) <= 384
-                canvases = await decode(path, video)
-                assert {canvas.shape[2] for canvas in canvases} == {3}
-            except RequestError as error:
-                assert error.status == 400, error
-                assert error.message
-            assert len(await decode(path, await opened(path, clip(), fps=2))) == 6
-
-    asyncio.run(scenario())
+    async with media_path(decode_timeout=5.0) as path:
+        try:
+            video = await opened(path, data, fps=2)
+            assert len(video.images) <= 384
+            canvases = await decode(path, video)
+            assert {canvas.shape[2] for canvas in canvases} == {3}
+        except RequestError as error:
+            assert error.status == 400, error
+            assert error.message
+        assert len(await decode(path, await opened(path, clip(), fps=2))) == 6
 
 
 HEADS = {

@@ -132,7 +132,7 @@ def test_an_image_is_fresh_for_as_long_as_its_server_says(headers: tuple[str, ..
     assert made.statuses == [200]
 
 
-def test_freshness_ends_without_a_date_of_the_server() -> None:
+async def test_freshness_ends_without_a_date_of_the_server() -> None:
     """An answer without Date was fresh for ever; one of a clock ahead, until that time."""
 
     async def scenario(*headers: str) -> list[int]:
@@ -144,11 +144,8 @@ def test_freshness_ends_without_a_date_of_the_server() -> None:
             await fetch.fetch(server.url, "")
         return made.statuses
 
-    async def both() -> None:
-        for statuses in await asyncio.gather(scenario(), scenario(f"Date: {date(-DAY)}")):
-            assert statuses == [200, 304]
-
-    asyncio.run(both())
+    for statuses in await asyncio.gather(scenario(), scenario(f"Date: {date(-DAY)}")):
+        assert statuses == [200, 304]
 
 
 def test_what_a_304_says_replaces_what_was_said_before() -> None:
@@ -190,38 +187,32 @@ def test_a_permanent_redirect_is_asked_again_unless_it_says_how_long_it_holds(st
     assert fresh == ([OLD, OLD], ["/now.png", "/old.png", "/old.png"])
 
 
-def test_a_flight_is_shared_only_by_those_who_ask_while_it_is_under_way() -> None:
-    async def scenario() -> None:
-        begun, go_on = asyncio.Event(), asyncio.Event()
+async def test_a_flight_is_shared_only_by_those_who_ask_while_it_is_under_way() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
 
-        async def answer(path: str, writer: asyncio.StreamWriter) -> None:
-            first = len(server.requests) == 1
-            begun.set()
-            await go_on.wait()
-            send(writer, "200 OK", OLD if first else NEW, f"Last-Modified: {date(DAY)}")
+    async def answer(path: str, writer: asyncio.StreamWriter) -> None:
+        first = len(server.requests) == 1
+        begun.set()
+        await go_on.wait()
+        send(writer, "200 OK", OLD if first else NEW, f"Last-Modified: {date(DAY)}")
 
-        async with origin(answer) as server, fetcher() as (fetch, _):
-            one = asyncio.create_task(fetch.fetch(server.url, ""))
-            await begun.wait()
-            two = asyncio.create_task(fetch.fetch(server.url, ""))
-            await asyncio.sleep(0)
-            go_on.set()
-            assert [await one, await two] == [OLD, OLD]
-            assert await fetch.fetch(server.url, "") == NEW
-            assert len(server.requests) == 2
-
-    asyncio.run(scenario())
+    async with origin(answer) as server, fetcher() as (fetch, _):
+        one = asyncio.create_task(fetch.fetch(server.url, ""))
+        await begun.wait()
+        two = asyncio.create_task(fetch.fetch(server.url, ""))
+        await asyncio.sleep(0)
+        go_on.set()
+        assert [await one, await two] == [OLD, OLD]
+        assert await fetch.fetch(server.url, "") == NEW
+        assert len(server.requests) == 2
 
 
-def test_a_replaced_local_file_is_read(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        file = tmp_path / "a.png"
-        async with fetcher(allowed_local_media_path=str(tmp_path)) as (fetch, _):
-            for content in (OLD, NEW):
-                file.write_bytes(content)
-                assert await fetch.fetch(file.as_uri(), "") == content
-
-    asyncio.run(scenario())
+async def test_a_replaced_local_file_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "a.png"
+    async with fetcher(allowed_local_media_path=str(tmp_path)) as (fetch, _):
+        for content in (OLD, NEW):
+            file.write_bytes(content)
+            assert await fetch.fetch(file.as_uri(), "") == content
 
 
 def test_answers_that_can_spare_nothing_are_not_kept() -> None:
@@ -279,21 +270,18 @@ def test_encoded_images_are_decoded(coding: str, encode: Callable[[bytes], bytes
     assert asyncio.run(scenario()) == PICTURE
 
 
-def test_an_encoded_image_is_kept_decoded() -> None:
-    async def scenario() -> None:
-        async def answer(path: str, writer: asyncio.StreamWriter) -> None:
-            headers = 'ETag: "a"', "Content-Encoding: gzip"
-            if "if-none-match" in server.requests[-1].lower():
-                send(writer, "304 Not Modified", b"", *headers)
-            else:
-                send(writer, "200 OK", gzip.compress(PICTURE), *headers)
+async def test_an_encoded_image_is_kept_decoded() -> None:
+    async def answer(path: str, writer: asyncio.StreamWriter) -> None:
+        headers = 'ETag: "a"', "Content-Encoding: gzip"
+        if "if-none-match" in server.requests[-1].lower():
+            send(writer, "304 Not Modified", b"", *headers)
+        else:
+            send(writer, "200 OK", gzip.compress(PICTURE), *headers)
 
-        async with origin(answer) as server, fetcher() as (fetch, metrics):
-            for _ in range(2):
-                assert await fetch.fetch(server.url, "") == PICTURE
-            assert metrics.value("saccade_images_fetched_total") == 1
-
-    asyncio.run(scenario())
+    async with origin(answer) as server, fetcher() as (fetch, metrics):
+        for _ in range(2):
+            assert await fetch.fetch(server.url, "") == PICTURE
+        assert metrics.value("saccade_images_fetched_total") == 1
 
 
 @pytest.mark.parametrize(
@@ -310,24 +298,17 @@ def test_an_encoded_image_is_kept_decoded() -> None:
         ("deflate", zlib.compress(PICTURE) + b"more", "and goes on behind its end"),
     ],
 )
-def test_what_does_not_decode_is_named(coding: str, body: bytes, words: str) -> None:
-    async def scenario() -> None:
-        async with fetcher() as (fetch, metrics):
-            with pytest.raises(ImageError, match=words):
-                await fetch_encoded(fetch, coding, body)
-            assert metrics.value("saccade_images_fetched_total") == 0
-
-    asyncio.run(scenario())
+async def test_what_does_not_decode_is_named(coding: str, body: bytes, words: str) -> None:
+    async with fetcher() as (fetch, metrics):
+        with pytest.raises(ImageError, match=words):
+            await fetch_encoded(fetch, coding, body)
+        assert metrics.value("saccade_images_fetched_total") == 0
 
 
-def test_few_bytes_that_stand_for_many_end_at_the_limit() -> None:
+async def test_few_bytes_that_stand_for_many_end_at_the_limit() -> None:
     """Of 64 MiB in 64 KiB, no more than a piece beyond the limit is made."""
     bomb = gzip.compress(bytes(64 << 20))
     assert max(map(len, ContentDecoder("gzip", "").feed(bomb))) <= PIECE
-
-    async def scenario() -> None:
-        async with fetcher(max_image_bytes=1 << 20) as (fetch, _):
-            with pytest.raises(TooLarge, match="over 1 MB"):
-                await fetch_encoded(fetch, "gzip", bomb)
-
-    asyncio.run(scenario())
+    async with fetcher(max_image_bytes=1 << 20) as (fetch, _):
+        with pytest.raises(TooLarge, match="over 1 MB"):
+            await fetch_encoded(fetch, "gzip", bomb)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +29,7 @@ async def shown(path: Path, source: Source | SentFile, reads: Reads) -> list[Ope
     """The images of a source, by its kind alone; pages of documents are opened as sources."""
     kind: MediaKind[Any, Any, Any] = path.media.kinds[source.kind]
     kind.check(source)
-    kind.begin(source, reads)
+    kind.begin_reads(source, reads)
     units = await kind.units(source, await kind.metadata(source, reads), reads)
     if not isinstance(units, tuple):
         return list(units.images)
@@ -39,46 +38,38 @@ async def shown(path: Path, source: Source | SentFile, reads: Reads) -> list[Ope
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
-def test_a_kind_names_images_without_a_pixel_and_says_how_each_is_made(
+async def test_a_kind_names_images_without_a_pixel_and_says_how_each_is_made(
     media_path: MakePath, source: Source | SentFile
 ) -> None:
-    async def scenario() -> None:
-        async with media_path() as path:
-            reads = Reads(path.media.reader, "", Requester())
-            images = await shown(path, source, reads)
-            assert path.metrics.value("saccade_images_decoded_total") == 0
-            assert [image.kind for image in images] == [source.kind] * IMAGES[source.kind]
-            assert len({image.image.key for image in images}) == len(images)
-            again = await shown(path, source, Reads(path.media.reader, "", Requester()))
-            assert [image.image for image in again] == [image.image for image in images]
-            for image in images:
-                jobs = await path.media.kinds[image.kind].pixels(image)
-                assert jobs is not None
-                assert [job.digest for job in jobs] == [
-                    frame.encoded.digest for frame in image.frames
-                ]
-                assert all(job.data for job in jobs)
-
-    asyncio.run(scenario())
+    async with media_path() as path:
+        reads = Reads(path.media.reader, "", Requester())
+        images = await shown(path, source, reads)
+        assert path.metrics.value("saccade_images_decoded_total") == 0
+        assert [image.kind for image in images] == [source.kind] * IMAGES[source.kind]
+        assert len({image.image.key for image in images}) == len(images)
+        again = await shown(path, source, Reads(path.media.reader, "", Requester()))
+        assert [image.image for image in again] == [image.image for image in images]
+        for image in images:
+            jobs = await path.media.kinds[image.kind].pixels(image)
+            assert jobs is not None
+            assert [job.digest for job in jobs] == [frame.encoded.digest for frame in image.frames]
+            assert all(job.data for job in jobs)
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_an_image_without_its_bytes_has_no_pixels_unless_a_page_can_be_drawn(
+async def test_an_image_without_its_bytes_has_no_pixels_unless_a_page_can_be_drawn(
     media_path: MakePath, kind: Kind
 ) -> None:
-    async def scenario() -> None:
-        async with media_path() as path:
-            reads = Reads(path.media.reader, "", Requester())
-            image = (await shown(path, SOURCES[kind], reads))[0]
-            frames = [
-                replace(each, encoded=EncodedBytes(b"", each.encoded.digest, each.encoded.page))
-                for each in image.frames
-            ]
-            bare = replace(image, frames=tuple(frames))
-            jobs = await path.media.kinds[kind].pixels(bare)
-            if kind == "document":
-                assert jobs is not None and [job.data for job in jobs] == [image.data]
-            else:
-                assert jobs is None
-
-    asyncio.run(scenario())
+    async with media_path() as path:
+        reads = Reads(path.media.reader, "", Requester())
+        image = (await shown(path, SOURCES[kind], reads))[0]
+        frames = [
+            replace(each, encoded=EncodedBytes(b"", each.encoded.digest, each.encoded.page))
+            for each in image.frames
+        ]
+        bare = replace(image, frames=tuple(frames))
+        jobs = await path.media.kinds[kind].pixels(bare)
+        if kind == "document":
+            assert jobs is not None and [job.data for job in jobs] == [image.data]
+        else:
+            assert jobs is None

@@ -80,11 +80,8 @@ def test_a_folder_that_will_not_do_costs_openings_alone(tmp_path: Path, damage: 
     assert other.read_bytes() == b"somebody's" * 999
 
 
-def test_without_a_folder_metadata_is_in_memory_alone() -> None:
-    async def look() -> None:
-        shelf = MetadataCache(None, "video 1", Probe)
-        assert await shelf.find(b"name") is None
-        shelf.put(b"name", PROBE)
-        assert await shelf.find(b"name") == PROBE == shelf.get(b"name")
-
-    asyncio.run(look())
+async def test_without_a_folder_metadata_is_in_memory_alone() -> None:
+    shelf = MetadataCache(None, "video 1", Probe)
+    assert await shelf.find(b"name") is None
+    shelf.put(b"name", PROBE)
+    assert await shelf.find(b"name") == PROBE == shelf.get(b"name")

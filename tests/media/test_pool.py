@@ -151,55 +151,50 @@ def arena() -> Iterator[Arena]:
 
 
 @pytest.mark.more
-def test_a_worker_killed_in_the_middle_is_replaced_and_the_picture_decoded(arena: Arena) -> None:
-    async def scenario() -> None:
-        metrics = Metrics()
-        async with running(arena, metrics) as pool:
-            data = encode(noise(256, 256))
-            await pool.decode(job(data), 0)
-            process = await worker_process()
-            process.suspend()  # so that the job is surely under way
-            retried = job(data)
-            waiting = asyncio.create_task(pool.decode(retried, 4096))
-            await until(lambda: retried.running)
-            process.kill()
-            await waiting
-            np.testing.assert_array_equal(arena.view(PixelSlot(4096, 256, 256)), decoded(data))
-            assert metrics.value(RESTARTS) == 1
-        assert not process.is_running()
-        assert not workers()
-
-    asyncio.run(scenario())
+async def test_a_worker_killed_in_the_middle_is_replaced_and_the_picture_decoded(
+    arena: Arena,
+) -> None:
+    metrics = Metrics()
+    async with running(arena, metrics) as pool:
+        data = encode(noise(256, 256))
+        await pool.decode(job(data), 0)
+        process = await worker_process()
+        process.suspend()  # so that the job is surely under way
+        retried = job(data)
+        waiting = asyncio.create_task(pool.decode(retried, 4096))
+        await until(lambda: retried.running)
+        process.kill()
+        await waiting
+        np.testing.assert_array_equal(arena.view(PixelSlot(4096, 256, 256)), decoded(data))
+        assert metrics.value(RESTARTS) == 1
+    assert not process.is_running()
+    assert not workers()
 
 
 @pytest.mark.more
 @pytest.mark.parametrize(("cause", "again"), [(signal.SIGKILL, 1), (signal.SIGSEGV, 0)])
-def test_a_picture_that_ends_every_worker_fails_alone(
+async def test_a_picture_that_ends_every_worker_fails_alone(
     arena: Arena, cause: signal.Signals, again: int
 ) -> None:
     """And is refused from then on, unless its workers were killed from outside."""
-
-    async def scenario() -> None:
-        metrics = Metrics()
-        async with running(arena, metrics) as pool:
-            data = png(5000, 5000, bytes(5000 * 15_001))  # some 0.2 s of work
-            await worker_process()
-            deadly = job(data, (64, 64))
-            waiting = asyncio.create_task(pool.decode(deadly, 0))
-            for lost in range(1, 3):
-                await until(lambda: deadly.running)
-                (await worker_process()).send_signal(cause)
-                await until(lambda lost=lost: metrics.value(RESTARTS) == lost)  # type: ignore[misc]
-            with pytest.raises(ImageError, match="crashed"):
-                await waiting
-            await pool.decode(job(encode(noise(64, 64, seed=1))), 0)
-            assert metrics.value(RESTARTS) == 2
-            before = metrics.value(DECODES)
-            with contextlib.suppress(ImageError):
-                await pool.decode(job(data), 0)
-            assert metrics.value(DECODES) == before + again
-
-    asyncio.run(scenario())
+    metrics = Metrics()
+    async with running(arena, metrics) as pool:
+        data = png(5000, 5000, bytes(5000 * 15_001))  # some 0.2 s of work
+        await worker_process()
+        deadly = job(data, (64, 64))
+        waiting = asyncio.create_task(pool.decode(deadly, 0))
+        for lost in range(1, 3):
+            await until(lambda: deadly.running)
+            (await worker_process()).send_signal(cause)
+            await until(lambda lost=lost: metrics.value(RESTARTS) == lost)  # type: ignore[misc]
+        with pytest.raises(ImageError, match="crashed"):
+            await waiting
+        await pool.decode(job(encode(noise(64, 64, seed=1))), 0)
+        assert metrics.value(RESTARTS) == 2
+        before = metrics.value(DECODES)
+        with contextlib.suppress(ImageError):
+            await pool.decode(job(data), 0)
+        assert metrics.value(DECODES) == before + again
 
 
 @pytest.fixture
@@ -209,173 +204,145 @@ def busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.more
-def test_what_takes_too_much_processor_time_is_refused_for_a_while(
+async def test_what_takes_too_much_processor_time_is_refused_for_a_while(
     arena: Arena, busy_machine: None
 ) -> None:
     """No second try, and no work for whoever asks again, at any size."""
-
-    async def scenario() -> None:
-        metrics = Metrics()
-        async with running(arena, metrics, decode_timeout=0.2) as pool:
-            data = png(12_000, 12_000, bytes(12_000 * 36_001))  # more than a second of work
-            await worker_process()
+    metrics = Metrics()
+    async with running(arena, metrics, decode_timeout=0.2) as pool:
+        data = png(12_000, 12_000, bytes(12_000 * 36_001))  # more than a second of work
+        await worker_process()
+        with pytest.raises(ImageError, match=r"takes longer than 0\.2 s"):
+            await pool.decode(job(data, (64, 64)), 0)
+        assert metrics.value(RESTARTS) == 1
+        for size in (64, 96):
             with pytest.raises(ImageError, match=r"takes longer than 0\.2 s"):
-                await pool.decode(job(data, (64, 64)), 0)
-            assert metrics.value(RESTARTS) == 1
-            for size in (64, 96):
-                with pytest.raises(ImageError, match=r"takes longer than 0\.2 s"):
-                    await pool.decode(job(data, (size, size)), 0)
-            assert (metrics.value(RESTARTS), metrics.value(DECODES)) == (1, 1)
-
-    asyncio.run(scenario())
+                await pool.decode(job(data, (size, size)), 0)
+        assert (metrics.value(RESTARTS), metrics.value(DECODES)) == (1, 1)
 
 
 @pytest.mark.more
-def test_a_stopped_worker_is_replaced_and_the_image_is_not_to_blame(arena: Arena) -> None:
-    async def scenario() -> None:
-        metrics = Metrics()
-        async with running(arena, metrics, decode_timeout=1.5) as pool:
-            data = encode(noise(300, 300))
-            await pool.decode(job(encode(noise(32, 32))), 0)  # so that it takes orders
-            stopped = await worker_process()
-            stopped.suspend()
-            await pool.decode(job(data), 0)
-            np.testing.assert_array_equal(arena.view(PixelSlot(0, 300, 300)), decoded(data))
-            assert not stopped.is_running()
-            assert (metrics.value(RESTARTS), metrics.value(DECODES)) == (1, 3)
-
-    asyncio.run(scenario())
+async def test_a_stopped_worker_is_replaced_and_the_image_is_not_to_blame(arena: Arena) -> None:
+    metrics = Metrics()
+    async with running(arena, metrics, decode_timeout=1.5) as pool:
+        data = encode(noise(300, 300))
+        await pool.decode(job(encode(noise(32, 32))), 0)  # so that it takes orders
+        stopped = await worker_process()
+        stopped.suspend()
+        await pool.decode(job(data), 0)
+        np.testing.assert_array_equal(arena.view(PixelSlot(0, 300, 300)), decoded(data))
+        assert not stopped.is_running()
+        assert (metrics.value(RESTARTS), metrics.value(DECODES)) == (1, 3)
 
 
 @pytest.mark.more
-def test_an_image_whose_workers_are_stopped_again_and_again_is_the_machines_error(
+async def test_an_image_whose_workers_are_stopped_again_and_again_is_the_machines_error(
     arena: Arena,
 ) -> None:
     """And is decoded as soon as a worker runs."""
-
-    async def scenario() -> None:
-        metrics = Metrics()
-        async with running(arena, metrics, decode_timeout=0.5) as pool:
-            data, seen = encode(noise(300, 300)), set[int]()
-            await ready(pool)
-            waiting = asyncio.create_task(pool.decode(job(data), 0))
-            while not waiting.done():
-                for process in workers():
-                    if process.pid not in seen:
-                        process.suspend()
-                        seen.add(process.pid)
-                await asyncio.sleep(0)
-            with pytest.raises(EngineUnavailable, match="no processor time"):
-                await waiting
+    metrics = Metrics()
+    async with running(arena, metrics, decode_timeout=0.5) as pool:
+        data, seen = encode(noise(300, 300)), set[int]()
+        await ready(pool)
+        waiting = asyncio.create_task(pool.decode(job(data), 0))
+        while not waiting.done():
             for process in workers():
-                process.resume()
-            await pool.decode(job(data), 0)
-
-    asyncio.run(scenario())
+                if process.pid not in seen:
+                    process.suspend()
+                    seen.add(process.pid)
+            await asyncio.sleep(0)
+        with pytest.raises(EngineUnavailable, match="no processor time"):
+            await waiting
+        for process in workers():
+            process.resume()
+        await pool.decode(job(data), 0)
 
 
 @pytest.mark.more
-def test_a_stopped_reader_is_replaced_and_the_image_is_not_to_blame(
+async def test_a_stopped_reader_is_replaced_and_the_image_is_not_to_blame(
     arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(header_pool, "HEADER_SECONDS", 1.0)
-
-    async def scenario() -> None:
-        metrics = Metrics()
-        async with running(arena, metrics) as pool:
-            await ready(pool)
-            for process in workers("saccade-header"):
-                process.suspend()
-            data = encode(noise(20, 20))
-            assert await pool.read_header(digest(data), data) == probe(data, 10**9)
-            assert metrics.value(RESTARTS) == 1
-
-    asyncio.run(scenario())
+    metrics = Metrics()
+    async with running(arena, metrics) as pool:
+        await ready(pool)
+        for process in workers("saccade-header"):
+            process.suspend()
+        data = encode(noise(20, 20))
+        assert await pool.read_header(digest(data), data) == probe(data, 10**9)
+        assert metrics.value(RESTARTS) == 1
 
 
-def test_one_decode_serves_all_sizes_asked_of_the_same_bytes(arena: Arena) -> None:
-    async def scenario() -> None:
-        metrics = Metrics()
-        async with running(arena, metrics, media_workers=2) as pool:
-            data = encode(photo(300, 400), "JPEG")
-            sizes = [(32 * number, 48 * number) for number in range(1, 11)]
-            jobs = [job(data, size) for size in sizes]
-            offsets = [number << 20 for number in range(len(sizes))]
-            await asyncio.gather(*map(pool.decode, jobs, offsets))
-            assert metrics.value(DECODES) == 1
-            for size, offset in zip(sizes, offsets, strict=True):
-                found = arena.view(PixelSlot(offset, *size))
-                np.testing.assert_array_equal(found, resized(decoded(data), size))
-
-    asyncio.run(scenario())
+async def test_one_decode_serves_all_sizes_asked_of_the_same_bytes(arena: Arena) -> None:
+    metrics = Metrics()
+    async with running(arena, metrics, media_workers=2) as pool:
+        data = encode(photo(300, 400), "JPEG")
+        sizes = [(32 * number, 48 * number) for number in range(1, 11)]
+        jobs = [job(data, size) for size in sizes]
+        offsets = [number << 20 for number in range(len(sizes))]
+        await asyncio.gather(*map(pool.decode, jobs, offsets))
+        assert metrics.value(DECODES) == 1
+        for size, offset in zip(sizes, offsets, strict=True):
+            found = arena.view(PixelSlot(offset, *size))
+            np.testing.assert_array_equal(found, resized(decoded(data), size))
 
 
 @pytest.mark.more
-def test_the_same_bytes_cost_one_time_out_however_many_ask(
+async def test_the_same_bytes_cost_one_time_out_however_many_ask(
     arena: Arena, busy_machine: None
 ) -> None:
-    async def scenario() -> None:
-        metrics = Metrics()
-        async with running(arena, metrics, media_workers=2, decode_timeout=0.2) as pool:
-            data = png(12_000, 12_000, bytes(12_000 * 36_001))
-            await until(lambda: len(workers()) == 2)
-            first = asyncio.create_task(pool.decode(job(data, (64, 64)), 0))
-            await until(lambda: metrics.value(DECODES) == 1)
-            later = [pool.decode(job(data, (32, 32 * n)), n << 20) for n in range(1, 41)]
-            results = await asyncio.gather(first, *later, return_exceptions=True)
-            assert all(isinstance(result, ImageError) for result in results)
-            assert (metrics.value(RESTARTS), metrics.value(DECODES)) == (1, 1)
-
-    asyncio.run(scenario())
+    metrics = Metrics()
+    async with running(arena, metrics, media_workers=2, decode_timeout=0.2) as pool:
+        data = png(12_000, 12_000, bytes(12_000 * 36_001))
+        await until(lambda: len(workers()) == 2)
+        first = asyncio.create_task(pool.decode(job(data, (64, 64)), 0))
+        await until(lambda: metrics.value(DECODES) == 1)
+        later = [pool.decode(job(data, (32, 32 * n)), n << 20) for n in range(1, 41)]
+        results = await asyncio.gather(first, *later, return_exceptions=True)
+        assert all(isinstance(result, ImageError) for result in results)
+        assert (metrics.value(RESTARTS), metrics.value(DECODES)) == (1, 1)
 
 
-def test_work_that_nobody_waits_for_is_dropped_and_its_worker_stopped(arena: Arena) -> None:
+async def test_work_that_nobody_waits_for_is_dropped_and_its_worker_stopped(arena: Arena) -> None:
     """Cancelling ends what waits and what runs; the slot is safe when the call has returned."""
-
-    async def scenario() -> None:
-        metrics = Metrics()
-        async with running(arena, metrics) as pool:
-            await ready(pool)
-            process = await worker_process()
-            process.suspend()
-            under_way = job(encode(noise(500, 500)))
-            waits = job(encode(noise(500, 500, seed=1)))
-            tasks = [asyncio.create_task(pool.decode(each, 0)) for each in (under_way, waits)]
-            await until(lambda: under_way.running or waits.running)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            assert not process.is_running()
-            arena.view(PixelSlot(0, 500, 500))[:] = 7
-            await pool.decode(job(encode_array(noise(32, 32))), 1 << 20)
-            assert (arena.view(PixelSlot(0, 500, 500)) == 7).all()
-            assert (metrics.value(RESTARTS), metrics.value(DECODES)) == (1, 2)
-
-    asyncio.run(scenario())
+    metrics = Metrics()
+    async with running(arena, metrics) as pool:
+        await ready(pool)
+        process = await worker_process()
+        process.suspend()
+        under_way = job(encode(noise(500, 500)))
+        waits = job(encode(noise(500, 500, seed=1)))
+        tasks = [asyncio.create_task(pool.decode(each, 0)) for each in (under_way, waits)]
+        await until(lambda: under_way.running or waits.running)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert not process.is_running()
+        arena.view(PixelSlot(0, 500, 500))[:] = 7
+        await pool.decode(job(encode_array(noise(32, 32))), 1 << 20)
+        assert (arena.view(PixelSlot(0, 500, 500)) == 7).all()
+        assert (metrics.value(RESTARTS), metrics.value(DECODES)) == (1, 2)
 
 
-def test_a_decode_goes_on_for_those_who_still_wait(arena: Arena) -> None:
-    async def scenario() -> None:
-        metrics = Metrics()
-        async with running(arena, metrics) as pool:
-            data = encode(noise(500, 500))
-            await ready(pool)
-            process = await worker_process()
-            process.suspend()
-            jobs = [job(data), job(data, (32, 32))]
-            leaves, stays = (
-                asyncio.create_task(pool.decode(each, at << 20)) for at, each in enumerate(jobs)
-            )
-            await until(lambda: jobs[1].running)
-            leaves.cancel()
-            await asyncio.sleep(0.3)
-            assert not leaves.done(), "its slot is being written"
-            process.resume()
-            await stays
-            await asyncio.gather(leaves, return_exceptions=True)
-            assert (metrics.value(RESTARTS), metrics.value(DECODES)) == (0, 1)
-
-    asyncio.run(scenario())
+async def test_a_decode_goes_on_for_those_who_still_wait(arena: Arena) -> None:
+    metrics = Metrics()
+    async with running(arena, metrics) as pool:
+        data = encode(noise(500, 500))
+        await ready(pool)
+        process = await worker_process()
+        process.suspend()
+        jobs = [job(data), job(data, (32, 32))]
+        leaves, stays = (
+            asyncio.create_task(pool.decode(each, at << 20)) for at, each in enumerate(jobs)
+        )
+        await until(lambda: jobs[1].running)
+        leaves.cancel()
+        await asyncio.sleep(0.3)
+        assert not leaves.done(), "its slot is being written"
+        process.resume()
+        await stays
+        await asyncio.gather(leaves, return_exceptions=True)
+        assert (metrics.value(RESTARTS), metrics.value(DECODES)) == (0, 1)
 
 
 def order_of(jobs: dict[str, Job], arena: Arena) -> str:
@@ -423,7 +390,7 @@ def test_a_large_picture_is_not_put_off_for_ever(arena: Arena) -> None:
     served = []
     for number in range(40):
         turns.add(some(f"small {number}", 10))
-        served.append(turns.take(0, ())[0].client)
+        served.append(turns.take_jobs(0, ())[0].client)
     assert served.index("large") == 15, "its price is 16 small ones'"
 
 
@@ -434,139 +401,122 @@ def test_what_waits_for_memory_is_overtaken_a_few_times_only() -> None:
     taken = []
     for number in range(20):
         turns.add(Job(b"%d" % number, b"", tiny, whole((32, 32))))
-        taken += turns.take(200 << 20, ())
+        taken += turns.take_jobs(200 << 20, ())
     assert len(taken) == OVERTAKEN
     assert large not in taken
-    assert turns.take(0, ()) == [large]
+    assert turns.take_jobs(0, ()) == [large]
 
 
 @pytest.mark.more
-def test_workers_that_never_start_are_the_machines_error_not_the_pictures(
+async def test_workers_that_never_start_are_the_machines_error_not_the_pictures(
     arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-
-    async def scenario() -> None:
-        async with running(arena, forked_from=None) as pool:
-            with pytest.raises(EngineUnavailable, match="do not start"):
-                await pool.decode(job(encode(noise(32, 32))), 0)
-            with pytest.raises(EngineUnavailable, match="do not start"):
-                await pool.read_header(b"name", b"bytes")
-
-    asyncio.run(scenario())
+    async with running(arena, forked_from=None) as pool:
+        with pytest.raises(EngineUnavailable, match="do not start"):
+            await pool.decode(job(encode(noise(32, 32))), 0)
+        with pytest.raises(EngineUnavailable, match="do not start"):
+            await pool.read_header(b"name", b"bytes")
 
 
 @pytest.mark.slow
-def test_when_all_processes_are_killed_others_do_the_work(arena: Arena) -> None:
+async def test_when_all_processes_are_killed_others_do_the_work(arena: Arena) -> None:
     """Again and again, and no image is to blame."""
-
-    async def scenario() -> None:
-        metrics = Metrics()
-        async with running(arena, metrics, None) as pool:
-            for seed in range(2):
-                await worker_process()
-                for name in (*WORKERS, "saccade-nursery", "saccade-images"):
-                    for process in workers(name):
-                        process.kill()
-                data = encode(noise(64, 64, seed))
-                await pool.decode(job(data), 0)
-                assert await pool.read_header(digest(data), data) == probe(data, 10**9)
-            assert metrics.value(RESTARTS) >= 2
-
-    asyncio.run(scenario())
+    metrics = Metrics()
+    async with running(arena, metrics, None) as pool:
+        for seed in range(2):
+            await worker_process()
+            for name in (*WORKERS, "saccade-nursery", "saccade-images"):
+                for process in workers(name):
+                    process.kill()
+            data = encode(noise(64, 64, seed))
+            await pool.decode(job(data), 0)
+            assert await pool.read_header(digest(data), data) == probe(data, 10**9)
+        assert metrics.value(RESTARTS) >= 2
 
 
 @pytest.mark.more
-def test_a_killed_supervisor_is_replaced_and_nothing_is_loaded_again(arena: Arena) -> None:
+async def test_a_killed_supervisor_is_replaced_and_nothing_is_loaded_again(arena: Arena) -> None:
     """What loads torch forks supervisors and does nothing else; workers end with their
     supervisor.
     """
-
-    async def scenario() -> None:
-        metrics = Metrics()
-        async with running(arena, metrics, None) as pool:
-            data = encode(noise(64, 64))
+    metrics = Metrics()
+    async with running(arena, metrics, None) as pool:
+        data = encode(noise(64, 64))
+        await pool.decode(job(data), 0)
+        assert await pool.read_header(digest(data), data) == probe(data, 10**9)
+        loaded = {process.pid for process in workers("saccade-images")}
+        assert len(loaded) == 2
+        for seed in range(1, 4):
+            supervisors = workers("saccade-nursery")
+            former = [process for name in WORKERS for process in workers(name)]
+            assert (len(supervisors), len(former)) == (2, 2)
+            for process in supervisors:
+                process.kill()
+            data = encode(noise(64, 64, seed))
             await pool.decode(job(data), 0)
+            np.testing.assert_array_equal(arena.view(PixelSlot(0, 64, 64)), decoded(data))
             assert await pool.read_header(digest(data), data) == probe(data, 10**9)
-            loaded = {process.pid for process in workers("saccade-images")}
-            assert len(loaded) == 2
-            for seed in range(1, 4):
-                supervisors = workers("saccade-nursery")
-                former = [process for name in WORKERS for process in workers(name)]
-                assert (len(supervisors), len(former)) == (2, 2)
-                for process in supervisors:
-                    process.kill()
-                data = encode(noise(64, 64, seed))
-                await pool.decode(job(data), 0)
-                np.testing.assert_array_equal(arena.view(PixelSlot(0, 64, 64)), decoded(data))
-                assert await pool.read_header(digest(data), data) == probe(data, 10**9)
-                await until(lambda: metrics.value(RESTARTS) == 2 * seed)  # noqa: B023
-                await until(lambda: not any(each.is_running() for each in former))  # noqa: B023
-            assert {process.pid for process in workers("saccade-images")} == loaded
-        assert not workers("saccade-images") and not workers("saccade-nursery")
-
-    asyncio.run(scenario())
+            await until(lambda: metrics.value(RESTARTS) == 2 * seed)  # noqa: B023
+            await until(lambda: not any(each.is_running() for each in former))  # noqa: B023
+        assert {process.pid for process in workers("saccade-images")} == loaded
+    assert not workers("saccade-images") and not workers("saccade-nursery")
 
 
-def test_headers_of_a_request_are_read_in_one_round(arena: Arena) -> None:
-    async def scenario() -> None:
-        async with running(arena) as pool:
-            pictures = [encode(noise(20, 20 + seed, seed)) for seed in range(BATCH_IMAGES)]
-            twice = [*pictures, *pictures]
-            first = await pool.read_header(digest(twice[0]), twice[0])
-            assert first == probe(twice[0], 10**9)
-            idle = pool.headers.slots.idle()
-            assert idle is not None
-            before = idle.serial
-            found = await asyncio.gather(*(pool.read_header(digest(data), data) for data in twice))
-            assert found == [probe(data, 10**9) for data in twice]
-            idle = pool.headers.slots.idle()
-            assert idle is not None and idle.serial == before + 1
-
-    asyncio.run(scenario())
+async def test_headers_of_a_request_are_read_in_one_round(arena: Arena) -> None:
+    async with running(arena) as pool:
+        pictures = [encode(noise(20, 20 + seed, seed)) for seed in range(BATCH_IMAGES)]
+        twice = [*pictures, *pictures]
+        first = await pool.read_header(digest(twice[0]), twice[0])
+        assert first == probe(twice[0], 10**9)
+        idle = pool.headers.slots.idle()
+        assert idle is not None
+        before = idle.serial
+        found = await asyncio.gather(*(pool.read_header(digest(data), data) for data in twice))
+        assert found == [probe(data, 10**9) for data in twice]
+        idle = pool.headers.slots.idle()
+        assert idle is not None and idle.serial == before + 1
 
 
-def test_a_header_that_ends_its_reader_is_refused_and_the_others_are_read(arena: Arena) -> None:
-    async def scenario() -> None:
-        metrics = Metrics()
-        async with running(arena, metrics) as pool:
-            await ready(pool)
-            bad, good = encode(noise(20, 20)), encode(noise(30, 30))
+async def test_a_header_that_ends_its_reader_is_refused_and_the_others_are_read(
+    arena: Arena,
+) -> None:
+    metrics = Metrics()
+    async with running(arena, metrics) as pool:
+        await ready(pool)
+        bad, good = encode(noise(20, 20)), encode(noise(30, 30))
+        for process in workers("saccade-header"):
+            process.suspend()
+        bad_asked = asyncio.create_task(pool.read_header(digest(bad), bad))
+        await asyncio.sleep(0)
+        good_asked = asyncio.create_task(pool.read_header(digest(good), good))
+        for lost in range(1, 3):
+            await asyncio.sleep(0.2)
+            for process in workers("saccade-header"):
+                process.send_signal(signal.SIGSEGV)
+                process.resume()
+            await until(lambda lost=lost: metrics.value(RESTARTS) >= lost)  # type: ignore[misc]
             for process in workers("saccade-header"):
                 process.suspend()
-            bad_asked = asyncio.create_task(pool.read_header(digest(bad), bad))
-            await asyncio.sleep(0)
-            good_asked = asyncio.create_task(pool.read_header(digest(good), good))
-            for lost in range(1, 3):
-                await asyncio.sleep(0.2)
-                for process in workers("saccade-header"):
-                    process.send_signal(signal.SIGSEGV)
-                    process.resume()
-                await until(lambda lost=lost: metrics.value(RESTARTS) >= lost)  # type: ignore[misc]
-                for process in workers("saccade-header"):
-                    process.suspend()
-            for process in workers("saccade-header"):
-                process.resume()
-            assert await good_asked == probe(good, 10**9)
-            with contextlib.suppress(ImageError):
-                await bad_asked
-
-    asyncio.run(scenario())
+        for process in workers("saccade-header"):
+            process.resume()
+        assert await good_asked == probe(good, 10**9)
+        with contextlib.suppress(ImageError):
+            await bad_asked
 
 
-def test_a_picture_that_swells_beyond_its_header_is_refused_and_hurts_nobody(arena: Arena) -> None:
-    async def scenario() -> None:
-        metrics = Metrics()
-        async with running(arena, metrics) as pool:
-            bomb = png(20_000, 20_000, bytes(2**20))
-            with pytest.raises(ImageError, match="more memory than an image of its size should"):
-                await pool.decode(
-                    Job(b"bomb", bomb, Probe("PNG", 10, 10, "RGB", 1, 1), whole((10, 10))), 0
-                )
-            await pool.decode(job(encode(noise(64, 64))), 0)
-            assert metrics.value(RESTARTS) == 0
-
-    asyncio.run(scenario())
+async def test_a_picture_that_swells_beyond_its_header_is_refused_and_hurts_nobody(
+    arena: Arena,
+) -> None:
+    metrics = Metrics()
+    async with running(arena, metrics) as pool:
+        bomb = png(20_000, 20_000, bytes(2**20))
+        with pytest.raises(ImageError, match="more memory than an image of its size should"):
+            await pool.decode(
+                Job(b"bomb", bomb, Probe("PNG", 10, 10, "RGB", 1, 1), whole((10, 10))), 0
+            )
+        await pool.decode(job(encode(noise(64, 64))), 0)
+        assert metrics.value(RESTARTS) == 0
 
 
 def test_an_order_has_a_memory_limit() -> None:
@@ -646,7 +596,7 @@ def test_workers_die_with_a_server_that_is_killed(fate: signal.Signals) -> None:
 
 
 @pytest.mark.more
-def test_a_machine_without_descriptors_is_no_wait_without_end(
+async def test_a_machine_without_descriptors_is_no_wait_without_end(
     arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever waits for a header or for pixels is told, and the worker takes the next order."""
@@ -655,41 +605,35 @@ def test_a_machine_without_descriptors_is_no_wait_without_end(
     def none_left(_: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    async def scenario() -> None:
-        async with running(arena) as pool:
-            await ready(pool)
-            for asked in (
-                lambda: pool.read_header(digest(data), data),
-                lambda: pool.decode(job(data), 0),
-            ):
-                monkeypatch.setattr(os, "dup", none_left)
-                with pytest.raises(EngineUnavailable, match="Too many open files"):
-                    await asked()
-                monkeypatch.setattr(os, "dup", dup)
+    async with running(arena) as pool:
+        await ready(pool)
+        for asked in (
+            lambda: pool.read_header(digest(data), data),
+            lambda: pool.decode(job(data), 0),
+        ):
+            monkeypatch.setattr(os, "dup", none_left)
+            with pytest.raises(EngineUnavailable, match="Too many open files"):
                 await asked()
-            np.testing.assert_array_equal(arena.view(PixelSlot(0, 64, 64)), decoded(data))
+            monkeypatch.setattr(os, "dup", dup)
+            await asked()
+        np.testing.assert_array_equal(arena.view(PixelSlot(0, 64, 64)), decoded(data))
 
-    asyncio.run(scenario())
 
-
-def test_a_picture_that_cannot_be_decoded_leaves_others_alone(media_path: MakePath) -> None:
+async def test_a_picture_that_cannot_be_decoded_leaves_others_alone(media_path: MakePath) -> None:
     """The same through the whole path: five good pictures and a hostile one between them."""
     from tests.media.test_media import into_slot, ready
 
-    async def scenario() -> None:
-        bad = encode(noise(300, 300))[:20_000]
-        async with media_path() as path:
-            pictures = [
-                await ready(path.media, data)
-                for data in [*(encode(noise(100, 100, seed)) for seed in range(5)), bad]
-            ]
-            results = await asyncio.gather(
-                *(
-                    into_slot(path.media, picture, place << 20)
-                    for place, picture in enumerate(pictures)
-                ),
-                return_exceptions=True,
-            )
-            assert [isinstance(result, ImageError) for result in results] == [False] * 5 + [True]
-
-    asyncio.run(scenario())
+    bad = encode(noise(300, 300))[:20_000]
+    async with media_path() as path:
+        pictures = [
+            await ready(path.media, data)
+            for data in [*(encode(noise(100, 100, seed)) for seed in range(5)), bad]
+        ]
+        results = await asyncio.gather(
+            *(
+                into_slot(path.media, picture, place << 20)
+                for place, picture in enumerate(pictures)
+            ),
+            return_exceptions=True,
+        )
+        assert [isinstance(result, ImageError) for result in results] == [False] * 5 + [True]

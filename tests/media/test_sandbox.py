@@ -118,51 +118,44 @@ def test_code_in_a_worker_reaches_nothing(arena: Arena) -> None:
 
 @pytest.mark.more
 @pytest.mark.skipif(not heif.INSTALLED, reason="no image has a thread")
-def test_bytes_that_may_have_threads_have_few_and_nothing_else(arena: Arena) -> None:
+async def test_bytes_that_may_have_threads_have_few_and_nothing_else(arena: Arena) -> None:
     """HEIC's: no process, no namespace, and from a thread nothing more than from the first."""
     reached = hostile.ATTACKS.keys() - {"a larger outbox", "grow", "thread", "exec", "spawn"}
-
-    async def scenario() -> None:
-        metrics = Metrics()
-        async with running(arena, metrics, taken_over, decode_memory_mb=256) as pool:
-            assert await outcome(pool, arena, "do:thread", "HEIF") == "it worked: 'a thread'"
-            told = await outcome(pool, arena, "do:clones", "HEIF")
-            refused = dict.fromkeys(hostile.CLONES, "Operation not permitted")
-            assert told == f"it worked: {refused!r}"
-            told = await outcome(pool, arena, "do:clone3", "HEIF")
-            assert told == "it worked: {'Function not implemented'}"
-            for name in ("fork", "vfork", "clone", "socket", "execve"):
-                told = await outcome(pool, arena, f"raw:{name}", "HEIF")
-                assert told == "Operation not permitted", name
-            for name in sorted(reached):
-                told = await outcome(pool, arena, f"thread:{name}", "HEIF")
-                assert told.startswith(EXPECTED.get(name, REFUSED)), f"{name}: {told}"
-            for _ in range(3):  # those of an order stay for the next
-                told = await outcome(pool, arena, "do:bomb", "HEIF")
-                assert int(told.removeprefix("it worked: ")) <= thread_gate.MOST_ALIVE
-            told = await outcome(pool, arena, "do:thread", "PNG")
-            assert told == "RuntimeError: can't start new thread"
-            assert metrics.value(RESTARTS) == 0
-            told = await outcome(pool, arena, "do:endless", "HEIF")
-            assert told.startswith("its decoder crashed")
-            assert metrics.value(RESTARTS) == TRIES
-
-    asyncio.run(scenario())
+    metrics = Metrics()
+    async with running(arena, metrics, taken_over, decode_memory_mb=256) as pool:
+        assert await outcome(pool, arena, "do:thread", "HEIF") == "it worked: 'a thread'"
+        told = await outcome(pool, arena, "do:clones", "HEIF")
+        refused = dict.fromkeys(hostile.CLONES, "Operation not permitted")
+        assert told == f"it worked: {refused!r}"
+        told = await outcome(pool, arena, "do:clone3", "HEIF")
+        assert told == "it worked: {'Function not implemented'}"
+        for name in ("fork", "vfork", "clone", "socket", "execve"):
+            told = await outcome(pool, arena, f"raw:{name}", "HEIF")
+            assert told == "Operation not permitted", name
+        for name in sorted(reached):
+            told = await outcome(pool, arena, f"thread:{name}", "HEIF")
+            assert told.startswith(EXPECTED.get(name, REFUSED)), f"{name}: {told}"
+        for _ in range(3):  # those of an order stay for the next
+            told = await outcome(pool, arena, "do:bomb", "HEIF")
+            assert int(told.removeprefix("it worked: ")) <= thread_gate.MOST_ALIVE
+        told = await outcome(pool, arena, "do:thread", "PNG")
+        assert told == "RuntimeError: can't start new thread"
+        assert metrics.value(RESTARTS) == 0
+        told = await outcome(pool, arena, "do:endless", "HEIF")
+        assert told.startswith("its decoder crashed")
+        assert metrics.value(RESTARTS) == TRIES
 
 
 @pytest.mark.more
 @pytest.mark.skipif(not heif.INSTALLED, reason="no image has a thread")
-def test_where_threads_cannot_be_bounded_heic_is_refused_and_other_images_are_not(
+async def test_where_threads_cannot_be_bounded_heic_is_refused_and_other_images_are_not(
     arena: Arena,
 ) -> None:
-    async def scenario() -> None:
-        async with running(arena, Metrics(), unbounded) as pool:
-            image = PIL.Image.fromarray(photo(64, 64))
-            with pytest.raises(ImageError, match=r"cannot bound the threads .* send it as JPEG"):
-                await pool.decode(job(encode(image, "HEIF")), 0)
-            await pool.decode(job(encode(image, "PNG")), 0)
-
-    asyncio.run(scenario())
+    async with running(arena, Metrics(), unbounded) as pool:
+        image = PIL.Image.fromarray(photo(64, 64))
+        with pytest.raises(ImageError, match=r"cannot bound the threads .* send it as JPEG"):
+            await pool.decode(job(encode(image, "HEIF")), 0)
+        await pool.decode(job(encode(image, "PNG")), 0)
 
 
 @pytest.mark.more
@@ -175,46 +168,40 @@ def test_where_threads_cannot_be_bounded_heic_is_refused_and_other_images_are_no
         *("a time that is none", "a successor", "arrays in arrays"),
     ],
 )
-def test_what_a_worker_may_not_say_ends_it_and_no_other(arena: Arena, how: str) -> None:
-    async def scenario() -> None:
-        metrics = Metrics()
-        async with running(arena, metrics, taken_over, media_workers=2, decode_timeout=2.0) as pool:
-            lying = asyncio.create_task(pool.decode(order(f"forge:{how}"), 0))
-            for number in range(8):
-                await pool.decode(order(f"good:{number}"), 1 << 20)
-            assert (arena.view(PixelSlot(1 << 20, 32, 32)) == 7).all()
-            with pytest.raises(Exception, match=r"decoder crashed|no processor time"):
-                await lying
-            assert metrics.value(RESTARTS) == 2
-            assert (arena.view(PixelSlot(0, 32, 32)) == 0).all()
-
-    asyncio.run(scenario())
+async def test_what_a_worker_may_not_say_ends_it_and_no_other(arena: Arena, how: str) -> None:
+    metrics = Metrics()
+    async with running(arena, metrics, taken_over, media_workers=2, decode_timeout=2.0) as pool:
+        lying = asyncio.create_task(pool.decode(order(f"forge:{how}"), 0))
+        for number in range(8):
+            await pool.decode(order(f"good:{number}"), 1 << 20)
+        assert (arena.view(PixelSlot(1 << 20, 32, 32)) == 7).all()
+        with pytest.raises(Exception, match=r"decoder crashed|no processor time"):
+            await lying
+        assert metrics.value(RESTARTS) == 2
+        assert (arena.view(PixelSlot(0, 32, 32)) == 0).all()
 
 
 @pytest.mark.more
 @pytest.mark.skipif(os.geteuid() != 0, reason="/proc of such a process is root's")
-def test_no_worker_has_the_arena_or_another_workers_memory(arena: Arena) -> None:
-    async def scenario() -> None:
-        async with running(arena, media_workers=2) as pool:
-            await worker_process()
-            await pool.decode(job(encode(photo(64, 64))), 0)
-            for name, own in (("saccade-decode", 1), ("saccade-header", 0)):
-                for process in workers(name):
-                    proc = Path(f"/proc/{process.pid}")
-                    maps = (proc / "maps").read_text()
-                    links = [str(each.readlink()) for each in (proc / "fd").iterdir()]
-                    status = (proc / "status").read_text()
-                    environment = (proc / "environ").read_text()
-                    assert "saccade-arena" not in maps + " ".join(links)
-                    assert maps.count("saccade-outbox") == own
-                    assert "saccade-outbox" not in " ".join(links)
-                    assert sum("saccade-inbox" in link for link in links) == 1
-                    assert "NoNewPrivs:\t1" in status and "Seccomp:\t2" in status
-                    assert "CapPrm:\t0000000000000000" in status
-                    assert "CapEff:\t0000000000000000" in status
-                    assert "KEY" not in environment
-
-    asyncio.run(scenario())
+async def test_no_worker_has_the_arena_or_another_workers_memory(arena: Arena) -> None:
+    async with running(arena, media_workers=2) as pool:
+        await worker_process()
+        await pool.decode(job(encode(photo(64, 64))), 0)
+        for name, own in (("saccade-decode", 1), ("saccade-header", 0)):
+            for process in workers(name):
+                proc = Path(f"/proc/{process.pid}")
+                maps = (proc / "maps").read_text()
+                links = [str(each.readlink()) for each in (proc / "fd").iterdir()]
+                status = (proc / "status").read_text()
+                environment = (proc / "environ").read_text()
+                assert "saccade-arena" not in maps + " ".join(links)
+                assert maps.count("saccade-outbox") == own
+                assert "saccade-outbox" not in " ".join(links)
+                assert sum("saccade-inbox" in link for link in links) == 1
+                assert "NoNewPrivs:\t1" in status and "Seccomp:\t2" in status
+                assert "CapPrm:\t0000000000000000" in status
+                assert "CapEff:\t0000000000000000" in status
+                assert "KEY" not in environment
 
 
 def of_every_kind() -> dict[str, bytes]:
@@ -248,21 +235,17 @@ def of_every_kind() -> dict[str, bytes]:
 
 
 @pytest.mark.more
-def test_a_confined_worker_decodes_as_ever(arena: Arena) -> None:
+async def test_a_confined_worker_decodes_as_ever(arena: Arena) -> None:
     """Headers, and pixels as stored and resized, bit for bit."""
-
-    async def scenario() -> None:
-        async with running(arena) as pool:
-            for kind, data in of_every_kind().items():
-                found = probe(data, 10**9)
-                assert await pool.read_header(data, data) == found, kind
-                for size in (found.upright, (56, 84), (224, 252)):
-                    await pool.decode(job(data, size), 4096)
-                    made = arena.view(PixelSlot(4096, *size))
-                    told = f"{kind} at {size}"
-                    np.testing.assert_array_equal(made, resized(decoded(data), size), told)
-
-    asyncio.run(scenario())
+    async with running(arena) as pool:
+        for kind, data in of_every_kind().items():
+            found = probe(data, 10**9)
+            assert await pool.read_header(data, data) == found, kind
+            for size in (found.upright, (56, 84), (224, 252)):
+                await pool.decode(job(data, size), 4096)
+                made = arena.view(PixelSlot(4096, *size))
+                told = f"{kind} at {size}"
+                np.testing.assert_array_equal(made, resized(decoded(data), size), told)
 
 
 MODES = (

@@ -67,13 +67,13 @@ async def opened(path: Path, client: Client, *data: bytes, salt: str = "") -> li
 
 
 async def pixels_of(path: Path, image: OpenedImage, offset: int = 0) -> np.ndarray:
-    path.media.hold(image)
+    path.media.hold_image(image)
     slot = PixelSlot(offset, *image.image.canvas)
     try:
         await path.media.decode(image.image.key, slot)
         return path.arena.view(slot).copy()
     finally:
-        path.media.release(image)
+        path.media.release_image(image)
 
 
 async def show(
@@ -142,52 +142,44 @@ def evil_of(code: str) -> bytes:
 
 @pytest.mark.first
 @pytest.mark.parametrize("name", ATTACKS)
-def test_code_that_stays_changes_nothing_of_another_clients(
+async def test_code_that_stays_changes_nothing_of_another_clients(
     holed_path: MakePath, name: str
 ) -> None:
     """Nor where both send the same bytes, at once or one after the other."""
     if name == "leaves a thread behind" and not heif.INSTALLED:
         pytest.skip("no image has a thread")
-
-    async def scenario() -> None:
-        # What goes on after its answer takes no order of its own client, until that time is up.
-        async with holed_path(decode_timeout=6.0) as path:
-            (evil,) = await opened(path, MALLORY, evil_of(ATTACKS[name]))
-            await pixels_of(path, evil)
-            shared = encode(noise(128, 96, seed=9))
-            (hers, *_), (his, *_) = await asyncio.gather(
-                opened(path, ANNA, shared), opened(path, MALLORY, shared)
-            )
-            assert hers.probe == Probe("PNG", 128, 96, "RGB", 1, 1)
-            if his.probe == hers.probe:
-                both = (pixels_of(path, each, at << 20) for at, each in enumerate((his, hers)))
-                found = (await asyncio.gather(*both, return_exceptions=True))[1]
-                assert isinstance(found, np.ndarray), "his own may be lost"
-            else:
-                found = await pixels_of(path, hers)
-            np.testing.assert_array_equal(found, decoded(shared))
-            np.testing.assert_array_equal(await show(path, ANNA, SECRET), decoded(SECRET))
-
-    asyncio.run(scenario())
+    # What goes on after its answer takes no order of its own client, until that time is up.
+    async with holed_path(decode_timeout=6.0) as path:
+        (evil,) = await opened(path, MALLORY, evil_of(ATTACKS[name]))
+        await pixels_of(path, evil)
+        shared = encode(noise(128, 96, seed=9))
+        (hers, *_), (his, *_) = await asyncio.gather(
+            opened(path, ANNA, shared), opened(path, MALLORY, shared)
+        )
+        assert hers.probe == Probe("PNG", 128, 96, "RGB", 1, 1)
+        if his.probe == hers.probe:
+            both = (pixels_of(path, each, at << 20) for at, each in enumerate((his, hers)))
+            found = (await asyncio.gather(*both, return_exceptions=True))[1]
+            assert isinstance(found, np.ndarray), "his own may be lost"
+        else:
+            found = await pixels_of(path, hers)
+        np.testing.assert_array_equal(found, decoded(shared))
+        np.testing.assert_array_equal(await show(path, ANNA, SECRET), decoded(SECRET))
 
 
-def test_what_a_worker_says_of_a_header_is_believed_by_its_own_client_alone(
+async def test_what_a_worker_says_of_a_header_is_believed_by_its_own_client_alone(
     holed_path: MakePath,
 ) -> None:
     """Images of one request, and a file that was uploaded."""
-
-    async def scenario() -> None:
-        async with holed_path() as path:
-            evil = holed.with_code(encode(noise(64, 64)), holed.LIE)
-            await path.media.check(evil, "file", MALLORY)  # first, whichever is hashed first
-            await path.media.check(SECRET, "file", MALLORY)
-            (lied,) = await opened(path, MALLORY, SECRET)
-            assert lied.probe.height == 33, "the attack works"
-            await path.media.check(SECRET, "file", ANNA)
-            (hers,) = await opened(path, ANNA, SECRET)
-            assert hers.probe == Probe("PNG", 256, 256, "RGB", 1, 1)
-
-    asyncio.run(scenario())
+    async with holed_path() as path:
+        evil = holed.with_code(encode(noise(64, 64)), holed.LIE)
+        await path.media.check(evil, "file", MALLORY)  # first, whichever is hashed first
+        await path.media.check(SECRET, "file", MALLORY)
+        (lied,) = await opened(path, MALLORY, SECRET)
+        assert lied.probe.height == 33, "the attack works"
+        await path.media.check(SECRET, "file", ANNA)
+        (hers,) = await opened(path, ANNA, SECRET)
+        assert hers.probe == Probe("PNG", 256, 256, "RGB", 1, 1)
 
 
 async def film(path: Path, client: Client, data: bytes) -> OpenedVideo:
@@ -198,54 +190,44 @@ async def film(path: Path, client: Client, data: bytes) -> OpenedVideo:
 
 
 @pytest.mark.more
-def test_a_videos_metadata_is_its_own_clients(holed_path: MakePath) -> None:
-    async def scenario() -> None:
-        async with holed_path() as path:
-            await film(path, MALLORY, holed.with_code(clip(), holed.LIE))
-            lied, hers = await film(path, MALLORY, clip()), await film(path, ANNA, clip())
-            assert len(lied.images) != len(hers.images), "the attack works"
-            assert len(hers.images) == 6
-            found = [await pixels_of(path, image) for image in hers.images]
-            await film(path, MALLORY, holed.with_code(clip(), holed.BLACKEN))
-            again = [await pixels_of(path, image) for image in hers.images]
-            np.testing.assert_array_equal(found, again)
-
-    asyncio.run(scenario())
+async def test_a_videos_metadata_is_its_own_clients(holed_path: MakePath) -> None:
+    async with holed_path() as path:
+        await film(path, MALLORY, holed.with_code(clip(), holed.LIE))
+        lied, hers = await film(path, MALLORY, clip()), await film(path, ANNA, clip())
+        assert len(lied.images) != len(hers.images), "the attack works"
+        assert len(hers.images) == 6
+        found = [await pixels_of(path, image) for image in hers.images]
+        await film(path, MALLORY, holed.with_code(clip(), holed.BLACKEN))
+        again = [await pixels_of(path, image) for image in hers.images]
+        np.testing.assert_array_equal(found, again)
 
 
 @pytest.mark.more
-def test_no_images_header_waits_for_a_videos_metadata(holed_path: MakePath) -> None:
-    async def scenario() -> None:
-        async with holed_path() as path:
-            held = asyncio.create_task(film(path, ANNA, holed.with_code(clip(), holed.SLEEP)))
-            (slot,) = path.media._decoders.pool.video_headers.slots._slots
-            while not slot.busy:
-                await asyncio.sleep(0.01)
-            assert await show(path, ANNA, SECRET) is not None
-            assert not held.done()
-            held.cancel()
-            await asyncio.gather(held, return_exceptions=True)
-
-    asyncio.run(scenario())
+async def test_no_images_header_waits_for_a_videos_metadata(holed_path: MakePath) -> None:
+    async with holed_path() as path:
+        held = asyncio.create_task(film(path, ANNA, holed.with_code(clip(), holed.SLEEP)))
+        (slot,) = path.media._decoders.pool.video_headers.slots._slots
+        while not slot.busy:
+            await asyncio.sleep(0.01)
+        assert await show(path, ANNA, SECRET) is not None
+        assert not held.done()
+        held.cancel()
+        await asyncio.gather(held, return_exceptions=True)
 
 
 @pytest.mark.more
-def test_a_reader_that_stops_its_own_clock_is_ended_by_the_nurserys(
+async def test_a_reader_that_stops_its_own_clock_is_ended_by_the_nurserys(
     holed_path: MakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And is refused from then on, to its own client."""
     monkeypatch.setattr("saccade.media.workers.header_pool.HEADER_SECONDS", 120.0)
-
-    async def scenario() -> None:
-        async with holed_path() as path:
-            evil = holed.with_code(encode(noise(64, 64)), holed.SPIN)
-            for _ in range(2):
-                with pytest.raises(ImageError, match="takes too long"):
-                    await opened(path, MALLORY, evil)
-            assert path.metrics.value(RESTARTS) == 1
-            await opened(path, ANNA, SECRET)
-
-    asyncio.run(scenario())
+    async with holed_path() as path:
+        evil = holed.with_code(encode(noise(64, 64)), holed.SPIN)
+        for _ in range(2):
+            with pytest.raises(ImageError, match="takes too long"):
+                await opened(path, MALLORY, evil)
+        assert path.metrics.value(RESTARTS) == 1
+        await opened(path, ANNA, SECRET)
 
 
 TELL_PAGE = """
@@ -273,47 +255,39 @@ async def read(path: Path, client: Client, data: bytes) -> list[OpenedPage]:
 
 
 @pytest.mark.more
-def test_code_of_a_document_reads_and_changes_no_other(holed_path: MakePath) -> None:
+async def test_code_of_a_document_reads_and_changes_no_other(holed_path: MakePath) -> None:
     words = "the secret of anna is nineteen"
     hers = pdf([Sheet([words]), Sheet(["two"])])
     mine = pdf([Sheet(["nothing"])])
-
-    async def scenario() -> None:
-        async with holed_path() as path:
-            await read(path, MALLORY, holed.with_code(mine, holed.SPY, holed.BLACKEN))
-            assert [page.text for page in await read(path, ANNA, hers)] == [words, "two"]
-            (page,) = await read(path, MALLORY, holed.with_code(mine, TELL_PAGE))
-            assert "nothing" in page.text, "the attack works"
-            assert words not in page.text
-            (again,) = await read(path, MALLORY, holed.with_code(mine, "kept = [b'x']", TELL_PAGE))
-            assert words not in again.text
-
-    asyncio.run(scenario())
+    async with holed_path() as path:
+        await read(path, MALLORY, holed.with_code(mine, holed.SPY, holed.BLACKEN))
+        assert [page.text for page in await read(path, ANNA, hers)] == [words, "two"]
+        (page,) = await read(path, MALLORY, holed.with_code(mine, TELL_PAGE))
+        assert "nothing" in page.text, "the attack works"
+        assert words not in page.text
+        (again,) = await read(path, MALLORY, holed.with_code(mine, "kept = [b'x']", TELL_PAGE))
+        assert words not in again.text
 
 
-def test_one_client_costs_no_worker_and_two_in_turn_one_each(holed_path: MakePath) -> None:
+async def test_one_client_costs_no_worker_and_two_in_turn_one_each(holed_path: MakePath) -> None:
     """A new image has one order for its header and one for its pixels, a seen one has none."""
-
-    async def scenario() -> None:
-        async with holed_path() as path:
-            images = [encode(noise(64, 64, seed)) for seed in range(4)]
-            for _ in range(3):
-                for data in images:
-                    await opened(path, Client(address="127.0.0.1"), data)
-            assert path.metrics.value(HEADERS) == len(images)
+    async with holed_path() as path:
+        images = [encode(noise(64, 64, seed)) for seed in range(4)]
+        for _ in range(3):
             for data in images:
-                await show(path, Client(address="127.0.0.2"), data)
-            counts = [path.metrics.value(name) for name in (HEADERS, DECODES, RENEWALS, RESTARTS)]
-            assert counts == [len(images), len(images), 0, 0]
-            for data in images:
-                await show(path, ANNA, data)
-            assert path.metrics.value(RENEWALS) == 2, "one that reads headers, one that decodes"
-            await asyncio.gather(*(opened(path, ANNA, encode(noise(9, 9, n))) for n in range(9)))
-            assert path.metrics.value(RENEWALS) == 2
-            await show(path, MALLORY, images[0])
-            assert (path.metrics.value(RENEWALS), path.metrics.value(RESTARTS)) == (4, 0)
-
-    asyncio.run(scenario())
+                await opened(path, Client(address="127.0.0.1"), data)
+        assert path.metrics.value(HEADERS) == len(images)
+        for data in images:
+            await show(path, Client(address="127.0.0.2"), data)
+        counts = [path.metrics.value(name) for name in (HEADERS, DECODES, RENEWALS, RESTARTS)]
+        assert counts == [len(images), len(images), 0, 0]
+        for data in images:
+            await show(path, ANNA, data)
+        assert path.metrics.value(RENEWALS) == 2, "one that reads headers, one that decodes"
+        await asyncio.gather(*(opened(path, ANNA, encode(noise(9, 9, n))) for n in range(9)))
+        assert path.metrics.value(RENEWALS) == 2
+        await show(path, MALLORY, images[0])
+        assert (path.metrics.value(RENEWALS), path.metrics.value(RESTARTS)) == (4, 0)
 
 
 def test_headers_of_two_clients_are_two_orders_and_take_turns(
@@ -350,6 +324,6 @@ def test_one_decode_serves_one_clients_jobs() -> None:
     jobs = [Job(b"same", b"", tiny, whole((32, 32)), tenant=name) for name in "abab"]
     for job in jobs:
         turns.add(job)
-    first = turns.take(0, ())
+    first = turns.take_jobs(0, ())
     assert first == [jobs[0], jobs[2]]
-    assert turns.take(0, [first[0].name]) == [jobs[1], jobs[3]]
+    assert turns.take_jobs(0, [first[0].name]) == [jobs[1], jobs[3]]

@@ -24,6 +24,7 @@ from saccade.media import video as media_video
 from saccade.media.formats.container import orientation_of
 from saccade.media.opened import OpenedVideo
 from saccade.media.sources.source import ImageSource, VideoSource
+from saccade.media.tiles import PixelNames
 from saccade.media.video import FRAME
 from tests.media.clips import clip, shown
 from tests.media.conftest import MakePath, Path
@@ -55,7 +56,7 @@ async def decode(path: Path, video: OpenedVideo) -> list[np.ndarray]:
     """The canvas of each image."""
     slots, offset = [], 0
     for image in video.images:
-        path.media.hold(image)
+        path.media.hold_image(image)
         slots.append(PixelSlot(offset, *image.image.canvas))
         offset += slots[-1].nbytes
     try:
@@ -64,7 +65,7 @@ async def decode(path: Path, video: OpenedVideo) -> list[np.ndarray]:
         return [path.arena.view(slot).copy() for slot in slots]
     finally:
         for image in video.images:
-            path.media.release(image)
+            path.media.release_image(image)
 
 
 @pytest.mark.more
@@ -85,32 +86,28 @@ async def decode(path: Path, video: OpenedVideo) -> list[np.ndarray]:
         ),
     ],
 )
-def test_frames_of_a_file_are_pyavs_frames(
+async def test_frames_of_a_file_are_pyavs_frames(
     media_path: MakePath, codec: str, container: str
 ) -> None:
     data = clip(codec=codec, container=container)
     frames = shown(data)
-
-    async def scenario() -> None:
-        async with media_path() as path:
-            video = await opened(path, data, fps=4)
-            assert video.times.indices == tuple(range(0, 48, 2))
-            canvases = await decode(path, video)
-            for number, canvas in enumerate(canvases):
-                pair = [frames[4 * number], frames[4 * number + 2]]
-                size = canvas.shape[0] // 2, canvas.shape[1]
-                assert np.array_equal(canvas, np.concatenate([resized(p, size) for p in pair]))
-            assert path.metrics.value(FRAMES) == 24
-            again = await opened(path, data, fps=4)
-            assert [each.image for each in again.images] == [each.image for each in video.images]
-            assert path.metrics.value(HEADERS) == 1, "a seen file is not opened"
-
-    asyncio.run(scenario())
+    async with media_path() as path:
+        video = await opened(path, data, fps=4)
+        assert video.times.indices == tuple(range(0, 48, 2))
+        canvases = await decode(path, video)
+        for number, canvas in enumerate(canvases):
+            pair = [frames[4 * number], frames[4 * number + 2]]
+            size = canvas.shape[0] // 2, canvas.shape[1]
+            assert np.array_equal(canvas, np.concatenate([resized(p, size) for p in pair]))
+        assert path.metrics.value(FRAMES) == 24
+        again = await opened(path, data, fps=4)
+        assert [each.image for each in again.images] == [each.image for each in video.images]
+        assert path.metrics.value(HEADERS) == 1, "a seen file is not opened"
 
 
 @pytest.mark.parametrize("container", ["mp4", pytest.param("matroska", marks=pytest.mark.more)])
 @pytest.mark.parametrize("quarters", [0, 1, 2, 3])
-def test_a_video_is_turned_as_its_file_asks(
+async def test_a_video_is_turned_as_its_file_asks(
     media_path: MakePath, quarters: int, container: str
 ) -> None:
     """As players do. The turn is the one that PyAV tells, counted against the clock."""
@@ -122,16 +119,12 @@ def test_a_video_is_turned_as_its_file_asks(
         for pixels, frame in zip(shown(data), stored, strict=True)
     ]
     assert turns[0].shape[:2] == ((96, 64) if quarters % 2 else (64, 96))
-
-    async def scenario() -> None:
-        async with media_path() as path:
-            video = await opened(path, data, fps=8)
-            assert video.images[0].frames[0].probe.upright == turns[0].shape[:2]
-            for number, canvas in enumerate(await decode(path, video)):
-                pair, size = turns[2 * number : 2 * number + 2], (len(canvas) // 2, canvas.shape[1])
-                assert np.array_equal(canvas, np.concatenate([resized(p, size) for p in pair]))
-
-    asyncio.run(scenario())
+    async with media_path() as path:
+        video = await opened(path, data, fps=8)
+        assert video.images[0].frames[0].probe.upright == turns[0].shape[:2]
+        for number, canvas in enumerate(await decode(path, video)):
+            pair, size = turns[2 * number : 2 * number + 2], (len(canvas) // 2, canvas.shape[1])
+            assert np.array_equal(canvas, np.concatenate([resized(p, size) for p in pair]))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -163,32 +156,28 @@ def test_a_turned_file_has_other_names_than_its_frames_as_stored() -> None:
     assert media_video.frame_name(b"file", 3, 1) == blake3(before).digest()
 
 
-def test_two_samplings_of_a_file_share_the_pairs_of_both(media_path: MakePath) -> None:
-    async def scenario() -> None:
-        async with media_path() as path:
-            whole = await opened(path, clip(), fps=8, max_pixels=64 * 96)
-            few = await opened(path, clip(), num_frames=48, max_pixels=64 * 96)
-            keys = {each.image.key for each in whole.images}
-            assert {each.image.key for each in few.images} == keys
-
-    asyncio.run(scenario())
+async def test_two_samplings_of_a_file_share_the_pairs_of_both(media_path: MakePath) -> None:
+    async with media_path() as path:
+        whole = await opened(path, clip(), fps=8, max_pixels=64 * 96)
+        few = await opened(path, clip(), num_frames=48, max_pixels=64 * 96)
+        keys = {each.image.key for each in whole.images}
+        assert {each.image.key for each in few.images} == keys
 
 
-def test_a_seen_file_is_not_opened_after_a_restart(media_path: MakePath, tmp_path: Folder) -> None:
-    async def scenario() -> None:
-        async with media_path(metadata_folder=tmp_path / "cards") as path:
-            first = await opened(path, clip(), fps=4)
-            assert path.metrics.value(HEADERS) == 1
-        async with media_path(metadata_folder=tmp_path / "cards") as path:
-            again = await opened(path, clip(), fps=4)
-            assert [each.image for each in again.images] == [each.image for each in first.images]
-            assert path.metrics.value(HEADERS) == 0, "the metadata says all"
-            assert len(await decode(path, again)) == 12
-        async with media_path(metadata_folder=tmp_path / "cards", max_image_pixels=1000) as path:
-            with pytest.raises(ImageError, match="96 x 64"):
-                await opened(path, clip(), fps=4)
-
-    asyncio.run(scenario())
+async def test_a_seen_file_is_not_opened_after_a_restart(
+    media_path: MakePath, tmp_path: Folder
+) -> None:
+    async with media_path(metadata_folder=tmp_path / "cards") as path:
+        first = await opened(path, clip(), fps=4)
+        assert path.metrics.value(HEADERS) == 1
+    async with media_path(metadata_folder=tmp_path / "cards") as path:
+        again = await opened(path, clip(), fps=4)
+        assert [each.image for each in again.images] == [each.image for each in first.images]
+        assert path.metrics.value(HEADERS) == 0, "the metadata says all"
+        assert len(await decode(path, again)) == 12
+    async with media_path(metadata_folder=tmp_path / "cards", max_image_pixels=1000) as path:
+        with pytest.raises(ImageError, match="96 x 64"):
+            await opened(path, clip(), fps=4)
 
 
 HOSTILE = {
@@ -203,110 +192,90 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_is_no_video_opens_nothing(media_path: MakePath, name: str) -> None:
-    async def scenario() -> None:
-        async with media_path() as path:
-            with pytest.raises(ImageError) as refused:
-                await opened(path, HOSTILE[name])
-            assert "video" in refused.value.message and refused.value.param == "here"
-            assert path.metrics.value(RESTARTS) == 0
-
-    asyncio.run(scenario())
+async def test_what_is_no_video_opens_nothing(media_path: MakePath, name: str) -> None:
+    async with media_path() as path:
+        with pytest.raises(ImageError) as refused:
+            await opened(path, HOSTILE[name])
+        assert "video" in refused.value.message and refused.value.param == "here"
+        assert path.metrics.value(RESTARTS) == 0
 
 
 @pytest.mark.parametrize("times", [60, pytest.param(1000, marks=pytest.mark.slow)])
-def test_broken_files_are_typed_errors_and_the_next_is_read(
+async def test_broken_files_are_typed_errors_and_the_next_is_read(
     media_path: MakePath, times: int
 ) -> None:
     data, rng = clip(), random.Random(0)
-
-    async def scenario() -> None:
-        async with media_path(decode_timeout=5.0) as path:
-            for number in range(times):
-                broken = bytearray(data)
-                if number % 3 == 0:
-                    del broken[rng.randrange(len(broken)) :]
-                for _ in range(rng.randrange(1, 40)):
-                    if broken:
-                        broken[rng.randrange(len(broken))] = rng.randrange(256)
-                try:
-                    await decode(path, await opened(path, bytes(broken), fps=2))
-                except RequestError as error:
-                    assert error.status == 400, error
-            assert len(await decode(path, await opened(path, data, fps=2))) == 6
-
-    asyncio.run(scenario())
+    async with media_path(decode_timeout=5.0) as path:
+        for number in range(times):
+            broken = bytearray(data)
+            if number % 3 == 0:
+                del broken[rng.randrange(len(broken)) :]
+            for _ in range(rng.randrange(1, 40)):
+                if broken:
+                    broken[rng.randrange(len(broken))] = rng.randrange(256)
+            try:
+                await decode(path, await opened(path, bytes(broken), fps=2))
+            except RequestError as error:
+                assert error.status == 400, error
+        assert len(await decode(path, await opened(path, data, fps=2))) == 6
 
 
-def test_without_pyav_a_file_is_refused_by_the_extras_name(
+async def test_without_pyav_a_file_is_refused_by_the_extras_name(
     media_path: MakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(media_video, "decoder_version", lambda: "")
-
-    async def scenario() -> None:
-        async with media_path() as path:
-            with pytest.raises(
-                InvalidRequest, match=r"operator.*scripts/install\.py '\.\[video\]'"
-            ):
-                await opened(path, clip())
-            image = ImageSource(encode(np.zeros((64, 64, 3), np.uint8)), "there")
-            assert await path.media.open(image, "")
-
-    asyncio.run(scenario())
+    async with media_path() as path:
+        with pytest.raises(InvalidRequest, match=r"operator.*scripts/install\.py '\.\[video\]'"):
+            await opened(path, clip())
+        image = ImageSource(encode(np.zeros((64, 64, 3), np.uint8)), "there")
+        assert await path.media.open(image, "")
 
 
-def test_frames_that_come_along_take_no_task_each(
+async def test_frames_that_come_along_take_no_task_each(
     media_path: MakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A seen video of 768 frames is one task, and its headers are not read again."""
     frames = tuple(encode(np.full((64, 64, 3), k % 251, np.uint8)) for k in range(768))
     source = VideoSource(frames, "here", VideoOptions(fps=2))
-
-    async def scenario() -> None:
-        async with media_path() as path:
-            (first,) = await path.media.open_all([source], "")
-            headers = path.metrics.value(HEADERS)
-            assert headers == len(set(frames))
-            made, create = [], asyncio.create_task
-            monkeypatch.setattr(
-                asyncio, "create_task", lambda work, **more: made.append(work) or create(work)
-            )
-            (again,) = await path.media.open_all([source], "")
-            monkeypatch.undo()
-            assert len(made) == 1 and path.metrics.value(HEADERS) == headers
-            assert isinstance(first, OpenedVideo) and isinstance(again, OpenedVideo)
-            assert [each.image for each in again.images] == [each.image for each in first.images]
-            assert len(again.images) == 384
-
-    asyncio.run(scenario())
+    async with media_path() as path:
+        (first,) = await path.media.open_all([source], "")
+        headers = path.metrics.value(HEADERS)
+        assert headers == len(set(frames))
+        made, create = [], asyncio.create_task
+        monkeypatch.setattr(
+            asyncio, "create_task", lambda work, **more: made.append(work) or create(work)
+        )
+        (again,) = await path.media.open_all([source], "")
+        monkeypatch.undo()
+        assert len(made) == 1 and path.metrics.value(HEADERS) == headers
+        assert isinstance(first, OpenedVideo) and isinstance(again, OpenedVideo)
+        assert [each.image for each in again.images] == [each.image for each in first.images]
+        assert len(again.images) == 384
 
 
-def test_pixels_have_one_name_whatever_file_they_come_from(media_path: MakePath) -> None:
+async def test_pixels_have_one_name_whatever_file_they_come_from(media_path: MakePath) -> None:
     """Of the same frames in two files, and of a frame shown twice and its still image."""
     still = np.full((64, 64, 3), 90, np.uint8)
     png, jpeg = encode(still), encode(still, "BMP")
 
-    async def names(path: Path, *frames: bytes) -> list[bytes]:
+    async def names(path: Path, *frames: bytes) -> list[PixelNames]:
         (video,) = await path.media.open_all([VideoSource(frames, "here", VideoOptions(fps=2))], "")
         found = []
         for image in video.images:
-            path.media.hold(image)
+            path.media.hold_image(image)
             slot = PixelSlot(0, *image.image.canvas)
             found.append(await path.media.decode(image.image.key, slot))
-            path.media.release(image)
+            path.media.release_image(image)
         return found
 
-    async def scenario() -> None:
-        async with media_path() as path:
-            assert png != jpeg
-            one, two = await names(path, png, png), await names(path, png, jpeg)
-            assert one == two and len(one) == 1, "a frame twice is the still image"
-            other = encode(np.full((64, 64, 3), 91, np.uint8))
-            assert await names(path, png, other) == await names(path, jpeg, other) != one
-            still_image = await path.media.open(ImageSource(png, "there"), "")
-            path.media.hold(still_image)
-            slot = PixelSlot(0, *still_image.image.canvas)
-            assert await path.media.decode(still_image.image.key, slot) == one[0]
-            path.media.release(still_image)
-
-    asyncio.run(scenario())
+    async with media_path() as path:
+        assert png != jpeg
+        one, two = await names(path, png, png), await names(path, png, jpeg)
+        assert one == two and len(one) == 1, "a frame twice is the still image"
+        other = encode(np.full((64, 64, 3), 91, np.uint8))
+        assert await names(path, png, other) == await names(path, jpeg, other) != one
+        still_image = await path.media.open(ImageSource(png, "there"), "")
+        path.media.hold_image(still_image)
+        slot = PixelSlot(0, *still_image.image.canvas)
+        assert await path.media.decode(still_image.image.key, slot) == one[0]
+        path.media.release_image(still_image)

@@ -20,7 +20,7 @@ def some(name: str, client: str, request: str) -> Item:
 
 
 def served(turns: Turns[Item]) -> str:
-    return "".join(item.name for item in iter(turns.take, None))
+    return "".join(item.name for item in iter(turns.take_next, None))
 
 
 def test_clients_take_turns_and_so_do_the_requests_of_one() -> None:
@@ -40,7 +40,7 @@ def test_who_comes_while_another_is_served_is_next() -> None:
     turns: Turns[Item] = Turns()
     for name in "abc":
         turns.add(some(name, "one", "1"))
-    first = turns.take()
+    first = turns.take_next()
     assert first is not None and first.name == "a"
     turns.add(some("x", "two", "2"))
     turns.add(some("d", "one", "3"))
@@ -53,7 +53,7 @@ def test_what_is_not_wanted_is_dropped_and_what_does_not_fit_waits() -> None:
     for item in items:
         turns.add(item)
     items[0].wanted = False
-    found = turns.take(lambda item: item.name != "b")
+    found = turns.take_next(lambda item: item.name != "b")
     assert found is items[2]
     turns.put_back(items[2])
     assert served(turns) == "cb"

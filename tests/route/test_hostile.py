@@ -156,15 +156,12 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("name", NONSENSE)
-def test_what_is_no_answer_is_a_worker_that_has_gone(name: str) -> None:
-    async def scenario() -> None:
-        async with worker() as made:
-            made.tell = lambda path, body: NONSENSE[name]
-            with pytest.raises(WorkerGone):
-                async with asyncio.timeout(5), upstream(made).exchange(b"GET", GET):
-                    pass
-
-    asyncio.run(scenario())
+async def test_what_is_no_answer_is_a_worker_that_has_gone(name: str) -> None:
+    async with worker() as made:
+        made.tell = lambda path, body: NONSENSE[name]
+        with pytest.raises(WorkerGone):
+            async with asyncio.timeout(5), upstream(made).exchange(b"GET", GET):
+                pass
 
 
 ENDLESS = {
@@ -180,92 +177,78 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("name", ENDLESS)
-def test_a_head_or_frame_without_end_is_cut_off(name: str) -> None:
-    async def scenario() -> None:
-        async with worker() as made:
-            begin, more = ENDLESS[name]
-            made.tell, made.forever = lambda path, body: begin, more * (65536 // len(more))
-            with pytest.raises(WorkerGone):
-                async with asyncio.timeout(10), upstream(made).exchange(b"GET", GET) as (_, body):
-                    async for _ in body:
-                        pass
+async def test_a_head_or_frame_without_end_is_cut_off(name: str) -> None:
+    async with worker() as made:
+        begin, more = ENDLESS[name]
+        made.tell, made.forever = lambda path, body: begin, more * (65536 // len(more))
+        with pytest.raises(WorkerGone):
+            async with asyncio.timeout(10), upstream(made).exchange(b"GET", GET) as (_, body):
+                async for _ in body:
+                    pass
+        assert made.sent < IN_SOCKETS
+
+
+async def test_an_answer_that_nobody_reads_is_not_taken() -> None:
+    async with worker() as made:
+        made.tell, made.forever = lambda path, body: CHUNKED, chunk(b"x" * 65536)
+        async with upstream(made).exchange(b"GET", GET) as (head, body):
+            assert head.status == 200
+            seen = -1
+            while made.sent != seen:
+                seen = made.sent
+                await asyncio.sleep(0.2)
             assert made.sent < IN_SOCKETS
-
-    asyncio.run(scenario())
-
-
-def test_an_answer_that_nobody_reads_is_not_taken() -> None:
-    async def scenario() -> None:
-        async with worker() as made:
-            made.tell, made.forever = lambda path, body: CHUNKED, chunk(b"x" * 65536)
-            async with upstream(made).exchange(b"GET", GET) as (head, body):
-                assert head.status == 200
-                seen = -1
-                while made.sent != seen:
-                    seen = made.sent
-                    await asyncio.sleep(0.2)
-                assert made.sent < IN_SOCKETS
-                assert len(await anext(body)) < MOST_WAITING + 2 * READ
-            sent = made.sent
-            await asyncio.sleep(0.1)
-            assert made.sent - sent < IN_SOCKETS, "who has left is not sent to"
-
-    asyncio.run(scenario())
+            assert len(await anext(body)) < MOST_WAITING + 2 * READ
+        sent = made.sent
+        await asyncio.sleep(0.1)
+        assert made.sent - sent < IN_SOCKETS, "who has left is not sent to"
 
 
-def test_the_smallest_pieces_come_together() -> None:
+async def test_the_smallest_pieces_come_together() -> None:
     """Each would be an object of its own, and a turn of its own."""
     count = 200_000
-
-    async def scenario() -> None:
-        async with worker() as made:
-            made.tell = lambda path, body: CHUNKED + chunk(b"x") * count + b"0\r\n\r\n"
-            async with upstream(made).exchange(b"GET", GET) as (_, body):
-                sizes = [len(piece) async for piece in body]
-            assert sum(sizes) == count
-            assert max(sizes) < (MOST_WAITING + READ) // PIECE_BYTES * 12
-            assert len(sizes) < count // 100
-
-    asyncio.run(scenario())
+    async with worker() as made:
+        made.tell = lambda path, body: CHUNKED + chunk(b"x") * count + b"0\r\n\r\n"
+        async with upstream(made).exchange(b"GET", GET) as (_, body):
+            sizes = [len(piece) async for piece in body]
+        assert sum(sizes) == count
+        assert max(sizes) < (MOST_WAITING + READ) // PIECE_BYTES * 12
+        assert len(sizes) < count // 100
 
 
 @pytest.mark.parametrize(
     ("line", "connections"), [(b"", 1), (b"connection: close\r\n", 3), (b"x: close\r\n", 1)]
 )
-def test_a_connection_is_used_again_where_the_worker_lets_it(line: bytes, connections: int) -> None:
-    async def scenario() -> None:
-        async with worker() as made:
-            made.tell = lambda path, body: OK + line + b"content-length: 2\r\n\r\n{}"
-            asked = upstream(made)
-            for _ in range(3):
-                async with asked.exchange(b"GET", GET) as (_, body):
-                    assert [each async for each in body] == [b"{}"]
-            assert made.connections == connections
-            asked.drop()
+async def test_a_connection_is_used_again_where_the_worker_lets_it(
+    line: bytes, connections: int
+) -> None:
+    async with worker() as made:
+        made.tell = lambda path, body: OK + line + b"content-length: 2\r\n\r\n{}"
+        asked = upstream(made)
+        for _ in range(3):
+            async with asked.exchange(b"GET", GET) as (_, body):
+                assert [each async for each in body] == [b"{}"]
+        assert made.connections == connections
+        asked.drop()
 
-    asyncio.run(scenario())
 
-
-def test_one_answer_too_many_is_nobodys() -> None:
-    async def scenario() -> None:
-        async with worker() as made:
-            made.tell = lambda path, body: answer(b"first") + answer(b"second")
-            connections = upstream(made)
-            for _ in range(2):
-                async with connections.exchange(b"GET", GET) as (head, body):
-                    assert (head.status, [each async for each in body]) == (200, [b"first"])
-
-    asyncio.run(scenario())
+async def test_one_answer_too_many_is_nobodys() -> None:
+    async with worker() as made:
+        made.tell = lambda path, body: answer(b"first") + answer(b"second")
+        connections = upstream(made)
+        for _ in range(2):
+            async with connections.exchange(b"GET", GET) as (head, body):
+                assert (head.status, [each async for each in body]) == (200, [b"first"])
 
 
 def test_an_event_without_end_is_not_kept() -> None:
     events, piece = Events(), b"x" * 65536
-    went = b"".join(events.take(piece) for _ in range(100))
+    went = b"".join(events.feed(piece) for _ in range(100))
     assert len(went) > 100 * len(piece) - MOST_EVENT - len(piece)
     assert events.broken(b"last").startswith(b"\n\n"), "the broken one is no part of the last"
-    events.take(b"\n")
-    assert events.take(b"\ndata: 1\n\ndata: ").endswith(b"data: 1\n\n")
-    assert (events.broken(b"last"), events.end()) == (b"last", b"data: ")
+    events.feed(b"\n")
+    assert events.feed(b"\ndata: 1\n\ndata: ").endswith(b"data: 1\n\n")
+    assert (events.broken(b"last"), events.flush()) == (b"last", b"data: ")
 
 
 def test_events_are_whole_however_they_come() -> None:
@@ -273,15 +256,15 @@ def test_events_are_whole_however_they_come() -> None:
     for size in range(1, len(stream)):
         events = Events()
         pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
-        went = [events.take(piece) for piece in pieces]
-        assert b"".join(went) == stream and not events.end()
+        went = [events.feed(piece) for piece in pieces]
+        assert b"".join(went) == stream and not events.flush()
         assert all(not each or each.endswith(b"\n\n") for each in went)
 
 
 # ---- a router in front of them
 
 
-def test_what_is_of_one_connection_stays_there_and_names_are_the_routers() -> None:
+async def test_what_is_of_one_connection_stays_there_and_names_are_the_routers() -> None:
     """Whatever a client says of lengths, hosts and ids, a worker reads one request, and who it is
     for.
     """
@@ -295,30 +278,26 @@ def test_what_is_of_one_connection_stays_there_and_names_are_the_routers() -> No
     smuggled = b"GET /smuggled HTTP/1.1\r\nhost: localhost\r\n\r\n"
     sent = "\r\n".join([*lines, "", ""]).encode() + chunk(smuggled)
     sent += b"0\r\nauthorization: Bearer stolen\r\n\r\n"
-
-    async def scenario() -> None:
-        async with worker() as made, routing(made) as client:
-            url = client.base_url
-            reader, writer = await asyncio.open_connection(url.host, url.port)
-            writer.write(sent)
-            while (status := await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100"):
-                pass
-            assert status.startswith(b"HTTP/1.1 200")
-            writer.close()
-            (head,) = made.heads
-            first, *rest = head.decode().split("\r\n")[:-2]
-            assert first == "POST /v1/files?a=%0d%0ax:y HTTP/1.1"
-            values = {line.split(": ")[0]: line.split(": ")[1] for line in rest}
-            names = sorted(line.split(": ")[0] for line in rest)
-            ours = ["content-length", "host", "x-request-id", "x-saccade-file-suffix"]
-            assert names == sorted([*ours, "x-forwarded-for", "x-forwarded-host", "x-kept"])
-            assert values["x-forwarded-host"] == "localhost:9"
-            assert values["host"] == made.url.removeprefix("http://")
-            assert values["content-length"] == str(len(smuggled))
-            assert values["x-saccade-file-suffix"] != "00000000"
-            assert values["x-request-id"].startswith("req-")
-
-    asyncio.run(scenario())
+    async with worker() as made, routing(made) as client:
+        url = client.base_url
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(sent)
+        while (status := await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100"):
+            pass
+        assert status.startswith(b"HTTP/1.1 200")
+        writer.close()
+        (head,) = made.heads
+        first, *rest = head.decode().split("\r\n")[:-2]
+        assert first == "POST /v1/files?a=%0d%0ax:y HTTP/1.1"
+        values = {line.split(": ")[0]: line.split(": ")[1] for line in rest}
+        names = sorted(line.split(": ")[0] for line in rest)
+        ours = ["content-length", "host", "x-request-id", "x-saccade-file-suffix"]
+        assert names == sorted([*ours, "x-forwarded-for", "x-forwarded-host", "x-kept"])
+        assert values["x-forwarded-host"] == "localhost:9"
+        assert values["host"] == made.url.removeprefix("http://")
+        assert values["content-length"] == str(len(smuggled))
+        assert values["x-saccade-file-suffix"] != "00000000"
+        assert values["x-request-id"].startswith("req-")
 
 
 UNFIT = {
@@ -355,7 +334,7 @@ def test_a_length_that_does_not_fit_is_nobodys_fault(
     assert not [each for each in ours if each.exc_info], "a traceback"
 
 
-def test_one_request_that_kills_who_gets_it_does_not_kill_all() -> None:
+async def test_one_request_that_kills_who_gets_it_does_not_kill_all() -> None:
     """Also where it went by a connection that had been used before, whose worker is gone."""
 
     async def scenario(stack: AsyncExitStack) -> None:
@@ -369,14 +348,11 @@ def test_one_request_that_kills_who_gets_it_does_not_kill_all() -> None:
         assert (gone.status_code, gone.json()["error"]["code"]) == (502, "worker_lost")
         assert sum(len(each.seen) for each in made) == 2
 
-    async def run() -> None:
-        async with AsyncExitStack() as stack:
-            await scenario(stack)
-
-    asyncio.run(run())
+    async with AsyncExitStack() as stack:
+        await scenario(stack)
 
 
-def test_a_death_on_an_old_and_on_a_new_connection_is_one_death() -> None:
+async def test_a_death_on_an_old_and_on_a_new_connection_is_one_death() -> None:
     """A killed worker's port still takes connections while processes that it leaves hold it."""
 
     async def scenario(stack: AsyncExitStack) -> None:
@@ -399,36 +375,30 @@ def test_a_death_on_an_old_and_on_a_new_connection_is_one_death() -> None:
         assert (await client.post(CHAT, json={"prompt": "late"})).is_success
         assert sorted(len(e.seen) - n for e, n in zip(made, before, strict=True)) == [1, 2]
 
-    async def run() -> None:
-        async with AsyncExitStack() as stack:
-            await scenario(stack)
-
-    asyncio.run(run())
+    async with AsyncExitStack() as stack:
+        await scenario(stack)
 
 
 @pytest.mark.more
-def test_all_but_one_die_at_once_and_everybody_is_answered() -> None:
-    async def run() -> None:
-        async with AsyncExitStack() as stack:
-            made = [await stack.enter_async_context(worker()) for _ in range(7)]
-            client = None
-            async with worker() as last:
-                client = await stack.enter_async_context(routing(*made, last))
-                asks = [client.post(CHAT, json={"prompt": str(n)}) for n in range(40)]
-                assert {each.status_code for each in await asyncio.gather(*asks)} == {200}
-                for each in made:
-                    each.tell = lambda path, body, each=each: each.die()  # type: ignore[misc]
-                    each.die()
-                before = [len(each.seen) for each in made]
-                asks = [client.post(CHAT, json={"prompt": str(n)}) for n in range(40)]
-                codes = [each.status_code for each in await asyncio.gather(*asks)]
-                assert {*codes} <= {200, 502} and codes[-1] == 200
-                # Whoever is found dead is not asked again until it says that it lives.
-                again = [(await client.post(CHAT, json={"prompt": str(n)})) for n in range(10)]
-                assert [each.status_code for each in again] == [200] * 10
-                assert sum(len(e.seen) - n for e, n in zip(made, before, strict=True)) <= 80
-
-    asyncio.run(run())
+async def test_all_but_one_die_at_once_and_everybody_is_answered() -> None:
+    async with AsyncExitStack() as stack:
+        made = [await stack.enter_async_context(worker()) for _ in range(7)]
+        client = None
+        async with worker() as last:
+            client = await stack.enter_async_context(routing(*made, last))
+            asks = [client.post(CHAT, json={"prompt": str(n)}) for n in range(40)]
+            assert {each.status_code for each in await asyncio.gather(*asks)} == {200}
+            for each in made:
+                each.tell = lambda path, body, each=each: each.die()  # type: ignore[misc]
+                each.die()
+            before = [len(each.seen) for each in made]
+            asks = [client.post(CHAT, json={"prompt": str(n)}) for n in range(40)]
+            codes = [each.status_code for each in await asyncio.gather(*asks)]
+            assert {*codes} <= {200, 502} and codes[-1] == 200
+            # Whoever is found dead is not asked again until it says that it lives.
+            again = [(await client.post(CHAT, json={"prompt": str(n)})) for n in range(10)]
+            assert [each.status_code for each in again] == [200] * 10
+            assert sum(len(e.seen) - n for e, n in zip(made, before, strict=True)) <= 80
 
 
 HEALTH = {
@@ -443,103 +413,88 @@ HEALTH = {
 
 @pytest.mark.first
 @pytest.mark.parametrize("name", HEALTH)
-def test_a_worker_whose_health_is_nonsense_is_down_until_it_is_not(
+async def test_a_worker_whose_health_is_nonsense_is_down_until_it_is_not(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fleet, "HEALTH_PAUSE", 0.02)
+    async with worker() as made, worker() as other:
+        made.tell = lambda path, body: HEALTH[name]
+        async with routing(made, other) as client:
+            for _ in range(3):
+                told = await client.get("/health")
+                assert told.status_code == 200 and len(told.content) < 2000
+                assert told.json()["workers"][0]["status"] == "down"
+                assert (await client.post(CHAT, json={})).status_code == 200
+                await asyncio.sleep(0.05)
+            assert not made.seen
+            made.tell = other.tell
 
-    async def scenario() -> None:
-        async with worker() as made, worker() as other:
-            made.tell = lambda path, body: HEALTH[name]
-            async with routing(made, other) as client:
-                for _ in range(3):
-                    told = await client.get("/health")
-                    assert told.status_code == 200 and len(told.content) < 2000
-                    assert told.json()["workers"][0]["status"] == "down"
-                    assert (await client.post(CHAT, json={})).status_code == 200
-                    await asyncio.sleep(0.05)
-                assert not made.seen
-                made.tell = other.tell
+            async def is_ready() -> bool:
+                told = (await client.get("/health")).json()
+                return bool(told["workers"][0]["status"] == "ready")
 
-                async def is_ready() -> bool:
-                    told = (await client.get("/health")).json()
-                    return bool(told["workers"][0]["status"] == "ready")
-
-                await until(is_ready)
-
-    asyncio.run(scenario())
+            await until(is_ready)
 
 
 @pytest.mark.more
 @pytest.mark.parametrize("begun", [b"", STREAM + chunk(b"data: 1\n\ndata: ")])
-def test_a_worker_that_hangs_is_given_up_when_it_says_nothing_at_all(
+async def test_a_worker_that_hangs_is_given_up_when_it_says_nothing_at_all(
     begun: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before its answer, or in the middle. One that says how it is may take its time."""
     monkeypatch.setattr(fleet, "HEALTH_PAUSE", 0.05)
     monkeypatch.setattr(fleet, "HEALTH_SECONDS", 0.1)
     monkeypatch.setattr(fleet, "SILENT_SECONDS", 0.3)
-
-    async def scenario() -> None:
-        async with worker() as made:
-            hangs = False
-            made.tell = lambda path, body: (
-                (None if hangs else answer(b"{}")) if path == "/health" else begun or None
-            )
-            async with routing(made) as client:
-                asking = asyncio.create_task(client.post(CHAT, json={}))
-                await asyncio.sleep(0.8)
-                assert not asking.done()
-                hangs = True
-                told = await asking
-                last = told.text.strip().rpartition("\n\n")[2].removeprefix("data: ")
-                assert told.status_code == (200 if begun else 502)
-                assert json.loads(last)["error"]["code"] == "worker_lost"
-                assert "data: \n" not in told.text
-
-    asyncio.run(scenario())
+    async with worker() as made:
+        hangs = False
+        made.tell = lambda path, body: (
+            (None if hangs else answer(b"{}")) if path == "/health" else begun or None
+        )
+        async with routing(made) as client:
+            asking = asyncio.create_task(client.post(CHAT, json={}))
+            await asyncio.sleep(0.8)
+            assert not asking.done()
+            hangs = True
+            told = await asking
+            last = told.text.strip().rpartition("\n\n")[2].removeprefix("data: ")
+            assert told.status_code == (200 if begun else 502)
+            assert json.loads(last)["error"]["code"] == "worker_lost"
+            assert "data: \n" not in told.text
 
 
-def test_a_full_router_says_when_to_come_back() -> None:
-    async def scenario() -> None:
-        async with worker() as made, routing(made, max_requests=1) as client:
-            made.tell = lambda path, body: None if b"wait" in body else answer(b"{}")
-            waiting = asyncio.create_task(client.post(CHAT, json={"prompt": "wait"}))
+async def test_a_full_router_says_when_to_come_back() -> None:
+    async with worker() as made, routing(made, max_requests=1) as client:
+        made.tell = lambda path, body: None if b"wait" in body else answer(b"{}")
+        waiting = asyncio.create_task(client.post(CHAT, json={"prompt": "wait"}))
 
-            async def has_come() -> bool:
-                return bool(made.seen)
+        async def has_come() -> bool:
+            return bool(made.seen)
 
-            await until(has_come)
-            full = await client.post(CHAT, json={})
-            assert full.status_code == 429 and full.headers["retry-after"]
-            assert (await client.get("/health")).status_code == 200
-            waiting.cancel()
+        await until(has_come)
+        full = await client.post(CHAT, json={})
+        assert full.status_code == 429 and full.headers["retry-after"]
+        assert (await client.get("/health")).status_code == 200
+        waiting.cancel()
 
-            async def is_let_in() -> bool:
-                return (await client.post(CHAT, json={})).status_code == 200
+        async def is_let_in() -> bool:
+            return (await client.post(CHAT, json={})).status_code == 200
 
-            await until(is_let_in)
-
-    asyncio.run(scenario())
+        await until(is_let_in)
 
 
 @pytest.mark.more
-def test_a_flood_of_large_bodies_leaves_a_turn_to_others() -> None:
+async def test_a_flood_of_large_bodies_leaves_a_turn_to_others() -> None:
     """Sixty requests of a megabyte at once; those of somebody else pass between."""
     body = json.dumps({"messages": [{"role": "user", "content": "x" * 1_000_000}]}).encode()
-
-    async def scenario() -> None:
-        async with worker() as made, routing(made) as client:
-            flood = [asyncio.create_task(client.post(CHAT, content=body)) for _ in range(60)]
-            await asyncio.sleep(0)
-            overtaken = []
-            for _ in range(3):
-                assert (await client.post(CHAT, json={"prompt": "hi"})).status_code == 200
-                overtaken.append(sum(not each.done() for each in flood))
-            assert {(await each).status_code for each in flood} <= {200, 429}
-            assert overtaken[0] > 0
-
-    asyncio.run(scenario())
+    async with worker() as made, routing(made) as client:
+        flood = [asyncio.create_task(client.post(CHAT, content=body)) for _ in range(60)]
+        await asyncio.sleep(0)
+        overtaken = []
+        for _ in range(3):
+            assert (await client.post(CHAT, json={"prompt": "hi"})).status_code == 200
+            overtaken.append(sum(not each.done() for each in flood))
+        assert {(await each).status_code for each in flood} <= {200, 429}
+        assert overtaken[0] > 0
 
 
 # ---- what a request is ranked by

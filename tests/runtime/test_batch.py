@@ -96,7 +96,7 @@ def test_a_batch_says_where_each_token_comes_from_and_goes_to(
     assert batch.sample_rows.tolist() == [4]
     assert draws.rows == [2] and draws.counts == [0] and draws.slots.tolist() == [2]
 
-    bench.batcher.keep(draws, torch.tensor([77]))
+    bench.batcher.keep_tokens(draws, torch.tensor([77]))
     new = (pages[3],) if page_size == 4 else (pages[9],)
     batch, draws = bench.build(Row(2, 9, 1, new if page_size == 1 else (), True))
     assert batch.tokens.tolist() == [77], "only the device need know it"

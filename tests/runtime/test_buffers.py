@@ -75,7 +75,7 @@ class Made:
         """Bytes that the step takes at most beside what was there before."""
         self.device.kept()
         before = self.device.bytes = self.device.now
-        self.worker.begin(plan, masks)
+        self.worker.begin_step(plan, masks)
         return self.device.bytes - before
 
 
@@ -153,7 +153,7 @@ def test_steps_take_no_more_than_is_claimed_and_leave_nothing(made: Made) -> Non
     states = config.max_running * spec.hidden_size * 2
     assert 0.8 * drawn <= drawing_bytes(spec, config.max_running) + states
     assert drawn <= min(claimed, drawing_bytes(spec, config.max_running) + states)
-    made.worker.begin(Plan(3, close=tuple(slots)))
+    made.worker.begin_step(Plan(3, close=tuple(slots)))
     left = {name: n for name, n in made.device.kept().items() if n > before.get(name, 0) + SMALL}
     assert not left
 
@@ -224,4 +224,4 @@ def test_images_are_encoded_and_shown_within_what_is_claimed(made: Made) -> None
     claimed = step_bytes(spec, steps, "bfloat16")
     assert took <= claimed <= 2 * took
     drop = tuple(Move(key, "device", None, tokens) for key in keys)
-    made.worker.begin(Plan(3, close=(0,), moves=drop))
+    made.worker.begin_step(Plan(3, close=(0,), moves=drop))

@@ -87,9 +87,9 @@ def test_a_file_takes_what_is_counted_for_it(tmp_path: Path, num_tokens: int, sa
 def test_it_survives_a_restart_the_oldest_first(tmp_path: Path, files: list[Path]) -> None:
     tier = open_tier(tmp_path)
     assert tier.store.found == ((A, 5), (B, 5), (C, 5))
-    tier.read(B, 5)
+    tier.begin_read(B, 5)
     assert tier.collect(wait=True) == ((B, "read"),)
-    assert torch.equal(tier.take(B), rows(B))
+    assert torch.equal(tier.take_rows(B), rows(B))
     tier.close()
 
 
@@ -110,10 +110,10 @@ def test_a_file_with_values_that_are_no_numbers_is_removed_when_it_is_read(
         data[: 8 + length].replace(before, blake3(values).hexdigest().encode()) + values
     )
     tier = open_tier(tmp_path)
-    tier.read(A, 5)
+    tier.begin_read(A, 5)
     assert tier.collect(wait=True) in LOST
     assert not files[0].exists()
-    tier.read(B, 5)
+    tier.begin_read(B, 5)
     assert tier.collect(wait=True) == ((B, "read"),)
     tier.close()
 
@@ -172,7 +172,7 @@ def test_what_others_put_there_is_removed_unopened_or_unread(
     files[0].write_bytes(good)
     files[2].write_bytes(good)
     put_foreign(files[0], what, files[2])
-    tier.read(A, 5)
+    tier.begin_read(A, 5)
     assert tier.collect(wait=True) in LOST
     assert not os.path.lexists(files[0])
     tier.close()
@@ -195,12 +195,12 @@ def test_what_can_be_neither_read_nor_removed_nor_written_is_said_and_the_work_g
     tier = open_tier(tmp_path)
     files[0].unlink()
     files[0].mkdir()
-    tier.read(A, 5)
+    tier.begin_read(A, 5)
     assert tier.collect(wait=True) in LOST
     tier.remove(A)
     tier.write(A, rows(A))
     assert tier.collect(wait=True) == ((A, "not saved"),)
-    tier.read(B, 5)
+    tier.begin_read(B, 5)
     assert tier.collect(wait=True) == ((B, "read"),)
     tier.close()
     assert sorted(files[0].parent.iterdir()) == sorted(files), "no draft is left"
@@ -221,12 +221,12 @@ def test_a_file_that_cannot_be_read_for_now_stays(
     tier: Background[ImageKey], tmp_path: Path
 ) -> None:
     tier.write(A, rows(A))
-    tier.read(A, 5)
+    tier.begin_read(A, 5)
     assert tier.collect(wait=True) == ((A, "read"),)
     with no_more_files():
-        tier.read(A, 5)
+        tier.begin_read(A, 5)
         assert tier.collect(wait=True) in LOST
-    tier.read(A, 5)
+    tier.begin_read(A, 5)
     assert tier.collect(wait=True) == ((A, "read"),)
 
 
@@ -268,9 +268,9 @@ def test_a_crash_at_any_moment_of_writing_leaves_only_whole_files(tmp_path: Path
     tier = open_tier(tmp_path)
     assert len(tier.store.found) < 200
     for key, num_tokens in tier.store.found:
-        tier.read(key, num_tokens)
+        tier.begin_read(key, num_tokens)
         assert tier.collect(wait=True) == ((key, "read"),)
-        assert num_tokens == 20000 and bool((tier.take(key) == 1).all())
+        assert num_tokens == 20000 and bool((tier.take_rows(key) == 1).all())
     assert len(list((tmp_path / b"model".hex()).iterdir())) == len(tier.store.found)
     tier.close()
 
@@ -306,7 +306,7 @@ def test_a_full_disk_is_one_line_with_a_count(
         for number in range(50):
             tier.write(ImageKey(bytes([number] * 32), bytes(16), ""), rows(A))
             assert tier.collect(wait=True)[0][1] == "not saved"
-    tier.read(C, 5)
+    tier.begin_read(C, 5)
     assert tier.collect(wait=True) == ((C, "missing"),)
     tier.close()
     said = [record.getMessage() for record in caplog.records]

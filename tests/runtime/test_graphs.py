@@ -21,7 +21,7 @@ from saccade.families.qwen_vl.vision import VisionTower
 from saccade.kernels import tower_attention
 from saccade.nn.protocol import FamilyNet, Pack
 from saccade.runtime.cuda.graphs import ENOUGH, GraphRunner, Replay, best_sizes, eager, padded
-from saccade.runtime.vision.packed_encoder import PackedEncoder, room, segment_bounds
+from saccade.runtime.vision.packed_encoder import PackedEncoder, segment_bounds, segments_that_fit
 from saccade.runtime.vision.positions import PositionCache
 from saccade_bench.fixtures.tiny import picture
 from saccade_bench.lab.qwen import grids, qwen
@@ -255,7 +255,7 @@ def test_packs_that_are_too_large_run_without_a_graph(
 def test_packs_of_too_many_segments_run_without_a_graph(checkpoint: Callable[..., Path]) -> None:
     net = load(checkpoint("qwen3_vl"))
     encoder, replays = graphed(net, (64,))
-    count = room(64, None) + 1
+    count = segments_that_fit(64, None) + 1
     images = pictures(net, [(1, 1)] * count)
     assert count * 4 <= 64
     embed(net, encoder, images)

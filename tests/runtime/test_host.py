@@ -24,10 +24,10 @@ def test_runs_never_overlap_and_nothing_is_lost(asked: list[tuple[bool, int, boo
     held: list[tuple[range, ...]] = []
     for back, count, whole in asked:
         if back and held:
-            slab.give(held.pop(count % len(held)))
+            slab.give_rows(held.pop(count % len(held)))
             continue
         left = 50 - sum(len(run) for runs in held for run in runs)
-        runs = slab.take(count, whole=whole)
+        runs = slab.take_rows(count, whole=whole)
         if runs is None:
             assert whole or left < count, "what fits in pieces is never refused"
             continue
@@ -36,13 +36,13 @@ def test_runs_never_overlap_and_nothing_is_lost(asked: list[tuple[bool, int, boo
         rows = [row for runs in held for run in runs for row in run]
         assert len(rows) == len(set(rows)) and set(rows) <= set(range(50))
     for runs in held:
-        slab.give(runs)
-    assert slab.take(50, whole=True) == (range(50),)
+        slab.give_rows(runs)
+    assert slab.take_rows(50, whole=True) == (range(50),)
 
 
 def test_views_are_the_memory_itself() -> None:
     slab = Slab(10, LIKE, None)
-    first, second = slab.take(3), slab.take(4)
+    first, second = slab.take_rows(3), slab.take_rows(4)
     assert first and second
     for part, value in zip((*slab.views(first), *slab.views(second)), (1.0, 2.0)):
         part.fill_(value)
@@ -62,8 +62,8 @@ def test_a_piece_is_pinned_before_it_is_used_and_not_before_the_one_in_front_of_
     (pin,) = [each for each in threading.enumerate() if each not in others]
     assert registered.get(timeout=30) == pieces[0]
     for taken, piece in ((5, 1), (9, 2)):
-        assert slab.take(taken) and registered.get(timeout=30) == pieces[piece]
-    assert slab.take(7) and registered.get(timeout=30) == pieces[3] and slab.take(7)
+        assert slab.take_rows(taken) and registered.get(timeout=30) == pieces[piece]
+    assert slab.take_rows(7) and registered.get(timeout=30) == pieces[3] and slab.take_rows(7)
     del slab  # the thread has nothing left to do
     pin.join(30)
     assert not pin.is_alive() and registered.empty()
@@ -84,7 +84,7 @@ def test_memory_is_pinned_in_pieces_beside_start_up_and_no_copy_spans_two(
     monkeypatch.setattr(host, "Pinned", pin)
     monkeypatch.setattr(host, "PIECE_BYTES", 7 * LIKE.element_size() * 2)
     slab = Slab(24, LIKE, torch.device("cpu"))  # returns though nothing is registered yet
-    runs = slab.take(24)
+    runs = slab.take_rows(24)
     assert runs and not registered
     parts = slab.views(runs)
     assert [len(part) for part in parts] == [7, 7, 7, 3]
@@ -97,4 +97,4 @@ def test_memory_is_pinned_in_pieces_beside_start_up_and_no_copy_spans_two(
 
 
 def test_a_slab_of_nothing_has_nothing() -> None:
-    assert Slab(0, LIKE, None).take(1) is None
+    assert Slab(0, LIKE, None).take_rows(1) is None

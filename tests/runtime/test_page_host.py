@@ -61,9 +61,9 @@ def test_pages_and_states_come_back_as_they_were(tmp_path: Path, tier: str) -> N
     back = PageCopy(name(3), 6), PageCopy(name(1), 7), PageCopy(name(9), 0, True)
     kept.come(TierMoves(fetch=back))
     told = {*kept.collect()}
-    while kept.reading:
+    while kept.is_reading:
         told |= {*kept.collect()}
-    assert told == {(copy.name, "read") for copy in back} and not kept.told
+    assert told == {(copy.name, "read") for copy in back} and not kept.has_events
     kept.come(TierMoves(place=back))
     for now, then in ((keys, before[0]), (values, before[1])):
         assert torch.equal(now[6:], then[[3, 1]]) and not now[:6].any()
@@ -99,7 +99,7 @@ def test_what_comes_back_is_waited_for_where_it_is_used(
     stub.log.clear()
     kept.come(TierMoves(fetch=(PageCopy(name(0), 5), PageCopy(name(1), 6))))
     assert stub.log == [("lane", "waits for", "main")], "for what was computed in these pages"
-    assert kept.reading and not kept.told and kept.collect() == []
+    assert kept.is_reading and not kept.has_events and kept.collect() == []
     stub.log.clear()
     kept.leave(TierMoves(forget=(name(1),)))
     assert stub.log == [("main", "waits for", "work of lane")], "given up: others may write there"

@@ -43,7 +43,7 @@ class Device:
 
     log: list[Any] = field(default_factory=list)
 
-    def begin(self, plan: Plan, masks: MaskSource) -> Launched:
+    def begin_step(self, plan: Plan, masks: MaskSource) -> Launched:
         self.log.append(plan.step)
         if plan.rows:
             words = masks()

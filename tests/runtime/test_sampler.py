@@ -60,7 +60,7 @@ def sample(
     tokens, report = sampler(rows, stop_ids, logits.shape[1])(logits, draws(rows))
     drawn = tokens.tolist()
     result = StepResult(0, tuple(drawn))
-    told = dict(report.tell(result, report.tensors).logprobs) if report else {}
+    told = dict(report.add_to(result, report.tensors).logprobs) if report else {}
     return drawn, tuple(map(told.get, range(len(rows))))
 
 
@@ -184,7 +184,7 @@ def test_penalties_follow_their_formulas() -> None:
     row = logits()[0]
     params = SamplingParams(repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.2)
     edit = Edit.of(opened(3, Row(params, [1, 2, 9], 2)), VOCAB, (), torch.device("cpu"))
-    edit.add(torch.tensor([9]))
+    edit.add_token(torch.tensor([9]))
     got = row.clone()
     edit.edit(got, 2, False)
     want = row.clone()

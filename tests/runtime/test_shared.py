@@ -48,11 +48,11 @@ def open_tier(root: Path, budget: int = BUDGET, model: bytes = MODEL) -> Backgro
 
 def read(tier: Background[ImageKey], number: int, tokens: int = TOKENS) -> torch.Tensor | None:
     """None: it is not there."""
-    tier.read(key(number), tokens)
+    tier.begin_read(key(number), tokens)
     events = tier.collect(wait=True)
     while not any(name == key(number) and told != "not saved" for name, told in events):
         events += tier.collect(wait=True)
-    return tier.take(key(number)) if (key(number), "read") in events else None
+    return tier.take_rows(key(number)) if (key(number), "read") in events else None
 
 
 def used(root: Path) -> int:

@@ -229,7 +229,7 @@ class Lent:
         self.out += 1
         return self.kind.items(b"m" * 16).empty(count)
 
-    def give(self, rows: torch.Tensor) -> None:
+    def give_rows(self, rows: torch.Tensor) -> None:
         assert rows.dtype == self.kind.rows(1).dtype
         self.given += 1
 
@@ -274,15 +274,15 @@ def test_reads_go_before_all_but_writes_of_the_same_item(
     thread = Background(opened(name, kind, tmp_path))
     for number in (1, 2):
         thread.write(kind.key(number), kind.rows(number))
-        thread.read(kind.key(number), kind.size)
+        thread.begin_read(kind.key(number), kind.size)
     events = thread.collect(wait=True)
     while len(events) < 2:
         events += thread.collect(wait=True)
     assert events == ((kind.key(1), "read"), (kind.key(2), "read")) and not thread.busy
     for number in (2, 1):
-        assert torch.equal(thread.take(kind.key(number)), kind.rows(number))
+        assert torch.equal(thread.take_rows(kind.key(number)), kind.rows(number))
     thread.remove(kind.key(1))
-    thread.read(kind.key(1), kind.size)
+    thread.begin_read(kind.key(1), kind.size)
     assert thread.collect(wait=True) == ((kind.key(1), "missing"),)
     with full_disk():
         thread.write(kind.key(1), kind.rows(1))
@@ -304,7 +304,7 @@ def test_what_would_wait_too_long_is_not_written(
 def test_nobody_waits_for_a_thread_that_has_died(tmp_path: Path) -> None:
     thread = Background(opened("disk", PAGES, tmp_path))
     thread.write(PAGES.key(1), torch.empty(1, 5, device="meta"))  # a mistake of ours: no values
-    thread.read(PAGES.key(1), 5)
+    thread.begin_read(PAGES.key(1), 5)
     for wait in (True, False):
         with pytest.raises(RuntimeError, match="has failed"):
             thread.collect(wait)

@@ -73,7 +73,7 @@ def test_what_is_forbidden_is_what_the_definitions_forbid_however_the_tokens_cam
         row_rules = RowBans(rules, tokens[:known], prompt_length, CPU)
         for end in range(known, len(tokens) + 1):
             if end > known:
-                row_rules.add(torch.tensor([tokens[end - 1]]))
+                row_rules.add_token(torch.tensor([tokens[end - 1]]))
             row = torch.zeros(VOCAB)
             row_rules.edit(row, 0, False)
             banned = set((row == -torch.inf).nonzero().flatten().tolist())

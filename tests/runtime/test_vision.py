@@ -15,7 +15,7 @@ from saccade.core.metrics import Metrics
 from saccade.core.plan import Encode, PixelSlot
 from saccade.core.types import ImageKey
 from saccade.kernels.tower_attention import varlen_attention
-from saccade.nn import patches
+from saccade.nn import tower as blocks
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime.cuda.graphs import eager
@@ -61,7 +61,7 @@ class Bench:
     def run(self, tower: int) -> tuple[dict[ImageKey, torch.Tensor], int]:
         """Embeddings of all, and in how many steps."""
         with torch.inference_mode():
-            self.vision.begin(self.encodes())
+            self.vision.queue_images(self.encodes())
             rows: dict[ImageKey, torch.Tensor] = {}
             steps = 0
             while len(rows) < len(SIZES):
@@ -104,11 +104,11 @@ def test_a_step_spends_what_it_may_and_a_small_image_passes_a_large_one(
     done: list[int] = []
     attend = varlen_attention
     monkeypatch.setattr(
-        patches, "varlen_attention", lambda q, *rest: (done.append(len(q)), attend(q, *rest))[1]
+        blocks, "varlen_attention", lambda q, *rest: (done.append(len(q)), attend(q, *rest))[1]
     )
     bench = Bench(net)
     encodes = bench.encodes()
-    bench.vision.begin(encodes)
+    bench.vision.queue_images(encodes)
     ended: list[ImageKey] = []
     told: list[ImageKey] = []
     with torch.inference_mode():
@@ -133,9 +133,9 @@ def test_images_that_begin_later_wait_for_those_before_that_are_no_larger(
     sizes = [(2, 3), (4, 4)]
     first, second = bench.encodes(sizes)
     with torch.inference_mode():
-        bench.vision.begin([first])
+        bench.vision.queue_images([first])
         assert bench.vision.advance(1) == []
-        bench.vision.begin([second])
+        bench.vision.queue_images([second])
         cost = patch_blocks(net, sizes[:1])
         assert [each.key for each in bench.vision.advance(cost - 1)] == [first.key]
         assert bench.vision.advance(1) == []
@@ -153,11 +153,11 @@ def test_small_images_take_half_of_a_step_from_a_large_one_and_no_more(
     step = patch_blocks(net, [(2, 3)]) * 2
     ended: list[list[ImageKey]] = []
     with torch.inference_mode():
-        bench.vision.begin([large])
+        bench.vision.queue_images([large])
         steps = -(-patch_blocks(net, [(12, 9)]) // step)
         while not any(large.key in each for each in ended):
             if small:
-                bench.vision.begin([small.pop()])  # one is new in each step
+                bench.vision.queue_images([small.pop()])  # one is new in each step
             ended.append([each.key for each in bench.vision.advance(step)])
     assert all(len(each) == 1 for each in ended[:8]), "each passes in its own step"
     assert steps < len(ended) <= 2 * steps
@@ -211,7 +211,7 @@ def test_the_end_it_tells_is_that_of_encoding_whatever_the_step_goes_on_to_do(
     bench = Bench(load(checkpoint("qwen3_vl")))
     encodes = bench.encodes([(4, 4)])
     begun = time.monotonic()
-    bench.vision.begin(encodes)
+    bench.vision.queue_images(encodes)
     with torch.inference_mode():
         (encoded,) = bench.vision.advance(0)
     ended = time.monotonic()

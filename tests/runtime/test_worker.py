@@ -56,7 +56,7 @@ def text_plan(step: int, slot: int = 0, sampling: SamplingParams = GREEDY, **mor
 
 
 def in_turn(worker: Worker, plans: Sequence[Plan]) -> list[StepResult]:
-    return [worker.begin(plan).result() for plan in plans]
+    return [worker.begin_step(plan).result() for plan in plans]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_two_plans_may_be_begun_before_the_first_is_answered(
     begun: list[Step] = []
     found = []
     for plan in plans:
-        begun.append(worker.begin(plan))
+        begun.append(worker.begin_step(plan))
         if len(begun) == 2:
             found.append(begun.pop(0).result())
     found.append(begun.pop().result())
@@ -111,25 +111,25 @@ class Shown:
 
 def test_text_goes_on_while_an_image_is_encoded(net: FamilyNet) -> None:
     at_once = Shown(net)
-    at_once.worker.begin(Plan(0, encode=(at_once.encode,))).result()
-    (wanted,) = at_once.worker.begin(at_once.show(1)).result().tokens
+    at_once.worker.begin_step(Plan(0, encode=(at_once.encode,))).result()
+    (wanted,) = at_once.worker.begin_step(at_once.show(1)).result().tokens
     alone = Worker(net, CONFIG, Arena.create(4096))
     text = [result.tokens for result in in_turn(alone, [text_plan(n) for n in range(COUNT)])]
 
     shown = Shown(net)
     steps = 8
     tower = -(-shown.cost // steps)
-    found = [shown.worker.begin(text_plan(0)).result().tokens]
+    found = [shown.worker.begin_step(text_plan(0)).result().tokens]
     ended = 0
     for step in range(1, steps + 1):
         begins = (shown.encode,) if step == 1 else ()
-        result = shown.worker.begin(text_plan(step, encode=begins, tower=tower)).result()
+        result = shown.worker.begin_step(text_plan(step, encode=begins, tower=tower)).result()
         found.append(result.tokens)
         assert [key for key, _, _ in result.encoded] == ([KEY] if step == steps else [])
         ended += len(result.encoded)
     assert ended == 1, f"{steps - 1} tokens of text before the image was there"
     decode = text_plan(steps + 1).rows[0]
-    token, first = shown.worker.begin(shown.show(steps + 1, decode)).result().tokens
+    token, first = shown.worker.begin_step(shown.show(steps + 1, decode)).result().tokens
     assert [*found, (token,)] == text[: steps + 2]
     assert first == wanted
 
@@ -139,23 +139,23 @@ def test_an_image_that_is_to_be_saved_is_saved_once_it_is_encoded(
 ) -> None:
     budgets = EmbeddingBudgets(1 << 20, 0, 1 << 20, str(tmp_path))
     shown = Shown(net, embeddings=budgets)
-    shown.worker.begin(Plan(0, encode=(shown.encode,), tower=1, save=(KEY,))).result()
-    assert shown.worker.begin(Plan(1)).result().encoded
+    shown.worker.begin_step(Plan(0, encode=(shown.encode,), tower=1, save=(KEY,))).result()
+    assert shown.worker.begin_step(Plan(1)).result().encoded
     shown.worker.close()
     again = Shown(net, embeddings=budgets)
     assert again.worker.images.saved == ((KEY, 63),)
-    step = again.worker.begin(Plan(0, moves=(Move(KEY, "disk", "staged", 63),), wait=True))
+    step = again.worker.begin_step(Plan(0, moves=(Move(KEY, "disk", "staged", 63),), wait=True))
     assert step.result().disk == ((KEY, "read"),)
-    again.worker.begin(Plan(1, moves=(Move(KEY, "staged", "device", 63),))).result()
+    again.worker.begin_step(Plan(1, moves=(Move(KEY, "staged", "device", 63),))).result()
     other = Shown(net)
-    other.worker.begin(Plan(0, encode=(other.encode,))).result()
-    wanted = other.worker.begin(other.show(1)).result().tokens
-    assert again.worker.begin(again.show(2)).result().tokens == wanted
+    other.worker.begin_step(Plan(0, encode=(other.encode,))).result()
+    wanted = other.worker.begin_step(other.show(1)).result().tokens
+    assert again.worker.begin_step(again.show(2)).result().tokens == wanted
     again.worker.close()
 
 
 def test_a_plan_that_waits_for_nothing_returns(net: FamilyNet) -> None:
-    step = Worker(net, CONFIG, Arena.create(4096)).begin(Plan(0, wait=True))
+    step = Worker(net, CONFIG, Arena.create(4096)).begin_step(Plan(0, wait=True))
     assert step.ready() and step.result() == StepResult(0)
 
 
@@ -177,7 +177,7 @@ def test_a_mask_is_asked_for_after_the_row_is_computed(
 
     plan = text_plan(0)
     plan = replace(plan, rows=(replace(plan.rows[0], masked=True),))
-    assert worker.begin(plan, masks).result().tokens == (77,)
+    assert worker.begin_step(plan, masks).result().tokens == (77,)
     assert order == ["computed", "asked for"]
 
 
@@ -224,7 +224,7 @@ def test_the_first_rank_draws_for_all(
         lambda net, shard: Worker(net, CONFIG, Arena.create(4096), shard), nets, rank_group.shards
     )
     for plan, expected in zip(plans, wanted):
-        results = together(lambda worker, plan=plan: worker.begin(plan).result(), workers)
+        results = together(lambda worker, plan=plan: worker.begin_step(plan).result(), workers)
         assert [result.tokens for result in results] == [expected.tokens] * 2
     assert len(drawn) == COUNT
 

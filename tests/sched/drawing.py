@@ -88,13 +88,13 @@ class Drawing:
         request = Request(id, tuple(prompt), (), (), params, grammar=grammar)
         grammar_state = None
         if grammar:
-            matcher = self.matchers.begin(grammar)
+            matcher = self.matchers.new_matcher(grammar)
             words = self.matchers.words
             grammar_state = GrammarState(
                 matcher, words, THREADS, self._woken.set, self._slow_seconds
             )
         self.answers[id] = Answer()
-        self._note(self.scheduler.add(request, grammar_state))
+        self._note(self.scheduler.add_request(request, grammar_state))
 
     def step(self) -> bool:
         """Plan as far as may be, then carry the oldest plan out. Whether there was one."""

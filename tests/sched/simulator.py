@@ -248,6 +248,10 @@ class Worker:
         assert {key for key, _ in shown.values()} <= self.tiers["device"] - self.encoding.keys()
         for seat in self.seats.values():
             seat.fresh = False
+        for first_page, count in plan.unused.pages if plan.unused else ():
+            size = self.pool.page_size
+            for place in range(first_page * size, (first_page + count) * size):
+                self.kv.pop(place, None)
         logprobs = tuple((at, TokenLogprobs(token, -1.0)) for at, token in enumerate(drawn))
         return StepResult(
             plan.step,
@@ -680,7 +684,7 @@ class Simulation:
     def add(self, request: Request) -> str:
         self.deltas[request.id] = []
         self.alive[request.id] = request
-        self.take(self.scheduler.add(request))
+        self.take(self.scheduler.add_request(request))
         self._notice()
         return request.id
 
@@ -696,6 +700,14 @@ class Simulation:
 
     def flush(self, embeddings: bool) -> None:
         self.scheduler.flush(embeddings)
+        self._notice()
+
+    def give_back(self, nbytes: int, pages: int) -> None:
+        images = self.scheduler.image_scheduler
+        images.slots.forget_kept(nbytes)
+        images.forget_embeddings(nbytes)
+        self.scheduler.forget_pages(pages)
+        self.scheduler.give_back()
         self._notice()
 
     def fail_pixels(self, key: ImageKey) -> None:

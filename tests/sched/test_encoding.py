@@ -55,10 +55,10 @@ def ready(decider: EncodeScheduler) -> list[ImageKey]:
 def test_all_who_ask_for_an_image_share_one_encoding_and_each_gets_a_copy() -> None:
     decider, image = scheduler(), picture(1, 8)
     for id in ("a", "b"):
-        assert decider.add(request(id, image)) == []
+        assert decider.add_request(request(id, image)) == []
     assert ready(decider) == [image.key]
     assert [encode.key for encode in step(decider)[0].encode] == [image.key]
-    assert decider.add(request("late", image)) == []
+    assert decider.add_request(request("late", image)) == []
     plan, deltas = step(decider)
     assert [(each.key, each.num_tokens) for each in plan.deliver] == [(image.key, 8)] * 3
     places = [delta.embedding for delta in deltas]
@@ -73,7 +73,7 @@ def test_all_who_ask_for_an_image_share_one_encoding_and_each_gets_a_copy() -> N
 def test_embeddings_wait_for_room_until_others_have_been_sent() -> None:
     decider = scheduler(pages=16)  # eight pages for embeddings
     for number in range(3):
-        decider.add(request(str(number), picture(number, 4)))  # four pages each
+        decider.add_request(request(str(number), picture(number, 4)))  # four pages each
     deltas: list[Delta] = []
     for _ in range(8):
         ready(decider)
@@ -86,13 +86,15 @@ def test_embeddings_wait_for_room_until_others_have_been_sent() -> None:
 
 def test_an_image_that_is_too_large_or_told_of_in_two_ways_is_refused() -> None:
     decider, image = scheduler(pages=8), picture(1, 4)
-    assert [delta.code for delta in decider.add(request("large", picture(2, 17)))] == ["too_large"]
-    decider.add(request("a", image))
+    assert [delta.code for delta in decider.add_request(request("large", picture(2, 17)))] == [
+        "too_large"
+    ]
+    decider.add_request(request("a", image))
     lie = replace(image, num_tokens=3)
-    assert [delta.code for delta in decider.add(request("lie", lie))] == ["wrong_settings"]
+    assert [delta.code for delta in decider.add_request(request("lie", lie))] == ["wrong_settings"]
     ready(decider)
     step(decider), step(decider)
-    assert [delta.code for delta in decider.add(request("lie", lie))] == ["wrong_settings"]
+    assert [delta.code for delta in decider.add_request(request("lie", lie))] == ["wrong_settings"]
 
 
 @pytest.mark.more
@@ -107,7 +109,7 @@ def test_whoever_leaves_and_whatever_fails_leaves_nothing_behind() -> None:
         for number in range(120):
             if rng.random() < 0.5:
                 id = str(number)
-                assert not decider.add(request(id, picture(rng.randrange(6), 4), id[-1]))
+                assert not decider.add_request(request(id, picture(rng.randrange(6), 4), id[-1]))
                 alive.add(id)
             wanted += [key for key, _ in decider.take_notices().want]
             if wanted and rng.random() < 0.7:
@@ -132,7 +134,7 @@ def test_whoever_leaves_and_whatever_fails_leaves_nothing_behind() -> None:
             for delta in step(decider)[1]:
                 decider.abort(delta.id)
             for id in alive:
-                if id in decider.told:
+                if id in decider.unsent:
                     decider.abort(id)
-        assert decider.idle and not decider.told
+        assert decider.idle and not decider.unsent
         decider.audit()

@@ -72,7 +72,7 @@ def simulation(
 
 class Chaos:
     """What can happen at any moment: requests come and go, pixels come in time, late, or not at
-    all, caches are flushed.
+    all, caches are flushed, memory is short.
     """
 
     def __init__(
@@ -86,8 +86,10 @@ class Chaos:
         guesses: bool = False,
         idle: bool = False,
         whole: bool = False,
+        short: bool = False,
     ) -> None:
         self.rng = rng
+        self.short = short
         self.idle = idle
         self.left = requests
         self.simulation, self.longest = simulation(rng, in_flight, states, kept, guesses, whole)
@@ -122,6 +124,8 @@ class Chaos:
             sim.abort(rng.choice(sorted(sim.alive)))
         if rng.random() < self.harm:
             sim.flush(embeddings=rng.random() < 0.7)
+        if self.short and rng.random() < 0.2:
+            sim.give_back(rng.choice([1, 500, 1 << 30]), rng.choice([1, 3, 1000]))
         sim.check()
 
     def run(self) -> None:
@@ -261,3 +265,12 @@ def test_the_traffic_above_does_restore_pages() -> None:
         shelves = chaos.simulation.worker.kept
         restored.update({place: shelf.restored for place, shelf in shelves.items()})
     assert min(restored["host"], restored["disk"]) > 10
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["", "kept"])
+@pytest.mark.parametrize("seed", broad(range(300), keep=range(4)))
+def test_memory_that_is_given_back_holds_nothing_of_use(seed: int, kept: bool) -> None:
+    """The same while caches give way at any moment, and pages that hold nothing are erased."""
+    chaos = Chaos(random.Random(seed), 30, 2, kept=kept, states=seed % 3 == 0, short=True)
+    chaos.run()
+    assert len(chaos.simulation.deltas) == 30

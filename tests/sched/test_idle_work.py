@@ -133,14 +133,14 @@ def plan_owner(sim: Simulation, slot: int) -> str:
 def test_a_snapshot_that_nobody_waited_for_goes_first_until_it_is_used() -> None:
     snapshots: Snapshots[str] = Snapshots(0, 2)
     for holder in ("ours", "ahead"):
-        line, _ = snapshots.take(lambda _: True)
+        line, _ = snapshots.take_line(lambda _: True)
         assert line is not None
         snapshots.attach(holder, line, idle=holder == "ahead")
-    line, loser = snapshots.take(lambda _: True)
+    line, loser = snapshots.take_line(lambda _: True)
     assert line is not None and loser == "ahead"
     snapshots.attach("ahead", line, idle=True)
     snapshots.touch("ahead")
-    assert snapshots.take(lambda _: True)[1] == "ours"
+    assert snapshots.take_line(lambda _: True)[1] == "ours"
 
 
 def test_a_state_is_saved_where_the_next_prompt_will_branch() -> None:

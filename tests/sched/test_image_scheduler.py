@@ -117,7 +117,7 @@ def test_an_unbounded_tower_is_waited_for() -> None:
 def test_a_new_request_is_asked_for_at_once() -> None:
     sim = simulation()
     image = picture(1, 20)
-    sim.scheduler.add(image_request(sim, image))
+    sim.scheduler.add_request(image_request(sim, image))
     ((key, slot),) = sim.scheduler.take_notices().want
     assert key == image.key and slot.nbytes == IMAGE
 

@@ -56,7 +56,7 @@ def matchers() -> Matchers:
 
 
 def test_only_what_fits_may_come_next(matchers: Matchers) -> None:
-    matcher = matchers.begin(lark('start: "yes" | "yet"'))
+    matcher = matchers.new_matcher(lark('start: "yes" | "yet"'))
     assert all(demo_lexicon().decode_str([token])[0] == "y" for token in allowed(matcher))
     matcher.accept(tokens_of("ye"))
     first = {demo_lexicon().decode_str([token])[0] for token in allowed(matcher)}
@@ -66,7 +66,7 @@ def test_only_what_fits_may_come_next(matchers: Matchers) -> None:
 
 def test_columns_that_are_no_token_are_never_allowed() -> None:
     matchers = Matchers(large_lexicon(), LARGE_VOCAB, LARGE_ENDS)
-    free = matchers.begin(lark("start: /(?s:.*)/"))
+    free = matchers.new_matcher(lark("start: /(?s:.*)/"))
     tokens = allowed(free, matchers.words)
     assert max(tokens) < 151_649
     assert len(tokens) > 150_000
@@ -76,7 +76,7 @@ def test_columns_that_are_no_token_are_never_allowed() -> None:
 def test_an_answer_that_is_complete_may_end_and_one_that_cannot_go_on_must(
     matchers: Matchers,
 ) -> None:
-    matcher = matchers.begin(lark("start: /a{1,2}/"))
+    matcher = matchers.new_matcher(lark("start: /a{1,2}/"))
     assert (matcher.may_end, matcher.must_end) == (False, False)
     assert not set(DEMO_ENDS) & set(allowed(matcher))
     matcher.accept(tokens_of("a"))
@@ -92,7 +92,7 @@ def test_an_answer_that_is_complete_may_end_and_one_that_cannot_go_on_must(
 
 
 def test_what_must_follow_is_known_without_drawing(matchers: Matchers) -> None:
-    matcher = matchers.begin(json_grammar(OBJECT))
+    matcher = matchers.new_matcher(json_grammar(OBJECT))
     forced = matcher.forced()
     assert demo_lexicon().decode_str(list(forced)).startswith('{"name": ')
     matcher.accept(forced)
@@ -105,7 +105,7 @@ def test_what_must_follow_is_known_without_drawing(matchers: Matchers) -> None:
 
 
 def test_a_draft_is_allowed_as_far_as_it_fits(matchers: Matchers) -> None:
-    matcher = matchers.begin(lark('start: "ab" "c"?'))
+    matcher = matchers.new_matcher(lark('start: "ab" "c"?'))
     a, b, x = (tokens_of(letter)[0] for letter in "abx")
     assert matcher.count_allowed([a, b, x]) == 2
     assert matcher.count_allowed([a, DEMO_ENDS[0]]) == 1
@@ -117,7 +117,7 @@ def test_a_draft_is_allowed_as_far_as_it_fits(matchers: Matchers) -> None:
 def test_a_token_outside_the_grammar_is_a_typed_error_and_changes_nothing(
     matchers: Matchers,
 ) -> None:
-    matcher = matchers.begin(lark('start: "ab"'))
+    matcher = matchers.new_matcher(lark('start: "ab"'))
     a, b = (tokens_of(letter)[0] for letter in "ab")
     for wrong in ([a, a], [b], [a, DEMO_ENDS[0]], [DEMO_ENDS[0]]):
         with pytest.raises(InternalError, match="not one that the grammar allows"):
@@ -156,7 +156,7 @@ def test_an_end_token_that_a_client_names_ends_nothing_by_itself(
     """Once, such a grammar ended the engine: the library forced, or allowed, an end in the midst of
     what was not complete.
     """
-    matcher = matchers.begin(lark(f"start: {text}"))
+    matcher = matchers.new_matcher(lark(f"start: {text}"))
     for _ in range(6):
         forced = matcher.forced()
         assert not set(forced) & set(DEMO_ENDS)
@@ -179,24 +179,24 @@ def test_prototypes_are_bounded_in_bytes_that_they_take() -> None:
     matchers = Matchers(demo_lexicon(), DEMO_VOCAB, DEMO_ENDS, most_bytes=room)
     before = allocated_bytes()
     for number in range(16):
-        matchers.begin(grammar(number))
+        matchers.new_matcher(grammar(number))
         assert 1 << 20 < matchers.nbytes <= room
     assert allocated_bytes() - before < 2 * room
     few = Matchers(demo_lexicon(), DEMO_VOCAB, DEMO_ENDS, most_bytes=1 << 20)
-    few.begin(grammar(0))
+    few.new_matcher(grammar(0))
     assert few.nbytes > 1 << 20, "what was asked for last is kept"
-    few.begin(lark('start: "a"'))
+    few.new_matcher(lark('start: "a"'))
     assert few.nbytes < 1 << 20
 
 
 def test_what_slow_masks_add_to_a_prototype_counts() -> None:
     matchers = Matchers(demo_lexicon(), DEMO_VOCAB, DEMO_ENDS)
-    used = matchers.begin(lark('start: "a"'))
+    used = matchers.new_matcher(lark('start: "a"'))
     before = matchers.nbytes
     used.charge(0.1)
     assert matchers.nbytes > before + (10 << 20)
     used.charge(10.0)
-    matchers.begin(lark('start: "b"'))
+    matchers.new_matcher(lark('start: "b"'))
     assert matchers.nbytes < before + (1 << 20), "it has made room"
 
 
@@ -207,7 +207,7 @@ COSTLY = "start: T\nT: /.*a.{9}/ & /.*b.{8}/ & /.*c.{7}/ & /.*d.{6}/"
 def test_a_grammar_that_was_refused_is_not_kept(text: str) -> None:
     matchers = Matchers(demo_lexicon(), DEMO_VOCAB, DEMO_ENDS)
     with pytest.raises(InvalidRequest, match="does not compile"):
-        matchers.begin(lark(text))
+        matchers.new_matcher(lark(text))
     assert matchers.nbytes == 0
 
 
@@ -218,7 +218,7 @@ def test_what_was_rolled_back_leaves_no_trace(seed: int, back: list[int]) -> Non
     matchers = Matchers(demo_lexicon(), DEMO_VOCAB, DEMO_ENDS)
     choose = random.Random(seed)
     grammar = json_grammar({"type": ["object", "array", "integer"], "maxItems": 2})
-    matcher, path = matchers.begin(grammar), list[int]()
+    matcher, path = matchers.new_matcher(grammar), list[int]()
     for count in [*back, 0]:
         for _ in range(choose.randrange(8)):
             if matcher.ended:
@@ -228,7 +228,7 @@ def test_what_was_rolled_back_leaves_no_trace(seed: int, back: list[int]) -> Non
         count = min(count, len(path))
         matcher.rollback(count)
         del path[len(path) - count :]
-        fresh = matchers.begin(grammar)
+        fresh = matchers.new_matcher(grammar)
         fresh.accept(path)
         assert matcher.length == len(path)
         assert matcher.may_end == fresh.may_end
@@ -238,7 +238,7 @@ def test_what_was_rolled_back_leaves_no_trace(seed: int, back: list[int]) -> Non
 
 
 def test_a_clone_goes_its_own_way(matchers: Matchers) -> None:
-    matcher = matchers.begin(lark('start: "ab" | "ac"'))
+    matcher = matchers.new_matcher(lark('start: "ab" | "ac"'))
     matcher.accept(tokens_of("a"))
     other = matcher.clone()
     matcher.accept(tokens_of("b"))
@@ -249,13 +249,13 @@ def test_a_clone_goes_its_own_way(matchers: Matchers) -> None:
 
 def test_a_prototype_is_never_walked(matchers: Matchers) -> None:
     grammar = lark('start: "abc"')
-    matchers.begin(grammar).accept(tokens_of("ab"))
-    assert matchers.begin(grammar).count_allowed(tokens_of("abc")) == len(tokens_of("abc"))
+    matchers.new_matcher(grammar).accept(tokens_of("ab"))
+    assert matchers.new_matcher(grammar).count_allowed(tokens_of("abc")) == len(tokens_of("abc"))
 
 
 def test_a_grammar_that_grows_too_complex_ends_in_a_typed_error() -> None:
     matchers = Matchers(demo_lexicon(), DEMO_VOCAB, DEMO_ENDS)
-    matcher = matchers.begin(lark("start: /(.*[ab].{14}c)|(.*[bd].{15}e)|(.*[ac].{16}f)/"))
+    matcher = matchers.new_matcher(lark("start: /(.*[ab].{14}c)|(.*[bd].{15}e)|(.*[ac].{16}f)/"))
     row = np.zeros(matchers.words, np.uint32)
     choose = random.Random(0)
     with pytest.raises(InvalidRequest, match="cannot be followed"):
@@ -266,4 +266,4 @@ def test_a_grammar_that_grows_too_complex_ends_in_a_typed_error() -> None:
 
 def test_a_grammar_that_does_not_compile_is_refused(matchers: Matchers) -> None:
     with pytest.raises(InvalidRequest, match="does not compile"):
-        matchers.begin(lark("begin: /a/"))
+        matchers.new_matcher(lark("begin: /a/"))

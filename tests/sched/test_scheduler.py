@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -169,14 +170,14 @@ def test_a_preempted_answer_goes_on_where_it_was() -> None:
 )
 def test_a_request_that_can_never_fit_is_refused_at_once(length: int, what: str) -> None:
     sim = simulation(limits(context_length=100))
-    (delta,) = sim.scheduler.add(sim.request([1] * length))
+    (delta,) = sim.scheduler.add_request(sim.request([1] * length))
     assert delta.finish == "error" and what in str(delta.error)
     assert sim.scheduler.idle
 
 
 def test_the_kv_cache_bounds_a_request_too() -> None:
     sim = simulation(pages=5)
-    (delta,) = sim.scheduler.add(sim.request([1] * 20))
+    (delta,) = sim.scheduler.add_request(sim.request([1] * 20))
     assert "the KV cache holds 20" in str(delta.error)
     fits = add_text(sim, 19)
     sim.run()
@@ -199,6 +200,42 @@ def test_every_token_is_news_at_once_and_the_first_tells_what_was_cached() -> No
 
 
 # ---- aborts and failures
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 17, 18, 40])
+def test_an_answer_that_nobody_reads_along_is_told_in_bundles(tokens: int) -> None:
+    """The first token goes alone, for it is timed. The end brings what is left."""
+    sim = simulation()
+    settings: dict[str, Any] = ENDLESS | {"max_tokens": tokens}
+    streamed = sim.request([1, 2, 3], **settings)
+    bundled = replace(streamed, id="bundled", streamed=False)
+    sim.add(streamed)
+    sim.run()
+    sim.add(bundled)
+    sim.run()
+    news = [len(delta.tokens) for delta in sim.deltas["bundled"]]
+    left = [16] * ((tokens - 1) // 16) + [(tokens - 1) % 16]
+    assert news == [1, *filter(None, left)] and len(sim.deltas[streamed.id]) == tokens
+    assert sim.output("bundled") == sim.output(streamed.id)
+    assert sim.deltas["bundled"][-1].finish == "length"
+
+
+def test_an_abort_and_a_preemption_lose_no_token_of_a_bundle() -> None:
+    sim = simulation(pages=16)
+    first = add_text(sim, 20, max_tokens=20)
+    second = sim.add(
+        replace(sim.request([3] * 20, **(ENDLESS | {"max_tokens": 20})), streamed=False)
+    )
+    sim.run()
+    assert sim.scheduler.counts.preemptions > 0
+    assert len(sim.output(first)) == len(sim.output(second)) == 20
+    third = sim.add(replace(sim.request([4] * 9, **ENDLESS), streamed=False))
+    for _ in range(4):
+        sim.plan()
+        sim.finish(sim.flights[0][0])
+    sim.abort(third)
+    sim.run()
+    assert sim.deltas[third][-1].finish == "abort" and len(sim.output(third)) > 1
 
 
 @pytest.mark.parametrize("when", ["waiting", "planned", "running"])
@@ -306,7 +343,7 @@ def test_64_large_pictures_in_one_request_keep_to_the_budgets_of_patches_and_pix
         page_size=16,
     )
     scheduler = sim.scheduler
-    scheduler.add(image_request(sim, *images, max_tokens=1))
+    scheduler.add_request(image_request(sim, *images, max_tokens=1))
     wanted: list[ImageKey] = []
     encoded: list[int] = []
     for _ in range(1000):

@@ -54,11 +54,11 @@ def test_kept_pixels_make_room_least_recently_used_first() -> None:
     for number in range(4):
         slot = slots.reserve(image(number))
         assert slot is not None and (slot.height, slot.width) == (64, 64)
-        slots.keep(key(number), slot)
+        slots.keep_pixels(key(number), slot)
     assert slots.bytes_in_use == 0
     again = slots.reuse(key(0))
     assert again is not None and slots.bytes_in_use == again.nbytes
-    slots.keep(key(0), again)
+    slots.keep_pixels(key(0), again)
     assert slots.reserve(image(4)) is not None
     assert [key(number) in slots for number in range(4)] == [True, False, True, True]
     large = image(5, rows=16)

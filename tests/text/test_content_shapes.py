@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from saccade.text.prompt.message_offsets import find, flagged
+from saccade.text.prompt.message_offsets import find_offsets, flagged
 from saccade.text.prompt.template import ChatTemplate
 from tests.text import templates
 
@@ -145,7 +145,7 @@ def test_the_ends_of_joined_parts_are_found(name: str) -> None:
     marked, places = flagged(chat)
     ends = {
         (each.message, each.part): text[: each.end]
-        for each in find(text, ours.render(marked), places)
+        for each in find_offsets(text, ours.render(marked), places)
     }
     assert ends[0, 0].endswith("Be") and ends[0, 2].endswith("Be \nbrief.")
     assert ends[1, 0].endswith("One?") and ends[1, 1].endswith("One?\n Two?")

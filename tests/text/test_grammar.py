@@ -45,7 +45,7 @@ def format_of(schema: Any) -> OutputConstraint:
 
 def takes(matchers: Matchers, grammar: str, text: str) -> bool:
     """Whether `text` is a whole answer."""
-    matcher = matchers.begin(grammar)
+    matcher = matchers.new_matcher(grammar)
     tokens = demo_lexicon().tokenize_str(text)
     if matcher.count_allowed(tokens) < len(tokens):
         return False

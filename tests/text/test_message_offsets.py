@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from saccade.text.prompt.message_offsets import TOOLS, MessageOffset, find, flagged
+from saccade.text.prompt.message_offsets import TOOLS, MessageOffset, find_offsets, flagged
 from saccade.text.prompt.template import ChatTemplate
 
 TURN = "{% for m in messages %}[{{ m.role }}]"
@@ -27,7 +27,7 @@ def located(
     template = ChatTemplate({"default": source}, {}, around=around)
     text = template.render(chat)
     marked, places = flagged(chat)
-    found = find(text, template.render(marked), places)
+    found = find_offsets(text, template.render(marked), places)
     return text, {name_of(each): text[: each.end] for each in found}
 
 

@@ -98,7 +98,7 @@ def drawn(made: str, seeds: int) -> list[str]:
 
 
 def takes(made: str, text: str) -> bool:
-    matcher = matchers().begin(made)
+    matcher = matchers().new_matcher(made)
     tokens = demo_lexicon().tokenize_str(text)
     if matcher.count_allowed(tokens) < len(tokens):
         return False

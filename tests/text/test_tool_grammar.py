@@ -66,7 +66,7 @@ def matchers() -> Matchers:
 
 
 def takes(matchers: Matchers, grammar: str, text: str) -> bool:
-    matcher = matchers.begin(grammar)
+    matcher = matchers.new_matcher(grammar)
     tokens = demo_lexicon().tokenize_str(text)
     if matcher.count_allowed(tokens) < len(tokens):
         return False
@@ -178,7 +178,7 @@ def test_a_tag_that_is_a_token_stands_as_that_token(need: str) -> None:
     made = read_tool_choice(need, tools, style)
     assert made is not None
     grammar = Grammars(lexicon, LARGE_VOCAB).compile(made, thinks_until="</think>").text
-    matcher = Matchers(lexicon, LARGE_VOCAB, LARGE_ENDS).begin(grammar)
+    matcher = Matchers(lexicon, LARGE_VOCAB, LARGE_ENDS).new_matcher(grammar)
     text = f"Hm.</think>\n\n{HERMES_LOOK}"
     tokens = lexicon.tokenize_str(text, parse_special=True)
     assert {151_645, 151_646, 151_648} < set(tokens)
@@ -203,7 +203,7 @@ def test_mistral_s_later_tokenizers_have_a_tag_before_arguments() -> None:
         tools = read_tools(offered(strict, look=LOOK, stop=None))
         made = read_tool_choice(choice, tools, style)
         assert made is not None
-        matcher = matchers.begin(Grammars(lexicon, vocab).compile(made).text)
+        matcher = matchers.new_matcher(Grammars(lexicon, vocab).compile(made).text)
         tokens = lexicon.tokenize_str(text, parse_special=True)
         if matcher.count_allowed(tokens) < len(tokens):
             return False
@@ -284,7 +284,9 @@ def gemma_takes(schema: dict[str, Any], arguments: str, special: bool = True) ->
         "required", read_tools(offered(f=schema)), FORMATS["gemma"].grammar(lexicon)
     )
     assert made is not None
-    matcher = Matchers(lexicon, vocab, DEMO_ENDS).begin(Grammars(lexicon, vocab).compile(made).text)
+    matcher = Matchers(lexicon, vocab, DEMO_ENDS).new_matcher(
+        Grammars(lexicon, vocab).compile(made).text
+    )
     text = f"<|tool_call>call:f{{{arguments}}}<tool_call|>"
     tokens = lexicon.tokenize_str(text, parse_special=special)
     if matcher.count_allowed(tokens) < len(tokens):

@@ -32,7 +32,7 @@ def walk(
     """
     choose = random.Random(seed)
     closing = {token for text in '"}],' for token in lexicon.tokenize_str(text)} | {*ends}
-    matcher, tokens = matchers.begin(grammar), list[int]()
+    matcher, tokens = matchers.new_matcher(grammar), list[int]()
     while not matcher.must_end:
         if len(tokens) > longest:
             return None

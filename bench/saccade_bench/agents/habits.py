@@ -19,13 +19,13 @@ STUB = "[screenshot taken earlier]"
 @dataclass(frozen=True)
 class Habit:
     """keep: the newest images that stay; 0: all. batch: how many go at once. form: what is left of
-    an image that goes: a text, nothing, or nothing of its whole turn. first: images at the start
-    that always stay. reminder: a text behind each request that the next one lacks.
+    an image that goes: a text, nothing, nothing of its message, or of its whole turn. first: images
+    at the start that always stay. reminder: a text behind each request that the next one lacks.
     """
 
     keep: int = 0
     batch: int = 1
-    form: Literal["stub", "nothing", "turn"] = "stub"
+    form: Literal["stub", "nothing", "message", "turn"] = "stub"
     first: int = 0
     reminder: str = ""
     stub: str = STUB
@@ -39,6 +39,8 @@ class Habit:
         if self.form == "turn":
             rest = shown[self.first + surplus :]
             sent = [m for i, m in enumerate(history) if not gone or not gone[0] <= i < rest[0]]
+        elif self.form == "message":
+            sent = [m for i, m in enumerate(history) if i not in gone]
         else:
             sent = [self._left(m) if i in gone else m for i, m in enumerate(history)]
         tail = [{"role": "user", "content": self.reminder}] if self.reminder else []
@@ -62,6 +64,7 @@ HABITS: Mapping[str, Habit] = {
     "fours": Habit(3, batch=4),
     "vanish": Habit(3, form="nothing"),
     "window": Habit(5, form="turn"),
+    "messages": Habit(5, form="message"),
 }
 
 

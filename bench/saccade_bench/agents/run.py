@@ -29,7 +29,8 @@ WORDS = ("open", "close", "next", "find", "type", "red", "blue", "save", "file",
 @dataclass(frozen=True)
 class AgentStep:
     """One request. computed: prompt tokens that came from no cache. ahead: those among the cached
-    that were computed for it before it came, and that were so in vain.
+    that were computed for it before it came, and that were so in vain. told: the server says how
+    many were cached.
     """
 
     prompt: int
@@ -39,6 +40,7 @@ class AgentStep:
     ahead: int = 0
     vain: int = 0
     changed: str = ""
+    told: bool = True
 
 
 @dataclass(frozen=True)
@@ -125,17 +127,18 @@ def ask(
                     text.append(piece)
             usage = chunk.get("usage") or usage
             told = chunk.get("saccade") or told
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     prompt = usage["prompt_tokens"]
     ahead = told.get("ahead") or {}
     return AgentStep(
         prompt,
-        prompt - cached,
+        prompt - (cached or 0),
         (first or time.monotonic()) - begun,
         "".join(text),
         ahead.get("used", 0),
         ahead.get("prepared", 0) - ahead.get("used", 0),
         ahead.get("changed", ""),
+        cached is not None,
     )
 
 

@@ -39,7 +39,7 @@ def random_habit(draw: random.Random) -> Habit:
     return Habit(
         draw.randint(1, 4),
         draw.randint(1, 3),
-        draw.choice(("stub", "nothing", "turn")),
+        draw.choice(("stub", "nothing", "message", "turn")),
         reminder=draw.choice(("", "", "Be careful.")),
     )
 

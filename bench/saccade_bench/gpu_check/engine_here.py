@@ -177,12 +177,12 @@ class EngineHere:
         """All of them side by side to their ends. watch: told after each step who drew a token."""
         progress = Progress()
         for request in requests:
-            for delta in self.scheduler.add(request):
+            for delta in self.scheduler.add_request(request):
                 raise InvalidRequest(delta.error or "the request was refused")
         begun: deque[tuple[Plan, Step]] = deque()
         while not self.scheduler.idle or begun:
             while len(begun) < PLANS_IN_FLIGHT and not (plan := self.scheduler.plan()).empty:
-                begun.append((plan, self.worker.begin(plan)))
+                begun.append((plan, self.worker.begin_step(plan)))
             if not begun:
                 continue
             _, step = begun.popleft()

@@ -171,20 +171,20 @@ class Ours:
         picture = await media.open(
             ImageSource(encode(DrawnImage("blank", 64, 64, 0)), "warm-up"), ""
         )
-        media.hold(picture)
+        media.hold_image(picture)
         await media.decode(picture.image.key, PixelSlot(0, *picture.image.canvas))
-        media.release(picture)
+        media.release_image(picture)
         return cls(media, arena, spec)
 
     async def new(self, url: str) -> Sample:
         """A new image: from its URL to patches. Ships its resized pixels."""
         begun = self._clock.ms()
         picture = await self._media.open(ImageSource(url, "picture"), "")
-        self._media.hold(picture)
+        self._media.hold_image(picture)
         slot = PixelSlot(0, *picture.image.canvas)
         await self._media.decode(picture.image.key, slot)
         self._patches(self._arena.view(slot))
-        self._media.release(picture)
+        self._media.release_image(picture)
         return Sample(self._clock.ms() - begun, slot.nbytes)
 
     async def seen(self, url: str) -> Sample:
@@ -192,8 +192,8 @@ class Ours:
         begun = self._clock.ms()
         for _ in range(SEEN_AT_ONCE):
             picture = await self._media.open(ImageSource(url, "picture"), "")
-            self._media.hold(picture)
-            self._media.release(picture)
+            self._media.hold_image(picture)
+            self._media.release_image(picture)
         return Sample((self._clock.ms() - begun) / SEEN_AT_ONCE, 0)
 
     def stages(self, url: str) -> dict[str, Sample]:

@@ -89,7 +89,7 @@ class Replica:
         return self.scheduler.counts.restored_tokens
 
     def submit(self, request: Request) -> list[Delta]:
-        return self.scheduler.add(request)
+        return self.scheduler.add_request(request)
 
     def arrived(self, key: ImageKey) -> None:
         """A `wanted` image has arrived."""

@@ -6,7 +6,7 @@ batching, with its prefix cache.
         nncf==3.4.0 torch torchvision pillow starlette uvicorn
     OV/bin/optimum-cli export openvino -m MODEL_FOLDER --task image-text-to-text \
         --weight-format int8 EXPORT     # or fp16
-    python -m saccade_bench.peers.run MODEL_FOLDER --threads 1 --int8 --output RESULTS \
+    python -m saccade_bench.peers.run MODEL_FOLDER --saccade "int8=--quantization int8" \
         --beside "openvino=env PYTHONPATH=bench OV/bin/python -m \
         saccade_bench.peers.openvino_server EXPORT --port {port} --threads {threads} \
         --served-model-name {name}"

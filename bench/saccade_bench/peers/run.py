@@ -1,107 +1,151 @@
-"""Saccade beside another server on one checkpoint: speed and accuracy, in turns.
+"""Saccade beside other servers on one checkpoint: all of them up together, asked in turns.
 
-    python -m saccade_bench.peers.run CHECKPOINT --beside NAME=COMMAND [--repeats 3]
-    [--dtype bfloat16] [--threads 2] [--output bench/results/NAME] [--int8]
+    python -m saccade_bench.peers.run CHECKPOINT \
+        --saccade "int8=--quantization int8 --speculative off" [--saccade ...] \
+        --beside "NAME=COMMAND" [--beside ...] [--repeats 3] [--core 1] [--output FOLDER]
 
-CHECKPOINT is a folder or "demo", the built-in model. Each repeat starts a fresh server of either
-kind, so every first request is cold, and sends both the same four workloads:
+CHECKPOINT is a folder or "demo". Each `--saccade` names a server of ours and its options.
+Each COMMAND starts an OpenAI-compatible server, with {folder}, {port}, {name}, {threads} in it.
+Each repeat gives every workload to every server before the next workload:
 
-    cold     single requests, a new 1280x720 picture each: TTFT without any cache, decode speed
-    again    one and the same request over and over: what a known request costs
-    chat     8 rounds at 1280x720, a new picture each round, all earlier ones sent again
-    load     16 requests, 4 at a time
+    cold     a new 1280x720 image and 64 tokens of text: ms to the first token
+    again    one and the same request: ms to the first token
+    row      one answer of 128 sampled tokens at a time: ms per token
+    rows     eight such answers at a time: ms per token of each
+    prefill  1,500 tokens of text: ms to the first token
+    chat     eight rounds, a new image in each: ms to the first token of the eighth
+    load     16 requests with a new image each, four at a time: requests per second
 
-COMMAND starts an OpenAI-compatible server, with {folder}, {port}, {name}, {dtype} and {threads} in
-it; --int8 adds a third side, Saccade in 8 bits.
-
-Writes `runs.jsonl`, the report, and `cpu.jsonl`: the CPU time that the server and all that it
-started took for each workload, which what else the machine does disturbs less than the clock.
-Nothing here is special to any server.
+Prints a table with median, minimum and maximum of each, and one with CPU seconds of each server
+and all that it started. `runs.jsonl` has every request, `table.md` the tables, machine and commit.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 import psutil
 from rich.console import Console
 
-from saccade_bench.ab import Side, running
-from saccade_bench.eval.run import evaluate
+from saccade_bench.ab import Side, StartedServer, running
+from saccade_bench.lab.machine import describe
 from saccade_bench.load.images import DrawnImage, data_url, encode
-from saccade_bench.load.journal import write_eval
-from saccade_bench.load.serve import Bench, serve
+from saccade_bench.load.measure import tpot, ttft
+from saccade_bench.load.serve import Bench, Measured, serve
 from saccade_bench.options import (
     AbOptions,
     DatasetOptions,
-    EvalOptions,
     ImageOptions,
     LoadOptions,
     OutputOptions,
-    ReportOptions,
     TargetOptions,
     TextOptions,
 )
-from saccade_bench.report.report import report
 
 ROOT = Path(__file__).parents[3]
-SIZE = "1280x720"
-WORKLOADS = ("cold", "again", "chat", "load")
+SAMPLED = json.dumps({"temperature": 1.0, "top_p": 0.95, "seed": 1})
+NEW_IMAGES = DatasetOptions()
+PHOTO = ImageOptions(image_resolution="1280x720", image_content="photo")
+QUESTION = TextOptions(random_input_len=64, random_output_len=32)
+ROW = TextOptions(random_input_len=64, random_output_len=128)
+
+
+def first_tokens(measured: Measured) -> list[float]:
+    return [ttft(record) for record in measured.run.records if record.reply.failure is None]
+
+
+def last_round(measured: Measured) -> list[float]:
+    records = [record for record in measured.run.records if record.reply.failure is None]
+    last = max((record.round for record in records), default=0)
+    return [ttft(record) for record in records if record.round == last]
+
+
+def per_token(measured: Measured) -> list[float]:
+    times = [tpot(record) for record in measured.run.records if record.reply.failure is None]
+    return [time for time in times if time is not None]
+
+
+def per_second(measured: Measured) -> list[float]:
+    return [measured.summary.throughput.requests]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerWorkload:
+    """Requests, and the values that they give. Of a rate, more is better."""
+
+    unit: str
+    load: LoadOptions
+    values: Callable[[Measured], list[float]]
+    data: DatasetOptions = NEW_IMAGES
+    images: ImageOptions = PHOTO
+    text: TextOptions = QUESTION
+    extra: str = "{}"
+
+    @property
+    def is_rate(self) -> bool:
+        return self.values is per_second
+
+
+NO_IMAGE = replace(PHOTO, image_count=0)
+WORKLOADS = {
+    "cold": PeerWorkload("ms", LoadOptions(3, 1), first_tokens),
+    "again": PeerWorkload(
+        "ms", LoadOptions(6, 1, warmup_requests=2), first_tokens, DatasetOptions("custom")
+    ),
+    "row": PeerWorkload(
+        "ms/token", LoadOptions(3, 1), per_token, images=NO_IMAGE, text=ROW, extra=SAMPLED
+    ),
+    "rows": PeerWorkload(
+        "ms/token", LoadOptions(8, 8), per_token, images=NO_IMAGE, text=ROW, extra=SAMPLED
+    ),
+    "prefill": PeerWorkload(
+        "ms", LoadOptions(2, 1), first_tokens, images=NO_IMAGE, text=TextOptions(1500, 1)
+    ),
+    "chat": PeerWorkload("ms", LoadOptions(1, 1), last_round, DatasetOptions("multiturn-image")),
+    "load": PeerWorkload("1/s", LoadOptions(16, 4), per_second),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PeerResult:
+    """What one server made of a workload in one repeat, and the CPU seconds that it took."""
+
+    side: str
+    workload: str
+    values: tuple[float, ...]
+    cpu: float
 
 
 def sides(folder: Path, name: str, args: argparse.Namespace) -> list[Side]:
-    settings = f"--port {{port}} --dtype {args.dtype} --served-model-name {name}" + (
-        f" --threads {args.threads}" if args.threads else ""
+    core = f"taskset -c {args.core} " if args.core is not None else ""
+    words = {"folder": shlex.quote(str(folder)), "name": name, "threads": args.threads}
+    found = []
+    for text in args.beside:
+        label, _, command = text.partition("=")
+        found.append(Side(label, core + command.format(port="{port}", **words)))
+    own = (
+        f"{core}{shlex.quote(sys.executable)} -m saccade serve {words['folder']} --port {{port}} "
+        f"--served-model-name {name} --threads {args.threads} "
     )
-    place = shlex.quote(str(folder))
-    python = shlex.quote(sys.executable)
-    label, _, command = args.beside.partition("=")
-    told = {"folder": place, "name": name, "dtype": args.dtype, "threads": args.threads or ""}
-    peer = Side(label, command.format(port="{port}", **told))
-    saccade = f"{python} -m saccade serve {place} {settings}"
-    own = [Side("saccade", saccade)]
-    if args.int8:
-        own.append(Side("saccade int8", f"{saccade} --quantization int8"))
-    return [peer, *own]
+    for text in args.saccade:
+        label, _, options = text.partition("=")
+        found.append(Side(f"Saccade {label}".strip(), own + options))
+    return found
 
 
-def workloads(
-    seed: int, output: OutputOptions, target: TargetOptions, again: Path, chats: int
-) -> Iterator[Bench]:
-    """The four of WORKLOADS, for one server."""
-    pictures = ImageOptions(image_resolution=SIZE, image_content="photo")
-    text = TextOptions(random_input_len=64, random_output_len=64)
-
-    def bench(load: LoadOptions, data: DatasetOptions) -> Bench:
-        return Bench(target, load, data, pictures, text, output=output)
-
-    yield bench(LoadOptions(4, 1, warmup_requests=2, seed=seed), DatasetOptions())
-    yield bench(
-        LoadOptions(6, 1, warmup_requests=1, seed=seed),
-        DatasetOptions(dataset_name="custom", dataset_path=str(again)),
-    )
-    # Seeds of their own: no workload may find pictures that another has sent.
-    yield bench(
-        LoadOptions(chats, 1, warmup_requests=0, seed=seed + 500),
-        DatasetOptions(dataset_name="multiturn-image", rounds=8),
-    )
-    yield bench(
-        LoadOptions(16, 4, warmup_requests=0, seed=seed + 1000),
-        DatasetOptions(dataset_name="image"),
-    )
-
-
-def write_request(path: Path) -> None:
-    """The request that is sent again and again."""
-    url = data_url(encode(DrawnImage("photo", 1280, 720, 77)), "jpeg")
+def write_request(path: Path, seed: int) -> None:
+    """Write the request that is sent again and again."""
+    url = data_url(encode(DrawnImage("photo", 1280, 720, seed)), "jpeg")
     content = [
         {"type": "image_url", "image_url": {"url": url}},
         {"type": "text", "text": "What does the picture show? " * 8},
@@ -109,37 +153,81 @@ def write_request(path: Path) -> None:
     path.write_text(json.dumps({"messages": [{"role": "user", "content": content}]}) + "\n")
 
 
-def cpu_seconds() -> float:
-    """CPU time of all running children of this process, with their ended children."""
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process and of all that it started."""
+    root = psutil.Process(pid)
     total = 0.0
-    for process in psutil.Process().children(recursive=True):
+    for process in (root, *root.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system
     return total
 
 
-def measure_side(side: Side, repeat: int, again: Path, args: argparse.Namespace) -> None:
-    """All workloads against a fresh server."""
-    runs = args.output / "runs.jsonl"
-    with running(side, again.parent, AbOptions("", "", start_timeout=args.start_timeout)) as url:
-        target = TargetOptions(base_url=url)
-        benches = workloads(repeat + 1, OutputOptions(runs, side.label), target, again, args.chats)
-        for workload, bench in zip(WORKLOADS, benches):
-            before, load = cpu_seconds(), os.getloadavg()[0]
-            serve(bench)
-            line = {
-                "label": side.label,
-                "workload": workload,
-                "repeat": repeat + 1,
-                "cpu_s": round(cpu_seconds() - before, 2),
-                "load": round(load, 1),
-            }
-            with (args.output / "cpu.jsonl").open("a") as file:
-                file.write(json.dumps(line) + "\n")
-        for name in ("ocr", "shapes") if repeat == 0 and args.checkpoint == "demo" else ():
-            options = EvalOptions(num_prompts=args.questions)
-            write_eval(runs, side.label, evaluate(name, target, options))
+def measure(
+    name: str, seed: int, side: str, server: StartedServer, runs: Path, again: Path
+) -> PeerResult:
+    """Give a workload to a server. Seeds of their own keep its images new."""
+    workload = WORKLOADS[name]
+    data = workload.data
+    if data.dataset_name == "custom":
+        data = replace(data, dataset_path=str(again))
+    bench = Bench(
+        TargetOptions(base_url=server.url, extra_request_body=workload.extra),
+        replace(workload.load, seed=seed),
+        data,
+        workload.images,
+        workload.text,
+        output=OutputOptions(runs, f"{side}: {name}", quiet=True),
+    )
+    before = cpu_seconds(server.pid)
+    measured = serve(bench)
+    return PeerResult(
+        side, name, tuple(workload.values(measured)), cpu_seconds(server.pid) - before
+    )
+
+
+def table(results: Sequence[PeerResult]) -> list[str]:
+    """Return both tables as Markdown. The ratio is the best peer's median over our best one's."""
+    labels = list(dict.fromkeys(result.side for result in results))
+    names = [name for name in WORKLOADS if any(result.workload == name for result in results)]
+
+    def of(name: str, label: str) -> list[PeerResult]:
+        return [r for r in results if (r.workload, r.side) == (name, label)]
+
+    lines = [f"| | {' | '.join(labels)} | ours ahead |", "|---|" + "---|" * (len(labels) + 1)]
+    for name in names:
+        workload, cells = WORKLOADS[name], list[str]()
+        ours, peers = list[float](), list[float]()
+        for label in labels:
+            values = [value for result in of(name, label) for value in result.values]
+            if not values:
+                cells.append("-")
+                continue
+            middle = median(values)
+            (ours if label.startswith("Saccade") else peers).append(middle)
+            cells.append(f"{middle:.4g} ({min(values):.4g} to {max(values):.4g})")
+        ahead = "-"
+        if ours and peers:
+            best = max if workload.is_rate else min
+            ratio = best(peers) / best(ours)
+            ahead = f"{1 / ratio if workload.is_rate else ratio:.2f}"
+        lines.append(f"| {name}, {workload.unit} | {' | '.join(cells)} | {ahead} |")
+    lines += ["", f"| CPU s, least | {' | '.join(labels)} |", "|---|" + "---|" * len(labels)]
+    for name in names:
+        least = [min((r.cpu for r in of(name, label)), default=float("nan")) for label in labels]
+        lines.append(f"| {name} | {' | '.join(f'{cpu:.2f}' for cpu in least)} |")
+    return lines
+
+
+def commit() -> str:
+    git = subprocess.run(
+        ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return git.stdout.strip() or "unknown"
 
 
 def main() -> None:
@@ -147,40 +235,44 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("checkpoint")
+    parser.add_argument("--saccade", action="append", default=[], help="NAME=options of serve")
+    parser.add_argument("--beside", action="append", default=[], help="NAME=COMMAND")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
-    parser.add_argument("--threads", type=int)
-    parser.add_argument(
-        "--questions", type=int, default=100, help="of each eval, asked once (demo model only)"
-    )
-    parser.add_argument("--chats", type=int, default=2, help="of 8 rounds each, one at a time")
-    parser.add_argument("--beside", required=True, help="NAME=COMMAND of the other server")
-    parser.add_argument("--int8", action="store_true", help="Saccade in 8 bits too")
-    parser.add_argument("--start-timeout", type=float, default=300, help="seconds, of each server")
+    parser.add_argument("--threads", type=int, default=1, help="per server")
+    parser.add_argument("--core", type=int, help="bind every server to this core")
+    parser.add_argument("--start-timeout", type=float, default=600, help="seconds, of each server")
     parser.add_argument("--output", type=Path, default=Path("bench/results/peers"))
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
-    runs = args.output / "runs.jsonl"
-    peer = args.beside.partition("=")[0]
     console = Console(highlight=False)
     demo = ROOT / "saccade" / "demo" / "model"
     folder = demo if args.checkpoint == "demo" else Path(args.checkpoint)
-    with tempfile.TemporaryDirectory() as scratch:
-        again = Path(scratch) / "again.jsonl"
-        write_request(again)
+    options = AbOptions("", "", start_timeout=args.start_timeout)
+    results: list[PeerResult] = []
+    with ExitStack() as stack:
+        again = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "again.jsonl"
+        servers = {}
+        for side in sides(folder, Path(args.checkpoint).name, args):
+            console.print(f"starting {side.label}")
+            servers[side.label] = stack.enter_context(running(side, args.output, options))
         for repeat in range(args.repeats):
-            for side in sides(folder, Path(args.checkpoint).name, args):
-                console.print(f"repeat {repeat + 1} of {args.repeats}: {side.label}")
-                measure_side(side, repeat, again, args)
-    console.print(
-        report(
-            [runs],
-            ReportOptions(
-                args.output,
-                f"Saccade beside {peer}: {Path(args.checkpoint).name}, {args.dtype}",
-            ),
-        )
+            write_request(again, repeat)
+            for place, name in enumerate(args.workloads):
+                for label, server in servers.items():
+                    console.print(f"repeat {repeat + 1} of {args.repeats}: {name}: {label}")
+                    seed = 1 + 1000 * place + repeat
+                    runs = args.output / "runs.jsonl"
+                    results.append(measure(name, seed, label, server, runs, again))
+    told = describe()
+    heading = (
+        f"{Path(args.checkpoint).name}, {told['cpu']}, {args.threads} threads each, "
+        f"{args.repeats} repeats, {commit()}, `{shlex.join(sys.argv[1:])}`"
     )
+    lines = [heading, "", *table(results)]
+    (args.output / "table.md").write_text("\n".join(lines) + "\n")
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

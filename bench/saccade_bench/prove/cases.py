@@ -329,6 +329,27 @@ async def behind(trial: Trial) -> Finding:
     return APART
 
 
+async def tiled(trial: Trial) -> Finding:
+    """Two screens that differ in one corner: what is kept of their other tiles is no answer about
+    that corner. Also where nothing is read.
+    """
+    ask = trial.asker.ask
+    one, other, head, control = (pictures.screen(trial.number()) for _ in range(4))
+    fresh = [await ask([each]) for each in (head, control)][-1]
+    before, after = await ask([one]), await ask([other])
+    again = await ask([one])
+    for shown, answer, first in ((other, after, one), (one, again, other)):
+        if says(answer.text, first.number):
+            return _mixed(f"asked about {shown.number}, it says {answer.text!r}")
+    if after.scores is not None and after.scores in (before.scores, again.scores):
+        return _mixed(f"its figures for {other.number} are those for {one.number}")
+    if (witness := _cached(after, fresh)) is not None:
+        return witness
+    if after.scores is None and not says(after.text, other.number):
+        return _unread(other, after)
+    return APART
+
+
 async def filmed(trial: Trial) -> Finding:
     """An image, and a video of that one frame."""
     control, shown = plain(trial.number()), plain(trial.number())
@@ -440,6 +461,7 @@ CASES: Sequence[TwinCase] = (
     TwinCase("changed", "what lies at a URL that says nothing of freshness", changed),
     TwinCase("uuid", "a client's own name, sent with another image or by another", claimed),
     TwinCase("behind", "the image before the same long text (states of hybrids)", behind),
+    TwinCase("tiles", "one corner of a screen", tiled),
     TwinCase("video", "an image, and a video of that one frame", filmed),
     TwinCase("many", "which of many images, at once and after eviction", many),
 )

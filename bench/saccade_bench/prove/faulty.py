@@ -67,6 +67,14 @@ def by_size(encoded: bytes) -> bytes:
     return by_bytes(str(Image.open(io.BytesIO(encoded)).size).encode())
 
 
+def by_first_tiles(encoded: bytes) -> bytes:
+    """All but a screen's lower half."""
+    found = pixels_of(encoded)
+    return by_bytes(
+        found[: len(found) // 2].tobytes() if len(found) == pictures.SCREEN else encoded
+    )
+
+
 def by_samples(encoded: bytes) -> bytes:
     return by_bytes(pixels_of(encoded).tobytes()[:: pictures.STRIDE])
 

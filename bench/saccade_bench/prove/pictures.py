@@ -23,6 +23,8 @@ WIDTH, HEIGHT = 256, 128
 them.
 """
 PAPER, INK = (236, 244, 238), (20, 20, 24)
+SCREEN = 512
+"""Pixels of a screen's edges: several tiles, where a tower sees tiles."""
 FONT = 64
 STRIDE = 16
 """`sampled` twins agree in each so-manieth byte."""
@@ -188,6 +190,18 @@ def last_byte(number: str) -> tuple[NumberImage, NumberImage]:
     return NumberImage(first, number, "image/bmp"), NumberImage(
         first[:-1] + b"\x00", number, "image/bmp"
     )
+
+
+def screen(number: str) -> NumberImage:
+    """A screen of windows, the same for every number but where that is drawn."""
+    array = np.full((SCREEN, SCREEN, 3), PAPER, np.uint8)
+    noise = random.Random("prove/screen")
+    for top in range(0, SCREEN, SCREEN // 8):
+        left = noise.randrange(SCREEN // 2)
+        array[top : top + 3, left : left + SCREEN // 4] = [noise.randrange(256) for _ in "rgb"]
+    top, left = SCREEN - HEIGHT, SCREEN - WIDTH
+    array[top:, left:] = pixels(mask(number))
+    return NumberImage(png(Image.fromarray(array)), number)
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:

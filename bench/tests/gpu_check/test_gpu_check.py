@@ -328,7 +328,7 @@ def test_the_servers_host_memory_is_bounded_by_values_that_it_has() -> None:
     """In a tiny server they are not set."""
     for word in HOST_TIERS[1::2]:
         name, value = word.split("=")
-        assert TUNING[name].read(value) == int(value)
+        assert TUNING[name].parse(value) == int(value)
     assert {word.split("=")[0] for word in HOST_TIERS[1::2]} == {
         "embedding_cache_host_mb",
         "kv_cache_host_mb",

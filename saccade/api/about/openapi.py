@@ -24,6 +24,7 @@ from saccade.api.chat import write as answers
 from saccade.api.decisions import fields as decision_fields
 from saccade.api.decisions import write as decisions
 from saccade.api.messages import fields as messages_fields
+from saccade.api.messages import toolsets
 from saccade.api.operations import (
     LoadAdapter,
     MemoryTags,
@@ -134,7 +135,13 @@ def describe() -> dict[str, Any]:
     told = [answers.ChatChoice, answers.TextChoice, answers.Usage, answers.CacheDiagnostics]
     counts = [answers.TokenCount, answers.TokenText]
     lists: list[type[Any]] = [answers.ModelList, ErrorResponse, page.ServerState, *_READ]
-    below = [ChatMessage, messages_fields.InputMessage, messages_fields.ToolDefinition]
+    below = [
+        ChatMessage,
+        messages_fields.InputMessage,
+        messages_fields.ToolDefinition,
+        toolsets.ComputerDefinition,
+        toolsets.ToolsetDefinition,
+    ]
     types: list[type[Any]] = [
         *sorted(groups, key=str),
         *told,
@@ -148,8 +155,10 @@ def describe() -> dict[str, Any]:
     types += [RefusedWords]
     _, components = msgspec.json.schema_components(types, ref_template=_REF, schema_hook=_raw)
     _leave_out_refused(components)
-    for (group, field), name in _BELOW.items():
-        _item(components[group]["properties"][field])["items"] = {"$ref": _REF.format(name=name)}
+    for (group, field), names in _BELOW.items():
+        kinds = [{"$ref": _REF.format(name=name)} for name in names]
+        items = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+        _item(components[group]["properties"][field])["items"] = items
     components |= _anthropics()
     _describe_items(components)
     components["ChatCompletion"] = _completion("ChatChoice")
@@ -211,6 +220,8 @@ _ITEMS: tuple[type[Any], ...] = (
     responses_items.MessageItem,
     responses_items.CallItem,
     responses_items.ResultItem,
+    responses_items.ComputerCallItem,
+    responses_items.ComputerResultItem,
     responses_items.ReasoningItem,
     responses_items.ReferenceItem,
 )
@@ -260,9 +271,9 @@ def _options(group: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 _BELOW = {
-    ("Conversation", "messages"): "ChatMessage",
-    ("Inquiry", "messages"): "InputMessage",
-    ("Inquiry", "tools"): "ToolDefinition",
+    ("Conversation", "messages"): ("ChatMessage",),
+    ("Inquiry", "messages"): ("InputMessage",),
+    ("Inquiry", "tools"): ("ToolDefinition", "ComputerDefinition", "ToolsetDefinition"),
 }
 """Lists whose items are read apart: what an item is."""
 
@@ -306,7 +317,7 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe_batches(components: dict[str, Any]) -> None:
-    """Describe a batch as `BatchJob.told` returns it."""
+    """Describe a batch as `BatchJob.body` returns it."""
     components["Batch"] = batch = components.pop("BatchJob")
     del batch["properties"]["moments"]
     moment = {"anyOf": [{"type": "integer"}, {"type": "null"}]}

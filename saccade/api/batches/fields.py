@@ -125,7 +125,7 @@ class BatchJob(Struct, kw_only=True):
     metadata: Metadata | None = None
     moments: dict[Status, int] = field(default_factory=dict)
 
-    def told(self) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         """Return the batch as clients see it."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         begun = found.pop("moments")

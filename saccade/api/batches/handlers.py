@@ -43,7 +43,7 @@ class _Batches:
         with self.bodies.hold(request, LARGEST) as held:
             body = await read_json(request, held, LARGEST)
             asked = _BATCH.json(msgspec.Raw(bytes(body)), "")
-            return json_response((await self.runner.add(asked, held.client)).told())
+            return json_response((await self.runner.add_batch(asked, held.client)).body())
 
     async def list(self, request: Request) -> Response:
         paging = Paging.of(request.query_params, 20, MOST_LISTED)
@@ -51,15 +51,15 @@ class _Batches:
         page = found[: paging.limit]
         first, last = (page[0].id, page[-1].id) if page else (None, None)
         return json_response(
-            BatchPage([batch.told() for batch in page], first, last, len(found) > len(page))
+            BatchPage([batch.body() for batch in page], first, last, len(found) > len(page))
         )
 
     async def retrieve(self, request: Request) -> Response:
         client = client_of(request.scope)
-        found = await self.runner.find(request.path_params["id"], client)
-        return json_response(found.told())
+        found = await self.runner.find_batch(request.path_params["id"], client)
+        return json_response(found.body())
 
     async def cancel(self, request: Request) -> Response:
         client = client_of(request.scope)
         found = await self.runner.cancel(request.path_params["id"], client)
-        return json_response(found.told())
+        return json_response(found.body())

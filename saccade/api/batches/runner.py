@@ -120,7 +120,7 @@ class BatchRunner:
         self._own_threads.shutdown(wait=False, cancel_futures=True)
         self._threads.close()
 
-    async def add(self, request: BatchRequest, client: Client) -> BatchJob:
+    async def add_batch(self, request: BatchRequest, client: Client) -> BatchJob:
         """Add a batch from a client's file. Raises NotFound, Overloaded, StorageBusy."""
         await self._files.find(request.input_file_id, client.name)
         made = now()
@@ -134,12 +134,12 @@ class BatchRunner:
         )
         after = request.output_expires_after
         lifetime = None if after is None else after.seconds
-        await self._threads.run(client, partial(self._store.add, batch, client, lifetime))
+        await self._threads.run(client, partial(self._store.add_batch, batch, client, lifetime))
         self._asked.set()
         return batch
 
-    async def find(self, id: str, client: Client) -> BatchJob:
-        return await self._threads.run(client, partial(self._store.find, id, client.name))
+    async def find_batch(self, id: str, client: Client) -> BatchJob:
+        return await self._threads.run(client, partial(self._store.find_batch, id, client.name))
 
     async def page(self, client: Client, paging: Paging) -> list[BatchJob]:
         """Return a page of the client's batches, as the store does."""
@@ -167,7 +167,7 @@ class BatchRunner:
 
     async def _run_one(self, id: str) -> None:
         try:
-            with self._store.hold(id) as held:
+            with self._store.hold_batch(id) as held:
                 if held is not None:
                     await self._carry_out(held)
         except Exception:  # the others go on; this one is looked at again

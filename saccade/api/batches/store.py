@@ -66,7 +66,7 @@ class BatchStore:
         self._broken: set[str] = set()
         self._learning = threading.Lock()
 
-    def add(self, batch: BatchJob, client: Client, lifetime: int | None) -> None:
+    def add_batch(self, batch: BatchJob, client: Client, lifetime: int | None) -> None:
         """Keep a new batch. `lifetime`: seconds that files of results stay.
 
         Raises Overloaded if the owner has too many unfinished batches, and StorageFull if the disk
@@ -94,7 +94,7 @@ class BatchStore:
                 self._forget(batch.id)
             raise StorageFull(f"the batch cannot be kept on the server's disk: {error}") from error
 
-    def find(self, id: str, owner: str) -> BatchJob:
+    def find_batch(self, id: str, owner: str) -> BatchJob:
         """Find an owner's batch. Raises NotFound."""
         with suppress(sqlite3.Error), self._open(id) as rows:
             batch, client, _, _ = _row(rows)
@@ -110,7 +110,7 @@ class BatchStore:
         found: list[BatchJob] = []
         for id in paging.rest(self._ids_of(owner), str):
             with suppress(NotFound):
-                found.append(self.find(id, owner))
+                found.append(self.find_batch(id, owner))
             if len(found) > paging.limit:
                 break
         return found
@@ -139,7 +139,7 @@ class BatchStore:
 
     def cancel(self, id: str, owner: str) -> BatchJob:
         """Cancel a batch. Its runner begins no further line. Raises NotFound."""
-        batch = self.find(id, owner)
+        batch = self.find_batch(id, owner)
         if batch.status not in OVER:
             with self._open(id) as rows:
                 rows.execute("UPDATE batch SET cancelled = 1")
@@ -148,7 +148,7 @@ class BatchStore:
         return batch
 
     @contextmanager
-    def hold(self, id: str) -> Iterator[HeldBatch | None]:
+    def hold_batch(self, id: str) -> Iterator[HeldBatch | None]:
         """Hold the batch for its runner. Yields None if the batch is over, or another process runs
         it.
         """
@@ -189,7 +189,7 @@ class BatchStore:
         if id in self._over:
             return True
         with suppress(NotFound):
-            if self.find(id, owner).status not in OVER:
+            if self.find_batch(id, owner).status not in OVER:
                 return False
             self._over.add(id)
         return True

@@ -118,7 +118,7 @@ def chat_request(request: ChatCompletionRequest, context_length: int) -> Generat
         separate_reasoning=answer.separate_reasoning is not False,
         cache=cache,
         constraint=None if request.structure is None else _read_form(request.structure),
-        rules=NO_ANSWER_RULES if request.restraint is None else request.restraint.read(),
+        rules=NO_ANSWER_RULES if request.restraint is None else request.restraint.rules(),
         prediction="" if answer.prediction is None else answer.prediction.text,
     )
 
@@ -194,7 +194,7 @@ def completion_requests(request: CompletionRequest, context_length: int) -> list
         prompt_logprobs=top,
         cache=cache,
         constraint=None if request.structure is None else _read_form(request.structure),
-        rules=NO_ANSWER_RULES if request.restraint is None else request.restraint.read(),
+        rules=NO_ANSWER_RULES if request.restraint is None else request.restraint.rules(),
     )
     return [
         replace(first, prompt=prompt)

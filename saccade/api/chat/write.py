@@ -331,7 +331,7 @@ class ChoiceReply:
         self._shape = shape
         self._choice = choice
 
-    def add(self, event: AnswerUpdate) -> None:
+    def add_update(self, event: AnswerUpdate) -> None:
         self.texts.append(event.text)
         self.parts += event.parts
         self.finish = event.finish
@@ -367,7 +367,7 @@ class UsageCounter:
         self._draft_counts: dict[int, tuple[DraftCounts, ...]] = {}
         self._ahead = NOTHING_AHEAD
 
-    def add(self, event: AnswerUpdate) -> None:
+    def add_update(self, event: AnswerUpdate) -> None:
         self._completion += event.num_tokens
         if event.draft_counts:
             self._draft_counts[event.choice] = event.draft_counts

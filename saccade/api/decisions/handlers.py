@@ -33,8 +33,8 @@ class _Decisions:
     async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admission.admit(scope, receive) as (body, held):
             encode = self.door.front.intake.tokenizer.encode
-            asked = await self.door.read(partial(read_decisions, encode), body)
+            asked = await self.door.read_body(partial(read_decisions, encode), body)
             model = self.door.name_of(asked.model)
-            reading = self.reader.read(asked.shared, held.client, held)
+            reading = self.reader.read_prompts(asked.shared, held.client, held)
             read = await while_connected(receive, reading)
             await send_json(send, decision(asked.questions, read, model))

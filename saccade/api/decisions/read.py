@@ -92,7 +92,7 @@ def _messages(raw: msgspec.Raw, scope: DecisionScope, context_length: int) -> tu
     reader = ItemReader(PartDefaults.of(scope.mm_processor_kwargs, None))
     if bytes(memoryview(raw)[:1]) != b"[":
         item = MessageItem(role="user", content=_TEXT.json(raw, "input"))
-        reader.add(item, "input", "input")
+        reader.add_item(item, "input", "input")
         return reader.messages
     raws = _LIST.json(raw, "input")
     check_lengths(raws, context_length, "input")
@@ -101,7 +101,7 @@ def _messages(raw: msgspec.Raw, scope: DecisionScope, context_length: int) -> tu
         found = read_item(each, place)
         if isinstance(found, ReferenceItem):
             raise InvalidRequest(f"{place}: no earlier response is read here", place)
-        reader.add(found, place)
+        reader.add_item(found, place)
     if not reader.messages:
         raise InvalidRequest("input: the list is empty", "input")
     return reader.messages

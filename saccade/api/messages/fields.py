@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from saccade.api.body_schema import BodySchema
+from saccade.api.messages.toolsets import BrowserState
 from saccade.core.config import PageView
 from saccade.core.errors import InvalidRequest
 from saccade.front.breakpoints import CacheControl
@@ -161,6 +162,8 @@ class ToolUseBlock(MarkedBlock, tag_field="type", tag="tool_use", kw_only=True):
     name: Name
     input: dict[str, Any]
     """The tool's arguments."""
+    toolset_name: str | None = None
+    """The toolset of the call, if it belongs to one."""
 
 
 class ToolResultBlock(MarkedBlock, tag_field="type", tag="tool_result", kw_only=True):
@@ -168,7 +171,9 @@ class ToolResultBlock(MarkedBlock, tag_field="type", tag="tool_result", kw_only=
 
     tool_use_id: Name
     """The call that this block answers."""
-    content: str | list[TextBlock | ImageBlock | VideoBlock | DocumentBlock] | None = None
+    content: (
+        str | list[TextBlock | ImageBlock | VideoBlock | DocumentBlock | BrowserState] | None
+    ) = None
     """The tool's answer: a text, or texts and images."""
     is_error: bool | None = None
     """The tool failed. The model reads this before the content."""
@@ -295,7 +300,7 @@ class ClearToolUsesEdit(
     exclude_tools: list[Name] | None = None
     clear_tool_inputs: bool | list[Name] | None = None
 
-    def read(self) -> ClearToolUses:
+    def edit(self) -> ClearToolUses:
         """Return the edit in the front's terms."""
         trigger, inputs = self.trigger, self.clear_tool_inputs
         by_tokens = isinstance(trigger, InputTokens)
@@ -315,13 +320,13 @@ class ContextManagement(Struct, forbid_unknown_fields=True):
     edits: list[ClearThinking | ClearToolUsesEdit] | None = None
     """Ways to shorten the conversation."""
 
-    def read(self) -> ClearToolUses | None:
+    def edit(self) -> ClearToolUses | None:
         """Return the edit of tool uses, if asked for. Raises InvalidRequest for two."""
         found = [each for each in self.edits or () if isinstance(each, ClearToolUsesEdit)]
         if len(found) > 1:
             where = "context_management.edits"
             raise InvalidRequest(f"{where}: clear_tool_uses_20250919 may stand once", where)
-        return found[0].read() if found else None
+        return found[0].edit() if found else None
 
 
 class Inquiry(Struct, kw_only=True):

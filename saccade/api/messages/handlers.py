@@ -52,7 +52,7 @@ class _Messages:
 
     async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admission.admit(scope, receive) as (body, held):
-            asked = await self.door.read(read_message, body)
+            asked = await self.door.read_body(read_message, body)
             model, _ = self.door.model_of(asked.reply.model)
             requests = asked.requests
             answer = self.door.answer(
@@ -66,10 +66,10 @@ class _Messages:
         """
         front = self.door.front
         async with self.door.admission.admit(scope, receive) as (body, held):
-            asked = await self.door.read(read_count, body)
+            asked = await self.door.read_body(read_count, body)
             self.door.model_of(asked.reply.model)
             length = front.check_ready().context_length
-            reading = front.intake.read(asked.requests.pop(), length, held.client, held)
+            reading = front.intake.read_prompt(asked.requests.pop(), length, held.client, held)
             prompt = await while_connected(receive, reading)
             told: dict[str, Any] = {"input_tokens": len(prompt.tokens)}
             if asked.manages_context:
@@ -141,15 +141,15 @@ class MessageTeller:
     def failure(self, error: RequestError) -> bytes:
         return _sse(error_body(error, request_id.get()))
 
-    def keep(self, event: AnswerUpdate) -> None:
+    def keep_update(self, event: AnswerUpdate) -> None:
         for each in self._told(event):
-            self._message.add(each)
+            self._message.add_event(each)
 
     def whole(self) -> dict[str, Any]:
-        return self._message.told()
+        return self._message.body()
 
     def _told(self, event: AnswerUpdate) -> list[StreamEvent]:
-        events = [] if self._begun else self._stream.begin(self._usage, self._diagnosis)
+        events = [] if self._begun else self._stream.opening_events(self._usage, self._diagnosis)
         self._begun = True
         if self._most:
             events += self._stream.feed(event.parts)
@@ -159,7 +159,7 @@ class MessageTeller:
                 finish = "length"
             elif finish == "length" and self._max_tokens < self._most:
                 finish = "context"
-            events += self._stream.end(finish, event.stop, self._usage, self._edited)
+            events += self._stream.closing_events(finish, event.stop, self._usage, self._edited)
         return events
 
     @property

@@ -41,13 +41,21 @@ from saccade.api.messages.fields import (
     VideoBlock,
     VideoBytes,
 )
+from saccade.api.messages.toolsets import (
+    ACTION_TYPES,
+    FAMILIES,
+    BrowserState,
+    acts,
+    read_action_tool,
+    read_past,
+)
 from saccade.core.config import PageView
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import FieldNames
 from saccade.front.addresses import image_url
 from saccade.front.breakpoints import CacheControl, CacheRequest, Mark, control_mark
 from saccade.front.content import MOST_CALLS, check_lengths
-from saccade.front.conversation import Chat, Message, MessageText, Part, tool_call
+from saccade.front.conversation import Chat, Message, MessageText, Part, PastAction, tool_call
 from saccade.front.fields import Reader
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.video_parts import (
@@ -60,6 +68,7 @@ from saccade.front.video_parts import (
 )
 from saccade.media.content import Budget
 from saccade.media.sources.source import Base64, FileId, ImageSource, SentFile, VideoSource
+from saccade.text.actions.action_tool import ACT, ActionTool
 from saccade.text.grammar.grammars import OutputConstraint
 from saccade.text.grammar.tools import Tool, ToolSet, read_each, read_function
 
@@ -123,28 +132,32 @@ def message_request(
     # The messages, the system prompt first.
     check_lengths(inquiry.messages, context_length, "messages")
     own = inquiry.saccade
-    conversation = _Conversation(None if own is None else own.documents)
+    tools, tool_marks, acting = _read_tools(inquiry.tools)
+    conversation = _Conversation(None if own is None else own.documents, acting)
     if inquiry.system:
         conversation.add_system(inquiry.system)
     for index, raw in enumerate(inquiry.messages):
         place = f"messages[{index}]"
-        conversation.add(_MESSAGE.json(raw, place), place)
+        conversation.add_message(_MESSAGE.json(raw, place), place)
     if inquiry.cache_control is not None:
-        conversation.keep(inquiry.cache_control)
+        conversation.add_breakpoint(inquiry.cache_control)
     # An answer begun by the client is continued.
     final = conversation.messages[-1]
     continues = final.role == "assistant" and "tool_calls" not in final.fields
     thinking = inquiry.thinking
     last = f"messages[{len(inquiry.messages) - 1}].content"
     names = {"stop": "stop_sequences", "prompt": "messages", "continue_final_message": last}
-    tools, tool_marks = _read_tools(inquiry.tools)
+    tool_set, acting = _tool_set(tools, inquiry.tool_choice, acting), conversation.acting
+    if acting is not None:
+        tool_set, acting = None, replace(acting, beside=tool_set or ToolSet())
     chat = Chat(
         tuple(conversation.messages),
-        _tool_set(tools, inquiry.tool_choice),
+        tool_set,
         add_generation_prompt=not continues,
         continue_final_message=continues,
         thinks=None if thinking is None else thinking.type != "disabled",
         tool_marks=tool_marks,
+        action_tool=acting,
     )
     diagnose = isinstance(request, MessagesRequest) and request.sender.diagnostics is not None
     return GenerationRequest(
@@ -153,7 +166,7 @@ def message_request(
         constraint=_constraint(inquiry),
         cache=CacheRequest(diagnose=diagnose),
         names=FieldNames(names),
-        edit=None if inquiry.context_management is None else inquiry.context_management.read(),
+        edit=None if inquiry.context_management is None else inquiry.context_management.edit(),
     )
 
 
@@ -179,37 +192,58 @@ def _sampling(request: MessagesRequest) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _tool_set(tools: tuple[Tool, ...], choice: ToolChoice | None) -> ToolSet | None:
+def _tool_set(
+    tools: tuple[Tool, ...], choice: ToolChoice | None, acting: ActionTool | None
+) -> ToolSet | None:
     if choice is None:
         return ToolSet(tools) if tools else None
     if (choice.type == "tool") != (choice.name is not None):
         raise InvalidRequest(
             'tool_choice.name: stands with type "tool", and only there', "tool_choice.name"
         )
-    named = {"type": "function", "function": {"name": choice.name}}
+    named: Any = {"type": "function", "function": {"name": choice.name}}
+    if acting is not None and choice.name == acting.name:
+        named = ACT
     openais: Any = {"any": "required", "tool": named}.get(choice.type, choice.type)
     return ToolSet(tools, openais, not choice.disable_parallel_tool_use)
 
 
-def _read_tools(given: list[msgspec.Raw] | None) -> tuple[tuple[Tool, ...], tuple[Mark, ...]]:
+def _read_tools(
+    given: list[msgspec.Raw] | None,
+) -> tuple[tuple[Tool, ...], tuple[Mark, ...], ActionTool | None]:
+    """Return the functions, all tools' marks, and the computer or browser."""
     marks: list[Mark] = []
+    acting: list[ActionTool] = []
 
-    def read(raw: msgspec.Raw, place: str) -> Tool:
-        tool = _read_tool(raw, place)
-        if tool.cache_control is not None:
-            marks.append(control_mark(tool.cache_control, f"{place}.cache_control"))
+    def read(raw: msgspec.Raw, place: str) -> Tool | None:
+        kind = _KIND.json(raw, place).type
+        if kind is not None and acts(kind):
+            found = read_action_tool(raw, kind, place)
+            if acting:
+                raise InvalidRequest(
+                    f"{place}: a second computer or browser: offer one in a request", place
+                )
+            acting.append(found.tool)
+            mark(found.mark, place)
+            return None
+        tool = _read_tool(raw, kind, place)
+        mark(tool.cache_control, place)
         return read_function(msgspec.structs.asdict(tool), place, "input_schema")
 
-    return read_each(given, read), tuple(marks)
+    def mark(control: CacheControl | None, place: str) -> None:
+        if control is not None:
+            marks.append(control_mark(control, f"{place}.cache_control"))
+
+    return read_each(given, read), tuple(marks), next(iter(acting), None)
 
 
-def _read_tool(raw: msgspec.Raw, place: str) -> ToolDefinition:
-    kind = _KIND.json(raw, place).type
+def _read_tool(raw: msgspec.Raw, kind: str | None, place: str) -> ToolDefinition:
     if kind not in (None, "custom"):
         path = f"{place}.type"
         raise InvalidRequest(
             f"{path}: {kind[:100]} is a tool of Anthropic's own; this server knows tools with an "
-            'input_schema, of type "custom"',
+            'input_schema, of type "custom", and computers and browsers: '
+            f"{', '.join(ACTION_TYPES)}",
             path,
             "unsupported_parameter",
         )
@@ -224,11 +258,11 @@ class _Content:
     parts: list[Part] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
 
-    def show(self, block: Shown, place: str) -> None:
+    def show(self, block: Shown | BrowserState, place: str) -> None:
         self.parts += _parts(block, place, self.view)
         self.mark(block, place, len(self.parts) - 1)
 
-    def mark(self, block: MarkedBlock, place: str, part: int | None = None) -> None:
+    def mark(self, block: MarkedBlock | BrowserState, place: str, part: int | None = None) -> None:
         """Add a block's mark: after this part, or after the whole message."""
         if block.cache_control is not None:
             where = f"{place}.cache_control"
@@ -241,12 +275,15 @@ class _Content:
 class _Conversation:
     """Messages being read."""
 
-    def __init__(self, view: PageView | None) -> None:
-        """Begin without messages. `view`: how documents are shown."""
+    def __init__(self, view: PageView | None, acting: ActionTool | None) -> None:
+        """Begin without messages. `view`: how documents are shown. acting: the computer or browser
+        on offer, or later one that history knows.
+        """
         self.messages: list[Message] = []
+        self.acting = acting
         self._view = view
 
-    def keep(self, control: CacheControl) -> None:
+    def add_breakpoint(self, control: CacheControl) -> None:
         """Add a cache breakpoint at the end, unless the last message has one."""
         final, mark = self.messages[-1], control_mark(control, "cache_control")
         if all(each.part is not None for each in final.marks):
@@ -264,7 +301,7 @@ class _Conversation:
         if content.parts:
             self.messages.append(content.message("system", "system"))
 
-    def add(self, message: InputMessage, place: str) -> None:
+    def add_message(self, message: InputMessage, place: str) -> None:
         """Add a message. Tool results become messages of their own."""
         where = f"{place}.content"
         if isinstance(message.content, str):
@@ -308,6 +345,7 @@ class _Conversation:
     def _add_answer(self, blocks: list[Block], where: str) -> None:
         content = _Content(self._view)
         calls: list[dict[str, Any]] = []
+        actions: dict[int, PastAction] = {}
         thoughts: list[str] = []
         last: tuple[ToolUseBlock, str] | None = None
         for index, block in enumerate(blocks):
@@ -316,6 +354,8 @@ class _Conversation:
                 case TextBlock():
                     content.show(block, place)
                 case ToolUseBlock():
+                    if (past := self._past(block, place)) is not None:
+                        actions[len(calls)] = past
                     calls.append(tool_call(block.id, block.name, block.input))
                     if block.cache_control is not None:
                         last = block, place
@@ -334,7 +374,17 @@ class _Conversation:
         fields: dict[str, Any] = {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
         fields |= {"tool_calls": calls} if calls else {}
         text = tuple(content.parts) or (None if calls else "")
-        self.messages.append(Message("assistant", text, fields, tuple(content.marks), where))
+        marks = tuple(content.marks)
+        self.messages.append(Message("assistant", text, fields, marks, where, actions))
+
+    def _past(self, block: ToolUseBlock, place: str) -> PastAction | None:
+        """Return what a call did to a screen. A toolset may stand in history alone."""
+        toolset = block.toolset_name
+        past = read_past(block.name, block.input, toolset, self.acting, place)
+        if past is not None and self.acting is None and toolset is not None:
+            words = FAMILIES[toolset]
+            self.acting = ActionTool(toolset, "tools", words, offered=False)
+        return past
 
 
 def _misplaced(block: Block, where: str, role: str) -> InvalidRequest:
@@ -342,8 +392,10 @@ def _misplaced(block: Block, where: str, role: str) -> InvalidRequest:
     return InvalidRequest(f"{where}: {kind} does not stand in a message of the {role}", where)
 
 
-def _parts(block: Shown, place: str, view: PageView | None) -> list[Part]:
+def _parts(block: Shown | BrowserState, place: str, view: PageView | None) -> list[Part]:
     """Return the parts that show a block. view: how documents are shown."""
+    if isinstance(block, BrowserState):
+        return [MessageText(block.text(), place)]
     if isinstance(block, TextBlock):
         return [MessageText(block.text, place)]
     if isinstance(block, ImageBlock):

@@ -49,7 +49,7 @@ class MessageUsage:
     hour: int = 0
     beside: Mapping[str, Any] = field(default_factory=dict)
 
-    def told(self) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         """Return the counts in the form of `usage`."""
         return {
             "input_tokens": self.fresh,
@@ -65,8 +65,8 @@ class MessageUsage:
 
 
 class MessageStream:
-    """One answer's stream, from `begin` over `feed` to `end`. shows_thinking: show the reasoning,
-    or only sign it.
+    """One answer's stream, from `opening_events` over `feed` to `closing_events`.
+    shows_thinking: show the reasoning, or only sign it.
     """
 
     def __init__(self, message_id: str, model: str, shows_thinking: bool = True) -> None:
@@ -78,7 +78,7 @@ class MessageStream:
         self._signature = hashlib.blake2b(digest_size=16)
         self._called = False
 
-    def begin(
+    def opening_events(
         self, usage: MessageUsage, diagnostics: dict[str, Any] | None = None
     ) -> list[StreamEvent]:
         """Return the events before the first token. diagnostics: about the cache, if requested."""
@@ -90,7 +90,7 @@ class MessageStream:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": usage.told(),
+            "usage": usage.body(),
         }
         if diagnostics is not None:
             message["diagnostics"] = diagnostics
@@ -100,7 +100,7 @@ class MessageStream:
         """Return the events for new content."""
         return [told for event in events for told in self._feed(event)]
 
-    def end(
+    def closing_events(
         self,
         finish: Ending,
         stop: str | None,
@@ -118,7 +118,7 @@ class MessageStream:
         more = {} if edited is None else {"context_management": edited}
         return [
             *self._close(),
-            {"type": "message_delta", "delta": delta, "usage": usage.told(), **more},
+            {"type": "message_delta", "delta": delta, "usage": usage.body(), **more},
             {"type": "message_stop"},
         ]
 
@@ -141,13 +141,15 @@ class MessageStream:
                 if not self._shows_thinking:
                     return opened
                 return [*opened, self._delta({"type": "thinking_delta", "thinking": text})]
-            case CallStarted(_, call_id, name):
+            case CallStarted(_, call_id, name, toolset):
                 block: dict[str, Any] = {
                     "type": "tool_use",
                     "id": call_id,
                     "name": name,
                     "input": {},
                 }
+                if toolset:
+                    block |= {"toolset_name": toolset, "caller": {"type": "direct"}}
                 return [*self._close(), *self._enter("tool_use", block)]
             case CallArguments(_, text):
                 return [self._delta({"type": "input_json_delta", "partial_json": text})]
@@ -191,7 +193,7 @@ class WholeMessage:
         self._blocks: list[dict[str, Any]] = []
         self._pieces: list[tuple[str, list[str]]] = []  # of each block: which field, its text
 
-    def add(self, event: StreamEvent) -> None:
+    def add_event(self, event: StreamEvent) -> None:
         match event["type"]:
             case "message_start":
                 self._message = dict(event["message"])
@@ -214,7 +216,7 @@ class WholeMessage:
                     if name in event:
                         self._message[name] = event[name]
 
-    def told(self) -> dict[str, Any]:
+    def body(self) -> dict[str, Any]:
         """Return the answer's body."""
         content = []
         for block, (name, pieces) in zip(self._blocks, self._pieces, strict=True):

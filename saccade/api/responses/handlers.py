@@ -27,6 +27,7 @@ from saccade.api.chat.fields import Reply
 from saccade.api.chat.write import ChatShape
 from saccade.api.handlers import SMALL_BODY, Endpoint, RequestHandler, json_response, send_json
 from saccade.api.paging import Paging
+from saccade.api.responses.computer import acts_once
 from saccade.api.responses.fields import LOGPROBS, ReasoningConfig, ResponsesRequest, ResponseText
 from saccade.api.responses.items import Item, ReferenceItem, pack, pack_output, unpack
 from saccade.api.responses.read import ResponseInquiry, read_responses, response_request
@@ -116,7 +117,7 @@ class ResponseTeller:
         self._reasoned = 0  # tokens
 
     def shown(self, event: AnswerUpdate) -> bytes:
-        begun = [] if self._began else self._stream.begin()
+        begun = [] if self._began else self._stream.opening_events()
         self._began = True
         return _sse([*begun, *self._feed(event)])
 
@@ -131,7 +132,7 @@ class ResponseTeller:
             return _sse(self._end("cancelled"))
         return _sse(self._stream.fail(error))
 
-    def keep(self, event: AnswerUpdate) -> None:
+    def keep_update(self, event: AnswerUpdate) -> None:
         self._feed(event)
 
     def whole(self) -> dict[str, Any]:
@@ -176,7 +177,7 @@ class ResponseTeller:
             )
         if (trace := self._told.trace) is not UNSET:
             more["saccade"] = msgspec.to_builtins(trace)
-        events = self._stream.end(how, usage, **more)
+        events = self._stream.closing_events(how, usage, **more)
         self._on_end(self._stream.response)
         return events
 
@@ -201,7 +202,7 @@ class _Responses:
                 self._door.front.intake,
                 self._door.front.check_ready().context_length,
             )
-            reading = intake.read(found.requests[0], context_length, held.client, held)
+            reading = intake.read_prompt(found.requests[0], context_length, held.client, held)
             prompt = await while_connected(receive, reading)
             count = {"object": "response.input_tokens", "input_tokens": len(prompt.tokens)}
             await send_json(send, count)
@@ -212,7 +213,7 @@ class _Responses:
     ) -> AsyncIterator[tuple[ResponseAsked, Held]]:
         """Read a request, and hold its share of memory."""
         async with self._door.admission.admit(scope, receive) as (body, held):
-            inquiry = await self._door.read(read_responses, body)
+            inquiry = await self._door.read_body(read_responses, body)
             before = self._before(inquiry.request, held.client)
             items = self._items(inquiry, held.client)
             named = sum(len(item) for item in items if isinstance(item, bytes))
@@ -278,7 +279,7 @@ class _Responses:
             response = opened(name, model, found, prepared.sampling)
             if found.reply.stream:
                 self._running[client.name, name] = Running(response, prepared.id)
-            stream = ResponseStream(response)
+            stream = ResponseStream(response, acts_once(found.request.form.tools or ()))
             return ResponseTeller(stream, told, found, shape, partial(self._end, found, held))
 
         try:

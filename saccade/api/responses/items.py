@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from saccade.api.responses.computer import WORDS, read_actions
 from saccade.core.errors import InvalidRequest
 from saccade.front.addresses import address, image_url
 from saccade.front.breakpoints import Mark, loose_mark
@@ -22,7 +23,7 @@ from saccade.front.content import (
     LONGEST_NAME,
     MOST_CALLS,
 )
-from saccade.front.conversation import Message, MessageText, Part, tool_call
+from saccade.front.conversation import Message, MessageText, Part, PastAction, tool_call
 from saccade.front.fields import Positive, Reader
 from saccade.front.image_parts import InputImagePart, read_image
 from saccade.front.part_defaults import PartDefaults
@@ -152,6 +153,51 @@ class ResultItem(SparseItem, tag_field="type", tag="function_call_output", kw_on
     status: Status | None = None
 
 
+class SafetyCheck(Struct, omit_defaults=True):
+    """A safety check that another server has asked for. This server asks for none."""
+
+    id: Id
+    code: str | None = None
+    message: str | None = None
+
+
+class ComputerCallItem(SparseItem, tag_field="type", tag="computer_call", kw_only=True):
+    """What the model did to the client's computer: several actions, or one."""
+
+    call_id: Id
+    actions: list[dict[str, Any]] | None = None
+    """The actions, in order."""
+    action: dict[str, Any] | None = None
+    """The only action, in calls to computer_use_preview."""
+    pending_safety_checks: list[SafetyCheck] = msgspec.field(default_factory=list)
+    """Safety checks of another server. This server asks for none."""
+    id: Id | None = None
+    status: Status | None = None
+
+
+class ScreenshotContent(RefusedWords, tag_field="type", tag="computer_screenshot", kw_only=True):
+    """A screenshot: a URL (data: too), or an uploaded file. detail, max_pixels: as of images."""
+
+    image_url: str | None = None
+    file_id: Id | None = None
+    detail: Detail | None = None
+    min_pixels: Positive | None = None
+    max_pixels: Positive | None = None
+    uuid: Id | None = None
+
+
+class ComputerResultItem(SparseItem, tag_field="type", tag="computer_call_output", kw_only=True):
+    """What the client's computer shows after a call."""
+
+    call_id: Id
+    output: ScreenshotContent
+    """The screen after the call's last action."""
+    acknowledged_safety_checks: list[SafetyCheck] | None = None
+    """Accepted and kept."""
+    id: Id | None = None
+    status: Literal["in_progress", "completed", "incomplete", "failed"] | None = None
+
+
 class ReasoningItem(SparseItem, tag_field="type", tag="reasoning", kw_only=True):
     """The model's reasoning. Another server's `encrypted_content` is unreadable: accepted, and left
     out.
@@ -172,13 +218,15 @@ class ReferenceItem(SparseItem, tag_field="type", tag="item_reference", kw_only=
     """The item's id."""
 
 
-Item = MessageItem | CallItem | ResultItem | ReasoningItem
+Item = MessageItem | CallItem | ResultItem | ComputerCallItem | ComputerResultItem | ReasoningItem
 """The kept part of a conversation."""
 
 _KINDS: dict[str, Reader[Any]] = {
     "message": Reader(MessageItem),
     "function_call": Reader(CallItem),
     "function_call_output": Reader(ResultItem),
+    "computer_call": Reader(ComputerCallItem),
+    "computer_call_output": Reader(ComputerResultItem),
     "reasoning": Reader(ReasoningItem),
     "item_reference": Reader(ReferenceItem),
 }
@@ -186,6 +234,8 @@ _PREFIXES = {
     "message": "msg_",
     "function_call": "fc_",
     "function_call_output": "fco_",
+    "computer_call": "cu_",
+    "computer_call_output": "cuo_",
     "reasoning": "rs_",
 }
 
@@ -270,6 +320,7 @@ class _Turn:
     marks: tuple[Mark, ...] = ()
     thoughts: str | None = None
     calls: list[dict[str, Any]] = field(default_factory=list)
+    actions: dict[int, PastAction] = field(default_factory=dict)
 
     def think(self, thoughts: list[str]) -> None:
         if thoughts:
@@ -296,24 +347,37 @@ class _Turn:
             raise InvalidRequest(f"{where}: expected at most {LONGEST_NAME} characters", where)
         self.calls.append(tool_call(item.call_id, item.name, item.arguments))
 
+    def act(self, item: ComputerCallItem, place: str) -> None:
+        """Add a call to the computer, as one call of each of its actions."""
+        for past in read_actions(item.action, item.actions, place):
+            if len(self.calls) == MOST_CALLS:
+                raise InvalidRequest(f"{place}: one turn has at most {MOST_CALLS} calls", place)
+            self.actions[len(self.calls)] = past
+            given = WORDS.write(past.action)
+            assert given is not None  # it has been read from there
+            self.calls.append(tool_call(item.call_id, *given))
+
     def message(self) -> Message:
         fields: dict[str, Any] = {}
         if self.thoughts is not None:
             fields["reasoning_content"] = self.thoughts
         if self.calls:
             fields["tool_calls"] = self.calls
-        return Message("assistant", self.content, fields, self.marks, self.place)
+        return Message("assistant", self.content, fields, self.marks, self.place, self.actions)
 
 
 class ItemReader:
     """Reads items as messages. Raises InvalidRequest that names an item's own place."""
 
     def __init__(self, defaults: PartDefaults) -> None:
-        """Begin without messages. `defaults`: for images without wishes of their own."""
+        """Begin without messages. `defaults`: for images without wishes of their own. acted: a
+        computer has been called.
+        """
         self._messages: list[Message] = []
         self._limits = defaults
         self._turn: _Turn | None = None
         self._thoughts: list[str] = []
+        self.acted = False
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -324,13 +388,16 @@ class ItemReader:
         """Add the system prompt, which comes first."""
         self._add(Message("system", instructions, place="instructions"))
 
-    def add(self, item: Item, place: str, where: str = "") -> None:
+    def add_item(self, item: Item, place: str, where: str = "") -> None:
         """Add the next item. where: its content's place, unless that is one of its fields."""
         match item:
             case ReasoningItem():
                 self._thoughts += [each.text for each in item.content or item.summary]
             case CallItem():
                 self._answering(place).call(item, place)
+            case ComputerCallItem():
+                self.acted = True
+                self._answering(place).act(item, place)
             case MessageItem(role="assistant"):
                 if self._turn is not None and not self._turn.calls:
                     self._close()
@@ -346,6 +413,16 @@ class ItemReader:
                 where = f"{place}.output"
                 content, marks = _content(item.output, where, self._limits)
                 self._add(Message("tool", content, {"tool_call_id": item.call_id}, marks, where))
+
+            case ComputerResultItem(output=shot):
+                where = f"{place}.output"
+                names = ("image_url", "file_id", "detail", "min_pixels", "max_pixels")
+                given = {name: getattr(shot, name) for name in names}
+                image = read_image(
+                    InputImagePart(**given, uuid=shot.uuid or None), where, self._limits
+                )
+                fields = {"tool_call_id": item.call_id}
+                self._add(Message("tool", (image,), fields, place=where))
 
     def _add(self, message: Message) -> None:
         self._close()

@@ -7,12 +7,13 @@ to a `GenerationRequest`. Knows nothing of routes, of stores or of answers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from saccade.api.chat.read import sampling_fields, silence
+from saccade.api.responses.computer import is_computer, read_computer
 from saccade.api.responses.fields import (
     INCLUDABLE,
     LOGPROBS,
@@ -33,6 +34,7 @@ from saccade.front.fields import unsupported
 from saccade.front.history_edits import DropOldest
 from saccade.front.part_defaults import PartDefaults
 from saccade.front.prompt_encoder import GenerationRequest
+from saccade.text.actions.action_tool import ACT
 from saccade.text.grammar.grammars import OutputConstraint, read_json_schema, read_response_format
 from saccade.text.grammar.tools import Tool, ToolSet, read_each, read_function
 
@@ -103,19 +105,23 @@ def response_request(
         reader.instruct(asked.instructions)
     # The conversation: kept turns, then the new items.
     for item in before:
-        reader.add(item, "previous_response_id")
+        reader.add_item(item, "previous_response_id")
     single = isinstance(asked.input, str)
     for index, item in enumerate(items):
-        reader.add(item, "input" if single else f"input[{index}]", "input" if single else "")
+        reader.add_item(item, "input" if single else f"input[{index}]", "input" if single else "")
     if not (messages := reader.messages):
         raise InvalidRequest("input: there is nothing in it to answer", "input")
     text = form.text or ResponseText()
+    tools, computer = _tool_set(form), read_computer(form.tools or (), reader.acted)
+    if computer is not None:
+        tools, computer = None, replace(computer, beside=tools or ToolSet())
     chat = Chat(
         messages,
-        _tool_set(form),
+        tools,
         effort=form.effort,
         verbosity=text.verbosity,
         variables=asked.chat_template_kwargs or {},
+        action_tool=computer,
     )
     # Sampling, in the names of chats.
     sampling = sampling_fields(request.sampling, request.ending)
@@ -138,7 +144,7 @@ def response_request(
         constraint=_constraint(text.format),
         cache=cache,
         names=_NAMES,
-        rules=NO_ANSWER_RULES if request.restraint is None else request.restraint.read(),
+        rules=NO_ANSWER_RULES if request.restraint is None else request.restraint.rules(),
         edit=DropOldest() if asked.truncation == "auto" else None,
     )
 
@@ -160,12 +166,14 @@ def _constraint(text: TextFormat | None) -> OutputConstraint | None:
     )
 
 
-def _tool(tool: dict[str, Any], place: str) -> Tool:
+def _tool(tool: dict[str, Any], place: str) -> Tool | None:
     kind = tool.get("type")
+    if is_computer(tool):
+        return None
     if kind != "function":
         raise InvalidRequest(
             f"{place}.type: {str(kind)[:100]!r} is a tool that this server does not run: only "
-            '"function" is supported, which your program runs',
+            '"function" and "computer" are supported, which your program runs',
             f"{place}.type",
             "unsupported_parameter",
         )
@@ -186,20 +194,26 @@ def _tool_set(form: ResponseForm) -> ToolSet | None:
     if not form.tools and form.tool_choice is None:
         return None
     tools = read_each(form.tools, _tool)
-    choice = _tool_choice(form.tool_choice, tools)
+    choice = _tool_choice(form.tool_choice, form.tools or (), tools)
     return ToolSet(tools, choice, form.parallel_tool_calls is not False)
 
 
-def _tool_choice(choice: str | dict[str, Any] | None, tools: Sequence[Tool]) -> Any:
+def _tool_choice(
+    choice: str | dict[str, Any] | None, given: Sequence[dict[str, Any]], tools: Sequence[Tool]
+) -> Any:
     """Convert OpenAI's choice to the form of chats. Raises InvalidRequest that names the field."""
+    computer = any(map(is_computer, given))
     if choice is None or choice in ("none", "auto", "required"):
         return choice
     if isinstance(choice, dict):
         kind, name, allowed = choice.get("type"), choice.get("name"), choice.get("tools")
         if kind == "function" and isinstance(name, str):
             return {"type": "function", "function": {"name": name}}
+        if computer and is_computer(choice):
+            return ACT
         if kind == "allowed_tools" and isinstance(allowed, list):
-            return _allowed(choice.get("mode"), allowed, {tool.name for tool in tools})
+            offered = {tool.name for tool in tools}
+            return _allowed(choice.get("mode"), allowed, offered, computer)
     raise InvalidRequest(
         'tool_choice: expected "none", "auto", "required", {"type": "function", "name": ...} or '
         '{"type": "allowed_tools", "mode": ..., "tools": [...]}',
@@ -208,17 +222,19 @@ def _tool_choice(choice: str | dict[str, Any] | None, tools: Sequence[Tool]) -> 
     )
 
 
-def _allowed(mode: Any, allowed: list[Any], offered: set[str]) -> dict[str, Any]:
+def _allowed(mode: Any, allowed: list[Any], offered: set[str], computer: bool) -> dict[str, Any]:
     if mode not in ("auto", "required"):
         where = "tool_choice.mode"
         raise InvalidRequest(f'{where}: expected "auto" or "required"', where)
     if not allowed:
         raise InvalidRequest("tool_choice.tools: the list is empty", "tool_choice.tools")
-    named = []
+    named: list[dict[str, Any]] = []
     for index, tool in enumerate(allowed):
         match tool:
             case {"type": "function", "name": str(name)} if name in offered:
                 named.append({"type": "function", "function": {"name": name}})
+            case {"type": _} if computer and is_computer(tool):
+                named.append(ACT)
             case _:
                 where = f"tool_choice.tools[{index}]"
                 raise InvalidRequest(f"{where}: no such tool is offered", where)

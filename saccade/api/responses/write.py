@@ -6,6 +6,7 @@ routes, of writing to a socket, or of how an answer is read (`text/answer/reader
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -24,13 +25,15 @@ Ended = Literal["stop", "length", "cancelled", "prewarmed"]
 
 
 class ResponseStream:
-    """One answer's stream: `begin`, `feed` as text comes, then `end` or `fail`.
+    """One answer's stream: `opening_events`, `feed` as text comes, then `closing_events` or `fail`.
 
-    `response`: the response's body, kept up to date. Its status is "in_progress".
+    `response`: the response's body, kept up to date. Its status is "in_progress". single: a call to
+    the computer has one action.
     """
 
-    def __init__(self, response: dict[str, Any]) -> None:
+    def __init__(self, response: dict[str, Any], single: bool = False) -> None:
         self.response = response
+        self._single = single
         self._number = 0
         self._item: dict[str, Any] | None = None  # the one that is open
         self._pieces: list[str] = []  # of its text, which it has once it is closed
@@ -46,7 +49,7 @@ class ResponseStream:
         """Return True if the last content was reasoning."""
         return self._item is not None and self._item["type"] == "reasoning"
 
-    def begin(self) -> list[ResponseEvent]:
+    def opening_events(self) -> list[ResponseEvent]:
         """Return the events before the first token."""
         return [self._whole("response.created"), self._whole("response.in_progress")]
 
@@ -60,7 +63,7 @@ class ResponseStream:
             self._logprobs = []  # only an answer's text has them
         return events
 
-    def end(self, how: Ended, usage: dict[str, Any], **more: Any) -> list[ResponseEvent]:
+    def closing_events(self, how: Ended, usage: dict[str, Any], **more: Any) -> list[ResponseEvent]:
         """Return the events after the last token. `more`: response fields known only now."""
         whole = how in ("stop", "prewarmed")
         silent = self._output or how == "prewarmed"
@@ -108,17 +111,45 @@ class ResponseStream:
                 opened = self._enter("reasoning", {"type": "reasoning_text", "text": ""})
                 self._pieces.append(text)
                 return [*opened, self._within("response.reasoning_text.delta", delta=text)]
+            case CallStarted(_, call_id, _, toolset) if toolset:
+                return self._begin_action(call_id)
             case CallStarted(_, call_id, name):
                 call = {"call_id": call_id, "name": name, "arguments": ""}
                 return [*self._close(), self._open("function_call", call)]
             case CallArguments(_, text):
                 self._pieces.append(text)
+                if self._acting:
+                    return []
                 name = "response.function_call_arguments.delta"
                 return [self._within(name, content=False, delta=text)]
             case CallEnded():
-                return self._close()
+                return self._end_action() if self._acting else self._close()
             case CallBroken():
                 return self._close("incomplete")
+
+    # ---- actions
+
+    @property
+    def _acting(self) -> bool:
+        return self._item is not None and self._item["type"] == "computer_call"
+
+    def _begin_action(self, call_id: str) -> list[ResponseEvent]:
+        """Begin an action: the next in the open call, or the first in a new one."""
+        if self._acting and not self._single:
+            return []
+        call: dict[str, Any] = {"call_id": call_id, "pending_safety_checks": []}
+        acts: dict[str, Any] = {} if self._single else {"actions": []}
+        return [*self._close(), self._open("computer_call", {**call, **acts})]
+
+    def _end_action(self) -> list[ResponseEvent]:
+        """Add a whole action to the open call. Others may follow."""
+        assert self._item is not None
+        action, self._pieces = json.loads("".join(self._pieces)), []
+        if self._single:
+            self._item["action"] = action
+            return self._close()
+        self._item["actions"].append(action)
+        return []
 
     @property
     def _content(self) -> dict[str, Any]:
@@ -142,7 +173,8 @@ class ResponseStream:
         item = {"id": new_id(kind), "type": kind, "status": "in_progress", **fields}
         self._output.append(item)
         self._item = item
-        copied = {**item, **({"content": []} if "content" in item else {})}
+        empty: dict[str, Any] = {name: [] for name in ("content", "actions") if name in item}
+        copied = {**item, **empty}
         return self._event("response.output_item.added", output_index=self._index, item=copied)
 
     def _close(self, status: str = "completed") -> list[ResponseEvent]:
@@ -156,7 +188,7 @@ class ResponseStream:
             told = {"arguments": item["arguments"], "name": item["name"]}
             name = "response.function_call_arguments.done"
             events.append(self._within(name, content=False, **told))
-        else:
+        elif item["type"] != "computer_call":
             content = self._content
             content["text"] = text
             if item["type"] == "message":

@@ -49,10 +49,14 @@ class _Scores:
 
     async def embeddings(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admission.admit(scope, receive) as (body, held):
-            asked = await self.door.read(partial(read_embeddings, self.door.front.scoring), body)
+            asked = await self.door.read_body(
+                partial(read_embeddings, self.door.front.scoring), body
+            )
             model = self.door.name_of(asked.model)
             self._check_dimensions(asked.dimensions, "dimensions")
-            read = await while_connected(receive, self.reader.read(asked.reads, held.client, held))
+            read = await while_connected(
+                receive, self.reader.read_prompts(asked.reads, held.client, held)
+            )
             vectors = unit_vectors(read, asked.dimensions)
             await self.door.send_scroll(
                 send, embedding_list(read, vectors, asked.formats[0], model)
@@ -60,10 +64,12 @@ class _Scores:
 
     async def embed(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admission.admit(scope, receive) as (body, held):
-            asked = await self.door.read(partial(read_embed, self.door.front.scoring), body)
+            asked = await self.door.read_body(partial(read_embed, self.door.front.scoring), body)
             self.door.name_of(asked.model)
             self._check_dimensions(asked.dimensions, "output_dimension")
-            read = await while_connected(receive, self.reader.read(asked.reads, held.client, held))
+            read = await while_connected(
+                receive, self.reader.read_prompts(asked.reads, held.client, held)
+            )
             vectors = unit_vectors(read, asked.dimensions)
             await self.door.send_scroll(
                 send, cohere_list(read, vectors, asked.formats, asked.texts)
@@ -71,16 +77,20 @@ class _Scores:
 
     async def rerank(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admission.admit(scope, receive) as (body, held):
-            asked = await self.door.read(partial(read_rerank, self.door.front.scoring), body)
+            asked = await self.door.read_body(partial(read_rerank, self.door.front.scoring), body)
             model = self.door.name_of(asked.model)
-            read = await while_connected(receive, self.reader.read(asked.reads, held.client, held))
+            read = await while_connected(
+                receive, self.reader.read_prompts(asked.reads, held.client, held)
+            )
             await send_json(send, rank_list(read, model, asked.form.top_n, asked.documents))
 
     async def score(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.door.admission.admit(scope, receive) as (body, held):
-            asked = await self.door.read(partial(read_score, self.door.front.scoring), body)
+            asked = await self.door.read_body(partial(read_score, self.door.front.scoring), body)
             model = self.door.name_of(asked.model)
-            read = await while_connected(receive, self.reader.read(asked.reads, held.client, held))
+            read = await while_connected(
+                receive, self.reader.read_prompts(asked.reads, held.client, held)
+            )
             await send_json(send, score_list(read, model))
 
     def _check_dimensions(self, wanted: int | None, field: str) -> None:

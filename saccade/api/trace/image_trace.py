@@ -14,11 +14,14 @@ from dataclasses import dataclass, field
 from msgspec import UNSET, Struct, UnsetType, structs
 
 from saccade.api.trace.changes import NO_CHANGE, ImageChange, ImageChanges
+from saccade.core.family import Part
 from saccade.core.types import CacheMiss, CacheReport, DraftCounts, DraftSource, Missed, Tier
 from saccade.front.answer_update import AheadReport, AnswerUpdate, FoundImage, Level
 from saccade.front.prepared import PreparedRequest
 from saccade.media.opened import OpenedImage
 
+EVERYTHING: Part = (0.0, 0.0, 1.0, 1.0)
+"""What a tile shows that is the whole image."""
 MOST_TOLD = 32
 """Images of a request that have legs of their own."""
 SILENT = "its audio is ignored"
@@ -100,6 +103,25 @@ class ImageMissed(Struct, omit_defaults=True):
     embedding: Missed | None = None
 
 
+class TilesTrace(Struct):
+    """An encoded image's tiles, where the vision tower sees them apart."""
+
+    seen: int
+    """Tiles that an earlier image had."""
+    new: int
+    """Tiles run through the vision tower."""
+    places: Sequence[Part]
+    """What each new tile shows: top, left, bottom, right, in fractions of the image's edges. Tiles
+    that show the whole image are left out."""
+
+    @classmethod
+    def of(cls, found: FoundImage) -> TilesTrace:
+        new = sum(found.tiles)
+        shown = [part for fresh, part in zip(found.tiles, found.parts) if fresh]
+        places = [each for each in shown if each != EVERYTHING]
+        return cls(len(found.tiles) - new, new, places)
+
+
 class ImageTrace(ImageCost, kw_only=True):
     """One image's way. `tier`: the embedding's tier, if found. `encoder`: the outcome of asking an
     encoder, if any: "embedding", or the reason for encoding on this server. `same_as`: the place of
@@ -110,6 +132,7 @@ class ImageTrace(ImageCost, kw_only=True):
     found: Level
     tier: Tier | UnsetType = UNSET
     encoder: str | UnsetType = UNSET
+    tiles: TilesTrace | UnsetType = UNSET
     missed: ImageMissed
     ms: ImageTimes
     starts: ImageStarts
@@ -133,6 +156,7 @@ class ImageTrace(ImageCost, kw_only=True):
             found=found.level,
             tier=found.tier or UNSET,
             encoder=found.encoder or UNSET,
+            tiles=TilesTrace.of(found) if found.tiles else UNSET,
             missed=ImageMissed(found.missed_kv, found.missed_embedding),
             ms=ImageTimes(
                 *(
@@ -281,7 +305,7 @@ class Tracer:
         self._ahead: AheadReport | None = None
         self._draft_counts: dict[tuple[int, DraftSource], DraftCounts] = {}
 
-    def add(self, event: AnswerUpdate) -> None:
+    def add_update(self, event: AnswerUpdate) -> None:
         self._last = time.monotonic()
         self._draft_counts |= {(event.choice, each.source): each for each in event.draft_counts}
         self._ahead = self._ahead or event.ahead
@@ -343,6 +367,9 @@ class Tracer:
             if found.encode_ms:
                 begun = found.encoded - found.encode_ms / 1e3
                 cost: Mapping[str, Figure] = {"place": place, "tokens": image.image.num_tokens}
+                if found.tiles:
+                    seen = len(found.tiles) - sum(found.tiles)
+                    cost = {**cost, "tiles_seen": seen, "tiles_new": sum(found.tiles)}
                 yield Leg("image.encode", begun, found.encoded, cost)
         yield from self._engine_legs()
 

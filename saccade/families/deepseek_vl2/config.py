@@ -13,6 +13,7 @@ from saccade.core.errors import CheckpointError
 from saccade.families.base_spec import ShapedText
 from saccade.families.checkpoint import Section
 from saccade.families.config_readers import (
+    check_heads,
     read_heads,
     read_rope,
     read_text_config,
@@ -21,8 +22,8 @@ from saccade.families.config_readers import (
     refuse_flags,
     refuse_unsupported,
 )
-from saccade.nn.siglip_config import SiglipConfig
 from saccade.nn.text_config import ExpertsConfig, LatentConfig, RopeConfig, yarn_scale
+from saccade.nn.tower_config import SiglipConfig
 
 LATENT_EPS = 1e-6
 """Of the norms within attention, whatever the others' is."""
@@ -94,8 +95,8 @@ def read_text(text: Section) -> DeepseekText:
     (heads, _), hidden = read_heads(text), text.count("hidden_size")
     layers = text.layers("num_hidden_layers")
     latent = _latent(text)
-    if latent is None and hidden % heads:
-        raise CheckpointError(f"{text.where}: {hidden} values do not divide into {heads} heads")
+    if latent is None:
+        check_heads(text, hidden, heads)
     head_dim = hidden // heads if latent is None else latent.plain + latent.rotated
     rope = read_rope(text, "default", "yarn")
     theta = read_theta(text, rope)

@@ -8,14 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from saccade.core.errors import CheckpointError, ImageError
-from saccade.core.family import LargestImage, PixelBounds
-from saccade.core.recipe import ImageRecipe, ImageView
+from saccade.core.family import CanvasTile, LargestImage, PixelBounds
+from saccade.core.recipe import Box, ImageRecipe, ImageView
 from saccade.core.types import Grid, Size
 from saccade.families.base_spec import fingerprint
 from saccade.families.checkpoint import Checkpoint, Section, read_json
 from saccade.families.config_readers import HALF, read_colours
-from saccade.nn.siglip_config import Colours, SiglipConfig
+from saccade.nn.tower_config import Colours, SiglipConfig
 
+ALONE = (0, 0)
+"""The grid of a tile alone, without newlines."""
 CUT_IMAGES = 2
 """In a prompt of more images, each is one tile."""
 LONGEST_ASPECT = 200
@@ -26,7 +28,7 @@ MOST_TILES = 36
 
 @dataclass(frozen=True, slots=True)
 class CandidateRules:
-    """Implements `ImageLayout`.
+    """Implements `ImageLayout` and `TileLayout`.
 
     `candidates` are sizes (width, height) in whole tiles, each `side` x `side` pixels. The one that
     an image fills best is cut into tiles. The tower turns a tile's `patch_unit` patches into `edge`
@@ -104,6 +106,19 @@ class CandidateRules:
         assert not height % side and not width % side and height > side
         return height // side - 1, width // side
 
+    def tiles(self, grid: Grid) -> tuple[CanvasTile, ...]:
+        """Return the tiles, whose rows leave out newlines and the separator."""
+        side, edge, (rows, columns) = self.side, self.edge, grid
+        first, line = edge * (edge + 1) + 1, columns * edge + 1
+        found = []
+        for row in range(rows):
+            for column in range(columns):
+                start = first + row * edge * line + column * edge
+                box = Box(side * row, side * column, side * (row + 1), side * (column + 1))
+                found.append(CanvasTile(box, ALONE, _lines(start, line, edge)))
+        box = Box(side * rows, 0, side * (rows + 1), side)
+        return (*found, CanvasTile(box, ALONE, _lines(0, edge + 1, edge)))
+
     def num_tokens(self, grid: Grid) -> int:
         """Count tokens: the whole image, a separator, the tiles.
 
@@ -114,6 +129,11 @@ class CandidateRules:
 
     def num_patches(self, grid: Grid) -> int:
         return (grid[0] * grid[1] + 1) * self.patch_unit
+
+
+def _lines(first: int, line: int, edge: int) -> tuple[range, ...]:
+    """Return a tile's rows: `edge` lines of as many, which begin `line` rows apart."""
+    return tuple(range(at, at + edge) for at in range(first, first + edge * line, line))
 
 
 NO_IMAGES = CandidateRules(0, (), (HALF, HALF), 0, 0)

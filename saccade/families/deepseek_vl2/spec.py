@@ -15,7 +15,7 @@ from saccade.families.checkpoint import Checkpoint
 from saccade.families.config_readers import read_tokenizer
 from saccade.families.deepseek_vl2.config import DeepseekText, read_text, read_vision
 from saccade.families.deepseek_vl2.images import NO_IMAGES, CandidateRules, read_images
-from saccade.nn.siglip_config import SiglipConfig
+from saccade.nn.tower_config import SiglipConfig
 
 TEMPLATES = Templates(default=Path(__file__).parent / "chat.jinja")
 IMAGE = "<image>"
@@ -28,6 +28,10 @@ class DeepseekSpec(BaseSpec):
     vision: SiglipConfig
     text: DeepseekText
     images: CandidateRules
+
+    @property
+    def tiles(self) -> CandidateRules | None:
+        return self.images if self.sees_images else None
 
     def kv_spec(self, ranks: int = 1) -> KVSpec:
         shape, latent = self.text.shape, self.text.latent

@@ -15,12 +15,12 @@ import torch
 from torch.nn import functional as F
 
 from saccade.core.types import Grid
-from saccade.families.deepseek_vl2.images import CandidateRules
+from saccade.families.deepseek_vl2.images import ALONE, CandidateRules
 from saccade.nn.linear import Column, Linear
 from saccade.nn.patches import split_images
 from saccade.nn.protocol import GridFacts, Pack, Pieces
 from saccade.nn.siglip import SiglipTower
-from saccade.nn.siglip_config import SiglipConfig
+from saccade.nn.tower_config import SiglipConfig
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import WHOLE, Shard
 
@@ -97,8 +97,11 @@ class DeepseekTower:
     def grid_facts(self, grid: Grid) -> GridFacts:
         """Return the grid's facts.
 
-        `restore` gives each token its row among the tiles', newline and separator.
+        `restore` gives each token its row among the tiles', newline and separator. A tile alone has
+        its own rows.
         """
+        if grid == ALONE:
+            return self.tower.grid_facts(grid)
         order = torch.from_numpy(lines(grid, self.edge)).to(self.tower.device)
         return replace(self.tower.grid_facts(grid), restore=order)
 
@@ -121,8 +124,10 @@ class DeepseekTower:
         """Split the tiles' [M, out] into [m, out] for each image, with newlines and separator."""
         found = []
         for fact, part in zip(facts, split_images(self, embeddings, facts)):
-            assert fact.restore is not None, "made by `grid_facts`"
-            found.append(torch.cat((part, self.marks)).index_select(0, fact.restore))
+            if fact.restore is None:
+                found.append(part.clone())
+            else:
+                found.append(torch.cat((part, self.marks)).index_select(0, fact.restore))
         return found
 
 

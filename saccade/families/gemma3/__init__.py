@@ -7,4 +7,5 @@ FAMILY = Family(
     model="saccade.families.gemma3.net:Gemma3Model",
     architectures=("Gemma3ForConditionalGeneration", "Gemma3ForCausalLM"),
     model_types=("gemma3", "gemma3_text"),
+    gguf="saccade.families.gemma3.gguf:FACTS",
 )

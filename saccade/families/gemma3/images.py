@@ -14,7 +14,7 @@ from saccade.core.types import Grid
 from saccade.families.base_spec import fingerprint
 from saccade.families.checkpoint import Section
 from saccade.families.config_readers import HALF, read_colours, read_resample, require_flags
-from saccade.nn.siglip_config import Colours, SiglipConfig
+from saccade.nn.tower_config import Colours, SiglipConfig
 
 ONE: Grid = (0, 0)
 """The grid of every image: one tile, as `nn/siglip.py` counts them."""

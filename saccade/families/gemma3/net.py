@@ -18,7 +18,7 @@ from saccade.nn.norm import RMSNorm
 from saccade.nn.patches import merged_order
 from saccade.nn.protocol import Attention, Batch, LanguageModel, VisionNet
 from saccade.nn.siglip import SiglipTower
-from saccade.nn.siglip_config import SiglipConfig
+from saccade.nn.tower_config import SiglipConfig
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 

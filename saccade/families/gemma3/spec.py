@@ -31,8 +31,8 @@ from saccade.families.config_readers import (
     text_section,
 )
 from saccade.families.gemma3.images import NO_IMAGES, SquareRules, read_images
-from saccade.nn.siglip_config import SiglipConfig
 from saccade.nn.text_config import RopeConfig
+from saccade.nn.tower_config import SiglipConfig
 
 SIGLIP = SiglipDefaults(hidden=768, heads=12, side=224, patch=16)
 THETAS = {"full_attention": 1e6, "sliding_attention": 1e4}

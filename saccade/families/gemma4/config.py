@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Section
-from saccade.families.config_readers import refuse_flags, require_kind
+from saccade.families.config_readers import read_axial, refuse_flags, require_kind
 from saccade.families.gemma4.layers import LayerShape, Rope, read_layers, read_ropes
 from saccade.nn.text_config import ExpertsConfig
 
@@ -199,9 +199,7 @@ def read_vision(config: Section, out: int) -> TowerConfig:
             f"{vision.where}: {heads} heads of {dim} values over {kv_heads} keys are not supported "
             "(as many keys as heads are, of a multiple of 4 values)"
         )
-    rope = vision.section("rope_parameters")
-    if (turned := rope.text("rope_type", default="axial")) != "axial":
-        raise CheckpointError(f"{rope.where}: rope type {turned!r} is not supported (axial is)")
+    rope = read_axial(vision)
     patch, merge = (
         vision.integer(name, default=default)
         for name, default in (("patch_size", 16), ("pooling_kernel_size", 3))

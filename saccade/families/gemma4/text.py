@@ -89,7 +89,7 @@ class Gemma4Attention:
         """Map x [T, hidden] to [T, hidden]."""
         heads = self.qkv(x).unflatten(1, (-1, self.head_dim))
         if not self.owns:
-            attended = attention.read(heads, rotation, self.norm, self.layer)
+            attended = attention.attend_cached(heads, rotation, self.norm, self.layer)
             return self.out(attended.flatten(1))
         keys_end = len(self.norm.weight)
         values = self.ops.rms_norm(heads[:, self.before_values :], self.ones, self.eps)

@@ -23,8 +23,9 @@ from saccade.kernels.tower_attention import Backend
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.mlp import activation
 from saccade.nn.norm import RMSNorm
-from saccade.nn.patches import block_pieces, copy_images, merged_order
+from saccade.nn.patches import copy_images, merged_order
 from saccade.nn.protocol import Cut, GridFacts, Pack, Pieces
+from saccade.nn.tower import axial_angles, block_pieces
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import WHOLE, Shard
@@ -102,7 +103,7 @@ class TowerMLP:
         return self.down(self.ops.activate(self.gate(x), self.act).mul_(self.up(x)))
 
 
-class TowerBlock:
+class Gemma4Block:
     """Block with attention, then an MLP, each with norms before and after, and a residual."""
 
     __slots__ = (
@@ -161,7 +162,7 @@ class TowerBlock:
         return block_pieces(x, cuts, attention, 1.0, project, self._finish)
 
     def _finish(self, rows: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        y, normed = self.mlp_norm.add(rows, self.mixed_norm(self.out(attended)))
+        y, normed = self.mlp_norm.add_norm(rows, self.mixed_norm(self.out(attended)))
         return y + self.out_norm(self.mlp(normed))
 
     def _project(self, x: torch.Tensor, rotation: Axes) -> torch.Tensor:
@@ -253,14 +254,12 @@ class Gemma4Tower:
         table = Part(f"{name}.position_embedding_table", (2, config.places, hidden))
         self.positions = weights.load(table)  # of columns, of rows
         self.layers = [
-            TowerBlock(weights, f"{TOWER}.encoder.layers.{i}", config, shard)
+            Gemma4Block(weights, f"{TOWER}.encoder.layers.{i}", config, shard)
             for i in range(config.depth)
         ]
         self.connector = Connector(weights, config)
-        half = config.heads.dim // 2
-        steps = torch.arange(0, half, 2, dtype=torch.float32, device=device) / half
-        longest = torch.arange(BUDGETS[-1] * config.merge, device=device)
-        angles = longest[:, None] * (1.0 / config.heads.theta**steps)  # [P, D / 4]
+        heads, longest = config.heads, BUDGETS[-1] * config.merge
+        angles = axial_angles(heads.dim // 2, heads.theta, longest, device)  # [P, D / 4]
         self.axis_cos, self.axis_sin = rotary_tables(angles)  # [P, D / 2]
 
     def rows(self, patches: int) -> int:

@@ -7,4 +7,5 @@ FAMILY = Family(
     model="saccade.families.internvl.net:InternVLModel",
     architectures=("InternVLForConditionalGeneration",),
     model_types=("internvl",),
+    gguf="saccade.families.internvl.gguf:FACTS",
 )

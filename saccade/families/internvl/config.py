@@ -11,6 +11,8 @@ from typing import Literal
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Section
 from saccade.families.config_readers import (
+    check_heads,
+    check_side,
     read_head_dim,
     read_rope,
     read_text_config,
@@ -18,6 +20,7 @@ from saccade.families.config_readers import (
     refuse_unsupported,
 )
 from saccade.nn.text_config import RopeConfig, TextConfig
+from saccade.nn.tower_config import TileConfig
 
 NormKind = Literal["layer_norm", "rms_norm"]
 ROPE_KINDS = ("default", "dynamic")
@@ -25,50 +28,19 @@ ROPE_KINDS = ("default", "dynamic")
 
 
 @dataclass(frozen=True, slots=True)
-class InternVisionConfig:
-    """InternViT, which sees one tile, `side` x `side` pixels, at a time, and its projector.
+class InternVisionConfig(TileConfig):
+    """InternViT and its projector. `final_norm`: after the last block."""
 
-    merge x merge neighbouring patches become one token. `final_norm`: after the last block.
-    """
-
-    # blocks
-    depth: int
-    hidden: int
-    heads: int
-    intermediate: int
-    activation: str
-    # patches
-    side: int
-    patch: int
-    merge: int
-    # norms and biases
     norm: NormKind
-    norm_eps: float
     qkv_bias: bool
     qk_norm: bool
     final_norm: bool
-    # the projector
     projector_activation: str
-    out_hidden: int
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
-
-    @property
-    def patches(self) -> int:
-        """Patches per tile."""
-        return (self.side // self.patch) ** 2
 
     @property
     def rows(self) -> int:
-        """Rows that the blocks compute per tile: its class token and its patches."""
+        """Return the rows per tile that the blocks compute: its class token and its patches."""
         return 1 + self.patches
-
-    @property
-    def tokens(self) -> int:
-        """Tokens per tile."""
-        return self.patches // self.merge**2
 
 
 def _square(section: Section, name: str, default: int) -> int:
@@ -100,14 +72,10 @@ def read_vision(config: Section, out: int) -> InternVisionConfig:
             f"{ratio}"
         )
     merge = int(1 / ratio)
-    if side % (patch * merge):
-        raise CheckpointError(
-            f"{vision.where}: image_size {side} is no multiple of {merge} patches of {patch} pixels"
-        )
+    check_side(vision, side, patch, merge)
     hidden = vision.count("hidden_size", default=1024)
     heads = vision.count("num_attention_heads", default=16)
-    if hidden % heads:
-        raise CheckpointError(f"{vision.where}: {hidden} values do not divide into {heads} heads")
+    check_heads(vision, hidden, heads)
     kinds: dict[str, NormKind] = {"layer_norm": "layer_norm", "rms_norm": "rms_norm"}
     norm = vision.text("norm_type", default="layer_norm")
     if norm not in kinds:

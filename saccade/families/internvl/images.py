@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from saccade.core.errors import CheckpointError
-from saccade.core.family import LargestImage, PixelBounds
+from saccade.core.family import CanvasTile, LargestImage, PixelBounds
 from saccade.core.recipe import Box, ImageRecipe, ImageTile, ImageView, Resample
 from saccade.core.types import Grid
 from saccade.families.base_spec import fingerprint
 from saccade.families.checkpoint import Section
 from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, read_colours
 from saccade.families.internvl.config import InternVisionConfig
-from saccade.nn.siglip_config import Colours
+from saccade.nn.tower_config import Colours
 
 RESAMPLES: dict[int, Resample] = {2: "bilinear", 3: "bicubic"}
 """Pillow's numbers."""
@@ -26,7 +26,7 @@ MOST_TILES = 256
 
 @dataclass(frozen=True, slots=True)
 class TileRules:
-    """Implements `ImageLayout`.
+    """Implements `ImageLayout` and `TileLayout`.
 
     An image has `least` to `most` tiles, each `side` x `side` pixels. The tower turns a tile's
     `patch_unit` rows into `tokens`. An image's grid is its number of tiles, including the
@@ -83,6 +83,15 @@ class TileRules:
         """Return the grid of a canvas."""
         assert height % self.side == 0
         return (height // self.side,)
+
+    def tiles(self, grid: Grid) -> tuple[CanvasTile, ...]:
+        side, tokens = self.side, self.tokens
+        return tuple(
+            CanvasTile(
+                Box(side * i, 0, side * (i + 1), side), (1,), (range(tokens * i, tokens * (i + 1)),)
+            )
+            for i in range(grid[0] if grid[0] > 1 else 0)
+        )
 
     def num_tokens(self, grid: Grid) -> int:
         return grid[0] * self.tokens

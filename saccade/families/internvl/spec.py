@@ -30,6 +30,10 @@ class InternVLSpec(DecoderSpec):
     images: TileRules
 
     @property
+    def tiles(self) -> TileRules:
+        return self.images
+
+    @property
     def cuts(self) -> Cuts:
         plain, projector = plain_cuts(self.text, self.vision), self.vision.out_hidden
         return replace(plain, encoder=(*plain.encoder, (projector, "projector values")))

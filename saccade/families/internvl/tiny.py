@@ -87,6 +87,7 @@ class InternTiny(Tiny):
     """InternVL."""
 
     architecture = "InternVLForConditionalGeneration"
+    tiled = True
     reference_class = TileReference
     processor_class = TileProcessor
     special = SPECIAL

@@ -7,20 +7,19 @@ to callers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
 from saccade.core.types import Grid
 from saccade.families.internvl.config import InternVisionConfig
 from saccade.families.internvl.images import TileRules
-from saccade.kernels.tower_attention import Backend
 from saccade.nn.linear import Column, Linear, RowLinear, share
-from saccade.nn.mlp import MLP, activation
+from saccade.nn.mlp import activation
 from saccade.nn.norm import LayerNorm, RMSNorm
-from saccade.nn.patches import PatchKernel, block_pieces, copy_images, merged_order, tile_facts
-from saccade.nn.protocol import Cut, GridFacts, Pack, Pieces
+from saccade.nn.patches import PatchKernel, merged_order
+from saccade.nn.protocol import GridFacts
+from saccade.nn.tile_tower import TileTower
+from saccade.nn.tower import BlockParts, Norm, ScaledBlock
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
@@ -52,52 +51,40 @@ class WideNorm:
         return self.weight * (wide * torch.rsqrt(squares / self.hidden + QK_NORM_EPS)).to(x.dtype)
 
 
-class InternVisionBlock:
-    """Block with attention, then an MLP, each on normalised input, scaled by channel, and with a
-    residual.
-    """
+class NormedHeads:
+    """Queries, keys and values, of which the first two are normalised."""
 
-    __slots__ = ("heads", "mlp", "norm1", "norm2", "out", "qk_norms", "qkv", "scale", "scales")
+    __slots__ = ("norms", "product")
 
-    def __init__(
-        self, weights: Weights, name: str, config: InternVisionConfig, shard: Shard
-    ) -> None:
-        hidden, attention = config.hidden, f"{name}.attention"
-        self.heads = shard.divide(config.heads, "vision attention heads")
-        self.scale = config.head_dim**-0.5
-        self.norm1 = _norm(weights, f"{name}.layernorm_before", config)
-        self.norm2 = _norm(weights, f"{name}.layernorm_after", config)
-        columns = [Column(f"{attention}.{each}_proj", hidden, shard) for each in "qkv"]
-        self.qkv = Linear.columns(weights, columns, hidden, bias=config.qkv_bias)
-        self.qk_norms = [
-            WideNorm(weights, f"{attention}.{each}_norm", hidden, shard)
-            for each in ("qk" if config.qk_norm else "")
-        ]
-        self.out = RowLinear(
-            weights, f"{attention}.projection_layer", hidden, hidden, shard, bias=True
-        )
-        self.mlp = MLP(
-            weights,
-            (f"{name}.mlp.fc1", f"{name}.mlp.fc2"),
-            (hidden, config.intermediate),
-            config.activation,
-            shard,
-        )
-        self.scales = [weights.load(Part(f"{name}.lambda_{i}", (hidden,))) for i in (1, 2)]
+    def __init__(self, parts: BlockParts, part: str, product: Linear) -> None:
+        self.product = product
+        names = [f"{parts.name}.{part}.{each}_norm" for each in "qk"]
+        hidden = parts.config.hidden
+        self.norms = [WideNorm(parts.weights, name, hidden, parts.shard) for name in names]
 
-    def __call__(self, x: torch.Tensor, cuts: Sequence[Cut], attention: Backend) -> Pieces:
-        """Run as `nn.patches.block_pieces` does."""
-        return block_pieces(x, cuts, attention, self.scale, self._project, self._finish)
-
-    def _project(self, rows: torch.Tensor, _cut: int) -> torch.Tensor:
-        qkv = self.qkv(self.norm1(rows))
-        for part, norm in zip(qkv.chunk(3, dim=1), self.qk_norms):
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Map [n, hidden] to [n, 3 hidden / ranks]."""
+        qkv = self.product(rows)
+        for part, norm in zip(qkv.chunk(3, dim=1), self.norms):
             part.copy_(norm(part))
-        return qkv.view(len(rows), 3 * self.heads, -1)
+        return qkv
 
-    def _finish(self, rows: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        y, normed = self.norm2.add(rows, self.out(attended) * self.scales[0])
-        return torch.addcmul(y, self.mlp(normed), self.scales[1])
+
+def intern_block(
+    weights: Weights, name: str, config: InternVisionConfig, shard: Shard
+) -> ScaledBlock:
+    """Load one block. Raises CheckpointError where a tensor is missing or misshapen."""
+    parts = BlockParts(weights, name, config, shard)
+    norm: type[Norm] = LayerNorm if config.norm == "layer_norm" else RMSNorm
+    norms = parts.norms(norm, "layernorm_before", "layernorm_after")
+    heads = parts.separate_heads("attention", bias=config.qkv_bias)
+    return ScaledBlock(
+        parts,
+        norms=norms,
+        qkv=NormedHeads(parts, "attention", heads) if config.qk_norm else heads,
+        out=parts.out("attention.projection_layer"),
+        mlp=parts.mlp(),
+    )
 
 
 class TileEmbed:
@@ -148,71 +135,38 @@ class Projector:
         return self.down(self.up(self.norm(x)))
 
 
-class InternVisionTower:
-    """Turns uint8 pixels into embeddings. Implements `nn.protocol.VisionNet`.
+class InternVisionTower(TileTower):
+    """InternViT and its projector."""
 
-    Learned positions are added before the first block, so rows need no rotation.
-    """
+    __slots__ = ("norm", "projector", "tile_embed")
 
-    __slots__ = (
-        "config",
-        "depth",
-        "device",
-        "hidden",
-        "layers",
-        "longest_segments",
-        "norm",
-        "projector",
-        "tile_embed",
-    )
-
-    axes = 0
+    config: InternVisionConfig
 
     def __init__(
         self, weights: Weights, config: InternVisionConfig, rules: TileRules, shard: Shard
     ) -> None:
-        self.config = config
-        self.hidden, self.depth = config.hidden, config.depth
-        self.longest_segments = (config.rows,)
-        self.device = weights.device
         self.tile_embed = TileEmbed(weights, config, rules)
-        self.layers = [
-            InternVisionBlock(weights, f"{TOWER}.encoder.layer.{i}", config, shard)
-            for i in range(config.depth)
-        ]
-        self.norm = (
-            LayerNorm(weights, f"{TOWER}.layernorm", config.hidden, config.norm_eps)
-            if config.final_norm
-            else None
-        )
+        names = (f"{TOWER}.encoder.layer.{i}" for i in range(config.depth))
+        layers = [intern_block(weights, name, config, shard) for name in names]
+        super().__init__(config, weights.device, layers)
+        self.norm: LayerNorm | None = None
+        if config.final_norm:
+            name = f"{TOWER}.layernorm"
+            self.norm = LayerNorm(weights, name, config.hidden, config.norm_eps)
         self.projector = Projector(weights, config, shard)
-
-    def rows(self, patches: int) -> int:
-        return patches // self.config.rows * self.config.tokens
 
     def grid_facts(self, grid: Grid) -> GridFacts:
         (tiles,) = grid
-        return tile_facts(tiles, self.config.rows, self.device)
+        return self.tile_facts(tiles)
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
         rows = self.tile_embed(pixels)
         assert len(rows) == facts.num_patches, "the canvas is as many tiles as the grid says"
         return rows
 
-    def blocks(self, pack: Pack) -> Pieces:
-        config, x, (cuts,) = self.config, pack.rows, pack.cuts
-        for layer in self.layers:
-            x = yield from layer(x, cuts, pack.attention)
-        x = x.view(-1, config.rows, config.hidden)[:, 1:]
+    def to_tokens(self, rows: torch.Tensor) -> torch.Tensor:
+        config = self.config
+        patches = rows.view(-1, config.rows, config.hidden)[:, 1:]
         if self.norm is not None:
-            x = self.norm(x)
-        return self.projector(x.reshape(-1, config.hidden * config.merge**2))
-
-    def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """Split the embeddings by image. An image's tiles follow each other directly."""
-        return copy_images(self, embeddings, facts)
-
-
-def _norm(weights: Weights, name: str, config: InternVisionConfig) -> LayerNorm | RMSNorm:
-    kind = LayerNorm if config.norm == "layer_norm" else RMSNorm
-    return kind(weights, name, config.hidden, config.norm_eps)
+            patches = self.norm(patches)
+        return self.projector(patches.reshape(-1, config.hidden * config.merge**2))

@@ -17,8 +17,8 @@ from saccade.families.config_readers import (
 )
 from saccade.families.hybrid import read_hybrid
 from saccade.nn.hybrid_config import HybridConfig
-from saccade.nn.siglip_config import SiglipConfig
 from saccade.nn.text_config import TextConfig
+from saccade.nn.tower_config import SiglipConfig
 
 FAMILY = "minicpmv4_6"
 SIGLIP = SiglipDefaults(hidden=768, heads=12, side=224, patch=16)

@@ -10,14 +10,14 @@ import math
 from dataclasses import dataclass
 
 from saccade.core.errors import CheckpointError, ImageError
-from saccade.core.family import LargestImage, PixelBounds
-from saccade.core.recipe import ImageRecipe, ImageView, Resample
+from saccade.core.family import CanvasTile, LargestImage, PixelBounds
+from saccade.core.recipe import Box, ImageRecipe, ImageView, Resample
 from saccade.core.types import Grid, Size
 from saccade.families.base_spec import fingerprint
 from saccade.families.checkpoint import Checkpoint
 from saccade.families.config_readers import HALF, read_colours, require_flags
 from saccade.families.minicpm.config import MergingTower, read_mode
-from saccade.nn.siglip_config import Colours
+from saccade.nn.tower_config import Colours
 
 MARGIN = 1.25
 """Slices have whole pixels: their shape may be so much further from a square."""
@@ -33,7 +33,7 @@ MOST_SLICES = 100
 
 @dataclass(frozen=True, slots=True)
 class SliceRules:
-    """Implements `ImageLayout`.
+    """Implements `ImageLayout` and `TileLayout`.
 
     An image with more than `scale` x `scale` pixels is shown as a whole, in about that many pixels,
     and in up to `most` slices with about that many each. merge x merge patches, `patch` x `patch`
@@ -103,6 +103,24 @@ class SliceRules:
 
     def settings(self, family: str, recipe: ImageRecipe) -> bytes:
         return fingerprint(family, (self.patch, self.merge), *self.colours, recipe)
+
+    def tiles(self, grid: Grid) -> tuple[CanvasTile, ...]:
+        if len(grid) == 2:
+            return ()
+        rows, columns, down, across, tall, wide = grid
+        corners = [(0, 0, rows, columns)]
+        corners += [
+            (rows + tall * row, wide * column, tall, wide)
+            for row in range(down)
+            for column in range(across)
+        ]
+        found, unit, first = [], self.unit, 0
+        for top, left, height, width in corners:
+            edges = (unit * edge for edge in (top, left, top + height, left + width))
+            last = first + height * width
+            found.append(CanvasTile(Box(*edges), (height, width), (range(first, last),)))
+            first = last
+        return tuple(found)
 
     def num_tokens(self, grid: Grid) -> int:
         return sum(view_tokens(grid))

@@ -104,6 +104,10 @@ class MiniCPMSpec(BaseSpec):
     images: SliceRules
     hybrid: HybridConfig
 
+    @property
+    def tiles(self) -> SliceRules:
+        return self.images
+
     def with_options(self, options: Mapping[str, str]) -> MiniCPMSpec:
         chosen = read_options(MiniCPMOptions, self.family, options, downsample_mode=MERGES)
         merge = MERGES.get(chosen.downsample_mode, self.images.merge)

@@ -177,6 +177,7 @@ class MiniTiny(Tiny):
     """MiniCPM-V 4.6, with Qwen3.5's language model."""
 
     architecture = "MiniCPMV4_6ForConditionalGeneration"
+    tiled = True
     reference_class = SliceReference
     processor_class = MiniCPMV4_6ImageProcessorPil
     special = SPECIAL

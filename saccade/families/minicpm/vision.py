@@ -21,10 +21,11 @@ from saccade.kernels.reference.activation import Activation
 from saccade.kernels.reference.segments import Segments
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.norm import LayerNorm
-from saccade.nn.patches import PatchKernel, copy_images, merged_order, together
+from saccade.nn.patches import PatchKernel, copy_images, merged_order
 from saccade.nn.protocol import Cut, GridFacts, Pack, Pieces
-from saccade.nn.siglip import SiglipBlock
-from saccade.nn.siglip_config import SiglipConfig
+from saccade.nn.siglip import siglip_block
+from saccade.nn.tower import BlockParts, together
+from saccade.nn.tower_config import SiglipConfig
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
@@ -71,14 +72,11 @@ class WindowMerger:
 
     def __init__(self, weights: Weights, config: SiglipConfig, shard: Shard) -> None:
         name, hidden = f"{TOWER}.vit_merger", config.hidden
-        self.heads = shard.divide(config.heads, "vision attention heads")
-        self.scale = config.head_dim**-0.5
-        self.norm = LayerNorm(weights, f"{name}.layer_norm1", hidden, config.norm_eps)
-        columns = [Column(f"{name}.self_attn.{each}_proj", hidden, shard) for each in "qkv"]
-        self.qkv = Linear.columns(weights, columns, hidden, bias=True)
-        self.out = RowLinear(
-            weights, f"{name}.self_attn.out_proj", hidden, hidden, shard, bias=True
-        )
+        parts = BlockParts(weights, name, config, shard)
+        self.heads, self.scale = parts.heads, config.head_dim**-0.5
+        (self.norm,) = parts.norms(LayerNorm, "layer_norm1")
+        self.qkv = parts.separate_heads("self_attn")
+        self.out = parts.out("self_attn.out_proj")
         sizes = (hidden, FOUR * config.intermediate, hidden)
         self.mlp = FourToOne(weights, name, sizes, config.norm_eps, "gelu_tanh", shard)
 
@@ -125,7 +123,7 @@ class MiniCPMTower:
         order = nested(np.arange(siglip.merge**2), siglip.merge)
         self.within = send(order, weights.device)
         self.layers = [
-            SiglipBlock(weights, f"{TOWER}.encoder.layers.{i}", siglip, shard)
+            siglip_block(weights, f"{TOWER}.encoder.layers.{i}", siglip, shard)
             for i in range(siglip.depth)
         ]
         self.merger = WindowMerger(weights, siglip, shard) if config.halves else None

@@ -12,4 +12,5 @@ FAMILY = Family(
         "Qwen3VLMoeForConditionalGeneration",
     ),
     model_types=("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
+    gguf="saccade.families.qwen_vl.gguf:FACTS",
 )

@@ -21,6 +21,7 @@ from saccade.families.config_readers import (
     refuse_unsupported,
 )
 from saccade.nn.text_config import RopeConfig, TextConfig
+from saccade.nn.tower_config import BlocksConfig
 
 Variant = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 VARIANTS: dict[str, Variant] = {
@@ -37,21 +38,15 @@ auto: folded where kernels are compiled for bfloat16 on a CPU, else exact.
 
 
 @dataclass(frozen=True, slots=True)
-class VisionConfig:
+class VisionConfig(BlocksConfig):
     """The vision tower.
 
     `window` is in pixels, 0 for full attention everywhere; `position_side` is 0 without learned
     positions.
     """
 
-    # blocks
     variant: Variant
-    depth: int
-    hidden: int
-    heads: int
-    intermediate: int
     out_hidden: int
-    activation: str
     # patches
     patch: int
     merge: int
@@ -63,12 +58,9 @@ class VisionConfig:
     deepstack_layers: tuple[int, ...] = ()
     position_side: int = 0
 
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
 
-
-NO_VISION = VisionConfig("qwen3_vl", 0, 0, 0, 0, 0, "silu", 1, 1, 1, 1.0)
+NORM_EPS = 1e-6
+NO_VISION = VisionConfig(0, 0, 0, 0, "silu", NORM_EPS, "qwen3_vl", 0, 1, 1, 1, 1.0)
 """That of a checkpoint without a vision tower."""
 
 
@@ -119,6 +111,7 @@ def read_vision(variant: Variant, config: Section, vision: Section, out: int) ->
                 variant, "gelu_pytorch_tanh"
             ),
         ),
+        norm_eps=NORM_EPS,
         patch=vision.integer(
             "patch_size", "spatial_patch_size", default=16 if variant == "qwen3_vl" else 14
         ),

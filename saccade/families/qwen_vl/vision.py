@@ -8,7 +8,7 @@ layers merged as extra levels (deepstack). Everything that depends on an image's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -18,60 +18,27 @@ from saccade.families.qwen_vl.config import PatchEmbedding, VisionConfig
 from saccade.families.qwen_vl.images import LONGEST_SIDE, ImageRules
 from saccade.kernels.matrix import DenseMatrix
 from saccade.kernels.reference.patchify import patchify
-from saccade.kernels.reference.rotary import Rotation, rotary_tables, section_axes
-from saccade.kernels.tower_attention import Backend
 from saccade.nn.linear import Column, Linear, RowLinear
-from saccade.nn.mlp import MLP, GatedMLP
+from saccade.nn.mlp import GatedMLP
 from saccade.nn.norm import LayerNorm, RMSNorm
-from saccade.nn.patches import block_pieces, merged_order, split_images
-from saccade.nn.protocol import Cut, GridFacts, Pack, Pieces
+from saccade.nn.patches import merged_order, split_images
+from saccade.nn.protocol import GridFacts, Pack, Pieces
+from saccade.nn.tower import AxialRope, BlockParts, Layer, Norm, TowerBlock
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
-NORM_EPS = 1e-6
-Layer = Callable[[torch.Tensor], torch.Tensor]
-Norm = RMSNorm | LayerNorm
 
-
-class VisionBlock:
-    """Block with attention, then an MLP, each on normalised input and with a residual."""
-
-    __slots__ = ("heads", "mlp", "norm1", "norm2", "ops", "out", "qkv", "scale")
-
-    def __init__(self, weights: Weights, name: str, config: VisionConfig, shard: Shard) -> None:
-        self.heads = shard.divide(config.heads, "vision attention heads")
-        self.ops = weights.ops
-        self.scale = config.head_dim**-0.5
-        self.norm1 = _norm(weights, f"{name}.norm1", config)
-        self.norm2 = _norm(weights, f"{name}.norm2", config)
-        self.qkv = Linear.fused_columns(
-            weights, f"{name}.attn.qkv", config.hidden, 3, config.hidden, shard
-        )
-        self.out = RowLinear(
-            weights, f"{name}.attn.proj", config.hidden, config.hidden, shard, bias=True
-        )
-        self.mlp = _mlp(weights, f"{name}.mlp", config, shard)
-
-    def __call__(
-        self,
-        x: torch.Tensor,
-        rotations: Sequence[Rotation],
-        cuts: Sequence[Cut],
-        attention: Backend,
-    ) -> Pieces:
-        """Run as `nn.patches.block_pieces` does, each cut with its rotation."""
-
-        def project(rows: torch.Tensor, cut: int) -> torch.Tensor:
-            qkv = self.qkv(self.norm1(rows)).view(len(rows), 3 * self.heads, -1)
-            self.ops.rotate_(rotations[cut], qkv[:, : 2 * self.heads])
-            return qkv
-
-        return block_pieces(x, cuts, attention, self.scale, project, self._finish)
-
-    def _finish(self, rows: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        y, normed = self.norm2.add(rows, self.out(attended))
-        return y + self.mlp(normed)
+def vision_block(weights: Weights, name: str, config: VisionConfig, shard: Shard) -> TowerBlock:
+    """Load one block. Raises CheckpointError where a tensor is missing or misshapen."""
+    parts = BlockParts(weights, name, config, shard)
+    return TowerBlock(
+        parts,
+        norms=parts.norms(_norm_kind(config), "norm1", "norm2"),
+        qkv=parts.fused_heads("attn.qkv"),
+        out=parts.out("attn.proj"),
+        mlp=_mlp(parts, config),
+    )
 
 
 class PatchMerger:
@@ -98,9 +65,8 @@ class PatchMerger:
         norm, up, down = (
             ("norm", "linear_fc1", "linear_fc2") if third else ("ln_q", "mlp.0", "mlp.2")
         )
-        self.norm = _norm(
-            weights, f"{name}.{norm}", config, size=merged if late_norm else config.hidden
-        )
+        size = merged if late_norm else config.hidden
+        self.norm = _norm_kind(config)(weights, f"{name}.{norm}", size, config.norm_eps)
         self.up = Linear.columns(
             weights, [Column(f"{name}.{up}", merged, shard)], merged, bias=True, activation="gelu"
         )
@@ -206,19 +172,17 @@ class VisionTower:
     """Turns uint8 pixels into embeddings. Implements `nn.protocol.VisionNet`."""
 
     __slots__ = (
-        "axis",
         "config",
-        "cos",
         "deepstack",
         "depth",
+        "device",
         "hidden",
         "layers",
         "longest_segments",
         "merger",
-        "ops",
         "patch_embed",
         "position_table",
-        "sin",
+        "rope",
     )
     axes = 2
 
@@ -230,8 +194,7 @@ class VisionTower:
         shard: Shard,
         patch_embed: PatchEmbedding,
     ) -> None:
-        device = weights.device
-        self.ops = weights.ops
+        self.device = weights.device
         self.config = config
         self.hidden, self.depth = config.hidden, config.depth
         near = ((config.window // config.patch) ** 2,) if config.window else ()
@@ -243,7 +206,7 @@ class VisionTower:
                 Part("visual.pos_embed.weight", (config.position_side**2, config.hidden))
             )
         self.layers = [
-            VisionBlock(weights, f"visual.blocks.{i}", config, shard) for i in range(config.depth)
+            vision_block(weights, f"visual.blocks.{i}", config, shard) for i in range(config.depth)
         ]
         self.merger = PatchMerger(weights, "visual.merger", config, shard)
         self.deepstack = {
@@ -252,25 +215,14 @@ class VisionTower:
             )
             for i, layer in enumerate(config.deepstack_layers)
         }
-        # One table for rows and columns alike: the first half of a head's angles are the row's, the
-        # second the column's.
-        quarter = config.head_dim // 4
-        steps = torch.arange(0, config.head_dim // 2, 2, dtype=torch.float32, device=device) / (
-            config.head_dim // 2
-        )
-        angles = torch.arange(LONGEST_SIDE, device=device)[:, None] * (
-            1.0 / config.rope_theta**steps
-        )  # [P, D / 4]
-        self.cos, self.sin = rotary_tables(angles.repeat(1, 2))  # [P, D]
-        self.axis = section_axes((quarter, quarter), interleaved=False).to(device)
+        # The row rotates a head's first half, the column its second.
+        self.rope = AxialRope(weights, config.head_dim, config.rope_theta, LONGEST_SIDE)
 
     def rows(self, patches: int) -> int:
         return patches // self.config.merge**2
 
     def blocks(self, pack: Pack) -> Pieces:
-        rotation = Rotation(self.cos, self.sin, pack.places, self.axis)
-        if not self.ops.looks_up:
-            rotation = rotation.ready()  # else that would be done again in every layer
+        rotation = self.rope.rotation(pack.places)
         everywhere, *windows = [
             (cuts, [rotation.part(cut.rows) for cut in cuts]) for cuts in pack.cuts
         ]
@@ -279,7 +231,7 @@ class VisionTower:
         for i, layer in enumerate(self.layers):
             near = windows and i not in self.config.full_attention_layers
             cuts, rotations = windows[0] if near else everywhere
-            x = yield from layer(x, rotations, cuts, pack.attention)
+            x = yield from layer(x, cuts, pack.attention, rotations)
             if i in self.deepstack:
                 levels.append(self.deepstack[i](x))
         return torch.cat([self.merger(x), *levels], dim=1) if levels else self.merger(x)
@@ -304,7 +256,7 @@ class VisionTower:
     def grid_facts(self, grid: Grid) -> GridFacts:
         _, height, width = grid
         assert max(height, width) <= LONGEST_SIDE, "the spec lets no longer image in"
-        device, merge = self.cos.device, self.config.merge
+        device, merge = self.device, self.config.merge
         row, column = merged_order(height, width, merge)
         places = np.stack((row, column))  # [2, N]
         segments: list[tuple[int, ...]] = [(height * width,)]
@@ -373,17 +325,16 @@ def window_order(grid: Grid, merge: int, window: int) -> tuple[np.ndarray, tuple
     return order, tuple(lengths.tolist())
 
 
-def _norm(weights: Weights, name: str, config: VisionConfig, size: int | None = None) -> Norm:
-    kind = RMSNorm if config.variant == "qwen2_5_vl" else LayerNorm
-    return kind(weights, name, size or config.hidden, NORM_EPS)
+def _norm_kind(config: VisionConfig) -> type[Norm]:
+    return RMSNorm if config.variant == "qwen2_5_vl" else LayerNorm
 
 
-def _mlp(weights: Weights, name: str, config: VisionConfig, shard: Shard) -> Layer:
-    sizes = (config.hidden, config.intermediate)
+def _mlp(parts: BlockParts, config: VisionConfig) -> Layer:
     if config.variant == "qwen2_5_vl":
-        return GatedMLP(weights, name, sizes, config.activation, shard, bias=True)
+        name, sizes = f"{parts.name}.mlp", (config.hidden, config.intermediate)
+        return GatedMLP(parts.weights, name, sizes, config.activation, parts.shard, bias=True)
     up, down = ("fc1", "fc2") if config.variant == "qwen2_vl" else ("linear_fc1", "linear_fc2")
-    return MLP(weights, (f"{name}.{up}", f"{name}.{down}"), sizes, config.activation, shard)
+    return parts.mlp(f"mlp.{up}", f"mlp.{down}")
 
 
 def _convolution(

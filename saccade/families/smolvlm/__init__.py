@@ -7,4 +7,5 @@ FAMILY = Family(
     model="saccade.families.smolvlm.net:SmolVLMModel",
     architectures=("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
     model_types=("idefics3", "smolvlm"),
+    gguf="saccade.families.smolvlm.gguf:FACTS",
 )

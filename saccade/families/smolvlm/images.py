@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from saccade.core.errors import CheckpointError
-from saccade.core.family import LargestImage, PixelBounds
-from saccade.core.recipe import ImageRecipe, ImageView, Resample
+from saccade.core.family import CanvasTile, LargestImage, PixelBounds
+from saccade.core.recipe import Box, ImageRecipe, ImageView, Resample
 from saccade.core.types import Grid, Size
 from saccade.families.base_spec import fingerprint
 from saccade.families.checkpoint import Section
@@ -20,8 +20,10 @@ from saccade.families.config_readers import (
     read_resample,
     require_flags,
 )
-from saccade.nn.siglip_config import Colours, SiglipConfig
+from saccade.nn.tower_config import Colours, SiglipConfig
 
+ALONE = (0, 0)
+"""The grid of an image that is shown as one."""
 BLACK = (0, 0, 0)
 LONGEST = 4096
 """Pixels of an edge, beyond which transformers shrinks again."""
@@ -33,7 +35,7 @@ RESIZED = "by torch"
 
 @dataclass(frozen=True, slots=True)
 class SplitRules:
-    """Implements `ImageLayout`.
+    """Implements `ImageLayout` and `TileLayout`.
 
     An image's longer edge is resized to `edge` pixels. With `split`, it is cut into `side` x `side`
     tiles. The tower turns a tile's `patch_unit` patches into `tokens`.
@@ -90,7 +92,7 @@ class SplitRules:
         side, resample = self.side, self.resample
         if not self.split or cut == (side, side):
             views: tuple[ImageView, ...] = (ImageView((side, side)),)
-            return ImageRecipe((side, side), (0, 0), views, None, resample, (resized,))
+            return ImageRecipe((side, side), ALONE, views, None, resample, (resized,))
         height, width = cut
         grid, views = (height // side, width // side), (ImageView(cut),)
         views += (ImageView((side, side), at=(height, 0)),)
@@ -103,7 +105,21 @@ class SplitRules:
         """Return the grid of a canvas."""
         side = self.side
         assert not height % side and not width % side
-        return (height // side - 1, width // side) if height > side else (0, 0)
+        return (height // side - 1, width // side) if height > side else ALONE
+
+    def tiles(self, grid: Grid) -> tuple[CanvasTile, ...]:
+        if grid == ALONE:
+            return ()
+        side, tokens, (rows, columns) = self.side, self.tokens, grid
+        corners = [(row, column) for row in range(rows) for column in range(columns)]
+        return tuple(
+            CanvasTile(
+                Box(side * row, side * column, side * (row + 1), side * (column + 1)),
+                ALONE,
+                (range(tokens * i, tokens * (i + 1)),),
+            )
+            for i, (row, column) in enumerate([*corners, (rows, 0)])
+        )
 
     def num_tokens(self, grid: Grid) -> int:
         return (grid[0] * grid[1] + 1) * self.tokens

@@ -13,7 +13,7 @@ from saccade.nn.linear import Column, Linear
 from saccade.nn.patches import merged_order
 from saccade.nn.protocol import LanguageModel, VisionNet
 from saccade.nn.siglip import SiglipTower
-from saccade.nn.siglip_config import SiglipConfig
+from saccade.nn.tower_config import SiglipConfig
 from saccade.nn.weights import Weights
 from saccade.parallel import WHOLE, Shard
 
@@ -60,7 +60,11 @@ class SmolVLMModel(FamilyModel):
 
     spec: SmolVLMSpec
 
-    names = ((r"^model\.", ""), (r"^text_model\.", "language_model."))
+    names = (
+        (r"^model\.", ""),
+        (r"^text_model\.", "language_model."),
+        (r"^(?=(embed_tokens|layers|norm)\.)", "language_model."),  # GGUF files'
+    )
 
     def tower(self, weights: Weights, shard: Shard) -> VisionNet:
         return smolvlm_tower(weights, self.spec.vision, self.spec.images, shard)

@@ -26,8 +26,8 @@ from saccade.families.config_readers import (
     refuse_unsupported,
 )
 from saccade.families.smolvlm.images import SplitRules, read_images
-from saccade.nn.siglip_config import SiglipConfig
 from saccade.nn.text_config import RopeConfig, TextConfig
+from saccade.nn.tower_config import SiglipConfig
 
 TEMPLATES = Templates(default=Path(__file__).parent / "chat.jinja")
 SIGLIP = SiglipDefaults(hidden=1152, heads=16, side=224, patch=32)
@@ -66,6 +66,10 @@ class SmolVLMSpec(DecoderSpec):
 
     vision: SiglipConfig
     images: SplitRules
+
+    @property
+    def tiles(self) -> SplitRules:
+        return self.images
 
 
 def smolvlm_spec(checkpoint: Checkpoint) -> SmolVLMSpec:

@@ -112,6 +112,7 @@ class SmolTiny(Tiny):
     """
 
     architecture = "SmolVLMForConditionalGeneration"
+    tiled = True
     reference_class = SplitReference
     processor_class = SplitProcessor
     side, edge, patch, merge = 64, 192, 8, 4

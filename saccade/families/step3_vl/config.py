@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Section
 from saccade.families.config_readers import (
+    check_channels,
+    check_side,
+    read_axial,
     read_head_dim,
     read_rope,
     read_text_config,
@@ -18,6 +21,7 @@ from saccade.families.config_readers import (
     require_kind,
 )
 from saccade.nn.text_config import RopeConfig, TextConfig
+from saccade.nn.tower_config import BlocksConfig
 
 REDUCTION = 4
 """Patches along a token's edge: the two convolutions behind the tower halve an edge each."""
@@ -27,27 +31,17 @@ NEVER = ("use_cls_token", "ues_cls_token")
 
 
 @dataclass(frozen=True, slots=True)
-class PerceptionConfig:
+class PerceptionConfig(BlocksConfig):
     """The perception encoder, which sees one view at a time, and the projector behind it.
 
     side: pixels along the edge that its learned positions were made for.
     """
 
-    depth: int
-    hidden: int
-    heads: int
-    intermediate: int
-    activation: str
-    norm_eps: float
     theta: float
     side: int
     patch: int
     projector_bias: bool
     out_hidden: int
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
 
     @property
     def unit(self) -> int:
@@ -63,8 +57,7 @@ def read_vision(config: Section, out: int) -> PerceptionConfig:
             raise CheckpointError(f"{vision.where}: {name} must be {str(needed).lower()}")
     if config.integer("understand_projector_stride", default=2) != 2:
         raise CheckpointError(f"{config.where}: understand_projector_stride must be 2")
-    if vision.integer("num_channels", default=3) != 3:
-        raise CheckpointError(f"{vision.where}: num_channels must be 3")
+    check_channels(vision)
     hidden = vision.count("width", "hidden_size", default=1536)
     heads = vision.count("heads", "num_attention_heads", default=16)
     if hidden % (4 * heads):
@@ -74,14 +67,8 @@ def read_vision(config: Section, out: int) -> PerceptionConfig:
         )
     ratio = vision.positive("mlp_ratio", default=8960 / 1536)
     side, patch = vision.count("image_size", default=728), vision.count("patch_size", default=14)
-    if side % (patch * REDUCTION):
-        raise CheckpointError(
-            f"{vision.where}: image_size {side} is no multiple of {REDUCTION} patches of {patch} "
-            "pixels"
-        )
-    rope = vision.section("rope_parameters")
-    if (kind := rope.text("rope_type", default="axial")) != "axial":
-        raise CheckpointError(f"{rope.where}: rope type {kind!r} is not supported (axial is)")
+    check_side(vision, side, patch, REDUCTION)
+    rope = read_axial(vision)
     return PerceptionConfig(
         depth=vision.layers("layers", "num_hidden_layers", default=47),
         hidden=hidden,

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from saccade.core.errors import CheckpointError, ImageError
-from saccade.core.family import LargestImage, PixelBounds
-from saccade.core.recipe import ImageRecipe, OwnPixels
+from saccade.core.family import CanvasTile, LargestImage, PixelBounds
+from saccade.core.recipe import Box, ImageRecipe, OwnPixels
 from saccade.core.types import Grid, Size
 from saccade.families.base_spec import fingerprint
 from saccade.families.checkpoint import Section
@@ -22,6 +22,8 @@ LONGEST_ASPECT = 36
 """An image of this shape has as many crops as the largest square one."""
 MOST_CROPS = LONGEST_ASPECT + 1
 """Sizes have whole pixels, so that an image of that shape may have one crop more."""
+WHOLE, CROP = (0, 0), (1,)
+"""The grids of the whole image alone, and of a crop alone."""
 SNAP_UP = 0.2
 """An edge with more than this part of another crop gets it whole."""
 PIXEL_BYTES = 4
@@ -88,12 +90,13 @@ def _snapped(edge: int, window: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CropRules:
-    """Implements `ImageLayout`.
+    """Implements `ImageLayout` and `TileLayout`.
 
     The tower turns `patch` x `patch` pixels into a patch, and REDUCTION x REDUCTION patches into a
     token.
 
-    An image's grid is its rows and columns of crops, both 0 without any. On the canvas the crops
+    An image's grid is its rows and columns of crops, both 0 without any. A crop alone has a grid of
+    its own. On the canvas the crops
     lie side by side. The whole image is under the first crop in the last row, and the rest there
     is empty.
     """
@@ -161,6 +164,21 @@ class CropRules:
         assert not odd
         return (crops, width // self.sides.crop) if crops else (0, 0)
 
+    def tiles(self, grid: Grid) -> tuple[CanvasTile, ...]:
+        rows, columns = grid
+        if not rows:
+            return ()
+        crop, whole, counts = self.sides.crop, self.sides.whole, self.view_tokens(grid)
+        found, first = [], 0
+        for row in range(rows):
+            for column in range(columns):
+                box = Box(crop * row, crop * column, crop * (row + 1), crop * (column + 1))
+                part = row / rows, column / columns, (row + 1) / rows, (column + 1) / columns
+                found.append(CanvasTile(box, CROP, (range(first, first + counts[0]),), part))
+                first += counts[0]
+        box = Box(crop * rows, 0, crop * rows + whole, whole)
+        return (*found, CanvasTile(box, WHOLE, (range(first, first + counts[-1]),), (0, 0, 1, 1)))
+
     def num_tokens(self, grid: Grid) -> int:
         return sum(self.view_tokens(grid))
 
@@ -174,6 +192,8 @@ class CropRules:
     def view_patches(self, grid: Grid) -> list[int]:
         """Count the patches in each crop, then in the whole image."""
         crop, whole = ((side // self.patch) ** 2 for side in (self.sides.crop, self.sides.whole))
+        if grid == CROP:
+            return [crop]
         return [*[crop] * (grid[0] * grid[1]), whole]
 
 

@@ -48,6 +48,10 @@ class Step3VLSpec(DecoderSpec):
     text: TextConfig
     images: CropRules
 
+    @property
+    def tiles(self) -> CropRules:
+        return self.images
+
 
 def step3_vl_spec(checkpoint: Checkpoint) -> Step3VLSpec:
     """Read a Step3-VL checkpoint's facts. Raises CheckpointError naming file and field."""

@@ -218,6 +218,7 @@ class Step3Tiny(Tiny):
     """Step3-VL. A crop has 4 tokens, the whole image 9."""
 
     architecture = "StepVLForConditionalGeneration"
+    tiled = True
     special = SPECIAL
     template = CHAT_TEMPLATE
     grids = frozenset({(0, 0), (2, 3), (3, 1), (3, 3), (24, 1)})
@@ -269,7 +270,7 @@ class Step3Tiny(Tiny):
             tensors = hub_tensors(tensors)
         save_file(tensors, folder / "model.safetensors", metadata)
 
-    def read(self, folder: Path, _: torch.dtype) -> CropReference:
+    def read_reference(self, folder: Path, _: torch.dtype) -> CropReference:
         config = json.loads((folder / "config.json").read_text())
         tied = {"tie_word_embeddings": config["tie_word_embeddings"]}
         tensors = load_file(folder / "reference" / "model.safetensors")

@@ -21,13 +21,11 @@ from saccade.families.step3_vl.config import REDUCTION, PerceptionConfig
 from saccade.families.step3_vl.images import CropRules
 from saccade.kernels.matrix import DenseMatrix
 from saccade.kernels.reference.patchify import patchify
-from saccade.kernels.reference.rotary import Pairs, Rotation, rotary_tables, section_axes
-from saccade.kernels.tower_attention import Backend
-from saccade.nn.linear import Column, Linear, RowLinear
-from saccade.nn.mlp import MLP
+from saccade.nn.linear import Column, Linear
 from saccade.nn.norm import LayerNorm
-from saccade.nn.patches import block_pieces, copy_images
-from saccade.nn.protocol import Cut, GridFacts, Pack, Pieces
+from saccade.nn.patches import copy_images
+from saccade.nn.protocol import GridFacts, Pack, Pieces
+from saccade.nn.tower import AxialRope, BlockParts, ScaledBlock
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import WHOLE, Shard
@@ -88,56 +86,20 @@ class HalvingConvolution:
         return self.linear(torch.cat(taps, dim=1)), places[:, ::4] // 2
 
 
-class PerceptionBlock:
-    """Block with attention, then an MLP, each on normalised input, scaled by channel, and with a
-    residual.
-    """
-
-    __slots__ = ("heads", "mlp", "norm1", "norm2", "ops", "out", "qkv", "scale", "scales")
-
-    def __init__(self, weights: Weights, name: str, config: PerceptionConfig, shard: Shard) -> None:
-        hidden, attention = config.hidden, f"{name}.self_attn"
-        self.ops = weights.ops
-        self.heads = shard.divide(config.heads, "vision attention heads")
-        self.scale = config.head_dim**-0.5
-        self.norm1 = LayerNorm(weights, f"{name}.layernorm_before", hidden, config.norm_eps)
-        self.norm2 = LayerNorm(weights, f"{name}.layernorm_after", hidden, config.norm_eps)
-        if _fused(weights):
-            self.qkv = Linear.fused_columns(
-                weights, f"{attention}.in_proj", hidden, 3, hidden, shard
-            )
-        else:
-            columns = [Column(f"{attention}.{each}_proj", hidden, shard) for each in "qkv"]
-            self.qkv = Linear.columns(weights, columns, hidden, bias=True)
-        self.out = RowLinear(weights, f"{attention}.out_proj", hidden, hidden, shard, bias=True)
-        self.mlp = MLP(
-            weights,
-            (f"{name}.mlp.fc1", f"{name}.mlp.fc2"),
-            (hidden, config.intermediate),
-            config.activation,
-            shard,
-        )
-        self.scales = [weights.load(Part(f"{name}.lambda_{i}", (hidden,))) for i in (1, 2)]
-
-    def __call__(
-        self,
-        x: torch.Tensor,
-        rotations: Sequence[Rotation],
-        cuts: Sequence[Cut],
-        attention: Backend,
-    ) -> Pieces:
-        """Run as `nn.patches.block_pieces` does, each cut with its rotation."""
-
-        def project(rows: torch.Tensor, cut: int) -> torch.Tensor:
-            qkv = self.qkv(self.norm1(rows)).view(len(rows), 3 * self.heads, -1)
-            self.ops.rotate_(rotations[cut], qkv[:, : 2 * self.heads])
-            return qkv
-
-        return block_pieces(x, cuts, attention, self.scale, project, self._finish)
-
-    def _finish(self, rows: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        y, normed = self.norm2.add(rows, self.out(attended) * self.scales[0])
-        return torch.addcmul(y, self.mlp(normed), self.scales[1])
+def perception_block(
+    weights: Weights, name: str, config: PerceptionConfig, shard: Shard
+) -> ScaledBlock:
+    """Load one block. Raises CheckpointError where a tensor is missing or misshapen."""
+    parts = BlockParts(weights, name, config, shard)
+    return ScaledBlock(
+        parts,
+        norms=parts.norms(LayerNorm, "layernorm_before", "layernorm_after"),
+        qkv=parts.fused_heads("self_attn.in_proj")
+        if _fused(weights)
+        else parts.separate_heads("self_attn"),
+        out=parts.out("self_attn.out_proj"),
+        mlp=parts.mlp(),
+    )
 
 
 class ViewEmbed:
@@ -182,20 +144,16 @@ class PerceptionTower:
     """
 
     __slots__ = (
-        "axis",
         "convolutions",
-        "cos",
         "depth",
         "device",
         "hidden",
         "layers",
         "longest_segments",
-        "ops",
-        "pairs",
         "patch",
         "projector",
+        "rope",
         "rules",
-        "sin",
         "view_embed",
     )
 
@@ -204,14 +162,14 @@ class PerceptionTower:
     def __init__(
         self, weights: Weights, config: PerceptionConfig, rules: CropRules, shard: Shard
     ) -> None:
-        self.ops, self.device = weights.ops, weights.device
+        self.device = weights.device
         self.rules, self.patch = rules, config.patch
         self.hidden, self.depth = config.hidden, config.depth
         hidden = config.hidden
         self.longest_segments = (max(rules.view_patches((1, 1))),)
         self.view_embed = ViewEmbed(weights, config, rules)
         self.layers = [
-            PerceptionBlock(weights, f"{TOWER}.layers.{i}", config, shard)
+            perception_block(weights, f"{TOWER}.layers.{i}", config, shard)
             for i in range(config.depth)
         ]
         self.convolutions = [
@@ -225,14 +183,14 @@ class PerceptionTower:
         self.projector = Linear.columns(
             weights, [column], hidden << HALVINGS, bias=config.projector_bias
         )
-        # The hub's files turn neighbouring values together, transformers' turn halves.
-        self.pairs: Pairs = "neighbours" if _fused(weights) else "halves"
-        half = config.head_dim // 2
-        steps = torch.arange(0, half, 2, dtype=torch.float32, device=self.device) / half
-        places = torch.arange(config.side // config.patch, device=self.device)
-        angles = places[:, None] * (1.0 / config.theta**steps)  # [P, D / 4]
-        self.cos, self.sin = rotary_tables(angles.repeat(1, 2), self.pairs)  # [P, D]
-        self.axis = section_axes((half // 2, half // 2), interleaved=False).to(self.device)
+        self.rope = AxialRope(
+            weights,
+            config.head_dim,
+            config.theta,
+            config.side // config.patch,
+            # The hub's files turn neighbouring values together, transformers' turn halves.
+            pairs="neighbours" if _fused(weights) else "halves",
+        )
 
     def rows(self, patches: int) -> int:
         return patches // REDUCTION**2
@@ -245,23 +203,21 @@ class PerceptionTower:
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
         """Turn a canvas into rows: those of its crops, row by row, then the whole image's."""
+        if len(facts.segments[0]) == 1:
+            return self.view_embed(pixels[None])
         crop, whole = self.rules.sides.crop, self.rules.sides.whole
         count, height = len(facts.segments[0]) - 1, len(pixels) - whole
-        parts = [pixels[None, height:, :whole]]
-        if count:
-            columns = count * crop // height
-            crops = pixels[:height, : columns * crop].view(-1, crop, columns, crop, 3)
-            parts.insert(0, crops.transpose(1, 2).flatten(0, 1))
+        columns = count * crop // height
+        crops = pixels[:height, : columns * crop].view(-1, crop, columns, crop, 3)
+        parts = crops.transpose(1, 2).flatten(0, 1), pixels[None, height:, :whole]
         return torch.cat([self.view_embed(part) for part in parts])
 
     def blocks(self, pack: Pack) -> Pieces:
         x, (cuts,) = pack.rows, pack.cuts
-        rotation = Rotation(self.cos, self.sin, pack.places[:2], self.axis, self.pairs)
-        if not self.ops.looks_up:
-            rotation = rotation.ready()  # else that would be done again in every layer
+        rotation = self.rope.rotation(pack.places[:2])
         rotations = [rotation.part(cut.rows) for cut in cuts]
         for layer in self.layers:
-            x = yield from layer(x, rotations, cuts, pack.attention)
+            x = yield from layer(x, cuts, pack.attention, rotations)
         places = pack.places
         for convolution in self.convolutions:
             x, places = convolution(x, places)

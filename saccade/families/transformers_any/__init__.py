@@ -8,4 +8,5 @@ FAMILY = Family(
     architectures=(),
     model_types=("transformers_any",),
     package="transformers",
+    gguf="saccade.families.transformers_any.gguf:FACTS",
 )

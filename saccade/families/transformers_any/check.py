@@ -107,10 +107,10 @@ class PromptAttention:
             seen &= back < window
         return F.scaled_dot_product_attention(query, key, value, seen).transpose(0, 1).contiguous()
 
-    def read(self, *_: object, **__: object) -> torch.Tensor:
+    def attend_cached(self, *_: object, **__: object) -> torch.Tensor:
         raise AssertionError("transformers' layers have keys and values of their own")
 
-    over_latents = read
+    over_latents = attend_cached
 
 
 class NoRecurrence:

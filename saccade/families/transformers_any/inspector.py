@@ -50,7 +50,7 @@ from saccade.families.transformers_any.facts import (
 from saccade.families.transformers_any.processor import (
     EXPERTS,
     TEXT_KEYS,
-    ask,
+    ask_image,
     ask_text,
     known_choices,
     load_processor,
@@ -168,7 +168,7 @@ class Questions:
         blank = PIL.Image.new("RGB", (size[1], size[0]), (GREY, GREY, GREY))
         text = self._processor.image_token
         try:
-            made = ask(self._processor, blank)
+            made = ask_image(self._processor, blank)
         except Exception as error:  # a processor raises what it pleases
             raise Unservable(f"its processor takes no such image: {error}") from error
         tokens = tuple(made["input_ids"][0].tolist())

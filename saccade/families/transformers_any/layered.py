@@ -26,7 +26,7 @@ class Learned:
         self.tokens = torch.tensor(kept, device=found[kept[0]].device)
         self.rows = torch.stack([found[token] for token in kept]).clone()
 
-    def put(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    def put_rows(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Put the rows into x [T, hidden], by its tokens [T]."""
         places, which = (tokens[:, None] == self.tokens).nonzero(as_tuple=True)
         return x.index_copy(0, places, self.rows[which].to(x.dtype))

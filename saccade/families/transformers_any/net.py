@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from saccade.core.errors import CheckpointError, ConfigError
-from saccade.families.checkpoint import IMAGES_ADAPTER
+from saccade.families.checkpoint import IMAGES_ADAPTER, weights_elsewhere
 from saccade.families.transformers_any import check, trial
 from saccade.families.transformers_any.attention import NAME, PagedCall
 from saccade.families.transformers_any.handed import LOGITS, alike, find_difference, watch
@@ -33,7 +33,7 @@ from saccade.kernels.reference.ops import Ops
 from saccade.nn.family_model import FamilyModel
 from saccade.nn.net import NoVision, TowerAlone, WholeNet
 from saccade.nn.protocol import Attention, Batch, VisionNet
-from saccade.nn.weights import Weights
+from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
 logger = logging.getLogger("saccade")
@@ -173,7 +173,7 @@ class AnyText:
         """Compute the embeddings [T, hidden]."""
         x: torch.Tensor = self.embedding(batch.tokens)
         if self.learned is not None:
-            x = self.learned.put(x, batch.tokens)
+            x = self.learned.put_rows(x, batch.tokens)
         if batch.splice_rows.shape[0]:
             rows = (
                 batch.embeddings
@@ -216,6 +216,7 @@ class AnyModel(FamilyModel):
 
     spec: AnySpec
 
+    names = ((r"^model\.language_model\.", "model."),)
     unused = ("",)
 
     def build_tower(self, weights: Weights, _encoder_shard: Shard) -> TowerAlone:
@@ -263,7 +264,7 @@ class AnyModel(FamilyModel):
                 return kind(config).to(weights.dtype).eval()
         try:
             model, told = kind.from_pretrained(
-                folder, dtype=weights.dtype, output_loading_info=True, use_safetensors=True
+                **self._source(kind, weights), dtype=weights.dtype, output_loading_info=True
             )
         except Exception as error:  # transformers raises what it pleases
             raise CheckpointError(
@@ -280,6 +281,22 @@ class AnyModel(FamilyModel):
         for name, value in model.state_dict().items():
             weights.found(name, value)
         return model
+
+    def _source(self, kind: Any, weights: Weights) -> dict[str, Any]:
+        """Return what transformers loads: a folder, or tensors that GGUF files have, made whole."""
+        folder = self.spec.folder
+        if not weights_elsewhere(folder):
+            return {"pretrained_model_name_or_path": folder, "use_safetensors": True}
+        config = transformers.AutoConfig.from_pretrained(folder)
+        with torch.device("meta"):
+            wanted = kind(config).state_dict()
+        names = {name: self.canonical_name(name) for name in wanted}
+        found = {
+            name: weights.load(Part(names[name], tuple(each.shape)))
+            for name, each in wanted.items()
+            if weights.has(names[name])
+        }
+        return {"pretrained_model_name_or_path": None, "config": config, "state_dict": found}
 
     def projection(self, _name: str) -> bool:
         """Return False: all matrices stay unquantised."""

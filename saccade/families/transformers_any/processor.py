@@ -117,7 +117,7 @@ def said(error: Exception) -> str:
     return OWN_CODE if "trust_remote_code" in words else words
 
 
-def ask(processor: Any, image: PIL.Image.Image) -> Any:
+def ask_image(processor: Any, image: PIL.Image.Image) -> Any:
     """Run a processor on one image alone and its token."""
     return ask_text(processor, processor.image_token, [image])
 
@@ -129,5 +129,5 @@ def ask_text(processor: Any, text: str, images: list[PIL.Image.Image]) -> Any:
 
 def process(processor: Any, pixels: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[Any]]:
     """Return the tensors that a processor makes from one image, uint8 [H, W, 3]."""
-    made = ask(processor, PIL.Image.fromarray(pixels))
+    made = ask_image(processor, PIL.Image.fromarray(pixels))
     return {name: each.numpy() for name, each in made.items() if isinstance(each, torch.Tensor)}

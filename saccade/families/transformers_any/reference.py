@@ -25,7 +25,7 @@ from saccade.families.transformers_any.parity import (
 from saccade.families.transformers_any.processor import (
     EXPERTS,
     TEXT_KEYS,
-    ask,
+    ask_image,
     load_processor,
     quiet,
 )
@@ -43,7 +43,7 @@ def answer(model: Any, own: OwnProcessor | None, question: ReferenceQuestion) ->
     if question.size is not None:
         assert own is not None
         processor = load_processor(own)
-        made = ask(processor, PIL.Image.fromarray(checkered(question.size)))
+        made = ask_image(processor, PIL.Image.fromarray(checkered(question.size)))
         told |= {name: made[name] for name in made.keys() - TEXT_KEYS}
         if TYPES in made:
             kinds = processor.create_mm_token_type_ids([list(question.tokens)])

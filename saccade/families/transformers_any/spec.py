@@ -79,6 +79,7 @@ class AnySpec:
 
     family = "transformers_any"
     video = None
+    tiles = None
     patch_unit = 1
     encoder_blocks = 1
 

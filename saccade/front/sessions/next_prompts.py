@@ -12,7 +12,7 @@ import asyncio
 import logging
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -21,7 +21,7 @@ from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.types import Caching, Image, Request, SamplingParams, Span
 from saccade.front.answer_update import AnswerUpdate
-from saccade.front.conversation import MessageText
+from saccade.front.conversation import Message, MessageText
 from saccade.front.prepared import PreparedRequest
 from saccade.front.prompt_encoder import PromptEncoder
 from saccade.front.sessions.sessions import (
@@ -49,6 +49,7 @@ UNKNOWN = "\ufdd0"
 
 Generate = Callable[[PreparedRequest], AsyncGenerator[AnswerUpdate, None]]
 Spawn = Callable[[Coroutine[None, None, None]], None]
+Shown = tuple[tuple[int, ...], tuple[Span, ...], tuple[Image, ...]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +79,7 @@ class NextPrompts:
         sessions.drop = self._drop
         self._prompts = prompts
         self._spec = spec
+        self._states = spec.kv_spec().state_bytes("float32") > 0
         self._generate = generate
         self._spawn = spawn
         self._metrics = metrics
@@ -92,20 +94,22 @@ class NextPrompts:
         return sum(map(len, self._clients.values())) + (self._current is not None)
 
     def answered(self, turn: SessionTurn, last: PreparedRequest, ready: Ready) -> None:
-        """Queue the prompt that follows an answered request, if it can be known."""
-        prediction = self._sessions.predict(turn)
-        if prediction is None:
-            return
-        session = turn.session
-        nbytes = sum(image.nbytes for image in images_in(prediction.messages, turn))
-        mine = self._clients.get(session.tenant, ())
-        full = self.waiting >= MOST or len(mine) >= MOST_OF_CLIENT
-        if full or self._nbytes + nbytes > MOST_BYTES or not self._sessions.trusts(session.tenant):
-            return
+        """Queue what may follow an answered request, if that can be known."""
+        tenant = turn.session.tenant
         most = min(ready.context_length, int(POOL_SHARE * ready.kv_tokens))
-        job = _Job(turn, prediction, last, most, nbytes)
-        self._clients.setdefault(session.tenant, deque()).append(job)
-        self._nbytes += nbytes
+        for prediction in self._sessions.predict(turn):
+            nbytes = sum(image.nbytes for image in images_in(prediction.messages, turn))
+            mine = self._clients.get(tenant, ())
+            full = self.waiting >= MOST or len(mine) >= MOST_OF_CLIENT
+            trusted = self._sessions.trusts(tenant, prediction.expected.guessed)
+            if full or self._nbytes + nbytes > MOST_BYTES or not trusted:
+                return
+            job = _Job(turn, prediction, last, most, nbytes)
+            self._clients.setdefault(tenant, deque()).append(job)
+            self._nbytes += nbytes
+            self._begin()
+
+    def _begin(self) -> None:
         self._tell()
         if not self._serving:
             self._serving = True
@@ -123,21 +127,21 @@ class NextPrompts:
                 del self._clients[session.tenant]
         self._tell()
 
-    def told(self, turn: SessionTurn, event: AnswerUpdate) -> AnswerUpdate:
+    def take_update(self, turn: SessionTurn, event: AnswerUpdate) -> AnswerUpdate:
         """Take news of an answer, and return them with what its request found ready."""
         if (report := turn.hear(event)) is None:
             return event
         if turn.found is not None:
-            self._count("computed", report.prepared - turn.found.computed)
+            counted = sum(each.computed for each in (turn.found, *turn.beside))
+            self._count("computed", report.prepared - counted)
             self._count("used", report.used)
             self._count("wasted", report.prepared - report.used)
         return replace(event, ahead=report)
 
     def _drop(self, session: ChatSession) -> None:
         self.stop(session)
-        if session.expected is not None:
-            self._count("wasted", session.expected.computed)
-            session.expected = None
+        self._count("wasted", sum(each.computed for each in session.expected))
+        session.expected = ()
 
     def _count(self, outcome: str, tokens: int) -> None:
         self._metrics.inc("saccade_prepared_tokens_total", tokens, outcome=outcome)
@@ -185,19 +189,17 @@ class NextPrompts:
         """Return the request that computes the known part of the next prompt, or None if that is
         hardly more than what is computed.
         """
-        turn, last, expected = job.turn, job.last.request, job.prediction.expected
-        opened = tuple(images_in(job.prediction.messages, turn))
-        tokens, spans = self._encode(job, [each.image for each in opened])
-        images = tuple(each.image for each in opened)
-        expected.base = _common((tokens, spans, images), (last.tokens, last.spans, last.images))
+        last, prediction, expected = job.last.request, job.prediction, job.prediction.expected
+        opened = tuple(images_in(prediction.messages, job.turn))
+        shown = tokens, spans, images = self._encode(job, prediction.messages)
+        expected.base = _common(shown, (last.tokens, last.spans, last.images))
         expected.length = len(tokens)
         fresh = expected.length - expected.base
         if fresh < LEAST_TOKENS or expected.length >= job.most_tokens:
             return None
-        # The image that the client trims next is the oldest that it does not always keep.
-        rule = turn.session.rule
-        first = 0 if rule is None else rule.first
-        branch = spans[first].start if first < len(spans) else 0
+        branch = 0
+        if self._states and prediction.later:
+            branch = _common(shown, self._encode(job, prediction.later))
         made = Request(
             secrets.token_hex(12),
             tokens,
@@ -212,19 +214,17 @@ class NextPrompts:
         places = ("",) * len(opened)
         return PreparedRequest(made, opened, places, silent=True)
 
-    def _encode(self, job: _Job, images: list[Image]) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-        """Return the tokens before what is unknown, and spans over them."""
+    def _encode(self, job: _Job, messages: Sequence[Message]) -> Shown:
+        """Return the tokens before what is unknown, with spans over them, and their images."""
         asked, chat = job.turn.asked, job.turn.chat
+        images = [each.image for each in images_in(messages, job.turn)]
         unknown = replace(job.prediction.next, content=(MessageText(UNKNOWN),))
-        chat = replace(chat, messages=(*job.prediction.messages, unknown))
+        chat = replace(chat, messages=(*messages, unknown))
         rendered = self._prompts.render(chat, asked, job.most_tokens)
         known = rendered.text.rfind(UNKNOWN)
         tokens = self._prompts.known_tokens(rendered, known, asked, job.most_tokens)
         found, spans = self._spec.expand_prompt(tokens, images, [None] * len(images))
-        return tuple(found), tuple(spans)
-
-
-Shown = tuple[tuple[int, ...], tuple[Span, ...], tuple[Image, ...]]
+        return tuple(found), tuple(spans), tuple(images)
 
 
 def _common(one: Shown, other: Shown) -> int:

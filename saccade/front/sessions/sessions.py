@@ -8,8 +8,9 @@ across salts. Knows nothing of tokens, or of preparing the next prompt (`next_pr
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from saccade.core.types import ImageKey
 from saccade.front.answer_update import NOTHING_AHEAD, AheadReport, AnswerUpdate
@@ -17,6 +18,7 @@ from saccade.front.breakpoints import NO_CACHE_REQUEST
 from saccade.front.conversation import Chat, Message, MessageText, Part, tool_call
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.sessions.outline import MessageOutline, Outline, outline_of
+from saccade.front.sessions.published_rules import OF_TOOLS, OF_USERS
 from saccade.front.sessions.trimming import (
     ADVICE,
     HistoryChange,
@@ -24,6 +26,7 @@ from saccade.front.sessions.trimming import (
     compare,
     learn,
 )
+from saccade.front.sessions.trust import Trust
 from saccade.media.opened import OpenedImage
 from saccade.media.sources.source import ImageSource
 from saccade.text.answer.reader import AnswerEvent, WholeAnswer, gather
@@ -34,11 +37,14 @@ MOST_MESSAGES = 2048
 """Of a conversation that is followed."""
 LOOKED_BACK = 4
 """Newest answers of a request that are looked for among sessions."""
-MOST_ALIKE = 4
+MOST_ALIKE = 16
 """Sessions of one client that have the same last answer. Older ones are forgotten."""
-MOST_WRONG = 2
-"""Wrong predictions after which nothing is prepared for a client, until one is right again."""
+MOST_COMPARED = 64
+"""Newest messages of a session that tell it apart from those with the same answer."""
+GROWN = 1
+"""Requests that only added an image, after which a session may be an agent's: a cut is guessed."""
 
+K = TypeVar("K")
 Tenant = tuple[str, str, str]
 """A salt, a client that takes turns, and an adapter: what no session crosses."""
 
@@ -48,10 +54,12 @@ class ExpectedPrompt:
     """The beginning of the next request, as predicted.
 
     outline: its messages. base: how many of its tokens the request before computed. length: tokens
-    to be computed ahead, and those before them. computed: how many were.
+    to be computed ahead, and those before them. computed: how many were. guessed: by a rule that
+    its session has not shown.
     """
 
     outline: Outline
+    guessed: bool = False
     base: int = 0
     length: int = 0
     computed: int = 0
@@ -62,9 +70,10 @@ class ChatSession:
     """One conversation. outline: of its last request. answers: the answer to that, as the client
     may send it back, without and with its reasoning.
 
-    rule: how the client trims, once known. coming: images that each request adds. returned: the
-    form in which the last answer came back; None: in none of these. shown: the last image of its
-    last request.
+    rule: how the client trims, once known. coming: images that each request adds. grown: requests
+    that added one image and changed nothing. returned: the form in which the last answer came back;
+    None: in none of these. expected: predictions, one of which may be right. shown: the last image
+    of its last request.
     """
 
     tenant: Tenant
@@ -72,8 +81,9 @@ class ChatSession:
     answers: tuple[MessageOutline, ...] = ()
     rule: TrimRule | None = None
     coming: int = 1
+    grown: int = 0
     returned: int | None = 0
-    expected: ExpectedPrompt | None = None
+    expected: tuple[ExpectedPrompt, ...] = ()
     shown: ImageKey | None = None
 
     @property
@@ -88,7 +98,8 @@ class SessionTurn:
 
     asked: the client's wish, without bytes. images: its images, by their sources. edited: its chat
     is shorter than the client's. shown_before: the last image of the request before. found: what
-    was predicted for it, if that was right. answer: as far as it has come. begun: some of it has.
+    was predicted for it, if that was right. beside: what else was. answer: as far as it has come.
+    begun: some of it has.
     """
 
     session: ChatSession
@@ -97,6 +108,7 @@ class SessionTurn:
     edited: bool = False
     shown_before: ImageKey | None = None
     found: ExpectedPrompt | None = None
+    beside: tuple[ExpectedPrompt, ...] = ()
     report: AheadReport = NOTHING_AHEAD
     answer: list[AnswerEvent] = field(default_factory=list)
     begun: bool = False
@@ -113,18 +125,23 @@ class SessionTurn:
         self.begun = True
         if (found := self.found) is not None:
             used = max(0, min(event.cached.total, found.length) - found.base)
-            prepared = max(found.computed, used)
+            vain = sum(each.computed for each in self.beside)
+            prepared = max(found.computed, used) + vain
             self.report = replace(self.report, prepared=prepared, used=used)
         return self.report
 
 
 @dataclass(frozen=True, slots=True)
 class NextPrompt:
-    """A next request's messages as far as they are known. next: what the message behind is like."""
+    """A next request's messages as far as they are known. next: what the message behind is like.
+
+    later: the messages as the next cut leaves them, if that is known.
+    """
 
     messages: tuple[Message, ...]
     next: Message
     expected: ExpectedPrompt
+    later: tuple[Message, ...] = ()
 
 
 class Sessions:
@@ -136,7 +153,8 @@ class Sessions:
         self._alike: dict[tuple[Tenant, bytes], list[ChatSession]] = {}
         self._counts: Counter[Tenant] = Counter()
         self._rules: OrderedDict[tuple[Tenant, bytes], TrimRule] = OrderedDict()
-        self._wrong: OrderedDict[Tenant, int] = OrderedDict()
+        self._last_rules: OrderedDict[Tenant, TrimRule] = OrderedDict()
+        self._known, self._guessed = Trust(), Trust()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -174,51 +192,77 @@ class Sessions:
         self._add(session)
         return turn
 
-    def predict(self, turn: SessionTurn) -> NextPrompt | None:
-        """Return what the session's next request will begin with, if its rule changes that."""
-        session, rule = turn.session, turn.session.rule
+    def predict(self, turn: SessionTurn) -> list[NextPrompt]:
+        """Return what the session's next request may begin with, where that is no mere addition."""
+        session, chat = turn.session, turn.chat
         forms = _answer_forms(gather(turn.answer))
         session.answers = outline_of(Chat(forms), ())
-        if session.returned is None or not turn.answer:
-            return None
-        answer, edit = forms[min(session.returned, len(forms) - 1)], turn.asked.edit
-        messages: tuple[Message, ...] | None = None
-        if edit is not None:
-            messages = edit.foreseen((*turn.chat.messages, answer), turn.edited)
-        if messages is None and rule is not None:
-            before = turn.chat.messages[: len(turn.chat.messages) - rule.tail]
-            images = sum(message.images for message in session.outline)
-            if rule.surplus(images, session.coming) > 0 or rule.tail:
-                messages = rule.cut((*before, answer), session.coming)
-        if messages is None:
-            return None
-        last = next(i for i, m in enumerate(reversed(turn.chat.messages)) if m.role == "assistant")
-        beginning = turn.chat.messages[len(turn.chat.messages) - last]
-        outline = outline_of(replace(turn.chat, messages=messages), images_in(messages, turn))
-        session.expected = ExpectedPrompt(outline)
-        return NextPrompt(messages, beginning, session.expected)
+        last = next(i for i, m in enumerate(reversed(chat.messages)) if m.role == "assistant")
+        if session.returned is None or _ends_task(chat.messages[-1 - last], forms[0]):
+            return []
+        answer = forms[min(session.returned, len(forms) - 1)]
+        next_message = chat.messages[len(chat.messages) - last]
+        before, expected = session.expected, dict[Outline, NextPrompt]()
+        for messages, rule in self._cuts(turn, answer):
+            images = images_in(messages, turn)
+            outline = outline_of(replace(chat, messages=messages), images)
+            guessed = rule is not None and session.rule is None
+            later = () if rule is None else rule.cut(messages, rule.most + 1 - len(images))
+            prompt = NextPrompt(messages, next_message, ExpectedPrompt(outline, guessed), later)
+            expected.setdefault(outline, prompt)
+        if before and {each.outline for each in before if each.computed} == expected.keys():
+            return []  # the same request again
+        session.expected = tuple(prompt.expected for prompt in expected.values())
+        return [*expected.values()]
 
-    def trusts(self, tenant: Tenant) -> bool:
-        """Return False if the client's last predictions were wrong."""
-        return self._wrong.get(tenant, 0) < MOST_WRONG
+    def trusts(self, tenant: Tenant, guessed: bool = False) -> bool:
+        """Return False if the client's last predictions were wrong. Guesses count by themselves."""
+        return tenant in (self._guessed if guessed else self._known)
+
+    def _cuts(
+        self, turn: SessionTurn, answer: Message
+    ) -> Iterator[tuple[tuple[Message, ...], TrimRule | None]]:
+        """Yield messages of next requests as far as they are known, with the rule that says so."""
+        session, messages = turn.session, turn.chat.messages
+        if (edit := turn.asked.edit) is not None:
+            foreseen = edit.foreseen((*messages, answer), turn.edited)
+            if foreseen is not None:
+                yield foreseen, None
+                return
+        rules = [session.rule] if session.rule is not None else self._guesses(turn)
+        images = sum(message.images for message in session.outline)
+        for rule in rules:
+            if rule.surplus(images, session.coming) > 0 or rule.tail:
+                before = messages[: len(messages) - rule.tail]
+                yield rule.cut((*before, answer), session.coming), rule
+
+    def _guesses(self, turn: SessionTurn) -> Sequence[TrimRule]:
+        """Return rules that an agent may have: its client's last one, or those of harnesses."""
+        session = turn.session
+        if session.grown < GROWN:
+            return ()
+        if (last := self._last_rules.get(session.tenant)) is not None:
+            return (last,)
+        images = sum(message.images for message in session.outline)
+        shown = next(m for m in session.outline if m.images)
+        rules = OF_TOOLS if shown.role == "tool" else OF_USERS
+        return [rule for rule in rules if rule.most == images]
 
     # ---- learning
 
     def _judge(self, turn: SessionTurn, outline: Outline) -> None:
         session = turn.session
-        expected = session.expected
-        if expected is None:
+        if not (predictions := session.expected):
             return
-        right = _begins(outline, expected.outline)
-        wrong = self._wrong.pop(session.tenant, 0)
-        self._wrong[session.tenant] = max(0, wrong - 1) if right else min(MOST_WRONG, wrong + 1)
-        while len(self._wrong) > MOST_SESSIONS:
-            self._wrong.popitem(last=False)
-        if right:
-            turn.found, session.expected = expected, None
-        else:
-            turn.report = AheadReport(expected.computed)
+        right = next((each for each in predictions if _begins(outline, each.outline)), None)
+        trust = self._guessed if predictions[0].guessed else self._known
+        trust.judge(session.tenant, right is not None)
+        if right is None:
+            turn.report = AheadReport(sum(each.computed for each in predictions))
             self.drop(session)
+        else:
+            turn.found, session.expected = right, ()
+            turn.beside = tuple(each for each in predictions if each is not right)
 
     def _learn(self, turn: SessionTurn, outline: Outline, found: HistoryChange) -> None:
         session, chat = turn.session, turn.chat
@@ -227,6 +271,7 @@ class Sessions:
         session.returned = next((form for form, each in forms if each.name in came), None)
         images = sum(message.images for message in outline)
         session.coming = max(images - found.kept, 0) or session.coming
+        session.grown += found.whole and session.coming == 1
         if found.place is not None and found.what is not None:
             place = chat.messages[found.place].place.removesuffix(".content")
             turn.report = replace(
@@ -236,22 +281,20 @@ class Sessions:
         if rule is None:
             return
         session.rule = rule
+        _remember(self._last_rules, session.tenant, rule)
         if not outline[0].images:
-            self._rules[session.tenant, outline[0].name] = rule
-            self._rules.move_to_end((session.tenant, outline[0].name))
-            while len(self._rules) > MOST_SESSIONS:
-                self._rules.popitem(last=False)
+            _remember(self._rules, (session.tenant, outline[0].name), rule)
 
     # ---- finding
 
     def _find(self, tenant: Tenant, outline: Outline) -> ChatSession | None:
         """Return the session that a request goes on, by the answers that it sends back."""
         said = [message.name for message in outline if message.role == "assistant"]
-        for at in range(len(said) - 1, max(-1, len(said) - 2 - LOOKED_BACK), -1):
-            if alike := self._alike.get((tenant, said[at])):
-                known = {*said}
-                return max(alike, key=lambda each: _likeness(each, known))
-        return None
+        marks = dict.fromkeys(reversed(said[-1 - LOOKED_BACK :]))
+        known = {message.name for message in outline}
+        alike = [each for mark in marks for each in self._alike.get((tenant, mark), ())]
+        alike = [each for each in alike if _goes_on(each, known)]
+        return max(alike, key=lambda each: _likeness(each, known), default=None)
 
     def _add(self, session: ChatSession) -> None:
         self._all[session] = None
@@ -280,13 +323,31 @@ class Sessions:
 
 
 def _forget_prediction(session: ChatSession) -> None:
-    session.expected = None
+    session.expected = ()
 
 
-def _likeness(session: ChatSession, said: set[bytes]) -> tuple[bool, int]:
-    """Tell sessions with the same last answer apart, by their next and their earlier answers."""
-    next_said = any(answer.name in said for answer in session.answers)
-    return next_said, sum(message.name in said for message in session.outline)
+def _remember(rules: OrderedDict[K, TrimRule], key: K, rule: TrimRule) -> None:
+    rules[key] = rule
+    rules.move_to_end(key)
+    while len(rules) > MOST_SESSIONS:
+        rules.popitem(last=False)
+
+
+def _goes_on(session: ChatSession, known: set[bytes]) -> bool:
+    """Return True if a session's last answer is among the messages, or else its last question."""
+    answered = any(answer.name in known for answer in session.answers)
+    return answered or session.outline[-1].name in known
+
+
+def _likeness(session: ChatSession, known: set[bytes]) -> int:
+    """Count a session's messages that are known, less those that are not."""
+    names = {message.name for message in session.outline[-MOST_COMPARED:]}
+    return len(names & known) - len(names - known)
+
+
+def _ends_task(before: Message, answer: Message) -> bool:
+    """Return True for an answer without a call where the one before had some: its agent is done."""
+    return "tool_calls" in before.fields and "tool_calls" not in answer.fields
 
 
 def _begins(outline: Outline, beginning: Outline) -> bool:

@@ -135,9 +135,9 @@ def images_of(messages: Outline, start: int, end: int) -> Iterator[Place]:
 class TrimRule:
     """Once more than `most` images would be there, only `keep` stay: the `first` and the newest.
 
-    stub: texts in an image's place. None: its turn goes, from `lead` messages before it up to
-    `lead` messages before the next image that stays. tail: last messages of a request that are
-    gone in the next.
+    stub: texts in an image's place. None: its message goes, with `lead` messages before it and
+    `behind` after it. behind: None reaches up to `lead` messages before the next image that stays.
+    tail: last messages of a request that are gone in the next.
     """
 
     most: int
@@ -145,6 +145,7 @@ class TrimRule:
     first: int = 0
     stub: tuple[str, ...] | None = ()
     lead: int = 0
+    behind: int | None = None
     tail: int = 0
 
     def surplus(self, images: int, coming: int) -> int:
@@ -165,6 +166,10 @@ class TrimRule:
             return (*messages,)
         gone = places[self.first : self.first + surplus]
         stub = self.stub
+        if stub is None and self.behind is not None:
+            reach = range(-self.lead, self.behind + 1)
+            left_out = {index + step for index, _ in gone for step in reach}
+            return tuple(m for index, m in enumerate(messages) if index not in left_out)
         if stub is None:
             rest = places[self.first + surplus :]
             begin = gone[0][0] - self.lead
@@ -206,9 +211,9 @@ def learn(old: Outline, found: HistoryChange, chat: Chat, images: int) -> TrimRu
     tail = len(old) - found.known
     rule = TrimRule(len(before) + coming - 1, images, first, tail=tail)
     if all(each.stub is None for each in found.trimmed):
-        lead = gone[0][0] - found.dropped[0][0]
-        rule = replace(rule, stub=None, lead=lead)
-        return rule if len(found.dropped) == 1 else None
+        rest = before[first + len(gone) :]
+        until = rest[0][0] if rest else found.known
+        return _dropping(rule, found.dropped, [index for index, _ in gone], until)
     stubs = {
         None if each.stub is None else tuple(_text(chat, place) for place in each.stub)
         for each in found.trimmed
@@ -217,6 +222,20 @@ def learn(old: Outline, found: HistoryChange, chat: Chat, images: int) -> TrimRu
     if stubs or stub is None or found.dropped or sum(map(len, stub)) > LONGEST_STUB:
         return None
     return replace(rule, stub=stub)
+
+
+def _dropping(
+    rule: TrimRule, dropped: Sequence[tuple[int, int]], gone: Sequence[int], until: int
+) -> TrimRule | None:
+    """Return the rule with what goes beside images. gone: their messages. until: the next one's."""
+    begin, end = dropped[0]
+    rule = replace(rule, stub=None, lead=gone[0] - begin)
+    if len(dropped) == 1 and end == until - rule.lead:
+        return rule
+    runs = {(at - begin, end - at - 1) for at, (begin, end) in zip(gone, dropped)}
+    if len(runs) > 1 or len(dropped) != len(gone):
+        return None
+    return replace(rule, behind=end - gone[0] - 1)
 
 
 def _text(chat: Chat, place: Place) -> str:

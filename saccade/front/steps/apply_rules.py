@@ -22,7 +22,7 @@ class ApplyRules:
         self._tokenizer = tokenizer
         self._limits = limits
 
-    async def begin(self, preparation: Preparation) -> None:
+    async def set_readable(self, preparation: Preparation) -> None:
         """Decide how many prompt tokens are read, and how many stay."""
         most, context = preparation.request.rules.truncate_prompt_tokens, preparation.context_length
         if most is not None:

@@ -25,7 +25,7 @@ class EditHistory:
         self._prompts = prompts
         self._sources = sources
 
-    async def begin(self, preparation: Preparation) -> None:
+    async def set_readable(self, preparation: Preparation) -> None:
         """Let the prompt be longer than the context: it may fit once it is shorter."""
         preparation.readable = READABLE * preparation.context_length
         preparation.kept = 1
@@ -61,7 +61,9 @@ class EditHistory:
             shorter = replace(request, prompt=chat)
             left = tuple(images[id(source)] for source in chat.sources)
             text = await self._prompts.encode(shorter, READABLE * context_length)
-            text = await self._sources.told(shorter, text, left, READABLE * context_length)
+            text = await self._sources.with_placeholders(
+                shorter, text, left, READABLE * context_length
+            )
             tokens = _tokens(text, left)
             cleared = max(0, before - tokens)
             if cleared >= edit.least:

@@ -22,12 +22,14 @@ class KeepPrompt:
         """Raise InvalidRequest for too many marks."""
         self.breakpoints_of(preparation.request)
 
-    async def place(self, preparation: Preparation) -> None:
+    async def set_breakpoints(self, preparation: Preparation) -> None:
         """Find the breakpoints, and where parts end if misses are to be explained."""
         prompt = preparation.prompt
-        preparation.prompt = self.placed(preparation.request, preparation.encoded, prompt)
+        preparation.prompt = self.with_breakpoints(preparation.request, preparation.encoded, prompt)
 
-    def placed(self, request: GenerationRequest, encoded: EncodedPrompt, prompt: Prompt) -> Prompt:
+    def with_breakpoints(
+        self, request: GenerationRequest, encoded: EncodedPrompt, prompt: Prompt
+    ) -> Prompt:
         """Return the prompt with its breakpoints and message offsets."""
         spans, images = prompt.spans, [each.image for each in prompt.opened]
         ends = encoded.message_offsets

@@ -32,7 +32,7 @@ class OpenSources:
         """Open all, and tell the prompt what stands around the images in videos."""
         request, client, budget = preparation.request, preparation.client, preparation.budget
         opened = await self.opened(request, request.chat.sources, client, budget)
-        preparation.encoded = await self.told(
+        preparation.encoded = await self.with_placeholders(
             request, preparation.encoded, opened, preparation.readable
         )
         preparation.opened = opened
@@ -51,7 +51,7 @@ class OpenSources:
         requester = Requester.of(client, request.cache_salt, budget)
         return await self._media.open_all(sources, salt, requester)
 
-    async def told(
+    async def with_placeholders(
         self,
         request: GenerationRequest,
         encoded: EncodedPrompt,

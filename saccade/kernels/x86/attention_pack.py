@@ -55,7 +55,7 @@ def take_piece(task: Claims, leave: Callable[[], object] = lambda: None) -> tupl
     All heads of a block that packs its own keys follow each other: its rows stay in the cache.
     """
     b, heads, blocks = task.b, task.said["heads"], task.said["blocks"]
-    piece = task.take(b.mul(heads, blocks), leave)
+    piece = task.take_piece(b.mul(heads, blocks), leave)
     own = packs_its_own(task)
     inner = b.select(own, heads, blocks)
     high, low = b.sdiv(piece, inner), b.srem(piece, inner)

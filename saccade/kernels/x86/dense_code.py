@@ -62,7 +62,7 @@ def assembly(triple: str) -> str:
         b, said = task.b, task.said
         b.call(known(module, "llvm.x86.ldtilecfg", VOID, PTR), [said["tile_setting"]])
         leave = partial(b.call, known(module, "llvm.x86.tilerelease", VOID), [])
-        panel = task.take(said["panels"], leave)
+        panel = task.take_piece(said["panels"], leave)
         (sums,) = task.scratch
         first = times(b, panel, PANEL)
         words = place(b, said["words"], times(b, first, said["inputs"], 2))

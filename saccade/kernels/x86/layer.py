@@ -80,17 +80,28 @@ def compiled_rms_norm(
     x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Do as `layer.add_rms_norm`. Without `delta`, return `x` and its norm."""
-    assert x.is_contiguous() and weight.is_contiguous()
+    return _normed(_add_rms_norm(delta is not None), x, delta, (weight,), eps)
+
+
+def _normed(
+    kernel: Kernel,
+    x: torch.Tensor,
+    delta: torch.Tensor | None,
+    parameters: tuple[torch.Tensor, ...],
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return x + delta and the same normalised. parameters: the norm's, by channel."""
+    assert x.is_contiguous() and all(each.is_contiguous() for each in parameters)
     assert delta is None or (delta.is_contiguous() and delta.shape == x.shape)
     normed = torch.empty_like(x)
     total = x if delta is None else torch.empty_like(x)
     size = x.shape[-1]
-    _add_rms_norm(delta is not None)(
+    kernel(
         x.numel() // size,
         x.numel(),
         x.data_ptr(),
         0 if delta is None else delta.data_ptr(),
-        weight.data_ptr(),
+        *(each.data_ptr() for each in parameters),
         total.data_ptr(),
         normed.data_ptr(),
         size,
@@ -126,24 +137,7 @@ def compiled_layer_norm(
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Do as `layer.add_layer_norm`. Without `delta`, return `x` and its norm."""
-    assert x.is_contiguous() and weight.is_contiguous() and bias.is_contiguous()
-    assert delta is None or (delta.is_contiguous() and delta.shape == x.shape)
-    normed = torch.empty_like(x)
-    total = x if delta is None else torch.empty_like(x)
-    size = x.shape[-1]
-    _layer_norm(delta is not None)(
-        x.numel() // size,
-        x.numel(),
-        x.data_ptr(),
-        0 if delta is None else delta.data_ptr(),
-        weight.data_ptr(),
-        bias.data_ptr(),
-        total.data_ptr(),
-        normed.data_ptr(),
-        size,
-        bits(eps),
-    )
-    return total, normed
+    return _normed(_layer_norm(delta is not None), x, delta, (weight, bias), eps)
 
 
 @cache

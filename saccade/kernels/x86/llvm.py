@@ -123,7 +123,7 @@ class Claims:
         }
         self._again = self.b.append_basic_block()
 
-    def take(self, count: Value, leave: Callable[[], object] = lambda: None) -> Value:
+    def take_piece(self, count: Value, leave: Callable[[], object] = lambda: None) -> Value:
         """Take a piece below `count` that other threads leave alone, and return its number.
 
         leave: says what is done when all are taken.

@@ -114,7 +114,7 @@ class Lent:
     def nbytes(self) -> int:
         return sum(block.nbytes for block in self._blocks)
 
-    def place(self, like: torch.Tensor) -> torch.Tensor:
+    def lend(self, like: torch.Tensor) -> torch.Tensor:
         """Return a tensor like this one, which is empty."""
         nbytes = like.untyped_storage().nbytes()
         size = -(-max(1, nbytes) // LINE) * LINE
@@ -183,7 +183,7 @@ class Recording(TorchDispatchMode):
         if function._schema.is_mutable:
             self._parts.append(Operation(function, given, named, ()))
         elif function._schema.name.split("::")[1] in EMPTY:
-            return self.lent.place(made)
+            return self.lent.lend(made)
         elif not _views(tensors, given):
             self._kept.extend(tensors)
             self._parts.append(Operation.of(function, given, named, tensors))

@@ -93,7 +93,7 @@ def _quantise(module: Value, bits: int) -> None:
     task = Claims(module, f"quantise_{bits}", FIELDS, POINTERS)
     b, said = task.b, task.said
     row = {kind: _quantise_row(module, bits, kind) for kind in range(len(FORMATS))}
-    tile = task.take(said["tiles"])
+    tile = task.take_piece(said["tiles"])
     first, count = _tile(b, said, tile)
     group, inputs = _inputs(b, said, bits)
     before = times(b, first, said["groups"], 4)
@@ -182,7 +182,7 @@ def _product(module: Value, bits: int) -> None:
     outputs, groups = said["outputs"], said["groups"]
     count = b.lshr(b.add(outputs, number(PANEL - 1)), number(5))
     assert PANEL == 1 << 5
-    panel = task.take(count)
+    panel = task.take_piece(count)
     _, inputs = _inputs(b, said, bits)
     first = times(b, panel, PANEL)
     values = times(b, first, groups)
@@ -231,7 +231,7 @@ def _product_tiled(module: Value) -> None:
     panels = b.lshr(b.add(outputs, number(PANEL - 1)), number(5))
     pieces = b.udiv(b.add(panels, number(TILE_PANELS - 1)), number(TILE_PANELS))
     leave = known(module, "llvm.x86.tilerelease", VOID)
-    piece = task.take(pieces, lambda: b.call(leave, []))
+    piece = task.take_piece(pieces, lambda: b.call(leave, []))
     _, inputs = _inputs(b, said, 8)
     start = times(b, piece, TILE_PANELS)
     outer = Loop(b, said["tiles"])

@@ -62,7 +62,7 @@ class ContentDecoder:
             if piece:
                 yield piece
 
-    def end(self) -> None:
+    def check_end(self) -> None:
         """Check that the body has come whole. Raises ImageError if it is cut short."""
         if self._coding and (self._stream is not None or self._head or not self._members):
             raise self._error("and is cut short")

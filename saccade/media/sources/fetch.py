@@ -248,7 +248,7 @@ class Fetcher:
                     body += piece
                     if coding:
                         await asyncio.sleep(0)  # a chunk may stand for many megabytes
-            decoder.end()
+            decoder.check_end()
             if response.status == 200:
                 self._metrics.inc("saccade_images_fetched_total")
             return HttpAnswer(response.status, hishel.Headers(fields), bytes(body))

@@ -415,7 +415,7 @@ class FileStore:
         with self._writing:
             try:
                 if not (self.folder / UPLOADS.marker).is_file():
-                    UPLOADS.take(self.folder)
+                    UPLOADS.claim_folder(self.folder)
                 (self.folder / "incoming").mkdir(exist_ok=True, mode=0o700)
                 with open(self.folder / "lock", "r+b", opener=made_beside) as lock:
                     self._lock(lock)

@@ -53,7 +53,7 @@ class Fetched:
     begun: float
     fetched: float
 
-    def read(self, probe: Probe, ended: float) -> SourceRead:
+    def with_header(self, probe: Probe, ended: float) -> SourceRead:
         """Make the outcome, with a header that was there at `ended`."""
         fetch_ms, digest_ms = (self.fetched - self.begun) * 1e3, (ended - self.fetched) * 1e3
         return SourceRead(self.encoded, probe, ReadTimes(fetch_ms, digest_ms, self.begun))
@@ -76,7 +76,7 @@ class SourceReader:
         await self._fetcher.close()
         await self._uploads.close()
 
-    async def read(
+    async def read_source(
         self, url: Address, salt: str, asker: Requester, video: bool = False
     ) -> SourceRead:
         """Read a source's bytes, their digest, and their header.
@@ -87,7 +87,9 @@ class SourceReader:
         if isinstance(url, KnownImage):
             return self._recall(url, salt)
         if isinstance(url, DrawnPage):
-            return SourceRead(self.hold(url.encoded), url.probe, ReadTimes(0.0, 0.0, url.begun))
+            return SourceRead(
+                self.held_page(url.encoded), url.probe, ReadTimes(0.0, 0.0, url.begun)
+            )
         return await self.with_header(await self.fetch(url, salt, asker), asker, video)
 
     async def fetch(self, url: Address, salt: str, asker: Requester) -> Fetched:
@@ -102,19 +104,19 @@ class SourceReader:
     ) -> SourceRead:
         """Read the header of fetched bytes. Raises ImageError."""
         probe = await self.header(found.encoded.digest, found.encoded.data, asker, video)
-        return found.read(probe, time.monotonic())
+        return found.with_header(probe, time.monotonic())
 
     def seen(self, found: Fetched, asker: Requester) -> SourceRead | None:
         """Return fetched bytes with their header, if an image with these bytes was seen."""
         probe = self._seen.get(found.encoded.digest, asker.tenant)
-        return None if probe is None else found.read(probe, found.fetched)
+        return None if probe is None else found.with_header(probe, found.fetched)
 
     async def named(self, data: bytes) -> EncodedBytes:
         """Return bytes under their digest, held once."""
         name = digest(data) if len(data) <= INLINE_BYTES else await asyncio.to_thread(digest, data)
         return self._encoded.setdefault(name, EncodedBytes(data, name))
 
-    def hold(self, page: EncodedBytes) -> EncodedBytes:
+    def held_page(self, page: EncodedBytes) -> EncodedBytes:
         """Return a page with the bytes that a request in flight holds, if any."""
         return self._encoded.setdefault(page.digest, page) if page.data else page
 
@@ -200,11 +202,11 @@ class Reads:
         yield from self._read.values()
         yield from self._fetched.values()
 
-    def read(self, url: Address, video: bool = False) -> asyncio.Task[SourceRead]:
+    def read_source(self, url: Address, video: bool = False) -> asyncio.Task[SourceRead]:
         """Read a source and its header."""
         name = name_of(url), video
         if (task := self._read.get(name)) is None:
-            reading = self.reader.read(url, self.salt, self.asker, video)
+            reading = self.reader.read_source(url, self.salt, self.asker, video)
             task = self._read[name] = asyncio.create_task(reading)
         return task
 

@@ -170,7 +170,7 @@ class Shares(Generic[Key]):
             self._starts[key] = max(self._clock, self._starts.get(key, 0.0))
         self._waiting[key] += 1
 
-    def end(self, key: Key, price: float) -> float:
+    def end_time(self, key: Key, price: float) -> float:
         """Return when a job at that price would end, if served at once."""
         return self._starts[key] + price
 
@@ -217,7 +217,7 @@ class JobQueue:
         self._clients.leave(job.client, price)
         self._requests.leave((job.client, job.request), price)
 
-    def take(self, memory_in_use: int, busy: Collection[tuple[str, bytes]]) -> list[Job]:
+    def take_jobs(self, memory_in_use: int, busy: Collection[tuple[str, bytes]]) -> list[Job]:
         """Take the next job and all jobs with its name, as far as memory goes. The list may be
         empty while memory is in use. Names in `busy` are being decoded already.
         """
@@ -249,8 +249,8 @@ class JobQueue:
 
         def turn(job: Job) -> tuple[float, float, int]:
             return (
-                self._clients.end(job.client, least[job.client]),
-                self._requests.end((job.client, job.request), job.pixels),
+                self._clients.end_time(job.client, least[job.client]),
+                self._requests.end_time((job.client, job.request), job.pixels),
                 job.number,
             )
 

@@ -221,7 +221,7 @@ class _Readers:
 
     def _dispatch(self) -> None:
         """Give work to idle workers."""
-        while self._slots.idle() and (work := self._turns.take()):
+        while self._slots.idle() and (work := self._turns.take_next()):
             slot = self._slots.idle(work.asker.tenant)
             assert slot is not None
             slot.busy = True
@@ -230,7 +230,7 @@ class _Readers:
             task.add_done_callback(self._tasks.discard)
 
     def _fail(self, why: str) -> None:
-        while work := self._turns.take():
+        while work := self._turns.take_next():
             fail(work.done, EngineUnavailable(why))
 
     # ---- one order

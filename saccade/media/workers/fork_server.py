@@ -40,7 +40,7 @@ class SupervisorLink:
         os.close(self.lifeline)
         os.close(self.report)
 
-    async def end(self) -> None:
+    async def wait_closed(self) -> None:
         """Wait until the last process has gone."""
         await _readable(self.lifeline)
 

@@ -98,7 +98,7 @@ class HeaderPool:
         for reading in self._readings.values():
             reading.done.cancel()
 
-    async def read(self, digest: bytes, data: bytes, asker: Requester) -> Probe:
+    async def read_header(self, digest: bytes, data: bytes, asker: Requester) -> Probe:
         """Return the header of these bytes, which `digest` names.
 
         Raises ImageError for bytes that cannot be read here, EngineUnavailable if workers fail to
@@ -148,7 +148,7 @@ class HeaderPool:
                 and nbytes + len(reading.data) <= BATCH_BYTES
             )
 
-        while len(batch) < most and (reading := self._turns.take(fits)):
+        while len(batch) < most and (reading := self._turns.take_next(fits)):
             batch.append(reading)
             nbytes += len(reading.data)
         return batch

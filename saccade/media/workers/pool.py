@@ -144,7 +144,7 @@ class DecodePool:
     ) -> Probe:
         """Read the header of an image, or the metadata of a video, as `HeaderPool.read` does."""
         pool = self.video_headers if video else self.headers
-        return await pool.read(digest, data, asker or Requester())
+        return await pool.read_header(digest, data, asker or Requester())
 
     async def decode(self, job: Job, offset: int) -> None:
         """Decode `job` to `offset` in the arena. Raises ImageError for a job that fails,
@@ -194,7 +194,7 @@ class DecodePool:
         """Give jobs to idle workers."""
         while self._waiting and self._decoders.idle():
             in_use = sum(batch.memory for batch in self._batches.values())
-            jobs = self._turns.take(in_use, self._batches.keys())
+            jobs = self._turns.take_jobs(in_use, self._batches.keys())
             slot = self._decoders.idle(jobs[0].tenant) if jobs else None
             if slot is None:
                 return

@@ -101,7 +101,7 @@ class WorkerSlot:
         """Name and places of the file's parts, if they have a name."""
         self._answers: asyncio.Queue[WorkerAnswer | Lost] = asyncio.Queue()
 
-    def begin(self, life: int) -> None:
+    def begin_order(self, life: int) -> None:
         """Number the next order, to the supervisor of `life`. Answers to earlier orders are
         void.
         """
@@ -109,7 +109,7 @@ class WorkerSlot:
         self.life = life
         self._answers = asyncio.Queue()
 
-    def put(self, answer: WorkerAnswer | Lost) -> None:
+    def put_answer(self, answer: WorkerAnswer | Lost) -> None:
         """Take an answer of this slot's worker. Answers to earlier orders are dropped."""
         if answer.serial == self.serial:
             self._answers.put_nowait(answer)
@@ -231,7 +231,7 @@ class WorkerSlots:
         `name` is for parts that several orders read. Raises WorkerLost after the supervisor's end,
         and EngineUnavailable if the system has no memory or no descriptor for the bytes.
         """
-        slot.begin(self._life)
+        slot.begin_order(self._life)
         self._turns += 1
         slot.turn = self._turns
         if slot.tenant not in (None, tenant):
@@ -292,11 +292,11 @@ class WorkerSlots:
             except asyncio.CancelledError:
                 if self._life != begun:  # there are workers to end
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(supervisor.end(), END_SECONDS)
+                        await asyncio.wait_for(supervisor.wait_closed(), END_SECONDS)
                 raise
             if not in_time:
                 self._fork_server.kill()
-            await supervisor.end()
+            await supervisor.wait_closed()
             if self._life != begun:
                 self._metrics.inc("saccade_image_worker_restarts_total")
             for slot in self._slots:
@@ -349,7 +349,7 @@ class WorkerSlots:
         assert not isinstance(answer, WorkersReady)
         if isinstance(answer, Lost):
             self._metrics.inc("saccade_image_worker_restarts_total")
-        self._slots[answer.worker].put(answer)
+        self._slots[answer.worker].put_answer(answer)
 
 
 def _write(inbox: int, parts: Sequence[bytes], places: Sequence[tuple[int, int]]) -> None:

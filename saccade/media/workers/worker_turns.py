@@ -57,7 +57,7 @@ class Turns(Generic[T]):
         self._clients = {client: {request: queue, **requests}, **self._clients}
         self._served = None
 
-    def take(self, fits: Callable[[T], bool] = lambda _: True) -> T | None:
+    def take_next(self, fits: Callable[[T], bool] = lambda _: True) -> T | None:
         """Take the next item that fits out of the line, and drop unwanted ones."""
         self._go_behind()
         for client, requests in [*self._clients.items()]:

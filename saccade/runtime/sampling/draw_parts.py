@@ -43,7 +43,7 @@ class RowByRow:
     def count(self, draws: Draws, tokens: torch.Tensor) -> None:
         for at, slot in enumerate(draws.rows):
             if slot in self._slots:
-                self._slots[slot].add(tokens[at : at + 1])
+                self._slots[slot].add_token(tokens[at : at + 1])
 
 
 class DrawParts:

@@ -58,7 +58,7 @@ class History:
     def ids(self) -> torch.Tensor:
         return self._ids[: self._length]
 
-    def add(self, token: torch.Tensor) -> None:
+    def add_token(self, token: torch.Tensor) -> None:
         """Add the drawn `token` [1]."""
         if self._length == len(self._ids):
             self._ids = torch.cat((self._ids, torch.empty_like(self._ids)))
@@ -119,9 +119,9 @@ class Edit:
             row.index_copy_(0, ids, harder - (presence * (counts > 0) + frequency * counts))
         return masked
 
-    def add(self, token: torch.Tensor) -> None:
+    def add_token(self, token: torch.Tensor) -> None:
         if self.history is not None:
-            self.history.add(token)
+            self.history.add_token(token)
 
 
 class SlotEdits:

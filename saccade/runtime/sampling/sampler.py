@@ -57,7 +57,7 @@ class Report:
     tops: Sequence[int]
     tensors: Sequence[torch.Tensor]
 
-    def tell(self, result: StepResult, found: Sequence[torch.Tensor]) -> StepResult:
+    def add_to(self, result: StepResult, found: Sequence[torch.Tensor]) -> StepResult:
         chosen, best, ids = (each.tolist() for each in found)
         told = []
         for index, (row, top) in enumerate(zip(self.rows, self.tops)):

@@ -35,7 +35,7 @@ class Scored:
     runs: Sequence[tuple[int, int]]
     tensors: Sequence[torch.Tensor]
 
-    def tell(self, result: StepResult, found: Sequence[torch.Tensor]) -> StepResult:
+    def add_to(self, result: StepResult, found: Sequence[torch.Tensor]) -> StepResult:
         packed = (each.numpy().tobytes() for each in found)
         scores = zip(self.runs, zip(packed, packed, packed, strict=True), strict=True)
         return replace(
@@ -81,7 +81,7 @@ class RowsRead:
     asking: Sequence[Asking[ReadRun]]
     tensors: Sequence[torch.Tensor]
 
-    def tell(self, result: StepResult, found: Sequence[torch.Tensor]) -> StepResult:
+    def add_to(self, result: StepResult, found: Sequence[torch.Tensor]) -> StepResult:
         states, logits = (each.numpy() for each in found)
         left = {False: states, True: logits}
         told = []

@@ -52,7 +52,7 @@ class _Ngrams:
             banned &= ~torch.isin(ids, self._spared)
         row.index_add_(0, ids, torch.where(banned, -torch.inf, 0.0).to(row.dtype))
 
-    def add(self, token: torch.Tensor) -> None:
+    def add_token(self, token: torch.Tensor) -> None:
         length = self._length
         if length + 1 >= len(self._ids):
             self._ids = torch.cat((self._ids, torch.zeros_like(self._ids)))
@@ -101,7 +101,7 @@ class _BadWords:
         met = ((self._before == self._tail) | (self._before == _ANY)).all(dim=1)
         row.index_add_(0, self._last, torch.where(met, -torch.inf, 0.0).to(row.dtype))
 
-    def add(self, token: torch.Tensor) -> None:
+    def add_token(self, token: torch.Tensor) -> None:
         if len(self._tail):
             self._tail = torch.cat((self._tail[1:], token))
 
@@ -118,7 +118,7 @@ class RowThinking:
         self._ending = torch.full((vocab_size,), -torch.inf, device=device)
         self._ending[budget.close] = 0.0
         for token in answer:
-            self.add(torch.tensor([token], device=device))
+            self.add_token(torch.tensor([token], device=device))
 
     @classmethod
     def of(cls, opened: Open, vocab_size: int, device: torch.device) -> RowThinking:
@@ -134,7 +134,7 @@ class RowThinking:
         row.copy_(torch.where(due, self._ending, row))
         return masked
 
-    def add(self, token: torch.Tensor) -> None:
+    def add_token(self, token: torch.Tensor) -> None:
         self._left = self._left - self._inside.long()
         goes_on = self._inside & (token != self._budget.close)
         self._inside = goes_on | (token == self._budget.open)
@@ -173,6 +173,6 @@ class RowBans:
         row.copy_(torch.where(row.amax() == -torch.inf, before, row))
         return True
 
-    def add(self, token: torch.Tensor) -> None:
+    def add_token(self, token: torch.Tensor) -> None:
         for kind in self._kinds:
-            kind.add(token)
+            kind.add_token(token)

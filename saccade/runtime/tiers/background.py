@@ -73,7 +73,7 @@ class Background(Generic[K]):
             self._events.append((key, "not saved"))
             self._changed.notify_all()
 
-    def read(self, key: K, size: int) -> None:
+    def begin_read(self, key: K, size: int) -> None:
         """Begin to read an item of `size`. `collect` reports the end."""
         with self._changed:
             self._put(_Job("read", key, size))
@@ -83,11 +83,11 @@ class Background(Generic[K]):
             self._put(_Job("remove", key))
 
     def has_read(self, key: K) -> bool:
-        """Return True if `take` has rows to take."""
+        """Return True if `take_rows` has rows to take."""
         with self._changed:
             return key in self._read
 
-    def take(self, key: K) -> torch.Tensor:
+    def take_rows(self, key: K) -> torch.Tensor:
         """Take the rows read, on the CPU. The taker gives back lent memory."""
         with self._changed:
             return self._read.pop(key)
@@ -109,7 +109,7 @@ class Background(Generic[K]):
         return events
 
     @property
-    def told(self) -> bool:
+    def has_events(self) -> bool:
         """Return True if `collect` has something to report, even bad news."""
         with self._changed:
             return bool(self._events) or self._ended

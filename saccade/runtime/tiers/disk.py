@@ -62,7 +62,7 @@ class Folder(Generic[K]):
         self._user: int | None = None
         self._lock: int | None = None
         self.folder = root / items.folder
-        user = items.layout.claim.take(root)
+        user = items.layout.claim.claim_folder(root)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.found = self._begin(user)
 
@@ -125,7 +125,7 @@ class Folder(Generic[K]):
                 ready.synchronize()
             self._write(key, rows)
         finally:
-            self._memory.give(rows)
+            self._memory.give_rows(rows)
 
     def _write(self, key: K, rows: torch.Tensor) -> None:
         values = values_of(rows)
@@ -184,7 +184,7 @@ class Folder(Generic[K]):
             if rows.is_floating_point() and not bool(rows.isfinite().all()):
                 raise Damaged("it has values that are no numbers")
         except (Damaged, OSError):
-            self._memory.give(rows)
+            self._memory.give_rows(rows)
             raise
         return rows
 

@@ -34,23 +34,23 @@ class StoredEmbeddings:
             self.thread.pass_over(key)
         else:
             if not self.thread.write(key, copy, copied):
-                self._buffers.give(copy)
+                self._buffers.give_rows(copy)
 
     def move(self, move: Move) -> None:
         """Begin to read, or remove, or forget what was read."""
         match move.source, move.target:
             case "disk", "staged":
-                self.thread.read(move.key, move.num_tokens)
+                self.thread.begin_read(move.key, move.num_tokens)
             case "disk", None:
                 self.thread.remove(move.key)
             case "staged", None:
-                self._buffers.give(self.thread.take(move.key))
+                self._buffers.give_rows(self.thread.take_rows(move.key))
             case source, target:
                 raise AssertionError(f"no embedding goes from {source} to {target}")
 
     def bring(self, key: ImageKey) -> tuple[torch.Tensor, Ready]:
         """Move to the device what was read."""
-        return self._buffers.bring(self.thread.take(key))
+        return self._buffers.bring(self.thread.take_rows(key))
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class Slab:
             if self._to_pin:
                 self._wanted.put(self._to_pin.pop(0))
 
-    def take(self, count: int, *, whole: bool = False) -> tuple[range, ...] | None:
+    def take_rows(self, count: int, *, whole: bool = False) -> tuple[range, ...] | None:
         """Take `count` rows, in one or more runs. Returns `None` if too few are free.
 
         whole: take a single run, in a slab with one piece.
@@ -81,7 +81,7 @@ class Slab:
                 self._pin_until(1 + (taken[-1].stop - 1) // self._rows)
             return tuple(taken)
 
-    def give(self, runs: Sequence[range]) -> None:
+    def give_rows(self, runs: Sequence[range]) -> None:
         """Give rows back for others to take."""
         with self._lock:
             merged: list[range] = []
@@ -166,7 +166,7 @@ class PinnedTier:
         return key in self._runs
 
     def put(self, key: ImageKey, rows: torch.Tensor, ready: Ready) -> None:
-        runs = self._slab.take(len(rows))
+        runs = self._slab.take_rows(len(rows))
         assert runs is not None, "the host tier holds more than its budget"
         self._copies.to_host(rows, self._slab.views(runs), ready)
         self._runs[key] = runs
@@ -175,7 +175,7 @@ class PinnedTier:
         return self._copies.to_device(self._slab.views(self._runs[key]))
 
     def drop(self, key: ImageKey) -> None:
-        self._slab.give(self._runs.pop(key))
+        self._slab.give_rows(self._runs.pop(key))
 
 
 class Unbuffered:
@@ -184,7 +184,7 @@ class Unbuffered:
     def lend(self, _: int) -> torch.Tensor | None:
         return None
 
-    def give(self, rows: torch.Tensor) -> None: ...
+    def give_rows(self, rows: torch.Tensor) -> None: ...
 
     def fetch(self, rows: torch.Tensor, ready: Ready) -> tuple[torch.Tensor, Ready]:
         return rows, ready
@@ -209,17 +209,17 @@ class Buffers:
 
     def lend(self, count: int) -> torch.Tensor | None:
         """Lend rows [count, width], or return `None` if all are in use. Any thread may call."""
-        runs = self._slab.take(count, whole=True)
+        runs = self._slab.take_rows(count, whole=True)
         if runs is None:
             return None
         rows = self._slab.views(runs)[0]
         self._lent[rows.data_ptr()] = runs
         return rows
 
-    def give(self, rows: torch.Tensor) -> None:
+    def give_rows(self, rows: torch.Tensor) -> None:
         """Take back rows, if lent by this memory. Any thread may call."""
         if (runs := self._lent.pop(rows.data_ptr(), None)) is not None:
-            self._slab.give(runs)
+            self._slab.give_rows(runs)
 
     def fetch(self, rows: torch.Tensor, ready: Ready) -> tuple[torch.Tensor, Ready]:
         """Begin to copy rows from the device. Returns the copy, and when it is whole.
@@ -241,4 +241,4 @@ class Buffers:
 
     def _reap(self) -> None:
         while self._leaving and self._leaving[0][0].query():
-            self.give(self._leaving.pop(0)[1])
+            self.give_rows(self._leaving.pop(0)[1])

@@ -59,7 +59,7 @@ class Memory(Protocol):
         """Lend memory on the CPU for so many rows, if any."""
         ...
 
-    def give(self, rows: torch.Tensor) -> None:
+    def give_rows(self, rows: torch.Tensor) -> None:
         """Take back rows that were lent."""
         ...
 

@@ -67,7 +67,7 @@ class StoredPages:
                 if name in self._reading:
                     self._forgotten.add(name)
                 elif self._store.has_read(name):
-                    self._store.take(name)
+                    self._store.take_rows(name)
 
     def come(self, moves: TierMoves) -> None:
         if self._store is not None:
@@ -76,17 +76,17 @@ class StoredPages:
                     self._forgotten.remove(copy.name)
                     continue
                 self._reading.add(copy.name)
-                self._store.read(copy.name, self._parts.width(copy.state) * self._shard.size)
+                self._store.begin_read(copy.name, self._parts.width(copy.state) * self._shard.size)
         for state, copies in by_kind(moves.place):
             self._place(copies, state)
 
     @property
-    def reading(self) -> bool:
+    def is_reading(self) -> bool:
         return self._store is not None and self._store.busy
 
     @property
-    def told(self) -> bool:
-        return self._store is not None and self._store.told
+    def has_events(self) -> bool:
+        return self._store is not None and self._store.has_events
 
     def collect(self) -> list[tuple[bytes, Happened]]:
         told: list[tuple[bytes, Happened]] = []
@@ -96,7 +96,7 @@ class StoredPages:
             if happened != "not saved":
                 self._reading.remove(name)
             if happened == "read" and name in self._forgotten:
-                self._store.take(name)
+                self._store.take_rows(name)
             else:
                 told.append((name, happened))
             if happened != "not saved":
@@ -129,7 +129,7 @@ class StoredPages:
         if self._parts.device.type == "cpu" and self._shard.size == 1 and self._store is not None:
             # Each byte is copied once: memory that is new costs more than the copy.
             for copy in copies:
-                row = self._store.take(copy.name)[0].split([part.shape[1] for part in parts])
+                row = self._store.take_rows(copy.name)[0].split([part.shape[1] for part in parts])
                 for part, values in zip(parts, row, strict=True):
                     part[copy.place] = values
         else:
@@ -139,7 +139,9 @@ class StoredPages:
         """Place pages on any device and number of ranks. Every rank must call."""
         width, device, ranks = self._parts.width(state), self._parts.device, self._shard.size
         if self._store is not None:
-            read = torch.cat([self._store.take(copy.name) for copy in copies])  # [n, ranks * bytes]
+            read = torch.cat(
+                [self._store.take_rows(copy.name) for copy in copies]
+            )  # [n, ranks * bytes]
             if device.type == "cuda":
                 read = read.pin_memory()
             rows = read.to(device, non_blocking=True)

@@ -39,7 +39,7 @@ class HostPages:
 
     def leave(self, moves: TierMoves) -> None:
         """Begin to copy the places to save. The current stream may write to them afterwards."""
-        self._slab.give([run for name in moves.drop for run in self._runs.pop(name)])
+        self._slab.give_rows([run for name in moves.drop for run in self._runs.pop(name)])
         for state, copies in self._pieces(moves.save):
             self._save(copies, state)
         self._settle(moves.forget)
@@ -68,7 +68,7 @@ class HostPages:
 
     def _save(self, copies: Sequence[PageCopy], state: bool) -> None:
         units = -(-self._parts.width(state) // self._width)
-        taken = self._slab.take(units * len(copies))
+        taken = self._slab.take_rows(units * len(copies))
         assert taken is not None, "the host tier holds more than its budget"
         left = (row for run in taken for row in run)
         rows = self._parts.gather(copies, state)  # [n, bytes]
@@ -120,11 +120,11 @@ class HostPages:
         return [(name, "read") for name in done]
 
     @property
-    def reading(self) -> bool:
+    def is_reading(self) -> bool:
         return bool(self._untold)
 
     @property
-    def told(self) -> bool:
+    def has_events(self) -> bool:
         return any(_over(ready) for ready in self._untold.values())
 
     def close(self) -> None: ...

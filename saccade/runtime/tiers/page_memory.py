@@ -53,14 +53,14 @@ class PageMemory:
             self._tiers[tier].come(each)
 
     @property
-    def reading(self) -> bool:
+    def is_reading(self) -> bool:
         """Return True while a read is under way, or has ended and awaits `collect`."""
-        return any(each.reading for each in self._tiers.values())
+        return any(each.is_reading for each in self._tiers.values())
 
     @property
-    def told(self) -> bool:
+    def has_events(self) -> bool:
         """Return True if `collect` has something to report."""
-        return any(each.told for each in self._tiers.values())
+        return any(each.has_events for each in self._tiers.values())
 
     def collect(self) -> tuple[PageEvent, ...]:
         """Return the reads and writes that have ended since the last call."""

@@ -53,12 +53,12 @@ class PageTransfers(Protocol):
         ...
 
     @property
-    def reading(self) -> bool:
+    def is_reading(self) -> bool:
         """Return True while a read is under way, or has ended and awaits `collect`."""
         ...
 
     @property
-    def told(self) -> bool:
+    def has_events(self) -> bool:
         """Return True if `collect` has something to report."""
         ...
 

@@ -114,7 +114,7 @@ class SharedBudget:
         self._root = root
         self._budget = budget
         self.evictions = 0
-        self.user = SHARED.take(root)
+        self.user = SHARED.claim_folder(root)
         with self._locked() as lock:
             self._write(lock, self._sweep(0))
 

@@ -25,6 +25,7 @@ from saccade.runtime.tiers.page_memory import PageMemory
 from saccade.runtime.vision.fingerprint import fingerprint_encoder
 from saccade.runtime.vision.packed_encoder import PackedEncoder
 from saccade.runtime.vision.positions import PositionCache
+from saccade.runtime.vision.tile_assembly import NO_TILES, TileReader
 from saccade.runtime.vision.vision_encoder import VisionEncoder
 
 
@@ -60,6 +61,9 @@ class ImageExecutor:
         self._encoding = False
         self.active = self._disk is not None
         self.embeddings = EmbeddingMemory(self.like, shard, tiers)
+        self._tiles = None
+        if spec.tiles is not None:
+            self._tiles = TileReader(spec, spec.tiles, self.embeddings)
 
     @property
     def saved(self) -> tuple[tuple[ImageKey, int], ...]:
@@ -81,7 +85,7 @@ class ImageExecutor:
         device, tower = self.like.device, config.encoder.quantization
         return fingerprint_encoder(spec, device, self._vision.encode_now, tower).hex()
 
-    def begin(self, plan: Plan, pages: PageMemory | None = None) -> Step:
+    def begin_step(self, plan: Plan, pages: PageMemory | None = None) -> Step:
         """Begin a step. For a plan that only adapts, fit graphs and leave all other work. pages: as
         in `Step`.
         """
@@ -96,10 +100,13 @@ class ImageExecutor:
         """Move embeddings between tiers, take in other servers', and run the tower's share of the
         step.
         """
+        seen = NO_TILES
+        if self._tiles is not None and plan.encode:
+            seen = self._tiles.read(plan.encode)
         for move in plan.moves:
             self.embeddings.move(move)
         if mine := [encode for encode in plan.encode if not encode.given]:
-            self._vision.begin(mine)
+            self._vision.queue_images(mine, seen)
         for encode in plan.encode:
             if encode.given:
                 self.embeddings.put(encode.key, self._vision.take_over(encode).rows)

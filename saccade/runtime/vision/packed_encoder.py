@@ -120,6 +120,10 @@ class PackedEncoder:
             embeddings += yield from self._forward(pixels[pack], facts[pack], plain)
         return embeddings
 
+    def split(self, rows: torch.Tensor, grid: Grid) -> torch.Tensor:
+        """Return an image's embedding, in own memory, from the rows of its tiles."""
+        return self._vision.split(rows, [self._positions.facts(grid)])[0]
+
     @property
     def depth(self) -> int:
         """Blocks that each patch passes."""
@@ -242,7 +246,7 @@ class PackBuffers:
 
     def _segments(self, size: int, limit: int | None) -> Segments:
         longest = min(size, limit or size)
-        bounds = segment_bounds([], size, room(size, limit), longest)
+        bounds = segment_bounds([], size, segments_that_fit(size, limit), longest)
         assert bounds is not None
         return Segments(bounds.to(self._rows.device), longest)
 
@@ -319,7 +323,7 @@ def drain(pieces: Generator[int, None, T]) -> T:
             return found
 
 
-def room(size: int, limit: int | None) -> int:
+def segments_that_fit(size: int, limit: int | None) -> int:
     """Return how many segments, with at most `limit` rows each, fit a graph for `size` rows."""
     most = size // ROWS_PER_SEGMENT + 8
     return most if limit else min(most, MOST_UNBOUNDED)

@@ -74,6 +74,12 @@ class SideStream:
             copy.record_stream(self._stream)  # their memory is the copying stream's
         return copies
 
+    def take(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Take over tensors that the surrounding stream makes, for the next work."""
+        self.follow()
+        for tensor in tensors:
+            tensor.record_stream(self._stream)  # their memory is the surrounding stream's
+
     def wait(self) -> None:
         """Wait until all work on the side stream is done."""
         self._stream.synchronize()

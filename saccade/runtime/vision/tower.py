@@ -10,6 +10,7 @@ from saccade.core.arena import Arena
 from saccade.core.config import EncoderMode, EngineConfig
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Deliver, Plan
+from saccade.ipc.memory import trim
 from saccade.nn.protocol import TowerNet
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime.begun_step import MaskSource, Step
@@ -41,18 +42,20 @@ class TowerWorker:
         self.images.close()
 
     @torch.inference_mode()
-    def begin(self, plan: Plan, _: MaskSource | None = None) -> Step:
+    def begin_step(self, plan: Plan, _: MaskSource | None = None) -> Step:
         """Begin a step: moves, encode, deliver, save. Delivered embeddings are in the arena on
         return.
         """
         assert not (plan.rows or plan.open), "there is no language model here"
-        step = self.images.begin(plan)
+        step = self.images.begin_step(plan)
         if plan.adapt:
             return step
         self.images.encode(plan, step)
         for delivery in plan.deliver:
             self._deliver(delivery)
         self.images.save(plan)
+        if plan.unused is not None:
+            trim()
         return step
 
     def _deliver(self, delivery: Deliver) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -26,6 +26,7 @@ from saccade.core.types import Grid, ImageKey
 from saccade.parallel import Shard
 from saccade.runtime.vision.packed_encoder import PackedEncoder
 from saccade.runtime.vision.streams import Pinned, SideStream, Stopwatch
+from saccade.runtime.vision.tile_assembly import NO_TILES, SeenTiles, encode_tiles
 
 logger = logging.getLogger("saccade")
 MOST_WORDS = 300
@@ -50,13 +51,14 @@ class Encoding:
 
     cost: patch-blocks on the rank with most to do. The spent part decides, on every rank alike, in
     which step the encoding ends. `done` and `following` are this rank's own pieces: done so far,
-    and the next one, or `None` at the end.
+    and the next one, or `None` at the end. `seen`: the tiles of images that copy some.
     """
 
     encodes: Sequence[Encode]
     pieces: Generator[int, None, list[torch.Tensor]]
     cost: int
     watch: Stopwatch
+    seen: Mapping[ImageKey, SeenTiles]
     spent: int = 0
     done: int = 0
     following: int | None = 0
@@ -103,36 +105,54 @@ class VisionEncoder:
         self._failed: list[tuple[ImageKey, str]] = []
         self._pinned = Pinned(arena.whole(), like.device) if like.is_cuda else None
 
-    def begin(self, encodes: Sequence[Encode]) -> None:
+    def queue_images(
+        self, encodes: Sequence[Encode], seen: Mapping[ImageKey, SeenTiles] = NO_TILES
+    ) -> None:
         """Queue images behind earlier ones. Images with different adapters are encoded apart.
 
-        Their pixels stay in place until `ended` has named the images.
+        Their pixels stay in place until `ended` has named the images. seen: of images with
+        `Encode.copies`.
         """
+        if seen and self._side_stream is not None:
+            self._side_stream.take([rows for each in seen.values() for rows in each.rows.values()])
         for adapter in dict.fromkeys(encode.adapter for encode in encodes):
-            self._begin_alike([encode for encode in encodes if encode.adapter == adapter])
+            self._begin_alike([encode for encode in encodes if encode.adapter == adapter], seen)
 
-    def _begin_alike(self, encodes: Sequence[Encode]) -> None:
+    def _begin_alike(self, encodes: Sequence[Encode], seen: Mapping[ImageKey, SeenTiles]) -> None:
         patches = [encode.patches for encode in encodes]
         if self._split:
             parts = split_evenly(patches, self._shard.size)
             most = max(sum(patches[index] for index in part) for part in parts)
-            self._add(encodes, [encodes[index] for index in parts[self._shard.rank]], most)
+            mine = [encodes[index] for index in parts[self._shard.rank]]
+            self._add(encodes, mine, most, seen)
             return
         for pack in self._encoder.packs(patches):
-            self._add(encodes[pack], encodes[pack], sum(patches[pack]))
+            self._add(encodes[pack], encodes[pack], sum(patches[pack]), seen)
 
-    def _add(self, encodes: Sequence[Encode], mine: Sequence[Encode], patches: int) -> None:
+    def _add(
+        self,
+        encodes: Sequence[Encode],
+        mine: Sequence[Encode],
+        patches: int,
+        seen: Mapping[ImageKey, SeenTiles],
+    ) -> None:
         pixels = [torch.from_numpy(self._arena.view(encode.pixels)) for encode in mine]
         if self._side_stream is not None:
             pixels = self._side_stream.upload(pixels)
         elif self._like.is_cuda:
             pixels = [each.to(self._like.device, non_blocking=True) for each in pixels]
+        if seen:
+            pieces = encode_tiles(self._encoder, mine, pixels, seen)
+        else:
+            grids = [encode.grid for encode in mine]
+            pieces = self._encoder.pieces(pixels, grids, encodes[0].adapter)
         self._begun.append(
             Encoding(
                 encodes,
-                self._encoder.pieces(pixels, [encode.grid for encode in mine], encodes[0].adapter),
+                pieces,
                 patches * self._encoder.depth,
                 Stopwatch(on_device=self._like.is_cuda),
+                seen,
             )
         )
 
@@ -181,7 +201,7 @@ class VisionEncoder:
                 self._begun.remove(encoding)
                 if len(encoding.encodes) > 1:  # which of them is to blame is not known
                     for encode in encoding.encodes:
-                        self._add([encode], [encode], encode.patches)
+                        self._add([encode], [encode], encode.patches, encoding.seen)
                 else:
                     self._failed.append((encoding.encodes[0].key, describe_failure(error)))
                 continue

@@ -209,7 +209,7 @@ class TowerDigest:
     def __init__(self) -> None:
         self._hash = blake3()
 
-    def add(self, part: Part, values: torch.Tensor) -> None:
+    def add_tensor(self, part: Part, values: torch.Tensor) -> None:
         """Add a tensor's `values`, as loaded. Skips those for the language model."""
         if not of_language(part.name):
             self._hash.update(repr((part, values.dtype)).encode())
@@ -279,7 +279,7 @@ class CheckpointWeights:
         for each, part, target in zip(stored, parts, whole.split(rows)):
             each.restore(part, target)
             if self._tower is not None:
-                self._tower.add(part, target)
+                self._tower.add_tensor(part, target)
         return whole
 
     def has(self, name: str) -> bool:
@@ -293,7 +293,7 @@ class CheckpointWeights:
 
     def found(self, name: str, values: torch.Tensor) -> None:
         if self._tower is not None:
-            self._tower.add(Part(name, tuple(values.shape)), values)
+            self._tower.add_tensor(Part(name, tuple(values.shape)), values)
 
     def check_formats(self, harmless: Callable[[str], bool]) -> None:
         """Check that every tensor has a readable format, except tensors that no layer asks for.
@@ -329,7 +329,7 @@ class CheckpointWeights:
         weight = name.removesuffix("bias") + "weight"
         if not name.endswith(".bias") or weight not in self._packed:
             return False
-        return not self._files.read(Part(name, ())).any()
+        return not self._files.read_slice(Part(name, ())).any()
 
     def _stored(self, name: str) -> StoredTensor:
         """Return a tensor's form. A missing tensor is plain, and refused when checked.
@@ -343,7 +343,7 @@ class CheckpointWeights:
             return BlockTensor(self._loading, name, blocks)
         if self._quantization is None or name not in files:
             return PlainTensor(self._loading, name)
-        stored_name = files.place(name)[1]
+        stored_name = files.locate(name)[1]
         modules = stored_name.removesuffix(".weight"), name.removesuffix(".weight")
         scheme = self._quantization.scheme(*modules)
         if not isinstance(scheme, Scheme):

@@ -18,7 +18,8 @@ import torch
 
 from saccade.core.errors import CheckpointError
 from saccade.gguf.header import TensorInfo, known_formats, read_header
-from saccade.gguf.names import Heads, Made, made_tensors
+from saccade.gguf.known import made_tensors
+from saccade.gguf.made import Heads, Made
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Formats that a tensor has as they are."""
@@ -132,11 +133,12 @@ def _edited(values: torch.Tensor, made: Made) -> torch.Tensor:
 def _together(values: torch.Tensor, heads: Heads) -> torch.Tensor:
     """Put together the heads that share a head of keys. Returns float32."""
     axis, shape = heads.axis, values.shape
-    count = heads.keys * heads.each * heads.size
+    count = heads.runs * heads.keys * heads.each * heads.size
     kept = values.narrow(axis, 0, heads.start)
     turned = values.narrow(axis, heads.start, count)
-    apart = turned.reshape(*shape[:axis], heads.each, heads.keys, heads.size, *shape[axis + 1 :])
-    order = apart.transpose(axis, axis + 1).reshape(turned.shape)
+    split = heads.runs, heads.each, heads.keys, heads.size
+    apart = turned.reshape(*shape[:axis], *split, *shape[axis + 1 :])
+    order = apart.transpose(axis + 1, axis + 2).reshape(turned.shape)
     return torch.cat([kept, order], dim=axis).float()
 
 

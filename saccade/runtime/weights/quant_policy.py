@@ -52,7 +52,7 @@ class KindTally:
     nbytes: int = 0
     dense: int = 0
 
-    def add(self, nbytes: int, dense: int, made: bool) -> None:
+    def add_matrix(self, nbytes: int, dense: int, made: bool) -> None:
         self.count += 1
         self.made += made
         self.nbytes += nbytes
@@ -99,16 +99,16 @@ class LoadTally:
     def count_int4(self, matrix: Int4Matrix, item: int, *, made: bool = False) -> None:
         values = matrix.words.shape[0] * matrix.inputs
         kept = self.kinds.setdefault("int4", KindTally())
-        kept.add(matrix.nbytes, values * item, made)
+        kept.add_matrix(matrix.nbytes, values * item, made)
 
     def count_fp8(self, matrix: Fp8Matrix | Fp8Experts, item: int) -> None:
         nbytes = matrix.values.nbytes + matrix.scales.nbytes
         kept = self.kinds.setdefault("fp8", KindTally())
-        kept.add(nbytes, matrix.values.numel() * item, made=False)
+        kept.add_matrix(nbytes, matrix.values.numel() * item, made=False)
 
     def _int8(self, kept: KindTally, matrix: Int8Matrix, item: int, made: bool) -> None:
         values = matrix.values.numel()
-        kept.add(values + matrix.scales.nbytes, values * item, made)
+        kept.add_matrix(values + matrix.scales.nbytes, values * item, made)
 
     def count_restored(self, stored: int, target: torch.Tensor) -> None:
         """Count a matrix made whole. `stored`: its bytes in the checkpoint."""

@@ -44,7 +44,7 @@ class Renewal:
     config: EngineConfig
     everyone: Shard
 
-    def read(self, folder: Path, old: FamilyNet, like: torch.Tensor) -> Renewed:
+    def load_network(self, folder: Path, old: FamilyNet, like: torch.Tensor) -> Renewed:
         """Load the network in `folder`. Every rank takes part."""
         made, error = attempt(folder, lambda: self.load(folder))
         net, now = made or (None, "")

@@ -101,7 +101,7 @@ class PlainTensor(StoredTensor):
         check_shape(self.loading.files, part, FORMATS)
 
     def restore(self, part: Part, target: torch.Tensor) -> None:
-        piece = self.loading.files.read(part)
+        piece = self.loading.files.read_slice(part)
         target.copy_(piece)
         if not part.limit:
             self.check_finite(target)
@@ -110,7 +110,7 @@ class PlainTensor(StoredTensor):
 
 def check_shape(files: TensorFiles, part: Part, formats: frozenset[str]) -> None:
     """Raise CheckpointError unless the tensor is present, in a given format and its shape."""
-    files.ask([part.name])
+    files.mark_asked([part.name])
     if part.name not in files:
         raise CheckpointError(
             f"{files.folder}: no file has the tensor {part.name}, which config.json asks for"

@@ -37,7 +37,7 @@ class BlockTensor(StoredTensor):
         check_shape(self.loading.files, part, FORMATS)
 
     def restore(self, part: Part, target: torch.Tensor) -> None:
-        target.copy_(self.loading.files.read(part))
+        target.copy_(self.loading.files.read_slice(part))
         self.check_finite(target)
         stored = self._stored(part)
         self.loading.policy.tally.count_restored(stored, target)
@@ -81,7 +81,7 @@ class BlockTensor(StoredTensor):
 
     def _rows(self, part: Part) -> Int8Matrix:
         """Quantise a slice to 8 bits from the file's numbers, and record the loss."""
-        batch_invariant = self.loading.files.read(part).float()
+        batch_invariant = self.loading.files.read_slice(part).float()
         self.check_finite(batch_invariant)
         made = quantise_matrix(batch_invariant)
         rounded = made.values.float().mul_(made.scales.unsqueeze(1))

@@ -40,7 +40,7 @@ class PackedMatrix(StoredTensor):
                 f"{list(part.shape)}"
             )
         self._parts(part)
-        self.loading.files.ask(self.names.values())
+        self.loading.files.mark_asked(self.names.values())
 
     def restore(self, part: Part, target: Tensor) -> None:
         numbers = self._read(part)
@@ -70,7 +70,7 @@ class PackedMatrix(StoredTensor):
         Raises CheckpointError for a tensor that is missing or at odds with the rest.
         """
         files, names = self.loading.files, self.names
-        pieces = {role: files.read(piece) for role, piece in self._parts(part).items()}
+        pieces = {role: files.read_slice(piece) for role, piece in self._parts(part).items()}
         if not pieces["scales"].isfinite().all():
             raise files.wrong(
                 names["scales"], "has values that are not finite: the checkpoint is damaged"
@@ -135,7 +135,7 @@ def find_packed(files: TensorFiles, quantization: Quantization | None) -> dict[s
         module, _, suffix = canonical.rpartition(".")
         if suffix not in VALUES:
             continue
-        stored_module = files.place(canonical)[1].removesuffix(f".{suffix}")
+        stored_module = files.locate(canonical)[1].removesuffix(f".{suffix}")
         packed = quantization.scheme(stored_module, module) if quantization else None
         if not isinstance(packed, Packed) or packed.values_suffix != suffix:
             continue

@@ -44,7 +44,7 @@ class ScaledTensor(StoredTensor):
         check_shape(self.loading.files, part, FORMATS | {self.scheme.stored})
 
     def restore(self, part: Part, target: torch.Tensor) -> None:
-        piece = self.loading.files.read(part)
+        piece = self.loading.files.read_slice(part)
         _multiply(piece, self.scales(part), target)
         self.loading.policy.tally.count_restored(piece.nbytes, target)
         self.check_finite(target)
@@ -64,7 +64,7 @@ class ScaledTensor(StoredTensor):
             )
         scales = scales_name(self.name, scheme)
         if scales not in files:
-            path, name = files.place(self.name)
+            path, name = files.locate(self.name)
             raise CheckpointError(
                 f"{path}: no file has the tensor {scales_name(name, scheme)}, the scales of "
                 f"{name}: the checkpoint is not complete"
@@ -89,9 +89,9 @@ class ScaledTensor(StoredTensor):
         """
         self.check_scales(part.shape)
         files, name = self.loading.files, scales_name(self.name, self.scheme)
-        files.ask([name])
+        files.mark_asked([name])
         shape = (*part.shape[:-2], *self.scheme.scales((part.shape[-2], part.shape[-1])))
-        scales = files.read(Part(name, shape)).float().view(shape)
+        scales = files.read_slice(Part(name, shape)).float().view(shape)
         if not scales.isfinite().all():
             raise files.wrong(name, "has values that are not finite: the checkpoint is damaged")
         return _cut_scales(scales, part, self.scheme).to(self.loading.device)
@@ -170,7 +170,7 @@ def _read_all(
     """Read values and scales as stored."""
     for each, part in zip(stored, parts):
         each.check(part)
-    pieces = [each.loading.files.read(part) for each, part in zip(stored, parts)]
+    pieces = [each.loading.files.read_slice(part) for each, part in zip(stored, parts)]
     return pieces, [each.scales(part) for each, part in zip(stored, parts)]
 
 

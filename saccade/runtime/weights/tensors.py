@@ -62,7 +62,7 @@ class TensorFiles:
                 stored = file.get_slice(name)
                 yield canonical, stored.get_dtype(), tuple(stored.get_shape())
 
-    def place(self, name: str) -> tuple[Path, str]:
+    def locate(self, name: str) -> tuple[Path, str]:
         """Return a present tensor's file, and its name in the file."""
         return self._places[name]
 
@@ -93,11 +93,11 @@ class TensorFiles:
     ) -> CheckpointError:
         return self.wrong(name, f"is {list(found)}, but config.json makes it {list(wanted)}")
 
-    def ask(self, names: Collection[str]) -> None:
+    def mark_asked(self, names: Collection[str]) -> None:
         """Record that a layer has asked for these tensors."""
         self._asked.update(names)
 
-    def read(self, part: Part) -> torch.Tensor:
+    def read_slice(self, part: Part) -> torch.Tensor:
         """Read the wanted slice as in the file. Raises CheckpointError.
 
         A whole tensor is a view on the mapped file.

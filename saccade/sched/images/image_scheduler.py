@@ -31,10 +31,11 @@ from saccade.core.types import Image, ImageKey
 from saccade.sched.builder import PlanBuilder
 from saccade.sched.images.image_aliases import ImageAliases
 from saccade.sched.images.slots import Notices, PixelSlots
+from saccade.sched.images.tiles import TileBook
 from saccade.sched.images.tower_pace import TowerPace
 from saccade.sched.images.under_way import Fresh, UnderWay, Walk
 from saccade.sched.limits import Counts, SchedulerLimits
-from saccade.sched.sequence import Run, Sequence, Source
+from saccade.sched.sequence import EncodedImage, Run, Sequence, Source
 
 AHEAD_CHUNKS = 2
 """Images of so many chunks from a sequence's position on may be encoded."""
@@ -54,13 +55,18 @@ class ImageScheduler:
         embeddings: EmbeddingCache,
         counts: Counts,
         pace: TowerPace | None = None,
+        tiles: TileBook | None = None,
     ) -> None:
-        """Start without images. pace: None where the tower's budget is a constant."""
+        """Start without images.
+
+        pace: None where the tower's budget is a constant. tiles: None for a tower without.
+        """
         self.slots = PixelSlots(limits.arena_bytes, limits.given_bytes)
         self._limits = limits
         self._embeddings = embeddings
         self._counts = counts
         self.pace = pace
+        self._tiles = tiles
         self._users: dict[ImageKey, list[Sequence]] = {}
         self.aliases = ImageAliases(self._lives, self._users)
         self._under_way: dict[ImageKey, UnderWay] = {}
@@ -85,7 +91,7 @@ class ImageScheduler:
     @property
     def waits_for_workers(self) -> bool:
         """Return True if an encoding or a read from disk will end by itself."""
-        return bool(self._patches_encoding() or self._embeddings.reading)
+        return bool(self._patches_encoding() or self._embeddings.keys_being_read)
 
     def encodes_with(self, adapter: int) -> bool:
         """Return True if an image is being encoded with the adapter of the given number."""
@@ -157,6 +163,17 @@ class ImageScheduler:
         """
         self._moves += self._embeddings.flush(disk)
         self.slots.forget_kept()
+        if self._tiles is not None:
+            self._tiles.forget()
+
+    def forget_embeddings(self, nbytes: int) -> int:
+        """Let go of about `nbytes` of embeddings that are in memory for later use alone.
+
+        The workers are told in the next plan. Returns the bytes.
+        """
+        moves = self._embeddings.shrink(nbytes)
+        self._moves += moves
+        return sum(move.num_tokens for move in moves) * self._embeddings.bytes_per_token
 
     def take_notices(self) -> Notices:
         """Return the news for the front, and clear it."""
@@ -167,11 +184,17 @@ class ImageScheduler:
 
     # ---- the front and the workers have done something
 
-    def pixels_ready(self, key: ImageKey, given: bool = False, pixels: bytes = b"") -> None:
+    def pixels_ready(
+        self,
+        key: ImageKey,
+        given: bool = False,
+        pixels: bytes = b"",
+        tiles: tuple[bytes, ...] = (),
+    ) -> None:
         """Take what the front has written to the image's slot, now that it is done.
 
         given: the slot holds an embedding made by another server, instead of pixels. pixels: their
-        name, or empty if they were left unnamed.
+        name, or empty if they were left unnamed. tiles: the names of its tiles, if any.
         """
         under_way = self._under_way[key]
         assert under_way.stage == "asked", "pixels that were not asked for"
@@ -182,6 +205,8 @@ class ImageScheduler:
             self._counts.images_same += 1
             return
         under_way.stage, under_way.given = "arrived", given
+        if tiles and self._tiles is not None:
+            self._tiles.arrived(under_way.image, tiles)
         self.settle(key)
 
     def pixels_failed(self, key: ImageKey) -> list[Sequence]:
@@ -204,6 +229,8 @@ class ImageScheduler:
         """Record that the embedding is on the device, and the pixels have been read."""
         under_way = self._under_way.pop(key)
         assert under_way.stage == "encoding"
+        if self._tiles is not None:
+            self._tiles.ended(under_way.image, whole=True)
         self._put_away(under_way)
         self._fresh[key] = fresh = Fresh()  # `ahead` takes over what held it while it was encoded
         if self._embeddings.disk is not None:
@@ -215,6 +242,8 @@ class ImageScheduler:
         """Drop an image that the workers failed to encode. Returns the sequences that are stuck."""
         under_way = self._under_way.pop(key)
         assert under_way.stage == "encoding"
+        if self._tiles is not None:
+            self._tiles.ended(under_way.image, whole=False)
         self.slots.free(under_way.slot)
         self._embeddings.release(key)
         self._embeddings.not_encoded(key)
@@ -352,6 +381,8 @@ class ImageScheduler:
         near = here is not None and here.stage == "arrived" and start < horizon
         if here is None or not (walk.encoding and near):
             return True
+        if self._tiles is not None and not self._find_tiles(self._tiles, here, walk.builder):
+            return True
         before = sequence.matched
         if sequence.run is None:
             walk.match(sequence)
@@ -364,6 +395,18 @@ class ImageScheduler:
         if walk.encoding:
             self._encode(sequence, here, walk)
         return True
+
+    def _find_tiles(self, tiles: TileBook, here: UnderWay, builder: PlanBuilder) -> bool:
+        """Look for the rows of an arrived image's tiles, before its encoding begins.
+
+        Returns False if some are being made for another image, which this one then waits for.
+        """
+        coming = {move.key for move in builder.moves if move.source == "staged"}
+        found = None if here.given else tiles.find(here.image, {*self._under_way, *coming})
+        if found is not None:
+            here.copies, here.patches = found.copies, max(1, found.patches)
+            here.awaits = found.awaits
+        return here.awaits is None
 
     def tower(self, decodes: bool, beside: bool) -> int:
         """Compute `Plan.tower`, which is 0 also without an encoding.
@@ -396,7 +439,7 @@ class ImageScheduler:
         if under_way.given:
             self.slots.free(under_way.slot)
         else:
-            self.slots.keep(under_way.image.key, under_way.slot)
+            self.slots.keep_pixels(under_way.image.key, under_way.slot)
 
     def _fetch(self, image: Image, first: bool, builder: PlanBuilder) -> bool:
         """Have an absent image brought. Returns True if the next may be looked at.
@@ -406,20 +449,20 @@ class ImageScheduler:
         key, embeddings = image.key, self._embeddings
         if not first and self._on_the_way() >= self._limits.look_ahead:
             return False
-        if key in embeddings.reading:
+        if key in embeddings.keys_being_read:
             return True
         if embeddings.on_disk(key):
             builder.moves.append(embeddings.fetch(key))
             return True
         if (kept := self.slots.reuse(key)) is not None:
-            self._under_way[key] = UnderWay(image, kept, "arrived", reused=True)
+            self._under_way[key] = UnderWay(image, kept, "arrived", image.num_patches, reused=True)
             return True
         return self._ask(image)
 
     def _on_the_way(self) -> int:
         """Count the images asked for, arrived, being read from disk, or staged."""
         pixels = sum(each.stage != "encoding" for each in self._under_way.values())
-        return pixels + len(self._embeddings.reading) + len(self._embeddings.staged)
+        return pixels + len(self._embeddings.keys_being_read) + len(self._embeddings.staged)
 
     def _ask(self, image: Image) -> bool:
         slot = self.slots.reserve(image)
@@ -427,7 +470,7 @@ class ImageScheduler:
             # The front knows each image by the names of those who asked it.
             for sequence in list(self._users.get(image.key, ())):
                 self._reclaim(sequence)
-            self._under_way[image.key] = UnderWay(image, slot, "asked")
+            self._under_way[image.key] = UnderWay(image, slot, "asked", image.num_patches)
             self._want.append((image.key, slot))
         return slot is not None
 
@@ -451,14 +494,15 @@ class ImageScheduler:
         """
         encoding = (each for each in self._under_way.values() if each.stage == "encoding")
         return [
-            each.image.num_patches
+            each.patches
             for each in encoding
             if not (each.given or (awaited and each.idle and not self._awaited(each.image.key)))
         ]
 
     def _awaited(self, key: ImageKey) -> bool:
-        """Return True if an awaited sequence needs the image."""
-        return any(not sequence.idle for sequence in self._needed_by(key))
+        """Return True if an awaited sequence needs the image, or another with tiles of it."""
+        keys = [key, *(other for other, each in self._under_way.items() if each.awaits == key)]
+        return any(not sequence.idle for each in keys for sequence in self._needed_by(each))
 
     def _needed_by(self, key: ImageKey) -> list[Sequence]:
         return [sequence for sequence in self._users.get(key, ()) if sequence.needs(key)]
@@ -477,7 +521,7 @@ class ImageScheduler:
             return here.given
         spent = sum(self._patches_encoding()) if self._limits.tower_budget else builder.patches
         most = self._limits.encode_patches
-        return here.given or not spent or spent + here.image.num_patches <= most
+        return here.given or not spent or spent + here.patches <= most
 
     def _find_room(self, sequence: Sequence, start: int, image: Image, walk: Walk) -> bool:
         """Return True if the device has room for the embedding.
@@ -529,22 +573,33 @@ class ImageScheduler:
         here.adapter = adapter.number if adapter.tower else 0
         here.idle = sequence.idle and not self._awaited(image.key)
         source: Source = "encoder" if here.given else "pixels" if here.reused else "none"
-        sequence.encoded.setdefault(image.key, (embeddings.why_missing(image.key), source))
+        missed = embeddings.why_missing(image.key)
+        new = () if self._tiles is None else self._tiles.begin(image, here.copies)
+        sequence.encoded.setdefault(image.key, EncodedImage(missed, source, new))
         embeddings.count_lookup(None)
         builder.moves += embeddings.admit(image.key, image.num_tokens, walk.seen, idle=here.idle)
         embeddings.hold(image.key)
         given = image.num_tokens if here.given else 0
         builder.encode.append(
             Encode(
-                image.key, image.grid, image.num_patches, here.slot, given, here.adapter, here.idle
+                image.key,
+                image.grid,
+                here.patches,
+                here.slot,
+                given,
+                here.adapter,
+                here.idle,
+                here.copies,
             )
         )
         if here.given:
             self._counts.images_given += 1
             return
-        builder.patches += image.num_patches
+        builder.patches += here.patches
         self._counts.images_encoded += 1
-        self._counts.patches_encoded += image.num_patches
+        self._counts.patches_encoded += here.patches
+        self._counts.tiles_new += sum(new)
+        self._counts.tiles_seen += len(here.copies)
         self._counts.images_pixels += here.reused
 
     # ---- embeddings that were just encoded

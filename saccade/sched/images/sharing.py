@@ -22,10 +22,10 @@ def image_outcome(
     Where two images have one key, the first is the one encoded for this sequence.
     """
     encoded = sequence.encoded.pop(sequence.shown.images[span.image].key, None)
-    lost = encoded[0] if encoded else None
+    lost = encoded.missed if encoded else None
     missed_kv = why_not_in_prefix(prefix, page_size, sequence, span.end, lost)
     if encoded:
-        return ImageOutcome(span.image, encoded[1], missed_kv, lost)
+        return ImageOutcome(span.image, encoded.source, missed_kv, lost, tiles=encoded.tiles)
     tier: Tier = "disk" if place == "staged" else place
     return ImageOutcome(span.image, "embedding", missed_kv, None, tier)
 

@@ -3,14 +3,15 @@
 Owns every byte of the arena. Knows only keys and sizes, and leaves the need for images and the
 writing to others.
 
-A slot is in use from `reserve` or `reuse` until `keep` or `free`. Kept pixels are a cache. They
-serve a later need for the image, and make room when room is needed.
+A slot is in use from `reserve` or `reuse` until `keep_pixels` or `free`. Kept pixels are a cache.
+They serve a later need for the image, and make room when room is needed.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import insort
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from saccade.core.plan import PixelSlot
@@ -59,6 +60,11 @@ class Allocator:
     def taken(self) -> set[int]:
         """The offsets returned by `allocate` and still in use."""
         return set(self._taken)
+
+    @property
+    def holes(self) -> Sequence[tuple[int, int]]:
+        """The free ranges: (offset, bytes)."""
+        return tuple(self._holes)
 
     def free(self, offset: int) -> None:
         """Free an offset from `allocate`."""
@@ -115,17 +121,28 @@ class PixelSlots:
             self.bytes_in_use += slot.nbytes
         return slot
 
-    def keep(self, key: ImageKey, slot: PixelSlot) -> None:
+    def keep_pixels(self, key: ImageKey, slot: PixelSlot) -> None:
         """Keep a slot's pixels for `key`, now that the slot is out of use."""
         assert key not in self._kept
         self.bytes_in_use -= slot.nbytes
         self._kept[key] = slot
 
-    def forget_kept(self) -> None:
-        """Drop all kept pixels."""
-        for slot in self._kept.values():
+    def forget_kept(self, nbytes: int | None = None) -> int:
+        """Drop kept pixels, the least recently used first, until `nbytes` are free of them.
+
+        None means all. Returns the bytes.
+        """
+        freed = 0
+        while self._kept and (nbytes is None or freed < nbytes):
+            slot = self._kept.pop(next(iter(self._kept)))
             self._memory.free(slot.offset)
-        self._kept.clear()
+            freed += slot.nbytes
+        return freed
+
+    @property
+    def holes(self) -> Sequence[tuple[int, int]]:
+        """The ranges without pixels, in use or kept: (offset, bytes)."""
+        return self._memory.holes
 
     def free(self, slot: PixelSlot) -> None:
         """Free a slot and drop its content."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from saccade.core.plan import PixelSlot
+from saccade.core.plan import PixelSlot, TileCopy
 from saccade.core.types import Image, ImageKey
 from saccade.sched.builder import PlanBuilder
 from saccade.sched.sequence import Sequence
@@ -21,17 +21,22 @@ class UnderWay:
 
     reused: the pixels were still in the slot from an earlier use. unwanted: the front was told to
     stop. given: the slot holds an embedding made by another server. adapter: its number, while the
-    image is encoded with one. idle: the encoding began before anyone waited for it.
+    image is encoded with one. idle: the encoding began before anyone waited for it. patches: for
+    the tower. copies: tiles that need no tower. awaits: the image that is being encoded with tiles
+    of this one, which then begins later.
     """
 
     image: Image
     slot: PixelSlot
     stage: Literal["asked", "arrived", "encoding"]
+    patches: int
     reused: bool = False
     unwanted: bool = False
     given: bool = False
     adapter: int = 0
     idle: bool = False
+    copies: tuple[TileCopy, ...] = ()
+    awaits: ImageKey | None = None
 
 
 @dataclass(slots=True)

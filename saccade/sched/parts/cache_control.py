@@ -90,14 +90,14 @@ class CacheControlTracker(StepPart):
             kept.passed += 1
             self._keep(sequence, run, tokens, seconds, longest)
         if before < sequence.prompt_length <= run.computed:
-            self._recall.add(request, kept.tokens)
+            self._recall.add_prompt(request, kept.tokens)
 
     def _keep(self, sequence: Sequence, run: Run, tokens: int, seconds: int, longest: int) -> None:
         request, kept, size = sequence.request, self._prompts[sequence], self._page_size
         for span in request.spans:
             if span.end <= tokens:
                 key = sequence.shown.images[span.image].key
-                self._embeddings.keep(key, sequence.client, seconds)
+                self._embeddings.pin_for_client(key, sequence.client, seconds)
         if self._prefix is None or run.node is None:
             return
         pages = self._prefix.pin(

@@ -177,7 +177,7 @@ class Drafter:
             speculation.untried.append(untried)
         return found[:count]
 
-    def ask(self, sequence: Sequence, speculation: Speculation, rows: int) -> int:
+    def count_for_head(self, sequence: Sequence, speculation: Speculation, rows: int) -> int:
         """Return how many draft tokens to ask the MTP head for, after the token that the next row
         draws.
 
@@ -240,7 +240,7 @@ class Drafter:
                 return [*draft_tokens.tokens[len(since) :]]
         return found[: found.index(END)] if END in found else found
 
-    def keep(self, sequence: Sequence) -> None:
+    def keep_answer(self, sequence: Sequence) -> None:
         """Keep an ended answer, which may be given again."""
         if not sequence.request.images or not sequence.output_length:
             return

@@ -32,7 +32,7 @@ class IdleWork:
         self.active = None
         self.later.appendleft(sequence)
 
-    def end(self, sequence: Sequence) -> None:
+    def remove(self, sequence: Sequence) -> None:
         """Remove a sequence that has ended."""
         if sequence is self.active:
             self.active = None

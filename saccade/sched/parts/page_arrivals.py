@@ -72,7 +72,7 @@ class ReadRates:
         if tokens >= FEWEST_TOKENS:
             self.token_seconds = _mean(self.token_seconds, seconds / tokens)
 
-    def read(self, tier: PageTier, nbytes: int, seconds: float) -> None:
+    def record_read(self, tier: PageTier, nbytes: int, seconds: float) -> None:
         """Record a read of `nbytes` that took `seconds`."""
         each = max(LEAST, (seconds - FIRST_SECONDS) / nbytes)
         self.byte_seconds[tier] = _mean(self.byte_seconds.get(tier, 0.0), each)
@@ -272,7 +272,7 @@ class PageArrivals:
         """Return True if a sequence can go on after the given page."""
         return self._prefix.snapshots is None or state_name(name) in self.kept
 
-    def begin(self, sequence: Sequence, path: Seq[Node], names: list[bytes]) -> bool:
+    def begin_reads(self, sequence: Sequence, path: Seq[Node], names: list[bytes]) -> bool:
         """Begin to read `names`, which follow `path`, as far as free pages go.
 
         Returns False without room for any page, or for the state.
@@ -296,7 +296,7 @@ class PageArrivals:
         for name in names[coming:]:
             self._tier(tiers, name).book.release(name)
         names = names[:coming]
-        taken = self._pool.take(coming, pages[-1] if pages else None)
+        taken = self._pool.allocate(coming, pages[-1] if pages else None)
         pages += taken
         arrival = Arrival(
             sequence, held, len(path), pages, names, tiers, line, self.clock(), len(names)
@@ -384,9 +384,9 @@ class PageArrivals:
             tier.lost(name, happened)
             self._cut(arrival, max(0, index))
         elif arrival.line is not None and index == STATE:
-            tier.read(name, arrival.line, state=True)
+            tier.note_read(name, arrival.line, state=True)
         else:
-            tier.read(name, arrival.pages[arrival.depth + index])
+            tier.note_read(name, arrival.pages[arrival.depth + index])
             arrival.came[place] += 1
         arrival.heard[place] = self.clock()
         if not arrival.reading:
@@ -412,15 +412,17 @@ class PageArrivals:
             if not pays or now - heard > STALL_SECONDS:
                 for tier, count in left.items():
                     self.kept.tiers[tier].counts["late"] += count
-                    self.rates.read(tier, page_bytes, each[tier] * page_bytes + FIRST_SECONDS)
-                self.end(arrival.sequence)
+                    self.rates.record_read(
+                        tier, page_bytes, each[tier] * page_bytes + FIRST_SECONDS
+                    )
+                self.end_wait(arrival.sequence)
 
     def _grace(self, arrival: Arrival) -> float:
         """Return the seconds of silence allowed. The first page takes longer than later ones."""
         tokens = len(arrival.names) * self._pool.page_size
         return min(FIRST_SECONDS, (1 - NO_GAIN) * tokens * self.rates.token_seconds)
 
-    def end(self, sequence: Sequence) -> None:
+    def end_wait(self, sequence: Sequence) -> None:
         """End a sequence's wait. Its pages that came so far, without a gap, are cached."""
         if (arrival := self._under_way.get(sequence)) is not None:
             late = (i for i, name in enumerate(arrival.names) if name in arrival.reading)
@@ -448,7 +450,7 @@ class PageArrivals:
     def flush(self, disk: bool) -> None:
         """End every arrival, and forget what is kept. The disk is cleared only with `disk`."""
         for sequence in tuple(self._under_way):
-            self.end(sequence)
+            self.end_wait(sequence)
         self._prefix.flush()
         self.kept.flush(disk)
 
@@ -458,7 +460,7 @@ class PageArrivals:
         del self._under_way[sequence]
         for tier, count in arrival.came.items():
             seconds = arrival.heard[tier] - arrival.begun
-            self.rates.read(tier, count * self.kept.page_bytes, seconds)
+            self.rates.record_read(tier, count * self.kept.page_bytes, seconds)
         node = self._prefix.leave(arrival.held, sequence.content, arrival.pages, whole)
         if arrival.line is not None:
             complete = arrival.whole == len(arrival.names)

@@ -60,7 +60,7 @@ class SpeculativeDecoding(StepPart):
         self._resume(run, speculation, builder)
         if self._lines is not None:
             speculation.lines = [self._free.pop() for _ in draft_tokens]
-        asked = self.drafter.ask(sequence, speculation, width)
+        asked = self.drafter.count_for_head(sequence, speculation, width)
         told = (sequence.tokens[run.planned],) if speculation.told else ()
         keep = chain(speculation.lines, repeat(NO_LINE))
         row = builder.decode(sequence, run, told, keep=next(keep), head_drafts=asked)
@@ -92,7 +92,7 @@ class SpeculativeDecoding(StepPart):
         )
         missing = self._pool.pages_for(after + len(draft_tokens)) - len(run.pages)
         if missing > 0:
-            run.pages += self._pool.take(missing, run.pages[-1])
+            run.pages += self._pool.allocate(missing, run.pages[-1])
         return draft_tokens
 
     def planned(self, run: Run, row: Row, builder: PlanBuilder) -> None:  # noqa: ARG002
@@ -216,7 +216,7 @@ class SpeculativeDecoding(StepPart):
     def left(self, sequence: Sequence, run: Run, reason: FinishReason | None) -> None:
         """Keep the answer, which may be given again."""
         if reason in ("stop", "length"):
-            self.drafter.keep(sequence)
+            self.drafter.keep_answer(sequence)
         self._release(self._runs[run])
 
     def flush(self) -> None:

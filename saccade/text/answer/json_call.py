@@ -160,7 +160,7 @@ class JsonCall:
     def certain(self) -> bool:
         return self.name is not None and bool(self._ready)
 
-    def take(self) -> str:
+    def take_arguments(self) -> str:
         taken = "".join(self._ready)
         self._ready.clear()
         return taken

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from saccade.text.answer.answer_format import CALL_TAGS
 from saccade.text.answer.reasoning import THINK, Piece, Reasoning, Tags, Where
@@ -34,6 +34,18 @@ class Reasoned:
 AnswerEvent = Event | Reasoned
 
 
+class EventReader(Protocol):
+    """Reads one answer."""
+
+    def feed(self, text: str) -> list[AnswerEvent]:
+        """Return the events made certain by `text`."""
+        ...
+
+    def end(self) -> list[AnswerEvent]:
+        """Return the events left when the answer ends."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ReadAs:
     """How to read an answer, known before it comes.
@@ -42,7 +54,8 @@ class ReadAs:
     form: how the model writes calls. With `None` calls are text. tools: each tool's schema, by
     name. certain: a grammar holds the model to its calls, which are therefore reported as they
     come. single: the answer ends with its first call. special: special tokens are text, by name.
-    with_stop: so is the stop string or token that ends the answer.
+    with_stop: so is the stop string or token that ends the answer. translate: tells the events in
+    other words.
     """
 
     where: Where | None = None
@@ -53,13 +66,15 @@ class ReadAs:
     special: bool = False
     with_stop: bool = False
     tags: Tags = THINK
+    translate: Callable[[EventReader], EventReader] | None = None
 
-    def reader(self) -> AnswerReader:
+    def reader(self) -> EventReader:
         """Return a reader for one answer."""
         certain = self.certain
-        return AnswerReader(
+        reader = AnswerReader(
             self.where, self.form, self.tools, eager=certain, certain=certain, tags=self.tags
         )
+        return reader if self.translate is None else self.translate(reader)
 
     @property
     def read_tags(self) -> frozenset[str]:

@@ -27,11 +27,15 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A call to the tool `name` has started. Its index counts every started call."""
+    """A call to the tool `name` has started. Its index counts every started call.
+
+    toolset: the client's set of tools that it belongs to, if any.
+    """
 
     index: int
     id: str
     name: str
+    toolset: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +213,7 @@ class ToolCalls:
         return raw + rest if again else rest
 
     def _tell_arguments(self, call: CallReader, events: list[Event]) -> None:
-        if piece := call.take():
+        if piece := call.take_arguments():
             events.append(CallArguments(self._next - 1, piece))
 
     def _tell_text(self, text: str, events: list[Event]) -> None:

@@ -44,8 +44,8 @@ class CallReader(Protocol):
         """
         ...
 
-    def take(self) -> str:
-        """Return the arguments that have come since the last take, as JSON."""
+    def take_arguments(self) -> str:
+        """Return the arguments that have come since the last call, as JSON."""
         ...
 
 

@@ -7,8 +7,9 @@ Knows nothing about calls' spelling.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from saccade.text.grammar.schema_types import allowed_types, types_of
 
@@ -30,7 +31,7 @@ class TypedArguments:
         self.ready: list[str] = []
         """To be taken."""
 
-    def begin(self, key: str) -> bool:
+    def begin_value(self, key: str) -> bool:
         """Begin a value. Return False if its name is empty or was written before."""
         if not key or key in self._keys:
             return False
@@ -42,7 +43,7 @@ class TypedArguments:
             self.ready.append('"')
         return True
 
-    def add(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         """Add text to the value."""
         if self._streams:
             self.ready.append(_dump(text)[1:-1])
@@ -54,10 +55,10 @@ class TypedArguments:
         written = '"' if self._streams else _dump(typed(value, self._schema(), self._root()))
         self.ready.append(written)
 
-    def end(self) -> None:
+    def end_object(self) -> None:
         self.ready.append("}" if self._keys else "{}")
 
-    def take(self) -> str:
+    def take_arguments(self) -> str:
         taken = "".join(self.ready)
         self.ready.clear()
         return taken
@@ -69,6 +70,60 @@ class TypedArguments:
         root = self._root()
         properties = root.get("properties") if isinstance(root, Mapping) else None
         return properties.get(self._key) if isinstance(properties, Mapping) else None
+
+
+class TypedCall:
+    """A call being read, whose arguments come as texts, name by name.
+
+    A format derives from it, says what ends a value, and reads what stands around values.
+    """
+
+    plain: ClassVar[re.Pattern[str]]
+    """Characters that begin no end of a value."""
+
+    def __init__(self, tools: Mapping[str, Any], phase: str) -> None:
+        """Begin a call. `tools`: parameters' schemas by tool. `phase`: what is read first."""
+        self.name: str | None = None
+        self.done = False
+        self._phase = phase
+        self._word = ""  # what is being read, but values
+        self._tail = ""  # the end of a value, or part of one
+        self._arguments = TypedArguments(tools)
+        self.take_arguments = self._arguments.take_arguments
+
+    @property
+    def certain(self) -> bool:
+        return self.name is not None and bool(self._arguments.ready)
+
+    def skip(self, data: str, at: int) -> int:
+        """Take the characters in `data` from `at` on that only lengthen a value.
+
+        Returns the index behind them.
+        """
+        reading = self._phase == "value" and not self._tail
+        plain = self.plain.match(data, at) if reading else None
+        if plain is None:
+            return at
+        self._arguments.add_text(plain.group())
+        return plain.end()
+
+    def feed_value(self, character: str) -> str:
+        """Read on in a value. Return the tag after it, or an empty string if it goes on."""
+        self._tail += character
+        while (end := self.value_end(self._tail)) is None:
+            self._arguments.add_text(self._tail[0])
+            self._tail = self._tail[1:]
+        if end:
+            self._arguments.end_value()
+            self._tail = ""
+        return end
+
+    def value_end(self, tail: str) -> str | None:
+        """Return the tag after a value that ends in `tail`.
+
+        Returns an empty string if more must come, and `None` if the value goes on.
+        """
+        raise NotImplementedError
 
 
 def typed(text: str, schema: Any, root: Any) -> Any:

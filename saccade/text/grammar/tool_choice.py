@@ -7,6 +7,7 @@ or matchers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from saccade.core.errors import InvalidRequest
@@ -102,6 +103,11 @@ def calls_constraint(
     """
     parts = ValueParts(param)
     rules = []
+    tools = [
+        replace(tool, parameters=case)
+        for tool in tools
+        for case in tool.cases or (tool.parameters,)
+    ]
     for index, tool in enumerate(tools):
         schema = prepare_schema(tool.parameters, tool.param)
         rules += spelling.tool_rules(index, tool, schema, parts)

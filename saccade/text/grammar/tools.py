@@ -34,7 +34,8 @@ class Tool:
     """One tool in a request.
 
     place, param: where its name and its parameters' schema stand in the request. num_characters:
-    how long name, description and schema are.
+    how long name, description and schema are. cases: schemas of which one holds, where they say
+    more than `parameters`.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Tool:
     param: str
     description: str | None
     num_characters: int
+    cases: tuple[Any, ...] = ()
 
     def for_template(self) -> dict[str, Any]:
         """Return the tool for chat templates, without fields for the server alone."""
@@ -57,12 +59,13 @@ class ToolSet:
     """A request's tools and `choice` among them.
 
     choice: OpenAI's `tool_choice`, as the client wrote it. `None` means "auto". parallel: an answer
-    may have more than one call.
+    may have more than one call. hidden: the messages tell of the tools, in the template's stead.
     """
 
     tools: tuple[Tool, ...] = ()
     choice: Any = None
     parallel: bool = True
+    hidden: bool = False
 
     @property
     def open(self) -> bool:
@@ -87,17 +90,19 @@ def read_tools(tools: Sequence[Any] | None) -> tuple[Tool, ...]:
     return read_each(tools, _read_tool)
 
 
-def read_each(given: Sequence[T] | None, read: Callable[[T, str], Tool]) -> tuple[Tool, ...]:
+def read_each(given: Sequence[T] | None, read: Callable[[T, str], Tool | None]) -> tuple[Tool, ...]:
     """Read a request's tools in any dialect.
 
-    `read` makes a tool from the value at a place. Raises InvalidRequest for too many, for equal
-    names, and for too much text.
+    `read` makes a tool from the value at a place, or None if it is no function. Raises
+    InvalidRequest for too many, for equal names, and for too much text.
     """
     if given is not None and len(given) > MAX_TOOLS:
         raise InvalidRequest(f"tools: {len(given)} tools; the limit is {MAX_TOOLS}", "tools")
     named: dict[str, Tool] = {}
     for index, each in enumerate(given or ()):
         tool = read(each, f"tools[{index}]")
+        if tool is None:
+            continue
         if tool.name in named:
             where = f"{tool.place}.name"
             raise InvalidRequest(f"{where}: a second tool named {tool.name!r}", where)

@@ -98,7 +98,9 @@ def _after(text: str, mark: str) -> str:
     return text[:visible] + mark + text[visible:]
 
 
-def find(text: str, marked: str, places: Sequence[tuple[int, int | None]]) -> list[MessageOffset]:
+def find_offsets(
+    text: str, marked: str, places: Sequence[tuple[int, int | None]]
+) -> list[MessageOffset]:
     """Return where parts end in `text`, in its order.
 
     `marked` is its rendering with flags.

@@ -45,7 +45,7 @@ class Shelf(Generic[K]):
             path.unlink(missing_ok=True)
             raise
         finally:
-            self._memory.give(rows)
+            self._memory.give_rows(rows)
 
     def get(self, key: K, size: int) -> tuple[torch.Tensor, Ready]:
         told = self._path(key).read_bytes()
@@ -54,7 +54,7 @@ class Shelf(Generic[K]):
         values = values_of(rows)
         right = blake3(self.name(key).encode() + told[SUM:]).digest() == told[:SUM]
         if not right or len(told) != SUM + len(values):
-            self._memory.give(rows)
+            self._memory.give_rows(rows)
             self.drop(key)
             raise Damaged("it is not what was put")
         values[:] = told[SUM:]

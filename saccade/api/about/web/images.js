@@ -52,6 +52,18 @@ export function picture(image) {
   return made;
 }
 
+/** An image with marks on parts of it: [top, left, bottom, right] in fractions of its edges. */
+export function markedPicture({ name, url }, parts) {
+  const marks = parts.map(([top, left, bottom, right]) => {
+    const mark = element("i");
+    const edges = { top, left, height: bottom - top, width: right - left };
+    for (const [edge, part] of Object.entries(edges)) mark.style[edge] = `${100 * part}%`;
+    return mark;
+  });
+  const alt = `${name}, its new tiles marked`;
+  return element("div", { class: "marked" }, element("img", { src: url, alt }), ...marks);
+}
+
 /** A file that the browser cannot show, by its name. */
 export const tile = ({ name }) =>
   element(

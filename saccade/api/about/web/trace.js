@@ -2,7 +2,7 @@
 // answer, shown as one line that opens. Knows nothing of chats.
 
 import { bytes, element, milliseconds, named, number } from "./dom.js";
-import { picture } from "./images.js";
+import { markedPicture, picture } from "./images.js";
 
 const CUT = 3; // the axis ends at so many times the time to the first token, at the latest
 
@@ -172,8 +172,18 @@ function row(image, known) {
         facts,
         element("code", { title: `blake3 ${image.digest}` }, image.digest.slice(0, 16)),
       ),
+      ...(image.tiles ? tilesOf(image.tiles, known) : []),
     ),
   );
+}
+
+/** Which tiles of an image were new, in words and on the image. */
+function tilesOf({ seen, new: fresh, places }, known) {
+  const words = seen
+    ? `${fresh} of ${seen + fresh} tiles were new; the others were kept from earlier images`
+    : `all ${fresh} tiles were new`;
+  const marked = seen && known?.url && places.length ? [markedPicture(known, places)] : [];
+  return [element("div", { class: "small tiles-told" }, words), ...marked];
 }
 
 export const TIERS = named({

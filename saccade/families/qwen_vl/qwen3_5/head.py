@@ -57,7 +57,7 @@ class MultiTokenHead:
             x.index_copy_(0, batch.splice_rows, batch.embeddings)
         x = self.fuse(torch.cat((self.token_norm(x), self.state_norm(states)), dim=1))
         rotation: Rotation = self.text.rope(batch.positions)
-        return self.norm.add(*self.layer(x, None, rotation, attention))[1]
+        return self.norm.add_norm(*self.layer(x, None, rotation, attention))[1]
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         return self.text.head(states).float()

@@ -19,7 +19,7 @@ from llguidance import LLTokenizer
 
 from saccade.core.grammar_vocab import tag_term
 from saccade.text.answer.tool_format import CLOSE, OPEN, ToolFormat
-from saccade.text.answer.typed_arguments import TypedArguments
+from saccade.text.answer.typed_arguments import TypedCall
 from saccade.text.grammar.call_grammar import pattern
 from saccade.text.grammar.grammars import quoted
 from saccade.text.grammar.named_arguments import NamedArguments
@@ -27,33 +27,24 @@ from saccade.text.grammar.named_arguments import NamedArguments
 KEY, KEY_END = "<arg_key>", "</arg_key>"
 VALUE, VALUE_END = "<arg_value>", "</arg_value>"
 _SPACE = " \t\r\n"
-_PLAIN = re.compile(r"[^<]+")
 _MAX_GAP = 64
 """White space between two arguments, in characters; with more, it is part of a value."""
 _MAX_NAME = 256
 
 
-class GlmCall:
+class GlmCall(TypedCall):
     """A call being read."""
 
-    def __init__(self, tools: Mapping[str, Any]) -> None:
-        """Begin a call. `tools`: parameters' schemas by tool."""
-        self.name: str | None = None
-        self._phase = "name"  # name, key, between (a key and its value), value
-        self._word = ""  # what is being read, but values
-        self._tail = ""  # the end of a value, or part of one
-        self._arguments = TypedArguments(tools)
-        self.take = self._arguments.take
-        self.done = False
+    plain = re.compile(r"[^<]+")
 
-    @property
-    def certain(self) -> bool:
-        return self.name is not None and bool(self._arguments.ready)
+    def __init__(self, tools: Mapping[str, Any]) -> None:
+        super().__init__(tools, "name")  # name, key, between (a key and its value), value
 
     def feed(self, character: str) -> bool:
         """Read on. Return False, and leave `character` out, if the text stops being a call."""
         if self._phase == "value":
-            self._feed_value(character)
+            if tag := self.feed_value(character):
+                self._after_value(tag)
             return True
         self._word += character
         if len(self._word) > _MAX_NAME + _MAX_GAP:
@@ -66,17 +57,6 @@ class GlmCall:
         if tag == VALUE:
             self._phase, self._word = "value", ""
         return VALUE.startswith(tag)
-
-    def skip(self, data: str, at: int) -> int:
-        """Take the characters in `data` from `at` on that only lengthen a value.
-
-        Returns the index behind them.
-        """
-        plain = _PLAIN.match(data, at) if self._phase == "value" and not self._tail else None
-        if plain is None:
-            return at
-        self._arguments.add(plain.group())
-        return plain.end()
 
     def _feed_name(self) -> bool:
         """Read a name and what follows: a key or the end."""
@@ -94,24 +74,10 @@ class GlmCall:
         key, mark, rest = self._word.partition("<")
         if mark + rest == KEY_END:
             self._phase, self._word = "between", ""
-            return self._arguments.begin(key.strip())
+            return self._arguments.begin_value(key.strip())
         return KEY_END.startswith(mark + rest) and "\n" not in key
 
-    def _feed_value(self, character: str) -> None:
-        self._tail += character
-        while (end := self._value_end(self._tail)) is None:
-            self._arguments.add(self._tail[0])
-            self._tail = self._tail[1:]
-        if end:
-            self._arguments.end_value()
-            self._tail = ""
-            self._after_value(end)
-
-    def _value_end(self, tail: str) -> str | None:
-        """Return the tag behind a value that ends in `tail`.
-
-        Returns an empty string if more must come, and `None` if the value goes on.
-        """
+    def value_end(self, tail: str) -> str | None:
         if not tail.startswith(VALUE_END):
             return "" if VALUE_END.startswith(tail) else None
         gap = tail[len(VALUE_END) :]
@@ -126,7 +92,7 @@ class GlmCall:
         self._phase, self._word = "key", ""
         self.done = tag == CLOSE
         if self.done:
-            self._arguments.end()
+            self._arguments.end_object()
 
 
 class GlmGrammar(NamedArguments):

@@ -39,7 +39,7 @@ class Llama3Call:
         self._may_begin = first  # else a semicolon is due
         self._begun = False
         self._object = JsonCall("", "parameters")
-        self.take = self._object.take
+        self.take_arguments = self._object.take_arguments
         self.skip = self._object.skip
 
     @property

@@ -53,8 +53,8 @@ class MistralCall:
     def certain(self) -> bool:
         return self.name is not None and (bool(self._ready) or self._object.certain)
 
-    def take(self) -> str:
-        taken = "".join(self._ready) + self._object.take()
+    def take_arguments(self) -> str:
+        taken = "".join(self._ready) + self._object.take_arguments()
         self._ready.clear()
         return taken
 

@@ -1,4 +1,4 @@
-"""A SigLIP tower's shape: a family reads it from a checkpoint, `nn/siglip.py` builds it.
+"""Shapes of vision towers: families read them from checkpoints, `nn/tower.py` builds their blocks.
 
 Knows nothing about torch.
 """
@@ -12,12 +12,8 @@ Colours = tuple[tuple[float, float, float], tuple[float, float, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class SiglipConfig:
-    """SigLIP, which sees one tile of `side` x `side` pixels at a time, and the connector behind it.
-
-    merge x merge neighbouring patches become one token. fused: files have a block's queries, keys
-    and values as one matrix, and one image's learned positions, as timm has them.
-    """
+class BlocksConfig:
+    """A tower's blocks."""
 
     depth: int
     hidden: int
@@ -25,15 +21,23 @@ class SiglipConfig:
     intermediate: int
     activation: str
     norm_eps: float
-    side: int
-    patch: int
-    merge: int
-    out_hidden: int
-    fused: bool = False
 
     @property
     def head_dim(self) -> int:
         return self.hidden // self.heads
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig(BlocksConfig):
+    """A tower that sees one tile of `side` x `side` pixels at a time, and the connector behind it.
+
+    merge x merge neighbouring patches become one token with `out_hidden` values.
+    """
+
+    side: int
+    patch: int
+    merge: int
+    out_hidden: int
 
     @property
     def across(self) -> int:
@@ -46,6 +50,22 @@ class SiglipConfig:
         return self.across**2
 
     @property
+    def rows(self) -> int:
+        """Return the rows per tile that the blocks compute."""
+        return self.patches
+
+    @property
     def tokens(self) -> int:
         """Return the tokens per tile."""
         return self.patches // self.merge**2
+
+
+@dataclass(frozen=True, slots=True)
+class SiglipConfig(TileConfig):
+    """SigLIP.
+
+    fused: files have a block's queries, keys and values as one matrix, and one image's learned
+    positions, as timm has them.
+    """
+
+    fused: bool = False

@@ -1,0 +1,130 @@
+"""Runs conversations against a server, round by round, and counts.
+
+Owns the figures of a round: what its users' requests computed, and what the server encoded and
+spent meanwhile. Users ask side by side, and wait for each other between rounds. Knows no workload.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+
+from saccade_bench.agents.run import AgentStep, AgentTask, ask, counters, mean
+from saccade_bench.workloads.conversations import Conversation, Group, Sent
+
+WAITING = "saccade_next_prompts_waiting"
+ENCODED = "saccade_images_encoded_total"
+TICKS = 100
+"""Of /proc a second."""
+
+
+@dataclass(frozen=True)
+class PeerServer:
+    """A server. pid: its process, if that is here."""
+
+    label: str
+    url: str
+    model: str
+    pid: int | None = None
+
+
+@dataclass(frozen=True)
+class WorkloadRound:
+    """One round of a group. new, seen: images of a request. computed: prompt tokens of a request
+    that came from no cache, on average; None where the server does not tell. encoded: images, of
+    all users. ttft, cpu: ms of a request.
+    """
+
+    new: int
+    seen: int
+    prompt: float
+    computed: float | None
+    encoded: float | None
+    ttft: float
+    cpu: float | None
+
+
+def replay(
+    target: PeerServer, group: Group, users: int, seed: int, task: AgentTask, pause: float
+) -> list[WorkloadRound]:
+    """Run a group's users against a server. `pause`: seconds between rounds."""
+    _, make = group
+    conversations = [make(seed + user) for user in range(users)]
+    sent: Sequence[Sent] = [next(each) for each in conversations]
+    found: list[WorkloadRound] = []
+    with httpx.Client(timeout=600) as client, ThreadPoolExecutor(users) as pool:
+
+        def step(each: Sent) -> AgentStep:
+            return ask(target.url, target.model, each.messages, task, client)
+
+        while sent:
+            encoded = counters(target.url, client).get(ENCODED)
+            cpu = cpu_seconds(target.pid)
+            steps = [*pool.map(step, sent)]
+            spent = None if cpu is None else (cpu_seconds(target.pid) or 0.0) - cpu
+            after = counters(target.url, client).get(ENCODED, 0.0)
+            found.append(
+                WorkloadRound(
+                    sent[0].new,
+                    sent[0].seen,
+                    mean([each.prompt for each in steps]),
+                    mean([each.computed for each in steps])
+                    if all(each.told for each in steps)
+                    else None,
+                    None if encoded is None else after - encoded,
+                    1e3 * mean([each.ttft for each in steps]),
+                    None if spent is None else 1e3 * spent / users,
+                )
+            )
+            time.sleep(pause)
+            while counters(target.url, client).get(WAITING):
+                time.sleep(0.02)
+            sent = [*_next(conversations, [each.text for each in steps])]
+    return found
+
+
+def _next(conversations: Sequence[Conversation], answers: Sequence[str]) -> Iterator[Sent]:
+    for conversation, answer in zip(conversations, answers):
+        try:
+            yield conversation.send(answer)
+        except StopIteration:
+            return
+
+
+def per_seen(rounds: Sequence[WorkloadRound], values: Sequence[float | None]) -> float | None:
+    """Return what one more seen image adds to a value: a line through rounds that have some.
+
+    None where a value is unknown, or the rounds cannot tell.
+    """
+    found = [(each.seen, value) for each, value in zip(rounds, values) if each.seen]
+    known = [(seen, value) for seen, value in found if value is not None]
+    if len(known) < len(found) or len({seen for seen, _ in known}) < 2:
+        return None
+    images, figures = np.array(known).T
+    slope, _ = np.polyfit(images, figures, 1)
+    return float(slope)
+
+
+def cpu_seconds(pid: int | None) -> float | None:
+    """Return the CPU time of a process and all that it started, or None if it is not here."""
+    if pid is None or not Path(f"/proc/{pid}").exists():
+        return None
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            words = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(stat.parent.name)] = int(words[1])
+        ticks[int(stat.parent.name)] = sum(map(int, words[11:15]))  # and of children that ended
+    family = {pid}
+    while more := {each for each, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(ticks.get(each, 0) for each in family) / TICKS

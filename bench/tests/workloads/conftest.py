@@ -1,0 +1,7 @@
+"""The scripted server that a chat's tests use too."""
+
+from __future__ import annotations
+
+from tests.tools.conftest import server
+
+__all__ = ["server"]

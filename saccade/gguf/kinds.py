@@ -1,0 +1,80 @@
+"""What a family states about GGUF files of its models: the socket that shared code reads.
+
+Each folder in families/ may have a `gguf.py` with `FACTS`, which its `Family` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from saccade.gguf.fields import MetadataFields
+from saccade.gguf.header import GgufFile
+from saccade.gguf.made import Made
+
+NamedTensors = Iterator[tuple[str, Made]]
+"""Tensors by transformers' names. Unknown ones keep their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextKind:
+    """A language model, by `general.architecture`.
+
+    config: makes its part of config.json from the metadata and all tensors' names.
+    """
+
+    config: Callable[[MetadataFields, Collection[str]], dict[str, Any]]
+    names: Callable[[GgufFile], NamedTensors]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The files of a model with a tower.
+
+    sight: the tower's metadata. text: the language model's part of config.json. kind: the tower's
+    projector.
+    """
+
+    model: GgufFile
+    sight: MetadataFields
+    text: Mapping[str, Any]
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a tower's file adds to a checkpoint.
+
+    config: fields of config.json beside text_config. files: its other JSON files, by name.
+    defaults: what no file says, for people.
+    """
+
+    config: Mapping[str, Any]
+    files: Mapping[str, Mapping[str, Any]]
+    defaults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelKind:
+    """A model of one file, or of two, by both their kinds.
+
+    architecture and model_type: config.json's. see: reads the tower's file.
+    """
+
+    architecture: str
+    model_type: str
+    see: Callable[[Source], Seen] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFacts:
+    """All of a family.
+
+    texts: by `general.architecture`. towers: names of tensors by `clip.projector_type`. models: by
+    both, the second "" without a tower.
+    """
+
+    models: Mapping[tuple[str, str], ModelKind]
+    texts: Mapping[str, TextKind] = field(default_factory=dict)
+    towers: Mapping[str, Callable[[GgufFile], NamedTensors]] = field(default_factory=dict)

@@ -1,0 +1,83 @@
+"""A checkpoint's tensor, and what of a GGUF file it is made of.
+
+The changes are those by llama.cpp's converter, undone. Leaves names to `gguf.py` in the families'
+folders, and bytes to `runtime/weights/gguf_tensors.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from saccade.core.errors import CheckpointError
+from saccade.gguf.header import GgufFile, TensorInfo
+
+Edit = Literal["none", "less one", "decay"]
+"""What is done to the values: none; one is taken off; they become log(-x)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Parts of a tensor in llama.cpp's own order.
+
+    A run has `each` groups with `keys` parts of `size` values. In transformers the parts with one
+    number lie together, in llama.cpp those of one group. axis: the tensor's, with `runs` runs from
+    `start` on.
+    """
+
+    axis: int
+    start: int
+    keys: int
+    each: int
+    size: int
+    runs: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A tensor in the checkpoint, with `shape`: its sources, joined, then edited.
+
+    join: the dimension. None: a new one, the third, with a slice for each.
+    """
+
+    sources: tuple[TensorInfo, ...]
+    shape: tuple[int, ...]
+    join: int | None = 0
+    edit: Edit = "none"
+    heads: Heads | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return sum(source.nbytes for source in self.sources)
+
+
+def one(tensor: TensorInfo, edit: Edit = "none", heads: Heads | None = None) -> Made:
+    """Return a tensor of one source."""
+    return Made((tensor,), tensor.shape, 0, edit, heads)
+
+
+def layer_count(file: GgufFile) -> int:
+    """Count the language model's layers, without drafting layers. Raises CheckpointError."""
+    arch = file.architecture
+    names = (f"{arch}.block_count", f"{arch}.nextn_predict_layers")
+    found = [file.metadata.get(name, 0) for name in names]
+    if not all(isinstance(count, int) for count in found) or found[0] <= found[1]:
+        raise file.refuse(f"{names[0]} is {found[0]!r}, of which {found[1]!r} draft")
+    return int(found[0] - found[1])
+
+
+def sibling(file: GgufFile, tensor: TensorInfo, name: str) -> TensorInfo:
+    """Return the second tensor to join with `tensor`, in the same shape. Raises CheckpointError."""
+    found = file.tensors.get(name)
+    if found is None:
+        raise file.refuse(
+            f"no tensor {name}, which belongs to {tensor.name}: the file is not complete (of a "
+            "split model: llama-gguf-split --merge)"
+        )
+    if found.shape != tensor.shape:
+        raise CheckpointError(
+            f"{file.path}: tensor {name} is {list(found.shape)}, but {tensor.name} "
+            f"{list(tensor.shape)}"
+        )
+    return found

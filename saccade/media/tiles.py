@@ -1,0 +1,70 @@
+"""Tiles as the front knows them: their names, and what each shows of its image.
+
+Reads pixels in the arena, whose writing has ended. Knows nothing of who has a tile's rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from blake3 import blake3
+
+from saccade.core.family import CanvasTile, Part
+from saccade.core.recipe import Box, ImageRecipe, ImageView
+from saccade.core.types import Image, Size
+
+
+class PixelNames(NamedTuple):
+    """The names of a canvas and of its tiles, in the tower's order. tiles: empty without names."""
+
+    whole: bytes
+    tiles: tuple[bytes, ...] = ()
+
+
+def name_tiles(pixels: memoryview, image: Image, tiles: Sequence[CanvasTile]) -> PixelNames:
+    """Name an image's tiles, which are all that the vision tower sees, and the canvas by them.
+
+    Tiles that the tower cannot tell apart share a name.
+    """
+    canvas = np.frombuffer(pixels, np.uint8).reshape(*image.canvas, 3)
+    names = []
+    for tile in tiles:
+        part = np.ascontiguousarray(canvas[tile.window.slices])
+        names.append(blake3(repr((tile.grid, part.shape)).encode()).update(part.data).digest())
+    whole = blake3(repr((image.grid, image.num_tokens)).encode()).update(b"".join(names))
+    return PixelNames(whole.digest(), tuple(names))
+
+
+def parts_of(recipe: ImageRecipe, tiles: Sequence[CanvasTile]) -> tuple[Part, ...]:
+    """Return what each tile shows of its image. Empty if the recipe does not tell."""
+    parts = []
+    for tile in tiles:
+        part = tile.part
+        for view in recipe.views:
+            part = part or _shown(view, tile.window)
+        if part is None:
+            return ()
+        parts.append(part)
+    return tuple(parts)
+
+
+def _shown(view: ImageView, window: Box) -> Part | None:
+    """Return what a window of the canvas shows of a view's image. None: it shows another view."""
+    for tile in view.tiles:
+        if tile.at == (window.top, window.left):
+            return _fractions(tile.window, view.size)
+    top, left = view.at
+    inside = Box(window.top - top, window.left - left, window.bottom - top, window.right - left)
+    touches = inside.bottom > 0 and inside.right > 0
+    within = inside.top < view.size[0] and inside.left < view.size[1]
+    return _fractions(inside, view.size) if touches and within and not view.tiles else None
+
+
+def _fractions(box: Box, size: Size) -> Part:
+    """Return a box in fractions of an image, without what lies beyond its edges."""
+    height, width = size
+    edges = box.top / height, box.left / width, box.bottom / height, box.right / width
+    top, left, bottom, right = (round(min(1.0, max(0.0, edge)), 4) for edge in edges)
+    return top, left, bottom, right

@@ -1,0 +1,65 @@
+"""Towers over packed tiles from any number of images. Each tile is its own segment.
+
+A family says how a canvas becomes rows, and rows become tokens. Knows nothing about which image a
+tile is of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from saccade.core.types import Grid
+from saccade.nn.patches import copy_images
+from saccade.nn.protocol import GridFacts, Pack, Pieces
+from saccade.nn.tower import TowerBlock
+from saccade.nn.tower_config import TileConfig
+
+
+class TileTower:
+    """uint8 pixels to embeddings. Implements `nn.protocol.VisionNet`.
+
+    A family derives from it, and adds `grid_facts`, `embed` and `to_tokens`. Learned positions are
+    added before the first block, so rows need no places.
+    """
+
+    __slots__ = ("config", "depth", "device", "hidden", "layers", "longest_segments")
+
+    axes = 0
+
+    def __init__(
+        self, config: TileConfig, device: torch.device, layers: Sequence[TowerBlock]
+    ) -> None:
+        self.config, self.device, self.layers = config, device, layers
+        self.hidden, self.depth = config.hidden, config.depth
+        self.longest_segments = (config.rows,)
+
+    def rows(self, patches: int) -> int:
+        return patches // self.config.rows * self.config.tokens
+
+    def tile_facts(self, tiles: int) -> GridFacts:
+        """Return the facts of a grid with so many tiles."""
+        rows = self.config.rows
+        places = torch.zeros((0, tiles * rows), dtype=torch.int64).to(self.device)
+        return GridFacts(places, segments=((rows,) * tiles,))
+
+    def grid_facts(self, grid: Grid) -> GridFacts:
+        raise NotImplementedError
+
+    def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
+        raise NotImplementedError
+
+    def to_tokens(self, rows: torch.Tensor) -> torch.Tensor:
+        """Turn the last block's rows [tiles * rows, hidden] into embeddings."""
+        raise NotImplementedError
+
+    def blocks(self, pack: Pack) -> Pieces:
+        x, (cuts,) = pack.rows, pack.cuts
+        for layer in self.layers:
+            x = yield from layer(x, cuts, pack.attention)
+        return self.to_tokens(x)
+
+    def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
+        """Split embeddings tile by tile, as tiles follow each other directly."""
+        return copy_images(self, embeddings, facts)

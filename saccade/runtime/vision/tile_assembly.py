@@ -1,0 +1,105 @@
+"""An image's embedding, put together from its tiles' rows: those that other images have, and those
+of the tiles that go through the tower, each as an image of its own.
+
+Owns nothing. Knows nothing of plans' order or of who has the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from saccade.core.family import CanvasTile, FamilySpec, TileLayout
+from saccade.core.plan import Encode
+from saccade.core.types import ImageKey
+from saccade.runtime.memory import EmbeddingMemory
+from saccade.runtime.vision.packed_encoder import PackedEncoder
+
+
+@dataclass(frozen=True, slots=True)
+class SeenTiles:
+    """An image's tiles, and the rows of those that another image has, by their number.
+
+    same: tiles that repeat an earlier one.
+    """
+
+    tiles: tuple[CanvasTile, ...]
+    rows: Mapping[int, torch.Tensor]
+    same: Mapping[int, int]
+
+    @property
+    def new(self) -> list[CanvasTile]:
+        """Return the tiles that go through the tower."""
+        seen = self.rows.keys() | self.same.keys()
+        return [tile for number, tile in enumerate(self.tiles) if number not in seen]
+
+    def together(self, new: Iterator[torch.Tensor]) -> torch.Tensor:
+        """Put all tiles' rows one below another. `new`: those from the tower, in order."""
+        parts: list[torch.Tensor] = []
+        for number in range(len(self.tiles)):
+            if number in self.same:
+                parts.append(parts[self.same[number]])
+            else:
+                found = self.rows.get(number)
+                parts.append(next(new) if found is None else found)
+        return torch.cat(parts)
+
+
+NO_TILES: Mapping[ImageKey, SeenTiles] = MappingProxyType({})
+
+
+class TileReader:
+    """Copies tiles' rows out of embeddings, before any of these moves."""
+
+    def __init__(self, spec: FamilySpec, layout: TileLayout, embeddings: EmbeddingMemory) -> None:
+        self._spec = spec
+        self._layout = layout
+        self._embeddings = embeddings
+
+    def read(self, encodes: Sequence[Encode]) -> Mapping[ImageKey, SeenTiles]:
+        """Return what images copy, by key. Images without copies are left out."""
+        return {encode.key: self._read(encode) for encode in encodes if encode.copies}
+
+    def _read(self, encode: Encode) -> SeenTiles:
+        others = {copy.key: copy.grid for copy in encode.copies if copy.key != encode.key}
+        sources = {
+            key: (self._embeddings.read(key, self._spec.num_tokens(grid)), self._layout.tiles(grid))
+            for key, grid in others.items()
+        }
+        rows, same = {}, {}
+        for copy in encode.copies:
+            if copy.key == encode.key:
+                same[copy.tile] = copy.place
+            else:
+                embedding, tiles = sources[copy.key]
+                runs = tiles[copy.place].rows
+                rows[copy.tile] = torch.cat([embedding[run.start : run.stop] for run in runs])
+        return SeenTiles(self._layout.tiles(encode.grid), rows, same)
+
+
+def encode_tiles(
+    encoder: PackedEncoder,
+    encodes: Sequence[Encode],
+    pixels: Sequence[torch.Tensor],
+    seen: Mapping[ImageKey, SeenTiles],
+) -> Generator[int, None, list[torch.Tensor]]:
+    """Encode images of which some have tiles already, as `PackedEncoder.pieces` does."""
+    parts, grids = [], []
+    for encode, canvas in zip(encodes, pixels):
+        if (held := seen.get(encode.key)) is None:
+            parts.append(canvas)
+            grids.append(encode.grid)
+        else:
+            parts += [canvas[tile.window.slices].contiguous() for tile in held.new]
+            grids += [tile.grid for tile in held.new]
+    adapter = encodes[0].adapter if encodes else 0
+    rows, found = iter((yield from encoder.pieces(parts, grids, adapter))), []
+    for encode in encodes:
+        held = seen.get(encode.key)
+        found.append(
+            next(rows) if held is None else encoder.split(held.together(rows), encode.grid)
+        )
+    return found

@@ -1,0 +1,125 @@
+"""Tiles: which images' embeddings have the rows of which tile, so that the tower sees each tile
+once.
+
+    pixels arrive, with tiles' names ──▶ rows that some embedding has are copied from there
+                                     ├──▶ those being made for another image are awaited
+                                     └──▶ only the other tiles go through the tower
+
+Owns the map from tiles to images. A tile has no rows of its own: they are those of the images that
+show it, and go with these. Tiles of different settings or tenants (salts) are different. Knows
+nothing of slots, pixels or plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from cachetools import LRUCache
+
+from saccade.cache.embeddings import EmbeddingCache
+from saccade.core.family import TileLayout
+from saccade.core.plan import TileCopy
+from saccade.core.types import Grid, Image, ImageKey
+
+REMEMBERED = 1 << 17
+"""Tiles by name, and tiles of images."""
+MOST_HOMES = 4
+"""Images that a tile is looked for in: the latest."""
+
+TileName = tuple[bytes, bytes, str]
+"""The digest of its pixels, and the settings and the salt of its image."""
+
+
+@dataclass(frozen=True, slots=True)
+class TilesFound:
+    """What an image can do without.
+
+    copies: tiles whose rows are there. patches: of the others, for the tower. awaits: another image
+    that is being encoded, with tiles of this one.
+    """
+
+    copies: tuple[TileCopy, ...]
+    patches: int
+    awaits: ImageKey | None
+
+
+class TileBook:
+    """Tiles by name, of images whose names the front has told."""
+
+    def __init__(
+        self, layout: TileLayout, patches: Callable[[Grid], int], embeddings: EmbeddingCache
+    ) -> None:
+        """Start without tiles. patches: as `FamilySpec.num_patches`."""
+        self._layout = layout
+        self._patches = patches
+        self._embeddings = embeddings
+        self._names: LRUCache[ImageKey, tuple[TileName, ...]] = LRUCache(REMEMBERED, getsizeof=len)
+        self._homes: LRUCache[TileName, dict[ImageKey, tuple[Grid, int]]] = LRUCache(REMEMBERED)
+        self._encoding: dict[TileName, ImageKey] = {}
+
+    def arrived(self, image: Image, digests: Collection[bytes]) -> None:
+        """Learn the names of an image's tiles, whose pixels have come."""
+        key = image.key
+        self._names[key] = tuple((digest, key.settings, key.salt) for digest in digests)
+
+    def find(self, image: Image, away: Collection[ImageKey]) -> TilesFound | None:
+        """Look for the rows of an image's tiles. Returns None for an image without names.
+
+        away: images whose rows the workers lack when the step being planned begins.
+        """
+        names = self._names.get(image.key)
+        if names is None:
+            return None
+        copies, patches, awaits = [], 0, None
+        first: dict[TileName, int] = {}
+        for index, (name, tile) in enumerate(zip(names, self._layout.tiles(image.grid))):
+            if (copy := self._home(name, index, away)) is not None:
+                copies.append(copy)
+            elif name in first:
+                copies.append(TileCopy(index, image.key, image.grid, first[name]))
+            else:
+                first[name] = index
+                patches += self._patches(tile.grid)
+                awaits = self._encoding.get(name, awaits)
+        return TilesFound(tuple(copies), patches, awaits)
+
+    def _home(self, name: TileName, index: int, away: Collection[ImageKey]) -> TileCopy | None:
+        homes = self._homes.get(name, {})
+        for key, (grid, place) in [*homes.items()][::-1]:
+            tier = self._embeddings.locate(key)
+            if tier in ("device", "host") and key not in away:
+                return TileCopy(index, key, grid, place)
+            if tier is None:
+                del homes[key]
+        return None
+
+    def begin(self, image: Image, copies: Collection[TileCopy]) -> tuple[bool, ...]:
+        """Record that an image's encoding begins, which copies these tiles.
+
+        Returns which of its tiles are new, empty for an image without names.
+        """
+        names = self._names.get(image.key, ())
+        seen = {copy.tile for copy in copies}
+        for index, name in enumerate(names):
+            if index not in seen:
+                self._encoding[name] = image.key
+        return tuple(index not in seen for index in range(len(names)))
+
+    def ended(self, image: Image, *, whole: bool) -> None:
+        """Record that an image's encoding has ended. whole: its rows are there now."""
+        key = image.key
+        for name in [name for name, other in self._encoding.items() if other == key]:
+            del self._encoding[name]
+        for index, name in enumerate(self._names.get(key, ()) if whole else ()):
+            homes = self._homes.setdefault(name, {})
+            homes.pop(key, None)
+            homes[key] = image.grid, index
+            if len(homes) > MOST_HOMES:
+                del homes[next(iter(homes))]
+
+    def forget(self) -> None:
+        """Forget every tile, for embeddings are flushed."""
+        self._names.clear()
+        self._homes.clear()
+        self._encoding.clear()

@@ -1,0 +1,36 @@
+"""The function through which a model acts, put together for the words that a client has on offer.
+
+Knows nothing of any one model's description.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from saccade.text.actions.action_format import Words
+from saccade.text.actions.screen import THOUSANDTHS, Screen
+
+
+def parameters(
+    words: Words, heading: str, key: str, fields: Mapping[str, tuple[str, str]]
+) -> dict[str, Any]:
+    """Return a schema with one property for the word, and those of `fields` that a word on offer
+    has.
+
+    fields: for each key its type and its description, which names the words as "{}".
+    """
+    listed = "\n".join(f"* `{name}`: {word.about}" for name, word in words.items())
+    properties: dict[str, Any] = {
+        key: {"description": f"{heading}\n{listed}", "enum": [*words], "type": "string"}
+    }
+    for name, (kind, about) in fields.items():
+        users = [word for word, each in words.items() if name in _keys(each)]
+        if users:
+            named = " and ".join(f"`{key}={each}`" for each in users)
+            properties[name] = {"description": about.format(named), "type": kind}
+    return {"properties": properties, "required": [key], "type": "object"}
+
+
+def _keys(word: Any) -> set[str]:
+    return set(word.schema(Screen.in_thousandths((THOUSANDTHS, THOUSANDTHS)))["properties"])

@@ -1,0 +1,266 @@
+"""Tiles in the engine: the tower sees each tile once, and answers stay transformers', token for
+token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from saccade.core.config import EmbeddingBudgets, EncoderMode
+from saccade.core.family import CanvasTile, FamilySpec
+from saccade.core.types import Request
+from saccade.nn.protocol import GridFacts
+from saccade_bench.fixtures.harness import Harness, Outcome
+from saccade_bench.fixtures.rank_group import ThreadRankGroup
+from saccade_bench.fixtures.tiny import make_checkpoint, picture, tinies
+from tests.families.answers import Model, load
+
+NEW_TOKENS = 12
+SIZE = (240, 320)
+SPOTS = ((20, 20), (200, 300), (120, 160))
+"""Where pictures of one desktop differ: in the first tiles, in the last, in the middle."""
+PROMPT = "look: @ how many red circles are there?"
+
+
+@dataclass(frozen=True)
+class Desktop:
+    """A model whose tower sees tiles apart, and pictures that differ in a few tiles."""
+
+    model: Model
+
+    @property
+    def spec(self) -> FamilySpec:
+        return self.model.net.spec
+
+    def shot(self, *spots: int, size: tuple[int, int] = SIZE) -> np.ndarray:
+        """A resized picture, with marks at the `spots`."""
+        drawn = picture(*size, seed=3).copy()
+        for spot in spots:
+            top, left = SPOTS[spot]
+            drawn[top : top + 12, left : left + 12] = 255 - drawn[top : top + 12, left : left + 12]
+        return self.model.reference.resize(drawn)
+
+    def tiles(self, shot: np.ndarray, harness: Harness) -> tuple[CanvasTile, ...]:
+        assert self.spec.tiles is not None
+        return self.spec.tiles.tiles(harness.image(shot, "size").grid)
+
+    def contents(self, shot: np.ndarray, harness: Harness) -> list[tuple[object, bytes]]:
+        """What each tile is to the tower."""
+        return [
+            (tile.grid, shot[tile.window.slices].tobytes()) for tile in self.tiles(shot, harness)
+        ]
+
+    def new(self, shots: Sequence[np.ndarray], harness: Harness) -> int:
+        """How many tiles there are, each counted once."""
+        return len({each for shot in shots for each in self.contents(shot, harness)})
+
+    def ask(self, harness: Harness, name: str, *shots: np.ndarray, **more: object) -> Request:
+        prompt = PROMPT.replace("@", self.model.reference.placeholder * len(shots))
+        images = [harness.image(shot, f"{name.split('#')[0]}.{i}") for i, shot in enumerate(shots)]
+        tokens = self.model.tokenizer.encode(prompt).ids
+        return harness.request(name, tokens, images, max_tokens=NEW_TOKENS, **more)
+
+    def answer(self, request: Request, *shots: np.ndarray) -> Sequence[int]:
+        self.model.reference.go_on()
+        tokens, shown = request.tokens, list(shots)
+        return self.model.reference.generate(tokens, shown, max_new_tokens=NEW_TOKENS)
+
+
+TILED = tuple(name for name, tiny in tinies().items() if tiny.tiled)
+
+
+@pytest.fixture(scope="module", params=TILED)
+def desktop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Desktop:
+    folder = make_checkpoint(tmp_path_factory.mktemp("tiles"), request.param)
+    return Desktop(load(folder, ()))
+
+
+def run(harness: Harness, *requests: Request) -> dict[str, Outcome]:
+    found = dict(harness.run(requests))
+    assert all(each.error is None for each in found.values())
+    return found
+
+
+def counts(harness: Harness) -> tuple[int, int]:
+    """Tiles run through the tower, and tiles copied."""
+    found = harness.scheduler.counts
+    return found.tiles_new, found.tiles_seen
+
+
+def test_a_tile_that_another_picture_has_is_not_encoded_again(desktop: Desktop) -> None:
+    harness = Harness(desktop.model.net)
+    shots = [desktop.shot(), desktop.shot(0), desktop.shot(0, 1)]
+    for number, shot in enumerate(shots):
+        asked = desktop.ask(harness, f"shot {number}", shot)
+        assert run(harness, asked)[asked.id].tokens == desktop.answer(asked, shot), number
+        every = sum(len(desktop.tiles(each, harness)) for each in shots[: number + 1])
+        new = desktop.new(shots[: number + 1], harness)
+        assert counts(harness) == (new, every - new)
+    assert new < every, "they share most tiles"
+    patches = harness.scheduler.counts.patches_encoded
+    assert patches < sum(harness.image(shot, "size").num_patches for shot in shots)
+
+
+ROOMY: Mapping[str, dict[str, Any]] = {
+    "at once": {},
+    "in small chunks": {"chunk_tokens": 13, "page_size": 4},
+    "in parts": {"tower_budget": 40},
+    "without a prefix cache": {"prefix_cache": False},
+    "two abreast": {"encode_patches": 1, "max_running": 2},
+}
+
+
+@pytest.mark.once("desktop")
+@pytest.mark.parametrize("name", ROOMY)
+def test_pictures_that_share_tiles_in_one_batch(desktop: Desktop, name: str) -> None:
+    """All but one tile, and the whole picture, which is never the same."""
+    harness = Harness(desktop.model.net, **ROOMY[name])
+    one, two, three = desktop.shot(), desktop.shot(1), desktop.shot(1, 2)
+    shown = {"a": (one,), "b": (two,), "both": (one, two), "all": (three, one, two, one)}
+    asked = {id: desktop.ask(harness, id, *shots) for id, shots in shown.items()}
+    found = harness.run(list(asked.values()), depth=2)
+    for id, shots in shown.items():
+        assert found[id].tokens == desktop.answer(asked[id], *shots), id
+    assert counts(harness)[0] == desktop.new((one, two, three), harness), "each tile once"
+    before = counts(harness)
+    again = run(harness, *(desktop.ask(harness, f"{id}#2", *shots) for id, shots in shown.items()))
+    assert all(again[f"{id}#2"].tokens == found[id].tokens for id in shown)
+    assert counts(harness) == before, "a seen picture is not looked at"
+
+
+def room(desktop: Desktop, pictures: float) -> int:
+    """Bytes of so many embeddings."""
+    harness = Harness(desktop.model.net)
+    tokens = harness.image(desktop.shot(), "size").num_tokens
+    return int(pictures * tokens * desktop.spec.embedding_width * 4)
+
+
+@pytest.mark.once("desktop")
+@pytest.mark.parametrize("name", ["none", "one", "one, and two on the host", "two"])
+def test_tiles_go_with_the_pictures_that_have_them(desktop: Desktop, name: str) -> None:
+    """Evicted between, and while others that share tiles are under way."""
+    budgets = {
+        "none": EmbeddingBudgets(1),
+        "one": EmbeddingBudgets(room(desktop, 1.2)),
+        "one, and two on the host": EmbeddingBudgets(room(desktop, 1.2), room(desktop, 2.2)),
+        "two": EmbeddingBudgets(room(desktop, 2.2)),
+    }
+    harness = Harness(desktop.model.net, embeddings=budgets[name], chunk_tokens=64)
+    shots = [desktop.shot(), desktop.shot(0), desktop.shot(1), desktop.shot(0, 1)]
+    waves = [[0], [1], [2, 0], [3, 1, 2], [0, 0], [3, 2, 1, 0]]
+    for number, wave in enumerate(waves):
+        shown = {f"{number}.{place}": shots[which] for place, which in enumerate(wave)}
+        asked = {id: desktop.ask(harness, id, shot) for id, shot in shown.items()}
+        found = harness.run(list(asked.values()), depth=2)
+        for id, shot in shown.items():
+            assert found[id].error is None and found[id].tokens == desktop.answer(asked[id], shot)
+    if name in ("one, and two on the host", "two"):
+        assert counts(harness)[1] > 0
+
+
+@pytest.mark.once("desktop")
+def test_preempted_pictures_share_tiles(desktop: Desktop) -> None:
+    calm = Harness(desktop.model.net)
+    shown = {"a": desktop.shot(), "b": desktop.shot(0), "c": desktop.shot(0, 1)}
+    asked = {id: desktop.ask(calm, id, shot) for id, shot in shown.items()}
+    longer = replace(asked["a"].sampling, max_tokens=3 * NEW_TOKENS)
+    asked = {id: replace(each, sampling=longer) for id, each in asked.items()}
+    harness = Harness(
+        desktop.model.net,
+        page_size=2,
+        kv_pages=len(asked["a"].tokens) + NEW_TOKENS,  # for two prompts, and some of two answers
+        embeddings=EmbeddingBudgets(room(desktop, 1.2)),
+    )
+    harness.pixels = calm.pixels
+    found = harness.run(list(asked.values()))
+    assert harness.scheduler.counts.preemptions > 0
+    for id, shot in shown.items():
+        wanted = desktop.answer(asked[id], shot)
+        assert found[id].tokens[: len(wanted)] == wanted, id
+
+
+@pytest.mark.parametrize("what", ["salt", "settings"])
+def test_tiles_of_others_never_meet(desktop: Desktop, what: str) -> None:
+    """Two tenants' screens, and one screen in two sizes."""
+    harness = Harness(desktop.model.net)
+    shot = desktop.shot()
+    every = len(desktop.tiles(shot, harness))
+    for number in range(2):
+        asked = desktop.ask(harness, f"one {number}", shot)
+        key = asked.images[0].key
+        salted, settled = (
+            replace(key, salt="b" * number),
+            replace(key, settings=bytes([number]) * 16),
+        )
+        other = salted if what == "salt" else settled
+        harness.pixels[other] = harness.pixels[key]
+        asked = replace(asked, images=(replace(asked.images[0], key=other),), cache_salt=other.salt)
+        assert run(harness, asked)[asked.id].tokens == desktop.answer(asked, shot)
+    own = desktop.new([shot], harness)
+    assert counts(harness) == (2 * own, 2 * (every - own))
+
+
+def test_a_picture_without_names_goes_through_the_tower_whole(desktop: Desktop) -> None:
+    harness = Harness(desktop.model.net)
+    harness.names_tiles = False
+    one, two = desktop.shot(), desktop.shot(0)
+    for id, shot in (("a", one), ("b", two)):
+        asked = desktop.ask(harness, id, shot)
+        assert run(harness, asked)[id].tokens == desktop.answer(asked, shot)
+    assert counts(harness) == (0, 0)
+
+
+def test_a_flush_forgets_tiles(desktop: Desktop) -> None:
+    harness = Harness(desktop.model.net)
+    shot = desktop.shot()
+    run(harness, desktop.ask(harness, "a", shot))
+    harness.scheduler.flush(embeddings=True)
+    new, _ = counts(harness)
+    run(harness, desktop.ask(harness, "b", desktop.shot(0)))
+    assert counts(harness)[0] - new == desktop.new([desktop.shot(0)], harness)
+
+
+@pytest.mark.once("desktop")
+def test_who_waits_for_tiles_of_a_picture_that_fails_encodes_them(
+    desktop: Desktop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness(desktop.model.net)
+    one, two = desktop.shot(), desktop.shot(0)
+    asked = {"a": desktop.ask(harness, "a", one), "b": desktop.ask(harness, "b", two)}
+    wanted = desktop.answer(asked["b"], two)
+    embed, left = desktop.model.net.vision.embed, [True]
+
+    def fails_once(pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
+        if left:
+            left.clear()
+            raise TypeError("of a test")
+        return embed(pixels, facts)
+
+    monkeypatch.setattr(
+        type(desktop.model.net.vision), "embed", lambda _, *given: fails_once(*given)
+    )
+    found = harness.run(list(asked.values()), depth=2)
+    assert "of a test" in (found["a"].error or "")
+    assert found["b"].error is None and found["b"].tokens == wanted
+    assert counts(harness)[0] == sum(desktop.new([each], harness) for each in (one, two))
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("encoder", ["weights", "data"])
+@pytest.mark.parametrize("family", ["internvl", "deepseek_vl_v2"])
+def test_ranks_share_tiles(tmp_path: Path, family: str, encoder: EncoderMode) -> None:
+    folder = make_checkpoint(tmp_path, family)
+    desktop = Desktop(load(folder, ()))
+    harness = Harness(desktop.model.net, ThreadRankGroup(folder, 2, encoder))
+    shots = [desktop.shot(), desktop.shot(0), desktop.shot(0, 1)]
+    for number, shot in enumerate(shots):
+        asked = desktop.ask(harness, f"shot {number}", shot)
+        assert run(harness, asked)[asked.id].tokens == desktop.answer(asked, shot), number
+    assert counts(harness)[0] == desktop.new(shots, harness)
