@@ -18,8 +18,10 @@ from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from saccade.api.restraint import Restraint
 from saccade.families.registry import families
 
 pytestmark = pytest.mark.slow  # in `make check`
@@ -413,6 +415,23 @@ def test_house_rules_of_style() -> None:
         "saccade/core/utils.py: no global",
         "saccade/core/utils.py: no feature probes by getattr with a default",
     ]
+
+
+MOST_FILES = 5
+"""Files of saccade/ that may name a field of every dialect, or an option of sampling."""
+EVERYDAY = {"priority"}
+"""Fields whose names are words for other things, too."""
+
+
+def test_a_field_is_named_in_few_files() -> None:
+    fields = {*msgspec.structs.asdict(Restraint())} - EVERYDAY
+    fields |= {"frequency_penalty", "presence_penalty", "repetition_penalty"}
+    texts = [path.read_text() for path in PACKAGE.rglob("*.py")]
+    named = {
+        field: sum(re.search(rf"\b{field}\b", text) is not None for text in texts)
+        for field in fields
+    }
+    assert not {field: count for field, count in named.items() if not 0 < count <= MOST_FILES}
 
 
 FRONT = (

@@ -23,7 +23,8 @@ from saccade.kernels.reference.paged import PagedRows, paged_attention_reference
 from saccade.kernels.reference.rotary import Pairs, Rotation, rotary_tables
 from saccade.kernels.x86.jit_cache import SHARED_VALUES
 from saccade.kernels.x86.long_attention import softmax_to_bfloat16
-from saccade.kernels.x86.paged import BLOCK_KEYS, decode_paged
+from saccade.kernels.x86.paged import decode_paged
+from saccade.kernels.x86.paged_call import BLOCK_KEYS
 
 if not placement.has_numba():
     pytest.skip("only for x86-64", allow_module_level=True)

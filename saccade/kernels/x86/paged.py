@@ -13,9 +13,7 @@ import torch
 
 from saccade.kernels.reference.paged import PagedCache, PagedRows
 from saccade.kernels.x86.kernel import Kernel, bits
-
-BLOCK_KEYS = 128
-"""Keys that are scored before their values are read: what is between stays in a core's cache."""
+from saccade.kernels.x86.paged_call import BLOCK_KEYS
 
 
 def decode_paged(

@@ -23,7 +23,7 @@ from saccade.kernels.x86.jit import (
     words,
 )
 from saccade.kernels.x86.kernel import Body
-from saccade.kernels.x86.paged import BLOCK_KEYS
+from saccade.kernels.x86.paged_call import BLOCK_KEYS
 
 ABREAST = 4
 """Tokens whose values are added in one pass over a query's sum."""
