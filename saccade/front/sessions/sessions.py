@@ -209,11 +209,13 @@ class Sessions:
             return []
         forms = _answer_forms(gather(turn.answer))
         session.answers = outline_of(Chat(forms), ())
-        last = next(i for i, m in enumerate(reversed(chat.messages)) if m.role == "assistant")
-        if session.returned is None or _ends_task(chat.messages[-1 - last], forms[0]):
+        last = max(i for i, m in enumerate(chat.messages) if m.role == "assistant")
+        if session.returned is None or _ends_task(chat.messages[last], forms[0]):
             return []
+        if last + 1 == len(chat.messages):
+            return []  # an answer that goes on: it has no message behind it yet
         answer = forms[min(session.returned, len(forms) - 1)]
-        next_message = chat.messages[len(chat.messages) - last]
+        next_message = chat.messages[last + 1]
         before, expected = session.expected, dict[Outline, NextPrompt]()
         known = dict(zip(map(id, chat.messages), turn.outline))
         for messages, rule in self._cuts(turn, answer):
