@@ -106,12 +106,13 @@ class Terminal:
 
 
 def _own(terminal: int) -> None:
-    """In the child: the terminal is its own, so that Ctrl-C reaches it."""
+    """In the child: the terminal is its own, so that Ctrl-C and a hang-up reach it."""
     import fcntl
     import termios
 
     fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` has tests begin without
 
 
 def gone(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
