@@ -249,6 +249,11 @@ def main() -> None:
     demo = ROOT / "saccade" / "demo" / "model"
     folder = demo if args.checkpoint == "demo" else Path(args.checkpoint)
     options = AbOptions("", "", start_timeout=args.start_timeout)
+    heading = (
+        f"{Path(args.checkpoint).name}, {describe()['cpu']}, {args.threads} threads each, "
+        f"{args.repeats} repeats, {commit()}, `{shlex.join(sys.argv[1:])}`"
+    )
+    lines: list[str] = []
     results: list[PeerResult] = []
     with ExitStack() as stack:
         again = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "again.jsonl"
@@ -264,13 +269,8 @@ def main() -> None:
                     seed = 1 + 1000 * place + repeat
                     runs = args.output / "runs.jsonl"
                     results.append(measure(name, seed, label, server, runs, again))
-    told = describe()
-    heading = (
-        f"{Path(args.checkpoint).name}, {told['cpu']}, {args.threads} threads each, "
-        f"{args.repeats} repeats, {commit()}, `{shlex.join(sys.argv[1:])}`"
-    )
-    lines = [heading, "", *table(results)]
-    (args.output / "table.md").write_text("\n".join(lines) + "\n")
+                lines = [heading, "", *table(results)]  # each time, for a run may be ended early
+                (args.output / "table.md").write_text("\n".join(lines) + "\n")
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
 
