@@ -112,6 +112,5 @@ class ImageChunks:
                     self._embeddings.count_lookup(place)
                 outcome = self._kv_cache.outcome(sequence, span, place)
                 sequence.found[span.image] = outcome
-                if not sequence.idle:
-                    self._counts.images_embedding += outcome.level == "embedding"
+                self._counts.images_embedding += outcome.level == "embedding"
         return end

@@ -453,8 +453,7 @@ class GenerationScheduler:
             self.counts.prompt_tokens += sequence.prompt_length
             self.counts.cached_tokens += sequence.cached or 0
             self.counts.restored_tokens.update(dict(sequence.account.restored))
-        if not sequence.idle:
-            self.counts.images_kv += len(sequence.found) - found
+        self.counts.images_kv += len(sequence.found) - found
         for key, end in sequence.last_use.items():
             if first:
                 self.embeddings.hit(key, sequence.client)

@@ -84,7 +84,9 @@ def machine(**changes: object) -> Machine:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving("demo", tmp_path_factory.mktemp("server")) as server:
+    # A replay has the requests alone, without what a server computes ahead of them.
+    alone = "--tune", "prepare_next=false"
+    with serving("demo", tmp_path_factory.mktemp("server"), *alone) as server:
         yield server
 
 
