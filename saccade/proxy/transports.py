@@ -54,10 +54,8 @@ class _Conversations:
         return found.flow(request.content, blake3(keys.encode()).hexdigest())
 
 
-class SendOnce:
-    """Sends each image's bytes once to a server that takes names. `transport` sends requests, an
-    `HTTPTransport` for instance.
-    """
+class _Transport:
+    """What both transports know: the one that sends, and each server's conversation."""
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
@@ -67,6 +65,12 @@ class SendOnce:
     def savings(self) -> Savings:
         """Return what was saved so far."""
         return self._conversations.savings
+
+
+class SendOnce(_Transport):
+    """Sends each image's bytes once to a server that takes names. `transport` sends requests, an
+    `HTTPTransport` for instance.
+    """
 
     def handle_request(self, request: Any) -> Any:
         """Send a request, in as few bytes as the server takes. Returns its answer."""
@@ -95,19 +99,10 @@ class SendOnce:
         self._transport.__exit__(*error)
 
 
-class AsyncSendOnce:
+class AsyncSendOnce(_Transport):
     """Sends each image's bytes once to a server that takes names. `transport` sends requests, an
     `AsyncHTTPTransport` for instance.
     """
-
-    def __init__(self, transport: Any) -> None:
-        self._transport = transport
-        self._conversations = _Conversations()
-
-    @property
-    def savings(self) -> Savings:
-        """Return what was saved so far."""
-        return self._conversations.savings
 
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request, in as few bytes as the server takes. Returns its answer."""

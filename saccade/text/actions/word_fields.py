@@ -183,8 +183,8 @@ class Target:
     def read(self, given: Given, place: str) -> dict[str, Any]:
         value, where = given.get(self.key), f"{place}.{self.key}"
         match value:
-            case {"type": "coordinate", **point}:
-                return {"path": (tuple(coordinate(point.get(key), where, key) for key in "xy"),)}
+            case {"type": "coordinate"}:
+                return Flat().read(given[self.key], where)
             case {"type": "ref", "ref": str(target)} if self.element and target:
                 return {"target": target}
         shape = '{"type": "coordinate", "x", "y"}'
