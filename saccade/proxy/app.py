@@ -19,11 +19,10 @@ from urllib.parse import urlsplit
 
 from blake3 import blake3
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from saccade.core.config import MIB
-from saccade.core.errors import ConfigError, InternalError, ReplicaLost, RequestError
+from saccade.core.errors import ConfigError, ReplicaLost
 from saccade.core.permits import Permits
 from saccade.core.route_options import ProxyOptions
 from saccade.core.shown_url import shown_url
@@ -43,7 +42,7 @@ from saccade.proxy.send_once import (
     plain_json,
 )
 from saccade.route.heads import request_head
-from saccade.route.relay import pass_on, refuse
+from saccade.route.relay import pass_on, refusals
 
 log = logging.getLogger("saccade")
 
@@ -106,25 +105,12 @@ class NamingProxy:
         self._thread = ThreadPoolExecutor(1, "saccade-names")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-
-        async def note(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            async with self._admission.admit(scope, receive, read_whole) as (body, held):
-                self.requests += 1
-                await while_connected(receive, self._relay(scope, note, body, held))
-        except ClientDisconnect:
-            log.debug("a client has gone before its answer")
-        except RequestError as error:
-            await refuse(scope["path"], note, error)
-        except Exception:
-            log.exception("%s: a request failed", request_id.get())
-            if not started:
-                await refuse(scope["path"], note, InternalError())
+        async with (
+            refusals(scope["path"], send) as answer,
+            self._admission.admit(scope, receive, read_whole) as (body, held),
+        ):
+            self.requests += 1
+            await while_connected(receive, self._relay(scope, answer, body, held))
 
     def close(self) -> None:
         self._upstream.drop()

@@ -15,17 +15,11 @@ from contextlib import suppress
 from functools import partial
 
 import msgspec
-from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from saccade import __version__
 from saccade.core.config import MIB
-from saccade.core.errors import (
-    EngineUnavailable,
-    InternalError,
-    ReplicaLost,
-    RequestError,
-)
+from saccade.core.errors import EngineUnavailable, ReplicaLost
 from saccade.core.metrics import Metrics
 from saccade.core.permits import Permits
 from saccade.core.route_options import SpreadOptions
@@ -39,7 +33,7 @@ from saccade.route.affinity import AffinityKey, bearing_of_body, bearing_of_path
 from saccade.route.broadcast import is_for_everyone, tell_everyone
 from saccade.route.fleet import Backend, Fleet
 from saccade.route.heads import request_head
-from saccade.route.relay import pass_on, refuse, send_whole
+from saccade.route.relay import pass_on, refusals, send_whole
 
 log = logging.getLogger("saccade")
 
@@ -70,26 +64,11 @@ class Proxy:
         self._large_reader = ThreadPoolExecutor(1, "saccade-route-large")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-
-        async def note(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
+        async with refusals(scope["path"], send) as answer:
             if scope["path"] in OWN_PATHS and scope["method"] in ("GET", "HEAD"):
-                await self._own(scope["path"], note)
+                await self._own(scope["path"], answer)
             else:
-                await self._serve(scope, receive, note)
-        except ClientDisconnect:
-            log.debug("a client has gone before its answer")
-        except RequestError as error:
-            await refuse(scope["path"], note, error)
-        except Exception:
-            log.exception("%s: a request failed", request_id.get())
-            if not started:
-                await refuse(scope["path"], note, InternalError())
+                await self._serve(scope, receive, answer)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._admission.admit(scope, receive, read_whole) as (body, held):

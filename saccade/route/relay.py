@@ -5,19 +5,48 @@ Owns the words for an answer that breaks off. Knows nothing about the choice of 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from starlette.requests import ClientDisconnect
-from starlette.types import Send
+from starlette.types import Message, Send
 
-from saccade.core.errors import RequestError
+from saccade.core.errors import InternalError, RequestError
 from saccade.edge.headers import request_id
 from saccade.edge.refusal import failure_event, refusal
 from saccade.edge.upstream import Head, Headers, WorkerGone
 from saccade.route.events import Events
 from saccade.route.heads import answer_headers
 
+log = logging.getLogger("saccade")
+
 BODILESS = (204, 304)
+
+
+@asynccontextmanager
+async def refusals(path: str, send: Send) -> AsyncIterator[Send]:
+    """Answer what is raised within. Yields the `send` to answer with.
+
+    An unforeseen error is refused if no answer has begun, and logged.
+    """
+    started = False
+
+    async def note(message: Message) -> None:
+        nonlocal started
+        started = True
+        await send(message)
+
+    try:
+        yield note
+    except ClientDisconnect:
+        log.debug("a client has gone before its answer")
+    except RequestError as error:
+        await refuse(path, note, error)
+    except Exception:
+        log.exception("%s: a request failed", request_id.get())
+        if not started:
+            await refuse(path, note, InternalError())
 
 
 async def pass_on(
