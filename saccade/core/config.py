@@ -35,8 +35,27 @@ Role = Literal["all", "encode", "language"]
 """What a server does of a model: all of it; only its vision tower, for others; or all, with images
 encoded by others as long as they do.
 """
-PageView = Literal["text", "images", "both"]
-"""What a model sees of a document's pages."""
+PageView = Literal["text", "images", "both", "bare"]
+"""What a model sees of a document's pages. bare: images alone, without a word around them."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentView:
+    """How documents are shown. `pages`: numbers from 1, in the order wanted. Empty: all pages."""
+
+    shown: PageView = "both"
+    pages: tuple[int, ...] = ()
+
+    @property
+    def has_images(self) -> bool:
+        return self.shown != "text"
+
+    @property
+    def has_text(self) -> bool:
+        return self.shown in ("text", "both")
+
+
+WHOLE_DOCUMENT = DocumentView()
 
 
 @dataclass(frozen=True, slots=True)

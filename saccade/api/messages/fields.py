@@ -14,12 +14,12 @@ from msgspec import Meta, Struct
 
 from saccade.api.body_schema import BodySchema
 from saccade.api.messages.toolsets import BrowserState
-from saccade.core.config import PageView
 from saccade.core.errors import InvalidRequest
 from saccade.front.breakpoints import CacheControl
 from saccade.front.content import Name
 from saccade.front.fields import Positive
 from saccade.front.history_edits import ClearToolUses
+from saccade.front.part_defaults import DocumentOptions
 from saccade.front.refused_words import RefusedWords
 from saccade.front.video_parts import Rate
 
@@ -366,13 +366,6 @@ class Drawing(Struct, kw_only=True):
     """Sample only from this many of the likeliest tokens. 0 removes the limit."""
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     stream: bool | None = None
-
-
-class DocumentOptions(Struct, forbid_unknown_fields=True):
-    """Fields that only this server has."""
-
-    documents: PageView | None = None
-    """How the model sees a PDF's pages: text, images, or both."""
 
 
 class Sender(Struct, kw_only=True):

@@ -51,7 +51,7 @@ from saccade.api.messages.toolsets import (
     read_action_tool,
     read_past,
 )
-from saccade.core.config import PageView
+from saccade.core.config import WHOLE_DOCUMENT, DocumentView
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import FieldNames
 from saccade.front.addresses import image_url
@@ -135,7 +135,7 @@ def message_request(
     check_lengths(inquiry.messages, context_length, "messages")
     own = inquiry.saccade
     tools, tool_marks, acting = _read_tools(inquiry.tools)
-    conversation = _Conversation(None if own is None else own.documents, acting)
+    conversation = _Conversation(WHOLE_DOCUMENT if own is None else own.view, acting)
     if inquiry.system:
         conversation.add_system(inquiry.system)
     for index, raw in enumerate(inquiry.messages):
@@ -259,7 +259,7 @@ class _Content:
     are refused rather than downsized, of all messages.
     """
 
-    view: PageView | None
+    view: DocumentView
     undiminished: list[str]
     parts: list[Part] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
@@ -282,7 +282,7 @@ class _Content:
 class _Conversation:
     """Messages being read."""
 
-    def __init__(self, view: PageView | None, acting: ActionTool | None) -> None:
+    def __init__(self, view: DocumentView, acting: ActionTool | None) -> None:
         """Begin without messages. `view`: how documents are shown. acting: the computer or browser
         on offer, or later one that history knows.
         """
@@ -412,7 +412,7 @@ def _undiminished(block: Shown | BrowserState, place: str) -> Iterator[str]:
                 yield from _undiminished(each, f"{place}.source.content[{index}]")
 
 
-def _parts(block: Shown | BrowserState, place: str, view: PageView | None) -> list[Part]:
+def _parts(block: Shown | BrowserState, place: str, view: DocumentView) -> list[Part]:
     """Return the parts that show a block. view: how documents are shown."""
     if isinstance(block, BrowserState):
         return [MessageText(block.text(), place)]

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 import PIL.Image
 
-from saccade.core.config import PageView
+from saccade.core.config import WHOLE_DOCUMENT, DocumentView
 from saccade.core.errors import ImageError
 from saccade.core.family import PixelBounds
 from saccade.core.given_paths import reason, regular, shown
@@ -103,7 +103,7 @@ class SentFile:
     """A file as named by a request: a document, whose pages are shown, or an image.
 
     `param` is the place, for errors. budget: for each page, or for the image. heading: lines before
-    a document. view: `None` shows it as the server shows documents.
+    a document. view: which pages are shown, and as what.
     """
 
     kind: ClassVar[Kind] = "document"
@@ -112,7 +112,7 @@ class SentFile:
     param: str
     budget: Budget = DEFAULT_BUDGET
     heading: str = ""
-    view: PageView | None = None
+    view: DocumentView = WHOLE_DOCUMENT
 
 
 Source = ImageSource | VideoSource
