@@ -267,7 +267,7 @@ def test_ranks_share_tiles(tmp_path: Path, family: str, encoder: EncoderMode) ->
     assert counts(harness)[0] == desktop.new(shots, harness)
 
 
-FIRST = ("internvl", "smolvlm", "idefics3", "step3_vl")
+FIRST = ("internvl", "smolvlm", "idefics3", "step3_vl", "lfm2_vl")
 """Families whose tiles come before the whole picture."""
 
 
@@ -295,9 +295,9 @@ def test_keys_and_values_of_first_tiles_are_shared(desktop: Desktop, page_size: 
     ends = [each for each in asked.spans if each.offset <= rows < each.offset + each.length]
     alike = ends[0].start + rows - ends[0].offset
     assert bool(rows) == (desktop.spec.family in FIRST)
-    if rows:
+    if rows and not desktop.spec.kv_spec().state_bytes("float32"):
         assert cached["two"] == alike // page_size * page_size > span
-    else:
+    else:  # a state is known where it was saved, which is not between tiles
         assert cached["two"] <= span
     assert cached["other"] <= max(span, cached["two"])
     assert cached["two#2"] == (len(asked.tokens) - 1) // page_size * page_size
