@@ -54,7 +54,7 @@ class ThumbnailRules:
 
     @property
     def unit(self) -> int:
-        """Pixels along a token's edge."""
+        """Return the pixels along a token's edge."""
         return self.patch * self.merge
 
     @property
@@ -65,7 +65,7 @@ class ThumbnailRules:
 
     @property
     def largest_image(self) -> LargestImage:
-        """Upper bounds, which images stay below."""
+        """Return upper bounds, which images stay below."""
         lines = (math.isqrt(LONGEST_ASPECT * count) + 2 for count in (self.least, self.most))
         whole = self.most + self.least + max(lines)
         tiles = self.tiles_at_most * (self.tile // self.unit) ** 2

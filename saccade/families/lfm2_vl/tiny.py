@@ -72,7 +72,7 @@ class ThumbnailProcessor:
         return cls(told["image_mean"], told["image_std"], told)
 
     def views(self, picture: np.ndarray) -> tuple[list[np.ndarray], tuple[int, int]]:
-        """The tiles, then the whole image; rows and columns of tiles."""
+        """Return the tiles, then the whole image; rows and columns of tiles."""
         theirs, told = arithmetic(), self.limits
         names = ("downsample_factor", "encoder_patch_size", "max_image_tokens")
         some = {name: told[name] for name in names}
@@ -121,7 +121,7 @@ class ThumbnailReference(Reference):
         return tell_grid(canvas, (*grid, rows, columns))
 
     def views(self, canvas: np.ndarray) -> list[np.ndarray]:
-        """The tiles, then the whole image."""
+        """Return the tiles, then the whole image."""
         grid = told_grid(canvas)
         if len(grid) == 2:
             return [canvas]

@@ -96,7 +96,7 @@ class PageReader:
         prompt: PagePrompt,
         max_tokens: int | None,
     ) -> None:
-        """`max_tokens`: `None` leaves a page at least half of the context."""
+        """Take a connection. `max_tokens`: `None` leaves a page at least half of the context."""
         self.model = model.name
         self.prompt = prompt
         self.max_tokens = max_tokens or min(MOST_TOKENS, model.context // 2 or MOST_TOKENS)
