@@ -8,6 +8,7 @@ PID is a server's first process. Serve with and without tile names, for example 
 from __future__ import annotations
 
 import argparse
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -59,9 +60,10 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
     servers = [PhotoServer(word) for word in given.servers]
     width, height = parse_resolution(given.resolution, "--resolution").low
-    for seed in range(given.rounds + 1):
-        url = data_url(encode(DrawnImage("photo", width, height, seed)), "jpeg")
-        for server in servers if seed % 2 else servers[::-1]:
+    first = secrets.randbelow(1 << 32)  # photos of an earlier run would be seen ones
+    for turn in range(given.rounds + 1):
+        url = data_url(encode(DrawnImage("photo", width, height, first + turn)), "jpeg")
+        for server in servers if turn % 2 else servers[::-1]:
             server.ask(url)
     table = Table("server", "least", "median", title=f"CPU seconds of a new {width}x{height} photo")
     for server in servers:
