@@ -306,8 +306,9 @@ def read_siglip(vision: Section, merge: int, out: int, absent: SiglipDefaults) -
     """
     side = vision.integer("image_size", default=absent.side)
     patch = vision.integer("patch_size", default=absent.patch)
-    # What is in no whole patch is left out, as a convolution leaves it out.
-    check_side(vision, side - side % patch if side > patch > 0 else side, patch, merge)
+    # Pixels in no whole patch are left out, as a convolution leaves them out.
+    if min(patch, merge) < 1 or side < patch or side // patch % merge:
+        check_side(vision, side, patch, merge)
     check_channels(vision)
     hidden = vision.count("hidden_size", default=absent.hidden)
     heads = vision.count("num_attention_heads", default=absent.heads)
