@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from saccade.core.config import MIB
 from saccade.core.errors import ImageError
-from saccade.core.recipe import ImageRecipe
+from saccade.core.recipe import Box, ImageRecipe
 from saccade.media.content import VIDEO, Probe
 from saccade.media.formats.pixel_operations import RESAMPLERS
 
@@ -64,7 +64,8 @@ class Job:
     """One image to decode, or a video's frame number `frame`, and the recipe for its pixels.
     `digest` names the bytes, which belong to `tenant`.
 
-    `client` and `request` say the turn's owner. `ms` is the time taken, once done.
+    `client` and `request` say the turn's owner. `ms` is the time taken, once done. region: the part
+    of the upright image that the recipe is for.
     """
 
     digest: bytes
@@ -79,6 +80,7 @@ class Job:
     ms: float = 0.0
     frame: int | None = None
     tenant: str = ""
+    region: Box | None = None
 
     @property
     def name(self) -> tuple[str, bytes]:

@@ -19,6 +19,7 @@ from saccade.core.errors import EngineUnavailable, ImageError
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.recipe import OwnPixels
+from saccade.media.content import RAW
 from saccade.media.reasons import Reason
 from saccade.media.workers.decode_queue import THREADS, Job, JobQueue, decoding_bytes
 from saccade.media.workers.fork_server import ForkServers
@@ -248,7 +249,9 @@ class DecodePool:
     async def _order(self, slot: WorkerSlot, batch: DecodeBatch) -> Decoded:
         """Send the order and return the worker's answer. Raises WorkerLost."""
         job = batch.works[0].job
-        self._metrics.inc("saccade_decodes_total")
+        if job.probe.format != RAW:
+            self._metrics.inc("saccade_decodes_total")
+        regions = tuple(work.job.region for work in batch.works)
         order = Decode(
             slot.number,
             slot.serial,
@@ -259,6 +262,7 @@ class DecodePool:
             batch.memory + SLACK_BYTES,
             THREADS.get(job.probe.format, 0),
             tuple(work.job.frame for work in batch.works if work.job.frame is not None),
+            regions if any(regions) else (),
         )
         self._decoders.send(slot, order)
         answer = await slot.answer()

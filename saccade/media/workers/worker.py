@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from saccade.core.recipe import ImageRecipe, OwnPixels
+from saccade.core.recipe import Box, ImageRecipe, OwnPixels
 from saccade.ipc.child import Channel, Codec, Disconnected
 from saccade.media.content import Probe
 from saccade.media.reasons import Reason, Undecodable, Unreadable
@@ -124,7 +124,8 @@ class Decode:
     targets. A target is (offset in the arena, recipe).
 
     The order may take `memory` bytes, and begin `threads`. `outbox`: where each target begins in
-    the worker's own memory. frames: of a video, by target.
+    the worker's own memory. frames: of a video, by target. regions: parts of the upright image, by
+    target, where some show a part alone.
     """
 
     worker: int
@@ -136,6 +137,7 @@ class Decode:
     memory: int
     threads: int = 0
     frames: tuple[int, ...] = ()
+    regions: tuple[Box | None, ...] = ()
     answers: ClassVar[int] = 1
     cpu: ClassVar[float] = math.inf
 
@@ -411,7 +413,8 @@ def decode(order: Decode, resources: WorkerResources) -> Reason | None:
                 if order.frames:
                     _decode_video(order, held, targets)
                 else:
-                    decode_into(targets, data, order.upright, order.orientation)
+                    shape = order.upright, order.orientation
+                    decode_into(targets, data, *shape, order.regions)
             except Undecodable as error:
                 return error.reason
             except ValueError:
