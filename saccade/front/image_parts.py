@@ -186,7 +186,8 @@ def read_image(part: AnyImagePart, place: str, defaults: PartDefaults) -> ImageS
     """
     named = _SPELLINGS[type(part)](part, place)
     budget = _budget(named.inside, part, place, defaults)
-    region = _region(named.inside, part, place)
+    within = named.inside or _NO_OPTIONS
+    region = _region(within, part, place) if within.region or part.region else None
     if isinstance(part, FilePart):
         return SentFile(named.url, place, budget, named.heading, defaults.view, region)
     if region is not None:
@@ -325,11 +326,10 @@ _NO_OPTIONS = UploadedFile()
 
 
 def _region(
-    inside: ImageURL | UploadedFile | None, beside: ImageSizeOptions, place: str
+    inside: ImageURL | UploadedFile, beside: ImageSizeOptions, place: str
 ) -> ImageRegion | None:
     """Read the part of an image to show, from two places that must agree."""
-    within = None if inside is None else inside.region
-    corners = _either("region", within, beside.region, place)
+    corners = _either("region", inside.region, beside.region, place)
     return None if corners is None else region_of(corners, place)
 
 

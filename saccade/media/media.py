@@ -106,11 +106,12 @@ class Media:
         self.reader = SourceReader(self._fetcher, self.files, self.seen, pool)
         limits = PixelLimits(arena.size, options.decode_memory)
         stills = Stills(spec, limits)
+        self.regions = Regions(spec, limits, stills, pool)
         self.kinds: Mapping[Kind, MediaKind[Any, Any, Any]] = {
             "still": stills,
             "video": Videos(spec, limits),
             "document": self.documents,
-            "region": Regions(spec, limits, stills),
+            "region": self.regions,
         }
         self.readable = _readable(spec)
         self._held: dict[ImageKey, list[OpenedImage]] = {}
@@ -125,6 +126,7 @@ class Media:
     async def close(self) -> None:
         if self.encoders is not None:
             await self.encoders.close()
+        await self.regions.close()
         await self._decoders.close()
         await self.documents.close()
         await self.reader.close()

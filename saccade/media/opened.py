@@ -48,6 +48,11 @@ class PartOfImage:
     whole: Probe
     box: Box
 
+    @property
+    def corners(self) -> tuple[int, int, int, int]:
+        """Return (x0, y0, x1, y1)."""
+        return self.box.left, self.box.top, self.box.right, self.box.bottom
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeenFrame:

@@ -1,33 +1,64 @@
 """Regions: parts of still images, cut at full detail and then seen as images of their own.
 
-Owns a region's name and its bounds. Knows nothing of where an image's bytes come from.
+Owns a region's name and its bounds, and the pixels that are held of images with regions. The first
+region of an image has it decoded, the next ones are cut from the held pixels. Knows nothing of
+where an image's bytes come from.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 from blake3 import blake3
+from cachetools import TTLCache
 
-from saccade.core.errors import ImageError
+from saccade.core.errors import ImageError, Overloaded, TooLarge
 from saccade.core.family import FamilySpec
 from saccade.core.recipe import Box
-from saccade.media.content import identify_soon
+from saccade.core.recipe import whole as whole_of
+from saccade.media.content import RAW, Probe, encode_array, identify_soon
 from saccade.media.opened import OpenedImage, PartOfImage, SeenFrame, jobs_of
+from saccade.media.sources.fairness import Requester
+from saccade.media.sources.flights import Flights
 from saccade.media.sources.source import ImageRegion, RegionSource
 from saccade.media.sources.source_reader import Reads, SourceRead
 from saccade.media.stills import Stills
-from saccade.media.workers.decode_queue import Job, PixelLimits
+from saccade.media.workers.decode_queue import Job, PixelLimits, decoding_bytes
+from saccade.media.workers.pool import DecodePool
+from saccade.media.workers.worker import MOST_RETURNED
+
+HELD_SHARE = 16
+"""Which part of the memory for decoding may be held beside it: 160 MiB, or 27 screens of 1080p."""
+HELD_SECONDS = 3600.0
+UNCOUNTED = Requester()
+"""Who asks for an image's pixels, which count as held and not for any request."""
 
 
 class Regions:
     """Answers `MediaKind` for regions. One that shows all of an image is the image, of `stills`."""
 
-    def __init__(self, spec: FamilySpec, limits: PixelLimits, stills: Stills) -> None:
+    def __init__(
+        self, spec: FamilySpec, limits: PixelLimits, stills: Stills, pool: DecodePool
+    ) -> None:
         self._spec = spec
         self._limits = limits
         self._stills = stills
+        self._pool = pool
+        self._flights = Flights()
+        self._held: TTLCache[tuple[str, bytes], bytes] = TTLCache(
+            limits.memory // HELD_SHARE, HELD_SECONDS, getsizeof=len
+        )
+        """Upright RGB by tenant and digest."""
+
+    def forget(self) -> None:
+        """Let go of all held pixels."""
+        self._held.clear()
+
+    async def close(self) -> None:
+        await self._flights.close()
 
     def check(self, source: RegionSource) -> None:
         """Accept every region: a model that sees images sees their parts."""
@@ -55,12 +86,34 @@ class Regions:
         return OpenedImage("region", found.image, (frame,), reads.asker, metadata.times)
 
     async def pixels(self, image: OpenedImage) -> list[Job] | None:
-        """Return the decode of the whole image, of which its part alone is resized."""
+        """Return the resizing of the part, cut from held pixels. Where these are too large, the
+        part is cut as the image is decoded.
+        """
         part = image.frames[0].part
         assert part is not None
-        if not image.there:
-            return None
-        return [replace(job, probe=part.whole, region=part.box) for job in jobs_of(image)]
+        (job,) = jobs_of(image)
+        whole = replace(job, probe=part.whole)
+        pixels = self._held.get(job.name)
+        if pixels is None and image.there and self._holds(whole):
+            pixels = await self._flights.join(job.name, UNCOUNTED, lambda _: self._decoded(whole))
+        if pixels is not None and _afford(image.asker, part.box):
+            data = await asyncio.to_thread(_cut, pixels, part)
+            probe = Probe(RAW, image.probe.height, image.probe.width, "RGB", 1, 1)
+            return [replace(job, digest=image.image.key.digest, data=data, probe=probe)]
+        return [replace(whole, region=part.box)] if image.there else None
+
+    def _holds(self, job: Job) -> bool:
+        """Return True if the pixels of a whole image may be held."""
+        nbytes = 3 * job.pixels
+        needed = decoding_bytes(job.probe, len(job.data), [whole_of(job.probe.upright)])
+        return nbytes <= min(MOST_RETURNED, self._held.maxsize) and needed <= self._limits.memory
+
+    async def _decoded(self, job: Job) -> bytes:
+        """Decode a whole image, and hold its pixels. Raises as `DecodePool.decode`."""
+        recipe = whole_of(job.probe.upright)
+        pixels = await self._pool.decode(replace(job, recipe=recipe, returned=True))
+        self._held[job.name] = pixels
+        return pixels
 
 
 def _box(region: ImageRegion, upright: tuple[int, int]) -> Box:
@@ -76,6 +129,21 @@ def _box(region: ImageRegion, upright: tuple[int, int]) -> Box:
         region.param,
         "invalid_region",
     )
+
+
+def _afford(asker: Requester, box: Box) -> bool:
+    """Count a part's pixels in the asker's budget. Returns False where this has no room."""
+    try:
+        asker.budget.reserve(3 * (box.bottom - box.top) * (box.right - box.left))
+    except (Overloaded, TooLarge):
+        return False
+    return True
+
+
+def _cut(pixels: bytes, part: PartOfImage) -> bytes:
+    """Return a part of an image's pixels, in our own format."""
+    image = np.frombuffer(pixels, np.uint8).reshape(*part.whole.upright, 3)
+    return encode_array(image[part.box.slices])
 
 
 def _name(digest: bytes, box: Box) -> bytes:

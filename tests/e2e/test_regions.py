@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import io
 import itertools
+import json
 from typing import Any
 
 import httpx
@@ -117,6 +118,10 @@ def told(answer: httpx.Response) -> tuple[Any, int]:
     return [each["text"] for each in said["content"]], tokens
 
 
+def counts(server: Server) -> dict[str, float]:
+    return {name: server.metric(name) for name in (DECODES, ENCODED)}
+
+
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_region_of_a_held_image_answers_as_the_crop(server: Server, dialect: str) -> None:
     data = png()
@@ -124,3 +129,129 @@ def test_a_region_of_a_held_image_answers_as_the_crop(server: Server, dialect: s
     crop = told(ask(server, dialect, inline(cropped(data))))
     for held in ({"file_id": id}, {"digest": digest(data)}):
         assert told(ask(server, dialect, {**held, "region": BOX})) == crop
+
+
+def test_a_region_costs_no_upload_and_further_ones_no_decode(server: Server) -> None:
+    """Of one file: the first region has it decoded, the same again costs a hash."""
+    data = png()
+    held = {"file_id": upload(server, data)}
+    sizes, spent = [], []
+    for box in (BOX, (0, 0, 64, 96), BOX):
+        before = counts(server)
+        answer = ask(server, "chat", {**held, "region": box})
+        assert answer.status_code == 200
+        sizes.append(len(answer.request.content))
+        spent.append([counts(server)[name] - before[name] for name in before])
+    assert spent == [[1, 1], [0, 1], [0, 0]]
+    assert max(sizes) < len(data) / 4
+
+
+def test_a_flush_forgets_held_pixels(server: Server) -> None:
+    held = {"file_id": upload(server, png()), "region": BOX}
+    before = counts(server)[DECODES]
+    for _ in range(2):
+        told(ask(server, "chat", held))
+        httpx.post(f"{server.url}/flush_cache", headers=WITH_KEY).raise_for_status()
+    assert counts(server)[DECODES] == before + 2
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_digest_names_an_image_of_the_same_body(server: Server, dialect: str) -> None:
+    """As an agent zooms that sends its whole history."""
+    data = png()
+    crop = told(ask(server, dialect, inline(data), inline(cropped(data))))
+    part = {"digest": digest(data), "region": BOX}
+    assert told(ask(server, dialect, inline(data), part)) == crop
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_the_same_at_full_detail(server: Server, dialect: str) -> None:
+    """By its digest alone, with other bounds."""
+    data = png()
+    id = upload(server, data)
+    small, large = {"max_pixels": 64 * 64}, {"max_pixels": 128 * 192}
+    seen = [
+        told(ask(server, dialect, {"file_id": id, **small})),
+        told(ask(server, dialect, {"digest": digest(data), **large})),
+    ]
+    sent = [told(ask(server, dialect, {**inline(data), **each})) for each in (small, large)]
+    assert seen == sent
+    assert seen[0][1] < seen[1][1]
+
+
+HOSTILE = [
+    ([0, 0, 193, 128], "192 x 128 px"),
+    ([0, 0, 2**40, 2**40], "192 x 128 px"),
+    ([-5, 0, 9, 9], "192 x 128 px"),
+    ([9, 9, 9, 20], "192 x 128 px"),
+    ([20, 20, 9, 9], "192 x 128 px"),
+    ([0, 0, 10], "length"),
+    ([0, 0, 1, 1, 1], "length"),
+    ([], "length"),
+    ([0, 0, 1.5, 1], "int"),
+    ([0, 0, True, True], "int"),
+    ([0, 0, "1", "1"], "int"),
+    ([0, 0, None, 1], "int"),
+    ([[0], 0, 1, 1], "int"),
+    ("0,0,1,1", "array"),
+    ({"x": 1}, "array"),
+    (7, "array"),
+    ([0, 0, 2**64, 1], "int"),
+]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_what_is_no_region_is_refused_by_its_name(server: Server, dialect: str) -> None:
+    data = png()
+    id = upload(server, data)
+    before = counts(server)
+    for region, why in HOSTILE:
+        answer = ask(server, dialect, {"file_id": id, "region": region})
+        assert answer.status_code == 400, (region, answer.text)
+        error = answer.json()["error"]
+        assert "region" in error["message"], (region, error)
+        assert why in error["message"], (region, error)
+    url = f"{server.url}/v1/{PATHS[dialect]}"
+    asked = json.dumps(body(dialect, [{"file_id": id, "region": [0, 0, 1, 1]}], model="tiny"))
+    broken = asked.replace("[0, 0, 1, 1]", "[0, 0, NaN, 1]")
+    headers = {**WITH_KEY, "content-type": "application/json"}
+    assert httpx.post(url, content=broken, headers=headers).status_code == 400
+    assert counts(server) == before
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_digest_that_was_not_sent_is_refused(server: Server, dialect: str) -> None:
+    """Forged, bent, or of an image that came within another request."""
+    data = png()
+    told(ask(server, dialect, inline(data)))
+    for name in (digest(data), "blake3-" + 64 * "0", "sha256-" + 64 * "f"):
+        answer = ask(server, dialect, {"digest": name, "region": BOX})
+        assert answer.status_code == 400
+        assert f"with the digest {name}" in answer.text
+        assert "unknown_digest" in answer.text
+    for name in ("blake3-" + 63 * "0", "md5-" + 64 * "0", digest(data).upper(), "../" + 64 * "0"):
+        answer = ask(server, dialect, {"digest": name})
+        assert answer.status_code == 400
+        assert "digest" in answer.json()["error"]["message"]
+
+
+def test_the_trace_says_which_part_is_shown(server: Server) -> None:
+    data = png()
+    held = {"file_id": upload(server, data)}
+    traced = {"saccade": {"trace": True}}
+    answer = ask(server, "chat", held, {**held, "region": BOX}, **traced)
+    whole, part = answer.raise_for_status().json()["saccade"]["images"]
+    assert "region" not in whole
+    assert part["region"] == [*BOX]
+    assert part["digest"] == whole["digest"] == digest(data).removeprefix("blake3-")
+    assert part["size"] == {"width": 128, "height": 96}
+
+
+def test_where_nothing_is_cut_a_region_is_refused(server: Server) -> None:
+    video = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
+    content = [{**video, "region": [0, 0, 9, 9]}]
+    sent = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
+    url = f"{server.url}/v1/chat/completions"
+    answer = httpx.post(url, json=sent, headers=WITH_KEY, timeout=60)
+    assert answer.status_code == 400
+    assert "region" in answer.json()["error"]["message"]

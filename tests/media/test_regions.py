@@ -16,11 +16,11 @@ import PIL.ImageOps
 import pytest
 from blake3 import blake3
 
-from saccade.core.errors import ImageError
+from saccade.core.errors import ImageError, Overloaded
 from saccade.core.plan import PixelSlot
 from saccade.media.content import Budget
 from saccade.media.opened import OpenedImage
-from saccade.media.sources.fairness import Requester
+from saccade.media.sources.fairness import Boundless, Requester
 from saccade.media.sources.source import (
     Address,
     Digest,
@@ -269,3 +269,90 @@ async def test_an_image_and_its_regions_are_one_decode(media_path: MakePath) -> 
         assert path.metrics.value(DECODES) == 1
         crops = [ImageSource(data, AT), *(ImageSource(cropped(data, box), AT) for box in boxes)]
         assert seen == [(await pixels(path, each))[1] for each in crops]
+
+
+# ---- what is held
+
+
+async def test_further_regions_decode_nothing(media_path: MakePath) -> None:
+    data = encode(photo(300, 400))
+    async with media_path() as path:
+        for box in ((0, 0, 100, 100), (0, 0, 100, 100), (50, 60, 399, 300)):
+            _, mine = await pixels(path, region(data, box))
+            assert path.metrics.value(DECODES) == 1
+            async with media_path() as another:
+                assert (await pixels(another, ImageSource(cropped(data, box), AT)))[1] == mine
+
+
+async def test_regions_asked_for_together_are_one_decode(media_path: MakePath) -> None:
+    data = encode(photo(300, 400))
+    async with media_path() as path:
+        boxes = [(0, top, 100, top + 100) for top in range(0, 200, 40)]
+        slots = []
+        for number, box in enumerate(boxes):
+            opened = await path.media.open(region(data, box), "")
+            path.media.hold_image(opened)
+            slot = PixelSlot(number << 20, *opened.image.canvas)
+            slots.append(path.media.decode(opened.image.key, slot))
+        await asyncio.gather(*slots)
+        assert path.metrics.value(DECODES) == 1
+
+
+async def test_what_is_held_is_its_tenants(media_path: MakePath) -> None:
+    data, decodes = encode(photo(300, 400)), []
+    async with media_path() as path:
+        for tenant in ("a", "b", "a", "b"):
+            asker = Requester(tenant=tenant)
+            opened = await path.media.open(region(data, (0, 0, 90, 90)), tenant, asker)
+            path.media.hold_image(opened)
+            await path.media.decode(opened.image.key, PixelSlot(0, *opened.image.canvas))
+            decodes.append(path.metrics.value(DECODES))
+    assert decodes == [1, 2, 2, 2]
+
+
+async def test_pixels_that_are_too_many_are_not_held(media_path: MakePath) -> None:
+    """7 MiB are, of these 112."""
+    data, box = encode(photo(1600, 1550)), (10, 20, 1000, 1100)
+    async with media_path(decode_memory_mb=112) as path:
+        for count in (1, 2):
+            _, mine = await pixels(path, region(data, box))
+            assert path.metrics.value(DECODES) == count
+        _, theirs = await pixels(path, ImageSource(cropped(data, box), AT))
+        assert mine == theirs
+
+
+async def test_pixels_held_for_long_give_way(media_path: MakePath) -> None:
+    """Three such images fit into 7 MiB."""
+    images, box = [encode(photo(900, 900, seed)) for seed in range(4)], (10, 20, 500, 600)
+    async with media_path(decode_memory_mb=112) as path:
+        for data in (*images, images[0], images[0]):
+            await pixels(path, region(data, box))
+        assert path.metrics.value(DECODES) == 5
+
+
+async def test_a_request_without_room_for_pixels_decodes_again(media_path: MakePath) -> None:
+    """A region is cut beside others' images: what it takes counts as held for its request."""
+
+    class Full(Boundless):
+        def reserve(self, nbytes: int) -> None:
+            if nbytes > 1 << 16:
+                raise Overloaded("no room")
+
+    data, box = encode(PIL.Image.new("RGB", (400, 300), "red")), (0, 0, 300, 300)
+    async with media_path() as path:
+        opened = await path.media.open(region(data, box), "", Requester(budget=Full()))
+        path.media.hold_image(opened)
+        slot = PixelSlot(0, *opened.image.canvas)
+        await path.media.decode(opened.image.key, slot)
+        seen = path.arena.view(slot).tobytes()
+        assert seen == (await pixels(path, ImageSource(cropped(data, box), AT)))[1]
+
+
+async def test_a_damaged_image_has_no_regions(media_path: MakePath) -> None:
+    data = encode(noise(300, 400))
+    async with media_path() as path:
+        opened = await path.media.open(region(data[: len(data) // 2], (0, 0, 90, 90)), "")
+        path.media.hold_image(opened)
+        for _ in range(2):
+            with pytest.raises(ImageError, match="cannot be decoded"):
+                await path.media.decode(opened.image.key, PixelSlot(0, *opened.image.canvas))

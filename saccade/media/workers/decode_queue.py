@@ -65,7 +65,7 @@ class Job:
     `digest` names the bytes, which belong to `tenant`.
 
     `client` and `request` say the turn's owner. `ms` is the time taken, once done. region: the part
-    of the upright image that the recipe is for.
+    of the upright image that the recipe is for. returned: the pixels go to the front.
     """
 
     digest: bytes
@@ -81,6 +81,7 @@ class Job:
     frame: int | None = None
     tenant: str = ""
     region: Box | None = None
+    returned: bool = False
 
     @property
     def name(self) -> tuple[str, bytes]:
@@ -236,6 +237,8 @@ class JobQueue:
         batch, recipes = [first], [first.recipe]
         for job in self._jobs:
             if job is first or job.name != first.name or len(batch) == PART:
+                continue
+            if job.returned and any(each.returned for each in batch):
                 continue
             if decoding_bytes(first.probe, len(first.data), [*recipes, job.recipe]) <= free:
                 batch.append(job)

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import prod
 from signal import SIGKILL
 
 from saccade.core.arena import Arena
@@ -25,7 +26,7 @@ from saccade.media.workers.decode_queue import THREADS, Job, JobQueue, decoding_
 from saccade.media.workers.fork_server import ForkServers
 from saccade.media.workers.header_pool import HeaderPool, fail
 from saccade.media.workers.refused import RefusedBytes
-from saccade.media.workers.worker import Decode, Decoded
+from saccade.media.workers.worker import TO_FRONT, Decode, Decoded
 from saccade.media.workers.worker_slots import (
     BLAME,
     NO_TIME,
@@ -45,7 +46,7 @@ _WORDS = "the image cannot be decoded: "
 class Decoding:
     """A job, its place in the arena, and its end. `tries` counts workers lost.
 
-    `batch` decodes the job, and is `None` while it waits.
+    `batch` decodes the job, and is `None` while it waits. pixels: those that came to the front.
     """
 
     job: Job
@@ -53,6 +54,7 @@ class Decoding:
     done: asyncio.Future[None]
     tries: int = 0
     batch: DecodeBatch | None = None
+    pixels: bytes = b""
 
 
 @dataclass(slots=True, eq=False)
@@ -138,9 +140,10 @@ class DecodePool:
 
     # ---- what callers wait for
 
-    async def decode(self, job: Job, offset: int) -> None:
-        """Decode `job` to `offset` in the arena. Raises ImageError for a job that fails,
-        EngineUnavailable if workers fail to start.
+    async def decode(self, job: Job, offset: int = TO_FRONT) -> bytes:
+        """Decode `job` to `offset` in the arena, or return the pixels of a job that wants them
+        (else b""). Raises ImageError for a job that fails, EngineUnavailable if workers fail to
+        start.
 
         Writes for the job end with the call, also by cancellation. The work of a cancelled call
         ends too, unless other calls wait for the same bytes.
@@ -159,6 +162,7 @@ class DecodePool:
             elif work.batch is not None:
                 await self._abandon(work.batch)
             raise
+        return work.pixels
 
     async def _abandon(self, batch: DecodeBatch) -> None:
         """Wait until the writes have ended for a batch that one call has given up."""
@@ -267,6 +271,11 @@ class DecodePool:
         self._decoders.send(slot, order)
         answer = await slot.answer()
         assert isinstance(answer, Decoded)
+        if answer.reason is None:
+            for work, start in zip(batch.works, order.outbox):
+                if work.job.returned:
+                    nbytes = 3 * prod(work.job.recipe.canvas)
+                    work.pixels = await slot.answered(order.answer_at + start, nbytes)
         return answer
 
     def _late(self, batch: DecodeBatch, cpu: float) -> str | None:
