@@ -5,6 +5,7 @@ answer), and costs no upload, no decode where pixels are held, and a hash when i
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import itertools
 import json
@@ -255,3 +256,41 @@ def test_where_nothing_is_cut_a_region_is_refused(server: Server) -> None:
     answer = httpx.post(url, json=sent, headers=WITH_KEY, timeout=60)
     assert answer.status_code == 400
     assert "region" in answer.json()["error"]["message"]
+
+
+def test_a_zoom_may_name_the_screenshot_of_its_history(server: Server) -> None:
+    """Its result equals the client's crop, and coordinates go on counting the screenshot."""
+    data = png()
+
+    def act(id: str, name: str, **action: Any) -> dict[str, Any]:
+        block = {"type": "tool_use", "id": id, "name": name, "input": action}
+        return {"role": "assistant", "content": [{**block, "toolset_name": "computer"}]}
+
+    def result(id: str, *content: Any) -> dict[str, Any]:
+        block = {"type": "tool_result", "tool_use_id": id, "content": [*content]}
+        return {"role": "user", "content": [block]}
+
+    def turns(zoomed: dict[str, Any]) -> httpx.Response:
+        done = {"type": "text", "text": "Done."}
+        messages = [
+            {
+                "role": "user",
+                "content": [_block(**inline(data)), {"type": "text", "text": "Look."}],
+            },
+            act("a", "zoom", region=[*BOX]),
+            result("a", zoomed),
+            act("b", "left_click", coordinate=[190, 127]),
+            result("b", done),
+            {"role": "user", "content": [zoomed, {"type": "text", "text": "And here?"}]},
+            act("c", "left_click", coordinate=[190, 127]),
+            result("c", done),
+        ]
+        sent = {"model": "tiny", "max_tokens": 8, "messages": messages, "temperature": 0}
+        sent |= {"tools": [{"type": "computer_toolset_20260801"}]}
+        return httpx.post(f"{server.url}/v1/messages", json=sent, headers=WITH_KEY, timeout=60)
+
+    crop = turns(_block(**inline(cropped(data))))
+    assert crop.status_code == 400, "a crop of the user's own is taken for a screenshot"
+    for named in (digest(data), f"sha256-{hashlib.sha256(data).hexdigest()}"):
+        answer = turns(_block(digest=named, region=BOX))
+        assert answer.status_code == 200, answer.text
