@@ -7,7 +7,7 @@ where an image's bytes come from.
 
 from __future__ import annotations
 
-import asyncio
+import weakref
 from dataclasses import replace
 
 import msgspec
@@ -15,7 +15,7 @@ import numpy as np
 from blake3 import blake3
 from cachetools import TTLCache
 
-from saccade.core.errors import ImageError, Overloaded, TooLarge
+from saccade.core.errors import ImageError
 from saccade.core.family import FamilySpec
 from saccade.core.recipe import Box
 from saccade.core.recipe import whole as whole_of
@@ -52,6 +52,8 @@ class Regions:
             limits.memory // HELD_SHARE, HELD_SECONDS, getsizeof=len
         )
         """Upright RGB by tenant and digest."""
+        self._cut = 0
+        """Bytes of parts cut from these, until they are resized."""
 
     def forget(self) -> None:
         """Let go of all held pixels."""
@@ -96,11 +98,28 @@ class Regions:
         pixels = self._held.get(job.name)
         if pixels is None and image.there and self._holds(whole):
             pixels = await self._flights.join(job.name, UNCOUNTED, lambda _: self._decoded(whole))
-        if pixels is not None and _afford(image.asker, part.box):
-            data = await asyncio.to_thread(_cut, pixels, part)
-            probe = Probe(RAW, image.probe.height, image.probe.width, "RGB", 1, 1)
-            return [replace(job, digest=image.image.key.digest, data=data, probe=probe)]
+        if pixels is not None and (cut := self._cut_job(job, image, pixels)) is not None:
+            return [cut]
         return [replace(whole, region=part.box)] if image.there else None
+
+    def _cut_job(self, job: Job, image: OpenedImage, pixels: bytes) -> Job | None:
+        """Return the resizing of a part cut from `pixels`. Without room for it, return None."""
+        part = image.frames[0].part
+        assert part is not None
+        probe = Probe(RAW, image.probe.height, image.probe.width, "RGB", 1, 1)
+        nbytes = 3 * probe.height * probe.width
+        if self._cut + nbytes > self._held.maxsize:
+            return None
+        whole = np.frombuffer(pixels, np.uint8).reshape(*part.whole.upright, 3)
+        data = encode_array(whole[part.box.slices])
+        cut = replace(job, digest=image.image.key.digest, data=data, probe=probe)
+        self._cut += nbytes
+        # Whoever ends the job, by its answer, a cancellation or an error, lets go of it.
+        weakref.finalize(cut, self._release, nbytes).atexit = False
+        return cut
+
+    def _release(self, nbytes: int) -> None:
+        self._cut -= nbytes
 
     def _holds(self, job: Job) -> bool:
         """Return True if the pixels of a whole image may be held."""
@@ -129,21 +148,6 @@ def _box(region: ImageRegion, upright: tuple[int, int]) -> Box:
         region.param,
         "invalid_region",
     )
-
-
-def _afford(asker: Requester, box: Box) -> bool:
-    """Count a part's pixels in the asker's budget. Returns False where this has no room."""
-    try:
-        asker.budget.reserve(3 * (box.bottom - box.top) * (box.right - box.left))
-    except (Overloaded, TooLarge):
-        return False
-    return True
-
-
-def _cut(pixels: bytes, part: PartOfImage) -> bytes:
-    """Return a part of an image's pixels, in our own format."""
-    image = np.frombuffer(pixels, np.uint8).reshape(*part.whole.upright, 3)
-    return encode_array(image[part.box.slices])
 
 
 def _name(digest: bytes, box: Box) -> bytes:

@@ -16,11 +16,11 @@ import PIL.ImageOps
 import pytest
 from blake3 import blake3
 
-from saccade.core.errors import ImageError, Overloaded
+from saccade.core.errors import ImageError
 from saccade.core.plan import PixelSlot
 from saccade.media.content import Budget
 from saccade.media.opened import OpenedImage
-from saccade.media.sources.fairness import Boundless, Requester
+from saccade.media.sources.fairness import Requester
 from saccade.media.sources.source import (
     Address,
     Digest,
@@ -310,6 +310,7 @@ async def test_what_is_held_is_its_tenants(media_path: MakePath) -> None:
     assert decodes == [1, 2, 2, 2]
 
 
+@pytest.mark.more
 async def test_pixels_that_are_too_many_are_not_held(media_path: MakePath) -> None:
     """7 MiB are, of these 112."""
     data, box = encode(photo(1600, 1550)), (10, 20, 1000, 1100)
@@ -321,6 +322,7 @@ async def test_pixels_that_are_too_many_are_not_held(media_path: MakePath) -> No
         assert mine == theirs
 
 
+@pytest.mark.more
 async def test_pixels_held_for_long_give_way(media_path: MakePath) -> None:
     """Three such images fit into 7 MiB."""
     images, box = [encode(photo(900, 900, seed)) for seed in range(4)], (10, 20, 500, 600)
@@ -330,22 +332,25 @@ async def test_pixels_held_for_long_give_way(media_path: MakePath) -> None:
         assert path.metrics.value(DECODES) == 5
 
 
-async def test_a_request_without_room_for_pixels_decodes_again(media_path: MakePath) -> None:
-    """A region is cut beside others' images: what it takes counts as held for its request."""
-
-    class Full(Boundless):
-        def reserve(self, nbytes: int) -> None:
-            if nbytes > 1 << 16:
-                raise Overloaded("no room")
-
-    data, box = encode(PIL.Image.new("RGB", (400, 300), "red")), (0, 0, 300, 300)
-    async with media_path() as path:
-        opened = await path.media.open(region(data, box), "", Requester(budget=Full()))
-        path.media.hold_image(opened)
-        slot = PixelSlot(0, *opened.image.canvas)
-        await path.media.decode(opened.image.key, slot)
-        seen = path.arena.view(slot).tobytes()
-        assert seen == (await pixels(path, ImageSource(cropped(data, box), AT)))[1]
+@pytest.mark.more
+async def test_parts_beyond_the_room_for_them_are_decoded(media_path: MakePath) -> None:
+    """7 MiB hold one of these parts at a time. Once it is resized, they hold the next."""
+    data = encode(photo(1500, 1500))
+    boxes = [(0, 0, 1500, 1499), (0, 1, 1500, 1500), (1, 1, 1500, 1500)]
+    async with media_path(decode_memory_mb=112) as path:
+        decodes, slots = [], []
+        for number, box in enumerate(boxes):
+            opened = await path.media.open(region(data, box), "")
+            path.media.hold_image(opened)
+            slots.append(PixelSlot(number * (5 << 20), *opened.image.canvas))
+            decodes.append(path.media.decode(opened.image.key, slots[-1]))
+        await asyncio.gather(*decodes[:2])
+        assert path.metrics.value(DECODES) == 2
+        await decodes[2]
+        assert path.metrics.value(DECODES) == 2
+        seen = [path.arena.view(slot).tobytes() for slot in slots]
+        for box, mine in zip(boxes, seen, strict=True):
+            assert (await pixels(path, ImageSource(cropped(data, box), AT)))[1] == mine
 
 
 async def test_a_damaged_image_has_no_regions(media_path: MakePath) -> None:

@@ -59,7 +59,7 @@ _numbers = itertools.count()
 Key = TypeVar("Key", bound=Hashable)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Job:
     """One image to decode, or a video's frame number `frame`, and the recipe for its pixels.
     `digest` names the bytes, which belong to `tenant`.

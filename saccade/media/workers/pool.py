@@ -249,6 +249,7 @@ class DecodePool:
             del self._batches[job.name]
             batch.ended.set()
         self._settle(batch, error)
+        batch.works = []  # each knows the batch: a circle would hold the image's bytes for a while
 
     async def _order(self, slot: WorkerSlot, batch: DecodeBatch) -> Decoded:
         """Send the order and return the worker's answer. Raises WorkerLost."""
@@ -272,10 +273,10 @@ class DecodePool:
         answer = await slot.answer()
         assert isinstance(answer, Decoded)
         if answer.reason is None:
-            for work, start in zip(batch.works, order.outbox):
+            for number, work in enumerate(batch.works):
                 if work.job.returned:
-                    nbytes = 3 * prod(work.job.recipe.canvas)
-                    work.pixels = await slot.answered(order.answer_at + start, nbytes)
+                    at = order.answer_at + order.outbox[number]
+                    work.pixels = await slot.answered(at, 3 * prod(work.job.recipe.canvas))
         return answer
 
     def _late(self, batch: DecodeBatch, cpu: float) -> str | None:
