@@ -42,13 +42,16 @@ TOWER_TILES = (
     Tile(128, 64, 4, 3),
     Tile(128, 64, 8, 3),
     Tile(64, 64, 4, 3),
-    Tile(64, 128, 4, 2),
+    Tile(128, 64, 8, 3, registers=128),
+    Tile(64, 64, 4, 3, registers=128),
 )
 """Today's first, then those without spills on Hopper at heads of 72."""
 PREFILL_TILES = (
     Tile(128, 64, 8, 3),
     Tile(64, 64, 4, 3),
+    Tile(64, 64, 4, 2),
     Tile(128, 128, 8, 2),
+    Tile(128, 128, 8, 3),
     Tile(128, 64, 8, 3, registers=128),  # two programs a multiprocessor where there is one
 )
 """Today's first, then its rivals at heads of 128; the last one spills a little."""

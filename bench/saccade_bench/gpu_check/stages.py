@@ -50,7 +50,7 @@ FACTS = Stage("facts", "facts", "what the machine is", (), 0, 25)
 CORRECTNESS = Stage(
     "correctness", "correctness", "kernels and the engine beside their references", TESTS, 20, 80
 )
-AGAIN = Stage("again", "correctness", "the tests that failed", TESTS, 10, 40)
+AGAIN = Stage("again", "correctness", "the tests that failed", TESTS, 10, 95)
 FP8 = ("--fp8", "--preset", "qwen3-vl-4b")
 
 A = Command(
@@ -71,7 +71,7 @@ A = Command(
 B = Command(
     "b",
     (
-        Stage("attention", "attention", "bake-off of attention", COMMON, 15, 48),
+        Stage("attention", "attention", "bake-off of attention", COMMON, 15, 56),
         Stage("counters", "counters", "ncu on the slowest kernels", COMMON, 10, 34),
         Stage("cliffs", "cliffs", "rows that averages do not show", COMMON, 10, 15),
         Stage("passes", "passes", "what memory bounds; the sampler", COMMON, 10, 18),

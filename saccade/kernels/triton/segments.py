@@ -106,7 +106,15 @@ def _attend(
     at = (start + m).to(tl.int64)
     q_at = q + at * q_stride + head * dim
     q0, q1, acc0, acc1, top, total = begin(q_at, mine, dim, d0, d1)
-    for n in tl.range(0, keys, block_n):
+    whole = keys // block_n * block_n
+    for n in tl.range(0, whole, block_n):
+        row = (k_start + n + tl.arange(0, block_n)).to(tl.int64)
+        k_at = k + row * k_stride + head * dim
+        v_at = v + row * v_stride + head * dim
+        acc0, acc1, top, total = attend_block(
+            q0, q1, k_at, v_at, None, None, acc0, acc1, top, total, scale_log2, dim, d0, d1
+        )
+    for n in tl.range(whole, keys, block_n):  # at most one
         cols, bias = beyond(n + tl.arange(0, block_n), keys)
         row = (k_start + cols).to(tl.int64)
         k_at = k + row * k_stride + head * dim
@@ -138,7 +146,7 @@ def launch_segments(
     for each in (q, k, v):
         assert each.stride(2) == 1 and each.stride(1) == each.shape[2], "heads lie back to back"
     tokens, heads, dim = q.shape
-    cut = HeadCut.of(dim)
+    cut = HeadCut.of(dim, q.stride(0), k.stride(0), v.stride(0))
     if tile is None:
         long = TILE_CUT if cut.d1 and device.is_hopper(q.device) else TILE
         tile = TILE_WIDE if q.element_size() > 2 else TILE_SHORT if longest <= 64 else long
