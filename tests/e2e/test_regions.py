@@ -9,6 +9,7 @@ import hashlib
 import io
 import itertools
 import json
+import secrets
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ import pytest
 from blake3 import blake3
 from PIL import Image
 
+from saccade.proxy.send_once import NamedBody
 from saccade_bench.fixtures.server import Server
 from saccade_bench.fixtures.tiny import picture
 from tests.e2e.ways import WITH_KEY
@@ -27,7 +29,8 @@ Box = tuple[int, int, int, int]
 BOX: Box = (32, 16, 160, 112)
 DIALECTS = ("chat", "responses", "messages")
 PATHS = {"chat": "chat/completions", "responses": "responses", "messages": "messages"}
-_seeds = itertools.count(49_000)
+_seeds = itertools.count(secrets.randbits(40))
+"""An earlier run's uploads may still be kept."""
 
 
 @pytest.fixture(scope="module")
@@ -234,6 +237,29 @@ def test_a_digest_that_was_not_sent_is_refused(server: Server, dialect: str) -> 
         answer = ask(server, dialect, {"digest": name})
         assert answer.status_code == 400
         assert "digest" in answer.json()["error"]["message"]
+
+
+def test_bytes_that_came_by_name_are_known_to_their_tenant_alone(server: Server) -> None:
+    """As `saccade proxy` sends them. Another salt is another tenant."""
+    data, url = png(), f"{server.url}/v1/chat/completions"
+    whole = body("chat", [inline(data)], model="tiny", cache_salt="one")
+    named = NamedBody(json.dumps(whole).encode())
+    sent = named.related(named.names)
+    headers = {**WITH_KEY, "content-type": str(sent.content_type)}
+    httpx.post(url, content=bytes(sent.body), headers=headers, timeout=60).raise_for_status()
+    part = {"digest": digest(data), "region": BOX}
+    crop = told(ask(server, "chat", inline(cropped(data)), cache_salt="one"))
+    before = counts(server)
+    assert told(ask(server, "chat", part, cache_salt="one")) == crop
+    assert counts(server)[DECODES] == before[DECODES] + 1
+    for salt in ("two", None):
+        refused, never = (
+            ask(server, "chat", {**part, "digest": name}, cache_salt=salt)
+            for name in (digest(data), "blake3-" + 64 * "0")
+        )
+        assert refused.status_code == never.status_code == 400
+        forged = refused.text.replace(digest(data), "blake3-" + 64 * "0")
+        assert forged == never.text
 
 
 def test_the_trace_says_which_part_is_shown(server: Server) -> None:
