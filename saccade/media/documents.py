@@ -238,7 +238,8 @@ class Documents:
             return ImageSource(file.data, source.param, source.budget)
         if source.region is not None:
             raise InvalidRequest(
-                f"{source.region.param}: the file is a PDF: a region is a part of an image",
+                f"{source.region.param}: the file is a PDF, and regions are parts of images: send "
+                "the page as an image",
                 source.region.param,
             )
         self._metrics.inc("saccade_documents_opened_total")

@@ -16,7 +16,7 @@ import PIL.ImageOps
 import pytest
 from blake3 import blake3
 
-from saccade.core.errors import ImageError
+from saccade.core.errors import ImageError, InvalidRequest
 from saccade.core.plan import PixelSlot
 from saccade.media.content import Budget
 from saccade.media.opened import OpenedImage
@@ -28,7 +28,9 @@ from saccade.media.sources.source import (
     ImageRegion,
     ImageSource,
     RegionSource,
+    SentFile,
 )
+from saccade_bench.fixtures.pdf import Sheet, pdf
 from tests.media.conftest import MakePath, Path
 from tests.media.pictures import encode, noise, photo
 
@@ -361,3 +363,16 @@ async def test_a_damaged_image_has_no_regions(media_path: MakePath) -> None:
         for _ in range(2):
             with pytest.raises(ImageError, match="cannot be decoded"):
                 await path.media.decode(opened.image.key, PixelSlot(0, *opened.image.canvas))
+
+
+async def test_files_have_regions_where_they_are_images(media_path: MakePath) -> None:
+    data, box = encode(photo(30, 40)), ImageRegion(0, 0, 9, 9, f"{AT}.region")
+    async with media_path() as path:
+        sent = [SentFile(data, AT, region=box)]
+        (part,) = await path.media.open_files(sent, "", Requester())
+        assert part == RegionSource(data, AT, region=box)
+        with pytest.raises(InvalidRequest, match="the file is a PDF") as refused:
+            await path.media.open_files(
+                [SentFile(pdf([Sheet(["one"])]), AT, region=box)], "", Requester()
+            )
+        assert refused.value.param == f"{AT}.region"
