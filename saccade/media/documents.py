@@ -32,7 +32,7 @@ from saccade.media.metadata_store import LARGEST, MetadataStore
 from saccade.media.opened import EncodedBytes, OpenedImage, PageOfFile, jobs_of
 from saccade.media.sources.fairness import Requester
 from saccade.media.sources.flights import ByteFlight, Flights
-from saccade.media.sources.source import DrawnPage, ImageSource, SentFile
+from saccade.media.sources.source import DrawnPage, ImageSource, RegionSource, SentFile
 from saccade.media.sources.source_reader import Reads
 from saccade.media.workers.decode_queue import Job
 from saccade.media.workers.document_pool import DocumentBytes, DocumentPool
@@ -236,7 +236,15 @@ class Documents:
         """
         file = (await reads.fetch(source.url)).encoded
         if not self.takes(file.data, source.param):
+            if source.region is not None:
+                return RegionSource(file.data, source.param, source.budget, region=source.region)
             return ImageSource(file.data, source.param, source.budget)
+        if source.region is not None:
+            raise InvalidRequest(
+                f"{source.region.param}: the file is a PDF, and regions are parts of images: send "
+                "the page as an image",
+                source.region.param,
+            )
         self._metrics.inc("saccade_documents_opened_total")
         begun = time.monotonic()
         sizes = await self._sizes(file, reads.salt, reads.asker)

@@ -33,6 +33,7 @@ from saccade.media.formats import heif
 from saccade.media.kind import MediaKind
 from saccade.media.opened import Kind, Opened, OpenedImage, Spent
 from saccade.media.pixel_prints import PixelPrints
+from saccade.media.regions import Regions
 from saccade.media.seen import SeenFiles
 from saccade.media.sources.fairness import Requester
 from saccade.media.sources.fetch import Fetcher
@@ -104,10 +105,13 @@ class Media:
         self.documents = Documents(spec, options, metrics, self.seen.disk, fork_servers)
         self.reader = SourceReader(self._fetcher, self.files, self.seen, pool)
         limits = PixelLimits(arena.size, options.decode_memory)
+        stills = Stills(spec, limits)
+        self.regions = Regions(spec, limits, stills, pool)
         self.kinds: Mapping[Kind, MediaKind[Any, Any, Any]] = {
-            "still": Stills(spec, limits),
+            "still": stills,
             "video": Videos(spec, limits),
             "document": self.documents,
+            "region": self.regions,
         }
         self.readable = _readable(spec)
         self._held: dict[ImageKey, list[OpenedImage]] = {}
@@ -122,6 +126,7 @@ class Media:
     async def close(self) -> None:
         if self.encoders is not None:
             await self.encoders.close()
+        await self.regions.close()
         await self._decoders.close()
         await self.documents.close()
         await self.reader.close()

@@ -23,7 +23,7 @@ from saccade.core.options import MediaOptions
 from saccade.media.content import Budget, digest
 from saccade.media.documents import OpenedPage
 from saccade.media.metadata_store import LARGEST
-from saccade.media.sources.fairness import BOUNDLESS, MemoryBudget, Requester
+from saccade.media.sources.fairness import BOUNDLESS, Boundless, MemoryBudget, Requester
 from saccade.media.sources.source import SentFile
 from saccade.media.workers import document_pool
 from saccade.media.workers.document_pool import DocumentBytes, DocumentPool
@@ -457,7 +457,7 @@ async def test_nobody_waits_for_a_document_any_more_and_the_next_is_read() -> No
 # ---- what is remembered of a file
 
 
-class Room:
+class Room(Boundless):
     """A request's, of so many bytes."""
 
     def __init__(self, nbytes: int) -> None:

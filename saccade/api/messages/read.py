@@ -19,6 +19,7 @@ from saccade.api.messages.fields import (
     Base64Source,
     Block,
     CountTokensRequest,
+    DigestSource,
     DocumentBlock,
     FileSource,
     FramesSource,
@@ -59,6 +60,7 @@ from saccade.front.breakpoints import CacheControl, CacheRequest, Mark, control_
 from saccade.front.content import MOST_CALLS, check_lengths
 from saccade.front.conversation import Chat, Message, MessageText, Part, PastAction, tool_call
 from saccade.front.fields import Reader
+from saccade.front.image_parts import region_of
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.video_parts import (
     NO_VIDEO_DEFAULTS,
@@ -69,7 +71,16 @@ from saccade.front.video_parts import (
     read_video,
 )
 from saccade.media.content import Budget
-from saccade.media.sources.source import Base64, FileId, ImageSource, SentFile, VideoSource
+from saccade.media.sources.source import (
+    Address,
+    Base64,
+    Digest,
+    FileId,
+    ImageSource,
+    RegionSource,
+    SentFile,
+    VideoSource,
+)
 from saccade.text.actions.action_tool import ACT, ActionTool
 from saccade.text.grammar.grammars import OutputConstraint
 from saccade.text.grammar.tools import Tool, ToolSet, read_each, read_function
@@ -420,7 +431,10 @@ def _parts(block: Shown | BrowserState, place: str, view: DocumentView) -> list[
         return [MessageText(block.text, place)]
     if isinstance(block, ImageBlock):
         budget = Budget(min_pixels=block.min_pixels, max_pixels=block.max_pixels)
-        return [ImageSource(_address(block.source), place, budget)]
+        address = _address(block.source)
+        if block.region is not None:
+            return [RegionSource(address, place, budget, "", region_of(block.region, place))]
+        return [ImageSource(address, place, budget)]
     if isinstance(block, VideoBlock):
         return [_video(block, place)]
     heading = "".join(f"{line}\n" for line in (block.title, block.context) if line)
@@ -452,12 +466,14 @@ def _video(block: VideoBlock, place: str) -> VideoSource:
 
 
 def _address(
-    source: Base64Source | PDFBytes | URLSource | FileSource,
-) -> str | Base64 | FileId:
+    source: Base64Source | PDFBytes | URLSource | FileSource | DigestSource,
+) -> Address:
     match source:
         case Base64Source(data=data) | PDFBytes(data=data):
             return Base64(data)
         case URLSource(url=url):
             return image_url(url)
+        case DigestSource(digest=digest):
+            return Digest(digest)
         case FileSource(file_id=file_id):
             return FileId(file_id)
