@@ -24,7 +24,7 @@ PAGE_PIECE_BYTES, PAGE_PIECES = 16 * MIB, 3
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 EncoderMode = Literal["weights", "data"]
-EncoderAttention = Literal["triton", "flash", "cudnn", "fa3", "fa4", "sdpa"]
+EncoderAttention = Literal["triton", "flash", "fa3", "fa4", "sdpa"]
 LanguageAttention = Literal["triton", "x86", "sdpa", "reference", "fa3", "flashinfer"]
 """Names of `kernels/attention_backends.py`."""
 QuantizationMode = Literal["auto", "int8", "int4", "none"]

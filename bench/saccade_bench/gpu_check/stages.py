@@ -48,9 +48,9 @@ class Command:
 
 FACTS = Stage("facts", "facts", "what the machine is", (), 0, 25)
 CORRECTNESS = Stage(
-    "correctness", "correctness", "kernels and the engine beside their references", TESTS, 20, 80
+    "correctness", "correctness", "kernels and the engine beside their references", TESTS, 20, 130
 )
-AGAIN = Stage("again", "correctness", "the tests that failed", TESTS, 10, 95)
+AGAIN = Stage("again", "correctness", "the tests that failed", TESTS, 10, 40)
 FP8 = ("--fp8", "--preset", "qwen3-vl-4b")
 
 A = Command(
@@ -59,19 +59,19 @@ A = Command(
         FACTS,
         CORRECTNESS,
         Stage("speeds", "speeds", "how fast the machine copies and multiplies", COMMON, 5, 20),
-        Stage("speed", "speed", "decode and prefill through the engine", ENGINE, 30, 95),
-        Stage("tower", "tower", "the vision tower by size and attention", COMMON, 15, 50),
+        Stage("speed", "speed", "decode and prefill through the engine", ENGINE, 30, 60),
+        Stage("tower", "tower", "the vision tower by size and attention", COMMON, 15, 35),
         Stage(
             "serving", "serving", "chats, streams beside images, probe, over HTTP", SERVER, 45, 112
         ),
-        Stage("profile", "profile_step", "one decode step, kernel by kernel", ENGINE, 20, 42),
+        Stage("profile", "profile_step", "one decode step, kernel by kernel", ENGINE, 15, 25),
     ),
     470.0,
 )
 B = Command(
     "b",
     (
-        Stage("attention", "attention", "bake-off of attention", COMMON, 15, 56),
+        Stage("attention", "attention", "bake-off of attention", COMMON, 15, 48),
         Stage("counters", "counters", "ncu on the slowest kernels", COMMON, 10, 34),
         Stage("cliffs", "cliffs", "rows that averages do not show", COMMON, 10, 15),
         Stage("passes", "passes", "what memory bounds; the sampler", COMMON, 10, 18),

@@ -5,7 +5,7 @@ registers while a row's tokens go by: one after another for one-token rows, else
 `delta.chunked_scan` does. The inverse of a chunk's equations is the same for any state, and is made
 for all chunks at once. Grids depend only on how many rows and tokens there are.
 
-Imported only on a GPU, or in Triton's interpreter. NOT YET RUN on a GPU.
+Imported only on a GPU, or in Triton's interpreter.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs

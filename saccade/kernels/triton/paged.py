@@ -369,8 +369,17 @@ def prefill_tile(q: torch.Tensor, window: int | None = None) -> Tile:
         wide = replace(PREFILL_LARGE, stages=2) if window else PREFILL_LARGE
         return wide if room else PREFILL_LARGE_SMALL
     if room:
-        return PREFILL if window or not device.is_hopper(q.device) else PREFILL_HOPPER
+        return PREFILL
     return PREFILL_THIN_SMALL if q.shape[2] <= 64 else PREFILL_SMALL
+
+
+def is_plain(cache: PagedCache, q: torch.Tensor) -> bool:
+    """Return True if a Hopper GPU's registers hold the code at two programs a multiprocessor.
+
+    Masks of windows and images, and keys in 8 bits, take too many more.
+    """
+    masked = cache.shape.window or cache.shape.both_ways
+    return device.is_hopper(q.device) and not masked and cache.keys.dtype == q.dtype
 
 
 def prefill_splits(tokens: int, capacity: int, piece: int) -> int:
@@ -404,6 +413,8 @@ def launch_prefill(
     cut = HeadCut.of(dim, q.stride(0), cache.keys.stride(0))
     group, window = heads // kv_heads, cache.shape.window or 0
     tile = tile or prefill_tile(q, cache.shape.window)
+    if tile is PREFILL and is_plain(cache, q):
+        tile = PREFILL_HOPPER
     block_m = max(tile.rows, triton.next_power_of_2(group))
     block_q = block_m // group
     first, count = rows.singles, len(rows.kv_lengths)
