@@ -56,7 +56,8 @@ def test_no_record_has_attention_products_or_draws_that_spill() -> None:
         f"{path.stem} {name}"
         for path in records
         for name, code in json.loads(path.read_text()).items()
-        if code["spills"] and code["registers"] >= min(250, (64 << 10) // (32 * code["warps"]))
+        if code["spills"]
+        and code["registers"] >= min(250, (64 << 10) // (32 * code["warps"]))
         and not name.endswith("_place")  # a list of rows, not of values
     ]
     assert not spilling
