@@ -214,11 +214,13 @@ class Int8Matrix(Matrix):
     """An 8-bit matrix: `matrix[o, i]` is about `values[o, i] * scales[o]`.
 
     values: int8 [out, in]. From `int8.pack_int8` they are int32 words in panels if the processor
-    has functions for panels, else int8 in oneDNN's blocks. scales: float32 [out].
+    has functions for panels, else int8 in oneDNN's blocks. scales: float32 [out]. transformed:
+    inputs are in whole blocks of `hadamard.py`, and this is the transform of a matrix, / BLOCK.
     """
 
     values: torch.Tensor
     scales: torch.Tensor
+    transformed: bool = False
 
     def multiply(self, ops: Products, x: Rows, bias: torch.Tensor | None = None, /) -> torch.Tensor:
         return ops.int8_linear(_whole(x), self, bias)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from saccade.kernels.matrix import Int8Matrix, Matrix
-from saccade.kernels.reference.int8 import pack_int8, quantise_matrix
+from saccade.kernels.reference.int8 import pack_int8, quantise_matrix, restore_matrix
 from saccade.nn.weights import Part
 from saccade.runtime.weights.gguf_tensors import GgufSlice, read_blocks
 from saccade.runtime.weights.stored import FORMATS, LoadContext, StoredTensor, check_shape
@@ -63,7 +63,9 @@ class BlockTensor(StoredTensor):
             return None
         rows = [each._rows(part) for each, part in zip(blocks, parts)]
         matrix = Int8Matrix(
-            torch.cat([each.values for each in rows]), torch.cat([each.scales for each in rows])
+            torch.cat([each.values for each in rows]),
+            torch.cat([each.scales for each in rows]),
+            transformed=True,
         )
         policy.tally.count_int8(matrix, self.loading.dtype.itemsize, made=True)
         return pack_int8(matrix)
@@ -84,7 +86,7 @@ class BlockTensor(StoredTensor):
         batch_invariant = self.loading.files.read_slice(part).float()
         self.check_finite(batch_invariant)
         made = quantise_matrix(batch_invariant)
-        rounded = made.values.float().mul_(made.scales.unsqueeze(1))
+        rounded = restore_matrix(made, batch_invariant.shape[1])
         loss = float(rounded.sub_(batch_invariant).norm() / batch_invariant.norm().clamp_min(1e-30))
         kinds = "+".join(sorted(self.blocks.kinds))
         logger.debug("%s: %s in int8, %.3f %% off (rms)", self.name, kinds, 100 * loss)
