@@ -227,7 +227,7 @@ def _product(module: Value, bits: int) -> None:
     values = times(b, first, groups)
     words = place(b, said["words"], b.lshr(times(b, first, inputs, bits), number(3)))
     scales = place(b, said["scales"], times(b, values, 2 if bits == 4 else 4))
-    zeros = place(b, said["zeros"], values)
+    zeros = place(b, said["zeros"], times(b, values, 2))
     loop = Loop(b, said["tiles"])
     row, rows = _tile(b, said, loop.index)
     before = times(b, row, groups, 4)
@@ -386,11 +386,7 @@ def _multiply(module: Value, bits: int, rows: int) -> Value:
     lanes = [b.add(times(b, outer.index, PANEL), number(LANES * wide)) for wide in range(WIDE)]
     starts = [times(b, b.add(times(b, outer.index, rows), number(row)), 4) for row in range(rows)]
     less = [spread(b, load(b, I32, sums, start, 4)) for start in starts]
-    if bits == 4:
-        points = [b.zext(load(b, BYTES, zeros, lane), INTS) for lane in lanes]
-        begun = [b.mul(points[wide], less[row]) for row, wide in cells]
-    else:
-        begun = [less[row] for row, _ in cells]
+    begun = [every(INTS, 0) if bits == 4 else less[row] for row, _ in cells]
     # One row alone has two sums of each vector of outputs: one would wait for itself.
     begun += [every(INTS, 0)] * (WIDE if rows == 1 else 0)
     inner = Loop(b, steps, [*begun, *outer.values])
@@ -398,15 +394,22 @@ def _multiply(module: Value, bits: int, rows: int) -> Value:
     inner.close([*totals, *after])
     if rows == 1:
         totals = [b.add(total, more) for total, more in zip(totals, totals[WIDE:])]
-    item, kind = (2, HALVES) if bits == 4 else (4, FLOATS)
-    factors = [load(b, kind, scales, times(b, lane, item)) for lane in lanes]
-    if bits == 4:
-        factors = [b.fpext(factor, FLOATS) for factor in factors]
-    turns = [spread(b, load(b, F32, row_scales, start, 4)) for start in starts]
     # a * b + c, rounded once
     add = known(module, f"llvm.fma.v{LANES}f32", FLOATS, FLOATS, FLOATS, FLOATS)
+    item, kind = (2, HALVES) if bits == 4 else (4, FLOATS)
+    factors = [load(b, kind, scales, times(b, lane, item)) for lane in lanes]
+    wholes = [b.sitofp(total, FLOATS) for total in totals]
+    if bits == 4:
+        factors = [b.fpext(factor, FLOATS) for factor in factors]
+        points = [b.fpext(load(b, HALVES, zeros, times(b, lane, 2)), FLOATS) for lane in lanes]
+        minus = [b.sitofp(each, FLOATS) for each in less]
+        wholes = [
+            b.call(add, [minus[row], points[wide], whole])
+            for whole, (row, wide) in zip(wholes, cells)
+        ]
+    turns = [spread(b, load(b, F32, row_scales, start, 4)) for start in starts]
     for cell, (row, wide) in enumerate(cells):
-        scaled = b.fmul(b.sitofp(totals[cell], FLOATS), factors[wide])
+        scaled = b.fmul(wholes[cell], factors[wide])
         before = load(b, FLOATS, made, cell * LINE)
         store(b, b.call(add, [scaled, turns[row], before]), made, cell * LINE)
     outer.close(after)

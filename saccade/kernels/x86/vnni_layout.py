@@ -71,13 +71,11 @@ def pack_panels(matrix: Int4Matrix) -> Int4Panels:
         words[first : first + count] = (pairs[..., 0] | pairs[..., 1] << 4).transpose(1, 2)
     scales = matrix.scales[:groups].float()
     unit = _unit(scales)
-    zeros = torch.full(scales.shape, MIDDLE, dtype=torch.uint8)
-    if matrix.zeros is not None:
-        zeros = matrix.zeros[:groups]
+    zeros = torch.full_like(scales, MIDDLE) if matrix.zeros is None else matrix.zeros[:groups]
     return Int4Panels(
         words,
         _by_panels((scales / unit).half(), panels),
-        _by_panels(zeros, panels),
+        _by_panels(zeros.half(), panels),
         unit,
         group,
         outputs,
@@ -278,11 +276,11 @@ def panels_reference(
         some = slice(group * matrix.group, (group + 1) * matrix.group)
         rows = x[:, some].float()
         row_scales = rows.abs().amax(1, keepdim=True).div(LARGEST).clamp_min(LEAST_SCALE)
-        meant = numbers[:, some].long() - (
-            MIDDLE if zeros is None else zeros[group].long().unsqueeze(1)
-        )
-        whole = (rows / row_scales).round().long() @ meant.t()
+        values = (rows / row_scales).round().long()
+        zero = torch.tensor(float(MIDDLE)) if zeros is None else zeros[group].half().double()
         # Multiplied and added with one rounding: double is exact where float32 is rounded.
+        whole = (values @ numbers[:, some].long().t()).float().double()
+        whole -= values.sum(1, keepdim=True) * zero
         sums += (whole.float() * scales).double() * (row_scales * unit).double()
         sums = sums.float().double()
     result = sums.float()
