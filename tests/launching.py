@@ -24,7 +24,6 @@ import triton
 
 from saccade.core.config import EncoderConfig, KVConfig, KVDtype, StepGraphSizes
 from saccade.core.types import Request
-from saccade.families.internvl.spec import InternVLSpec
 from saccade.families.registry import load_spec
 from saccade.kernels.triton import sample as sample_gpu
 from saccade.kernels.triton.ops import TritonOps
@@ -52,7 +51,7 @@ def traffic(over: Harness) -> list[Request]:
     for at in range(7):
         tokens = [int(each) for each in rng.integers(5, 60, rng.integers(1, 60))]
         shown = []
-        if at == 0 and not isinstance(spec, InternVLSpec):
+        if at == 0:
             size, mark = shown_size(spec)
             pixels = rng.integers(0, 256, (*size, 3), np.uint8)
             tokens.insert(len(tokens) // 2, mark)

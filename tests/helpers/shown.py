@@ -6,7 +6,10 @@ from saccade.core.family import FamilySpec
 from saccade.families.deepseek_vl2.spec import DeepseekSpec
 from saccade.families.gemma3.spec import Gemma3Spec
 from saccade.families.gemma4.spec import Gemma4Spec
+from saccade.families.internvl.spec import InternVLSpec
 from saccade.families.minicpm.spec import MiniCPMSpec
+from saccade.families.smolvlm.spec import SmolVLMSpec
+from saccade.families.step3_vl.spec import Step3VLSpec
 from saccade_bench.lab.qwen import qwen
 
 
@@ -20,5 +23,8 @@ def shown_size(spec: FamilySpec) -> tuple[tuple[int, int], int]:
         return (3 * spec.images.unit, 2 * spec.images.unit), spec.placeholder.marks[0]
     if isinstance(spec, DeepseekSpec):  # one tile, and the whole image below it
         return (2 * spec.images.side, spec.images.side), spec.placeholder.marks[0]
+    if isinstance(spec, InternVLSpec | SmolVLMSpec | Step3VLSpec):  # one tile
+        height, width = spec.images.sample.canvas
+        return (height, width), spec.placeholder.marks[0]
     factor = qwen(spec).images.factor
     return (3 * factor, 4 * factor), qwen(spec).image_token_id

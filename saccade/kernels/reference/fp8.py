@@ -64,7 +64,7 @@ def quantise_rows(x: torch.Tensor, group: int) -> Fp8Rows:
     values = to_fp8(parts, scales.unsqueeze(2)).flatten(1)
     more = padded_rows(len(x)) - len(x)
     padded = F.pad(values.view(torch.uint8), (0, 0, 0, more)).view(FP8)
-    return Fp8Rows(padded, F.pad(scales.t(), (0, more)).t(), group, len(x), x.dtype)
+    return Fp8Rows(padded, F.pad(scales.t(), (0, more)).contiguous().t(), group, len(x), x.dtype)
 
 
 def prepare(matrix: Fp8Matrix, dtype: torch.dtype) -> Fp8Matrix:
@@ -92,7 +92,7 @@ def _multiplies(matrix: Fp8Matrix, dtype: torch.dtype) -> bool:
         scaled_linear(quantise_rows(rows, matrix.rows_group()), matrix, None)
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         return False
     return True
 

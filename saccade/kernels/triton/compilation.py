@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ def compile_abreast(work: Callable[[], object], device: torch.device, ranks: int
     with _noted() as kernels, ZeroedMemory(), forgiving:
         work()
     threads = max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // ranks))
-    take_device = (lambda: torch.cuda.set_device(device)) if device.type == "cuda" else None
+    take_device = partial(torch.cuda.set_device, _index(device)) if device.type == "cuda" else None
     found = list(kernels.values())
     with ThreadPoolExecutor(threads, "compile", take_device) as pool:
         missed = [each for each, done in zip(found, pool.map(_compile, found)) if not done]
@@ -66,6 +67,11 @@ def compile_abreast(work: Callable[[], object], device: torch.device, ranks: int
     with ThreadPoolExecutor(1, "compile", take_device) as pool:
         pool.map(_compile, missed)
     return len(kernels)
+
+
+def _index(device: torch.device) -> int:
+    """Return which GPU that is: a device without an index is the one that this thread uses."""
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 @contextmanager

@@ -203,7 +203,7 @@ def _whole_index(part: Part) -> tuple[slice, ...]:
 def _multiply(piece: torch.Tensor, scales: torch.Tensor, target: torch.Tensor) -> None:
     """Write piece * scales into target, a few rows at a time.
 
-    scales: [..., rows or 1, columns or 1].
+    piece: on the host. scales: [..., rows or 1, columns or 1], on the target's device.
     """
     if piece.dim() > 2:
         for each in zip(piece, scales, target):
@@ -213,7 +213,7 @@ def _multiply(piece: torch.Tensor, scales: torch.Tensor, target: torch.Tensor) -
     for first in range(0, piece.shape[0], count):
         rows = slice(first, first + count)
         factor = scales if scales.shape[0] == 1 else scales[rows]
-        target[rows].copy_(piece[rows].float().mul_(factor))
+        target[rows].copy_(piece[rows].to(factor.device).float().mul_(factor))
 
 
 def _group_of(part: Part, scheme: Scheme, axis: Literal[-1, -2]) -> int | None:
