@@ -68,6 +68,19 @@ def test_four_bits_stay_number_for_number_where_products_take_them(pair: Pair, k
 
 
 @pytest.mark.usefixtures("four")
+def test_heads_in_llama_cpps_order_stay_in_four_bits(
+    gguf_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of whole blocks are put in order, as values are."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    files = write_files(gguf_checkpoint("qwen3_5"), tmp_path, Kind.Q4_1, Kind.F32)
+    net, line = load(write_folder([files.model], files.mmproj), "auto")
+    whole, _ = load(files.rounded, "none")
+    assert line.startswith("13 matrices of the language model in int4, as the checkpoint has them")
+    torch.testing.assert_close(logits(net), logits(whole), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("four")
 def test_two_ranks_cut_q4_0_at_groups_or_make_it_whole(pair: Pair) -> None:
     folder, twin = pair("Q4_0")
     whole, _ = load(twin, "none")

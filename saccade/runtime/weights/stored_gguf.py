@@ -16,7 +16,7 @@ from saccade.kernels.matrix import Int8Matrix, Matrix
 from saccade.kernels.reference.int4 import steps_from
 from saccade.kernels.reference.int8 import pack_int8, quantise_matrix, restore_matrix
 from saccade.nn.weights import Part
-from saccade.runtime.weights.gguf_tensors import GgufSlice, read_blocks
+from saccade.runtime.weights.gguf_tensors import GgufSlice, read_rows
 from saccade.runtime.weights.stored import FORMATS, LoadContext, StoredTensor, check_shape
 from saccade.runtime.weights.unpack import Numbers, join_int4
 
@@ -75,7 +75,8 @@ class BlockTensor(StoredTensor):
     @property
     def _has_four_bits(self) -> bool:
         made = self.blocks.made
-        plain = len(made.sources) == 1 and made.heads is None and made.edit == "none"
+        by_rows = made.heads is None or made.heads.axis == 0
+        plain = len(made.sources) == 1 and by_rows and made.edit == "none"
         cpu = self.loading.device.type == "cpu"
         return plain and self.blocks.kinds in ({"Q4_0"}, *([{"Q4_1"}] if cpu else []))
 
@@ -101,7 +102,7 @@ class BlockTensor(StoredTensor):
         """Read a slice from a matrix in Q4_0 or Q4_1."""
         rows, columns = (*part.index, *(slice(None),) * (2 - len(part.index)))
         start, stop, _ = rows.indices(part.shape[0])
-        raw = read_blocks(self.blocks.path, self.blocks.made.sources[0], start, stop)
+        raw = read_rows(self.blocks.path, self.blocks.made, start, stop)
         each = raw.view(stop - start, part.shape[1] // GROUP, -1)
         scales = each[..., :SCALE_BYTES].contiguous().view(torch.float16).squeeze(-1)
         self.check_finite(scales)
