@@ -214,11 +214,13 @@ class Int8Matrix(Matrix):
     """An 8-bit matrix: `matrix[o, i]` is about `values[o, i] * scales[o]`.
 
     values: int8 [out, in]. From `int8.pack_int8` they are int32 words in panels if the processor
-    has functions for panels, else int8 in oneDNN's blocks. scales: float32 [out].
+    has functions for panels, else int8 in oneDNN's blocks. scales: float32 [out]. transformed:
+    inputs are in whole blocks of `hadamard.py`, and this is the transform of a matrix, / BLOCK.
     """
 
     values: torch.Tensor
     scales: torch.Tensor
+    transformed: bool = False
 
     def multiply(self, ops: Products, x: Rows, bias: torch.Tensor | None = None, /) -> torch.Tensor:
         return ops.int8_linear(_whole(x), self, bias)
@@ -282,10 +284,11 @@ class Int4Matrix(Matrix):
     words: int32 [out, chunks * 16], a chunk being 128 inputs. In a chunk's word j, bits 4 p to 4 p
     + 3 (p from 0 to 3) are the number for the chunk's input 32 p + 2 j, and the bits 16 above are
     the next input's: so a shift and a mask make two neighbours with 16 bits each. scales: [groups,
-    out] in the checkpoint's own float format. zeros: uint8 [groups, out], 0 to 16; `None`: all are
-    `int4.MIDDLE`. Padding inputs may have any, multiplied by 0. group: inputs per scale, a multiple
-    of `int4.LEAST_GROUP`; all, in whole chunks, for a single group. inputs: without padding. order:
-    int64 [inputs], the matrix's input at the layout's i-th place; `None`: in order.
+    out] in the checkpoint's own float format. zeros: uint8 [groups, out], 0 to 16, or any float32
+    in a matrix that CPUs alone multiply; `None`: all are `int4.MIDDLE`. Padding inputs may have
+    any, multiplied by 0. group: inputs per scale, a multiple of `int4.LEAST_GROUP`; all, in whole
+    chunks, for a single group. inputs: without padding. order: int64 [inputs], the matrix's input
+    at the layout's i-th place; `None`: in order.
     """
 
     words: torch.Tensor
@@ -338,8 +341,8 @@ class Int4Panels(Matrix):
 
     words: int32 [panels, inputs / 8, PANEL]. A word's byte j (0 to 3) has the number for input 8 i
     + j in its lower bits, and for input 8 i + 4 + j in its upper. scales: float16 [panels, groups,
-    PANEL], times `unit`. zeros: uint8 in the same shape. group: inputs per scale. outputs, inputs:
-    without padding. order: as in Int4Matrix.
+    PANEL], times `unit`. zeros: float16 in the same shape. group: inputs per scale. outputs,
+    inputs: without padding. order: as in Int4Matrix.
     """
 
     words: torch.Tensor

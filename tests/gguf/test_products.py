@@ -56,14 +56,28 @@ def four(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("four")
-def test_q4_0_stays_number_for_number_where_products_take_it(pair: Pair) -> None:
-    folder, twin = pair("Q4_0")
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+def test_four_bits_stay_number_for_number_where_products_take_them(pair: Pair, kind: str) -> None:
+    folder, twin = pair(kind)
     net, line = load(folder, "auto")
     whole, _ = load(twin, "none")
     torch.testing.assert_close(logits(net), logits(whole), atol=1e-4, rtol=1e-4)
     assert answers(net) == answers(whole)
     assert line.startswith("12 matrices of the language model in int4, as the checkpoint has them")
     assert {type(each) for each in projections(net)} == {Int4Matrix}
+
+
+@pytest.mark.usefixtures("four")
+def test_heads_in_llama_cpps_order_stay_in_four_bits(
+    gguf_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of whole blocks are put in order, as values are."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    files = write_files(gguf_checkpoint("qwen3_5"), tmp_path, Kind.Q4_1, Kind.F32)
+    net, line = load(write_folder([files.model], files.mmproj), "auto")
+    whole, _ = load(files.rounded, "none")
+    assert line.startswith("13 matrices of the language model in int4, as the checkpoint has them")
+    torch.testing.assert_close(logits(net), logits(whole), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.usefixtures("four")
@@ -75,8 +89,9 @@ def test_two_ranks_cut_q4_0_at_groups_or_make_it_whole(pair: Pair) -> None:
 
 
 @needs_vnni
-def test_q4_0_is_multiplied_in_four_bits_on_a_cpu(pair: Pair) -> None:
-    net, line = load(pair("Q4_0")[0], "auto", torch.bfloat16)
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+def test_four_bits_are_multiplied_as_they_are_on_a_cpu(pair: Pair, kind: str) -> None:
+    net, line = load(pair(kind)[0], "auto", torch.bfloat16)
     assert "in int4, as the checkpoint has them" in line and "off by" not in line
     assert Int4Panels in {type(each) for each in projections(net)}
 

@@ -10,24 +10,33 @@ from torch.nn import functional as F
 
 from saccade.kernels.matrix import Int8Matrix
 from saccade.kernels.reference import int8
+from saccade.kernels.reference.hadamard import transform
 from saccade.kernels.reference.int8 import (
     int8_linear,
     int8_linear_reference,
     pack_int8,
     quantise_matrix,
     quantise_rows,
+    restore_matrix,
 )
 from saccade.kernels.x86 import vnni_layout
 from saccade.kernels.x86.amx import has_amx
-from saccade.kernels.x86.vnni_call import FORMATS
+from saccade.kernels.x86.vnni_call import BLOCK, FORMATS, LARGEST
 from tests.helpers.processor import needs_int8
 from tests.helpers.tensors import noise
 
 pytestmark = needs_int8
 
 
+def stored(weight: torch.Tensor) -> Int8Matrix:
+    """A matrix as checkpoints have it in 8 bits."""
+    scales = weight.abs().amax(1) / LARGEST
+    return Int8Matrix((weight / scales.unsqueeze(1)).round().char(), scales)
+
+
 @pytest.mark.sparse(pairs=True)
 @pytest.mark.parametrize("panels", [True, False], ids=["panels", "blocks"])
+@pytest.mark.parametrize("made", [True, False], ids=["made", "stored"])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
 @pytest.mark.parametrize(
@@ -37,15 +46,20 @@ def test_a_product_is_the_references_to_the_bit(
     shape: tuple[int, int, int],
     dtype: torch.dtype,
     bias: bool,
+    made: bool,
     panels: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In panels where the processor has the functions, and in oneDNN's blocks."""
+    """In panels where the processor has the functions, and in oneDNN's blocks. A matrix that a
+    checkpoint stores in 8 bits is not transformed.
+    """
     if not panels:
         monkeypatch.setattr(int8, "runs_vnni", lambda: False)
     rows, inputs, outputs = shape
     x = noise(rows, inputs, seed=1).to(dtype)
     matrix = quantise_matrix(noise(outputs, inputs, seed=2).to(dtype))
+    if not made:
+        matrix = stored(noise(outputs, inputs, seed=2))
     added = noise(outputs, seed=3).to(dtype) if bias else None
     result = int8_linear(x, pack_int8(matrix), added)
     assert result.dtype == dtype and result.shape == (rows, outputs)
@@ -56,6 +70,18 @@ def test_a_product_is_near_the_matrixs() -> None:
     x, weight = noise(50, 512, seed=1), noise(256, 512, seed=2) / 512**0.5
     error = int8_linear(x, pack_int8(quantise_matrix(weight))) - F.linear(x, weight)
     assert error.pow(2).mean().sqrt() < 0.015
+
+
+def test_one_large_input_spoils_its_own_block_alone() -> None:
+    """Without the transform, all others would be rounded in steps of the large one."""
+    x, weight = noise(50, 512, seed=1), noise(256, 512, seed=2) / 512**0.5
+    x[:, 3] *= 50
+    expected = F.linear(x, weight)
+    matrix = quantise_matrix(weight)
+    few, many = (
+        (int8_linear(x, pack_int8(each)) - expected).norm() for each in (matrix, stored(weight))
+    )
+    assert few < many / 2.5
 
 
 def test_the_largest_values_of_either_sign_do_not_overflow() -> None:
@@ -88,9 +114,12 @@ def test_quantised_values_are_within_half_a_step() -> None:
     weight = noise(40, 7000, seed=8)
     matrix = quantise_matrix(weight)
     whole = matrix.values * matrix.scales.unsqueeze(1)
-    assert ((whole - weight).abs() <= 0.5001 * matrix.scales.unsqueeze(1)).all()
+    error = whole - transform(weight) / BLOCK
+    assert (error.abs() <= 0.5001 * matrix.scales.unsqueeze(1)).all()
+    near = restore_matrix(matrix, weight.shape[1]) - weight
+    assert near.norm() < 0.01 * weight.norm()
     assert isinstance(matrix, Int8Matrix) and matrix.values.abs().amax() == 127
-    values, scales = quantise_rows(weight)
+    values, scales = quantise_rows(weight, transformed=False)
     whole = (values.float() - 128) * scales
     assert ((whole - weight).abs() <= 0.5001 * scales).all()
 
@@ -112,7 +141,8 @@ def test_many_rows_have_the_bits_of_few(
     ):
         x, bias = noise(rows, inputs, seed=1).to(dtype), noise(outputs, seed=2).to(dtype)
         x[1] = 0.0
-        matrix = pack_int8(quantise_matrix(noise(outputs, inputs, seed=3)))
+        weight = noise(outputs, inputs, seed=3)
+        matrix = pack_int8(quantise_matrix(weight) if outputs % 2 else stored(weight))
         assert vnni_layout.takes_tiles(rows, 4 * matrix.values.shape[1])
         for added in (None, bias):
             many = int8_linear(x, matrix, added)

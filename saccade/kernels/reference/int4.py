@@ -20,6 +20,8 @@ LARGEST = 15
 """Largest number."""
 LEAST_SCALE = 1e-30
 """In place of 0, for groups of zeros."""
+MOST_ZERO = 1 << 15
+"""Largest zero: panels have them as float16."""
 BLOCK_VALUES = 1 << 17
 """Values that are quantised at a time: what is made of them on the way stays in a core's cache."""
 
@@ -39,7 +41,7 @@ def pack_int4(
     """Pack 4-bit numbers into a matrix, on the device of `numbers`.
 
     numbers: uint8 [out, in], 0 to 15, in the order in which `group` neighbours share a scale.
-    scales: [out, groups]. zeros: uint8 in that shape, or `None`. order: as in Int4Matrix.
+    scales: [out, groups]. zeros: in that shape, or `None`. order: as in Int4Matrix.
     """
     outputs, inputs = numbers.shape
     chunks = -(-inputs // CHUNK)
@@ -85,24 +87,37 @@ def dense(matrix: Int4Matrix) -> torch.Tensor:
 
 
 def quantise_int4(weight: torch.Tensor, group: int) -> Int4Matrix:
-    """Quantise `weight` [out, in]: each `group` neighbours by their least and largest value."""
+    """Quantise `weight` [out, in]: each `group` neighbours from their least to their largest value.
+
+    For CPUs: zeros are float32, so that both ends are numbers, and blocks of Q4_1 stay as they are.
+    """
     outputs, inputs = weight.shape
     groups = -(-inputs // group)
     numbers = torch.empty(outputs, inputs, dtype=torch.uint8, device=weight.device)
     scales = torch.empty(outputs, groups, device=weight.device)
-    zeros = torch.empty(outputs, groups, dtype=torch.uint8, device=weight.device)
+    zeros = torch.empty(outputs, groups, device=weight.device)
     step = max(1, BLOCK_VALUES // max(1, inputs))
     for first in range(0, outputs, step):
         some = slice(first, first + step)
         wide = F.pad(weight[some].float(), (0, groups * group - inputs))
         wide = wide.view(-1, groups, group)
-        least, most = wide.amin(2).clamp_max_(0), wide.amax(2).clamp_min_(0)
-        scale = (most - least).div_(LARGEST).clamp_min_(LEAST_SCALE)
-        zero = (-least / scale).round_()
-        made = (wide / scale.unsqueeze(2)).round_().add_(zero.unsqueeze(2)).clamp_(0, LARGEST)
+        least = wide.amin(2)
+        scale, zeros[some] = steps_from(least, (wide.amax(2) - least).div_(LARGEST))
+        made = (wide - least.unsqueeze(2)).div_(scale.unsqueeze(2)).round_().clamp_(0, LARGEST)
         numbers[some] = made.view(-1, groups * group)[:, :inputs]
-        scales[some], zeros[some] = scale, zero
+        scales[some] = scale
     return pack_int4(numbers, scales, zeros, group)
+
+
+def steps_from(least: torch.Tensor, step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return float32 (scales, zeros) of groups whose numbers mean `least + number * step`.
+
+    A group whose values hardly differ becomes a constant. Its numbers must then be 0.
+    """
+    flat = step.abs() * MOST_ZERO <= least.abs()
+    scales = torch.where(flat, -least, step)
+    scales = torch.where(scales == 0, LEAST_SCALE, scales)
+    return scales, torch.where(flat, (least != 0).float(), -least / scales)
 
 
 def int4_linear(

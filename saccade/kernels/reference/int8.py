@@ -1,5 +1,5 @@
 """8-bit products on a CPU: matrices with a scale per output, rows quantised as they come, each by
-its own largest value.
+its own largest value. Both are transformed before where the matrix is made here (`hadamard.py`).
 
 A product reads half the bytes of bfloat16. Sums are whole numbers, so that a row has the same bits
 in any batch. Stateless.
@@ -7,12 +7,15 @@ in any batch. Stateless.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from saccade.kernels.matrix import Int8Matrix
 from saccade.kernels.processor import has_vnni
+from saccade.kernels.reference.hadamard import transform, transform_back
 from saccade.kernels.x86.vnni import runs_vnni
-from saccade.kernels.x86.vnni_call import LARGEST, LEAST_SCALE
+from saccade.kernels.x86.vnni_call import BLOCK, LARGEST, LEAST_SCALE
 from saccade.kernels.x86.vnni_layout import bytes_linear, pack_bytes, pad_scales
 
 ZERO = 128
@@ -32,39 +35,49 @@ def runs_int8() -> bool:
 
 
 def quantise_matrix(weight: torch.Tensor) -> Int8Matrix:
-    """Quantise `weight` [out, in] by each output's largest value, a few rows at a time."""
-    values = torch.empty(weight.shape, dtype=torch.int8)
-    scales = torch.empty(weight.shape[0])
-    step = max(1, BLOCK_VALUES // max(1, weight.shape[1]))
+    """Transform and quantise `weight` [out, in] by each output's largest value.
+
+    Takes a few rows at a time.
+    """
+    outputs, inputs = weight.shape
+    values = torch.empty(outputs, -(-inputs // BLOCK) * BLOCK, dtype=torch.int8)
+    scales = torch.empty(outputs)
+    step = max(1, BLOCK_VALUES // max(1, inputs))
     for rows, target, scale in zip(weight.split(step), values.split(step), scales.split(step)):
-        torch.div(rows.float().abs().amax(1), LARGEST, out=scale)
-        target.copy_((rows / scale.clamp_min(LEAST_SCALE).unsqueeze(1)).round_())
-    return Int8Matrix(values, scales)
+        wide = transform(rows).div_(BLOCK)
+        torch.div(wide.abs().amax(1), LARGEST, out=scale)
+        target.copy_(wide.div_(scale.clamp_min(LEAST_SCALE).unsqueeze(1)).round_())
+    return Int8Matrix(values, scales, transformed=True)
+
+
+def restore_matrix(matrix: Int8Matrix, inputs: int) -> torch.Tensor:
+    """Return the float32 [out, in] that an unpacked matrix stands for."""
+    whole = matrix.values.float().mul_(matrix.scales.unsqueeze(1))
+    return transform_back(whole, inputs) if matrix.transformed else whole
 
 
 def pack_int8(matrix: Int8Matrix) -> Int8Matrix:
     """Return `matrix` in the form that `int8_linear` takes. Only `int8_linear` can read it."""
     if runs_vnni() and matrix.values.shape[1]:
-        return Int8Matrix(pack_bytes(matrix.values), pad_scales(matrix.scales))
-    return Int8Matrix(torch.ops.onednn.qlinear_prepack(matrix.values, None), matrix.scales)
+        return replace(matrix, values=pack_bytes(matrix.values), scales=pad_scales(matrix.scales))
+    return replace(matrix, values=torch.ops.onednn.qlinear_prepack(matrix.values, None))
 
 
-def quantise_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise rows to uint8 [T, in], where `ZERO` means 0, and float32 scales [T, 1]."""
+def quantise_rows(x: torch.Tensor, transformed: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise rows to uint8 [T, in], where `ZERO` means 0, and float32 scales [T, 1].
+
+    transformed: in whole blocks, as of a matrix that is `transformed`.
+    """
     count = max(1, BLOCK_VALUES // max(1, x.shape[1]))
     if x.shape[0] <= count:
-        return _quantise_block(x)
-    values = torch.empty(x.shape, dtype=torch.uint8)
-    scales = torch.empty(x.shape[0], 1)
-    for rows, target, scale in zip(x.split(count), values.split(count), scales.split(count)):
-        made = _quantise_block(rows)
-        target.copy_(made[0])
-        scale.copy_(made[1])
-    return values, scales
+        return _quantise_block(x, transformed)
+    made = [_quantise_block(rows, transformed) for rows in x.split(count)]
+    values, scales = zip(*made)
+    return torch.cat(values), torch.cat(scales)
 
 
-def _quantise_block(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    wide = x.float()
+def _quantise_block(x: torch.Tensor, transformed: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    wide = transform(x) if transformed else x.float()
     scales = wide.abs().amax(-1, keepdim=True).div_(LARGEST).clamp_min_(LEAST_SCALE)
     # PyTorch casts to signed numbers four times as fast; their top bit, turned, adds `ZERO`.
     signed = (wide / scales).round_().to(torch.int8)
@@ -82,8 +95,8 @@ def int8_linear(
     dtype: the result's; `None`: x's.
     """
     if matrix.values.dtype == torch.int32:
-        return bytes_linear(x, matrix.values, matrix.scales, bias, dtype)
-    rows, scales = quantise_rows(x)
+        return bytes_linear(x, matrix, bias, dtype)
+    rows, scales = quantise_rows(x, matrix.transformed)
     products: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
         rows,
         1.0,
@@ -109,7 +122,7 @@ def int8_linear_reference(
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Do as `int8_linear` in plain PyTorch, with an unpacked matrix. For tests."""
-    rows, scales = quantise_rows(x)
+    rows, scales = quantise_rows(x, matrix.transformed)
     sums = (rows.long() - ZERO) @ matrix.values.long().t()
     return _scale(sums.float() * matrix.scales, scales, bias, dtype or x.dtype)
 

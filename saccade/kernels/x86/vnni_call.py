@@ -30,6 +30,8 @@ ZERO = 128
 """What stands for 0 in a matrix of 8 bits."""
 AHEAD_BYTES = 4096
 """How far before its use a line of a matrix is asked for: measured, decision 004."""
+BLOCK = 64
+"""Inputs that are transformed together, a power of two (`reference/hadamard.py`)."""
 FORMATS = (torch.float32, torch.bfloat16, torch.float16)
 """Number formats of rows and results; a call names one by its place here."""
 FIELDS = (

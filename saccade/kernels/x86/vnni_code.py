@@ -39,6 +39,7 @@ from saccade.kernels.x86.llvm import (
 )
 from saccade.kernels.x86.vnni_call import (
     AHEAD_BYTES,
+    BLOCK,
     FIELDS,
     FORMATS,
     LANES,
@@ -53,7 +54,7 @@ from saccade.kernels.x86.vnni_call import (
     ZERO,
 )
 
-NAMES = ("quantise_4", "quantise_8", "product_4", "product_8")
+NAMES = ("quantise_4", "quantise_8", "quantise_8_transformed", "product_4", "product_8")
 TILED = "product_8_tiled"
 """The product of many rows by AMX."""
 UNROLLED = 4
@@ -67,8 +68,9 @@ def assembly(triple: str, *, tiled: bool) -> str:
     module = ir.Module()
     module.triple = triple
     for bits in (4, 8):
-        _quantise(module, bits)
+        _quantise(module, f"quantise_{bits}", bits)
         _product(module, bits)
+    _quantise(module, "quantise_8_transformed", 8, transformed=True)
     if tiled:
         _product_tiled(module)
     return str(module)
@@ -88,11 +90,18 @@ def _inputs(b: Value, said: dict[str, Value], bits: int) -> tuple[Value, Value]:
     return group, b.mul(group, said["groups"])
 
 
-def _quantise(module: Value, bits: int) -> None:
-    """Quantise rows to int8, each group by its own largest value. A piece is a tile."""
-    task = Claims(module, f"quantise_{bits}", FIELDS, POINTERS)
+def _quantise(module: Value, name: str, bits: int, *, transformed: bool = False) -> None:
+    """Quantise rows to int8, each group by its own largest value. A piece is a tile.
+
+    transformed: by Hadamard's transform before, in blocks.
+    """
+    task = Claims(module, name, FIELDS, POINTERS)
     b, said = task.b, task.said
-    row = {kind: _quantise_row(module, bits, kind) for kind in range(len(FORMATS))}
+    wides = BLOCK // LANES if transformed else 1
+    row = {
+        kind: _quantise_row(module, f"{name}_row_{kind}", bits, kind, wides)
+        for kind in range(len(FORMATS))
+    }
     tile = task.take_piece(said["tiles"])
     first, count = _tile(b, said, tile)
     group, inputs = _inputs(b, said, bits)
@@ -115,43 +124,51 @@ def _quantise(module: Value, bits: int) -> None:
     task.done()
 
 
-def _quantise_row(module: Value, bits: int, kind: int) -> Value:
-    """Make a function that quantises one row.
+def _quantise_row(module: Value, name: str, bits: int, kind: int, wides: int) -> Value:
+    """Make a function that quantises one row. wides: vectors that are transformed together.
 
     Arguments: (source, numbers, scales, sums, bytes between a row's words, groups, inputs per
     group, unit)
     """
     signature = ir.FunctionType(VOID, [PTR] * 4 + [I64] * 4)
-    function = ir.Function(module, signature, f"quantise_row_{bits}_{kind}")
+    function = ir.Function(module, signature, name)
     function.linkage = "internal"
     source, numbers, scales, sums, stride, groups, group, unit = function.args
     b = ir.IRBuilder(function.append_basic_block())
     unit = b.bitcast(b.trunc(unit, I32), F32)
     item = 2 if kind else 4
-    vectors = b.lshr(group, number(4))
+    turns = b.udiv(group, number(wides * LANES))
     outer = Loop(b, groups, [source, numbers])
     source, numbers = outer.values
-    loop = Loop(b, vectors, [every(INTS, 0)])
-    wide = _widened(b, kind, place(b, source, times(b, loop.index, LANES * item)))
-    # Of positive numbers, the larger has the larger bits; and what is no number larger still.
-    size = b.and_(b.bitcast(wide, INTS), every(INTS, 0x7FFFFFFF))
-    most = b.call(known(module, f"llvm.umax.v{LANES}i32", INTS, INTS, INTS), [loop.values[0], size])
+
+    def read(turn: Value) -> list[Value]:
+        start = times(b, turn, wides * LANES * item)
+        places = [place(b, source, b.add(start, number(i * LANES * item))) for i in range(wides)]
+        return _transformed(module, b, [_widened(b, kind, each) for each in places])
+
+    larger = known(module, f"llvm.umax.v{LANES}i32", INTS, INTS, INTS)
+    loop = Loop(b, turns, [every(INTS, 0)])
+    (most,) = loop.values
+    for wide in read(loop.index):
+        # Of positive numbers, the larger has the larger bits; and what is no number larger still.
+        size = b.and_(b.bitcast(wide, INTS), every(INTS, 0x7FFFFFFF))
+        most = b.call(larger, [most, size])
     loop.close([most])
     reduce = known(module, f"llvm.vector.reduce.umax.v{LANES}i32", I32, INTS)
     scale = b.fdiv(b.bitcast(b.call(reduce, [most]), F32), ir.Constant(F32, LARGEST))
     small = b.fcmp_ordered("<", scale, ir.Constant(F32, LEAST_SCALE))
     scale = b.select(small, ir.Constant(F32, LEAST_SCALE), scale)
     divisor = spread(b, scale)
-    loop = Loop(b, vectors, [every(INTS, 0), numbers])
-    wide = _widened(b, kind, place(b, source, times(b, loop.index, LANES * item)))
+    loop = Loop(b, turns, [every(INTS, 0), numbers])
+    total, spot = loop.values
     rint = known(module, f"llvm.rint.v{LANES}f32", FLOATS, FLOATS)
-    whole = b.fptosi(b.call(rint, [b.fdiv(wide, divisor)]), INTS)
-    words = b.bitcast(b.trunc(whole, BYTES), ir.VectorType(I32, 4))
-    spot = loop.values[1]
-    for word in range(4):
-        store(b, b.extract_element(words, ir.Constant(I32, word)), spot)
-        spot = place(b, spot, stride)
-    total = b.add(loop.values[0], whole)
+    for wide in read(loop.index):
+        whole = b.fptosi(b.call(rint, [b.fdiv(wide, divisor)]), INTS)
+        words = b.bitcast(b.trunc(whole, BYTES), ir.VectorType(I32, 4))
+        for word in range(4):
+            store(b, b.extract_element(words, ir.Constant(I32, word)), spot)
+            spot = place(b, spot, stride)
+        total = b.add(total, whole)
     loop.close([total, spot])
     add = known(module, f"llvm.vector.reduce.add.v{LANES}i32", I32, INTS)
     weight = ir.Constant(I32, -1 if bits == 4 else -ZERO)
@@ -161,6 +178,28 @@ def _quantise_row(module: Value, bits: int, kind: int) -> Value:
     outer.close([place(b, source, times(b, group, item)), spot])
     b.ret_void()
     return function
+
+
+def _transformed(module: Value, b: Value, wides: list[Value]) -> list[Value]:
+    """Transform a block, as `reference/hadamard.py` does to the bit. One vector stays as it is."""
+    if len(wides) == 1:
+        return wides
+    add = known(module, f"llvm.fma.v{LANES}f32", FLOATS, FLOATS, FLOATS, FLOATS)
+    step = 1
+    while step < LANES:
+        swap = ir.Constant(INTS, [lane ^ step for lane in range(LANES)])
+        signs = ir.Constant(FLOATS, [-1.0 if lane & step else 1.0 for lane in range(LANES)])
+        swapped = [b.shuffle_vector(each, each, swap) for each in wides]
+        wides = [b.call(add, [each, signs, other]) for each, other in zip(wides, swapped)]
+        step *= 2
+    step = 1
+    while step < len(wides):
+        pairs = [(wides[index & ~step], wides[index | step]) for index in range(len(wides))]
+        wides = [
+            b.fsub(*pair) if index & step else b.fadd(*pair) for index, pair in enumerate(pairs)
+        ]
+        step *= 2
+    return wides
 
 
 def _widened(b: Value, kind: int, pointer: Value) -> Value:
@@ -188,7 +227,7 @@ def _product(module: Value, bits: int) -> None:
     values = times(b, first, groups)
     words = place(b, said["words"], b.lshr(times(b, first, inputs, bits), number(3)))
     scales = place(b, said["scales"], times(b, values, 2 if bits == 4 else 4))
-    zeros = place(b, said["zeros"], values)
+    zeros = place(b, said["zeros"], times(b, values, 2))
     loop = Loop(b, said["tiles"])
     row, rows = _tile(b, said, loop.index)
     before = times(b, row, groups, 4)
@@ -347,11 +386,7 @@ def _multiply(module: Value, bits: int, rows: int) -> Value:
     lanes = [b.add(times(b, outer.index, PANEL), number(LANES * wide)) for wide in range(WIDE)]
     starts = [times(b, b.add(times(b, outer.index, rows), number(row)), 4) for row in range(rows)]
     less = [spread(b, load(b, I32, sums, start, 4)) for start in starts]
-    if bits == 4:
-        points = [b.zext(load(b, BYTES, zeros, lane), INTS) for lane in lanes]
-        begun = [b.mul(points[wide], less[row]) for row, wide in cells]
-    else:
-        begun = [less[row] for row, _ in cells]
+    begun = [every(INTS, 0) if bits == 4 else less[row] for row, _ in cells]
     # One row alone has two sums of each vector of outputs: one would wait for itself.
     begun += [every(INTS, 0)] * (WIDE if rows == 1 else 0)
     inner = Loop(b, steps, [*begun, *outer.values])
@@ -359,15 +394,22 @@ def _multiply(module: Value, bits: int, rows: int) -> Value:
     inner.close([*totals, *after])
     if rows == 1:
         totals = [b.add(total, more) for total, more in zip(totals, totals[WIDE:])]
-    item, kind = (2, HALVES) if bits == 4 else (4, FLOATS)
-    factors = [load(b, kind, scales, times(b, lane, item)) for lane in lanes]
-    if bits == 4:
-        factors = [b.fpext(factor, FLOATS) for factor in factors]
-    turns = [spread(b, load(b, F32, row_scales, start, 4)) for start in starts]
     # a * b + c, rounded once
     add = known(module, f"llvm.fma.v{LANES}f32", FLOATS, FLOATS, FLOATS, FLOATS)
+    item, kind = (2, HALVES) if bits == 4 else (4, FLOATS)
+    factors = [load(b, kind, scales, times(b, lane, item)) for lane in lanes]
+    wholes = [b.sitofp(total, FLOATS) for total in totals]
+    if bits == 4:
+        factors = [b.fpext(factor, FLOATS) for factor in factors]
+        points = [b.fpext(load(b, HALVES, zeros, times(b, lane, 2)), FLOATS) for lane in lanes]
+        minus = [b.sitofp(each, FLOATS) for each in less]
+        wholes = [
+            b.call(add, [minus[row], points[wide], whole])
+            for whole, (row, wide) in zip(wholes, cells)
+        ]
+    turns = [spread(b, load(b, F32, row_scales, start, 4)) for start in starts]
     for cell, (row, wide) in enumerate(cells):
-        scaled = b.fmul(b.sitofp(totals[cell], FLOATS), factors[wide])
+        scaled = b.fmul(wholes[cell], factors[wide])
         before = load(b, FLOATS, made, cell * LINE)
         store(b, b.call(add, [scaled, turns[row], before]), made, cell * LINE)
     outer.close(after)

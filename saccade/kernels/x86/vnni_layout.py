@@ -16,7 +16,7 @@ from functools import cache
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.matrix import Int4Matrix, Int4Panels, Matrix
+from saccade.kernels.matrix import Int4Matrix, Int4Panels, Int8Matrix, Matrix
 from saccade.kernels.reference.int4 import MIDDLE, numbers_of
 from saccade.kernels.x86.amx import has_amx, tile_setting
 from saccade.kernels.x86.vnni import functions, run, runs_vnni
@@ -71,13 +71,11 @@ def pack_panels(matrix: Int4Matrix) -> Int4Panels:
         words[first : first + count] = (pairs[..., 0] | pairs[..., 1] << 4).transpose(1, 2)
     scales = matrix.scales[:groups].float()
     unit = _unit(scales)
-    zeros = torch.full(scales.shape, MIDDLE, dtype=torch.uint8)
-    if matrix.zeros is not None:
-        zeros = matrix.zeros[:groups]
+    zeros = torch.full_like(scales, MIDDLE) if matrix.zeros is None else matrix.zeros[:groups]
     return Int4Panels(
         words,
         _by_panels((scales / unit).half(), panels),
-        _by_panels(zeros, panels),
+        _by_panels(zeros.half(), panels),
         unit,
         group,
         outputs,
@@ -160,28 +158,32 @@ def panels_linear(
         x = F.pad(x, (0, more))
     tables = {"scales": matrix.scales.data_ptr(), "zeros": matrix.zeros.data_ptr()}
     tables["unit"] = struct.unpack("i", struct.pack("f", matrix.unit))[0]
-    return _product(x, 4, matrix.words, tables, matrix.group, matrix.outputs, bias, dtype)
+    return _product(
+        x, "quantise_4", 4, matrix.words, tables, matrix.group, matrix.outputs, bias, dtype
+    )
 
 
 def bytes_linear(
     x: torch.Tensor,
-    words: torch.Tensor,
-    scales: torch.Tensor,
+    matrix: Int8Matrix,
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Return the product with a matrix: words from `pack_bytes` times scales from `pad_scales`.
+    """Return the product with a matrix: values from `pack_bytes`, scales from `pad_scales`.
 
     A row has one scale. Otherwise like `panels_linear`.
     """
+    words, scales = matrix.values, matrix.scales
     if more := 4 * words.shape[1] - x.shape[1]:
         x = F.pad(x, (0, more))
     tables = {"scales": scales.data_ptr(), "unit": ONE}
-    return _product(x, 8, words, tables, x.shape[1], len(scales), bias, dtype)
+    quantise = "quantise_8_transformed" if matrix.transformed else "quantise_8"
+    return _product(x, quantise, 8, words, tables, x.shape[1], len(scales), bias, dtype)
 
 
 def _product(
     x: torch.Tensor,
+    quantise: str,
     bits: int,
     words: torch.Tensor,
     tables: dict[str, int],
@@ -190,17 +192,21 @@ def _product(
     bias: torch.Tensor | None,
     dtype: torch.dtype | None,
 ) -> torch.Tensor:
-    """Compute the product. tables: the matrix's, as `vnni.FIELDS` calls them."""
+    """Compute the product.
+
+    quantise: the function for rows. tables: the matrix's, as `vnni.FIELDS` calls them.
+    """
     dtype = dtype or x.dtype
     made = dtype if dtype in FORMATS else torch.float32
     result = torch.empty(x.shape[0], outputs, dtype=made)
     if result.numel():
-        _run(x.contiguous(), bits, words, tables, group, result, bias)
+        _run(x.contiguous(), quantise, bits, words, tables, group, result, bias)
     return result.to(dtype)
 
 
 def _run(
     x: torch.Tensor,
+    quantise: str,
     bits: int,
     words: torch.Tensor,
     tables: dict[str, int],
@@ -236,7 +242,7 @@ def _run(
         "result": result.data_ptr(),
         **tables,
     }
-    run(f"quantise_{bits}", call, tiles)
+    run(quantise, call, tiles)
     call["format"] = FORMATS.index(result.dtype)
     if tiled:
         blocks = {"tiles": most // TILE_ROWS, "base": count}
@@ -270,11 +276,11 @@ def panels_reference(
         some = slice(group * matrix.group, (group + 1) * matrix.group)
         rows = x[:, some].float()
         row_scales = rows.abs().amax(1, keepdim=True).div(LARGEST).clamp_min(LEAST_SCALE)
-        meant = numbers[:, some].long() - (
-            MIDDLE if zeros is None else zeros[group].long().unsqueeze(1)
-        )
-        whole = (rows / row_scales).round().long() @ meant.t()
+        values = (rows / row_scales).round().long()
+        zero = torch.tensor(float(MIDDLE)) if zeros is None else zeros[group].half().double()
         # Multiplied and added with one rounding: double is exact where float32 is rounded.
+        whole = (values @ numbers[:, some].long().t()).float().double()
+        whole -= values.sum(1, keepdim=True) * zero
         sums += (whole.float() * scales).double() * (row_scales * unit).double()
         sums = sums.float().double()
     result = sums.float()

@@ -127,11 +127,11 @@ def _edited(values: torch.Tensor, made: Made) -> torch.Tensor:
         values = values.float() - 1.0
     elif made.edit == "decay":
         values = torch.log(-values.float())
-    return _together(values, made.heads) if made.heads else values
+    return _together(values, made.heads).float() if made.heads else values
 
 
 def _together(values: torch.Tensor, heads: Heads) -> torch.Tensor:
-    """Put together the heads that share a head of keys. Returns float32."""
+    """Put together the heads that share a head of keys."""
     axis, shape = heads.axis, values.shape
     count = heads.runs * heads.keys * heads.each * heads.size
     kept = values.narrow(axis, 0, heads.start)
@@ -139,7 +139,20 @@ def _together(values: torch.Tensor, heads: Heads) -> torch.Tensor:
     split = heads.runs, heads.each, heads.keys, heads.size
     apart = turned.reshape(*shape[:axis], *split, *shape[axis + 1 :])
     order = apart.transpose(axis + 1, axis + 2).reshape(turned.shape)
-    return torch.cat([kept, order], dim=axis).float()
+    return torch.cat([kept, order], dim=axis)
+
+
+def read_rows(path: Path, made: Made, start: int, stop: int) -> torch.Tensor:
+    """Read rows [start, stop) of one source as blocks: uint8 [rows, bytes].
+
+    Raises CheckpointError for a changed file.
+    """
+    (source,) = made.sources
+    if made.heads is None:
+        return read_blocks(path, source, start, stop).view(stop - start, -1)
+    assert made.heads.axis == 0
+    whole = read_blocks(path, source, 0, made.shape[0]).view(made.shape[0], -1)
+    return _together(whole, made.heads)[start:stop]
 
 
 def read_values(path: Path, tensor: TensorInfo, start: int, stop: int) -> torch.Tensor:

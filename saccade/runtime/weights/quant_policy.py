@@ -29,7 +29,7 @@ from saccade.kernels.x86.vnni import runs_vnni
 from saccade.nn.low_rank import of_language
 from saccade.nn.weights import Part
 
-INT4_GROUP = 64
+INT4_GROUP = 32
 """Neighbouring inputs that share a scale, of matrices that are made 4-bit here."""
 HEADS = ("lm_head.weight", "embed_tokens.weight")
 """How the names of heads end; the second is a token embedding's, which may be one too."""

@@ -1,7 +1,8 @@
 """Matrices in a GGUF file's blocks with few bits, made whole or kept in few bits if products exist.
 
-Q4_0 is a scale for 32 numbers in 4 bits, taken by products unchanged. All other blocks become 8
-bits with a scale for each output, and the loss is measured, matrix by matrix.
+Q4_0 is a scale for 32 numbers in 4 bits, taken by products unchanged. Q4_1 has a least value, too,
+and a CPU's products take it. All other blocks become 8 bits with a scale for each output, and the
+loss is measured, matrix by matrix.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from collections.abc import Sequence
 import torch
 
 from saccade.kernels.matrix import Int8Matrix, Matrix
-from saccade.kernels.reference.int8 import pack_int8, quantise_matrix
+from saccade.kernels.reference.int4 import steps_from
+from saccade.kernels.reference.int8 import pack_int8, quantise_matrix, restore_matrix
 from saccade.nn.weights import Part
-from saccade.runtime.weights.gguf_tensors import GgufSlice, read_blocks
+from saccade.runtime.weights.gguf_tensors import GgufSlice, read_rows
 from saccade.runtime.weights.stored import FORMATS, LoadContext, StoredTensor, check_shape
 from saccade.runtime.weights.unpack import Numbers, join_int4
 
 GROUP, SCALE_BYTES = 32, 2
-"""Of a block of Q4_0: its numbers, after the bytes of their scale."""
+"""Of a block of Q4_0: its numbers, after the bytes of their scale, and of Q4_1's least value."""
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +52,7 @@ class BlockTensor(StoredTensor):
             return None
         for each, part in zip(blocks, parts):
             each.check(part)
-        if all(each._is_q4_0 and policy.int4(each.name) for each in blocks):
+        if all(each._has_four_bits and policy.int4(each.name) for each in blocks):
             numbers = [each._numbers(part) for each, part in zip(blocks, parts)]
             few, why = join_int4(numbers)
             if few is not None:
@@ -63,16 +65,20 @@ class BlockTensor(StoredTensor):
             return None
         rows = [each._rows(part) for each, part in zip(blocks, parts)]
         matrix = Int8Matrix(
-            torch.cat([each.values for each in rows]), torch.cat([each.scales for each in rows])
+            torch.cat([each.values for each in rows]),
+            torch.cat([each.scales for each in rows]),
+            transformed=True,
         )
         policy.tally.count_int8(matrix, self.loading.dtype.itemsize, made=True)
         return pack_int8(matrix)
 
     @property
-    def _is_q4_0(self) -> bool:
+    def _has_four_bits(self) -> bool:
         made = self.blocks.made
-        plain = len(made.sources) == 1 and made.heads is None and made.edit == "none"
-        return plain and self.blocks.kinds == {"Q4_0"}
+        by_rows = made.heads is None or made.heads.axis == 0
+        plain = len(made.sources) == 1 and by_rows and made.edit == "none"
+        cpu = self.loading.device.type == "cpu"
+        return plain and self.blocks.kinds in ({"Q4_0"}, *([{"Q4_1"}] if cpu else []))
 
     def _stored(self, part: Part) -> int:
         """Return a slice's bytes in the file."""
@@ -84,7 +90,7 @@ class BlockTensor(StoredTensor):
         batch_invariant = self.loading.files.read_slice(part).float()
         self.check_finite(batch_invariant)
         made = quantise_matrix(batch_invariant)
-        rounded = made.values.float().mul_(made.scales.unsqueeze(1))
+        rounded = restore_matrix(made, batch_invariant.shape[1])
         loss = float(rounded.sub_(batch_invariant).norm() / batch_invariant.norm().clamp_min(1e-30))
         kinds = "+".join(sorted(self.blocks.kinds))
         logger.debug("%s: %s in int8, %.3f %% off (rms)", self.name, kinds, 100 * loss)
@@ -93,20 +99,26 @@ class BlockTensor(StoredTensor):
         return made
 
     def _numbers(self, part: Part) -> Numbers:
-        """Read a slice from a Q4_0 matrix."""
+        """Read a slice from a matrix in Q4_0 or Q4_1."""
         rows, columns = (*part.index, *(slice(None),) * (2 - len(part.index)))
         start, stop, _ = rows.indices(part.shape[0])
-        raw = read_blocks(self.blocks.path, self.blocks.made.sources[0], start, stop)
+        raw = read_rows(self.blocks.path, self.blocks.made, start, stop)
         each = raw.view(stop - start, part.shape[1] // GROUP, -1)
         scales = each[..., :SCALE_BYTES].contiguous().view(torch.float16).squeeze(-1)
         self.check_finite(scales)
-        pairs = each[..., SCALE_BYTES:]
+        pairs, zeros = each[..., SCALE_BYTES:], None
+        if self.blocks.kinds == {"Q4_1"}:
+            least = pairs[..., :SCALE_BYTES].contiguous().view(torch.float16).squeeze(-1)
+            self.check_finite(least)
+            steps = scales.float()
+            scales, zeros = steps_from(least.float(), steps)
+            pairs = pairs[..., SCALE_BYTES:] * (scales == steps).unsqueeze(-1)  # a constant's are 0
         numbers = torch.cat([pairs & 15, pairs >> 4], dim=-1).view(stop - start, -1)
         device = self.loading.device
         return Numbers(
             numbers[:, columns].contiguous().to(device),
             scales.to(device),
-            None,
+            None if zeros is None else zeros.to(device),
             (torch.arange(part.shape[1]) // GROUP)[columns].to(device),
             GROUP,
             4,

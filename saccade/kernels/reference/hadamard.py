@@ -1,0 +1,32 @@
+"""Hadamard's transform of neighbouring inputs, block by block: it spreads a large value over its
+block.
+
+Rows and matrices that are both transformed have the same product as before. Rounded to 8 bits, both
+then lose less: a row with one large value no longer rounds all its others coarsely.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from saccade.kernels.x86.vnni_call import BLOCK
+
+
+def transform(x: torch.Tensor) -> torch.Tensor:
+    """Return float32 [T, inputs to whole blocks], each block by sums and differences.
+
+    Done twice, a block is `BLOCK` times what it was. The order is the x86 code's, to the bit.
+    """
+    wide = F.pad(x.float(), (0, -x.shape[1] % BLOCK))
+    step = 1
+    while step < BLOCK:
+        first, second = wide.view(-1, 2, step).unbind(1)
+        wide = torch.stack((first + second, first - second), 1)
+        step *= 2
+    return wide.reshape(x.shape[0], -(-x.shape[1] // BLOCK) * BLOCK)
+
+
+def transform_back(x: torch.Tensor, inputs: int) -> torch.Tensor:
+    """Return what `transform(...) / BLOCK` was made of, without its padding."""
+    return transform(x)[:, :inputs]
