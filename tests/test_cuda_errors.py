@@ -48,7 +48,7 @@ def test_a_process_that_met_an_error_of_the_gpu_ends_and_its_test_is_named(
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(TESTS.format(said=said))
     command = [sys.executable, "-m", "pytest", "-p", pytest_results.NAME, "-p", "no:cacheprovider"]
-    done = pytester.run(*command, "-n", "2", "--dist", "worksteal")
+    done = pytester.run(*command, "-n", "2", "--dist", "load")
     assert done.ret == 1
     found = read_results(results)
     names = {test.split("::")[-1]: said for test, said in found.bad.items()}

@@ -57,7 +57,8 @@ def pytest_words(tests: Sequence[str], processes: int) -> list[str]:
     options = ["-vv", "--tb=short", "-o", "filterwarnings=", "-p", "no:cacheprovider"]
     options += ["-p", "no:randomly", "-p", pytest_results.NAME, "-m", "not slow or gpu"]
     if processes:
-        options += ["-n", str(processes), "--dist", "worksteal"]
+        # Work is taken from no process: one that has ended meanwhile would end them all.
+        options += ["-n", str(processes), "--dist", "load"]
     return [*options, *tests]
 
 
