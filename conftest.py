@@ -48,7 +48,7 @@ is free, and one that began with a long file at the end would end alone.
 
 TOGETHER = {
     "tiny": (
-        *("changed", "decisions", "documents", "flush", "prewarm"),
+        *("changed", "decisions", "documents", "flush", "prewarm", "regions"),
         *("scores", "serve", "structured", "video"),
     ),
     "hurried": ("fuzz", "names"),

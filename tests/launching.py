@@ -38,6 +38,7 @@ from tests.helpers.shown import shown_size
 PRESETS = (
     *("tiny-qwen2-vl", "tiny-qwen2.5-vl", "tiny-qwen3-vl", "tiny-qwen3-vl-moe"),
     *("tiny-qwen3.5", "tiny-qwen3.5-moe", "tiny-internvl", "gemma3", "gemma4"),
+    *("smolvlm", "step3_vl", "deepseek_vl_v2"),
 )
 DRAWN = 7
 """What every row draws: nothing computes it."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,13 +138,15 @@ def is_projection(name: str) -> bool:
     )
 
 
-def quantise(folder: Path, format: Format, out: Path) -> tuple[Path, Path]:
+def quantise(
+    folder: Path, format: Format, out: Path, chosen: Callable[[str], bool] = is_projection
+) -> tuple[Path, Path]:
     """(quantised, twin) of the float checkpoint in `folder`, below `out`."""
     quantised, twin = (Path(shutil.copytree(folder, out / name)) for name in ("quantised", "twin"))
     tensors = load_file(folder / "model.safetensors")
     stored, whole = dict(tensors), dict(tensors)
     for name, weight in tensors.items():
-        if not is_projection(name) or "layers.1.self_attn.k_proj" in name:
+        if not chosen(name) or "layers.1.self_attn.k_proj" in name:
             continue
         each = [_by_blocks(matrix, format) for matrix in weight.view(-1, *weight.shape[-2:])]
         values, scales, made = (

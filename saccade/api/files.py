@@ -18,7 +18,7 @@ from mimetypes import guess_type
 from typing import BinaryIO, Literal, get_args
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
@@ -66,9 +66,11 @@ class FileObject(Struct):
     expires_at: int | None
     object: str = "file"
     status: str = "processed"
+    pages: int | UnsetType = UNSET
+    """The number of pages, in the answer to the upload of a PDF."""
 
     @classmethod
-    def of(cls, stored: Stored) -> FileObject:
+    def of(cls, stored: Stored, pages: int | None = None) -> FileObject:
         return cls(
             stored.id,
             stored.nbytes,
@@ -76,6 +78,7 @@ class FileObject(Struct):
             stored.name,
             stored.purpose,
             stored.expires,
+            pages=UNSET if pages is None else pages,
         )
 
 
@@ -162,14 +165,15 @@ class _Files:
                 raise _no_room(error) from error
             finally:
                 await form.close()
+            pages = None
             if purpose not in DATA:
-                await self.media.check(data, "file", client)
+                pages = await self.media.check(data, "file", client)
             stored = await self.media.files.save(
                 data, name, purpose, lifetime, client.name, share, _suffix(request)
             )
             if warm is not None:
                 self.front.warm_ups.add(warm(stored.id, data), client)
-            return _described(request, stored)
+            return _described(request, stored, pages)
 
     def _warm(
         self, form: FormData, purpose: str, client: Client
@@ -227,9 +231,10 @@ def _is_anthropics(request: Request) -> bool:
     return "anthropic-version" in request.headers
 
 
-def _described(request: Request, stored: Stored) -> Response:
-    kind = FileMetadata if _is_anthropics(request) else FileObject
-    return _json(kind.of(stored))
+def _described(request: Request, stored: Stored, pages: int | None = None) -> Response:
+    if _is_anthropics(request):
+        return _json(FileMetadata.of(stored))
+    return _json(FileObject.of(stored, pages))
 
 
 def _suffix(request: Request) -> str | None:

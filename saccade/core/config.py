@@ -24,7 +24,7 @@ PAGE_PIECE_BYTES, PAGE_PIECES = 16 * MIB, 3
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 EncoderMode = Literal["weights", "data"]
-EncoderAttention = Literal["triton", "flash", "cudnn", "fa3", "fa4", "sdpa"]
+EncoderAttention = Literal["triton", "flash", "fa3", "fa4", "sdpa"]
 LanguageAttention = Literal["triton", "x86", "sdpa", "reference", "fa3", "flashinfer"]
 """Names of `kernels/attention_backends.py`."""
 QuantizationMode = Literal["auto", "int8", "int4", "none"]
@@ -35,8 +35,27 @@ Role = Literal["all", "encode", "language"]
 """What a server does of a model: all of it; only its vision tower, for others; or all, with images
 encoded by others as long as they do.
 """
-PageView = Literal["text", "images", "both"]
-"""What a model sees of a document's pages."""
+PageView = Literal["text", "images", "both", "bare"]
+"""What a model sees of a document's pages. bare: images alone, without a word around them."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentView:
+    """How documents are shown. `pages`: numbers from 1, in the order wanted. Empty: all pages."""
+
+    shown: PageView = "both"
+    pages: tuple[int, ...] = ()
+
+    @property
+    def has_images(self) -> bool:
+        return self.shown != "text"
+
+    @property
+    def has_text(self) -> bool:
+        return self.shown in ("text", "both")
+
+
+WHOLE_DOCUMENT = DocumentView()
 
 
 @dataclass(frozen=True, slots=True)

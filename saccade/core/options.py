@@ -157,7 +157,7 @@ class EngineOptions:
     """
     mm_attention_backend: Literal["auto", EncoderAttention] = tuned(
         "auto",
-        "Attention in the vision tower: triton, flash, cudnn, fa3, fa4 (on cuda) or sdpa. auto "
+        "Attention in the vision tower: triton, flash, fa3, fa4 (on cuda) or sdpa. auto "
         "chooses by the GPU's architecture.",
     )
     # graphs

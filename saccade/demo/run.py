@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -29,7 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 from saccade.demo import PICTURES
-from saccade.ipc.own_server import own_server
+from saccade.ipc.own_server import free_port, own_server, wait_until_ready
 
 START_TIMEOUT = 120.0
 SCRIPT = Path(sys.executable).with_name("saccade")
@@ -94,7 +93,7 @@ def run(
         own_server("demo", "--port", str(port), starter=starter) as server,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client,
     ):
-        wait_until_ready(client, server)
+        wait_until_ready(str(client.base_url), server, START_TIMEOUT)
         right = converse(client, console, QUESTIONS, out)
         if not exit_after:
             serve_on(console, server, port, out)
@@ -267,29 +266,3 @@ def program(path: Path = SCRIPT) -> tuple[str, ...]:
     if not path.exists():
         return (sys.executable, "-m", "saccade")
     return (str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path),)
-
-
-def wait_until_ready(client: httpx.Client, server: subprocess.Popen[bytes]) -> None:
-    """Poll /health. Raises SystemExit when the server ends, or takes too long."""
-    deadline = time.monotonic() + START_TIMEOUT
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            raise SystemExit(
-                f"the server ended with status {server.returncode} before it was ready"
-            )
-        with suppress(httpx.TransportError):
-            if client.get("/health").is_success:
-                return
-        time.sleep(0.1)
-    raise SystemExit(f"the server was not ready after {START_TIMEOUT:.0f} seconds")
-
-
-def free_port(wanted: int) -> int:
-    """Return `wanted` if that port is free, else a port from the system."""
-    for port in (wanted, 0):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                return int(probe.getsockname()[1])
-    raise SystemExit("no free port")

@@ -140,6 +140,10 @@ class Held:
             )
         self.resize(self.nbytes + nbytes)
 
+    def sent(self, tenant: str, name: str) -> bytes | None:
+        """Return bytes that the client's tenant has sent under their digest's name, if kept."""
+        return self.bodies.sent.find(self.client.name, tenant, name)
+
     def _check_share(self, nbytes: int) -> None:
         """Raise Overloaded if one of several keys would hold more than its share."""
         mine, most = self.bodies.of[self.client.name] - self.nbytes, self.bodies.limit * SHARE

@@ -61,8 +61,12 @@ class SentBytes:
 
     def get(self, client: Client, salt: str, name: str) -> bytes | None:
         """Return what this tenant has sent under a name, or None."""
-        owner = self._owners.get(client.name)
-        key = client.tenant(salt), name
+        return self.find(client.name, client.tenant(salt), name)
+
+    def find(self, owner_name: str, tenant: str, name: str) -> bytes | None:
+        """Return what a key's tenant has sent under a name, or None."""
+        owner = self._owners.get(owner_name)
+        key = tenant, name
         if owner is None or (found := owner.kept.get(key)) is None:
             return None
         now = self._clock()

@@ -306,7 +306,9 @@ def read_siglip(vision: Section, merge: int, out: int, absent: SiglipDefaults) -
     """
     side = vision.integer("image_size", default=absent.side)
     patch = vision.integer("patch_size", default=absent.patch)
-    check_side(vision, side, patch, merge)
+    # Pixels in no whole patch are left out, as a convolution leaves them out.
+    if min(patch, merge) < 1 or side < patch or side // patch % merge:
+        check_side(vision, side, patch, merge)
     check_channels(vision)
     hidden = vision.count("hidden_size", default=absent.hidden)
     heads = vision.count("num_attention_heads", default=absent.heads)

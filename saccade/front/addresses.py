@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from saccade.core.errors import InvalidRequest
-from saccade.media.sources.source import FileId
+from saccade.media.sources.source import Digest, FileId
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-][A-Za-z0-9+/_=\s-]{31,511}")
 _BASE64_SEEN = 512
@@ -26,6 +26,18 @@ def address(file_id: str | None, url: str | None, place: str, *names: str) -> st
     if url is not None:
         return image_url(url)
     raise missing(f"{place}.{names[0]}")
+
+
+def image_address(
+    digest: str | None, file_id: str | None, url: str | None, place: str, *names: str
+) -> str | FileId | Digest:
+    """Return the one address of an image that may be held. Raises as `address`."""
+    if digest is None:
+        return address(file_id, url, place, *names)
+    for name, given in zip(names, (file_id, url), strict=True):
+        if given is not None:
+            raise InvalidRequest(f"{place}: digest and {name} exclude each other", place)
+    return Digest(digest)
 
 
 def image_url(given: str) -> str:

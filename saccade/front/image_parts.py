@@ -8,37 +8,48 @@ image, and unknown ones are refused. Knows nothing of messages, or of fetching i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from msgspec import Meta, Struct
 
 from saccade.core.errors import InvalidRequest
-from saccade.front.addresses import address, image_url, missing
+from saccade.front.addresses import image_address, image_url, missing
 from saccade.front.breakpoints import Marked
-from saccade.front.fields import Positive
+from saccade.front.fields import Integer, Positive
 from saccade.front.part_defaults import PartDefaults
 from saccade.media.content import Budget, Detail
 from saccade.media.sources.source import (
     Address,
     Base64,
+    Digest,
     FileId,
+    ImageRegion,
     ImageSource,
     KnownImage,
+    RegionSource,
     SentFile,
     source_from_object,
 )
 
+T = TypeVar("T")
+
 ImageName = Annotated[str, Meta(min_length=1, max_length=256)]
+DigestName = Annotated[str, Meta(pattern="^(blake3|sha256)-[0-9a-f]{64}$")]
+"""The name of bytes that the client has sent."""
+Corners = Annotated[list[Integer], Meta(min_length=4, max_length=4)]
+"""[x0, y0, x1, y1], from the left and from the top of the upright image."""
 
 
 # ---- schemas
 
 
 class Pixels(Struct, kw_only=True):
-    """Bounds on the pixels of an image after resizing."""
+    """Bounds on the pixels of an image after resizing, and the region that is shown."""
 
     min_pixels: Positive | None = None
     max_pixels: Positive | None = None
+    region: Corners | None = None
+    digest: DigestName | None = None
 
 
 class ImageSizeOptions(Marked, kw_only=True):
@@ -46,18 +57,19 @@ class ImageSizeOptions(Marked, kw_only=True):
 
     min_pixels: Positive | None = None
     max_pixels: Positive | None = None
+    region: Corners | None = None
     detail: Detail | None = None
 
 
 class ImageURL(Pixels, forbid_unknown_fields=True, kw_only=True):
-    """An image's address: a URL, or its bytes in base64.
+    """An image's address: a URL, its bytes in base64, or the digest of bytes sent before.
 
     detail: low is at most 512 x 512 = 262144 pixels (`LOW_DETAIL_PIXELS`), unless `max_pixels` says
     otherwise. auto, high and original are as many as the model takes. format: the client's claim
     about the type, which the bytes themselves decide.
     """
 
-    url: str
+    url: str | None = None
     detail: Detail | None = None
     format: str | None = None
 
@@ -103,6 +115,7 @@ class SourcedPart(ImageSizeOptions, kw_only=True):
     """The content in base64, under LangChain's name."""
     data: str | None = None
     file_id: str | None = None
+    digest: DigestName | None = None
     id: Any = None
     """A file's id, with source_type id. Otherwise it is ignored."""
     source_type: Any = None
@@ -125,6 +138,7 @@ class InputImagePart(ImageSizeOptions, tag_field="type", tag="input_image", kw_o
 
     image_url: str | None = None
     file_id: str | None = None
+    digest: DigestName | None = None
     uuid: ImageName | None = None
 
 
@@ -172,14 +186,25 @@ def read_image(part: AnyImagePart, place: str, defaults: PartDefaults) -> ImageS
     """
     named = _SPELLINGS[type(part)](part, place)
     budget = _budget(named.inside, part, place, defaults)
+    within = named.inside or _NO_OPTIONS
+    region = _region(within, part, place) if within.region or part.region else None
     if isinstance(part, FilePart):
-        return SentFile(named.url, place, budget, named.heading, defaults.view)
+        return SentFile(named.url, place, budget, named.heading, defaults.view, region)
+    if region is not None:
+        return RegionSource(named.url, place, budget, named.uuid, region)
     return ImageSource(named.url, place, budget, named.uuid)
 
 
 def _image_url(part: ImagePart, place: str) -> Named:
     given, uuid = part.image_url, part.uuid or ""
     if isinstance(given, ImageURL):
+        where = f"{place}.image_url"
+        if given.digest is not None:
+            return Named(
+                image_address(given.digest, None, given.url, where, "file_id", "url"), given, uuid
+            )
+        if given.url is None:
+            raise missing(f"{where}.url")
         return Named(image_url(given.url), given, uuid)
     if given is not None:
         return Named(image_url(given), uuid=uuid)
@@ -189,9 +214,10 @@ def _image_url(part: ImagePart, place: str) -> Named:
 
 
 def _input_image(part: InputImagePart, place: str) -> Named:
-    if part.uuid is not None and part.file_id is None and part.image_url is None:
+    given = part.digest, part.file_id, part.image_url
+    if part.uuid is not None and given == (None, None, None):
         return Named(KnownImage(part.uuid))
-    url = address(part.file_id, part.image_url, place, "file_id", "image_url")
+    url = image_address(*given, place, "file_id", "image_url")
     return Named(url, uuid=part.uuid or "")
 
 
@@ -218,7 +244,8 @@ def _file(part: FilePart, place: str) -> Named:
 
 
 def _uploaded(file: UploadedFile, place: str) -> Named:
-    return Named(address(file.file_id, file.file_data, place, "file_id", "file_data"), file)
+    given = file.digest, file.file_id, file.file_data
+    return Named(image_address(*given, place, "file_id", "file_data"), file)
 
 
 _SPELLINGS: Mapping[type, Callable[[Any, str], Named]] = {
@@ -258,6 +285,8 @@ def _addresses(part: SourcedPart) -> dict[str, Address]:
             found[name] = text if text[:5].lower() == "data:" else Base64(text)
     if part.file_id is not None:
         found["file_id"] = FileId(part.file_id)
+    if part.digest is not None:
+        found["digest"] = Digest(part.digest)
     if part.source_type == "id" and isinstance(part.id, str):
         found["id"] = FileId(part.id)
     match part.source:
@@ -296,7 +325,21 @@ def _budget(
 _NO_OPTIONS = UploadedFile()
 
 
-def _either(name: str, one: int | None, other: int | None, place: str) -> int | None:
+def _region(
+    inside: ImageURL | UploadedFile, beside: ImageSizeOptions, place: str
+) -> ImageRegion | None:
+    """Read the part of an image to show, from two places that must agree."""
+    corners = _either("region", inside.region, beside.region, place)
+    return None if corners is None else region_of(corners, place)
+
+
+def region_of(corners: list[int], place: str) -> ImageRegion:
+    """Return the region that `corners` of a part at `place` name."""
+    left, top, right, bottom = corners
+    return ImageRegion(left, top, right, bottom, f"{place}.region")
+
+
+def _either(name: str, one: T | None, other: T | None, place: str) -> T | None:
     if one is not None and other is not None and one != other:
         raise InvalidRequest(
             f"{place}: {name} is given twice, as {one} and as {other}", f"{place}.{name}"

@@ -7,15 +7,32 @@ nothing of parts.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from saccade.core.config import PageView
+from saccade.core.config import WHOLE_DOCUMENT, DocumentView, PageView
 from saccade.core.errors import InvalidRequest
 from saccade.front.fields import Positive
 from saccade.front.video_parts import NO_VIDEO_DEFAULTS, MediaReading, Rate, VideoDefaults
 from saccade.media.content import Budget, Detail
+
+MOST_PAGES = 1000
+"""Pages that one request may name."""
+PageNumber = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+
+class DocumentOptions(Struct, forbid_unknown_fields=True):
+    """Fields about PDFs that only this server has."""
+
+    documents: PageView | None = None
+    """How the model sees a PDF's pages: text, images, both, or bare images without page numbers."""
+    pages: Annotated[list[PageNumber], Meta(min_length=1, max_length=MOST_PAGES)] | None = None
+    """The pages that the model sees, counted from 1, in this order. Default: all."""
+
+    @property
+    def view(self) -> DocumentView:
+        return DocumentView(self.documents or "both", tuple(self.pages or ()))
 
 
 class EdgeBounds(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -61,13 +78,16 @@ class PartDefaults:
 
     image: Budget = Budget()  # noqa: RUF009 - frozen
     video: VideoDefaults = NO_VIDEO_DEFAULTS
-    view: PageView | None = None
+    view: DocumentView = WHOLE_DOCUMENT
 
     @classmethod
     def of(
-        cls, limits: ImageLimits | None, media: MediaReading | None, view: PageView | None = None
+        cls,
+        limits: ImageLimits | None,
+        media: MediaReading | None,
+        documents: DocumentOptions | None = None,
     ) -> PartDefaults:
-        """Read `mm_processor_kwargs`, `media_io_kwargs` and `saccade.documents`."""
+        """Read `mm_processor_kwargs`, `media_io_kwargs` and `saccade`."""
         given = limits or ImageLimits()
         reading = None if media is None else media.video
         video = VideoDefaults(
@@ -85,6 +105,7 @@ class PartDefaults:
         least = _one("min_pixels", given.min_pixels, own.min_pixels, *shortest)
         most = _one("max_pixels", given.max_pixels, own.max_pixels, *longest)
         image = Budget(min_pixels=least, max_pixels=most, as_edges=bool(edges))
+        view = WHOLE_DOCUMENT if documents is None else documents.view
         return cls(image, video, view)
 
     def budget(self, detail: Detail | None, least: int | None, most: int | None) -> Budget:

@@ -18,8 +18,11 @@ from saccade.front.fields import Nothing
 if TYPE_CHECKING:
     Unread = Any
     """Fields may be declared anew with a type of their own."""
+    Uncut = Any
 else:
     Unread = Nothing
+    Uncut = str | float | bool | dict[str, Any] | Annotated[list[Any], Meta(max_length=0)] | None
+    """Corners are refused where nothing is cut. Anything else may be a note of the client's."""
 
 
 class SpokenAnswer(Struct):
@@ -119,6 +122,7 @@ class RefusedWords(Struct, kw_only=True):
     num_crops: Unread = None
     do_resize: Unread = None
     crop: Unread = None
+    region: Uncut = None
     # ---- sizes of videos
     total_pixels: Unread = None
     video_min_pixels: Unread = None

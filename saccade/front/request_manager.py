@@ -294,13 +294,15 @@ class RequestManager:
 
     def flush(self, embeddings: bool) -> None:
         """Forget the pooled outputs, and make the engine forget its prefix cache and, with
-        `embeddings`, images too. Requests submitted from now on find only what a request in flight
-        uses.
+        `embeddings`, images too. Pixels held for regions go with the latter. Requests submitted
+        from now on find only what a request in flight uses.
 
         Raises EngineUnavailable.
         """
         self.check_ready()
         self.pooled_outputs.clear()
+        if embeddings:
+            self.intake.media.regions.forget()
         self._engine.send(Flush(embeddings))
 
     def check_ready(self) -> Ready:

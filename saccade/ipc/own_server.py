@@ -8,17 +8,23 @@ kills the server. Knows nothing of what the server is asked.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from select import POLLIN, poll
-from typing import NoReturn
+from typing import IO, NoReturn
 
+import httpx
+
+from saccade.core.errors import StartupError
 from saccade.ipc.tied import tied
 
 GRACE_SECONDS = 60.0
@@ -28,19 +34,51 @@ STDOUT = 1
 
 
 @contextmanager
-def own_server(*options: str, starter: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def own_server(
+    *options: str, starter: int | None = None, output: IO[bytes] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run `saccade serve OPTION...` within the context, which belongs to the main thread.
 
     The command ends with whoever reads what it prints, and with `starter`, another process.
+    output: a file for what the server prints.
     """
     command = tied([sys.executable, "-m", "saccade", "serve", *options])
     with endings_raised(), _watched(starter):
         # A session of its own: Ctrl-C comes here first, and the server is then stopped in order.
-        server = subprocess.Popen(command, start_new_session=True)
+        server = subprocess.Popen(command, start_new_session=True, stdout=output, stderr=output)
         try:
             yield server
         finally:
             _stop(server)
+
+
+def wait_until_ready(
+    address: str, server: subprocess.Popen[bytes], seconds: float = math.inf
+) -> None:
+    """Poll /health. Raises StartupError when the server ends, or takes longer than `seconds`."""
+    deadline = time.monotonic() + seconds
+    with httpx.Client(base_url=address, timeout=120) as client:
+        while time.monotonic() < deadline:
+            if server.poll() is not None:
+                raise StartupError(
+                    f"the server ended with status {server.returncode} before it was ready"
+                )
+            with suppress(httpx.TransportError):
+                if client.get("/health").is_success:
+                    return
+            time.sleep(0.1)
+    raise StartupError(f"the server was not ready after {seconds:.0f} seconds")
+
+
+def free_port(wanted: int) -> int:
+    """Return `wanted` if that port is free, else a port from the system."""
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return int(probe.getsockname()[1])
+    raise StartupError("no free port")
 
 
 @contextmanager

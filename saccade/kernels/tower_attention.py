@@ -13,13 +13,12 @@ from torch.nn import functional as F
 from saccade.kernels.libraries.installed import load_fa3
 from saccade.kernels.reference.segments import Segments, sdpa_segments
 
-Backend = Literal["triton", "flash", "cudnn", "fa3", "fa4", "sdpa"]
+Backend = Literal["triton", "flash", "fa3", "fa4", "sdpa"]
 """Of attention within segments.
 
 triton: our own kernel (CUDA), can be captured in a graph. flash: torch's (CUDA, 16 bits), can be
-captured too. cudnn: cuDNN's (the same), which plans for half a second whenever a shape is new. fa3,
-fa4: FlashAttention-3's (Hopper) and -4's (the same), where those packages are. sdpa: everywhere.
-cudnn, fa3 and fa4 are NOT YET RUN.
+captured too. fa3, fa4: FlashAttention-3's (Hopper) and -4's (the same), where those packages are;
+both are NOT YET RUN. sdpa: everywhere.
 """
 
 
@@ -57,20 +56,6 @@ def _flash_segments(
     return _in_eights(
         lambda *qkv: torch.ops.aten._flash_attention_forward(
             *qkv, bounds, bounds, longest, longest, 0.0, False, False, scale=scale
-        ),
-        q,
-        k,
-        v,
-    )
-
-
-def _cudnn_segments(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
-) -> torch.Tensor:
-    bounds, longest = segments.bounds, segments.longest
-    return _in_eights(
-        lambda *qkv: torch.ops.aten._cudnn_attention_forward(
-            *qkv, None, bounds, bounds, longest, longest, False, 0.0, False, False, scale=scale
         ),
         q,
         k,
@@ -139,7 +124,6 @@ def _in_eights(
 BACKENDS: dict[Backend, Callable[..., torch.Tensor]] = {
     "triton": _triton_segments,
     "flash": _flash_segments,
-    "cudnn": _cudnn_segments,
     "fa3": _fa3_segments,
     "fa4": _fa4_segments,
     "sdpa": sdpa_segments,

@@ -33,6 +33,8 @@ LOW_DETAIL_PIXELS = 512 * 512
 bounds.
 """
 
+RAW = "RAW"
+"""The format of pixels that are decoded already."""
 VIDEO = "VIDEO"
 """The format of a video file, whatever its container."""
 FASTEST_FILE = 10_000.0
@@ -214,7 +216,7 @@ def read_raw(data: bytes | mmap.mmap) -> Probe:
     if len(data) >= RAW_HEADER.size:
         _, height, width = RAW_HEADER.unpack(data[: RAW_HEADER.size])
         if len(data) == RAW_HEADER.size + 3 * height * width:
-            return Probe("RAW", height, width, "RGB", 1, 1)
+            return Probe(RAW, height, width, "RGB", 1, 1)
     raise Unreadable("cut array")
 
 

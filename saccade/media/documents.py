@@ -21,7 +21,7 @@ from blake3 import blake3
 from cachetools import LRUCache
 from msgspec import Meta
 
-from saccade.core.config import MIB, PageView
+from saccade.core.config import MIB
 from saccade.core.errors import ImageError, InvalidRequest
 from saccade.core.extras import ask_operator
 from saccade.core.family import FamilySpec
@@ -32,7 +32,7 @@ from saccade.media.metadata_store import LARGEST, MetadataStore
 from saccade.media.opened import EncodedBytes, OpenedImage, PageOfFile, jobs_of
 from saccade.media.sources.fairness import Requester
 from saccade.media.sources.flights import ByteFlight, Flights
-from saccade.media.sources.source import DrawnPage, ImageSource, SentFile
+from saccade.media.sources.source import DrawnPage, ImageSource, RegionSource, SentFile
 from saccade.media.sources.source_reader import Reads
 from saccade.media.workers.decode_queue import Job
 from saccade.media.workers.document_pool import DocumentBytes, DocumentPool
@@ -80,20 +80,27 @@ def has_renderer() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OpenedPage:
-    """A page of a document: its text, if wanted, and its image, if wanted."""
+    """A page of a document: its text, if wanted, and its image, if wanted. It is page `number` of
+    `of`.
+    """
 
+    number: int
+    of: int
     text: str
     image: DrawnPage | None
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFile:
-    """A PDF whose pages' sizes are known. `drawn` has (height, width) in pixels for each page, or
-    `None` for its text alone. `begun` is when it was opened.
+    """A PDF whose pages' sizes are known. `shown` has the places of the wanted pages among `count`.
+    `drawn` has (height, width) in pixels for each of these, or `None` for its text alone. `begun`
+    is when it was opened.
     """
 
     file: EncodedBytes
     budget: Budget
+    count: int
+    shown: tuple[int, ...]
     drawn: tuple[tuple[int, int] | None, ...]
     begun: float
 
@@ -216,10 +223,6 @@ class Documents:
             )
         return True
 
-    def shows(self, view: PageView | None) -> bool:
-        """Return True if the view has images."""
-        return view != "text"
-
     def check(self, source: SentFile) -> None:
         """Accept every file, since only its bytes show what it is."""
 
@@ -233,22 +236,31 @@ class Documents:
         """
         file = (await reads.fetch(source.url)).encoded
         if not self.takes(file.data, source.param):
+            if source.region is not None:
+                return RegionSource(file.data, source.param, source.budget, region=source.region)
             return ImageSource(file.data, source.param, source.budget)
+        if source.region is not None:
+            raise InvalidRequest(
+                f"{source.region.param}: the file is a PDF, and regions are parts of images: send "
+                "the page as an image",
+                source.region.param,
+            )
         self._metrics.inc("saccade_documents_opened_total")
-        begun, shows = time.monotonic(), self.shows(source.view)
+        begun = time.monotonic()
         sizes = await self._sizes(file, reads.salt, reads.asker)
+        shown = _places(source.view.pages, len(sizes))
         drawn = tuple(
-            self._drawn_size(size, source.budget, index) if shows else None
-            for index, size in enumerate(sizes)
+            self._drawn_size(sizes[index], source.budget, index) if source.view.has_images else None
+            for index in shown
         )
-        return MeasuredFile(file, source.budget, drawn, begun)
+        return MeasuredFile(file, source.budget, len(sizes), shown, drawn, begun)
 
-    async def check_file(self, file: EncodedBytes, salt: str, asker: Requester) -> None:
-        """Check that a request could name this PDF.
+    async def check_file(self, file: EncodedBytes, salt: str, asker: Requester) -> int:
+        """Check that a request could name this PDF, and return the number of its pages.
 
         Raises ImageError if the PDF is refused, EngineUnavailable.
         """
-        await self._sizes(file, salt, asker)
+        return len(await self._sizes(file, salt, asker))
 
     async def units(
         self, source: SentFile, metadata: MeasuredFile | ImageSource, reads: Reads
@@ -260,18 +272,17 @@ class Documents:
         if isinstance(metadata, ImageSource):
             return metadata
         file, drawn, begun = metadata.file, metadata.drawn, metadata.begun
-        view = source.view or "both"
-        known = await self._known(file, drawn, view != "images", reads.salt, reads.asker)
+        known = await self._known(metadata, source.view.has_text, reads.salt, reads.asker)
         pages = []
-        for index, size in enumerate(drawn):
+        for place, (index, size) in enumerate(zip(metadata.shown, drawn, strict=True)):
             image = None
             if size is not None and known.names is not None:
                 page = PageOfFile(file, index, size)
-                encoded = EncodedBytes(known.drawn.get(index, b""), known.names[index], page)
+                encoded = EncodedBytes(known.drawn.get(place, b""), known.names[place], page)
                 image = DrawnPage(encoded, Probe("PNG", *size, "RGB", 1, 1), begun)
-            text = "" if known.texts is None else known.texts[index]
-            pages.append(OpenedPage(text, image))
-        if view == "text" and not any(page.text for page in pages):
+            text = "" if known.texts is None else known.texts[place]
+            pages.append(OpenedPage(index + 1, metadata.count, text, image))
+        if source.view.shown == "text" and not any(page.text for page in pages):
             raise ImageError(
                 'the PDF has no text, as scans have none: ask with documents "images" or "both"',
                 code="no_text",
@@ -312,16 +323,16 @@ class Documents:
         return sizes
 
     async def _known(
-        self,
-        file: EncodedBytes,
-        drawn: Sequence[tuple[int, int] | None],
-        texts: bool,
-        salt: str,
-        asker: Requester,
+        self, measured: MeasuredFile, texts: bool, salt: str, asker: Requester
     ) -> _Known:
-        """Find texts, and names of pages drawn in these sizes, in metadata as far as known."""
-        of_texts = _metadata_name("texts", file.digest, salt)
-        of_names = _metadata_name("names", file.digest, salt, msgspec.msgpack.encode(drawn))
+        """Find texts, and names of pages drawn in these sizes, in metadata as far as known.
+
+        What is known of some pages stands apart from what is known of all.
+        """
+        file, drawn = measured.file, measured.drawn
+        some = () if measured.shown == tuple(range(measured.count)) else (measured.shown,)
+        of_texts = _metadata_name("texts", file.digest, salt, _packed(*some))
+        of_names = _metadata_name("names", file.digest, salt, _packed(drawn, *some))
         shows = drawn[0] is not None
         known = _Known(
             await self._metadata.find(of_texts, _TEXTS, len(drawn)) if texts else None,
@@ -332,7 +343,7 @@ class Documents:
             return known
         wanted = [
             PageWanted(index, size if ask_names else None, ask_text)
-            for index, size in enumerate(drawn)
+            for index, size in zip(measured.shown, drawn, strict=True)
         ]
 
         async def read(flight: ByteFlight) -> bytes:
@@ -370,6 +381,21 @@ class Documents:
                 code=error.code,
             ) from error
         return recipe.canvas if recipe.plain else size
+
+
+def _places(numbers: Sequence[int], count: int) -> tuple[int, ...]:
+    """Return the places of the wanted pages, or of all. Raises ImageError for a missing page."""
+    for number in numbers:
+        if number > count:
+            pages = f"{count} page{'s' * (count != 1)}"
+            raise ImageError(
+                f"page {number} is asked for, and the PDF has {pages}", code="no_such_page"
+            )
+    return tuple(number - 1 for number in numbers) or tuple(range(count))
+
+
+def _packed(*facts: object) -> bytes:
+    return b"".join(map(msgspec.msgpack.encode, facts))
 
 
 def _metadata_name(kind: str, file: bytes, salt: str, more: bytes = b"") -> bytes:

@@ -33,6 +33,7 @@ from saccade.media.formats import heif
 from saccade.media.kind import MediaKind
 from saccade.media.opened import Kind, Opened, OpenedImage, Spent
 from saccade.media.pixel_prints import PixelPrints
+from saccade.media.regions import Regions
 from saccade.media.seen import SeenFiles
 from saccade.media.sources.fairness import Requester
 from saccade.media.sources.fetch import Fetcher
@@ -104,10 +105,13 @@ class Media:
         self.documents = Documents(spec, options, metrics, self.seen.disk, fork_servers)
         self.reader = SourceReader(self._fetcher, self.files, self.seen, pool)
         limits = PixelLimits(arena.size, options.decode_memory)
+        stills = Stills(spec, limits)
+        self.regions = Regions(spec, limits, stills, pool)
         self.kinds: Mapping[Kind, MediaKind[Any, Any, Any]] = {
-            "still": Stills(spec, limits),
+            "still": stills,
             "video": Videos(spec, limits),
             "document": self.documents,
+            "region": self.regions,
         }
         self.readable = _readable(spec)
         self._held: dict[ImageKey, list[OpenedImage]] = {}
@@ -122,6 +126,7 @@ class Media:
     async def close(self) -> None:
         if self.encoders is not None:
             await self.encoders.close()
+        await self.regions.close()
         await self._decoders.close()
         await self.documents.close()
         await self.reader.close()
@@ -171,7 +176,7 @@ class Media:
         """
         self._check_count(len(sources), sources[-1].param)
         if not self._spec.sees_images:
-            for source in (each for each in sources if self.documents.shows(each.view)):
+            for source in (each for each in sources if each.view.has_images):
                 self._check_seen(source.param)
         reads = Reads(self.reader, salt, asker)
         for source in sources:
@@ -252,23 +257,24 @@ class Media:
         assert isinstance(opened, OpenedImage)
         return opened
 
-    async def check(self, data: bytes, param: str, client: Client = ANYBODY) -> None:
+    async def check(self, data: bytes, param: str, client: Client = ANYBODY) -> int | None:
         """Check that this client could name these bytes as an image, a video, or a document.
 
-        Raises InvalidRequest, ImageError or TooLarge with the reason.
+        Returns the number of a document's pages. Raises InvalidRequest, ImageError or TooLarge with
+        the reason.
         """
         asker = Requester.of(client)
         try:
             self._fetcher.check_size(len(data))
             if self.documents.takes(data, param):
                 file = await self.reader.named(data)
-                await self.documents.check_file(file, client.salt(""), asker)
-                return
+                return await self.documents.check_file(file, client.salt(""), asker)
             self._check_seen(param)
             if video := looks_like_video(data) and self._spec.video is not None:
                 check_decoder(param)
             name = await asyncio.to_thread(digest, data)
             await self.reader.header(name, data, asker, video)
+            return None
         except FAULTS as error:
             raise at(error, param) from error
 

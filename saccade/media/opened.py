@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from saccade.core.recipe import ImageRecipe
+from saccade.core.recipe import Box, ImageRecipe
 from saccade.core.types import Image
 from saccade.core.video import FrameBudget, FrameTimes
 from saccade.media.content import Budget, Probe
 from saccade.media.sources.fairness import Requester
 from saccade.media.workers.decode_queue import Job
 
-Kind = Literal["still", "video", "document"]
-"""What an image is shown of: a source of its own, frames of a video, a page of a document."""
+Kind = Literal["still", "video", "document", "region"]
+"""What an image is shown of: a source of its own, frames of a video, a page of a document, a part
+of a still.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -39,10 +41,24 @@ class PageOfFile:
     size: tuple[int, int]
 
 
+@dataclass(frozen=True, slots=True)
+class PartOfImage:
+    """The part in `box` of an image with the header `whole`."""
+
+    whole: Probe
+    box: Box
+
+    @property
+    def corners(self) -> tuple[int, int, int, int]:
+        """Return (x0, y0, x1, y1)."""
+        return self.box.left, self.box.top, self.box.right, self.box.bottom
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SeenFrame:
     """A frame of a video, or a still image. It is an image of its own, or number `index` among a
-    file's frames. `name` is the digest, or a stand-in.
+    file's frames. `name` is the digest, or a stand-in. part: what it shows of the image in
+    `encoded`, where `probe` describes that part.
     """
 
     name: bytes
@@ -50,6 +66,7 @@ class SeenFrame:
     probe: Probe
     recipe: ImageRecipe
     index: int | None = None
+    part: PartOfImage | None = None
 
 
 @dataclass(frozen=True, slots=True)

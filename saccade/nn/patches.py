@@ -31,18 +31,30 @@ class PatchKernel:
     __slots__ = ("dtype", "linear", "mean", "merge", "patch", "std")
 
     def __init__(
-        self, weights: Weights, name: str, sizes: tuple[int, int, int], colours: Colours
+        self,
+        weights: Weights,
+        name: str,
+        sizes: tuple[int, int, int],
+        colours: Colours,
+        *,
+        flat: bool = False,
     ) -> None:
         """Load the kernel.
 
-        sizes: values per row, pixels along a patch's edge, patches along a token's edge.
+        sizes: values per row, pixels along a patch's edge, patches along a token's edge. flat: the
+        file has a matrix, with a pixel's colours side by side.
         """
         hidden, self.patch, self.merge = sizes
         self.dtype = weights.dtype
         self.mean, self.std = (
             torch.tensor(values, device=weights.device) * 255.0 for values in colours
         )
-        kernel = weights.load(Part(f"{name}.weight", (hidden, 3, self.patch, self.patch)))
+        shape = self.patch, self.patch
+        if flat:
+            kernel = weights.load(Part(f"{name}.weight", (hidden, 3 * self.patch**2)))
+            kernel = kernel.view(hidden, *shape, 3).permute(0, 3, 1, 2).contiguous()
+        else:
+            kernel = weights.load(Part(f"{name}.weight", (hidden, 3, *shape)))
         bias = weights.load(Part(f"{name}.bias", (hidden,)))
         self.linear = Linear(weights.ops, DenseMatrix(kernel.view(hidden, -1)), bias)
 

@@ -69,13 +69,20 @@ class DeltaInputs:
 
 
 class Recurrence(Protocol):
-    """Linear attention by the gated delta rule (`kernels/delta.py`).
+    """Linear attention by the gated delta rule (`kernels/delta.py`), or a short convolution alone.
 
     It remembers each sequence by a state, which it brings up to date.
     """
 
     def __call__(self, inputs: DeltaInputs, layer: int) -> torch.Tensor:
         """Compute each token's values [T, Hv, Dv] from its sequence's state, the token included."""
+        ...
+
+    def convolve(self, x: torch.Tensor, taps: torch.Tensor, layer: int) -> torch.Tensor:
+        """Compute each channel's sum over its sequence's last K inputs, for x [T, C].
+
+        `taps`: the weights [K, C], the newest input's last.
+        """
         ...
 
 

@@ -52,7 +52,7 @@ class SiglipEmbed:
         self.positions = table.index_select(0, order.to(weights.device))
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Map uint8 [tiles * side, side, 3] -> [tiles * patches, hidden]."""
+        """Map uint8 [tiles * covered, covered, 3] -> [tiles * patches, hidden]."""
         config = self.config
         rows = self.kernel(pixels).view(-1, config.patches, config.hidden)
         rows += self.positions
@@ -91,10 +91,11 @@ class SiglipTower(TileTower):
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
         """Turn a canvas into rows. It has tiles side by side, the whole image last, and no more."""
-        side, (segments,) = self.config.side, facts.segments
+        side, covered, (segments,) = self.config.side, self.config.covered, facts.segments
         across = pixels.shape[1] // side
-        apart = pixels.view(-1, side, across, side, 3).transpose(1, 2).reshape(-1, side, 3)
-        return self.tile_embed(apart[: len(segments) * side])
+        apart = pixels.view(-1, side, across, side, 3).transpose(1, 2).reshape(-1, side, side, 3)
+        tiles = apart[: len(segments), :covered, :covered]
+        return self.tile_embed(tiles.reshape(-1, covered, 3))
 
     def to_tokens(self, rows: torch.Tensor) -> torch.Tensor:
         config = self.config

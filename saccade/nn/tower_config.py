@@ -31,7 +31,8 @@ class BlocksConfig:
 class TileConfig(BlocksConfig):
     """A tower that sees one tile of `side` x `side` pixels at a time, and the connector behind it.
 
-    merge x merge neighbouring patches become one token with `out_hidden` values.
+    Pixels at a tile's far edges are left out where they fill no whole patch. merge x merge
+    neighbouring patches become one token with `out_hidden` values.
     """
 
     side: int
@@ -43,6 +44,11 @@ class TileConfig(BlocksConfig):
     def across(self) -> int:
         """Return the patches along a tile's edge."""
         return self.side // self.patch
+
+    @property
+    def covered(self) -> int:
+        """Return the pixels along a tile's edge that its patches cover."""
+        return self.across * self.patch
 
     @property
     def patches(self) -> int:

@@ -36,6 +36,7 @@ _SLICE = 1 << 16
 HOLDER = re.compile(r"resp_([0-9a-f]{8})[0-9a-f]{40}")
 """A response's id begins with the instance that keeps it (`api/responses/store.py`)."""
 _INLINE = re.compile(r"data:[^,]{0,505};base64,", re.IGNORECASE)
+_DIGEST = re.compile(r"(?:blake3|sha256)-([0-9a-f]{64})")
 _URL = re.compile(r"(?:https?|file):", re.IGNORECASE)
 
 
@@ -204,7 +205,7 @@ def _image(part: dict[str, Any]) -> bytes | None:
 
 
 def _image_of(value: dict[str, Any]) -> bytes | None:
-    for field in ("file_id", "url", "file_data", "file_url", "data"):
+    for field in ("file_id", "digest", "url", "file_data", "file_url", "data"):
         given = value.get(field)
         if isinstance(given, str):
             return _source_key(given, bare=field not in ("url", "file_url"))
@@ -214,7 +215,7 @@ def _image_of(value: dict[str, Any]) -> bytes | None:
 def _source_key(given: str, bare: bool) -> bytes:
     """Return an image source's key. `bare`: base64 may come without a URL."""
     given = given.strip()
-    if (file := _file_key(given)) is not None:
+    if (file := _file_key(given) or _digest_key(given)) is not None:
         return file
     if (name := name_at_end(given)) is not None:
         return bytes.fromhex(name.partition("-")[2])
@@ -231,6 +232,11 @@ def _source_key(given: str, bare: bool) -> bytes:
     except ValueError:
         pass
     return blake3(given[:OPENING_CHARACTERS].encode("utf-8", "surrogatepass")).digest()
+
+
+def _digest_key(given: str) -> bytes | None:
+    found = _DIGEST.fullmatch(given)
+    return None if found is None else bytes.fromhex(found[1])
 
 
 def _file_key(given: str) -> bytes | None:

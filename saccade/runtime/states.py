@@ -63,7 +63,9 @@ class StateMemory:
 
 
 class StateRecurrence:
-    """The gated delta rule over a `StateMemory`. Implements `nn.protocol.Recurrence`."""
+    """The gated delta rule and convolutions over a `StateMemory`. Implements
+    `nn.protocol.Recurrence`.
+    """
 
     def __init__(self, layers: StateLayers, ops: Ops) -> None:
         self._ops = ops
@@ -93,3 +95,8 @@ class StateRecurrence:
             memory,
             self._rows,
         )
+
+    def convolve(self, x: torch.Tensor, taps: torch.Tensor, layer: int) -> torch.Tensor:
+        assert self._rows is not None, "a batch is planned first"
+        states = self._layers[layer]["conv"]
+        return self._ops.causal_conv(x, taps, states, self._rows, silu=False)

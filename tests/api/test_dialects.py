@@ -179,6 +179,8 @@ def test_what_carries_or_sizes_images_and_is_not_read_is_refused_by_name(
     assert {*NAMED, *SIZES} <= {*WORDS}
     text = {"type": TEXTS[dialect], "text": "Hi"}
     for word in WORDS:
+        if word == "region" and not isinstance(value, list):
+            continue  # no corners: a note of the client's, as a cloud's region is
         message = f"{CONTENT[dialect]}[0]"
         if (dialect, word, value) != ("chat", "images", ["x"]):  # ollama's: read
             with pytest.raises(InvalidRequest) as refused:

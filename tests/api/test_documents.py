@@ -136,6 +136,72 @@ def test_what_is_seen_of_pages_is_the_requests_wish(served: Served) -> None:
     assert counted(served)[0] - before[0] == 3
 
 
+def test_the_pages_that_are_named_are_those_of_the_whole_file(served: Served) -> None:
+    new = fresh()
+    upload_id = upload(served, new).json()["id"]
+    part = {"type": "file", "file": {"file_id": upload_id}}
+    before = counted(served)
+    for pages in ([2], [3, 1], None):
+        answer = chat(served, part, saccade={"pages": pages})
+        assert answer.status_code == 200, answer.text
+    one, two, whole = submitted(served)
+    assert counted(served)[0] - before[0] == 1 + 2 + 3
+    assert "look: Page 2 of 3\ntwo blue squares\n#how many?" in text_of(one)
+    told = "look: Page 3 of 3\n#\nPage 1 of 3\nthe quick brown fox\n#how many?"
+    assert told in text_of(two)
+    keys = [image.key for image in whole.images]
+    assert [image.key for image in (*one.images, *two.images)] == [keys[1], keys[2], keys[0]]
+    again = counted(served)
+    assert chat(served, part, saccade={"pages": [3, 1]}).status_code == 200
+    assert counted(served)[0] == again[0]
+
+
+def test_every_dialect_names_pages_and_shows_them_bare(served: Served) -> None:
+    """As OCR models are trained: an image, without its number, text, or the file's name."""
+    small = pdf([Sheet([f"page {number}"], PHOTO, (128.0, 128.0), 12) for number in range(3)])
+    new = base64.b64encode(small).decode()
+    own = {"documents": "bare", "pages": [2]}
+    source = {"type": "base64", "media_type": "application/pdf", "data": new}
+    block = {"type": "document", "source": source, "title": "a title"}
+    told = {"type": "input_file", "file_data": f"data:;base64,{new}", "filename": "f.pdf"}
+    asked = {"type": "input_text", "text": "how many?"}
+    http = served.http
+    part = {"type": "file", "file": {"file_data": new, "filename": "f.pdf"}}
+    assert chat(served, part, saccade=own).status_code == 200
+    message = {"role": "user", "content": [block, {"type": "text", "text": "how many?"}]}
+    body = {"model": "demo", "max_tokens": 9, "messages": [message], "saccade": own}
+    assert http.post("/v1/messages", json=body).status_code == 200
+    input = [{"role": "user", "content": [told, asked]}]
+    body = {"model": "demo", "input": input, "saccade": own}
+    assert http.post("/v1/responses", json=body).status_code == 200
+    requests = submitted(served)
+    assert [len(each.images) for each in requests] == [1, 1, 1]
+    texts = [text_of(each) for each in requests]
+    assert "user\nlook: #how many?" in texts[0]
+    assert all("user\n#how many?" in each for each in texts[1:])
+
+
+@pytest.mark.parametrize(
+    ("pages", "said"),
+    [
+        ([4], "page 4 is asked for, and the PDF has 3 pages"),
+        ([1, 2**31 - 1], "and the PDF has 3 pages"),
+        ([0], "pages"),
+        ([2**31], "pages"),
+        ([], "pages"),
+        ([1] * 1001, "pages"),
+        (["1"], "pages"),
+        ("1-2", "pages"),
+        ([True], "pages"),
+    ],
+)
+def test_a_page_that_is_not_there_is_refused_by_name(served: Served, pages: Any, said: str) -> None:
+    before = counted(served)[0]
+    error = refused(chat(served, file_part(FILE), saccade={"pages": pages}))
+    assert said in error["message"] and not submitted(served)
+    assert counted(served)[0] == before
+
+
 def test_detail_and_bounds_set_a_pages_pixels(served: Served) -> None:
     def pixels(size: tuple[float, float], **inside: Any) -> tuple[int, int]:
         data = pdf([Sheet(["x"], size=size)])
@@ -262,6 +328,10 @@ def test_a_pdf_without_text_is_not_read_as_text(served: Served) -> None:
 def test_an_upload_is_looked_at(served: Served) -> None:
     assert refused(upload(served, FILE[:200]))["code"] == "invalid_document"
     assert refused(upload(served, office("xl/workbook.xml")))["code"] == "unsupported_document"
+    assert upload(served, fresh()).json()["pages"] == 3
+    image = io.BytesIO()
+    Image.fromarray(PHOTO).save(image, "PNG")
+    assert "pages" not in upload(served, image.getvalue(), "f.png").json()
 
 
 def test_without_the_extra_its_name_is_told(

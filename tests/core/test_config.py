@@ -134,7 +134,7 @@ def test_a_context_may_be_shortened(spec: FamilySpec) -> None:
         ),
         ({"mm_attention_backend": "flash"}, "--tune mm_attention_backend=flash.*--device cuda"),
         ({"mm_attention_backend": "triton"}, "--tune mm_attention_backend=triton.*--device cuda"),
-        ({"mm_attention_backend": "cudnn"}, "--tune mm_attention_backend=cudnn.*--device cuda"),
+        ({"mm_attention_backend": "fa3"}, "--tune mm_attention_backend=fa3.*--device cuda"),
         ({"mm_attention_backend": "fa4"}, "--tune mm_attention_backend=fa4.*--device cuda"),
     ],
 )
@@ -332,10 +332,6 @@ def test_the_vision_tower_runs_as_told(spec: FamilySpec) -> None:
     hopper = replace(gpu, arch=90)
     assert decide(spec, hopper).encoder == EncoderConfig("triton", WHOLE)
     assert decide(spec, replace(gpu, arch=80)).encoder == EncoderConfig("flash", WHOLE)
-    cudnn = decide(spec, hopper, mm_attention_backend="cudnn").encoder
-    assert cudnn.attention == "cudnn" and cudnn.graph_sizes[-1] == 16384
-    with pytest.raises(ConfigError, match=r"mm_attention_backend=cudnn: .*--disable-cuda-graph"):
-        decide(spec, hopper, mm_attention_backend="cudnn", disable_cuda_graph=True)
     with pytest.raises(ConfigError, match=r"mm_attention_backend=fa4: .*not installed"):
         decide(spec, hopper, mm_attention_backend="fa4")
     assert decide(spec, gpu, mm_attention_backend="sdpa").encoder == EncoderConfig("sdpa")

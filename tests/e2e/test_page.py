@@ -190,7 +190,10 @@ def test_a_session_of_saccade_chat_says_where_its_image_was_found(
     command = [sys.executable, "-m", "saccade", "chat", "--base-url", server.url]
     done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
     told = [line.split(")")[1] for line in done.stdout.splitlines() if "image 1 (" in line]
-    assert [each.split(",")[0].split(";")[0] for each in told] == [" new", " seen: whole prompt"]
+    assert [each.split(",")[0].split(";")[0] for each in told] == [
+        " new",
+        " seen: its part of the prompt",
+    ]
 
 
 def test_the_description_is_shown_within_its_own_policy(browser: Browser, server: Server) -> None:

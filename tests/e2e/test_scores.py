@@ -185,6 +185,20 @@ def test_dimensions_cut_and_normalise_in_both_encodings(embedder: Server) -> Non
         client.embeddings.create(model=model, input="a", dimensions=65)
 
 
+def test_a_region_is_embedded_as_the_crop_that_a_client_makes(embedder: Server) -> None:
+    page = picture(96, 128, seed=6)
+
+    def embedded(shown: Any, **region: Any) -> Any:
+        (part,) = parts((shown,))
+        part["image_url"] |= region
+        message = {"role": "user", "content": [part]}
+        return vectors(post(embedder, "/v1/embeddings", {"messages": [message]}))[0]
+
+    crop = embedded(page[32:96, 64:128])
+    assert np.abs(embedded(page, region=[64, 32, 128, 96]) - crop).max() < 1e-6
+    assert np.abs(embedded(page) - crop).max() > 1e-3
+
+
 def test_a_page_is_encoded_once_and_a_repeated_input_costs_nothing(embedder: Server) -> None:
     page = picture(96, 96, seed=5)
     message = {"role": "user", "content": parts((page, "page"))}

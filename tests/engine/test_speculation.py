@@ -67,7 +67,7 @@ GRAMMARS = {
 }
 LENGTH = 40
 NOTHING: Mapping[str, Outcome] = {}
-STATES = ("qwen3_5", "qwen3_5_moe")
+STATES = ("qwen3_5", "qwen3_5_moe", "lfm2_vl")
 """Their tiny checkpoints repeat too little to be guessed from."""
 
 

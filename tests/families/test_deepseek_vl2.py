@@ -208,7 +208,7 @@ def test_fields_that_the_hubs_files_leave_out_are_those_of_the_published_classes
     spec = read(tmp_path)
     assert spec.kv_spec().token_bytes("bfloat16") == 27 * 2 * (512 + 64)
     assert (spec.dtype, spec.vocab_size, spec.eos_token_ids[0]) == ("bfloat16", 102400, 1)
-    assert (spec.vision.intermediate, spec.vision.patches, spec.vision.side) == (4304, 729, 378)
+    assert (spec.vision.intermediate, spec.vision.patches, spec.vision.side) == (4304, 729, 384)
     assert spec.num_tokens((1, 1)) == 2 * 14 * 15 + 1
     # No candidate of fewer tiles has all of its pixels.
     assert spec.recipe(400, 1200, spec.pixel_bounds).grid == (2, 4)

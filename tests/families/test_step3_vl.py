@@ -26,9 +26,11 @@ from saccade.families.step3_vl.config import PerceptionConfig
 from saccade.families.step3_vl.images import CropRules, Sides, canvas_size, plan_crops, read_images
 from saccade.families.step3_vl.spec import CropPlaceholder, Step3VLSpec
 from saccade.families.step3_vl.tiny import VISION, published_crops
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade_bench.fixtures.tiny import Reference, picture
 from tests.families.conftest import Changed, Refusals, Refused, listed
-from tests.families.forwarding import encode, load
+from tests.families.forwarding import CPU, Session, encode, load
+from tests.quantising import FORMATS, is_projection, quantise
 
 FAMILY = "step3_vl"
 SIDES = Sides(3024, 728, 504)
@@ -214,6 +216,47 @@ def test_the_tokenizer_must_know_the_marks(
     )
     with pytest.raises(CheckpointError, match="has no <im_start>"):
         load_spec(folder)
+
+
+MATRICES = {"old": (".out_proj.weight", ".c_fc.weight", ".c_proj.weight"), "new": ("_proj.weight",)}
+"""Of the tower, in the hub's files and in transformers'. The hub's queries, keys and values are no
+layer of their own.
+"""
+
+
+@pytest.mark.sparse
+@pytest.mark.parametrize("tower", [False, True], ids=["language model", "tower, too"])
+@pytest.mark.parametrize("layout", MATRICES)
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_quantised_checkpoint_computes_what_its_twin_does(
+    checkpoint: Callable[..., Path], tmp_path: Path, name: str, layout: str, tower: bool
+) -> None:
+    """Equal logits behind a picture, with scales under the hub's names and transformers'."""
+    prefix = "" if layout == "old" else "model."
+    text = "model.layers" if layout == "old" else "model.language_model.layers"
+    settings = FORMATS[name].settings
+    blocks = "weight_block_size" in settings
+    ignored = ["lm_head", f"{text}.1.self_attn.k_proj"]
+    if not tower:
+        ignored.append(f"{prefix}vision_model" if blocks else "re:.*vision_model.*")
+    listed = "modules_to_not_convert" if blocks else "ignore"
+
+    def chosen(weight: str) -> bool:
+        if "vision_model" in weight:
+            return tower and weight.endswith(MATRICES[layout])
+        return is_projection(weight)
+
+    folder = checkpoint(FAMILY, layout=layout)
+    format = replace(FORMATS[name], settings={**settings, listed: ignored})
+    logits = []
+    for each in quantise(folder, format, tmp_path, chosen):
+        spec = load_spec(each)
+        assert isinstance(spec, Step3VLSpec)
+        net = load_net(spec, each, dtype=torch.float32, device=CPU, quantization="none")
+        shown = [np.asarray(picture(*spec.sample.canvas))]
+        marks = spec.placeholder.marks
+        logits.append(Session(net, [1, 2, *marks, 3, 4], shown, page_size=None).prefill())
+    assert torch.equal(*logits)
 
 
 REFUSED: Refusals = {

@@ -31,10 +31,6 @@ pytestmark = pytest.mark.gpu
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 HALVES = [torch.bfloat16, torch.float16]
-CUDNN = pytest.param(
-    "cudnn",
-    marks=pytest.mark.xfail(strict=False, reason="cuDNN has no plan for some shapes: a choice"),
-)
 EXACT: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,
     "gelu": F.gelu,
@@ -96,7 +92,7 @@ def attended(
 @pytest.mark.parametrize("lengths", [[128], [64, 64, 16], [1, 300, 0, 7, 0], [4] * 40], ids=str)
 @pytest.mark.parametrize("dim", [32, 36, 40, 64, 72, 80, 96, 128])
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("backend", ["flash", CUDNN, "fa3", "fa4"])
+@pytest.mark.parametrize("backend", ["flash", "fa3", "fa4"])
 def test_variable_length_attention_of_libraries(
     cuda: torch.device, backend: Backend, dtype: torch.dtype, dim: int, lengths: list[int]
 ) -> None:

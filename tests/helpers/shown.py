@@ -7,6 +7,7 @@ from saccade.families.deepseek_vl2.spec import DeepseekSpec
 from saccade.families.gemma3.spec import Gemma3Spec
 from saccade.families.gemma4.spec import Gemma4Spec
 from saccade.families.internvl.spec import InternVLSpec
+from saccade.families.lfm2_vl.spec import Lfm2Spec
 from saccade.families.minicpm.spec import MiniCPMSpec
 from saccade.families.smolvlm.spec import SmolVLMSpec
 from saccade.families.step3_vl.spec import Step3VLSpec
@@ -21,6 +22,9 @@ def shown_size(spec: FamilySpec) -> tuple[tuple[int, int], int]:
         return (2 * spec.vision.unit, 3 * spec.vision.unit), spec.placeholder.marks[0]
     if isinstance(spec, MiniCPMSpec):
         return (3 * spec.images.unit, 2 * spec.images.unit), spec.placeholder.marks[0]
+    if isinstance(spec, Lfm2Spec):  # two tiles, and a token line of the whole image below
+        tile = spec.images.tile
+        return (tile + spec.images.unit, 2 * tile), spec.placeholder.marks[0]
     if isinstance(spec, DeepseekSpec):  # one tile, and the whole image below it
         return (2 * spec.images.side, spec.images.side), spec.placeholder.marks[0]
     if isinstance(spec, InternVLSpec | SmolVLMSpec | Step3VLSpec):  # one tile

@@ -142,6 +142,27 @@ def test_chunks_of_packed_sequences_go_on_from_their_states(
         torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["torch", pytest.param("triton", marks=pytest.mark.slow)])
+def test_a_convolution_may_be_left_as_it_is(kind: str, device: str) -> None:
+    """In chunks, behind what was before."""
+    convolve, where = causal_conv, "cpu"
+    if kind != "torch":
+        from saccade.kernels.triton.delta import launch_conv as convolve
+
+        where = device
+    x = torch.randn(9, CHANNELS, generator=torch.Generator().manual_seed(4))
+    weight = torch.randn(TAPS, CHANNELS, generator=torch.Generator().manual_seed(6))
+    conv = torch.full((LINES, TAPS - 1, CHANNELS), torch.nan, device=where)
+    found, done = [], 0
+    for count in (1, 5, 1, 2):
+        there = rows([(1, done, count)], where)
+        part = x[done : done + count].to(where)
+        found.append(convolve(part, weight.to(where), conv, there, silu=False).cpu())
+        done += count
+    expected = causal_conv1d_fn(x.t()[None], weight.t())[0].t()
+    torch.testing.assert_close(torch.cat(found), expected, atol=2e-6, rtol=1e-5)
+
+
 def test_one_token_alone_needs_no_stride_in_common(device: str) -> None:
     """The step of a single row that decodes: views of one token have strides of any size."""
     from saccade.kernels.triton.delta import launch_delta

@@ -20,6 +20,7 @@ import torch
 from saccade.core.config import EncoderConfig, KVConfig, StepGraphSizes
 from saccade.core.types import Request
 from saccade.families.gemma4.tiny import E2B, EXPERTS
+from saccade.families.lfm2_vl.spec import Lfm2Spec
 from saccade.families.minicpm.spec import MiniCPMSpec
 from saccade.families.registry import load_spec
 from saccade.kernels import device as placement
@@ -117,6 +118,8 @@ def requests(over: Harness, max_tokens: int = 6) -> list[Request]:
     canvas = np.ascontiguousarray(picture(height, width, seed=5))
     if isinstance(spec, MiniCPMSpec):  # the whole, and two slices of two tokens below it
         tell_grid(canvas, (1, 2, 1, 2, 2, 1))
+    if isinstance(spec, Lfm2Spec):  # two tiles, and the whole, of as many tokens, below them
+        tell_grid(canvas, (1, 2, 1, 2))
     shown = over.image(canvas, "shown")
     rng = np.random.default_rng(3)
     text = [int(each) for each in rng.integers(5, 60, 21)]

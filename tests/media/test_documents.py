@@ -23,7 +23,7 @@ from saccade.core.options import MediaOptions
 from saccade.media.content import Budget, digest
 from saccade.media.documents import OpenedPage
 from saccade.media.metadata_store import LARGEST
-from saccade.media.sources.fairness import BOUNDLESS, MemoryBudget, Requester
+from saccade.media.sources.fairness import BOUNDLESS, Boundless, MemoryBudget, Requester
 from saccade.media.sources.source import SentFile
 from saccade.media.workers import document_pool
 from saccade.media.workers.document_pool import DocumentBytes, DocumentPool
@@ -328,6 +328,32 @@ async def test_a_page_ends_with_its_processor_time_and_is_named(
         assert await read(reader, GOOD) == "read"
 
 
+@pytest.mark.first
+async def test_a_page_that_takes_too_long_takes_no_other_page_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Readers of a book ask for its pages one by one."""
+    monkeypatch.setattr(document_pool, "PATIENCE", 240.0)
+    kids = b"<< /Type /Pages /Kids [3 0 R 9 0 R] /Count 2 >>"
+    simple = b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 99 99] >>"
+    book = nested(1, 60).replace(b"<< /Type /Pages /Kids [3 0 R ] /Count 1 >>", kids)
+    head, _, _ = book.partition(b"xref\n")
+    book = head + b"9 0 obj\n" + simple + b"\nendobj\ntrailer << /Root 1 0 R >>\n%%EOF"
+    async with pool(decode_timeout=0.8) as reader:
+        file = DocumentBytes(digest(book), book)
+        assert len(await reader.sizes(file)) == 2
+        slow, other = (PageWanted(index, (256, 256), text=False) for index in range(2))
+        with pytest.raises(ImageError, match="page 1 of the PDF takes more"):
+            await reader.pages(file, [slow])
+        ((_, png),) = await reader.pages(file, [other])
+        assert png.startswith(b"\x89PNG")
+        with orders(monkeypatch) as sent:
+            for wanted in ([slow], [other, slow]):
+                with pytest.raises(ImageError, match="page 1 of the PDF takes more"):
+                    await reader.pages(file, wanted)
+            assert not sent
+
+
 async def test_a_document_ends_with_its_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(document_pool, "PATIENCE", 240.0)
     monkeypatch.setattr(document_pool, "PAGE_SHARE", 100.0)
@@ -431,7 +457,7 @@ async def test_nobody_waits_for_a_document_any_more_and_the_next_is_read() -> No
 # ---- what is remembered of a file
 
 
-class Room:
+class Room(Boundless):
     """A request's, of so many bytes."""
 
     def __init__(self, nbytes: int) -> None:

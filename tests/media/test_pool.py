@@ -30,7 +30,7 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.plan import PixelSlot
 from saccade.core.recipe import whole
-from saccade.media.content import Probe, digest, encode_array
+from saccade.media.content import Probe, digest
 from saccade.media.formats.header import probe
 from saccade.media.sources.fairness import Requester
 from saccade.media.workers import header_pool
@@ -324,7 +324,7 @@ async def test_work_that_nobody_waits_for_is_dropped_and_its_worker_stopped(aren
         await asyncio.gather(*tasks, return_exceptions=True)
         assert not process.is_running()
         arena.view(PixelSlot(0, 500, 500))[:] = 7
-        await pool.decode(job(encode_array(noise(32, 32))), 1 << 20)
+        await pool.decode(job(encode(noise(32, 32))), 1 << 20)
         assert (arena.view(PixelSlot(0, 500, 500)) == 7).all()
         assert (metrics.value(RESTARTS), metrics.value(DECODES)) == (1, 2)
 

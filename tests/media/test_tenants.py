@@ -14,6 +14,7 @@ import PIL.Image
 import pytest
 
 from saccade.core.client import Client
+from saccade.core.config import DocumentView
 from saccade.core.errors import ImageError
 from saccade.core.family import FamilySpec
 from saccade.core.plan import PixelSlot
@@ -246,7 +247,7 @@ if getattr(order, "pages", None):
 
 
 async def read(path: Path, client: Client, data: bytes) -> list[OpenedPage]:
-    source = SentFile(data, "file", Budget(max_pixels=64 * 64), view="text")
+    source = SentFile(data, "file", Budget(max_pixels=64 * 64), view=DocumentView("text"))
     (found,) = await path.media.open_files([source], client.salt(""), asks(client))
     assert isinstance(found, tuple)
     return [*found]

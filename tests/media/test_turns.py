@@ -15,7 +15,7 @@ import pytest
 
 from saccade.core.errors import ImageError, Overloaded, RequestError
 from saccade.media.sources import fetch as fetch_module
-from saccade.media.sources.fairness import FairPermits, Requester, Ticket
+from saccade.media.sources.fairness import Boundless, FairPermits, Requester, Ticket
 from saccade.media.sources.fetch import (
     CLIENT_FETCHES,
     LOCAL_READS,
@@ -30,7 +30,7 @@ from tests.media.origins import PICTURE, fetcher, ok, origin
 from tests.media.pictures import encode, noise
 
 
-class Counted:
+class Counted(Boundless):
     """Room for `limit` bytes."""
 
     def __init__(self, limit: int) -> None:

@@ -31,6 +31,7 @@ def image(url: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
+NAME = f"blake3-{DIGEST.hex()}"
 PARTS = {
     "chat": image(URL),
     "chat, a text": {"type": "image_url", "image_url": URL},
@@ -44,6 +45,9 @@ PARTS = {
     "an object": {"type": "image", "image": URL},
     "anthropic": {"type": "image", "source": {"type": "base64", "media_type": "x", "data": TEXT}},
     "anthropic, a file": {"type": "image", "source": {"type": "file", "file_id": FILE}},
+    "a digest": {"type": "image_url", "image_url": {"digest": NAME, "region": [0, 0, 9, 9]}},
+    "responses, a digest": {"type": "input_image", "digest": NAME},
+    "anthropic, a digest": {"type": "image", "source": {"type": "digest", "digest": NAME}},
     "a tool's result": {
         "type": "tool_result",
         "content": [{"type": "image", "source": {"type": "base64", "data": TEXT}}],

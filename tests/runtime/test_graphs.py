@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +16,6 @@ import torch
 from saccade.core.config import EncoderConfig
 from saccade.core.metrics import Metrics
 from saccade.families.qwen_vl.vision import VisionTower
-from saccade.kernels import tower_attention
 from saccade.nn.protocol import FamilyNet, Pack
 from saccade.runtime.cuda.graphs import ENOUGH, GraphRunner, Replay, best_sizes, eager, padded
 from saccade.runtime.vision.packed_encoder import PackedEncoder, segment_bounds, segments_that_fit
@@ -290,30 +287,6 @@ def test_every_replay_reads_the_same_memory(
         == 1
     )
     assert len({tuple(cut.segments.longest for (cut,) in pack.cuts) for pack in seen}) == 1
-
-
-def test_cudnn_plans_for_graphs_and_not_for_each_pictures_shape(
-    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """PyTorch's own attention stands for both libraries."""
-    called: list[str] = []
-    backends = tower_attention.BACKENDS
-
-    def note(name: str, *args: Any) -> torch.Tensor:
-        called.append(name)
-        return backends["sdpa"](*args)
-
-    monkeypatch.setitem(backends, "cudnn", partial(note, "cudnn"))
-    monkeypatch.setitem(backends, "triton", partial(note, "triton"))
-    net = load(checkpoint("qwen3_vl"))
-    positions = PositionCache(net.spec, net.vision, Metrics())
-    encoder = PackedEncoder(net, positions, EncoderConfig("cudnn", (64,)), torch.empty(0), eager)
-    factor = qwen(net.spec).images.factor
-    for height, width in ((3, 4), (5, 6)):
-        assert {*called} == {"cudnn"}, "so far, graphs have been captured and replayed"
-        pixels = torch.from_numpy(picture(height * factor, width * factor).copy())
-        encoder.encode([pixels], grids(net.spec, [pixels]))
-    assert {*called} == {"cudnn", "triton"}
 
 
 def test_what_names_a_model_on_disk_goes_through_no_graph(

@@ -25,6 +25,7 @@ from saccade.families.deepseek_vl2.spec import DeepseekSpec
 from saccade.families.gemma3.spec import Gemma3Spec
 from saccade.families.gemma4.spec import Gemma4Spec
 from saccade.families.gemma4.tiny import EXPERTS
+from saccade.families.lfm2_vl.spec import Lfm2Spec
 from saccade.families.minicpm.spec import MiniCPMSpec
 from saccade.kernels import device as placement
 from saccade.kernels import triton as triton_kernels
@@ -115,7 +116,7 @@ def traffic(over: Harness, seed: int) -> list[Request]:
         factor, mark = 1, spec.placeholder.marks[0]
     elif isinstance(spec, DeepseekSpec):
         sides, mark = (2 * spec.images.side, spec.images.side), spec.placeholder.marks[0]
-    elif isinstance(spec, MiniCPMSpec):
+    elif isinstance(spec, MiniCPMSpec | Lfm2Spec):
         factor, mark = spec.images.unit, spec.placeholder.marks[0]
     else:
         factor, mark = spec.images.factor, spec.image_token_id
@@ -129,7 +130,7 @@ def traffic(over: Harness, seed: int) -> list[Request]:
                 h, w = spec.recipe(h, w, spec.pixel_bounds).canvas
             h, w = sides or (h * factor, w * factor)
             pixels = np.ascontiguousarray(picture(h, w, seed=at))
-            if isinstance(spec, MiniCPMSpec):
+            if isinstance(spec, MiniCPMSpec | Lfm2Spec):
                 tell_grid(pixels, (h // factor, w // factor))
             tokens.insert(len(tokens) // 2, mark)
             shown = [over.image(pixels, f"{seed} {at}")]
@@ -173,6 +174,14 @@ def test_no_request_compiles_a_kernel(
     check(load(checkpoint(family), TritonOps()), names, attention)
     linear_attention = family in ("qwen3_5", "qwen3_5_moe")
     assert bool(names["_conv"]) == bool(names["_scan"]) == linear_attention
+
+
+@pytest.mark.more
+def test_no_request_compiles_a_kernel_for_convolutions_alone(
+    checkpoint: Callable[..., Path], names: dict[str, set[str]]
+) -> None:
+    check(load(checkpoint("lfm2_vl"), TritonOps()), names)
+    assert names["_conv"] and not names["_scan"]
 
 
 @pytest.mark.more

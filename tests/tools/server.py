@@ -58,6 +58,7 @@ class Script:
     key: str | None = None
     trace: Json | None = None
     owner: str = "script"
+    finish: str = "stop"
 
 
 @dataclass
@@ -141,10 +142,13 @@ class ScriptedServer:
         }
         if body.get("stream"):
             return StreamingResponse(self.events(words, usage), media_type="text/event-stream")
+        self.seen.running += 1
+        self.seen.most_running = max(self.seen.most_running, self.seen.running)
+        await asyncio.sleep(self.script.first)
+        self.seen.running -= 1
         message = {"role": "assistant", "content": "".join(words)}
-        return JSONResponse(
-            {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}
-        )
+        choice = {"message": message, "finish_reason": self.script.finish}
+        return JSONResponse({"choices": [choice], "usage": usage})
 
     async def events(self, words: list[str], usage: Json) -> AsyncIterator[bytes]:
         seen, script = self.seen, self.script

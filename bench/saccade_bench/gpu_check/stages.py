@@ -48,7 +48,7 @@ class Command:
 
 FACTS = Stage("facts", "facts", "what the machine is", (), 0, 25)
 CORRECTNESS = Stage(
-    "correctness", "correctness", "kernels and the engine beside their references", TESTS, 20, 80
+    "correctness", "correctness", "kernels and the engine beside their references", TESTS, 20, 130
 )
 AGAIN = Stage("again", "correctness", "the tests that failed", TESTS, 10, 40)
 FP8 = ("--fp8", "--preset", "qwen3-vl-4b")
@@ -59,12 +59,12 @@ A = Command(
         FACTS,
         CORRECTNESS,
         Stage("speeds", "speeds", "how fast the machine copies and multiplies", COMMON, 5, 20),
-        Stage("speed", "speed", "decode and prefill through the engine", ENGINE, 30, 95),
-        Stage("tower", "tower", "the vision tower by size and attention", COMMON, 15, 50),
+        Stage("speed", "speed", "decode and prefill through the engine", ENGINE, 30, 60),
+        Stage("tower", "tower", "the vision tower by size and attention", COMMON, 15, 35),
         Stage(
             "serving", "serving", "chats, streams beside images, probe, over HTTP", SERVER, 45, 112
         ),
-        Stage("profile", "profile_step", "one decode step, kernel by kernel", ENGINE, 20, 42),
+        Stage("profile", "profile_step", "one decode step, kernel by kernel", ENGINE, 15, 25),
     ),
     470.0,
 )

@@ -33,15 +33,11 @@ CUDA_WAYS: tuple[tuple[EncoderAttention, Graphs], ...] = (
     ("triton", "a server's graphs"),
     ("triton", "graph"),
     ("flash", "graph"),
-    ("cudnn", "graph"),
     ("triton", ""),
     ("flash", ""),
 )
-"""Attention, and in which graphs: of the image's own size, of a server's sizes, or none. cuDNN
-plans for each new shape, so it has graphs alone.
-"""
+"""Attention, and in which graphs: of the image's own size, of a server's sizes, or none."""
 CPU_WAYS: tuple[tuple[EncoderAttention, Graphs], ...] = (("sdpa", ""),)
-OPTIONAL = ("cudnn",)
 
 
 class TowerStage:
@@ -66,8 +62,7 @@ class TowerStage:
         for attention, graphs in ways:
             name = f"{attention}{', ' if graphs else ''}{graphs}"
             work = partial(self._way, name, attention, graphs)
-            optional = attention in OPTIONAL
-            self._file.attempt(f"tower, {self._name}, {name}", work, unit="ms", optional=optional)
+            self._file.attempt(f"tower, {self._name}, {name}", work, unit="ms")
         for size, times in self._best.items():
             way = min(times, key=lambda each: times[each])
             metric = f"tower, {self._name}, {size}, best"

@@ -300,7 +300,8 @@ def _conv(channels: int) -> None:
     x, weight = torch.empty((TOKENS, channels), dtype=HALF), torch.empty((4, channels), dtype=HALF)
     states = torch.empty((64, 3, channels), dtype=HALF)
     for rows in (_states([1] * TOKENS, TOKENS), _states([TOKENS // 2] * 2, 0)):
-        delta_gpu.launch_conv(x, weight, states, rows)
+        for silu in (True, False):
+            delta_gpu.launch_conv(x, weight, states, rows, silu=silu)
 
 
 def _turn(heads: int, kv_heads: int, dim: int, kept: torch.dtype = HALF) -> None:

@@ -27,6 +27,7 @@ from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
 from saccade_bench.lab import tiles
 from saccade_bench.lab.presets import ARCHITECTURES, PRESETS, THIRD, Preset
+from saccade_bench.lab.tile_presets import TILE_PRESETS, TilePreset
 from saccade_bench.lab.tiles import tile_config, tile_processor
 
 SPECIAL = (
@@ -65,12 +66,19 @@ def make_checkpoint(
     weights would be lost or mixed with ours. `seed` and `dtype` are of the weights, if any. Raises
     ConfigError.
     """
+    if name in TILE_PRESETS:
+        make_folder(folder)
+        _write_tile_preset(folder, TILE_PRESETS[name])
+        return folder
     preset = PRESETS.get(name)
     if preset is None:
-        raise ConfigError(f"--preset {name}: known are {', '.join(PRESETS)}")
+        raise ConfigError(f"--preset {name}: known are {', '.join((*PRESETS, *TILE_PRESETS))}")
     make_folder(folder)
     tiled = preset.family == "internvl"
-    ids = _write_tokenizer(folder, preset.words, tiled=tiled)
+    special = (*SPECIAL, *tiles.SPECIAL) if tiled else SPECIAL
+    named = {"extra_special_tokens": tiles.NAMED} if tiled else {}
+    template = tiles.CHAT_TEMPLATE if tiled else CHAT_TEMPLATE
+    ids = _write_tokenizer(folder, preset.words, special, {"chat_template": template, **named})
     config = tile_config if tiled else _config
     _write(folder / "config.json", config(preset, ids, dtype))
     ends = [ids["<|im_end|>"], ids["<|endoftext|>"]]
@@ -98,6 +106,17 @@ def make_folder(folder: Path) -> None:
             f"--out {folder}: there is something in it, which is not overwritten: name another "
             "folder, or empty this one"
         )
+
+
+def _write_tile_preset(folder: Path, preset: TilePreset) -> None:
+    # transformers is needed here alone.
+    from saccade_bench.fixtures.tiny import tinies
+
+    tiny = tinies()[preset.tiny]
+    settings = {} if tiny.template is None else {"chat_template": tiny.template}
+    special = dict.fromkeys((*SPECIAL, *tiny.special, *preset.special))
+    ids = _write_tokenizer(folder, preset.words, [*special], settings | dict(tiny.settings))
+    tiny.write_settings(folder, ids.__getitem__, preset.options)
 
 
 def _config(preset: Preset, ids: dict[str, int], dtype: torch.dtype) -> dict[str, Any]:
@@ -145,9 +164,11 @@ def _config(preset: Preset, ids: dict[str, int], dtype: torch.dtype) -> dict[str
     }
 
 
-def _write_tokenizer(folder: Path, size: int, *, tiled: bool) -> dict[str, int]:
+def _write_tokenizer(
+    folder: Path, size: int, special: Sequence[str], own: dict[str, Any]
+) -> dict[str, int]:
     """Write a tokenizer: bytes, then words of models with random weights, then the special tokens,
-    whose ids it returns.
+    whose ids it returns. own: fields of tokenizer_config.json.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [f"Ġw{number}" for number in range(size - len(alphabet))]
@@ -155,7 +176,6 @@ def _write_tokenizer(folder: Path, size: int, *, tiled: bool) -> dict[str, int]:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    special = (*SPECIAL, *tiles.SPECIAL) if tiled else SPECIAL
     tokenizer.add_special_tokens(
         [AddedToken(token, special=True, normalized=False) for token in special]
     )
@@ -176,8 +196,7 @@ def _write_tokenizer(folder: Path, size: int, *, tiled: bool) -> dict[str, int]:
         },
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
-        "chat_template": tiles.CHAT_TEMPLATE if tiled else CHAT_TEMPLATE,
-        **({"extra_special_tokens": tiles.NAMED} if tiled else {}),
+        **own,
     }
     _write(folder / "tokenizer_config.json", settings)
     return ids

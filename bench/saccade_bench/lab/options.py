@@ -38,6 +38,15 @@ PresetName = Literal[
     "tiny-qwen3.5-moe",
     "tiny-qwen3-vl-moe",
     "tiny-internvl",
+    "step3-vl-10b",
+    "cut-step3-vl-10b",
+    "smolvlm-256m",
+    "smolvlm2-2.2b",
+    "idefics3-8b",
+    "minicpm-v-4.6",
+    "deepseek-vl2-tiny",
+    "deepseek-vl2-small",
+    "deepseek-vl2",
 ]
 
 

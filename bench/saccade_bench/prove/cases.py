@@ -203,6 +203,30 @@ async def swapped(trial: Trial) -> Finding:
     return APART
 
 
+async def parted(trial: Trial) -> Finding:
+    """Two parts of one image, named by their corners."""
+
+    async def half(sheet: NumberImage, x: int) -> JudgedAnswer:
+        corners = [x * pictures.WIDTH, 0, (x + 1) * pictures.WIDTH, pictures.HEIGHT]
+        image = {"url": url_of(sheet), "region": corners}
+        part = {"type": "image_url", "image_url": image}
+        return await trial.asker.say([part, {"type": "text", "text": QUESTION}])
+
+    one, two = (pictures.beside(trial.number(), trial.number()) for _ in range(2))
+    whole, control = await trial.asker.ask([one]), await half(two, 0)
+    if control.prompt is None or control.prompt == whole.prompt:
+        return Finding("not judged", "the server does not heed region")
+    left, right = trial.number(), trial.number()
+    sheet = pictures.beside(left, right)
+    for number, other, x in ((left, right, 0), (right, left, 1), (left, right, 0)):
+        answer = await half(sheet, x)
+        if says(answer.text, other):
+            return _mixed(f"the part shows {number}, and it says {answer.text!r}")
+        if not says(answer.text, number):
+            return _unread(plain(number), answer)
+    return APART
+
+
 async def limited(trial: Trial) -> Finding:
     """An image whole, and the same within few pixels."""
     ask, limits = trial.asker.ask, {"max_pixels": FEW_PIXELS}
@@ -466,6 +490,7 @@ CASES: Sequence[TwinCase] = (
     TwinCase("last byte", "the file's last byte", _invisible(pictures.last_byte)),
     TwinCase("order", "the order of two images", swapped),
     TwinCase("limits", "max_pixels", limited),
+    TwinCase("region", "the part that is shown of one image", parted),
     TwinCase("tenant", "cache_salt", salted),
     TwinCase("adapter", "the model asked, of one server's several", adapted),
     TwinCase("url", "what lies at one URL", replaced),

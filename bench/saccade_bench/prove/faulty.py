@@ -37,7 +37,7 @@ class Fault:
     client's own name is an image's, or ("alone") any client's where no image comes along. `slots`:
     answers are kept in so many, each taken by newer requests while the older name still leads
     there. `shared`: requests at once share what they ask. `long_text`: images before a text of so
-    many characters are not heeded.
+    many characters are not heeded. `whole`: nor is the part of an image that is to be shown.
     """
 
     name: Name
@@ -49,6 +49,7 @@ class Fault:
     slots: int = 1 << 30
     shared: bool = False
     long_text: int = 1 << 30
+    whole: bool = False
 
 
 def by_bytes(encoded: bytes) -> bytes:
@@ -156,6 +157,8 @@ class AnswerCache:
         urls: list[str] = part["video"] if video else [part["image_url"]["url"]]
         kind = "video " if video and not self.fault.any_kind else ""
         names = [kind + self._name(url) for url in urls]
+        if not (video or self.fault.whole) and "region" in part["image_url"]:
+            names.append(str(part["image_url"]["region"]))
         if uuid:
             self.kept[uuid] = names[0]
         return names

@@ -72,6 +72,11 @@ def pixels(ink: Mask) -> Pixels:
     return found
 
 
+def beside(left: str, right: str) -> NumberImage:
+    """Two numbers, each in a half of its own."""
+    return NumberImage(png(Image.fromarray(pixels(np.hstack([mask(left), mask(right)])))), "")
+
+
 def png(image: Image.Image, **options: object) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "PNG", **options)

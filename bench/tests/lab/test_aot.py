@@ -49,14 +49,16 @@ def test_a_record_stands_for_what_it_was_compiled_from_alone() -> None:
 
 
 def test_no_record_has_attention_products_or_draws_that_spill() -> None:
-    """On any architecture, by any Triton."""
+    """On any architecture, by any Triton, but where a launch bounds its registers."""
     records = sorted((ROOT / RECORD).glob("sm_*.json"))
     assert {"sm_80", "sm_89", "sm_90", "sm_100"} <= {each.name.split("-")[0] for each in records}
     spilling = [
         f"{path.stem} {name}"
         for path in records
         for name, code in json.loads(path.read_text()).items()
-        if code["spills"] and not name.endswith("_place")  # a list of rows, not of values
+        if code["spills"]
+        and code["registers"] >= min(250, (64 << 10) // (32 * code["warps"]))
+        and not name.endswith("_place")  # a list of rows, not of values
     ]
     assert not spilling
 

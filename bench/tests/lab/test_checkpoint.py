@@ -15,15 +15,18 @@ from tokenizers import Tokenizer
 
 from saccade.core.errors import ConfigError
 from saccade.families.internvl.spec import InternVLSpec
-from saccade.families.registry import load_spec
+from saccade.families.registry import family_model, load_spec
+from saccade.parallel import WHOLE
 from saccade_bench.fixtures.tiny import picture, reference
 from saccade_bench.lab.checkpoint import make_checkpoint, make_folder
 from saccade_bench.lab.options import PresetName
 from saccade_bench.lab.presets import FEW_WORDS, PRESETS
 from saccade_bench.lab.quantise import quantise_blocks, quantise_checkpoint
 from saccade_bench.lab.qwen import qwen
+from saccade_bench.lab.tile_presets import TILE_PRESETS
 from tests.families.forwarding import Session, encode, load
 from tests.helpers.breadth import broad
+from tests.helpers.weightless import NoWeights, pretend_cuda
 
 REAL = [
     name
@@ -39,7 +42,7 @@ def test_every_file_of_a_made_checkpoint_is_for_the_same_readers(tmp_path: Path)
 
 
 def test_the_command_line_knows_every_preset() -> None:
-    assert get_args(PresetName) == tuple(PRESETS)
+    assert get_args(PresetName) == (*PRESETS, *TILE_PRESETS)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +137,36 @@ def test_real_tile_models_have_their_sizes_and_token_ids(
             transformers.AutoConfig.from_pretrained(tmp_path)
         )
     assert abs(model.num_parameters() / 1e9 - parameters) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "parameters"),
+    [
+        ("step3-vl-10b", 817, 10.17),
+        ("cut-step3-vl-10b", 817, 1.95),  # of our own
+        ("smolvlm-256m", 832, 0.256),
+        ("smolvlm2-2.2b", 1053, 2.25),
+        ("idefics3-8b", 2197, 8.46),
+        ("minicpm-v-4.6", 578, 1.30),
+        ("deepseek-vl2-tiny", 1807, 3.37),
+        ("deepseek-vl2-small", 1807, 16.1),
+        ("deepseek-vl2", 1807, 27.5),
+    ],
+)
+def test_families_with_tiles_have_their_sizes(
+    name: str, tokens: int, parameters: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many tokens in a screenshot, and billions of parameters, as their makers say."""
+    spec = load_spec(make_checkpoint(name, tmp_path))
+    grid = spec.recipe(1080, 1920, spec.pixel_bounds).grid
+    assert spec.num_tokens(grid) == tokens
+    preset = TILE_PRESETS[name]
+    layers = preset.text["num_hidden_layers"]
+    assert (len(spec.kv_spec().layers), spec.dtype) == (layers, "bfloat16")
+    pretend_cuda(monkeypatch)
+    weights = NoWeights(absent=("lm_head.weight",) if preset.tie else ())
+    family_model(spec).build(weights, WHOLE, WHOLE)
+    assert abs(weights.nbytes / 2e9 - parameters) < 0.01 * parameters
 
 
 def test_a_small_tile_model_computes_what_transformers_computes(tmp_path: Path) -> None:

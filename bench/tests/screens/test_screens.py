@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import threading
+
 import pytest
 
 from saccade_bench.screens.__main__ import new_rows
 from saccade_bench.screens.desktop import EVENTS, QUIET, screenshot
 from saccade_bench.screens.layouts import FAMILIES
+from saccade_bench.screens.photos import cpu_seconds
 
 NEW = {
     "InternVL3": (2 * 1025, 7 * 1025),
@@ -35,3 +39,20 @@ def test_a_jpeg_changes_in_the_same_tiles(name: str) -> None:
         for format in ("PNG", "JPEG")
     )
     assert png == jpeg
+
+
+def test_cpu_seconds_count_every_thread() -> None:
+    before, waits = cpu_seconds(os.getpid()), threading.Event()
+    done = threading.Event()
+
+    def compute() -> None:
+        while cpu_seconds(os.getpid()) < before + 0.05:
+            sum(range(10_000))
+        done.set()
+        waits.wait()
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    assert done.wait(60) and cpu_seconds(os.getpid()) >= before + 0.05
+    waits.set()
+    thread.join()

@@ -45,6 +45,9 @@ COMMON: dict[str, str] = {
     "mm_processor_kwargs": "Pixel limits for images that set none of their own.",
     "min_pixels": "Minimum pixels after resizing.",
     "max_pixels": "Maximum pixels after resizing.",
+    "region": "The part to show: [x0, y0, x1, y1] in the upright image's own pixels, "
+    "from its left and top.",
+    "digest": "The name of bytes that you have sent: blake3- or sha256- and 64 hexadecimal digits.",
     "metadata": "The client's notes. The server ignores them.",
     "service_tier": "priority, fast and ultrafast run before your other requests. flex runs after "
     "them. Other clients keep their turns.",

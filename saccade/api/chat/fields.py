@@ -15,7 +15,6 @@ from msgspec import Meta, Struct
 
 from saccade.api.body_schema import BodySchema, Neutral
 from saccade.api.restraint import Restraint
-from saccade.core.config import PageView
 from saccade.core.types import MAX_LOGPROBS
 from saccade.front.breakpoints import (
     CacheControl,
@@ -24,7 +23,7 @@ from saccade.front.breakpoints import (
     read_cache_request,
 )
 from saccade.front.fields import Integer, Natural
-from saccade.front.part_defaults import ImageLimits
+from saccade.front.part_defaults import DocumentOptions, ImageLimits
 from saccade.front.video_parts import MediaReading
 
 NO_LIMIT = -1
@@ -53,13 +52,11 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class SaccadeOptions(Struct, forbid_unknown_fields=True):
+class SaccadeOptions(DocumentOptions, forbid_unknown_fields=True):
     """Fields that only this server has."""
 
     trace: bool = False
     """Report where the server found each image, why not sooner, and at what cost."""
-    documents: PageView | None = None
-    """How the model sees a PDF's pages: text, images, or both."""
 
 
 class Sampling(Struct, kw_only=True):

@@ -135,8 +135,7 @@ def _read_conversation(conversation: Conversation, reply: Reply, context_length:
     defaults, look = NO_DEFAULTS, conversation.mm_processor_kwargs
     pace = conversation.media_io_kwargs
     if look is not None or pace is not None or reply.saccade is not None:
-        view = None if reply.saccade is None else reply.saccade.documents
-        defaults = PartDefaults.of(look, pace, view)
+        defaults = PartDefaults.of(look, pace, reply.saccade)
     return Chat(
         messages=tuple(
             [

@@ -14,12 +14,13 @@ from msgspec import Meta, Struct
 
 from saccade.api.body_schema import BodySchema
 from saccade.api.messages.toolsets import BrowserState
-from saccade.core.config import PageView
 from saccade.core.errors import InvalidRequest
 from saccade.front.breakpoints import CacheControl
 from saccade.front.content import Name
 from saccade.front.fields import Positive
 from saccade.front.history_edits import ClearToolUses
+from saccade.front.image_parts import Corners, DigestName
+from saccade.front.part_defaults import DocumentOptions
 from saccade.front.refused_words import RefusedWords
 from saccade.front.video_parts import Rate
 
@@ -55,6 +56,12 @@ class FileSource(Struct, tag_field="type", tag="file", forbid_unknown_fields=Tru
     file_id: str
 
 
+class DigestSource(Struct, tag_field="type", tag="digest", forbid_unknown_fields=True):
+    """An image that was sent before: our extension."""
+
+    digest: DigestName
+
+
 class Transformations(Struct, forbid_unknown_fields=True):
     """How to treat an image that is too large."""
 
@@ -65,13 +72,14 @@ class Transformations(Struct, forbid_unknown_fields=True):
 
 
 class ImageBlock(MarkedBlock, tag_field="type", tag="image", kw_only=True):
-    """An image. min_pixels, max_pixels: our extension, as in a chat's parts."""
+    """An image. min_pixels, max_pixels, region: our extension, as in a chat's parts."""
 
-    source: Base64Source | URLSource | FileSource
+    source: Base64Source | URLSource | FileSource | DigestSource
     transformations: Transformations | None = None
     """How the server treats an image that is too large."""
     min_pixels: Positive | None = None
     max_pixels: Positive | None = None
+    region: Corners | None = None
 
 
 class VideoBytes(Struct, tag_field="type", tag="base64", forbid_unknown_fields=True):
@@ -366,13 +374,6 @@ class Drawing(Struct, kw_only=True):
     """Sample only from this many of the likeliest tokens. 0 removes the limit."""
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     stream: bool | None = None
-
-
-class DocumentOptions(Struct, forbid_unknown_fields=True):
-    """Fields that only this server has."""
-
-    documents: PageView | None = None
-    """How the model sees a PDF's pages: text, images, or both."""
 
 
 class Sender(Struct, kw_only=True):

@@ -19,6 +19,7 @@ from saccade.api.messages.fields import (
     Base64Source,
     Block,
     CountTokensRequest,
+    DigestSource,
     DocumentBlock,
     FileSource,
     FramesSource,
@@ -51,7 +52,7 @@ from saccade.api.messages.toolsets import (
     read_action_tool,
     read_past,
 )
-from saccade.core.config import PageView
+from saccade.core.config import WHOLE_DOCUMENT, DocumentView
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import FieldNames
 from saccade.front.addresses import image_url
@@ -59,6 +60,7 @@ from saccade.front.breakpoints import CacheControl, CacheRequest, Mark, control_
 from saccade.front.content import MOST_CALLS, check_lengths
 from saccade.front.conversation import Chat, Message, MessageText, Part, PastAction, tool_call
 from saccade.front.fields import Reader
+from saccade.front.image_parts import region_of
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.video_parts import (
     NO_VIDEO_DEFAULTS,
@@ -69,7 +71,16 @@ from saccade.front.video_parts import (
     read_video,
 )
 from saccade.media.content import Budget
-from saccade.media.sources.source import Base64, FileId, ImageSource, SentFile, VideoSource
+from saccade.media.sources.source import (
+    Address,
+    Base64,
+    Digest,
+    FileId,
+    ImageSource,
+    RegionSource,
+    SentFile,
+    VideoSource,
+)
 from saccade.text.actions.action_tool import ACT, ActionTool
 from saccade.text.grammar.grammars import OutputConstraint
 from saccade.text.grammar.tools import Tool, ToolSet, read_each, read_function
@@ -135,7 +146,7 @@ def message_request(
     check_lengths(inquiry.messages, context_length, "messages")
     own = inquiry.saccade
     tools, tool_marks, acting = _read_tools(inquiry.tools)
-    conversation = _Conversation(None if own is None else own.documents, acting)
+    conversation = _Conversation(WHOLE_DOCUMENT if own is None else own.view, acting)
     if inquiry.system:
         conversation.add_system(inquiry.system)
     for index, raw in enumerate(inquiry.messages):
@@ -259,7 +270,7 @@ class _Content:
     are refused rather than downsized, of all messages.
     """
 
-    view: PageView | None
+    view: DocumentView
     undiminished: list[str]
     parts: list[Part] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
@@ -282,7 +293,7 @@ class _Content:
 class _Conversation:
     """Messages being read."""
 
-    def __init__(self, view: PageView | None, acting: ActionTool | None) -> None:
+    def __init__(self, view: DocumentView, acting: ActionTool | None) -> None:
         """Begin without messages. `view`: how documents are shown. acting: the computer or browser
         on offer, or later one that history knows.
         """
@@ -412,7 +423,7 @@ def _undiminished(block: Shown | BrowserState, place: str) -> Iterator[str]:
                 yield from _undiminished(each, f"{place}.source.content[{index}]")
 
 
-def _parts(block: Shown | BrowserState, place: str, view: PageView | None) -> list[Part]:
+def _parts(block: Shown | BrowserState, place: str, view: DocumentView) -> list[Part]:
     """Return the parts that show a block. view: how documents are shown."""
     if isinstance(block, BrowserState):
         return [MessageText(block.text(), place)]
@@ -420,7 +431,10 @@ def _parts(block: Shown | BrowserState, place: str, view: PageView | None) -> li
         return [MessageText(block.text, place)]
     if isinstance(block, ImageBlock):
         budget = Budget(min_pixels=block.min_pixels, max_pixels=block.max_pixels)
-        return [ImageSource(_address(block.source), place, budget)]
+        address = _address(block.source)
+        if block.region is not None:
+            return [RegionSource(address, place, budget, "", region_of(block.region, place))]
+        return [ImageSource(address, place, budget)]
     if isinstance(block, VideoBlock):
         return [_video(block, place)]
     heading = "".join(f"{line}\n" for line in (block.title, block.context) if line)
@@ -452,12 +466,14 @@ def _video(block: VideoBlock, place: str) -> VideoSource:
 
 
 def _address(
-    source: Base64Source | PDFBytes | URLSource | FileSource,
-) -> str | Base64 | FileId:
+    source: Base64Source | PDFBytes | URLSource | FileSource | DigestSource,
+) -> Address:
     match source:
         case Base64Source(data=data) | PDFBytes(data=data):
             return Base64(data)
         case URLSource(url=url):
             return image_url(url)
+        case DigestSource(digest=digest):
+            return Digest(digest)
         case FileSource(file_id=file_id):
             return FileId(file_id)

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 
 from saccade.api.responses.computer import WORDS, read_actions
 from saccade.core.errors import InvalidRequest
-from saccade.front.addresses import address, image_url
+from saccade.front.addresses import image_address, image_url
 from saccade.front.breakpoints import Mark, loose_mark
 from saccade.front.content import (
     LONGEST_NAME,
@@ -25,12 +25,18 @@ from saccade.front.content import (
 )
 from saccade.front.conversation import Message, MessageText, Part, PastAction, tool_call
 from saccade.front.fields import Positive, Reader
-from saccade.front.image_parts import InputImagePart, read_image
+from saccade.front.image_parts import (
+    Corners,
+    DigestName,
+    InputImagePart,
+    read_image,
+    region_of,
+)
 from saccade.front.part_defaults import PartDefaults
 from saccade.front.refused_words import RefusedWords
 from saccade.front.video_parts import VIDEO_OPTIONS, InputVideoPart, Rate, read_video
 from saccade.media.content import Detail
-from saccade.media.sources.source import SentFile
+from saccade.media.sources.source import Address, SentFile
 
 LONGEST_ID = 256
 """Characters of an id that a client gives."""
@@ -84,13 +90,15 @@ class SummaryContent(SparseItem, tag_field="type", tag="summary_text"):
 
 
 class ImageContent(SparseItem, tag_field="type", tag="input_image", kw_only=True):
-    """An image: a URL (data: too), or an uploaded file."""
+    """An image: a URL (data: too), an uploaded file, or the digest of bytes sent before."""
 
     image_url: str | None = None
     file_id: Id | None = None
+    digest: DigestName | None = None
     detail: Detail | None = None
     min_pixels: Positive | None = None
     max_pixels: Positive | None = None
+    region: Corners | None = None
     uuid: Id | None = None
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
@@ -101,8 +109,10 @@ class FileContent(SparseItem, tag_field="type", tag="input_file", kw_only=True):
     file_id: Id | None = None
     file_data: str | None = None
     file_url: str | None = None
+    digest: DigestName | None = None
     filename: str | None = None
     detail: Detail | None = None
+    region: Corners | None = None
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
@@ -180,6 +190,7 @@ class ScreenshotContent(RefusedWords, tag_field="type", tag="computer_screenshot
 
     image_url: str | None = None
     file_id: Id | None = None
+    digest: DigestName | None = None
     detail: Detail | None = None
     min_pixels: Positive | None = None
     max_pixels: Positive | None = None
@@ -416,7 +427,7 @@ class ItemReader:
 
             case ComputerResultItem(output=shot):
                 where = f"{place}.output"
-                names = ("image_url", "file_id", "detail", "min_pixels", "max_pixels")
+                names = ("image_url", "file_id", "digest", "detail", "min_pixels", "max_pixels")
                 given = {name: getattr(shot, name) for name in names}
                 image = read_image(
                     InputImagePart(**given, uuid=shot.uuid or None), where, self._limits
@@ -486,15 +497,19 @@ def _part(content: Content, place: str, defaults: PartDefaults) -> Part:
         case FileContent():
             budget = defaults.budget(content.detail, None, None)
             heading = f"{content.filename}\n" if content.filename else ""
+            region = None if content.region is None else region_of(content.region, place)
             if content.file_url is not None:
-                return SentFile(image_url(content.file_url), place, budget, heading, defaults.view)
-            names = ("file_id", "file_data")
-            found = address(content.file_id, content.file_data, place, *names)
-            return SentFile(found, place, budget, heading, defaults.view)
+                found: Address = image_url(content.file_url)
+            else:
+                given = content.digest, content.file_id, content.file_data
+                found = image_address(*given, place, "file_id", "file_data")
+            return SentFile(found, place, budget, heading, defaults.view, region)
         case ImageContent():
             image = InputImagePart(
                 image_url=content.image_url,
                 file_id=content.file_id,
+                digest=content.digest,
+                region=content.region,
                 uuid=content.uuid or None,
                 detail=content.detail,
                 min_pixels=content.min_pixels,

@@ -99,8 +99,8 @@ def response_request(
     Raises InvalidRequest that names the field.
     """
     asked, form, delivery = request.asked, request.form, request.delivery
-    view = None if delivery.saccade is None else delivery.saccade.documents
-    reader = ItemReader(PartDefaults.of(asked.mm_processor_kwargs, asked.media_io_kwargs, view))
+    limits, pace = asked.mm_processor_kwargs, asked.media_io_kwargs
+    reader = ItemReader(PartDefaults.of(limits, pace, delivery.saccade))
     if asked.instructions is not None:
         reader.instruct(asked.instructions)
     # The conversation: kept turns, then the new items.

@@ -42,7 +42,7 @@ class ImageCost(Struct):
     place: str
     """The part of the request, such as messages[0].content[1]."""
     digest: str
-    """blake3 of the image's bytes, in hexadecimal."""
+    """blake3 of the image's bytes, in hexadecimal. A region has the whole image's."""
     format: str
     """The image's type, according to its bytes."""
     bytes: int
@@ -53,21 +53,24 @@ class ImageCost(Struct):
     """The size that the model sees."""
     tokens: int
     """Tokens that stand for the image."""
+    region: tuple[int, int, int, int] | UnsetType = UNSET
+    """The shown part, as [x0, y0, x1, y1]. UNSET for all of the image."""
 
     @classmethod
     def of(cls, opened: OpenedImage, place: str) -> ImageCost:
         height, width = opened.probe.upright
         rows, columns = opened.image.canvas
-        image = opened.image
-        digest = image.key.digest.hex()
+        image, part = opened.image, opened.frames[0].part
+        digest = image.key.digest if part is None else opened.encoded.digest
         return cls(
             place,
-            digest,
+            digest.hex(),
             opened.probe.format,
             opened.nbytes,
             Size(width, height),
             Size(columns, rows),
             image.num_tokens,
+            UNSET if part is None else part.corners,
         )
 
 

@@ -226,7 +226,7 @@ def read_vision(config: Section, out: int) -> SiglipConfig:
         intermediate=int(hidden * vision.number("mlp_ratio", default=4.0)),
         activation="gelu_pytorch_tanh",
         norm_eps=1e-6,
-        side=side // patch * patch,  # of a tile's pixels, what is in no whole patch is left out
+        side=side,
         patch=patch,
         merge=merge,
         out_hidden=out,

@@ -70,7 +70,6 @@ class DeepseekTower:
         "hidden",
         "longest_segments",
         "marks",
-        "side",
         "tower",
     )
 
@@ -79,7 +78,7 @@ class DeepseekTower:
     def __init__(
         self, weights: Weights, config: SiglipConfig, rules: CandidateRules, shard: Shard
     ) -> None:
-        self.config, self.side = config, rules.side
+        self.config = config
         self.edge = -(-config.across // config.merge)
         alone = replace(config, merge=1)  # a tile's patches stand in reading order
         order = torch.arange(config.patches)
@@ -110,12 +109,7 @@ class DeepseekTower:
 
         The canvas has tiles side by side, then the whole image, with nothing beside it.
         """
-        side, used, (segments,) = self.side, self.config.side, facts.segments
-        across = pixels.shape[1] // side
-        apart = pixels.view(-1, side, across, side, 3).transpose(1, 2).reshape(-1, side, side, 3)
-        # What is in no whole patch is left out, as a convolution leaves it out.
-        tiles = apart[: len(segments), :used, :used].reshape(-1, used, 3)
-        return self.tower.tile_embed(tiles)
+        return self.tower.embed(pixels, facts)
 
     def blocks(self, pack: Pack) -> Pieces:
         return self.tower.blocks(pack)

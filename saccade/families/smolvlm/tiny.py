@@ -15,7 +15,7 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import (
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
 from saccade_bench.fixtures.references import Reference, resize_planes
-from saccade_bench.fixtures.tiny import BLANK_LINES, CORPUS, TEXT, TOWER, Ids, Layout, Tiny
+from saccade_bench.fixtures.tiny import BLANK_LINES, CORPUS, TEXT, TOWER, Ids, Layout, Options, Tiny
 
 SPECIAL = (
     *("<fake_token_around_image>", "<image>", "<global-img>", "<end_of_utterance>"),
@@ -105,6 +105,12 @@ class SplitReference(Reference):
         return found
 
 
+def beyond(side: int, edge: int) -> Options:
+    """Options of a checkpoint whose tiles have pixels beyond the last whole patch."""
+    sizes = {"size": {"longest_edge": edge}, "max_image_size": {"longest_edge": side}}
+    return {"vision": {"image_size": side}, "processor": sizes}
+
+
 class SmolTiny(Tiny):
     """SmolVLM. An image has at most 3 x 3 tiles of 4 tokens.
 
@@ -126,6 +132,7 @@ class SmolTiny(Tiny):
         "old": {"layout": "old"},
         "tied": {"tie": True},
         "heads of their own size": {"text": {"head_dim": 24}},
+        "pixels in no patch": beyond(68, 204),
     }
 
     def text(self, _: Ids) -> dict[str, Any]:
@@ -159,6 +166,7 @@ class IdeficsTiny(SmolTiny):
 
     architecture = "Idefics3ForConditionalGeneration"
     side, edge, patch, merge = 56, 140, 14, 2
+    variants = SmolTiny.variants | {"pixels in no patch": beyond(60, 150)}
 
 
 TINY = {"idefics3": IdeficsTiny(), "smolvlm": SmolTiny()}

@@ -22,7 +22,7 @@ from transformers.models.step3p7.configuration_step3p7 import Step3p7VisionConfi
 from transformers.models.step3p7.modeling_step3p7 import Step3p7VisionModel
 
 from saccade_bench.fixtures.references import BehindTower
-from saccade_bench.fixtures.tiny import TEXT, Ids, Tiny, randomise, write_json
+from saccade_bench.fixtures.tiny import TEXT, Ids, Options, Tiny, randomise, write_json
 
 PATCH, WHOLE, CROP, LONGEST = 4, 48, 32, 96
 """Pixels of a patch, of the square as a whole, of a crop, and of a resized image's longer edge."""
@@ -234,29 +234,32 @@ class Step3Tiny(Tiny):
         kind = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 16}
         return TEXT | kind | rope | ends
 
-    def write(self, folder: Path, tokenizer: Tokenizer, seed: int, options: dict[str, Any]) -> None:
-        """Write transformers' own names of the weights beside the hub's, too."""
-        ids = tokenizer.get_vocab().__getitem__
-        text = self.text(ids) | options.get("text", {})
-        tied = options.get("tie", False)
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            model, seeing = language_model(text | {"tie_word_embeddings": tied}), ViewModel()
-            for each in (model, seeing):
-                randomise(each)
+    def write_settings(self, folder: Path, ids: Ids, options: Options) -> None:
         data = {
             "architectures": [self.architecture],
             "model_type": "step3_vl",
             "image_token_id": ids("<im_patch>"),
             "projector_bias": False,
             "understand_projector_stride": 2,
-            "text_config": text,
-            "vision_config": VISION,
-            "tie_word_embeddings": tied,
-            "torch_dtype": "float32",
+            "text_config": self.text(ids) | options.get("text", {}),
+            "vision_config": VISION | options.get("vision", {}),
+            "tie_word_embeddings": options.get("tie", False),
+            "torch_dtype": options.get("dtype", "float32"),
         }
         write_json(folder / "config.json", data)
-        write_json(folder / "preprocessor_config.json", PROCESSOR)
+        processor = PROCESSOR | options.get("processor", {})
+        write_json(folder / "preprocessor_config.json", processor)
+
+    def write(self, folder: Path, tokenizer: Tokenizer, seed: int, options: Options) -> None:
+        """Write transformers' own names of the weights beside the hub's, too."""
+        ids = tokenizer.get_vocab().__getitem__
+        self.write_settings(folder, ids, options)
+        text, tied = self.text(ids) | options.get("text", {}), options.get("tie", False)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model, seeing = language_model(text | {"tie_word_embeddings": tied}), ViewModel()
+            for each in (model, seeing):
+                randomise(each)
         tensors = {f"model.{name}": value for name, value in seeing.state_dict().items()}
         for name, value in model.state_dict().items():
             if not (tied and name == "lm_head.weight"):

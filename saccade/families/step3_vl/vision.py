@@ -198,7 +198,7 @@ class PerceptionTower:
     def grid_facts(self, grid: Grid) -> GridFacts:
         patches = self.rules.view_patches(grid)
         places = [view_places(math.isqrt(count))[0] for count in patches]
-        columns = send(np.concatenate(places, axis=1), self.device)
+        columns = send(np.ascontiguousarray(np.concatenate(places, axis=1)), self.device)
         return GridFacts(columns, segments=(tuple(patches),))
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:

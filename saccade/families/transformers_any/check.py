@@ -119,6 +119,9 @@ class NoRecurrence:
     def __call__(self, inputs: DeltaInputs, layer: int) -> torch.Tensor:  # noqa: ARG002
         raise AssertionError("transformers' layers know no states of ours")
 
+    def convolve(self, x: torch.Tensor, taps: torch.Tensor, layer: int) -> torch.Tensor:  # noqa: ARG002
+        raise AssertionError("transformers' layers know no states of ours")
+
 
 def counted_token(
     text: TextFacts, run: Callable[[torch.Tensor, torch.Tensor, PagedCall], torch.Tensor], x: Any

@@ -84,14 +84,15 @@ PartsOfFiles = Mapping[int, tuple[Part, ...]]
 
 
 def _pages(file: SentFile, pages: Sequence[OpenedPage]) -> tuple[Part, ...]:
-    """Return the heading, then each page's number, text and image."""
+    """Return the heading, then each page's number, text and image; or bare images."""
     parts: list[Part] = []
     said = file.heading
-    for number, page in enumerate(pages, 1):
-        place = f"{file.param}.pages[{number - 1}]"
-        text = f"{page.text}\n" if page.text else ""
-        parts.append(MessageText(f"{said}Page {number} of {len(pages)}\n{text}", place))
-        said = "\n"
+    for page in pages:
+        place = f"{file.param}.pages[{page.number - 1}]"
+        if file.view.shown != "bare":
+            text = f"{page.text}\n" if page.text else ""
+            parts.append(MessageText(f"{said}Page {page.number} of {page.of}\n{text}", place))
+            said = "\n"
         if page.image is not None:
             parts.append(ImageSource(page.image, place, file.budget))
     return tuple(parts)

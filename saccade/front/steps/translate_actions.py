@@ -202,7 +202,7 @@ def _choice(choice: Any, tools: Sequence[Tool]) -> Any:
 
 
 def _screenshots(chat: Chat, opened: Sequence[Opened]) -> list[Screenshot]:
-    """Return the images of the screen, in order. A part that `zoom` has shown is none."""
+    """Return the images of the screen, in order. A part of it is none, as `zoom` shows it."""
     zoomed = {
         call.get("id")
         for message in chat.messages
@@ -213,7 +213,7 @@ def _screenshots(chat: Chat, opened: Sequence[Opened]) -> list[Screenshot]:
     for index, message in enumerate(chat.messages):
         for _ in message.media:
             image = next(images, None)
-            if not isinstance(image, OpenedImage):
+            if not isinstance(image, OpenedImage) or image.kind == "region":
                 continue
             call = message.fields.get("tool_call_id")
             if message.role == "assistant" or (call is not None and call in zoomed):

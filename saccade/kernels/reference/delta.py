@@ -96,12 +96,17 @@ def softplus(x: torch.Tensor) -> torch.Tensor:
 
 
 def causal_conv(
-    x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, rows: StateRows
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    states: torch.Tensor,
+    rows: StateRows,
+    *,
+    silu: bool = True,
 ) -> torch.Tensor:  # [T, C]
     """Apply SiLU to a convolution of each channel in x [T, C] over its own last K inputs.
 
     weight [K, C], the newest input's last. states [lines, K - 1, C]: a sequence's last inputs, the
-    oldest first; updated.
+    oldest first; updated. silu: False leaves the sums as they are.
     """
     wide = weight.to(_wide(x))
     out = torch.zeros_like(x)
@@ -113,7 +118,7 @@ def causal_conv(
         total = inputs[:length] * wide[0]
         for tap in range(1, before + 1):
             total.addcmul_(inputs[tap : tap + length].to(wide.dtype), wide[tap])
-        out[row.start : row.end] = F.silu(total)
+        out[row.start : row.end] = F.silu(total) if silu else total
         state.copy_(inputs[length:])
         if row.keep is not None:
             states[row.keep].copy_(state)

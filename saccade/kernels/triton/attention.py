@@ -19,6 +19,8 @@ NOTHING = tl.constexpr(-1.0e30)
 """The score of a key that is not seen: finite, so that rows that see none give no NaN."""
 LEAST_PART = 16
 """Columns that a product on tensor cores has at least."""
+ALIGNED = 16
+"""Triton knows of a stride whether it is a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +32,16 @@ class HeadCut:
     d1: int
 
     @classmethod
-    def of(cls, dim: int) -> HeadCut:
-        """Return the cheapest cut: at most two parts, each a power of two."""
+    def of(cls, dim: int, *strides: int) -> HeadCut:
+        """Return the cheapest cut: at most two parts, each a power of two.
+
+        strides: values between rows that a kernel reads in parts. Where these are unaligned, a head
+        stays whole: keys are then copied without a pipeline, and ptxas 12.8 computes a wrong place
+        in shared memory for the second part (seen on an H200; right without its optimisations).
+        """
         whole = max(LEAST_PART, triton.next_power_of_2(dim))
         d0 = whole // 2
-        if dim == whole or d0 < LEAST_PART or dim < d0:
+        if dim == whole or d0 < LEAST_PART or dim < d0 or any(each % ALIGNED for each in strides):
             return cls(dim, whole, 0)
         d1 = max(LEAST_PART, triton.next_power_of_2(dim - d0))
         return cls(dim, whole, 0) if d0 + d1 >= whole else cls(dim, d0, d1)
@@ -117,14 +124,16 @@ def attend_block(
     if d1 > 0:
         k1 = load_part(k_at, None, d0, d1, dim).to(q0.dtype)
         scores = tl.dot(q1, tl.trans(k1), scores, input_precision="ieee")
-    if seen is not None:
-        scores = tl.where(seen, scores * scale_log2, NOTHING)
-    elif bias is not None:
-        scores = scores * scale_log2 + bias[None, :]
+    if (seen is None) & (bias is None):  # scaled as it is subtracted: one operation a score
+        new = tl.maximum(top, tl.max(scores, 1) * scale_log2)
+        p = tl.exp2(scores * scale_log2 - new[:, None])
     else:
-        scores = scores * scale_log2
-    new = tl.maximum(top, tl.max(scores, 1))
-    p = tl.exp2(scores - new[:, None])
+        if seen is not None:
+            scores = tl.where(seen, scores * scale_log2, NOTHING)
+        else:
+            scores = scores * scale_log2 + bias[None, :]
+        new = tl.maximum(top, tl.max(scores, 1))
+        p = tl.exp2(scores - new[:, None])
     if seen is not None:
         p = tl.where(seen, p, 0.0)
     alpha = tl.exp2(top - new)
@@ -160,6 +169,16 @@ def begin(q_at, mine, dim: tl.constexpr, d0: tl.constexpr, d1: tl.constexpr):
         q1, acc1 = q0, acc0
     top = tl.full([q_at.shape[0]], NOTHING, tl.float32)
     return q0, q1, acc0, acc1, top, tl.zeros([q_at.shape[0]], tl.float32)
+
+
+@triton.jit
+def beside_keys(q, cache):
+    """Queries [M, D] in the format of products with keys of `cache`. A GPU turns FP8 into float16
+    in one step, and into bfloat16 by way of float32.
+    """
+    if (cache.dtype.element_ty.primitive_bitwidth == 8) & (q.dtype == tl.bfloat16):
+        q = q.to(tl.float16)
+    return q
 
 
 @triton.jit

@@ -5,7 +5,7 @@ registers while a row's tokens go by: one after another for one-token rows, else
 `delta.chunked_scan` does. The inverse of a chunk's equations is the same for any state, and is made
 for all chunks at once. Grids depend only on how many rows and tokens there are.
 
-Imported only on a GPU, or in Triton's interpreter. NOT YET RUN on a GPU.
+Imported only on a GPU, or in Triton's interpreter.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -83,6 +83,7 @@ def _conv(
     line_stride,
     channels: tl.constexpr,
     taps: tl.constexpr,
+    silu: tl.constexpr,
     block_q: tl.constexpr,
     block_c: tl.constexpr,
 ):
@@ -105,7 +106,8 @@ def _conv(
         values = _inputs(first, state, at, here, channel, known, x_stride, channels, taps)
         part = tl.load(weight + tap * channels + channel, mask=known, other=0.0).to(tl.float32)
         total += values * part[None, :]
-    total *= tl.sigmoid(total)
+    if silu:
+        total *= tl.sigmoid(total)
     to = out + (start + place).to(tl.int64)[:, None] * channels + channel[None, :]
     tl.store(to, total.to(out.dtype.element_ty), mask=(place < count)[:, None] & known[None, :])
 
@@ -146,7 +148,12 @@ def _remember(
 
 
 def launch_conv(
-    x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, rows: StateRows
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    states: torch.Tensor,
+    rows: StateRows,
+    *,
+    silu: bool = True,
 ) -> torch.Tensor:
     """Do as `delta.causal_conv` in two launches."""
     assert x.stride(1) == 1 and weight.is_contiguous() and states.stride(1) == x.shape[1]
@@ -170,6 +177,7 @@ def launch_conv(
         states.stride(0),
         channels=channels,
         taps=taps,
+        silu=silu,
         block_q=block_q,
         block_c=CHANNELS,
         num_warps=4,

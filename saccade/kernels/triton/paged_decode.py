@@ -28,6 +28,7 @@ from saccade.kernels.triton.attention import (
     Tile,
     attend_block,
     begin,
+    beside_keys,
     beyond,
     finish,
 )
@@ -225,6 +226,7 @@ def _decode(
         end = tl.minimum(from_key + each, length)
         q_at = q + row.to(tl.int64) * q_stride + (head * group + m) * dim
         q0, q1, acc0, acc1, top, total = begin(q_at, mine, dim, d0, d1)
+        q0, q1 = beside_keys(q0, k_cache), beside_keys(q1, k_cache)
         acc0, acc1, top, total = attend_keys(
             q0, q1, acc0, acc1, top, total, k_cache, v_cache, table, from_key, end,
             slot_stride, head, scale_log2, page, dim, d0, d1, block_n,
@@ -316,7 +318,8 @@ def launch_decode(
     window = cache.shape.window or 0
     assert work.window == window, "the list is that of layers with another window"
     count, heads, dim = rows.singles, q.shape[1], q.shape[2]
-    kv_heads, cut, tile = head_groups(q, cache), HeadCut.of(dim), decode_tile(q, cache)
+    kv_heads, tile = head_groups(q, cache), decode_tile(q, cache)
+    cut = HeadCut.of(dim, q.stride(0), cache.keys.stride(0))
     group, room = heads // kv_heads, len(work.items)
     parts = torch.empty((room, heads, dim), dtype=torch.float32, device=q.device)
     logs = torch.empty((room, heads), dtype=torch.float32, device=q.device)

@@ -72,21 +72,51 @@ Target = tuple[Pixels, ImageRecipe]
 
 
 def decode_into(
-    targets: Sequence[Target], data: memoryview, upright: tuple[int, int], orientation: int
+    targets: Sequence[Target],
+    data: memoryview,
+    upright: tuple[int, int],
+    orientation: int,
+    regions: Sequence[Box | None] = (),
 ) -> None:
     """Write the image by each target's recipe on its canvas, with one decode for all targets.
 
-    `upright` is the (height, width) that the header promised after orientation. Raises Undecodable
-    if the bytes hold another image.
+    `upright` is the (height, width) that the header promised after orientation. regions: the part
+    that each target shows, where some show a part alone. Raises Undecodable if the bytes hold
+    another image.
     """
     canvas, recipe = targets[0]
-    as_stored = len(targets) == 1 and recipe.plain and orientation == 1
+    as_stored = len(targets) == 1 and recipe.plain and orientation == 1 and not regions
     if as_stored and upright == recipe.canvas and _decode_jpeg(data, canvas) is not None:
         return
     size, strips = decode(data, orientation)
     if size != upright:
         raise Undecodable("another size", upright[1], upright[0], size[1], size[0])
-    draw_into(targets, upright, strips)
+    if regions:
+        _draw_regions(targets, regions, upright, strips)
+    else:
+        draw_into(targets, upright, strips)
+
+
+def _draw_regions(
+    targets: Sequence[Target],
+    regions: Sequence[Box | None],
+    upright: tuple[int, int],
+    strips: Strips,
+) -> None:
+    """Write each region of the image by its targets' recipes, as if it were an image."""
+    shown: dict[Box, list[Target]] = {}
+    for target, region in zip(targets, regions, strict=True):
+        shown.setdefault(region or Box(0, 0, *upright), []).append(target)
+    for box, drawn in shown.items():
+        draw_into(drawn, (box.bottom - box.top, box.right - box.left), _within(box, strips))
+
+
+def _within(box: Box, strips: Strips) -> Strips:
+    def strip(top: int, bottom: int) -> Pixels:
+        rows = strips(box.top + top, box.top + bottom)
+        return np.ascontiguousarray(rows[:, box.left : box.right])
+
+    return strip
 
 
 def decode(data: memoryview, orientation: int) -> tuple[tuple[int, int], Strips]:

@@ -18,7 +18,7 @@ from saccade.core.errors import Overloaded
 
 
 class MemoryBudget(Protocol):
-    """Counts the bytes that a request makes the server hold."""
+    """Counts the bytes that a request makes the server hold, and knows those held already."""
 
     def reserve(self, nbytes: int) -> None:
         """Count `nbytes` more before they arrive, or fewer if negative.
@@ -28,12 +28,19 @@ class MemoryBudget(Protocol):
         """
         ...
 
+    def sent(self, tenant: str, name: str) -> bytes | None:
+        """Return bytes that the tenant sent before under their digest's name, if kept."""
+        ...
+
 
 class Boundless:
     """A budget without end."""
 
     def reserve(self, nbytes: int) -> None:
         pass
+
+    def sent(self, tenant: str, name: str) -> bytes | None:  # noqa: ARG002 - nothing is kept
+        return None
 
 
 BOUNDLESS = Boundless()

@@ -53,6 +53,8 @@ LOCK_PAUSE = 0.01
 PIECE = 1 << 18
 """Bytes of a file read at a time."""
 
+CONTENT_NAME = re.compile(r"blake3-([0-9a-f]{64})")
+"""How a digest in a request names content."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NOTE = re.compile(r"[0-9a-f]{8}\.json")
 _DRAFT = re.compile(r"[0-9a-f]{16}")
@@ -229,6 +231,20 @@ class FileStore:
                 code="file_not_found",
             )
         return stored
+
+    def find_content(self, name: str, owner: str = "") -> str | None:
+        """Return the id of an upload whose content has this digest, or None. Files are named by
+        blake3 alone.
+        """
+        found = CONTENT_NAME.fullmatch(name)
+        if found is None:
+            return None
+        with _readable():
+            for note in _named(self.folder / found[1], _NOTE):
+                stored = self._read_note(note)
+                if stored is not None and stored.owner == owner:
+                    return stored.id
+        return None
 
     def read(self, id: str, owner: str = "") -> bytes:
         """Return the content, as uploaded.

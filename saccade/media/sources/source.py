@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 import PIL.Image
 
-from saccade.core.config import PageView
+from saccade.core.config import WHOLE_DOCUMENT, DocumentView
 from saccade.core.errors import ImageError
 from saccade.core.family import PixelBounds
 from saccade.core.given_paths import reason, regular, shown
@@ -43,6 +43,13 @@ class Base64:
 
 
 @dataclass(frozen=True, slots=True)
+class Digest:
+    """An image that the same tenant has sent, by its bytes' digest: blake3-HEX or sha256-HEX."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class KnownImage:
     """An image sent before under the client's own name for it."""
 
@@ -60,7 +67,7 @@ class DrawnPage:
     begun: float
 
 
-Address = str | bytes | Base64 | FileId | KnownImage | DrawnPage
+Address = str | bytes | Base64 | FileId | Digest | KnownImage | DrawnPage
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +84,28 @@ class ImageSource:
     param: str
     budget: Budget = DEFAULT_BUDGET
     uuid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRegion:
+    """A part of an image as named by a request, in the upright image's own pixels, from the left
+    and from the top. `param` is its place, for errors.
+    """
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class RegionSource(ImageSource):
+    """A part of an image, seen as an image of its own."""
+
+    kind: ClassVar[Kind] = "region"
+
+    region: ImageRegion = ImageRegion(0, 0, 0, 0, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +132,7 @@ class SentFile:
     """A file as named by a request: a document, whose pages are shown, or an image.
 
     `param` is the place, for errors. budget: for each page, or for the image. heading: lines before
-    a document. view: `None` shows it as the server shows documents.
+    a document. view: which pages are shown, and as what. region: the part to show.
     """
 
     kind: ClassVar[Kind] = "document"
@@ -112,7 +141,8 @@ class SentFile:
     param: str
     budget: Budget = DEFAULT_BUDGET
     heading: str = ""
-    view: PageView | None = None
+    view: DocumentView = WHOLE_DOCUMENT
+    region: ImageRegion | None = None
 
 
 Source = ImageSource | VideoSource
@@ -122,7 +152,7 @@ def name_of(url: Address) -> Hashable:
     """Return a key shared by sources of the same bytes. Bytes and texts of bytes are compared
     later, by digest, at less cost.
     """
-    if isinstance(url, FileId | KnownImage | DrawnPage):
+    if isinstance(url, FileId | Digest | KnownImage | DrawnPage):
         return url
     if len(url.text if isinstance(url, Base64) else url) < LONG_URL:
         return url

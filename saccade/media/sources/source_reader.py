@@ -9,8 +9,9 @@ Knows nothing of what a kind of media makes of them.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Coroutine, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -24,7 +25,15 @@ from saccade.media.seen import SeenFiles
 from saccade.media.sources.fairness import Requester
 from saccade.media.sources.fetch import Fetcher
 from saccade.media.sources.flights import ByteFlight, Flights
-from saccade.media.sources.source import Address, Base64, DrawnPage, FileId, KnownImage, name_of
+from saccade.media.sources.source import (
+    Address,
+    Base64,
+    Digest,
+    DrawnPage,
+    FileId,
+    KnownImage,
+    name_of,
+)
 from saccade.media.sources.uploads import Uploads
 from saccade.media.workers.pool import DecodePool
 
@@ -32,6 +41,8 @@ INLINE_BYTES = 1 << 20
 """Bytes hashed on the event loop (0.2 ms); more go to a thread."""
 FRAMES_A_TURN = 32
 """Frames of a video that are read before others get their turn."""
+UNKNOWN = "unknown_digest"
+"""The code for a digest of bytes that the asker has not sent, whoever else has."""
 REMEMBERED_NAMES = 1 << 16
 """Images that are known by a name that clients gave."""
 
@@ -165,10 +176,26 @@ class SourceReader:
                 return url
             case FileId(id):
                 return await self._upload(id, asker)
+            case Digest(name):
+                return await self._sent(name, asker)
             case Base64(text):
                 return await self._fetcher.decode(text)
             case _:
                 return await self._fetcher.fetch(url, salt, asker)
+
+    async def _sent(self, name: str, asker: Requester) -> bytes:
+        """Return the bytes that the asker's tenant has sent, by their digest. Raises ImageError."""
+        if (data := asker.budget.sent(asker.tenant, name)) is not None:
+            asker.budget.reserve(len(data))
+            return data
+        id = await self._files.find_content(name, asker.owner)
+        if id is not None:
+            return await self._upload(id, asker)
+        raise ImageError(
+            f"you have sent no image with the digest {name}, or it is no longer kept: send its "
+            "bytes, or upload it with /v1/files",
+            code=UNKNOWN,
+        )
 
     async def _upload(self, id: str, asker: Requester) -> bytes:
         """Return the content of one of the asker's files. A request in flight with the same bytes
@@ -195,6 +222,8 @@ class Reads:
         self.asker = asker
         self._read: dict[tuple[Hashable, bool], asyncio.Task[SourceRead]] = {}
         self._fetched: dict[Hashable, asyncio.Task[Fetched]] = {}
+        self._named: dict[bytes, str] = {}
+        """By the digest of bytes that were read, their name in SHA-256."""
 
     def __iter__(self) -> Iterator[asyncio.Task[Any]]:
         """Yield the reads that have begun."""
@@ -206,8 +235,42 @@ class Reads:
         name = name_of(url), video
         if (task := self._read.get(name)) is None:
             reading = self.reader.read_source(url, self.salt, self.asker, video)
+            if isinstance(url, Digest):
+                reading = self._or_brought(url, reading)
             task = self._read[name] = asyncio.create_task(reading)
         return task
+
+    async def _or_brought(
+        self, url: Digest, reading: Coroutine[None, None, SourceRead]
+    ) -> SourceRead:
+        """Return held bytes, or else those that came with this request. Raises as `reading`."""
+        try:
+            return await reading
+        except ImageError as error:
+            if error.code == UNKNOWN and (found := await self._brought(url.name)) is not None:
+                return found
+            raise
+
+    async def _brought(self, name: str) -> SourceRead | None:
+        """Return the source of this request whose bytes have a digest, if any."""
+        others = [task for key, task in self._read.items() if not isinstance(key[0], Digest)]
+        if others:
+            await asyncio.wait(others)
+        for task in others:
+            if task.cancelled() or task.exception() is not None:
+                continue
+            read = task.result()
+            if name == await self._name(read.encoded, name.partition("-")[0]):
+                return read
+        return None
+
+    async def _name(self, encoded: EncodedBytes, kind: str) -> str:
+        if kind == "blake3":
+            return f"blake3-{encoded.digest.hex()}"
+        if (name := self._named.get(encoded.digest)) is None:
+            made = await asyncio.to_thread(hashlib.sha256, encoded.data)
+            name = self._named[encoded.digest] = f"sha256-{made.hexdigest()}"
+        return name
 
     def fetch(self, url: Address) -> asyncio.Task[Fetched]:
         """Read a source without its header."""

@@ -57,6 +57,9 @@ class Uploads:
     async def find(self, id: str, owner: str = "") -> Stored:
         return await self._run(self._readers, partial(self._store.find, id, owner))
 
+    async def find_content(self, name: str, owner: str = "") -> str | None:
+        return await self._run(self._readers, partial(self._store.find_content, name, owner))
+
     async def read(self, id: str, owner: str = "") -> bytes:
         return await self._run(self._readers, partial(self._store.read, id, owner))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PixelSlot
@@ -71,7 +72,7 @@ class Decoders:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _all_ended(works: Sequence[asyncio.Task[None]]) -> None:
+async def _all_ended(works: Sequence[asyncio.Task[Any]]) -> None:
     """Wait for cancelled tasks, however often this call is cancelled."""
     while not all(work.done() for work in works):
         try:

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from saccade.core.config import MIB
 from saccade.core.errors import ImageError
-from saccade.core.recipe import ImageRecipe
+from saccade.core.recipe import Box, ImageRecipe
 from saccade.media.content import VIDEO, Probe
 from saccade.media.formats.pixel_operations import RESAMPLERS
 
@@ -59,12 +59,13 @@ _numbers = itertools.count()
 Key = TypeVar("Key", bound=Hashable)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Job:
     """One image to decode, or a video's frame number `frame`, and the recipe for its pixels.
     `digest` names the bytes, which belong to `tenant`.
 
-    `client` and `request` say the turn's owner. `ms` is the time taken, once done.
+    `client` and `request` say the turn's owner. `ms` is the time taken, once done. region: the part
+    of the upright image that the recipe is for. returned: the pixels go to the front.
     """
 
     digest: bytes
@@ -79,6 +80,8 @@ class Job:
     ms: float = 0.0
     frame: int | None = None
     tenant: str = ""
+    region: Box | None = None
+    returned: bool = False
 
     @property
     def name(self) -> tuple[str, bytes]:
@@ -234,6 +237,8 @@ class JobQueue:
         batch, recipes = [first], [first.recipe]
         for job in self._jobs:
             if job is first or job.name != first.name or len(batch) == PART:
+                continue
+            if job.returned and any(each.returned for each in batch):
                 continue
             if decoding_bytes(first.probe, len(first.data), [*recipes, job.recipe]) <= free:
                 batch.append(job)

@@ -69,10 +69,13 @@ class DocumentBytes:
 
 @dataclass(slots=True, eq=False)
 class _Budget:
-    """What reading a document may take: `left` of `seconds` of processor time, for `pages`."""
+    """What reading a document may take: `left` of `seconds` of processor time, for `pages`. use:
+    what is refused once it is used up.
+    """
 
     seconds: float
     pages: int
+    use: str
     left: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -100,11 +103,17 @@ class _Work:
         return not self.done.done()
 
     @property
+    def draws(self) -> bool:
+        return self.page is not None and self.page.size is not None
+
+    @property
     def use(self) -> str:
-        """Name what is refused with this work. A page that is slow to draw may still have text."""
+        """Name what is refused with this work. A page that is slow to draw may still have text, and
+        takes no other page with it.
+        """
         if self.page is None:
             return "sizes"
-        return "text" if self.page.size is None else "images"
+        return f"{'image' if self.draws else 'text'} {self.page.index}"
 
 
 class DocumentPool:
@@ -134,7 +143,8 @@ class DocumentPool:
 
     async def sizes(self, file: DocumentBytes) -> list[tuple[float, float]]:
         """Return (height, width) of each page in points. Raises ImageError, EngineUnavailable."""
-        budget = _Budget(PAGE_SHARE * self._options.decode_timeout, self._options.max_pages)
+        seconds = PAGE_SHARE * self._options.decode_timeout
+        budget = _Budget(seconds, self._options.max_pages, "sizes")
         (piece,) = await self._measuring.do([_Work(file, None, budget)])
         sizes = _read(_SIZES, piece)
         if not 1 <= len(sizes) <= self._options.max_pages or not all(
@@ -160,7 +170,8 @@ class DocumentPool:
                     "max_pixels",
                     code="image_too_large",
                 )
-        budget = _Budget(DOCUMENT_SHARE * self._options.decode_timeout, len(wanted))
+        use = f"{wanted[0]} to {wanted[-1]}, {len(wanted)} pages"
+        budget = _Budget(DOCUMENT_SHARE * self._options.decode_timeout, len(wanted), use)
         works = [_Work(file, page, budget) for page in wanted]
         return [_read(_PAGE, piece) for piece in await self._reading.do(works, grow)]
 
@@ -202,7 +213,9 @@ class _Readers:
     ) -> list[bytes]:
         """Read the pieces of one file, in order. Raises as `DocumentPool.pages`."""
         self._slots.start()
-        self._refused.check(works[0].asker.tenant, works[0].file.digest, works[0].use)
+        asker, file = works[0].asker, works[0].file
+        for use in (works[0].budget.use, *(work.use for work in works)):
+            self._refused.check(asker.tenant, file.digest, use)
         for work in works:
             self._turns.add(work)
         self._dispatch()
@@ -248,11 +261,12 @@ class _Readers:
         except WorkerLost as lost:
             work.budget.left -= lost.cpu
             if lost.late:
-                self._refuse(work, self._late(work))
+                use = work.use if work.budget.left > 0 else work.budget.use
+                self._refuse(work, self._late(work), use)
             elif self._again(work, crash := ImageError(LOST, code="invalid_document")) and (
                 lost.signal != SIGKILL
             ):
-                self._refuse(work, crash)
+                self._refuse(work, crash, work.use)
         finally:
             slot.free()
         self._dispatch()
@@ -277,7 +291,7 @@ class _Readers:
         work.budget.left -= answer.cpu
         if answer.reason is not None:
             raise ImageError(answer.reason.text, code=answer.reason.code)
-        if work.use == "images":
+        if work.draws:
             self._metrics.inc("saccade_pages_rendered_total")
         return await slot.answered(order.answer_at, answer.nbytes)
 
@@ -301,9 +315,9 @@ class _Readers:
             code="document_too_large",
         )
 
-    def _refuse(self, work: _Work, error: ImageError) -> None:
-        """Report an error to the caller, and remember it."""
-        self._refused.add(work.asker.tenant, work.file.digest, error, work.use)
+    def _refuse(self, work: _Work, error: ImageError, use: str) -> None:
+        """Report an error to the caller, and remember it for this use."""
+        self._refused.add(work.asker.tenant, work.file.digest, error, use)
         fail(work.done, error)
 
     def _again(self, work: _Work, error: Exception) -> bool:

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import prod
 from signal import SIGKILL
 
 from saccade.core.arena import Arena
@@ -19,12 +20,13 @@ from saccade.core.errors import EngineUnavailable, ImageError
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.recipe import OwnPixels
+from saccade.media.content import RAW
 from saccade.media.reasons import Reason
 from saccade.media.workers.decode_queue import THREADS, Job, JobQueue, decoding_bytes
 from saccade.media.workers.fork_server import ForkServers
 from saccade.media.workers.header_pool import HeaderPool, fail
 from saccade.media.workers.refused import RefusedBytes
-from saccade.media.workers.worker import Decode, Decoded
+from saccade.media.workers.worker import TO_FRONT, Decode, Decoded
 from saccade.media.workers.worker_slots import (
     BLAME,
     NO_TIME,
@@ -44,7 +46,7 @@ _WORDS = "the image cannot be decoded: "
 class Decoding:
     """A job, its place in the arena, and its end. `tries` counts workers lost.
 
-    `batch` decodes the job, and is `None` while it waits.
+    `batch` decodes the job, and is `None` while it waits. pixels: those that came to the front.
     """
 
     job: Job
@@ -52,6 +54,7 @@ class Decoding:
     done: asyncio.Future[None]
     tries: int = 0
     batch: DecodeBatch | None = None
+    pixels: bytes = b""
 
 
 @dataclass(slots=True, eq=False)
@@ -137,9 +140,10 @@ class DecodePool:
 
     # ---- what callers wait for
 
-    async def decode(self, job: Job, offset: int) -> None:
-        """Decode `job` to `offset` in the arena. Raises ImageError for a job that fails,
-        EngineUnavailable if workers fail to start.
+    async def decode(self, job: Job, offset: int = TO_FRONT) -> bytes:
+        """Decode `job` to `offset` in the arena, or return the pixels of a job that wants them
+        (else b""). Raises ImageError for a job that fails, EngineUnavailable if workers fail to
+        start.
 
         Writes for the job end with the call, also by cancellation. The work of a cancelled call
         ends too, unless other calls wait for the same bytes.
@@ -158,6 +162,7 @@ class DecodePool:
             elif work.batch is not None:
                 await self._abandon(work.batch)
             raise
+        return work.pixels
 
     async def _abandon(self, batch: DecodeBatch) -> None:
         """Wait until the writes have ended for a batch that one call has given up."""
@@ -244,11 +249,14 @@ class DecodePool:
             del self._batches[job.name]
             batch.ended.set()
         self._settle(batch, error)
+        batch.works = []  # each knows the batch: a circle would hold the image's bytes for a while
 
     async def _order(self, slot: WorkerSlot, batch: DecodeBatch) -> Decoded:
         """Send the order and return the worker's answer. Raises WorkerLost."""
         job = batch.works[0].job
-        self._metrics.inc("saccade_decodes_total")
+        if job.probe.format != RAW:
+            self._metrics.inc("saccade_decodes_total")
+        regions = tuple(work.job.region for work in batch.works)
         order = Decode(
             slot.number,
             slot.serial,
@@ -259,10 +267,16 @@ class DecodePool:
             batch.memory + SLACK_BYTES,
             THREADS.get(job.probe.format, 0),
             tuple(work.job.frame for work in batch.works if work.job.frame is not None),
+            regions if any(regions) else (),
         )
         self._decoders.send(slot, order)
         answer = await slot.answer()
         assert isinstance(answer, Decoded)
+        if answer.reason is None:
+            for number, work in enumerate(batch.works):
+                if work.job.returned:
+                    at = order.answer_at + order.outbox[number]
+                    work.pixels = await slot.answered(at, 3 * prod(work.job.recipe.canvas))
         return answer
 
     def _late(self, batch: DecodeBatch, cpu: float) -> str | None:

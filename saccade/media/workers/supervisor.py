@@ -56,6 +56,7 @@ from saccade.media.workers.worker import (
     FRONT,
     MOST_DESCRIPTORS,
     SUPERVISOR,
+    TO_FRONT,
     Answer,
     Boot,
     Bytes,
@@ -336,24 +337,32 @@ class Supervisor:
         self._front.send(answer)
 
     def _deliver(self, worker: ImageWorker) -> None:
-        """Copy a worker's pixels into the arena."""
+        """Copy a worker's pixels into the arena, or to the front's memory."""
         assert isinstance(worker.order, Decode)
         assert worker.outbox is not None
         assert self._arena is not None
         made = worker.outbox.pixels
         for (offset, recipe), start in zip(worker.order.targets, worker.order.outbox):
             nbytes = 3 * prod(recipe.canvas)
+            if offset == TO_FRONT:
+                self._return(worker, worker.order, start, start + nbytes)
+                continue
             self._arena[offset : offset + nbytes] = made[start : start + nbytes]
 
     def _deliver_piece(self, worker: ImageWorker, answer: DocumentPiece) -> None:
-        """Copy a worker's piece to the front's memory, by the kernel. A worker forked later would
-        see all that was in this process's own memory.
-        """
+        """Copy a worker's piece to the front's memory."""
         assert isinstance(worker.order, ReadDocument)
-        assert worker.outbox is not None
         start = worker.order.outbox[answer.place]
-        end = start + answer.nbytes
-        inbox, offset = self._files.inboxes[worker.number], worker.order.answer_at
+        self._return(worker, worker.order, start, start + answer.nbytes)
+
+    def _return(
+        self, worker: ImageWorker, order: Decode | ReadDocument, start: int, end: int
+    ) -> None:
+        """Copy from a worker's outbox to the front's memory, by the kernel. A worker forked later
+        would see all that was in this process's own memory.
+        """
+        assert worker.outbox is not None
+        inbox, offset = self._files.inboxes[worker.number], order.answer_at
         while start < end:
             piece = worker.outbox.pixels[start:end].data
             start += os.pwrite(inbox, piece, offset + start)

@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from saccade.core.recipe import ImageRecipe, OwnPixels
+from saccade.core.recipe import Box, ImageRecipe, OwnPixels
 from saccade.ipc.child import Channel, Codec, Disconnected
 from saccade.media.content import Probe
 from saccade.media.reasons import Reason, Undecodable, Unreadable
@@ -49,6 +49,10 @@ decoding.
 OUTBOX_SPARE = 1 << 20
 """Bytes of an outbox beyond the arena's: each target begins at a multiple of `OUTBOX_STEP`."""
 OUTBOX_STEP = 64
+TO_FRONT = -1
+"""In place of an offset in the arena: these pixels go to the front's memory, behind the image."""
+MOST_RETURNED = 64 << 20
+"""Bytes of pixels that one order may send there."""
 
 SIZES_HEAD_BYTES, SIZE_BYTES = 64, 18
 """Of the outbox, for the sizes of pages: msgpack's head, and each page's two numbers."""
@@ -121,10 +125,11 @@ class ReadHeaders:
 @dataclass(frozen=True, slots=True)
 class Decode:
     """Decode the inbox's first `nbytes`, an image of `upright` (height, width), once for all
-    targets. A target is (offset in the arena, recipe).
+    targets. A target is (offset in the arena or `TO_FRONT`, recipe).
 
     The order may take `memory` bytes, and begin `threads`. `outbox`: where each target begins in
-    the worker's own memory. frames: of a video, by target.
+    the worker's own memory. frames: of a video, by target. regions: parts of the upright image, by
+    target, where some show a part alone.
     """
 
     worker: int
@@ -136,6 +141,7 @@ class Decode:
     memory: int
     threads: int = 0
     frames: tuple[int, ...] = ()
+    regions: tuple[Box | None, ...] = ()
     answers: ClassVar[int] = 1
     cpu: ClassVar[float] = math.inf
 
@@ -146,6 +152,11 @@ class Decode:
             nbytes = 3 * prod(recipe.canvas)
             places.append(places[-1] + -(-nbytes // OUTBOX_STEP) * OUTBOX_STEP)
         return tuple(places)
+
+    @property
+    def answer_at(self) -> int:
+        """Return where the outbox's pieces for the front begin in the inbox."""
+        return -(-self.nbytes // OUTBOX_STEP) * OUTBOX_STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,7 +422,8 @@ def decode(order: Decode, resources: WorkerResources) -> Reason | None:
                 if order.frames:
                     _decode_video(order, held, targets)
                 else:
-                    decode_into(targets, data, order.upright, order.orientation)
+                    shape = order.upright, order.orientation
+                    decode_into(targets, data, *shape, order.regions)
             except Undecodable as error:
                 return error.reason
             except ValueError:

@@ -23,6 +23,7 @@ from saccade.ipc.child import AsyncChannel, Disconnected
 from saccade.media.workers.fork_server import ForkServer, SupervisorLink
 from saccade.media.workers.worker import (
     FRONT,
+    MOST_RETURNED,
     OUTBOX_SPARE,
     Answer,
     Decoded,
@@ -313,7 +314,7 @@ class WorkerSlots:
             wanted = SupervisorOptions(self._memory, outbox_bytes=self._outbox)
             return self._fork_server.fork(wanted, inboxes)
         nbytes = self._arena.size
-        wanted = SupervisorOptions(self._memory, nbytes, nbytes + OUTBOX_SPARE)
+        wanted = SupervisorOptions(self._memory, nbytes, nbytes + OUTBOX_SPARE + MOST_RETURNED)
         return self._fork_server.fork(wanted, (self._arena.fd, *inboxes))
 
     async def _talk(self, supervisor: SupervisorLink) -> bool:

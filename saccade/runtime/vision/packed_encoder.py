@@ -17,7 +17,6 @@ import torch
 from saccade.core.config import EncoderConfig
 from saccade.core.types import Grid
 from saccade.kernels.reference.segments import Segments
-from saccade.kernels.tower_attention import Backend
 from saccade.nn.protocol import Cut, GridFacts, Pack, TowerNet, VisionNet
 from saccade.nn.transfer import send
 from saccade.runtime.cuda.graphs import Capture, GraphRunner, Prepare
@@ -68,8 +67,7 @@ class PackedEncoder:
         self._vision = net.vision
         self._adapters = net.adapters
         self._positions = positions
-        # cuDNN plans whenever a shape is new: without graphs every image's would be.
-        self._attention: Backend = "triton" if config.attention == "cudnn" else config.attention
+        self._attention = config.attention
         self._device = like.device
         self._pack = None if like.is_cuda else CPU_PACK
         self._piece = None if like.is_cuda else CPU_PIECE

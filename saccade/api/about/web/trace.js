@@ -177,12 +177,13 @@ function row(image, known) {
   );
 }
 
-/** Which tiles of an image were new, in words and on the image. */
+/** Which tiles of an image were new, in words and on the image. Marks leave out the whole image. */
 function tilesOf({ seen, new: fresh, places }, known) {
-  const words = seen
-    ? `${fresh} of ${seen + fresh} tiles were new; the others were kept from earlier images`
-    : `all ${fresh} tiles were new`;
-  const marked = seen && known?.url && places.length ? [markedPicture(known, places)] : [];
+  if (!seen) return [element("div", { class: "small tiles-told" }, `all ${fresh} tiles were new`)];
+  const marked = known?.url && places.length ? [markedPicture(known, places)] : [];
+  const whole = fresh > places.length ? " and the whole image at its small size" : "";
+  const which = marked.length ? `: ${places.length} marked here${whole}` : "";
+  const words = `${fresh} of ${seen + fresh} tiles were new${which}; earlier images had the others`;
   return [element("div", { class: "small tiles-told" }, words), ...marked];
 }
 

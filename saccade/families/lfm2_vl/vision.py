@@ -1,0 +1,154 @@
+"""LFM2-VL's SigLIP 2, for views with any size, and the projector behind it.
+
+The square of learned positions is resized to each view. A token's patches stand together, so that
+shuffling pixels into channels is a view. Each tile and the whole image are segments of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from saccade.core.types import Grid
+from saccade.families.lfm2_vl.config import ProjectorConfig
+from saccade.families.lfm2_vl.images import ThumbnailRules
+from saccade.nn.linear import Column, Linear, RowLinear
+from saccade.nn.mlp import activation
+from saccade.nn.norm import LayerNorm
+from saccade.nn.patches import PatchKernel, copy_images, merged_order
+from saccade.nn.protocol import GridFacts, Pack, Pieces
+from saccade.nn.siglip import TOWER, siglip_block
+from saccade.nn.tower_config import SiglipConfig
+from saccade.nn.transfer import send
+from saccade.nn.weights import Part, Weights
+from saccade.parallel import Shard
+
+PROJECTOR = "multi_modal_projector"
+PROJECTOR_EPS = 1e-5
+
+
+class ShuffleProjector:
+    """Turns a token's patches into the language model's row."""
+
+    __slots__ = ("down", "norm", "up")
+
+    def __init__(
+        self, weights: Weights, config: SiglipConfig, projector: ProjectorConfig, shard: Shard
+    ) -> None:
+        merged, inner, bias = config.hidden * config.merge**2, projector.hidden, projector.bias
+        self.norm: LayerNorm | None = None
+        if projector.normed:
+            self.norm = LayerNorm(weights, f"{PROJECTOR}.layer_norm", merged, PROJECTOR_EPS)
+        columns = [Column(f"{PROJECTOR}.linear_1", inner, shard)]
+        act = activation(projector.activation)
+        self.up = Linear.columns(weights, columns, merged, bias=bias, activation=act)
+        name, out = f"{PROJECTOR}.linear_2", config.out_hidden
+        self.down = RowLinear(weights, name, inner, out, shard, bias=bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Map x [M, hidden * merge^2] to [M, out_hidden]."""
+        return self.down(self.up(x if self.norm is None else self.norm(x)))
+
+
+class Siglip2Tower:
+    """Turns uint8 pixels into embeddings. Implements `nn.protocol.VisionNet`."""
+
+    __slots__ = (
+        "config",
+        "depth",
+        "hidden",
+        "kernel",
+        "layers",
+        "norm",
+        "positions",
+        "projector",
+        "rules",
+    )
+    axes = 0
+    longest_segments = (None,)
+
+    def __init__(
+        self,
+        weights: Weights,
+        config: SiglipConfig,
+        rules: ThumbnailRules,
+        projector: ProjectorConfig,
+        shard: Shard,
+    ) -> None:
+        self.config, self.rules = config, rules
+        self.depth, self.hidden = config.depth, config.hidden
+        name, sizes = f"{TOWER}.embeddings", (config.hidden, config.patch, config.merge)
+        kernel = f"{name}.patch_embedding"
+        self.kernel = PatchKernel(weights, kernel, sizes, rules.colours, flat=True)
+        shape = (config.patches, config.hidden)
+        self.positions = weights.load(Part(f"{name}.position_embedding.weight", shape))
+        names = (f"{TOWER}.encoder.layers.{i}" for i in range(config.depth))
+        self.layers = [siglip_block(weights, name, config, shard) for name in names]
+        self.norm = LayerNorm(weights, f"{TOWER}.post_layernorm", config.hidden, config.norm_eps)
+        self.projector = ShuffleProjector(weights, config, projector, shard)
+
+    def rows(self, patches: int) -> int:
+        return patches // self.config.merge**2
+
+    def grid_facts(self, grid: Grid) -> GridFacts:
+        """Return the grid's facts.
+
+        `order` gives each token its block on the canvas.
+        """
+        device, merge = self.positions.device, self.config.merge
+        counts, (rows, columns, *cut) = self.rules.view_tokens(grid), grid
+        edge = self.rules.tile // self.rules.unit
+        views = [self._resized(edge, edge)] * math.prod(cut) if cut else []
+        positions = torch.cat([*views, self._resized(rows, columns)] if rows else views)
+        return GridFacts(
+            places=torch.zeros((0, len(positions)), dtype=torch.int64).to(device),
+            position_embedding=positions,
+            order=send(canvas_blocks(grid, edge), device),
+            segments=(tuple(count * merge**2 for count in counts),),
+        )
+
+    def _resized(self, rows: int, columns: int) -> torch.Tensor:
+        """Return the positions in a view of `rows` x `columns` tokens, in merged order."""
+        across, merge = self.config.across, self.config.merge
+        table = self.positions.view(across, across, -1).permute(2, 0, 1)[None].float()
+        size = rows * merge, columns * merge
+        found = F.interpolate(table, size, mode="bilinear", align_corners=False, antialias=True)
+        flat = found[0].flatten(1).t().to(self.positions.dtype)
+        row, column = merged_order(*size, merge)
+        return flat.index_select(0, send(row * size[1] + column, self.positions.device))
+
+    def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
+        config, order = self.config, facts.order
+        assert order is not None and facts.position_embedding is not None, "made by `grid_facts`"
+        blocks = self.kernel.cut(pixels).view(-1, config.merge**2, 3 * config.patch**2)
+        patches = blocks.index_select(0, order).flatten(0, 1)
+        return self.kernel.linear(patches) + facts.position_embedding
+
+    def blocks(self, pack: Pack) -> Pieces:
+        x, (cuts,) = pack.rows, pack.cuts
+        for layer in self.layers:
+            x = yield from layer(x, cuts, pack.attention)
+        return self.projector(self.norm(x).view(-1, self.config.merge**2 * self.hidden))
+
+    def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
+        """Split the embeddings by image. An image's views follow each other directly."""
+        return copy_images(self, embeddings, facts)
+
+
+def canvas_blocks(grid: Grid, edge: int) -> np.ndarray:
+    """Return each token's block on the canvas [M], a block being a token's pixels.
+
+    `edge`: tokens along a tile's edge. Tile after tile comes first, then the whole image.
+    """
+    rows, columns = grid[:2]
+    if len(grid) == 2:
+        return np.arange(rows * columns)
+    down, across = grid[2:]
+    width = max(columns, across * edge)
+    table = np.arange((down * edge + rows) * width).reshape(-1, width)
+    top = table[: down * edge, : across * edge].reshape(down, edge, across, edge).swapaxes(1, 2)
+    return np.concatenate((top.reshape(-1), table[down * edge :, :columns].reshape(-1)))

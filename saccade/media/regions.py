@@ -1,0 +1,156 @@
+"""Regions: parts of still images, cut at full detail and then seen as images of their own.
+
+Owns a region's name and its bounds, and the pixels that are held of images with regions. The first
+region of an image has it decoded, the next ones are cut from the held pixels. Knows nothing of
+where an image's bytes come from.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+from blake3 import blake3
+from cachetools import TTLCache
+
+from saccade.core.errors import ImageError
+from saccade.core.family import FamilySpec
+from saccade.core.recipe import Box
+from saccade.core.recipe import whole as whole_of
+from saccade.media.content import RAW, Probe, encode_array, identify_soon
+from saccade.media.opened import OpenedImage, PartOfImage, SeenFrame, jobs_of
+from saccade.media.sources.fairness import Requester
+from saccade.media.sources.flights import Flights
+from saccade.media.sources.source import ImageRegion, RegionSource
+from saccade.media.sources.source_reader import Reads, SourceRead
+from saccade.media.stills import Stills
+from saccade.media.workers.decode_queue import Job, PixelLimits, decoding_bytes
+from saccade.media.workers.pool import DecodePool
+from saccade.media.workers.worker import MOST_RETURNED
+
+HELD_SHARE = 16
+"""Which part of the memory for decoding may be held beside it: 160 MiB, or 27 screens of 1080p."""
+HELD_SECONDS = 3600.0
+UNCOUNTED = Requester()
+"""Who asks for an image's pixels, which count as held and not for any request."""
+
+
+class Regions:
+    """Answers `MediaKind` for regions. One that shows all of an image is the image, of `stills`."""
+
+    def __init__(
+        self, spec: FamilySpec, limits: PixelLimits, stills: Stills, pool: DecodePool
+    ) -> None:
+        self._spec = spec
+        self._limits = limits
+        self._stills = stills
+        self._pool = pool
+        self._flights = Flights()
+        self._held: TTLCache[tuple[str, bytes], bytes] = TTLCache(
+            limits.memory // HELD_SHARE, HELD_SECONDS, getsizeof=len
+        )
+        """Upright RGB by tenant and digest."""
+        self._cut = 0
+        """Bytes of parts cut from these, until they are resized."""
+
+    def forget(self) -> None:
+        """Let go of all held pixels."""
+        self._held.clear()
+
+    async def close(self) -> None:
+        await self._flights.close()
+
+    def check(self, source: RegionSource) -> None:
+        """Accept every region: a model that sees images sees their parts."""
+
+    def begin_reads(self, source: RegionSource, reads: Reads) -> None:
+        reads.read_source(source.url)
+
+    async def metadata(self, source: RegionSource, reads: Reads) -> SourceRead:
+        return await reads.read_source(source.url)
+
+    async def units(self, source: RegionSource, metadata: SourceRead, reads: Reads) -> OpenedImage:
+        encoded, whole, salt = metadata.encoded, metadata.probe, reads.salt
+        box = _box(source.region, whole.upright)
+        height, width = box.bottom - box.top, box.right - box.left
+        if (height, width) == whole.upright:
+            return await self._stills.units(source, metadata, reads)
+        probe = replace(whole, height=height, width=width, orientation=1)
+        name = _name(encoded.digest, box)
+        found = await identify_soon(name, probe, source.budget, salt, self._spec)
+        self._limits.check(found.recipe.canvas, whole, len(encoded.data), found.recipe)
+        if source.uuid:
+            reads.reader.remember(salt, source.uuid, metadata)
+        part = PartOfImage(whole, box)
+        frame = SeenFrame(name, encoded, probe, found.recipe, part=part)
+        return OpenedImage("region", found.image, (frame,), reads.asker, metadata.times)
+
+    async def pixels(self, image: OpenedImage) -> list[Job] | None:
+        """Return the resizing of the part, cut from held pixels. Where these are too large, the
+        part is cut as the image is decoded.
+        """
+        part = image.frames[0].part
+        assert part is not None
+        (job,) = jobs_of(image)
+        whole = replace(job, probe=part.whole)
+        pixels = self._held.get(job.name)
+        if pixels is None and image.there and self._holds(whole):
+            pixels = await self._flights.join(job.name, UNCOUNTED, lambda _: self._decoded(whole))
+        if pixels is not None and (cut := self._cut_job(job, image, pixels)) is not None:
+            return [cut]
+        return [replace(whole, region=part.box)] if image.there else None
+
+    def _cut_job(self, job: Job, image: OpenedImage, pixels: bytes) -> Job | None:
+        """Return the resizing of a part cut from `pixels`. Without room for it, return None."""
+        part = image.frames[0].part
+        assert part is not None
+        probe = Probe(RAW, image.probe.height, image.probe.width, "RGB", 1, 1)
+        nbytes = 3 * probe.height * probe.width
+        if self._cut + nbytes > self._held.maxsize:
+            return None
+        whole = np.frombuffer(pixels, np.uint8).reshape(*part.whole.upright, 3)
+        data = encode_array(whole[part.box.slices])
+        cut = replace(job, digest=image.image.key.digest, data=data, probe=probe)
+        self._cut += nbytes
+        # Whoever ends the job, by its answer, a cancellation or an error, lets go of it.
+        weakref.finalize(cut, self._release, nbytes).atexit = False
+        return cut
+
+    def _release(self, nbytes: int) -> None:
+        self._cut -= nbytes
+
+    def _holds(self, job: Job) -> bool:
+        """Return True if the pixels of a whole image may be held."""
+        nbytes = 3 * job.pixels
+        needed = decoding_bytes(job.probe, len(job.data), [whole_of(job.probe.upright)])
+        return nbytes <= min(MOST_RETURNED, self._held.maxsize) and needed <= self._limits.memory
+
+    async def _decoded(self, job: Job) -> bytes:
+        """Decode a whole image, and hold its pixels. Raises as `DecodePool.decode`."""
+        recipe = whole_of(job.probe.upright)
+        pixels = await self._pool.decode(replace(job, recipe=recipe, returned=True))
+        self._held[job.name] = pixels
+        return pixels
+
+
+def _box(region: ImageRegion, upright: tuple[int, int]) -> Box:
+    """Return a region's pixels. Raises ImageError unless it lies within the image."""
+    height, width = upright
+    inside = 0 <= region.left < region.right <= width and 0 <= region.top < region.bottom <= height
+    if inside:
+        return Box(region.top, region.left, region.bottom, region.right)
+    given = [region.left, region.top, region.right, region.bottom]
+    raise ImageError(
+        f"{region.param}: {given} is no part of the image, which is {width} x {height} px: send "
+        f"[x0, y0, x1, y1] with 0 <= x0 < x1 <= {width} and 0 <= y0 < y1 <= {height}",
+        region.param,
+        "invalid_region",
+    )
+
+
+def _name(digest: bytes, box: Box) -> bytes:
+    """Name a part of the image with this digest."""
+    sides = box.left, box.top, box.right, box.bottom
+    return blake3(msgspec.msgpack.encode(("saccade region", digest, sides))).digest()

@@ -1,0 +1,77 @@
+"""How models are asked for a page as Markdown: their published prompts (`page_prompts.toml`), and
+the order of text and image.
+
+A model is known by its name. Knows nothing of servers or pages.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from saccade.core.errors import ConfigError
+
+KNOWN: Mapping[str, Mapping[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("page_prompts.toml").read_text(encoding="utf-8")
+)
+LONGEST_NGRAM = 256
+WINDOW = 90
+"""Tokens of the answer among which nothing is repeated, as DeepSeek-OCR's users have it."""
+GENERAL = (
+    "Convert the page to Markdown. Write all of its text in reading order, tables as HTML and "
+    "formulas as LaTeX. Write nothing else."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PagePrompt:
+    """How to ask for one page. `fields` go into the request as they are.
+
+    text_first: the prompt stands before the page, so that all pages share it as a cached prefix.
+    """
+
+    prompt: str = GENERAL
+    text_first: bool = True
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    def content(self, page: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Return a message's content that shows this part."""
+        if not self.prompt:
+            return [page]
+        text = {"type": "text", "text": self.prompt}
+        return [text, page] if self.text_first else [page, text]
+
+
+def prompt_of(model: str) -> PagePrompt:
+    """Return what is published for a model of this name, or a general prompt."""
+    name = _squeezed(model)
+    for known, told in KNOWN.items():
+        if _squeezed(known) in name:
+            return PagePrompt(told["prompt"], False, told.get("fields", {}))
+    return PagePrompt()
+
+
+def _squeezed(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+def asked(model: str, prompt: str | None, ngram: int | None) -> PagePrompt:
+    """Return the model's prompt with a user's own wishes. `ngram`: 0 allows repetition.
+
+    Raises ConfigError.
+    """
+    usual = prompt_of(model)
+    if prompt is not None:
+        usual = replace(usual, prompt=prompt)
+    if ngram is None:
+        return usual
+    if not 0 <= ngram <= LONGEST_NGRAM:
+        raise ConfigError(f"--no-repeat-ngram {ngram}: expected 0 to {LONGEST_NGRAM}")
+    fields = {name: value for name, value in usual.fields.items() if name != "vllm_xargs"}
+    if ngram:
+        rule = usual.fields.get("vllm_xargs", {"window_size": max(WINDOW, ngram)})
+        fields["vllm_xargs"] = {**rule, "ngram_size": ngram}
+    return replace(usual, fields=fields)
