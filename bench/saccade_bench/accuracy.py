@@ -200,10 +200,11 @@ def main() -> int:
         with serving(folder, Path(scratch), *always, threads=told.threads) as server:
             guessed = guesses(server)
     print("\n".join(report(found)))
-    print("\n| int8 | guessed | right | of drawn tokens |\n|---|---|---|---|")
+    print("\n| int8 | guessed | right | of drawn tokens | tokens a step |\n|---|---|---|---|---|")
     for kind, (count, right, drawn) in guessed.items():
         share = 100 * right / max(1.0, count)
-        print(f"| {kind} | {count:.0f} | {share:.0f} % | {100 * right / max(1.0, drawn):.0f} % |")
+        of_drawn, a_step = 100 * right / max(1.0, drawn), drawn / max(1.0, drawn - right)
+        print(f"| {kind} | {count:.0f} | {share:.0f} % | {of_drawn:.0f} % | {a_step:.2f} |")
     return failed(found)
 
 
