@@ -358,8 +358,10 @@ def launch_paged(
     return out
 
 
-def prefill_tile(q: torch.Tensor, window: int | None = None) -> Tile:
-    """Return what prefill is cut into on the device of `q`, in layers with this window."""
+def prefill_tile(q: torch.Tensor, window: int | None = None, *, plain: bool = False) -> Tile:
+    """Return what prefill is cut into on the device of `q`, in layers with this window. plain: as
+    of `is_plain`.
+    """
     large, room = q.shape[2] > 128, device.has_room(q.device)
     if q.shape[2] > 256:
         return replace(PREFILL_WIDEST, rows=64 // q.element_size(), keys=64 // q.element_size())
@@ -369,7 +371,7 @@ def prefill_tile(q: torch.Tensor, window: int | None = None) -> Tile:
         wide = replace(PREFILL_LARGE, stages=2) if window else PREFILL_LARGE
         return wide if room else PREFILL_LARGE_SMALL
     if room:
-        return PREFILL
+        return PREFILL_HOPPER if plain else PREFILL
     return PREFILL_THIN_SMALL if q.shape[2] <= 64 else PREFILL_SMALL
 
 
@@ -412,9 +414,7 @@ def launch_prefill(
     heads, dim, kv_heads = q.shape[1], q.shape[2], head_groups(q, cache)
     cut = HeadCut.of(dim, q.stride(0), cache.keys.stride(0))
     group, window = heads // kv_heads, cache.shape.window or 0
-    tile = tile or prefill_tile(q, cache.shape.window)
-    if tile is PREFILL and is_plain(cache, q):
-        tile = PREFILL_HOPPER
+    tile = tile or prefill_tile(q, cache.shape.window, plain=is_plain(cache, q))
     block_m = max(tile.rows, triton.next_power_of_2(group))
     block_q = block_m // group
     first, count = rows.singles, len(rows.kv_lengths)
