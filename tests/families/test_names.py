@@ -9,6 +9,7 @@ from saccade.families.gemma3.net import Gemma3Model
 from saccade.families.gemma4.net import Gemma4Model
 from saccade.families.internvl.net import InternVLModel
 from saccade.families.minicpm.net import MiniCPMModel
+from saccade.families.qwen_vl.dots_ocr.net import DotsModel
 from saccade.families.qwen_vl.hunyuan_vl.net import HunyuanModel
 from saccade.families.qwen_vl.net import QwenVLModel
 from saccade.families.qwen_vl.qwen3_5.net import Qwen35Model
@@ -46,6 +47,12 @@ NAMES: dict[type[FamilyModel], dict[str, tuple[str, ...]]] = {
         TEXT: (f"model.{LAYER}", f"model.language_model.{LAYER}"),
         "embed_vision.x": ("model.embed_vision.x",),
         "audio_tower.x": ("model.audio_tower.x",),
+        HEAD: (HEAD,),
+    },
+    DotsModel: {
+        TEXT: (f"model.{LAYER}",),
+        "vision_tower.blocks.3.mlp.up_proj.weight": ("vision_tower.blocks.3.mlp.fc3.weight",),
+        "vision_tower.blocks.3.mlp.down_proj.weight": ("vision_tower.blocks.3.mlp.fc2.weight",),
         HEAD: (HEAD,),
     },
     HunyuanModel: {
