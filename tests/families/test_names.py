@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from saccade.families.deepseek_vl2.kimi_vl.net import KimiModel
 from saccade.families.deepseek_vl2.net import DeepseekModel
 from saccade.families.gemma3.net import Gemma3Model
 from saccade.families.gemma4.net import Gemma4Model
@@ -67,6 +68,11 @@ NAMES: dict[type[FamilyModel], dict[str, tuple[str, ...]]] = {
             "model.layers.0.input_layernorm.weight",
         ),
         HEAD: (HEAD,),
+    },
+    KimiModel: {
+        TEXT: (f"language_model.model.{LAYER}",),
+        "vision_tower.encoder.blocks.3.wqkv.bias": ("vision_tower.encoder.blocks.3.wqkv.bias",),
+        HEAD: (f"language_model.{HEAD}",),
     },
     MiniCPMModel: {TEXT: (f"model.language_model.{LAYER}",), "merger.x": ("model.merger.x",)},
     DeepseekModel: {
