@@ -100,6 +100,16 @@ def test_names_of_the_hub_say_the_same(checkpoint: Callable[..., Path]) -> None:
     assert new == old and new.position_axes == 4
 
 
+def test_bounds_stand_in_a_size_by_either_name(changed: Changed) -> None:
+    found = []
+    for names in (("shortest_edge", "longest_edge"), ("min_pixels", "max_pixels")):
+        size = dict(zip(names, (1024, 4096)))
+        whole = dict.fromkeys(("shortest_edge", "longest_edge")) | size
+        spec = read(changed(FAMILY, "preprocessor_config.json", size=whole))
+        found.append((spec.images.min_pixels, spec.images.max_pixels))
+    assert found == [(1024, 4096)] * 2
+
+
 REFUSED = {
     "config.json": (
         ({"text_config": {"rope_parameters": {"rope_type": "dynamic"}}}, "alpha is missing"),

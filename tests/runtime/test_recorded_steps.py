@@ -34,6 +34,7 @@ CASES = [
     ("qwen3_vl", "none"),
     pytest.param("qwen2_5_vl", "int8", marks=needs_vnni),
     pytest.param("smolvlm", "int8", marks=needs_vnni),
+    pytest.param("hunyuan_vl", "none", marks=pytest.mark.more),  # PyTorch's norms within a layer
 ]
 
 

@@ -153,7 +153,8 @@ def check(net: FamilyNet, names: dict[str, set[str]], attention: Any = "triton")
     over = Harness(net, encoder=EncoderConfig(attention), context_length=512, **sizes)
     known = {name: set(each) for name, each in names.items()}
     assert len(known["_prefill"]) == sum(1 + both for *_, both in layers)
-    assert len(known["_turn_and_cache"]) == (0 if kept.latent else len(shapes))
+    ways = 1 + (1 + net.spec.position_axes) % 2  # slots, behind positions, may begin at odd places
+    assert len(known["_turn_and_cache"]) == (0 if kept.latent else ways * len(shapes))
     assert len(known["_sample"]) == 2, "with masks and without"
     assert len(known["_edit"]) == 2 and len(known["_count"]) == 1
     assert len(known["_share"]) == len(known["_decode"]) == len(known["_merge"]) == len(layers)
@@ -182,6 +183,15 @@ def test_no_request_compiles_a_kernel_for_convolutions_alone(
 ) -> None:
     check(load(checkpoint("lfm2_vl"), TritonOps()), names)
     assert names["_conv"] and not names["_scan"]
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("name", ["hunyuan_vl", "dots_ocr", "kimi_vl"])
+def test_no_request_compiles_a_kernel_for_other_turns(
+    name: str, checkpoint: Callable[..., Path], names: dict[str, set[str]]
+) -> None:
+    """Before a norm; by rows and columns in turn."""
+    check(load(checkpoint(name), TritonOps()), names)
 
 
 @pytest.mark.more

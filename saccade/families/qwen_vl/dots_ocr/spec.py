@@ -53,8 +53,8 @@ def _images(processor: Section, vision: DotsConfig) -> ImageRules:
                 f"{processor.where}: {name} is {value}, but the vision tower was made for {known}"
             )
     size = processor.section("size")
-    least = size.integer("shortest_edge", default=56 * 56)
-    most = size.integer("longest_edge", default=28 * 28 * 1280)
+    least = size.integer("shortest_edge", "min_pixels", default=56 * 56)
+    most = size.integer("longest_edge", "max_pixels", default=28 * 28 * 1280)
     mean, std = read_colours(processor, CLIP_MEAN, CLIP_STD)
     return ImageRules(
         patch=vision.patch,

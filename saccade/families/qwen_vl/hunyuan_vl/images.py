@@ -51,8 +51,8 @@ def read_images(processor: Section, vision: LearnedConfig) -> LineRules:
                 f"{expected}"
             )
     size = processor.section("size")
-    least = size.integer("shortest_edge", default=512 * 512)
-    most = size.integer("longest_edge", default=2048 * 2048)
+    least = size.integer("shortest_edge", "min_pixels", default=512 * 512)
+    most = size.integer("longest_edge", "max_pixels", default=2048 * 2048)
     mean, std = read_colours(processor, CLIP_MEAN, CLIP_STD)
     return LineRules(
         patch=vision.patch,
