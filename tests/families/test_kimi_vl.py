@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from saccade.core.errors import CheckpointError, ImageError
 from saccade.core.family import PixelBounds
 from saccade.families.config_readers import HALF
-from saccade.families.deepseek_vl2.kimi_vl.images import PaddedRules, fitted
+from saccade.families.deepseek_vl2.kimi_vl.images import PaddedRules
 from saccade.families.deepseek_vl2.kimi_vl.spec import KimiSpec
-from saccade.families.deepseek_vl2.kimi_vl.tiny import published_pixels
+from saccade.families.deepseek_vl2.kimi_vl.tiny import published_pixels, published_size
 from saccade.families.registry import load_spec
 from tests.families.conftest import Changed, Refusals, listed
 
@@ -38,7 +38,7 @@ def test_sizes_stay_below_what_is_said_of_the_largest(height: int, width: int, m
     assert rules.num_tokens(recipe.grid) == tall * wide // 784 <= rules.largest_image.tokens
     assert tall * wide <= rules.largest_image.pixels
     (view,) = recipe.views
-    assert view.size == fitted((height, width), 14, most)
+    assert view.size == published_size(width, height, most, 14)[::-1]
     assert 0 <= tall - view.size[0] < 28 and 0 <= wide - view.size[1] < 28
     assert (recipe.fill is None) == (view.size == recipe.canvas)
 

@@ -151,12 +151,21 @@ class Moon(nn.Module):
         return found
 
 
-def published_pixels(image: PIL.Image.Image, limit: int = LIMIT, patch: int = PATCH) -> np.ndarray:
-    """Make smaller and pad, in the published processor's words and floats."""
-    w, h = image.size
+def published_size(w: int, h: int, limit: int, patch: int) -> tuple[int, int]:
+    """Return the (width, height) that an image is made smaller to, in the published processor's
+    words and floats.
+    """
     if (w // patch) * (h // patch) > limit:
         scale = math.sqrt(limit / ((w // patch) * (h // patch)))
-        image = image.resize((int(w * scale), int(h * scale)), PIL.Image.Resampling.BICUBIC)
+        w, h = int(w * scale), int(h * scale)
+    return w, h
+
+
+def published_pixels(image: PIL.Image.Image, limit: int = LIMIT, patch: int = PATCH) -> np.ndarray:
+    """Make smaller and pad, as the published processor does."""
+    size = published_size(*image.size, limit, patch)
+    if size != image.size:
+        image = image.resize(size, PIL.Image.Resampling.BICUBIC)
     pixels, whole = np.asarray(image), patch * MERGE
     pad_h, pad_w = ((whole - edge % whole) % whole for edge in pixels.shape[:2])
     padded = np.pad(pixels, ((0, pad_h), (0, pad_w), (0, 0)))
