@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from functools import cache
 from typing import Any
 
@@ -208,6 +210,47 @@ def test_forty_turns_are_the_same_actions_through_every_toolset(
                     in_browser.validate_python(each.to_dict())
                 else:
                     assert (each.name, each.toolset_name) == ("computer", None)
+
+
+def nearest(number: int, units: int, size: int) -> int:
+    """Halves go up, as `text/actions/screen.py` says."""
+    return math.floor(Fraction(number * units, size) + Fraction(1, 2))
+
+
+@pytest.mark.parametrize("in_pixels", [False, True])
+@pytest.mark.more
+def test_a_click_is_exact_on_every_screen(
+    served: Served, claude: Any, monkeypatch: pytest.MonkeyPatch, in_pixels: bool
+) -> None:
+    """Through both SDKs and back, for a model that counts thousandths, and for one that counts the
+    pixels of the image that it saw. Where it has a unit for each pixel, none moves.
+    """
+    monkeypatch.setattr(served.front.intake._actions, "_in_pixels", in_pixels)
+    exact = 0
+    for size in SIZES:
+        says(served, acts(action="screenshot"))
+        respond(served, [openai_user(size)])
+        height, width = submitted(served)[-1].images[0].canvas
+        units = (width, height) if in_pixels else (1000, 1000)
+        for x, y in ((0, 0), (size[0] - 1, size[1] - 1), (size[0] // 3, size[1] // 7), (511, 399)):
+            meant = list[int]()
+            for pixel, count, side in zip((x, y), units, size, strict=True):
+                meant.append(min(nearest(pixel, count, side), count - in_pixels))
+            seen = tuple(
+                min(nearest(unit, side, count), side - 1)
+                for unit, count, side in zip(meant, units, size, strict=True)
+            )
+            says(served, acts(action="left_click", coordinate=meant))
+            response = respond(served, [openai_user(size)])
+            action = response.output[0].actions[0]
+            answer = message(claude, [claude_user(size)])
+            assert (action.x, action.y) == tuple(answer.content[0].input["coordinate"]) == seen
+            for found, pixel, count, side in zip(seen, (x, y), units, size, strict=True):
+                assert abs(found - pixel) <= max(0, math.ceil((side - count) / count))
+                exact += found == pixel
+        respond(served, [openai_user(size), *(each.to_dict() for each in response.output)])
+        assert f'"coordinate": {meant}' in prompt(served)
+    assert exact > 50
 
 
 def test_history_goes_back_to_the_model_s_own_words(served: Served, claude: Any) -> None:
