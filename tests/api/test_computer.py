@@ -32,6 +32,7 @@ from saccade.api.responses.computer import WORDS as OPENAI
 from saccade.core.types import Request
 from saccade.ipc.messages import Submit
 from saccade.text.actions.action import Action
+from saccade.text.actions.find_format import find_action_format
 from saccade.text.answer.answer_format import FORMATS, AnswerFormat
 from saccade_bench.fixtures.pdf import Sheet, pdf
 from tests.helpers.images import data_url, png
@@ -477,6 +478,16 @@ def test_an_element_is_clicked_and_keys_are_held(served: Served, claude: Any) ->
     assert "hover_element" in history, "a browser's model is told of it"
     respond(served, [openai_user((800, 600))])
     assert "click_element" not in prompt(served)
+
+
+def test_the_start_says_that_a_model_has_no_way_of_its_own(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real start prints these lines (tests/e2e/test_computer.py)."""
+    intake = served.front.intake
+    monkeypatch.setattr(intake, "acting", find_action_format("minicpmv4_6", "openbmb/MiniCPM"))
+    told = "plain (a tool of ours: this model publishes no way to act)"
+    assert intake.described_actions() == (("computer use", told),)
 
 
 def test_members_that_are_off_are_not_offered(served: Served, claude: Any) -> None:
