@@ -482,11 +482,14 @@ class FamilySpec(Protocol):
         ...
 
     def positions(
-        self, num_tokens: int, spans: Sequence[Span], blocks: Sequence[npt.NDArray[np.int64]]
+        self,
+        tokens: Sequence[int],
+        spans: Sequence[Span],
+        blocks: Sequence[npt.NDArray[np.int64]],
     ) -> tuple[npt.NDArray[np.int64], int]:
-        """Compute rotary positions [axes, num_tokens], and the position that would come next.
+        """Compute rotary positions [axes, T] for a prompt, and the position that comes next.
 
-        `blocks` are the `image_positions` for the images that spans name. Tokens after the last
-        span advance all axes by one each.
+        `blocks` are the `image_positions` for the images that spans name. An answer's tokens
+        advance all axes by one each.
         """
         ...
