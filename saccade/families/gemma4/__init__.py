@@ -7,4 +7,5 @@ FAMILY = Family(
     model="saccade.families.gemma4.net:Gemma4Model",
     architectures=("Gemma4ForConditionalGeneration", "Gemma4ForCausalLM"),
     model_types=("gemma4", "gemma4_text"),
+    gguf="saccade.families.gemma4.gguf:FACTS",
 )
