@@ -21,6 +21,7 @@ from saccade.kernels.reference.int4 import MIDDLE, numbers_of
 from saccade.kernels.x86.amx import has_amx, tile_setting
 from saccade.kernels.x86.vnni import functions, run, runs_vnni
 from saccade.kernels.x86.vnni_call import (
+    BLOCK,
     FORMATS,
     LANES,
     LARGEST,
@@ -45,6 +46,10 @@ TOP = 15
 """Scales are kept as float16 times a power of two, the largest below 2 ** TOP."""
 ONE = 0x3F800000
 """The bits of 1 in float32."""
+BITS_OF_SCALE = struct.unpack("i", struct.pack("f", 1 / BLOCK))[0]
+"""1 / BLOCK in float32: a matrix and its rows are transformed, which makes a product BLOCK times as
+large.
+"""
 PACKED_VALUES = 1 << 24
 """Values that are packed at a time."""
 
@@ -143,6 +148,33 @@ def empty_words(panels: int, lines: int) -> torch.Tensor:
         memory, step = torch.frombuffer(mapped, dtype=torch.uint8), HUGE
     start = -memory.data_ptr() % step
     return memory[start : start + size].view(torch.int32).view(panels, lines, PANEL)
+
+
+def quantise_outputs(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Transform and quantise each output of `weight` [out, in], as rows are.
+
+    Returns int8 [out, inputs to whole blocks] and float32 scales [out], on all threads.
+    """
+    weight = F.pad(weight, (0, -weight.shape[1] % BLOCK)).contiguous()
+    if weight.dtype not in FORMATS:
+        weight = weight.float()
+    outputs, inputs = weight.shape
+    values = torch.empty(outputs, inputs, dtype=torch.int8)
+    scales, sums = torch.empty(outputs), torch.empty(outputs, dtype=torch.int32)
+    call = {
+        "groups": 1,
+        "steps": inputs // STEPS[8],
+        "tiles": outputs,
+        "base": 1,  # a tile of one row lies in the order of its inputs
+        "format": FORMATS.index(weight.dtype),
+        "unit": BITS_OF_SCALE,
+        "source": weight.data_ptr(),
+        "rows": values.data_ptr(),
+        "row_scales": scales.data_ptr(),
+        "sums": sums.data_ptr(),
+    }
+    run("quantise_8_transformed", call, outputs)
+    return values, scales
 
 
 def panels_linear(
