@@ -90,6 +90,14 @@ def _add(out: torch.Tensor, first: Any, second: Any) -> Sequence[MachineCall]:
     return [_call(_kernel("add_halves"), *addresses, out.numel())]
 
 
+def _convert(out: torch.Tensor, source: torch.Tensor, *_: Any) -> Sequence[MachineCall]:
+    kinds = {(HALF, torch.float32): "widen", (torch.float32, HALF): "round_halves"}
+    name = kinds.get((source.dtype, out.dtype))
+    if name is None or not source.is_contiguous():
+        return ()
+    return [_call(_kernel(name), source.data_ptr(), out.data_ptr(), out.numel())]
+
+
 def _cat(out: torch.Tensor, parts: Sequence[torch.Tensor], dim: int = 0) -> Sequence[MachineCall]:
     if out.dim() != 2 or dim % 2 != 1 or out.itemsize % 2:
         return ()
@@ -111,6 +119,7 @@ TWINS: Mapping[Any, Twin] = {
     ATEN.mul.Tensor: _multiply,
     ATEN.neg.default: _negative,
     ATEN.cat.default: _cat,
+    ATEN.to.dtype: _convert,
     ATEN.add.Tensor: _add,
 }
 

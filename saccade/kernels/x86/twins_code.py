@@ -90,3 +90,27 @@ def add_halves() -> Body:
                 out[at] = narrow(wide(first[at]) + wide(second[at]))
 
     return add_halves
+
+
+def widen() -> Body:
+    """Return the body that converts bfloat16 to float32."""
+
+    def widen(block):
+        source, out = halves(block[2]), reals(block[3])
+        while claim(block) < block[1]:
+            for at in range(block[4]):
+                out[at] = wide(source[at])
+
+    return widen
+
+
+def round_halves() -> Body:
+    """Return the body that converts float32 to bfloat16."""
+
+    def round_halves(block):
+        source, out = reals(block[2]), halves(block[3])
+        while claim(block) < block[1]:
+            for at in range(block[4]):
+                out[at] = narrow(source[at])
+
+    return round_halves

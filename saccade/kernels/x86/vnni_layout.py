@@ -250,7 +250,9 @@ def _run(
     most = -(-count // TILE_ROWS) * TILE_ROWS
     quantised = torch.empty(most * inputs + count * 8 * groups, dtype=torch.uint8)
     rows, scales = quantised.data_ptr(), quantised.data_ptr() + most * inputs
-    added = _zeros(words.shape[0]) if bias is None else F.pad(bias.float(), (0, -len(bias) % PANEL))
+    added = _zeros(words.shape[0]) if bias is None else bias.float()
+    if more := -len(added) % PANEL:
+        added = F.pad(added, (0, more))
     call = {
         "outputs": result.shape[1],
         "groups": groups,
