@@ -25,16 +25,9 @@ class X86Attention(SdpaAttention):
         self._compiled = shape.halves
         takes = attention.takes(torch.empty(0, shape.head_dim, dtype=shape.dtype))
         self._takes = takes and shape.kept in attention.KEPT
-        # of steps with one token in each row, by rows and by queries to a key: these lie where a
-        # recording found them
-        self._tables: dict[int, dict[int, torch.Tensor]] = {}
         if self._takes and (kind := attention.best_kind()):
             # or the first prompt would wait for them
             attention.functions(shape.head_dim, kind, shape.kept)
-        self._takes = attention.takes(torch.empty(0, shape.head_dim, dtype=shape.dtype))
-        kind = attention.best_kind()
-        if self._compiled and kind and attention.runs(shape.dtype, shape.head_dim):
-            attention.functions(shape.head_dim, kind)  # or the first prompt would wait for them
 
     def _shared(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
         if self._takes:
