@@ -56,7 +56,7 @@ def test_positions_are_the_references(reference: Callable[..., Reference], varia
     images = images_of(spec, pictures)
     tokens, spans = spec.expand_prompt(prompt(theirs, 3), images)
     blocks = [spec.image_positions(image.grid) for image in images]
-    found, following = spec.positions(len(tokens), spans, blocks)
+    found, following = spec.positions(tokens, spans, blocks)
     ids = torch.tensor([tokens])
     kinds = (ids == theirs.mark).int()
     wanted, delta = theirs.model.model.get_rope_index(

@@ -12,6 +12,7 @@ import mmap
 import struct
 from dataclasses import replace
 from functools import cache
+from threading import Lock
 
 import torch
 from torch.nn import functional as F
@@ -21,6 +22,7 @@ from saccade.kernels.reference.int4 import MIDDLE, numbers_of
 from saccade.kernels.x86.amx import has_amx, tile_setting
 from saccade.kernels.x86.vnni import functions, run, runs_vnni
 from saccade.kernels.x86.vnni_call import (
+    BLOCK,
     FORMATS,
     LANES,
     LARGEST,
@@ -38,13 +40,21 @@ PANEL = LANES * WIDE
 STEPS = {4: 32, 8: 16}
 """Inputs that are multiplied at a time, by bits: groups divide by them."""
 HUGE = 1 << 21
-"""Bytes of a large page: matrices of several begin at one, which saves a core looking for pages."""
+"""Bytes of a large page, which saves a core looking for pages."""
+MAPPED = 8 * HUGE
+"""Bytes that are asked for at a time, for small matrices that share large pages."""
 LEAST_TILED = 32
 """Rows below which AMX is no quicker."""
 TOP = 15
 """Scales are kept as float16 times a power of two, the largest below 2 ** TOP."""
+LINE = 64
+"""Bytes at whose multiples a matrix begins."""
 ONE = 0x3F800000
 """The bits of 1 in float32."""
+BITS_OF_SCALE = struct.unpack("i", struct.pack("f", 1 / BLOCK))[0]
+"""1 / BLOCK in float32: a matrix and its rows are transformed, which makes a product BLOCK times as
+large.
+"""
 PACKED_VALUES = 1 << 24
 """Values that are packed at a time."""
 
@@ -129,20 +139,68 @@ def _portions(panels: int, inputs: int) -> list[tuple[int, int]]:
 
 
 def empty_words(panels: int, lines: int) -> torch.Tensor:
-    """Allocate int32 [panels, lines, PANEL] at the start of a cache line.
-
-    Uses large pages where that pays.
-    """
+    """Allocate int32 [panels, lines, PANEL] at the start of a cache line, in large pages."""
     functions()  # where they cannot be made, loading fails, not the first request
-    size = panels * lines * PANEL * 4
-    if size < 2 * HUGE:
-        memory, step = torch.empty(size + 64, dtype=torch.uint8), 64
-    else:
-        mapped = mmap.mmap(-1, size + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        mapped.madvise(mmap.MADV_HUGEPAGE)
-        memory, step = torch.frombuffer(mapped, dtype=torch.uint8), HUGE
-    start = -memory.data_ptr() % step
-    return memory[start : start + size].view(torch.int32).view(panels, lines, PANEL)
+    memory = _PAGES.take(panels * lines * PANEL * 4)
+    return memory.view(torch.int32).view(panels, lines, PANEL)
+
+
+class LargePages:
+    """Memory in large pages, of which small matrices take their parts one behind another.
+
+    What was mapped goes back to the system with the last matrix in it, the newest with the next.
+    """
+
+    def __init__(self) -> None:
+        self._left = torch.empty(0, dtype=torch.uint8)
+        self._taking = Lock()
+
+    def take(self, size: int) -> torch.Tensor:
+        """Return uint8 [size] from the start of a cache line on."""
+        with self._taking:
+            if size > len(self._left):
+                self._left = _map(max(size, MAPPED))
+            taken = self._left[:size]
+            self._left = self._left[-(-size // LINE) * LINE :]
+        return taken
+
+
+def _map(size: int) -> torch.Tensor:
+    mapped = mmap.mmap(-1, size + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapped.madvise(mmap.MADV_HUGEPAGE)
+    memory = torch.frombuffer(mapped, dtype=torch.uint8)
+    start = -memory.data_ptr() % HUGE
+    return memory[start : start + size]
+
+
+_PAGES = LargePages()
+
+
+def quantise_outputs(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Transform and quantise each output of `weight` [out, in], as rows are.
+
+    Returns int8 [out, inputs to whole blocks] and float32 scales [out], on all threads.
+    """
+    weight = F.pad(weight, (0, -weight.shape[1] % BLOCK)).contiguous()
+    if weight.dtype not in FORMATS:
+        weight = weight.float()
+    outputs, inputs = weight.shape
+    values = torch.empty(outputs, inputs, dtype=torch.int8)
+    scales, sums = torch.empty(outputs), torch.empty(outputs, dtype=torch.int32)
+    call = {
+        "groups": 1,
+        "steps": inputs // STEPS[8],
+        "tiles": outputs,
+        "base": 1,  # a tile of one row lies in the order of its inputs
+        "format": FORMATS.index(weight.dtype),
+        "unit": BITS_OF_SCALE,
+        "source": weight.data_ptr(),
+        "rows": values.data_ptr(),
+        "row_scales": scales.data_ptr(),
+        "sums": sums.data_ptr(),
+    }
+    run("quantise_8_transformed", call, outputs)
+    return values, scales
 
 
 def panels_linear(
@@ -224,7 +282,9 @@ def _run(
     most = -(-count // TILE_ROWS) * TILE_ROWS
     quantised = torch.empty(most * inputs + count * 8 * groups, dtype=torch.uint8)
     rows, scales = quantised.data_ptr(), quantised.data_ptr() + most * inputs
-    added = _zeros(words.shape[0]) if bias is None else F.pad(bias.float(), (0, -len(bias) % PANEL))
+    added = _zeros(words.shape[0]) if bias is None else bias.float()
+    if more := -len(added) % PANEL:
+        added = F.pad(added, (0, more))
     call = {
         "outputs": result.shape[1],
         "groups": groups,

@@ -46,19 +46,22 @@ class HunyuanSpec(DecoderSpec):
         return positions
 
     def positions(
-        self, num_tokens: int, spans: Sequence[Span], blocks: Sequence[npt.NDArray[np.int64]]
+        self,
+        tokens: Sequence[int],
+        spans: Sequence[Span],
+        blocks: Sequence[npt.NDArray[np.int64]],
     ) -> tuple[npt.NDArray[np.int64], int]:
-        """Return positions [axes, num_tokens], and the next position.
+        """Return positions [axes, T], and the next position.
 
         A token's position is its place in the prompt on all axes. Within an image, columns and rows
         count from its corner, and the last axis has its number.
         """
-        positions = np.tile(np.arange(num_tokens), (self.position_axes, 1))
+        positions = np.tile(np.arange(len(tokens)), (self.position_axes, 1))
         for span in spans:
             inside = slice(span.start + 1, span.end - 1)
             positions[-3:-1, inside] = blocks[span.image][-3:-1, 1:-1]
             positions[-1, inside] = span.image
-        return positions, num_tokens
+        return positions, len(tokens)
 
 
 def hunyuan_spec(checkpoint: Checkpoint) -> HunyuanSpec:
