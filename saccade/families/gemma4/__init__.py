@@ -12,4 +12,5 @@ FAMILY = Family(
         "Gemma4UnifiedForCausalLM",
     ),
     model_types=("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
+    gguf="saccade.families.gemma4.gguf:FACTS",
 )
