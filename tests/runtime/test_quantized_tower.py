@@ -13,6 +13,7 @@ from saccade.core.config import EmbeddingBudgets, EncoderConfig, ParallelConfig,
 from saccade.core.errors import ConfigError
 from saccade.core.metrics import Metrics
 from saccade.engine.process import identify
+from saccade.families.gemma4.embedder import ImageEmbedder
 from saccade.families.registry import load_spec
 from saccade.ipc.messages import Load
 from saccade.nn.protocol import FamilyNet
@@ -59,7 +60,8 @@ def test_a_tower_in_8_bits_sees_nearly_the_same(family: str, tmp_path: Path) -> 
     folder = make_checkpoint(tmp_path, family)
     (whole, nothing), (few, tally) = load(folder, "none"), load(folder, "int8")
     assert nothing.tower.count == 0 and not tally.kinds, "the language model stays as it was"
-    assert tally.tower.count == tally.tower.made >= 4 * few.vision.depth
+    least = 1 if isinstance(few.vision, ImageEmbedder) else 4 * few.vision.depth
+    assert tally.tower.count == tally.tower.made >= least
     assert tally.tower.nbytes < tally.tower.dense / 2
     assert "matrices of the vision tower in int8, made at load" in tally.line(torch.float32)
     one, other = embedding(whole), embedding(few)
