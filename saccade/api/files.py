@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,6 +35,7 @@ from saccade.edge.body import Bodies, Held, pieces
 from saccade.edge.headers import SUFFIX_HEADER
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.request_manager import RequestManager
+from saccade.media.documents import PageSizes
 from saccade.media.media import Media
 from saccade.media.sources.files import PIECE, Stored
 from saccade.media.sources.uploads import Uploads
@@ -68,9 +69,11 @@ class FileObject(Struct):
     status: str = "processed"
     pages: int | UnsetType = UNSET
     """The number of pages, in the answer to the upload of a PDF."""
+    page_sizes: Sequence[tuple[float, float]] | UnsetType = UNSET
+    """Each page's width and height in points, upright, as regions count them."""
 
     @classmethod
-    def of(cls, stored: Stored, pages: int | None = None) -> FileObject:
+    def of(cls, stored: Stored, pages: PageSizes | None = None) -> FileObject:
         return cls(
             stored.id,
             stored.nbytes,
@@ -78,7 +81,8 @@ class FileObject(Struct):
             stored.name,
             stored.purpose,
             stored.expires,
-            pages=UNSET if pages is None else pages,
+            pages=UNSET if pages is None else len(pages),
+            page_sizes=UNSET if pages is None else [(width, height) for height, width in pages],
         )
 
 
@@ -231,7 +235,7 @@ def _is_anthropics(request: Request) -> bool:
     return "anthropic-version" in request.headers
 
 
-def _described(request: Request, stored: Stored, pages: int | None = None) -> Response:
+def _described(request: Request, stored: Stored, pages: PageSizes | None = None) -> Response:
     if _is_anthropics(request):
         return _json(FileMetadata.of(stored))
     return _json(FileObject.of(stored, pages))

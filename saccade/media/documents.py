@@ -54,6 +54,8 @@ OFFICE = {
     b"{\\rtf": "a rich text file",
 }
 
+PageSizes = list[tuple[float, float]]
+"""(height, width) of each page in points, upright."""
 Side = Annotated[float, Meta(gt=0, le=1e9)]
 Name = Annotated[bytes, Meta(min_length=32, max_length=32)]
 _SIZES = msgspec.msgpack.Decoder(list[tuple[Side, Side]])
@@ -259,12 +261,12 @@ class Documents:
         )
         return MeasuredFile(file, source.budget, len(sizes), shown, drawn, begun)
 
-    async def check_file(self, file: EncodedBytes, salt: str, asker: Requester) -> int:
-        """Check that a request could name this PDF, and return the number of its pages.
+    async def check_file(self, file: EncodedBytes, salt: str, asker: Requester) -> PageSizes:
+        """Check that a request could name this PDF, and return its pages' sizes.
 
         Raises ImageError if the PDF is refused, EngineUnavailable.
         """
-        return len(await self._sizes(file, salt, asker))
+        return await self._sizes(file, salt, asker)
 
     async def units(
         self, source: SentFile, metadata: MeasuredFile | ImageSource, reads: Reads
@@ -307,9 +309,7 @@ class Documents:
 
     # ---- what is known of a file
 
-    async def _sizes(
-        self, file: EncodedBytes, salt: str, asker: Requester
-    ) -> list[tuple[float, float]]:
+    async def _sizes(self, file: EncodedBytes, salt: str, asker: Requester) -> PageSizes:
         name = _metadata_name("sizes", file.digest, salt)
         if (sizes := await self._metadata.find(name, _SIZES)) is None:
 

@@ -27,7 +27,7 @@ from saccade.core.options import MediaOptions, RoleOptions
 from saccade.core.plan import PixelSlot
 from saccade.core.types import ImageKey
 from saccade.media.content import digest, looks_like_video, name_pixels
-from saccade.media.documents import Documents, MeasuredFile, OpenedPage, has_renderer
+from saccade.media.documents import Documents, MeasuredFile, OpenedPage, PageSizes, has_renderer
 from saccade.media.encoders import Encoders, question
 from saccade.media.formats import heif
 from saccade.media.kind import MediaKind
@@ -258,10 +258,10 @@ class Media:
         assert isinstance(opened, OpenedImage)
         return opened
 
-    async def check(self, data: bytes, param: str, client: Client = ANYBODY) -> int | None:
+    async def check(self, data: bytes, param: str, client: Client = ANYBODY) -> PageSizes | None:
         """Check that this client could name these bytes as an image, a video, or a document.
 
-        Returns the number of a document's pages. Raises InvalidRequest, ImageError or TooLarge with
+        Returns the sizes of a document's pages. Raises InvalidRequest, ImageError or TooLarge with
         the reason.
         """
         asker = Requester.of(client)

@@ -42,19 +42,19 @@ class PageSize:
         """
         bounds = budget.apply(spec.pixel_bounds)
         if region is not None:
-            return self._part(spec, budget, bounds, self._box(region))
+            return self._part(spec, budget, bounds, region)
         height, width = (side * self._usual(budget) for side in (self.height, self.width))
         shrunk = min(1.0, math.sqrt(bounds.max_pixels / (height * width)))
         size = max(1, round(height * shrunk)), max(1, round(width * shrunk))
-        return PageDrawing(self._fitted(spec, size, bounds))
+        return PageDrawing(_fitted(spec, size, bounds, self._told, None))
 
     def _part(
-        self, spec: FamilySpec, budget: Budget, bounds: PixelBounds, box: tuple[float, ...]
+        self, spec: FamilySpec, budget: Budget, bounds: PixelBounds, region: ImageRegion
     ) -> PageDrawing:
         """Return how a part is drawn. It gets the pixels that `max_pixels` allows, or without it
         those that the whole page would have.
         """
-        top, left, bottom, right = box
+        top, left, bottom, right = self._box(region)
         height, width = bottom - top, right - left
         area = self.height * self.width
         pixels = float(bounds.max_pixels)
@@ -63,7 +63,7 @@ class PageSize:
         most = min(MOST_SCALE, math.sqrt(MOST_PIXELS / area))
         scale = min(most, math.sqrt(pixels / (height * width)))
         part = max(1, round(height * scale)), max(1, round(width * scale))
-        fitted = self._fitted(spec, part, bounds)
+        fitted = _fitted(spec, part, bounds, region.param, region.param)
         if fitted[0] <= most * height and fitted[1] <= most * width:
             part = fitted
         down, across = min(most, part[0] / height), min(most, part[1] / width)
@@ -77,14 +77,6 @@ class PageSize:
     def _usual(self, budget: Budget) -> float:
         """Return the pixels of a point, before the model's bounds."""
         return PIXELS_PER_INCH[budget.detail] / POINTS
-
-    def _fitted(self, spec: FamilySpec, size: Size, bounds: PixelBounds) -> Size:
-        """Return the size in which the model sees an image of `size`, if that is all it does."""
-        try:
-            recipe = spec.recipe(*size, bounds)
-        except ImageError as error:
-            raise ImageError(f"{self._told}: {error.message}", code=error.code) from error
-        return recipe.canvas if recipe.plain else size
 
     def _box(self, region: ImageRegion) -> tuple[float, float, float, float]:
         """Return a region's (top, left, bottom, right) on the page. Raises ImageError beside it.
@@ -109,3 +101,14 @@ class PageSize:
     @property
     def _told(self) -> str:
         return f"page {self.number} of the PDF is {self.width:g} x {self.height:g} points"
+
+
+def _fitted(
+    spec: FamilySpec, size: Size, bounds: PixelBounds, told: str, param: str | None
+) -> Size:
+    """Return the size in which the model sees an image of `size`, if that is all it does."""
+    try:
+        recipe = spec.recipe(*size, bounds)
+    except ImageError as error:
+        raise ImageError(f"{told}: {error.message}", param, error.code) from error
+    return recipe.canvas if recipe.plain else size

@@ -329,7 +329,10 @@ def test_a_pdf_without_text_is_not_read_as_text(served: Served) -> None:
 def test_an_upload_is_looked_at(served: Served) -> None:
     assert refused(upload(served, FILE[:200]))["code"] == "invalid_document"
     assert refused(upload(served, office("xl/workbook.xml")))["code"] == "unsupported_document"
-    assert upload(served, fresh()).json()["pages"] == 3
+    told = upload(served, fresh()).json()
+    assert (told["pages"], told["page_sizes"]) == (3, [[595, 842]] * 3)
+    turned = pdf([Sheet(["a"], size=(200.5, 300))]).replace(b"/Contents", b"/Rotate 90 /Contents")
+    assert upload(served, turned).json()["page_sizes"] == [[200.5, 300]]
     image = io.BytesIO()
     Image.fromarray(PHOTO).save(image, "PNG")
     assert "pages" not in upload(served, image.getvalue(), "f.png").json()
@@ -458,7 +461,7 @@ def test_what_is_no_part_of_a_page_is_refused_by_its_name(served: Served, dialec
         ({"page": True}, "page", "int"),
         ({"page": 2**40}, "page", ""),
         ({"page": 1, "region": BOX, "max_pixels": 1}, "", "max_pixels"),
-        ({"page": 1, "region": [0, 0, 1, 842]}, "", "page 1 of the PDF is"),
+        ({"page": 1, "region": [0, 0, 1, 842]}, "region", "aspect ratio"),
     ):
         answer = ask_part(served, dialect, {"file_id": id}, **options)
         assert answer.status_code == 400, (options, answer.text)

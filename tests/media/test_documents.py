@@ -10,7 +10,7 @@ import re
 import sqlite3
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path as Folder
 from typing import Any
 
@@ -20,7 +20,7 @@ import pytest
 from saccade.core.errors import EngineUnavailable, ImageError, Overloaded
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
-from saccade.core.recipe import PageDrawing
+from saccade.core.recipe import Box, PageDrawing
 from saccade.media.content import Budget, digest
 from saccade.media.documents import OpenedPage
 from saccade.media.metadata_store import LARGEST
@@ -358,6 +358,27 @@ async def test_a_page_that_takes_too_long_takes_no_other_page_with_it(
                 with pytest.raises(ImageError, match="page 1 of the PDF takes more"):
                     await reader.pages(file, wanted)
             assert not sent
+
+
+async def test_a_part_that_takes_too_long_takes_no_whole_page_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A part's page is drawn larger."""
+    monkeypatch.setattr(document_pool, "PATIENCE", 240.0)
+    lines = "\n".join(f"{k % 300} 0 m {300 - k % 300} 200 l S" for k in range(20_000))
+    book = page(lines.encode())
+    part = PageWanted(0, PageDrawing((5000, 7500), Box(0, 0, 9, 9)), text=False)
+    async with pool(decode_timeout=0.8) as reader:
+        file = DocumentBytes(digest(book), book)
+        with pytest.raises(ImageError, match="ask with a smaller max_pixels"):
+            await reader.pages(file, [part])
+        with orders(monkeypatch) as sent:
+            with pytest.raises(ImageError, match="ask with a smaller max_pixels"):
+                await reader.pages(file, [part])
+            assert not sent
+            with suppress(ImageError):  # slow machines may take too long for this, too
+                await reader.pages(file, [PageWanted(0, PageDrawing((16, 24)), text=False)])
+            assert sent
 
 
 async def test_a_document_ends_with_its_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:

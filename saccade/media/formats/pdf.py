@@ -153,7 +153,7 @@ def _text(page: Any, index: int) -> str:
 
 
 def _draw(page: Any, form: Any, drawing: PageDrawing) -> bytes:
-    """Draw a page as a PNG. A part is cut from all of it, and so has the page's bits."""
+    """Draw a page as a PNG. A part is cut from all of it: drawn alone, its bits differ."""
     pdf = library()
     height, width = drawing.size
     pixels = np.empty((height, width, 3), np.uint8)

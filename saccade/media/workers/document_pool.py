@@ -311,9 +311,11 @@ class _Readers:
         else:
             what = f"the PDF's first {page.index + 1} of {budget.pages} pages take"
             seconds = budget.seconds
+        part = page is not None and page.drawing is not None and page.drawing.box is not None
+        less = "ask with a smaller max_pixels" if part else "send pages that are simpler, or fewer"
         return ImageError(
-            f"{what} more than {seconds:g} s of processor time: send pages that are simpler, or "
-            "fewer, or start the server with a larger --tune decode_timeout=SECONDS",
+            f"{what} more than {seconds:g} s of processor time: {less}, or start the server with a "
+            "larger --tune decode_timeout=SECONDS",
             code="document_too_large",
         )
 
