@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from saccade.core.errors import InvalidRequest
 from saccade.core.types import Image, ImageKey
 from saccade.families.minicpm.positions import canvas_block
 from saccade.families.minicpm.spec import CanvasSpec, MiniCPMSpec
@@ -32,7 +33,9 @@ from tests.families.image_files import check_pixels
 References = Callable[..., Reference]
 CANVAS, PAGES = "minicpmv4_7", "minicpm_ocr"
 AROUND = tuple(
-    token for name, token in TOKENS.items() if name not in ("image_token", "video_token")
+    token
+    for name, token in TOKENS.items()
+    if name not in ("image_token", "video_token", "image_start_token")
 )
 WORDS = ("fox", "\n", "\n\n", " over", "\nred", *AROUND)
 """Between images: line ends and marks stand still behind one."""
@@ -124,6 +127,15 @@ def test_text_alone_counts_up_on_all_axes(spec: CanvasSpec) -> None:
     positions, following = spec.positions([7, *marks, 8], (), ())
     assert np.array_equal(positions, np.tile(np.arange(len(marks) + 2), (3, 1)))
     assert following == len(marks) + 2
+
+
+def test_the_mark_of_an_image_without_one_is_refused(spec: CanvasSpec) -> None:
+    """Its keys would stand elsewhere with an image behind it, whose page they may share."""
+    (mark,) = spec.placeholder.before
+    for tokens in ((7, mark), (mark, 7), (*spec.placeholder.marks, mark)):
+        images = [image_of(spec, (60, 60))] * (len(tokens) - 1 if 7 not in tokens else 0)
+        with pytest.raises(InvalidRequest, match="without an image"):
+            spec.expand_prompt(tokens, images)
 
 
 def test_a_line_end_that_an_answer_begins_with_stands_behind_the_image(model: Model) -> None:

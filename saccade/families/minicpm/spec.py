@@ -141,6 +141,23 @@ class CanvasSpec(MiniCPMSpec):
 
     position_axes = 3
 
+    def expand_prompt(
+        self, tokens: Sequence[int], images: Sequence[Image], times: Sequence[int | None] = ()
+    ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
+        """Do as `FamilySpec.expand_prompt` does.
+
+        Raises InvalidRequest, too, for the mark before an image where none follows. Its place
+        depends on that image, and a page of the cache may end between the two.
+        """
+        (mark,) = self.placeholder.before
+        if mark in tokens:
+            raise InvalidRequest(
+                f"the prompt has token {mark}, which stands before images, without an image: "
+                "leave it out, images bring it",
+                param="messages",
+            )
+        return self.placeholder.expand(tokens, images, times)
+
     def image_positions(self, grid: Grid) -> npt.NDArray[np.int64]:
         return canvas_block(grid)
 
