@@ -27,13 +27,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 
+from saccade.core.config import KVConfig
 from saccade.core.grammar_vocab import read_lexicon
 from saccade.core.token_rules import NoRepeat, ThinkingBudget, TokenRules
 from saccade.core.types import Caching, Request
@@ -173,7 +174,7 @@ class Guesser(Drafter):
 
 @dataclass(frozen=True)
 class Model:
-    """A random checkpoint, its words, and grammars in them."""
+    """A random checkpoint, its words, and grammars in them. kv: how keys and values are kept."""
 
     net: FamilyNet
     rank_group: ThreadRankGroup | None
@@ -183,6 +184,7 @@ class Model:
     dtype: str
     matchers: Matchers
     grammars: tuple[str, ...]
+    kv: KVConfig = field(default_factory=KVConfig)
 
     @classmethod
     def make(cls, folder: Path, family: Any, form: str) -> Model:
@@ -216,7 +218,7 @@ class Model:
             self.net,
             self.rank_group,
             drafts=drafts,
-            **{"dtype": self.dtype, "max_running": 40, **limits},
+            **{"dtype": self.dtype, "kv": self.kv, "max_running": 40, **limits},
         )
         harness.matchers = self.matchers
         return harness

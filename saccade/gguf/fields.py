@@ -43,6 +43,21 @@ class MetadataFields:
             raise self._refuse(name, found, "a whole number")
         return found
 
+    def integers(self, name: str, count: int) -> list[int]:
+        """Read a whole number for each layer, which files may say once for all."""
+        found = self._find(name, None)
+        listed = found if isinstance(found, list) else [found] * count
+        if len(listed) != count or not all(type(each) is int and each >= 0 for each in listed):
+            raise self._refuse(name, found, f"a whole number, or {count}")
+        return listed
+
+    def flags(self, name: str, count: int) -> list[bool]:
+        found = self._find(name, None)
+        good = isinstance(found, list) and len(found) == count
+        if not good or not all(isinstance(each, bool) for each in found):
+            raise self._refuse(name, found, f"a list of {count} times true or false")
+        return list(found)
+
     def number(self, name: str, default: float | None = None) -> float:
         found = self._find(name, default)
         if isinstance(found, bool) or not isinstance(found, int | float):

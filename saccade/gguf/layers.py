@@ -14,7 +14,7 @@ from typing import Any
 from saccade.gguf.fields import MetadataFields, floats_in
 from saccade.gguf.header import GgufFile
 from saccade.gguf.kinds import NamedTensors, TextKind
-from saccade.gguf.made import Edit, Heads, layer_count, one
+from saccade.gguf.made import Edit, Heads, layer_count, one, patch_matrix
 
 OUTER = {
     "token_embd": "model.embed_tokens",
@@ -48,6 +48,9 @@ SIGLIP_BLOCK = {
     "ffn_down": "mlp.fc2",
 }
 """Modules of a block of SigLIP's towers."""
+LIMITS = ("input_min", "input_max", "output_min", "output_max")
+"""To which some towers' matrices clamp, a number each."""
+PARTS = "|".join(("weight", "bias", *LIMITS))
 LLAMA3_SHARES, LLAMA3_CONTEXT = (1.0, 4.0), 8192
 """Of every published model whose rotary embedding is llama3's; files have what follows alone."""
 FOLDER_MAY = "the model's Hugging Face folder may work"
@@ -57,13 +60,16 @@ FOLDER_MAY = "the model's Hugging Face folder may work"
 class Layered:
     """How a language model of layers differs from the most common one.
 
-    model_type: config.json's. layer: modules of a layer by llama.cpp's names. turned: modules whose
+    model_type: config.json's. layer: modules of a layer, or whole tensors, by llama.cpp's names.
+    outer: those beside layers. within: where layers stand. turned: modules whose
     heads llama.cpp's converter reorders, by the field that counts them. around_one: norms have one
     added. config: changes config.json's part. keep_space: as `TextKind` has it.
     """
 
     model_type: str
     layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
+    outer: Mapping[str, str] = field(default_factory=lambda: OUTER)
+    within: str = "model.layers"
     turned: Mapping[str, str] = field(default_factory=dict)
     around_one: bool = False
     config: Callable[[MetadataFields, Collection[str], dict[str, Any]], dict[str, Any]] | None = (
@@ -73,13 +79,14 @@ class Layered:
     keep_space: Collection[str] | None = None
 
     def kind(self) -> TextKind:
-        return TextKind(self._config, self._names, self.keep_space)
+        return TextKind(self._config, self.names, self.keep_space)
 
     def _config(self, fields: MetadataFields, tensors: Collection[str]) -> dict[str, Any]:
         text = {"model_type": self.model_type, **sizes(fields)}
         return text if self.config is None else self.config(fields, tensors, text)
 
-    def _names(self, file: GgufFile) -> NamedTensors:
+    def names(self, file: GgufFile) -> NamedTensors:
+        """Name the tensors. Unknown ones keep their own names."""
         layers = layer_count(file)
         for name, tensor in file.tensors.items():
             if name in IN_CONFIG:
@@ -88,15 +95,14 @@ class Layered:
             number, module_name = (int(found[1]), found[2]) if found else (None, name)
             if number is not None and number >= layers:
                 continue
-            module, _, part = module_name.rpartition(".")
-            known = OUTER if number is None else self.layer
-            if module not in known:
+            known = _renamed(self.outer if number is None else self.layer, module_name)
+            if known is None:
                 yield name, one(tensor)
                 continue
-            within = "" if number is None else f"model.layers.{number}."
+            within = "" if number is None else f"{self.within}.{number}."
+            module = module_name.rpartition(".")[0]
             edit: Edit = "less one" if self.around_one and module.endswith("norm") else "none"
-            made = one(tensor, edit, self._heads(file, module, tensor.shape))
-            yield f"{within}{known[module]}.{part}", made
+            yield f"{within}{known}", one(tensor, edit, self._heads(file, module, tensor.shape))
 
     def _heads(self, file: GgufFile, module: str, shape: tuple[int, ...]) -> Heads | None:
         """Return the order of a head's halves, whose values llama.cpp has in pairs."""
@@ -113,9 +119,10 @@ class Layered:
 class TowerNames:
     """What a tower's tensors are called in transformers.
 
-    outer: modules, or whole tensors, by llama.cpp's names. within: where blocks stand. block:
-    modules of a block. less_one: tensors whose values have one added. three: tensors with as many
-    dimensions, of which tools leave out those of size 1.
+    outer: modules, or whole tensors, by llama.cpp's names. within: where blocks stand. block: those
+    of a block. less_one: tensors whose values have one added. three: tensors with as many
+    dimensions, of which tools leave out those of size 1. patches: the matrix that sees a pixel's
+    colours side by side.
     """
 
     outer: Mapping[str, str]
@@ -123,30 +130,33 @@ class TowerNames:
     block: Mapping[str, str] = field(default_factory=lambda: SIGLIP_BLOCK)
     less_one: Collection[str] = ()
     three: Collection[str] = ()
+    patches: str | None = None
 
     def __call__(self, file: GgufFile) -> NamedTensors:
         """Name the tensors. Unknown ones keep their own names."""
         for name, tensor in file.tensors.items():
             edit: Edit = "less one" if name in self.less_one else "none"
-            found = re.fullmatch(r"v\.blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+            found = re.fullmatch(rf"v\.blk\.(\d+)\.(\w+)\.({PARTS})", name)
             if found is None:
-                made = one(tensor, edit)
+                made = patch_matrix(tensor) if name == self.patches else one(tensor, edit)
                 if name in self.three:
                     made = replace(made, shape=(1,) * (3 - len(made.shape)) + made.shape)
-                yield _renamed(self.outer, name), made
+                yield _renamed(self.outer, name) or name, made
                 continue
             local = f"{_straight(file, found[1], found[2])}.{found[3]}"
             known = _renamed(self.block, local)
-            inside = f"{self.within}.{found[1]}.{known}"
-            yield inside if known != local else name, one(tensor, edit)
+            made = one(tensor, edit)
+            if found[3] in LIMITS:
+                made = replace(made, shape=())
+            yield name if known is None else f"{self.within}.{found[1]}.{known}", made
 
 
-def _renamed(known: Mapping[str, str], name: str) -> str:
-    """Return transformers' name of a tensor, whose last part may be its own."""
+def _renamed(known: Mapping[str, str], name: str) -> str | None:
+    """Return transformers' name of a tensor, whose last part may be its own, if it is known."""
     if name in known:
         return known[name]
     module, _, part = name.rpartition(".")
-    return f"{known[module]}.{part}" if module in known else name
+    return f"{known[module]}.{part}" if module in known else None
 
 
 def _straight(file: GgufFile, number: str, module: str) -> str:

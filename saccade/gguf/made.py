@@ -6,14 +6,17 @@ folders, and bytes to `runtime/weights/gguf_tensors.py`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from saccade.core.errors import CheckpointError
 from saccade.gguf.header import GgufFile, TensorInfo
 
-Edit = Literal["none", "less one", "decay"]
-"""What is done to the values: none; one is taken off; they become log(-x)."""
+Edit = Literal["none", "less one", "decay", "colours last"]
+"""What is done to the values: none; one is taken off; they become log(-x); a patch's pixels
+[out, 3, height, width] become rows, the three colours of a pixel side by side.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,12 @@ class Made:
 def one(tensor: TensorInfo, edit: Edit = "none", heads: Heads | None = None) -> Made:
     """Return a tensor of one source."""
     return Made((tensor,), tensor.shape, 0, edit, heads)
+
+
+def patch_matrix(tensor: TensorInfo) -> Made:
+    """Return a patch embedding whose rows have a pixel's colours side by side."""
+    shape = (tensor.shape[0], math.prod(tensor.shape[1:]))
+    return Made((tensor,), shape, 0, "colours last")
 
 
 def layer_count(file: GgufFile) -> int:

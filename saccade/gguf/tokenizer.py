@@ -64,6 +64,7 @@ RULES = {
 SAME = {
     "llama3": "llama-bpe",
     "llama-v3": "llama-bpe",
+    "lfm2": "llama-bpe",
     "starcoder": "smollm",
     "refact": "smollm",
 }

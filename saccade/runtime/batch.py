@@ -309,16 +309,17 @@ class Batcher:
         """Put a sequence into an empty slot."""
         assert self._slots[opened.slot] is None, "a plan opens a slot that is in use"
         images = [self._known.image(image.grid) for image in opened.images]
-        positions, following = self._known.spec.positions(
-            len(opened.tokens), opened.spans, images
-        )  # [A, P]
+        prompt = opened.tokens[: opened.prompt_length]
+        positions, following = self._known.spec.positions(prompt, opened.spans, images)  # [A, P]
+        # Every token after the prompt is text: all axes advance by one.
+        shift = following - len(prompt)
+        answer = np.arange(following, shift + len(opened.tokens))
         tokens = np.array(opened.tokens, np.int64)
         sampling = opened.sampling
         self._slots[opened.slot] = Slot(
             tokens,
-            positions,
-            # Every token after those known now is text: all axes advance by one.
-            following - len(tokens),
+            np.hstack((positions, np.tile(answer, (self._axes, 1)))),
+            shift,
             opened.prompt_length,
             sampling.seed if sampling.temperature > 0.0 else None,
         )

@@ -4,10 +4,12 @@ the processor multiplies bfloat16 numbers (decision 012).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from saccade.core.config import KVConfig
 from saccade.kernels.x86.attention import best_kind
 from saccade_bench import same_answers
 from saccade_bench.same_answers import CACHED_FAMILIES, CACHED_FORM, CHATS, CIRCUMSTANCES, ROUNDS
@@ -19,8 +21,14 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.first
 @pytest.mark.parametrize("family", CACHED_FAMILIES)
-def test_a_hit_has_the_bits_of_its_cold_answer(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scales", [None, (1.0, 1.0), (0.5, 0.25)], ids=["16", "8", "8 scaled"])
+def test_a_hit_has_the_bits_of_its_cold_answer(
+    family: str, scales: tuple[float, float] | None, tmp_path: Path
+) -> None:
     model = same_answers.Model.make(tmp_path, family, CACHED_FORM)
+    if scales is not None:
+        layers = model.net.spec.kv_spec().kv_layers
+        model = replace(model, kv=KVConfig("fp8_e4m3", (scales,) * layers))
     tally = same_answers.compare_cached(model, 1, family)
     assert tally.compared == CHATS * ROUNDS * (2 + len(CIRCUMSTANCES))
     assert tally.equal == tally.compared and tally.cached > 0

@@ -5,6 +5,7 @@ the files have them: language models that its modules compute, and families with
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from gguf import GGMLQuantizationType as Kind
 from tokenizers import Tokenizer
 
 from saccade.core.errors import CheckpointError
+from saccade.families.gemma4.tiny import E2B, EXPERTS, LARGE
 from saccade.families.registry import load_spec
 from saccade.gguf.folder import write_folder
 from saccade_bench.fixtures.gguf_kinds import KindFiles, write_kind
@@ -48,7 +50,14 @@ SEEING: dict[str, dict[str, Any]] = {
     "smolvlm": {},
     "internvl": {},
     "internvl with the larger tower": {"vision": {"use_qk_norm": True, "norm_type": "rms_norm"}},
+    "lfm2_vl": {},
+    "gemma4 as E2B": {"tie": True, "text": E2B},
+    "gemma4 as 31B": {"text": LARGE},
+    "gemma4 as 26B-A4B": {"tie": True, "text": LARGE | EXPERTS},
+    "gemma4 plain": {"text": LARGE, "vision": {"use_clipped_linears": False, "standardize": False}},
 }
+UNTOLD, PROCESSOR = ("gemma4", "lfm2_vl"), "preprocessor_config.json"
+"""Families whose files say nothing of budgets and tiles. Published models' are too large here."""
 SIZES = [(150, 97), (200, 333)]
 LOGITS: dict[str, Any] = {"atol": 3e-4, "rtol": 0.0}
 
@@ -103,6 +112,8 @@ def test_images_are_answered_about_as_by_transformers(tmp_path: Path, name: str,
     shown = [token for _ in images for token in tokenizer.encode(theirs.placeholder).ids]
     tokens = [11, 12, *shown, 30, 31, 32]
     folder = write_folder([files.model], files.mmproj)
+    if family in UNTOLD:
+        shutil.copy(files.rounded / PROCESSOR, folder / PROCESSOR)
     session = Session(load(folder), tokens, images, page_size=None)
     expected = theirs.logits(session.tokens, images)
     torch.testing.assert_close(session.prefill(), expected, **LOGITS)

@@ -16,13 +16,14 @@ from saccade.kernels.reference.int8 import (
     int8_linear_reference,
     pack_int8,
     quantise_matrix,
+    quantise_matrix_plainly,
     quantise_rows,
     restore_matrix,
 )
 from saccade.kernels.x86 import vnni_layout
 from saccade.kernels.x86.amx import has_amx
 from saccade.kernels.x86.vnni_call import BLOCK, FORMATS, LARGEST
-from tests.helpers.processor import needs_int8
+from tests.helpers.processor import needs_int8, needs_vnni
 from tests.helpers.tensors import noise
 
 pytestmark = needs_int8
@@ -64,6 +65,23 @@ def test_a_product_is_the_references_to_the_bit(
     result = int8_linear(x, pack_int8(matrix), added)
     assert result.dtype == dtype and result.shape == (rows, outputs)
     assert torch.equal(result, int8_linear_reference(x, matrix, added))
+
+
+@needs_vnni
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("shape", [(40, 7000), (7, 64), (33, 4096), (1, 1)], ids=str)
+def test_a_matrix_is_quantised_to_the_same_bits_by_pytorch(
+    dtype: torch.dtype, shape: tuple[int, int]
+) -> None:
+    weight = noise(*shape, seed=9).to(dtype)
+    made, plain = quantise_matrix(weight), quantise_matrix_plainly(weight)
+    assert torch.equal(made.values, plain.values)
+    assert torch.equal(made.scales, plain.scales)
+    # A cut of a checkpoint's tensor skips what lies between its rows.
+    inputs = shape[1] // 2
+    made, plain = quantise_matrix(weight[:, inputs:]), quantise_matrix_plainly(weight[:, inputs:])
+    assert torch.equal(made.values, plain.values)
+    assert torch.equal(made.scales, plain.scales)
 
 
 def test_a_product_is_near_the_matrixs() -> None:

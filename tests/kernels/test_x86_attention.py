@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from saccade.kernels.matrix import FP8
 from saccade.kernels.reference.paged import (
     PagedCache,
     PagedRows,
@@ -23,6 +24,7 @@ from saccade.kernels.reference.segments import Segments, sdpa_segments
 from saccade.kernels.x86 import attention
 from saccade.kernels.x86.attention import (
     FEW_TOKENS,
+    KEPT,
     Kind,
     attend,
     attend_few,
@@ -98,9 +100,13 @@ def test_rows_see_their_segment_and_nothing_else(dim: int, kind: Kind) -> None:
 
 
 def paged(
-    rows: Sequence[tuple[int, int]], heads: int, kv_heads: int, dim: int
+    rows: Sequence[tuple[int, int]],
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    kept: torch.dtype = torch.bfloat16,
 ) -> tuple[torch.Tensor, PagedCache, PagedRows]:
-    """rows: (tokens, keys) of each; pages of 16 follow each other in no order."""
+    """rows: (tokens, keys) of each; pages of 16 follow each other in no order. FP8 has scales."""
     pages = [-(-keys // 16) for _, keys in rows]
     source = torch.Generator().manual_seed(sum(pages))
     order = torch.randperm(sum(pages), generator=source).int() + 1
@@ -108,7 +114,9 @@ def paged(
     for line, some in enumerate(order.split(pages)):
         table[line, : len(some)] = some
     lying = ((sum(pages) + 1) * 16, kv_heads, dim)
-    cache = plain_cache(noise(*lying, seed=1).bfloat16(), noise(*lying, seed=2).bfloat16())
+    scales = (0.5, 0.25) if kept == FP8 else ()
+    keys, values = (noise(*lying, seed=at).to(kept) for at in (1, 2))
+    cache = plain_cache(keys, values, *scales)
     starts = torch.tensor([0, *(count for count, _ in rows)]).cumsum(0).int()
     lengths = torch.tensor([keys for _, keys in rows], dtype=torch.int32)
     q = noise(int(starts[-1]), heads, dim, seed=3).bfloat16()
@@ -118,20 +126,21 @@ def paged(
 PROMPTS = [(5, 5), (33, 700), (1, 40), (QUERIES + 2, QUERIES + 2), (300, 300), (2, KEYS + 1)]
 
 
-def backend(kv_heads: int, dim: int) -> X86Attention:
-    return X86Attention(PagedShape(kv_heads, dim, 16, torch.bfloat16, torch.bfloat16))
+def backend(kv_heads: int, dim: int, kept: torch.dtype = torch.bfloat16) -> X86Attention:
+    return X86Attention(PagedShape(kv_heads, dim, 16, kept, torch.bfloat16))
 
 
 @pytest.mark.first
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kept", KEPT, ids=["16", "8 bits"])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim"), [(4, 2, 64), (3, 1, 128), (2, 2, 80), (14, 2, 64)]
 )
 def test_prompts_see_what_was_before_them_on_any_pages(
-    heads: int, kv_heads: int, dim: int, calls: list[int]
+    heads: int, kv_heads: int, dim: int, kept: torch.dtype, calls: list[int]
 ) -> None:
-    q, cache, rows = paged(PROMPTS, heads, kv_heads, dim)
-    ours = backend(kv_heads, dim)
+    q, cache, rows = paged(PROMPTS, heads, kv_heads, dim, kept)
+    ours = backend(kv_heads, dim, kept)
     ours.plan(rows)
     found = ours(q, cache)
     assert calls == [5, 33, 1, QUERIES + 302, 2], "neighbours share a call, few tokens another"
@@ -140,14 +149,15 @@ def test_prompts_see_what_was_before_them_on_any_pages(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kept", KEPT, ids=["16", "8 bits"])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (14, 1, 128), (2, 2, 40)])
 def test_a_token_has_the_same_bits_decoded_or_in_any_chunk(
-    heads: int, kv_heads: int, dim: int, kind: Kind, calls: list[int]
+    heads: int, kv_heads: int, dim: int, kept: torch.dtype, kind: Kind, calls: list[int]
 ) -> None:
     """What a prompt's token and a drawn one attend to is one sum, whatever is cached before it."""
     keys = KEYS + 3 * FEW_TOKENS
-    q, cache, rows = paged([(keys, keys)], heads, kv_heads, dim)
-    ours = backend(kv_heads, dim)
+    q, cache, rows = paged([(keys, keys)], heads, kv_heads, dim, kept)
+    ours = backend(kv_heads, dim, kept)
     ours.plan(rows)
     whole = ours(q, cache)
     assert calls == [keys]
@@ -160,6 +170,20 @@ def test_a_token_has_the_same_bits_decoded_or_in_any_chunk(
         wanted = torch.cat([whole[end - count : end] for end in ends])
         found = ours(torch.cat([q[end - count : end] for end in ends]), cache)
         assert calls[-1] == len(found) and torch.equal(found, wanted), (count, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_number_of_eight_bits_is_read_as_it_is(kind: Kind) -> None:
+    """Those below the least exponent, both zeros and what is no number, too."""
+    numbers = torch.arange(256, dtype=torch.uint8).view(FP8).view(2, 1, 128)
+    ones = torch.ones(2, 1, 128).to(FP8)
+    for dim in (128, 40):  # whole vectors, and a part of one
+        q = torch.ones(2, 1, dim, dtype=torch.bfloat16)
+        k, v = (each[..., :dim] for each in (ones, numbers))
+        found = attend(q, k, v, lay_out_segments((1, 1)), 0.1, kind)
+        torch.testing.assert_close(found, v.bfloat16(), atol=0, rtol=0, equal_nan=True)
+        scores = attend(v.bfloat16().nan_to_num(), v, ones[..., :dim], lay_out_segments((2,)), 0.1)
+        assert scores.isnan().any() == v.bfloat16().isnan().any()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -27,8 +27,10 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-SMOLVLM = "smolvlm"
+SPOKEN = {"smolvlm": "LlamaForCausalLM", "lfm2_vl": "Lfm2ForCausalLM"}
+"""By model type: the architecture that the hub's files give to the language model."""
 PUBLISHED: Mapping[str, Mapping[str, str]] = {
+    "lfm2_vl": {"model.vision_tower.": "model.vision_tower.vision_model."},
     "qwen2": {"model.visual.": "visual.", "model.language_model.": "model."},
     "gemma3": {
         "model.vision_tower.": "vision_tower.vision_model.",
@@ -83,12 +85,13 @@ def as_published(folder: Path, out: Path) -> Path:
     config = json.loads((folder / "config.json").read_text())
     kind = config["model_type"]
     renamed = next((names for start, names in PUBLISHED.items() if kind.startswith(start)), None)
-    if renamed is None and kind != SMOLVLM:
+    if renamed is None and kind not in SPOKEN:
         return folder
     shutil.copytree(folder, out)
-    if renamed is None:
-        config["text_config"]["architectures"] = ["LlamaForCausalLM"]
+    if kind in SPOKEN:
+        config["text_config"]["architectures"] = [SPOKEN[kind]]
         (out / "config.json").write_text(json.dumps(config))
+    if renamed is None:
         return out
     found = {}
     for name, value in load_file(folder / "model.safetensors").items():

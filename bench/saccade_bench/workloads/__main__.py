@@ -14,6 +14,7 @@ what a seen image adds to each.
 from __future__ import annotations
 
 import argparse
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -110,7 +111,8 @@ def show(
         for each in targets:
             salt = f"{name} {seed} {group[0].partition(',')[0]}"
             task = AgentTask(size=size.resolution, max_tokens=size.max_tokens, salt=salt)
-            first = seed + 1000 * number
+            # Images of its own: peers keep those of other workloads, too.
+            first = random.Random(f"{seed} {name} {number}").randrange(1 << 30)
             rounds = replay(each, group, size.users, first, task, pause)
             found[each.label] += rounds
             own = rounds if name in ("growing-chat", "trimming") else []

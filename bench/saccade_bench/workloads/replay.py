@@ -58,7 +58,8 @@ def replay(
     conversations = [make(seed + user) for user in range(users)]
     sent: Sequence[Sent] = [next(each) for each in conversations]
     found: list[WorkloadRound] = []
-    with httpx.Client(timeout=600) as client, ThreadPoolExecutor(users) as pool:
+    fresh = httpx.Limits(max_keepalive_connections=0)  # some servers close what was kept
+    with httpx.Client(timeout=600, limits=fresh) as client, ThreadPoolExecutor(users) as pool:
 
         def step(each: Sent) -> AgentStep:
             return ask(target.url, target.model, each.messages, task, client)

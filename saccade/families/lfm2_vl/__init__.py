@@ -7,4 +7,5 @@ FAMILY = Family(
     model="saccade.families.lfm2_vl.net:Lfm2Model",
     architectures=("Lfm2VlForConditionalGeneration",),
     model_types=("lfm2_vl",),
+    gguf="saccade.families.lfm2_vl.gguf:FACTS",
 )

@@ -16,7 +16,12 @@ from saccade.kernels.processor import has_vnni
 from saccade.kernels.reference.hadamard import transform, transform_back
 from saccade.kernels.x86.vnni import runs_vnni
 from saccade.kernels.x86.vnni_call import BLOCK, LARGEST, LEAST_SCALE
-from saccade.kernels.x86.vnni_layout import bytes_linear, pack_bytes, pad_scales
+from saccade.kernels.x86.vnni_layout import (
+    bytes_linear,
+    pack_bytes,
+    pad_scales,
+    quantise_outputs,
+)
 
 ZERO = 128
 """What stands for 0 in a quantised row: oneDNN is fast for unsigned rows on every processor with
@@ -35,10 +40,14 @@ def runs_int8() -> bool:
 
 
 def quantise_matrix(weight: torch.Tensor) -> Int8Matrix:
-    """Transform and quantise `weight` [out, in] by each output's largest value.
+    """Transform and quantise `weight` [out, in] by each output's largest value."""
+    if runs_vnni() and weight.numel():
+        return Int8Matrix(*quantise_outputs(weight), transformed=True)
+    return quantise_matrix_plainly(weight)
 
-    Takes a few rows at a time.
-    """
+
+def quantise_matrix_plainly(weight: torch.Tensor) -> Int8Matrix:
+    """Return what `quantise_matrix` does, by PyTorch alone, a few rows at a time."""
     outputs, inputs = weight.shape
     values = torch.empty(outputs, -(-inputs // BLOCK) * BLOCK, dtype=torch.int8)
     scales = torch.empty(outputs)

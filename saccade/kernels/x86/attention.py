@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from saccade.kernels.matrix import FP8
 from saccade.kernels.processor import has_bf16
 from saccade.kernels.reference.paged import PagedCache, PagedRows
 from saccade.kernels.x86 import attention_call
@@ -44,6 +45,8 @@ PACKED_VALUES = 1 << 23
 FEW_TOKENS = 32
 """Rows of a sequence with so many tokens and fewer read its pages in place."""
 HALF = torch.bfloat16
+KEPT = (HALF, FP8)
+"""What keys and values may be. Every number of FP8 is one of bfloat16, too."""
 NOTHING = torch.zeros(LONGEST_HEAD, dtype=HALF)
 
 
@@ -69,7 +72,10 @@ def best_kind() -> Kind | None:
 
 
 def runs(dtype: torch.dtype, dim: int) -> bool:
-    """Return True if `attend` takes heads with `dim` values in the dtype on this machine."""
+    """Return True if `attend` takes heads with `dim` values in the dtype on this machine.
+
+    Their keys and values may be in any of `KEPT`.
+    """
     return dtype == HALF and dim % 2 == 0 and 0 < dim <= LONGEST_HEAD and best_kind() is not None
 
 
@@ -83,19 +89,20 @@ def takes(q: torch.Tensor) -> bool:
 
 
 @cache
-def functions(dim: int, kind: Kind) -> Mapping[str, Function]:
-    """Return pack and attend by name. Made once a process.
+def functions(dim: int, kind: Kind, kept: torch.dtype) -> Mapping[str, Function]:
+    """Return pack and attend by name, for keys and values in `kept`. Made once a process.
 
     The first time on a machine takes a quarter of a second; later they are read from disk.
     """
     from saccade.kernels.x86 import attention_code, attention_pack, llvm
 
     modules = attention_call, llvm, attention_pack, attention_code
+    item = kept.itemsize
     sources = [source_text(each) for each in modules]
     return compiled(
         attention_code.NAMES,
-        lambda triple: attention_code.assembly(triple, dim, kind),
-        "\n".join((*sources, str(dim), kind)),
+        lambda triple: attention_code.assembly(triple, dim, kind, item),
+        "\n".join((*sources, str(dim), kind, str(item))),
     )
 
 
@@ -166,11 +173,12 @@ def attend(
 ) -> torch.Tensor:  # [T, Hq, D]
     """Attend with q [T, Hq, D] to k, v [N, Hkv, D], perhaps parts of larger tensors.
 
-    Rows that `layout` leaves out have undefined results. kind: `None`: the best one.
+    Keys and values in FP8 become bfloat16 as they are read. Rows that `layout` leaves out have
+    undefined results. kind: `None`: the best one.
     """
     kind = kind or best_kind()
     assert kind is not None and runs(q.dtype, q.shape[2]) and scale > 0
-    assert q.dtype == k.dtype == v.dtype
+    assert k.dtype == v.dtype and k.dtype in KEPT
     out = torch.empty(q.shape, dtype=q.dtype)
     if not len(layout.table):
         return out
@@ -200,13 +208,14 @@ def attend(
     sides = {"q": q, "k": k, "v": v, "out": out}
     for name, tensor in sides.items():
         assert tensor.stride(2) == 1
-        said[f"{name}_row"], said[f"{name}_head"] = 2 * tensor.stride(0), 2 * tensor.stride(1)
-    code = functions(dim, kind)
+        row, head = (stride * tensor.itemsize for stride in tensor.stride()[:2])
+        said[f"{name}_row"], said[f"{name}_head"] = row, head
+    code = functions(dim, kind, k.dtype)
     for first in range(0, kv_heads, at_once):
         count = min(at_once, kv_heads - first)
         for name, tensor in sides.items():
-            head = first if name in ("k", "v") else first * group
-            said[name] = tensor.data_ptr() + head * said[f"{name}_head"]
+            begin = first if name in ("k", "v") else first * group
+            said[name] = tensor.data_ptr() + begin * said[f"{name}_head"]
         if not near:
             _run(code["pack"], said, count, chunks)
         _run(code["attend"], said, count * group // layout.fold, len(layout.table))
@@ -241,7 +250,9 @@ def attend_few(
     kv_heads, kind = cache.keys.shape[1], best_kind()
     assert kind is not None and runs(q.dtype, dim) and q.stride(2) == 1
     out, group, width = torch.empty((count, heads, dim), dtype=HALF), heads // kv_heads, 2 * dim
+    kept, key = cache.keys.dtype, dim * cache.keys.itemsize
     assert cache.keys.is_contiguous() and cache.values.is_contiguous() and group <= QUERIES
+    assert kept in KEPT
     call = Call(
         0,
         kv_heads,
@@ -254,7 +265,7 @@ def attend_few(
         _factor(scale),
         2 * q.stride(0),
         2 * q.stride(1),
-        *(kv_heads * width, width) * 2,
+        *(kv_heads * key, key) * 2,
         heads * width,
         width,
         q.data_ptr(),
@@ -271,7 +282,7 @@ def attend_few(
     )
     pieces = kv_heads * len(table)
     few = pieces * dim * QUERIES < SHARED_VALUES  # about: how long each is need not be known here
-    run_on_threads(functions(dim, kind)["attend"], call, 1 if few else pieces)
+    run_on_threads(functions(dim, kind, kept)["attend"], call, 1 if few else pieces)
     return out
 
 

@@ -93,11 +93,14 @@ class _Brain(ir.Type):
 BRAINS, MORE_BRAINS = (ir.VectorType(_Brain(), count) for count in (LANES, 2 * LANES))
 
 
-def assembly(triple: str, dim: int, kind: Kind) -> str:
-    """Return LLVM's own text for all functions, for heads with `dim` values."""
+def assembly(triple: str, dim: int, kind: Kind, item: int) -> str:
+    """Return LLVM's own text for all functions, for heads with `dim` values.
+
+    item: bytes of a number in keys and values.
+    """
     module = ir.Module()
     module.triple = triple
-    pack_chunk = make_pack_chunk(module, dim)
+    pack_chunk = make_pack_chunk(module, dim, item)
     make_pack(module, dim, pack_chunk)
     _Attend(module, dim, kind, pack_chunk)
     return str(module)

@@ -10,6 +10,7 @@ from llvmlite import ir
 
 from saccade.kernels.x86.attention_call import CHUNK, FIELDS, POINTERS
 from saccade.kernels.x86.llvm import (
+    F32,
     I16,
     I32,
     I64,
@@ -31,6 +32,13 @@ from saccade.kernels.x86.llvm import (
 
 TILE = 16 * LINE
 """Bytes of a tile: 16 rows of 16 float32, or of 32 bfloat16 numbers."""
+FP8_LEAST = 2.0**-9
+"""The least amount above 0 in FP8 (e4m3). Amounts below 8 times that are its multiples."""
+FP8_MAGNITUDE, FP8_SIGN = 0x7F, 0x80
+"""Bits of a number in FP8. All ones in the first are no number."""
+BRAIN_ABOVE = (127 - 7) << 7
+"""What an exponent of bfloat16 has more than that of FP8, where bfloat16 has it."""
+BRAIN_NAN = 0x7FC0
 
 
 def steps_of(dim: int) -> int:
@@ -66,16 +74,38 @@ def packs_its_own(task: Claims) -> Value:
     return task.b.icmp_signed("!=", task.said["own"], number(0))
 
 
-def masked_load(b: Value, module: Value, pointer: Value, there: int, of: int) -> Value:
-    """Load `there` bfloat16 numbers into a vector with `of` lanes; the rest are zeros."""
-    kind = ir.VectorType(I16, of)
+def masked_load(
+    b: Value, module: Value, pointer: Value, there: int, of: int, item: int = 2
+) -> Value:
+    """Load `there` bfloat16 numbers into a vector with `of` lanes; the rest are zeros.
+
+    item: bytes of a number. With 1 they are FP8, and become bfloat16.
+    """
+    kind = ir.VectorType(ir.IntType(8 * item), of)
     if there >= of:
-        return load(b, kind, pointer, align=2)
-    bits = ir.VectorType(ir.IntType(1), of)
-    name = f"llvm.masked.load.v{of}i16.p0"
-    function = known(module, name, kind, PTR, I32, bits, kind)
-    mask = ir.Constant(bits, [lane < there for lane in range(of)])
-    return b.call(function, [pointer, ir.Constant(I32, 2), mask, every(kind, 0)])
+        found = load(b, kind, pointer, align=item)
+    else:
+        bits = ir.VectorType(ir.IntType(1), of)
+        name = f"llvm.masked.load.v{of}i{8 * item}.p0"
+        function = known(module, name, kind, PTR, I32, bits, kind)
+        mask = ir.Constant(bits, [lane < there for lane in range(of)])
+        found = b.call(function, [pointer, ir.Constant(I32, item), mask, every(kind, 0)])
+    return found if item == 2 else _brains(b, found)
+
+
+def _brains(b: Value, eights: Value) -> Value:
+    """Turn a vector in FP8 into bfloat16, which holds every number of FP8."""
+    ints, floats = (ir.VectorType(kind, eights.type.count) for kind in (I32, F32))
+    wide = b.zext(eights, ints)
+    amount = b.and_(wide, every(ints, FP8_MAGNITUDE))
+    multiple = b.fmul(b.uitofp(amount, floats), every(floats, FP8_LEAST))
+    little = b.lshr(b.bitcast(multiple, ints), every(ints, 16))
+    found = b.add(b.shl(amount, every(ints, 4)), every(ints, BRAIN_ABOVE))
+    found = b.select(b.icmp_unsigned("<", amount, every(ints, 8)), little, found)
+    no_number = b.icmp_unsigned("==", amount, every(ints, FP8_MAGNITUDE))
+    found = b.select(no_number, every(ints, BRAIN_NAN), found)
+    sign = b.shl(b.and_(wide, every(ints, FP8_SIGN)), every(ints, 8))
+    return b.trunc(b.or_(found, sign), ir.VectorType(I16, eights.type.count))
 
 
 def make_pack(module: Value, dim: int, pack_chunk: Value) -> None:
@@ -130,8 +160,8 @@ def make_find(module: Value) -> Value:
     return b.function
 
 
-def make_pack_chunk(module: Value, dim: int) -> Value:
-    """Make a function that packs a chunk of one head's keys.
+def make_pack_chunk(module: Value, dim: int, item: int) -> Value:
+    """Make a function that packs a chunk of one head's keys, `item` bytes a number.
 
     Arguments: (rows, k, its row, v, its row, nothing, keys, values)
     """
@@ -154,7 +184,9 @@ def make_pack_chunk(module: Value, dim: int) -> Value:
     for step in range(steps):
         there = dim - 32 * step
         lines = [
-            b.bitcast(masked_load(b, module, place(b, each, 64 * step), there, 32), INTS)
+            b.bitcast(
+                masked_load(b, module, place(b, each, 32 * item * step), there, 32, item), INTS
+            )
             for each in from_
         ]
         for pair, line in enumerate(_turned(b, lines)):
@@ -168,7 +200,9 @@ def make_pack_chunk(module: Value, dim: int) -> Value:
     for column in range(columns):
         there = dim - 16 * column
         low, high = (
-            b.zext(masked_load(b, module, place(b, each, 32 * column), there, 16), INTS)
+            b.zext(
+                masked_load(b, module, place(b, each, 16 * item * column), there, 16, item), INTS
+            )
             for each in two
         )
         both = b.or_(low, b.shl(high, every(INTS, 16)))

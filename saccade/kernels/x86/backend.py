@@ -1,5 +1,6 @@
 """The language model's attention on x86 processors, in bfloat16: by LLVM's code (`attention.py`)
-where the processor multiplies bfloat16 numbers. Rows with few tokens then read pages in place.
+where the processor multiplies bfloat16 numbers. Rows with few tokens then read pages in place. A
+cache in FP8 is read by the same code, so a row has its own bits there too.
 Elsewhere rows that decode go by Numba's kernel (`paged.py`), and prompts by PyTorch.
 """
 
@@ -22,17 +23,16 @@ class X86Attention(SdpaAttention):
     def __init__(self, shape: PagedShape) -> None:
         super().__init__(shape)
         self._compiled = shape.halves
-        self._takes = attention.takes(torch.empty(0, shape.head_dim, dtype=shape.dtype))
-        kind = attention.best_kind()
-        if self._compiled and kind and attention.runs(shape.dtype, shape.head_dim):
-            attention.functions(shape.head_dim, kind)  # or the first prompt would wait for them
+        takes = attention.takes(torch.empty(0, shape.head_dim, dtype=shape.dtype))
+        self._takes = takes and shape.kept in attention.KEPT
+        if self._takes and (kind := attention.best_kind()):
+            # or the first prompt would wait for them
+            attention.functions(shape.head_dim, kind, shape.kept)
 
     def _shared(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
-        if not self._compiled:
-            return super()._shared(host, first)
         if self._takes:
             return self._few(host, first) or self._prompts(host, first)
-        return self._decoding(host, first)
+        return self._decoding(host, first) if self._compiled else super()._shared(host, first)
 
     def _few(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
         """Do as `_shared`, for rows with few tokens each, on this processor's best way."""

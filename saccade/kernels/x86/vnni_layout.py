@@ -22,6 +22,7 @@ from saccade.kernels.reference.int4 import MIDDLE, numbers_of
 from saccade.kernels.x86.amx import has_amx, tile_setting
 from saccade.kernels.x86.vnni import functions, run, runs_vnni
 from saccade.kernels.x86.vnni_call import (
+    BLOCK,
     FORMATS,
     LANES,
     LARGEST,
@@ -50,6 +51,10 @@ LINE = 64
 """Bytes at whose multiples a matrix begins."""
 ONE = 0x3F800000
 """The bits of 1 in float32."""
+BITS_OF_SCALE = struct.unpack("i", struct.pack("f", 1 / BLOCK))[0]
+"""1 / BLOCK in float32: a matrix and its rows are transformed, which makes a product BLOCK times as
+large.
+"""
 PACKED_VALUES = 1 << 24
 """Values that are packed at a time."""
 
@@ -169,6 +174,33 @@ def _map(size: int) -> torch.Tensor:
 
 
 _PAGES = LargePages()
+
+
+def quantise_outputs(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Transform and quantise each output of `weight` [out, in], as rows are.
+
+    Returns int8 [out, inputs to whole blocks] and float32 scales [out], on all threads.
+    """
+    weight = F.pad(weight, (0, -weight.shape[1] % BLOCK)).contiguous()
+    if weight.dtype not in FORMATS:
+        weight = weight.float()
+    outputs, inputs = weight.shape
+    values = torch.empty(outputs, inputs, dtype=torch.int8)
+    scales, sums = torch.empty(outputs), torch.empty(outputs, dtype=torch.int32)
+    call = {
+        "groups": 1,
+        "steps": inputs // STEPS[8],
+        "tiles": outputs,
+        "base": 1,  # a tile of one row lies in the order of its inputs
+        "format": FORMATS.index(weight.dtype),
+        "unit": BITS_OF_SCALE,
+        "source": weight.data_ptr(),
+        "rows": values.data_ptr(),
+        "row_scales": scales.data_ptr(),
+        "sums": sums.data_ptr(),
+    }
+    run("quantise_8_transformed", call, outputs)
+    return values, scales
 
 
 def panels_linear(

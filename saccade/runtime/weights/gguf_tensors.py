@@ -127,6 +127,9 @@ def _edited(values: torch.Tensor, made: Made) -> torch.Tensor:
         values = values.float() - 1.0
     elif made.edit == "decay":
         values = torch.log(-values.float())
+    elif made.edit == "colours last":
+        planes = values.float().view(len(values), 3, -1)
+        values = planes.transpose(1, 2).reshape(len(values), -1)
     return _together(values, made.heads).float() if made.heads else values
 
 
