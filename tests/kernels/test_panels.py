@@ -16,7 +16,14 @@ from saccade.kernels.reference.int4 import dense, pack_int4, quantise_int4
 from saccade.kernels.reference.int8 import int8_linear, pack_int8, quantise_matrix
 from saccade.kernels.x86 import jit_cache as native
 from saccade.kernels.x86 import kept_files
-from saccade.kernels.x86.vnni_layout import PANEL, pack_panels, panels_linear, panels_reference
+from saccade.kernels.x86.vnni_layout import (
+    HUGE,
+    PANEL,
+    LargePages,
+    pack_panels,
+    panels_linear,
+    panels_reference,
+)
 from tests.helpers.processor import needs_vnni
 from tests.helpers.tensors import noise
 
@@ -141,3 +148,13 @@ def test_code_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "saccade" / "code" / "none"))
     (tmp_path / "saccade" / "code" / "none").touch()
     assert kept_files.kept("c", make) == b"code", "where nothing can be kept"
+
+
+def test_small_matrices_share_large_pages_and_large_ones_begin_their_own() -> None:
+    pages = LargePages()
+    first, second, large = (pages.take(size) for size in (1000, 4096, 9 * HUGE))
+    assert first.data_ptr() % HUGE == large.data_ptr() % HUGE == 0
+    assert second.data_ptr() - first.data_ptr() == 1024  # behind whole lines
+    for value, each in enumerate((first, second, large)):
+        each.fill_(value)
+    assert [int(each.max()) for each in (first, second, large)] == [0, 1, 2]

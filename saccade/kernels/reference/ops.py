@@ -18,6 +18,7 @@ from saccade.kernels.matrix import Fp8Matrix, Fp8Rows, Matrix, Rows
 from saccade.kernels.reference import (
     delta,
     experts,
+    few_rows,
     fp8,
     int4,
     int8,
@@ -178,4 +179,5 @@ class Ops:
 
     # ---- logits
 
+    draw_few = staticmethod(few_rows.draw_few)
     mask_logits = staticmethod(mask.mask_logits)

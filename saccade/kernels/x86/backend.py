@@ -47,7 +47,8 @@ class X86Attention(SdpaAttention):
             end += 1
         if end == first:
             return None
-        singles = end - first == len(host.lengths) == host.starts[-1]
+        # a step of nothing else, none of whose rows a window has cut off
+        singles = end - first == host.starts[-1] == len(host.rows.kv_lengths)
         tables: dict[int, torch.Tensor] = {}  # by queries to a key
 
         def attend(q: torch.Tensor, kv: PagedCache) -> torch.Tensor:

@@ -52,10 +52,13 @@ class Kernel:
         run_on_threads(self.function, block, items if values >= SHARED_VALUES else 1)
 
 
-@cache
-def bits(value: float) -> int:
+def bits_of(value: float) -> int:
     """Return the bits of `value` in float32, from which `real` makes it again."""
     return int(struct.unpack("<i", struct.pack("<f", value))[0])
+
+
+bits = cache(bits_of)
+"""For the few values that a model has."""
 
 
 @cache

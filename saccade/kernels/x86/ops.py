@@ -18,6 +18,7 @@ from saccade.kernels.reference.ops import Ops, Recorded, Work
 from saccade.kernels.reference.paged import PagedCache
 from saccade.kernels.reference.rotary import Rotation
 from saccade.kernels.x86.dense import few_rows_linear, multiplies
+from saccade.kernels.x86.draw import compiled_draw
 from saccade.kernels.x86.layer import (
     compiled_centre,
     compiled_layer_norm,
@@ -153,6 +154,7 @@ class X86Ops(Ops):
     add_layer_norm = staticmethod(add_layer_norm)
     gate = staticmethod(gate)
     turn_and_cache = staticmethod(turn_and_cache)
+    draw_few = staticmethod(compiled_draw)
 
     def record(self, work: Work, /) -> Recorded | None:
         try:

@@ -42,7 +42,8 @@ def compile_few(
     *,
     records: bool = False,
 ) -> None:
-    """Run one row of padding through the network, and two small images. Every rank takes part.
+    """Run one row of padding through the network, draw a token, and encode two small images. Every
+    rank takes part.
 
     records: rows that decode will be recorded.
 
@@ -53,6 +54,7 @@ def compile_few(
     net.forward(batch, attention)
     if records:
         net.ops.record(lambda: (net.forward(batch, attention),))
+    net.ops.draw_few(torch.zeros(net.spec.vocab_size), SamplingParams(temperature=1.0), 0.5)
     encoder.warm_up()
 
 

@@ -18,11 +18,11 @@ import torch
 from saccade.core.plan import Open, StepResult
 from saccade.core.types import SamplingParams, TokenLogprobs
 from saccade.kernels.ops import pick_ops
+from saccade.kernels.reference.few_rows import FEW_ROWS, ROUNDING
 from saccade.kernels.reference.ops import Ops
 from saccade.nn.transfer import send
 from saccade.runtime.row_parts import DrawPart, Draws
 from saccade.runtime.sampling.draw_parts import DrawParts
-from saccade.runtime.sampling.few_rows import FEW_ROWS, ROUNDING, draw_few
 
 _MASK = (1 << 64) - 1
 NUCLEUS_TOKENS = 1024
@@ -286,14 +286,13 @@ class Sampler:
         tokens = np.zeros(len(asked), np.int64)
         uncertain = []
         points = draws.uniforms.tolist()
-        with np.errstate(over="ignore", invalid="ignore"):
-            for row, (params, line) in enumerate(zip(asked, logits.numpy())):
-                if params.temperature == 0.0:
-                    tokens[row] = line.argmax()
-                elif (found := draw_few(line, params, points[row])) is None:
-                    uncertain.append(row)
-                else:
-                    tokens[row] = found
+        for row, (params, line) in enumerate(zip(asked, logits)):
+            if params.temperature == 0.0:
+                tokens[row] = line.argmax()
+            elif (found := self._ops.draw_few(line, params, points[row])) is None:
+                uncertain.append(row)
+            else:
+                tokens[row] = found
         if uncertain:
             index = self._send(uncertain)
             tokens[uncertain] = self._draw(

@@ -6,10 +6,11 @@ both round, each in its own way, so a draw within `ROUNDING` of a bound is left 
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import numpy.typing as npt
-
-from saccade.core.types import SamplingParams
+import torch
 
 ROUNDING = 1e-5
 """Probability that rounding may move from one side of a bound to the other."""
@@ -23,11 +24,32 @@ UNLIKELY = 3e-4
 Weights = npt.NDArray[np.float64]
 
 
-def draw_few(logits: npt.NDArray[np.float32], params: SamplingParams, point: float) -> int | None:
+class DrawParams(Protocol):
+    """How a row is drawn, as `SamplingParams` says."""
+
+    @property
+    def temperature(self) -> float: ...
+
+    @property
+    def top_k(self) -> int: ...
+
+    @property
+    def top_p(self) -> float: ...
+
+    @property
+    def min_p(self) -> float: ...
+
+
+def draw_few(logits: torch.Tensor, params: DrawParams, point: float) -> int | None:
     """Draw a token by one row's logits [V] and a uniform number.
 
     Returns `None` if rounding could decide, or too many tokens are likely. Temperature is above 0.
     """
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _draw(logits.numpy(), params, point)
+
+
+def _draw(logits: npt.NDArray[np.float32], params: DrawParams, point: float) -> int | None:
     scaled = logits / np.float32(params.temperature)
     weights = np.exp(scaled - scaled.max())
     order = _sort(scaled, weights)
@@ -60,7 +82,7 @@ def _sort(
 
 
 def _range(
-    weights: npt.NDArray[np.float32], best: Weights, before: Weights, params: SamplingParams
+    weights: npt.NDArray[np.float32], best: Weights, before: Weights, params: DrawParams
 ) -> tuple[int, float, float] | None:
     """Return how many of the best tokens are open to the draw, their mass, and what is near.
 

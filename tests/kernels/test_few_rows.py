@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
 from saccade.core.types import SamplingParams
-from saccade.runtime.sampling.few_rows import MOST_SORTED, draw_few
+from saccade.kernels import device
+from saccade.kernels.reference.few_rows import MOST_SORTED, DrawParams, draw_few
 from saccade.runtime.sampling.sampler import draw_among
 
 PARAMS = [
@@ -19,6 +21,20 @@ PARAMS = [
         (0.01, 0.7, 2.0), (0, 1, 40, 5000), (1.0, 0.9, 0.2), (0.0, 1e-4, 0.3)
     )
 ]
+
+
+Draw = Callable[[torch.Tensor, DrawParams, float], int | None]
+
+
+@pytest.fixture(params=["host", "compiled"])
+def draw(request: pytest.FixtureRequest) -> Draw:
+    if request.param == "host":
+        return draw_few
+    if not device.has_numba():
+        pytest.skip("no Numba")
+    from saccade.kernels.x86.draw import compiled_draw
+
+    return compiled_draw
 
 
 def by_sorting_all(logits: torch.Tensor, params: SamplingParams, point: float) -> int:
@@ -31,13 +47,13 @@ def by_sorting_all(logits: torch.Tensor, params: SamplingParams, point: float) -
 
 
 @pytest.mark.parametrize("vocab", [50, 2000, MOST_SORTED + 1000])
-def test_what_is_drawn_is_what_a_sort_of_all_tokens_draws(vocab: int) -> None:
+def test_what_is_drawn_is_what_a_sort_of_all_tokens_draws(draw: Draw, vocab: int) -> None:
     chance, noise = random.Random(vocab), torch.Generator().manual_seed(vocab)
     left = 0
     for params in PARAMS:
         logits = torch.randn(vocab, generator=noise) * chance.choice((1, 3))
         for point in (0.0, chance.random(), chance.random(), 1 - 1e-12):
-            found = draw_few(logits.numpy(), params, point)
+            found = draw(logits, params, point)
             left += found is None
             assert found in (None, by_sorting_all(logits, params, point))
     assert left < 0.95 * 4 * len(PARAMS)  # flat rows of many tokens, and points at an end
@@ -53,13 +69,16 @@ def test_what_is_drawn_is_what_a_sort_of_all_tokens_draws(vocab: int) -> None:
     ],
 )
 def test_a_draw_at_a_bound_is_left_to_pytorch(
-    logits: list[float], params: SamplingParams, point: float
+    draw: Draw, logits: list[float], params: SamplingParams, point: float
 ) -> None:
-    assert draw_few(np.array(logits, np.float32), params, point) is None
+    assert draw(torch.tensor(logits, dtype=torch.float32), params, point) is None
 
 
-def test_tokens_that_a_mask_forbids_are_never_drawn() -> None:
+def test_tokens_that_a_mask_forbids_are_never_drawn(draw: Draw) -> None:
     logits = np.full(100, -np.inf, np.float32)
     logits[[3, 50]] = 1.0, 0.0
     for point in np.linspace(0.01, 0.99, 20):
-        assert draw_few(logits, SamplingParams(temperature=1.0), float(point)) in (3, 50)
+        assert draw(torch.from_numpy(logits), SamplingParams(temperature=1.0), float(point)) in (
+            3,
+            50,
+        )
