@@ -7,4 +7,5 @@ FAMILY = Family(
     model="saccade.families.minicpm.net:MiniCPMModel",
     architectures=("MiniCPMV4_6ForConditionalGeneration",),
     model_types=("minicpmv4_6",),
+    gguf="saccade.families.minicpm.gguf:FACTS",
 )
