@@ -124,7 +124,7 @@ class VideoModel:
             if self.rules.frames == 2:
                 more["mm_token_type_ids"] = 2 * (ids == model.config.video_token_id).int()
             if spec.family in ("qwen2_vl", "qwen2_5_vl"):
-                positions, _ = spec.positions(len(tokens), request.spans, blocks)
+                positions, _ = spec.positions(tokens, request.spans, blocks)
                 more["position_ids"] = torch.from_numpy(positions)[:, None]
             model.model.rope_deltas = None
             logits = model(input_ids=ids, **inputs, **more).logits[0, -1]

@@ -275,9 +275,9 @@ class Templates:
 
     default: for checkpoints without one. tools: for requests with tools, where a checkpoint's own
     template lacks them, but has all `marks` in it. scores: None if the family lacks checkpoints
-    that embed or rank. around: the token that templates write for an image, and the text that the
-    family's processor puts before and after it, which becomes tokens together with what stands
-    beside it. spaced: the token that templates write for an image, behind which a space is put
+    that embed or rank. shown: the text that templates write for an image, and the text that the
+    family's processor makes of it, which becomes tokens together with what stands beside it.
+    spaced: the token that templates write for an image, behind which a space is put
     where a word follows.
     """
 
@@ -285,7 +285,7 @@ class Templates:
     tools: Path | None = None
     marks: tuple[str, ...] = ()
     scores: ScoreTemplates | None = None
-    around: tuple[str, str] | None = None
+    shown: tuple[str, str] | None = None
     spaced: str = ""
 
 
@@ -482,11 +482,14 @@ class FamilySpec(Protocol):
         ...
 
     def positions(
-        self, num_tokens: int, spans: Sequence[Span], blocks: Sequence[npt.NDArray[np.int64]]
+        self,
+        tokens: Sequence[int],
+        spans: Sequence[Span],
+        blocks: Sequence[npt.NDArray[np.int64]],
     ) -> tuple[npt.NDArray[np.int64], int]:
-        """Compute rotary positions [axes, num_tokens], and the position that would come next.
+        """Compute rotary positions [axes, T] for a prompt, and the position that comes next.
 
-        `blocks` are the `image_positions` for the images that spans name. Tokens after the last
-        span advance all axes by one each.
+        `blocks` are the `image_positions` for the images that spans name. An answer's tokens
+        advance all axes by one each.
         """
         ...

@@ -32,6 +32,20 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
+class PageDrawing:
+    """A document's page, drawn in (height, width) `size`. Its part in `box` is kept, or all."""
+
+    size: Size
+    box: Box | None = None
+
+    @property
+    def kept(self) -> Size:
+        """Return (height, width) of what is kept."""
+        box = self.box
+        return self.size if box is None else (box.bottom - box.top, box.right - box.left)
+
+
+@dataclass(frozen=True, slots=True)
 class ImageTile:
     """A window of a resized image, placed on the canvas with its (top, left) corner at `at`."""
 

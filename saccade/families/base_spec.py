@@ -271,10 +271,13 @@ class BaseSpec:
         return np.arange(self.num_tokens(grid))[None]
 
     def positions(
-        self, num_tokens: int, _spans: Sequence[Span], _blocks: Sequence[npt.NDArray[np.int64]]
+        self,
+        tokens: Sequence[int],
+        _spans: Sequence[Span],
+        _blocks: Sequence[npt.NDArray[np.int64]],
     ) -> tuple[npt.NDArray[np.int64], int]:
-        """Return each token's offset in the prompt [1, num_tokens], and the next position."""
-        return np.arange(num_tokens)[None], num_tokens
+        """Return each token's offset in the prompt [1, T], and the next position."""
+        return np.arange(len(tokens))[None], len(tokens)
 
 
 def fingerprint(*facts: object) -> bytes:

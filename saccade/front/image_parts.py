@@ -16,7 +16,7 @@ from saccade.core.errors import InvalidRequest
 from saccade.front.addresses import image_address, image_url, missing
 from saccade.front.breakpoints import Marked
 from saccade.front.fields import Integer, Positive
-from saccade.front.part_defaults import PartDefaults
+from saccade.front.part_defaults import PageNumber, PartDefaults
 from saccade.media.content import Budget, Detail
 from saccade.media.sources.source import (
     Address,
@@ -76,7 +76,7 @@ class ImageURL(Pixels, forbid_unknown_fields=True, kw_only=True):
 
 class UploadedFile(Pixels, forbid_unknown_fields=True, kw_only=True):
     """An image uploaded with POST /v1/files, or inline: `file_data` is a data: URL or base64. Of a
-    part `file`, also a PDF, with an image for each page.
+    part `file`, also a PDF, with an image for each page, or for one `page`.
     """
 
     file_id: str | None = None
@@ -84,6 +84,7 @@ class UploadedFile(Pixels, forbid_unknown_fields=True, kw_only=True):
     filename: str | None = None
     detail: Detail | None = None
     format: str | None = None
+    page: PageNumber | None = None
 
 
 class InlineSource(Struct, tag_field="type", tag="base64", forbid_unknown_fields=True):
@@ -163,6 +164,7 @@ class FilePart(SourcedPart, tag_field="type", tag="file", kw_only=True):
 
     file: UploadedFile | None = None
     filename: str | None = None
+    page: PageNumber | None = None
 
 
 AnyImagePart = ImagePart | ImageFilePart | FilePart | ImageObjectPart | InputImagePart
@@ -188,8 +190,10 @@ def read_image(part: AnyImagePart, place: str, defaults: PartDefaults) -> ImageS
     budget = _budget(named.inside, part, place, defaults)
     within = named.inside or _NO_OPTIONS
     region = _region(within, part, place) if within.region or part.region else None
-    if isinstance(part, FilePart):
-        return SentFile(named.url, place, budget, named.heading, defaults.view, region)
+    inner = within.page if isinstance(within, UploadedFile) else None
+    page = _either("page", inner, part.page, place) if isinstance(part, FilePart) else inner
+    if isinstance(part, FilePart) or page is not None:
+        return SentFile(named.url, place, budget, named.heading, defaults.view, page, region)
     if region is not None:
         return RegionSource(named.url, place, budget, named.uuid, region)
     return ImageSource(named.url, place, budget, named.uuid)

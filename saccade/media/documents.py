@@ -1,14 +1,13 @@
 """Documents: PDFs whose pages a model sees as text, as images, or as both.
 
-Owns a page's name, its drawn size, and a file's metadata. This holds the pages' sizes, their
-text, and their images' names, so that a seen file costs a hash. A page's image is named by its
-drawing, so the same page in two files is one image. Cards are a tenant's own. `document_pool.py`
-has files read and parsed. Knows nothing of prompts.
+Owns a page's name, and a file's metadata. This holds the pages' sizes, their text, and their
+images' names, so that a seen file costs a hash. A page's image is named by its drawing, so the same
+page in two files is one image. Cards are a tenant's own. `page_drawing.py` says how large a page is
+drawn, and `document_pool.py` has files read and parsed. Knows nothing of prompts.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -27,9 +26,11 @@ from saccade.core.extras import ask_operator
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
+from saccade.core.recipe import PageDrawing
 from saccade.media.content import Budget, Probe, digest
 from saccade.media.metadata_store import LARGEST, MetadataStore
 from saccade.media.opened import EncodedBytes, OpenedImage, PageOfFile, jobs_of
+from saccade.media.page_drawing import PageSize
 from saccade.media.sources.fairness import Requester
 from saccade.media.sources.flights import ByteFlight, Flights
 from saccade.media.sources.source import DrawnPage, ImageSource, RegionSource, SentFile
@@ -40,10 +41,6 @@ from saccade.media.workers.fork_server import ForkServers
 from saccade.media.workers.worker import PageWanted
 
 T = TypeVar("T")
-POINTS = 72
-"""Of an inch."""
-PIXELS_PER_INCH = {"low": 108, "auto": 108, "high": 216, "original": 216}
-"""How a page is drawn within the model's bounds: A4 has 1.1 Mpx, or 4.5."""
 METADATA_BYTES = 64 * MIB
 KIND = "document"
 """Of metadata on disk."""
@@ -93,21 +90,21 @@ class OpenedPage:
 @dataclass(frozen=True, slots=True)
 class MeasuredFile:
     """A PDF whose pages' sizes are known. `shown` has the places of the wanted pages among `count`.
-    `drawn` has (height, width) in pixels for each of these, or `None` for its text alone. `begun`
-    is when it was opened.
+    `drawn` says of each how it is drawn, or `None` for its text alone. `begun` is when it was
+    opened.
     """
 
     file: EncodedBytes
     budget: Budget
     count: int
     shown: tuple[int, ...]
-    drawn: tuple[tuple[int, int] | None, ...]
+    drawn: tuple[PageDrawing | None, ...]
     begun: float
 
     @property
     def images(self) -> int:
         """Count the pages shown as images."""
-        return sum(size is not None for size in self.drawn)
+        return sum(drawing is not None for drawing in self.drawn)
 
 
 @dataclass(slots=True)
@@ -236,21 +233,28 @@ class Documents:
         """
         file = (await reads.fetch(source.url)).encoded
         if not self.takes(file.data, source.param):
+            if source.page is not None:
+                raise InvalidRequest(
+                    f"{source.param}: page is given, and the file is an image: leave page out",
+                    source.param,
+                )
             if source.region is not None:
                 return RegionSource(file.data, source.param, source.budget, region=source.region)
             return ImageSource(file.data, source.param, source.budget)
-        if source.region is not None:
-            raise InvalidRequest(
-                f"{source.region.param}: the file is a PDF, and regions are parts of images: send "
-                "the page as an image",
-                source.region.param,
-            )
         self._metrics.inc("saccade_documents_opened_total")
         begun = time.monotonic()
         sizes = await self._sizes(file, reads.salt, reads.asker)
         shown = _places(source.view.pages, len(sizes))
+        if source.region is not None and len(shown) > 1:
+            raise InvalidRequest(
+                f"{source.region.param}: the PDF has {len(sizes)} pages: name the region's with "
+                "page, counted from 1",
+                source.region.param,
+            )
         drawn = tuple(
-            self._drawn_size(sizes[index], source.budget, index) if source.view.has_images else None
+            PageSize(index + 1, *sizes[index]).draw(self._spec, source.budget, source.region)
+            if source.view.has_images
+            else None
             for index in shown
         )
         return MeasuredFile(file, source.budget, len(sizes), shown, drawn, begun)
@@ -274,12 +278,12 @@ class Documents:
         file, drawn, begun = metadata.file, metadata.drawn, metadata.begun
         known = await self._known(metadata, source.view.has_text, reads.salt, reads.asker)
         pages = []
-        for place, (index, size) in enumerate(zip(metadata.shown, drawn, strict=True)):
+        for place, (index, drawing) in enumerate(zip(metadata.shown, drawn, strict=True)):
             image = None
-            if size is not None and known.names is not None:
-                page = PageOfFile(file, index, size)
+            if drawing is not None and known.names is not None:
+                page = PageOfFile(file, index, drawing)
                 encoded = EncodedBytes(known.drawn.get(place, b""), known.names[place], page)
-                image = DrawnPage(encoded, Probe("PNG", *size, "RGB", 1, 1), begun)
+                image = DrawnPage(encoded, Probe("PNG", *drawing.kept, "RGB", 1, 1), begun)
             text = "" if known.texts is None else known.texts[place]
             pages.append(OpenedPage(index + 1, metadata.count, text, image))
         if source.view.shown == "text" and not any(page.text for page in pages):
@@ -295,7 +299,7 @@ class Documents:
         if image.there or page is None:
             return jobs_of(image) if image.there else None
         file = DocumentBytes(page.file.digest, page.file.data, image.asker)
-        ((_, png),) = await self._pool.pages(file, [PageWanted(page.index, page.size, False)])
+        ((_, png),) = await self._pool.pages(file, [PageWanted(page.index, page.drawing, False)])
         if digest(png) != image.encoded.digest:
             raise ImageError("a page of the PDF is not drawn as it was before: send it again")
         encoded = replace(image.encoded, data=png)
@@ -325,14 +329,15 @@ class Documents:
     async def _known(
         self, measured: MeasuredFile, texts: bool, salt: str, asker: Requester
     ) -> _Known:
-        """Find texts, and names of pages drawn in these sizes, in metadata as far as known.
+        """Find texts, and names of pages drawn as they are here, in metadata as far as known.
 
         What is known of some pages stands apart from what is known of all.
         """
         file, drawn = measured.file, measured.drawn
         some = () if measured.shown == tuple(range(measured.count)) else (measured.shown,)
         of_texts = _metadata_name("texts", file.digest, salt, _packed(*some))
-        of_names = _metadata_name("names", file.digest, salt, _packed(drawn, *some))
+        ways = [each and _way(each) for each in drawn]
+        of_names = _metadata_name("names", file.digest, salt, _packed(ways, *some))
         shows = drawn[0] is not None
         known = _Known(
             await self._metadata.find(of_texts, _TEXTS, len(drawn)) if texts else None,
@@ -342,8 +347,8 @@ class Documents:
         if not (ask_text or ask_names):
             return known
         wanted = [
-            PageWanted(index, size if ask_names else None, ask_text)
-            for index, size in zip(measured.shown, drawn, strict=True)
+            PageWanted(index, drawing if ask_names else None, ask_text)
+            for index, drawing in zip(measured.shown, drawn, strict=True)
         ]
 
         async def read(flight: ByteFlight) -> bytes:
@@ -361,27 +366,6 @@ class Documents:
             self._metadata.put(of_names, known.names)
         return known
 
-    def _drawn_size(
-        self, points: tuple[float, float], budget: Budget, index: int
-    ) -> tuple[int, int]:
-        """Return (height, width) in pixels. This is the tower's size for one image, so that drawn
-        pages need no resizing.
-        """
-        bounds = budget.apply(self._spec.pixel_bounds)
-        scale = PIXELS_PER_INCH[budget.detail] / POINTS
-        height, width = (side * scale for side in points)
-        shrunk = min(1.0, math.sqrt(bounds.max_pixels / (height * width)))
-        size = max(1, round(height * shrunk)), max(1, round(width * shrunk))
-        try:
-            recipe = self._spec.recipe(*size, bounds)
-        except ImageError as error:
-            raise ImageError(
-                f"page {index + 1} of the PDF is {points[1]:g} x {points[0]:g} points: "
-                f"{error.message}",
-                code=error.code,
-            ) from error
-        return recipe.canvas if recipe.plain else size
-
 
 def _places(numbers: Sequence[int], count: int) -> tuple[int, ...]:
     """Return the places of the wanted pages, or of all. Raises ImageError for a missing page."""
@@ -392,6 +376,12 @@ def _places(numbers: Sequence[int], count: int) -> tuple[int, ...]:
                 f"page {number} is asked for, and the PDF has {pages}", code="no_such_page"
             )
     return tuple(number - 1 for number in numbers) or tuple(range(count))
+
+
+def _way(drawing: PageDrawing) -> Sequence[object]:
+    """Return how a page is drawn, as its metadata's name has it. Whole pages are named by size."""
+    box = drawing.box
+    return drawing.size if box is None else (drawing.size, (box.top, box.left, *drawing.kept))
 
 
 def _packed(*facts: object) -> bytes:

@@ -214,7 +214,8 @@ class Media:
             return 0
         bounds = self._spec.pixel_bounds
         bounds = beside(found.budget, images, bounds).apply(bounds)
-        recipes = (self._spec.recipe(*size, bounds) for size in found.drawn if size is not None)
+        drawn = (each.kept for each in found.drawn if each is not None)
+        recipes = (self._spec.recipe(*size, bounds) for size in drawn)
         return sum(self._spec.num_tokens(recipe.grid) for recipe in recipes)
 
     def check_sources(self, sources: Sequence[Source]) -> None:

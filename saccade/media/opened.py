@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from saccade.core.recipe import Box, ImageRecipe
+from saccade.core.recipe import Box, ImageRecipe, PageDrawing
 from saccade.core.types import Image
 from saccade.core.video import FrameBudget, FrameTimes
 from saccade.media.content import Budget, Probe
@@ -34,11 +34,11 @@ class EncodedBytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageOfFile:
-    """Page `index` of a document, drawn in (height, width) `size`."""
+    """Page `index` of a document, and how it is drawn."""
 
     file: EncodedBytes
     index: int
-    size: tuple[int, int]
+    drawing: PageDrawing
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,9 +99,17 @@ class Linear:
 
     @classmethod
     def fused_columns(
-        cls, weights: Weights, name: str, outputs: int, pieces: int, inputs: int, shard: Shard
+        cls,
+        weights: Weights,
+        name: str,
+        outputs: int,
+        pieces: int,
+        inputs: int,
+        shard: Shard,
+        *,
+        bias: bool = True,
     ) -> Linear:
-        """Load `pieces` projections of `outputs` each, stored as one tensor, with a bias.
+        """Load `pieces` projections of `outputs` each, stored as one tensor.
 
         Otherwise it is like `columns`.
         """
@@ -111,13 +119,12 @@ class Linear:
         if shard.size == 1:
             mine = [slice(0, pieces * outputs)]
         parts = [Part(f"{name}.weight", (pieces * outputs, inputs), (rows,)) for rows in mine]
-        matrix = weights.load_matrix(*parts)
-        return cls(
-            weights.ops,
-            matrix,
-            weights.load(*(Part(f"{name}.bias", (pieces * outputs,), (rows,)) for rows in mine)),
-            low_rank=weights.adapters.product(parts),
-        )
+        matrix, added = weights.load_matrix(*parts), None
+        if bias:
+            added = weights.load(
+                *(Part(f"{name}.bias", (pieces * outputs,), (rows,)) for rows in mine)
+            )
+        return cls(weights.ops, matrix, added, low_rank=weights.adapters.product(parts))
 
 
 class RowLinear:

@@ -47,15 +47,15 @@ class BlockParts:
         columns = [Column(f"{self.name}.{part}.{each}_proj", hidden, self.shard) for each in "qkv"]
         return Linear.columns(self.weights, columns, hidden, bias=bias)
 
-    def fused_heads(self, part: str) -> Linear:
+    def fused_heads(self, part: str, *, bias: bool = True) -> Linear:
         """Load queries, keys and values, stored as one tensor."""
         name, hidden = f"{self.name}.{part}", self.config.hidden
-        return Linear.fused_columns(self.weights, name, hidden, 3, hidden, self.shard)
+        return Linear.fused_columns(self.weights, name, hidden, 3, hidden, self.shard, bias=bias)
 
-    def out(self, part: str) -> RowLinear:
+    def out(self, part: str, *, bias: bool = True) -> RowLinear:
         """Load attention's output projection."""
         name, hidden = f"{self.name}.{part}", self.config.hidden
-        return RowLinear(self.weights, name, hidden, hidden, self.shard, bias=True)
+        return RowLinear(self.weights, name, hidden, hidden, self.shard, bias=bias)
 
     def mlp(self, up: str = "mlp.fc1", down: str = "mlp.fc2") -> MLP:
         """Load an MLP without a gate."""

@@ -8,6 +8,7 @@ pages.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -308,16 +309,17 @@ class Batcher:
         """Put a sequence into an empty slot."""
         assert self._slots[opened.slot] is None, "a plan opens a slot that is in use"
         images = [self._known.image(image.grid) for image in opened.images]
-        positions, following = self._known.spec.positions(
-            len(opened.tokens), opened.spans, images
-        )  # [A, P]
+        prompt = opened.tokens[: opened.prompt_length]
+        positions, following = self._known.spec.positions(prompt, opened.spans, images)  # [A, P]
+        # Every token after the prompt is text: all axes advance by one.
+        shift = following - len(prompt)
+        answer = np.arange(following, shift + len(opened.tokens))
         tokens = np.array(opened.tokens, np.int64)
         sampling = opened.sampling
         self._slots[opened.slot] = Slot(
             tokens,
-            positions,
-            # Every token after those known now is text: all axes advance by one.
-            following - len(tokens),
+            np.hstack((positions, np.tile(answer, (self._axes, 1)))),
+            shift,
             opened.prompt_length,
             sampling.seed if sampling.temperature > 0.0 else None,
         )
@@ -480,38 +482,48 @@ class Batcher:
         """Write a step's numbers in the order of `Fields`, and send them in one copy."""
         frame, host = placed.frame, self._staging.next()
         total, width = frame.tokens, 2 + self._axes
-        tokens = host[: width * total]
-        if frame.rows > len(rows):
-            tokens[:] = 0
-        self._write_tokens(rows, placed, tokens.reshape(width, total))
         owners = placed.spread([row.slot for row in rows])
         lengths = placed.spread([row.start + row.length for row in rows])
-        words = append(host, width * total, owners, [*placed.q_starts, *lengths])
-        host[words : words + len(spliced)] = spliced
-        words += len(spliced)
-        places, pages = self._table.take_updates()
-        longs = [*drawing.last, *drawing.slots, *places]
+        begin, longs = 0, owners
+        if placed.decoding == total:
+            positions, places = self._find_places(rows)
+            longs = [*[0] * total, *positions * self._axes, *places, *owners]
+        else:
+            begin = width * total
+            tokens = host[:begin]
+            if frame.rows > len(rows):
+                tokens[:] = 0
+            self._write_tokens(rows, placed, tokens.reshape(width, total))
+        words = append(host, begin, longs, [*placed.q_starts, *lengths])
+        if len(spliced):
+            host[words : words + len(spliced)] = spliced
+            words += len(spliced)
+        changed, pages = self._table.take_updates()
+        longs = [*drawing.last, *drawing.slots, *changed]
         self._staging.send(append(host, words, longs, pages, drawing.points))
-        sizes = frame.rows, len(drawing.slots), len(places), len(spliced)
+        sizes = frame.rows, len(drawing.slots), len(changed), len(spliced)
         return self._staging.cut(Layout(self._axes, total, *sizes))
+
+    def _find_places(self, rows: Sequence[Row]) -> tuple[list[int], list[int]]:
+        """Return the rotary positions and kv slots for rows that decode."""
+        size, lists = self._page_size, self._table.lists
+        positions: list[int] = []
+        places: list[int] = []
+        for row in rows:
+            slot = self._slots[row.slot]
+            assert slot is not None and row.length == 1
+            positions.append(row.start + slot.shift)
+            places.append(lists[row.slot][row.start // size] * size + row.start % size)
+        return positions, places
 
     def _write_tokens(self, rows: Sequence[Row], placed: Placed, into: Integers) -> None:
         """Write tokens, rotary positions and kv slots, [1 + A + 1, T], each row at its place.
 
         The device fills in the tokens of decoding rows.
         """
-        decoding, firsts = placed.decoding, placed.firsts
-        size, lists = self._page_size, self._table.lists
-        positions: list[int] = []
-        places: list[int] = []
-        for row in rows[:decoding]:
-            slot = self._slots[row.slot]
-            assert slot is not None and row.length == 1
-            positions.append(row.start + slot.shift)
-            places.append(lists[row.slot][row.start // size] * size + row.start % size)
+        decoding, firsts, size = placed.decoding, placed.firsts, self._page_size
         if decoding:
-            into[1:-1, :decoding] = positions
-            into[-1, :decoding] = places
+            into[1:-1, :decoding], into[-1, :decoding] = self._find_places(rows[:decoding])
         for row, first in zip(rows[decoding:], firsts[decoding:]):
             slot = self._slots[row.slot]
             assert slot is not None, "a plan names an empty slot"
@@ -572,10 +584,6 @@ def append(
 
     `ints` come last, two to a word.
     """
-    end = start + len(longs)
-    host[start:end] = longs
-    start, end = end, end + len(floats)
-    host[start:end].view(np.float64)[:] = floats
-    start, end = end, end + -(-len(ints) // 2)
-    host[start:end].view(np.int32)[: len(ints)] = ints
-    return end
+    form = f"={len(longs)}q{len(floats)}d{len(ints)}i"
+    struct.pack_into(form, host.data, 8 * start, *longs, *floats, *ints)
+    return start + len(longs) + len(floats) + -(-len(ints) // 2)

@@ -33,10 +33,12 @@ class RecordedSteps:
         rows, draws = len(batch.slots), len(batch.sample_rows)
         if rows > MOST_ROWS or batch.adapters or not self._attention.repeats(batch):
             return None
-        self._attention.plan(batch)
         if (rows, draws) not in self._made:
+            self._attention.plan(batch)
             made = self._made[rows, draws] = self._net.ops.record(lambda: self._compute(batch))
         elif (made := self._made[rows, draws]) is not None:
+            if self._net.head is not None:
+                self._attention.plan(batch)  # for what drafts behind this step
             made.replay()
             self.replays += 1
         return None if made is None else made.results

@@ -115,14 +115,18 @@ class Worker:
         if net.ops.compiles == "decode":
             words = words and f"{words}\n{describe_steps(config)}"
             self.batch_invariant, self.prepared = find_facts(words, partial(self._find_out, config))
-        self.recorded: RecordedSteps | None = None
-        if everyone.size == 1 and self._attention.steady:
-            self.recorded = RecordedSteps(net, self._attention)
+        self.recorded = RecordedSteps(net, self._attention) if self._records else None
         self._renewal = Renewal(*source, config, everyone) if source else None
         self._graphs = self._capture(sizes, metrics) if sizes.count else None
 
+    @property
+    def _records(self) -> bool:
+        """Return True if steps of a few rows are recorded: other ranks would wait for messages."""
+        return self._shard.size == 1 and self._attention.steady
+
     def _find_out(self, config: EngineConfig) -> bool:
-        compile_few(self._net, self._attention, self._batcher, self.images.encoder)
+        encoder, records = self.images.encoder, self._records
+        compile_few(self._net, self._attention, self._batcher, encoder, records=records)
         shown = self.images.embeddings
         return rows_are_batch_invariant(self._net, self._attention, self._batcher, shown, config)
 

@@ -5,10 +5,13 @@ engine is the double that says what a test wants said. It acts as a Qwen3-VL doe
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from functools import cache
 from typing import Any
 
@@ -29,7 +32,9 @@ from saccade.api.responses.computer import WORDS as OPENAI
 from saccade.core.types import Request
 from saccade.ipc.messages import Submit
 from saccade.text.actions.action import Action
+from saccade.text.actions.find_format import find_action_format
 from saccade.text.answer.answer_format import FORMATS, AnswerFormat
+from saccade_bench.fixtures.pdf import Sheet, pdf
 from tests.helpers.images import data_url, png
 from tests.helpers.served import TOKENIZER, Served, serving
 from tests.text.test_action_formats import SIZES
@@ -208,6 +213,47 @@ def test_forty_turns_are_the_same_actions_through_every_toolset(
                     assert (each.name, each.toolset_name) == ("computer", None)
 
 
+def nearest(number: int, units: int, size: int) -> int:
+    """Halves go up, as `text/actions/screen.py` says."""
+    return math.floor(Fraction(number * units, size) + Fraction(1, 2))
+
+
+@pytest.mark.parametrize("in_pixels", [False, True])
+@pytest.mark.more
+def test_a_click_is_exact_on_every_screen(
+    served: Served, claude: Any, monkeypatch: pytest.MonkeyPatch, in_pixels: bool
+) -> None:
+    """Through both SDKs and back, for a model that counts thousandths, and for one that counts the
+    pixels of the image that it saw. Where it has a unit for each pixel, none moves.
+    """
+    monkeypatch.setattr(served.front.intake._actions, "_in_pixels", in_pixels)
+    exact = 0
+    for size in SIZES:
+        says(served, acts(action="screenshot"))
+        respond(served, [openai_user(size)])
+        height, width = submitted(served)[-1].images[0].canvas
+        units = (width, height) if in_pixels else (1000, 1000)
+        for x, y in ((0, 0), (size[0] - 1, size[1] - 1), (size[0] // 3, size[1] // 7), (511, 399)):
+            meant = list[int]()
+            for pixel, count, side in zip((x, y), units, size, strict=True):
+                meant.append(min(nearest(pixel, count, side), count - in_pixels))
+            seen = tuple(
+                min(nearest(unit, side, count), side - 1)
+                for unit, count, side in zip(meant, units, size, strict=True)
+            )
+            says(served, acts(action="left_click", coordinate=meant))
+            response = respond(served, [openai_user(size)])
+            action = response.output[0].actions[0]
+            answer = message(claude, [claude_user(size)])
+            assert (action.x, action.y) == tuple(answer.content[0].input["coordinate"]) == seen
+            for found, pixel, count, side in zip(seen, (x, y), units, size, strict=True):
+                assert abs(found - pixel) <= max(0, math.ceil((side - count) / count))
+                exact += found == pixel
+        respond(served, [openai_user(size), *(each.to_dict() for each in response.output)])
+        assert f'"coordinate": {meant}' in prompt(served)
+    assert exact > 50
+
+
 def test_history_goes_back_to_the_model_s_own_words(served: Served, claude: Any) -> None:
     size = (1920, 1080)
     for turn in TURNS[:12]:
@@ -373,6 +419,75 @@ def test_a_part_that_zoom_has_shown_is_no_screenshot(served: Served, claude: Any
     without = {**SINGLE_TOOL, "enable_zoom": False}
     message(claude, [claude_user((800, 600))], without)
     assert "zoom" not in prompt(served)
+
+
+def test_what_is_no_screenshot_moves_no_coordinates(served: Served, claude: Any) -> None:
+    """A part of the screen that a result shows, and a page of a PDF."""
+    says(served, acts(action="left_click", coordinate=[500, 500]))
+    past: dict[str, Any] = {"type": "computer_call", "call_id": "c", "status": "completed"}
+    past["actions"] = [{"type": "screenshot"}]
+    output = {"type": "computer_screenshot", "image_url": shot((1280, 720))}
+    part = {**output, "region": [100, 100, 300, 200]}
+    items = [openai_user((1280, 720)), past]
+    for shown, canvas in ((output, None), (part, (96, 192))):
+        answer = {"type": "computer_call_output", "call_id": "c", "output": shown}
+        response = respond(served, [*items, answer])
+        action = response.output[0].actions[0]
+        assert (action.x, action.y) == (640, 360)
+        assert canvas in (None, submitted(served)[-1].images[-1].canvas)
+    report = base64.b64encode(pdf([Sheet(["one"], size=(64, 96))])).decode()
+    page = {"type": "base64", "media_type": "application/pdf", "data": report}
+    for option in ({}, {"page": 1, "region": [0, 0, 50, 50]}):
+        asked = claude_user((1280, 720))
+        asked["content"].append({"type": "document", "source": page, **option})
+        assert message(claude, [asked]).content[0].input == {"coordinate": [640, 360]}
+
+
+def test_an_element_is_clicked_and_keys_are_held(served: Served, claude: Any) -> None:
+    """As each API says it: in `keys`, `text`, `modifiers` and `target`."""
+    place = {"coordinate": [500, 500]}
+    held = acts(action="left_click", **place, keys=["ctrl"])
+    says(served, held)
+    response = respond(served, [openai_user((800, 600))])
+    action = response.output[0].actions[0]
+    assert (action.type, action.keys, action.x) == ("click", ["CTRL"], 400)
+    ResponseComputerToolCall.model_validate(response.output[0].to_dict(), strict=True)
+    answer = message(claude, [claude_user((800, 600))])
+    block = answer.content[0]
+    assert (block.name, block.input) == ("left_click", {"coordinate": [400, 300], "text": "ctrl"})
+    pydantic.TypeAdapter(ComputerToolUseBlock).validate_python(block.to_dict())
+    says(served, held + "\n" + acts(action="click_element", ref="ref_7", keys=["shift"]))
+    answer = message(claude, [claude_user((800, 600))], BROWSER)
+    target = {"type": "coordinate", "x": 400, "y": 300}
+    assert [each.input for each in answer.content] == [
+        {"target": target, "modifiers": "ctrl"},
+        {"target": {"type": "ref", "ref": "ref_7"}, "modifiers": "shift"},
+    ]
+    for each in answer.content:
+        pydantic.TypeAdapter(BrowserToolUseBlock).validate_python(each.to_dict())
+    told = {"role": "assistant", "content": [each.to_dict() for each in answer.content]}
+    results = [
+        {"type": "tool_result", "tool_use_id": each.id, "content": "Done."}
+        for each in answer.content
+    ]
+    again = [claude_user((800, 600)), told, {"role": "user", "content": results}]
+    message(claude, again, BROWSER)
+    history = prompt(served)
+    assert held in history
+    assert acts(action="click_element", ref="ref_7", keys=["shift"]) in history
+    assert "hover_element" in history, "a browser's model is told of it"
+    respond(served, [openai_user((800, 600))])
+    assert "click_element" not in prompt(served)
+
+
+def test_the_start_says_that_a_model_has_no_way_of_its_own(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real start prints these lines (tests/e2e/test_computer.py)."""
+    intake = served.front.intake
+    monkeypatch.setattr(intake, "acting", find_action_format("minicpmv4_6", "openbmb/MiniCPM"))
+    told = "plain (a tool of ours: this model publishes no way to act)"
+    assert intake.described_actions() == (("computer use", told),)
 
 
 def test_members_that_are_off_are_not_offered(served: Served, claude: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from blake3 import blake3
 from PIL import Image
 
 from saccade.core.types import Request
@@ -340,3 +341,130 @@ def test_without_the_extra_its_name_is_told(
     monkeypatch.setattr(documents, "renderer_version", lambda: "")
     error = refused(chat(served, file_part(FILE)))
     assert error["code"] == "no_document_reader" and "`documents`" in error["message"]
+
+
+# ---- parts of pages
+
+BOX = [30, 40, 230, 190]
+
+
+def as_chat(source: dict[str, Any], **options: Any) -> tuple[str, dict[str, Any]]:
+    part = {"type": "file", "file": {**source, **options}}
+    content = [part, {"type": "text", "text": "what?"}]
+    return "/v1/chat/completions", {"messages": [{"role": "user", "content": content}]}
+
+
+def as_response(source: dict[str, Any], **options: Any) -> tuple[str, dict[str, Any]]:
+    part = {"type": "input_file", **source, **options}
+    content = [part, {"type": "input_text", "text": "what?"}]
+    return "/v1/responses", {"input": [{"role": "user", "content": content}]}
+
+
+def as_block(source: dict[str, Any], **options: Any) -> dict[str, Any]:
+    match source:
+        case {"file_id": id}:
+            given = {"type": "file", "file_id": id}
+        case {"digest": name}:
+            given = {"type": "digest", "digest": name}
+        case {"file_data": data}:
+            given = {"type": "base64", "media_type": "application/pdf", "data": data}
+    return {"type": "document", "source": given, **options}
+
+
+def as_message(source: dict[str, Any], **options: Any) -> tuple[str, dict[str, Any]]:
+    content = [as_block(source, **options), {"type": "text", "text": "what?"}]
+    return "/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": content}]}
+
+
+DIALECTS = [as_chat, as_response, as_message]
+
+
+def ask_part(served: Served, dialect: Any, source: dict[str, Any], **options: Any) -> Any:
+    path, body = dialect(source, **options)
+    return served.http.post(path, json={"model": "demo", **body})
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_every_dialect_shows_a_part_of_a_page(served: Served, dialect: Any) -> None:
+    """By the file's id, its digest or its bytes. It is an image alone, drawn once."""
+    new = fresh()
+    id = upload(served, new).json()["id"]
+    before = counted(served)[0]
+    sources: list[dict[str, Any]] = [
+        {"file_id": id},
+        {"digest": f"blake3-{blake3(new).hexdigest()}"},
+        {"file_data": base64.b64encode(new).decode()},
+    ]
+    for source in sources:
+        answer = ask_part(served, dialect, source, page=2, region=BOX, max_pixels=SMALL)
+        assert answer.status_code == 200, answer.text
+    first, *others = submitted(served)
+    assert all(shown(each) == shown(first) for each in others)
+    assert len(first.images) == 1 and counted(served)[0] == before + 1
+    assert "user\n#what?" in text_of(first)
+    height, width = first.images[0].canvas
+    assert height * width <= SMALL and width > height
+
+
+def test_a_part_of_a_page_is_the_same_in_every_dialect(served: Served) -> None:
+    id = upload(served, fresh()).json()["id"]
+    wanted: dict[str, Any] = {"page": 2, "region": BOX, "max_pixels": SMALL}
+    for dialect in DIALECTS:
+        answer = ask_part(served, dialect, {"file_id": id}, **wanted)
+        assert answer.status_code == 200, answer.text
+    beside: dict[str, Any] = {"type": "file", "file_id": id, **wanted}
+    content = [beside, {"type": "text", "text": "what?"}]
+    body: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": content}]}
+    assert served.http.post("/v1/chat/completions", json=body).status_code == 200
+    named = {"type": "image_file", "image_file": {"file_id": id, **wanted}}
+    body = {"model": "demo", "messages": [{"role": "user", "content": [named, content[1]]}]}
+    assert served.http.post("/v1/chat/completions", json=body).status_code == 200
+    call = {"type": "tool_use", "id": "a", "name": "look", "input": {}}
+    part = as_block({"file_id": id}, **wanted)
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [part]}
+    turns: list[Any] = [("user", "Go."), ("assistant", [call]), ("user", [result])]
+    messages = [{"role": role, "content": each} for role, each in turns]
+    body = {"model": "demo", "max_tokens": 5, "messages": messages}
+    assert served.http.post("/v1/messages", json=body).status_code == 200
+    requests = submitted(served)
+    assert len(requests) == 6
+    assert len({each.images for each in requests}) == 1
+
+
+def test_one_page_may_be_named_by_its_part(served: Served) -> None:
+    """As `saccade.pages` does for all files of a request."""
+    new = fresh()
+    assert chat(served, file_part(new, page=2)).status_code == 200
+    assert chat(served, file_part(new), saccade={"pages": [2]}).status_code == 200
+    assert chat(served, file_part(new, page=3), saccade={"pages": [2]}).status_code == 200
+    assert chat(served, file_part(new), saccade={"pages": [3]}).status_code == 200
+    one, same, other, there = submitted(served)
+    assert shown(one) == shown(same) and shown(other) == shown(there) and shown(one) != shown(other)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_what_is_no_part_of_a_page_is_refused_by_its_name(served: Served, dialect: Any) -> None:
+    id = upload(served, fresh()).json()["id"]
+    before = counted(served)[0]
+    for options, field, said in (
+        ({"page": 1, "region": [0, 0, 596, 9]}, "region", "595 x 842 points"),
+        ({"page": 1, "region": [0, 0, 2**40, 2**40]}, "region", "595 x 842 points"),
+        ({"page": 1, "region": [0, 0, 1.5, 1]}, "region", "int"),
+        ({"page": 1, "region": [0, 0, 1]}, "region", "length"),
+        ({"region": BOX}, "region", "3 pages"),
+        ({"page": 4, "region": BOX}, "", "page 4 is asked for"),
+        ({"page": 0}, "page", "1"),
+        ({"page": "2"}, "page", "int"),
+        ({"page": True}, "page", "int"),
+        ({"page": 2**40}, "page", ""),
+        ({"page": 1, "region": BOX, "max_pixels": 1}, "", "max_pixels"),
+        ({"page": 1, "region": [0, 0, 1, 842]}, "", "page 1 of the PDF is"),
+    ):
+        answer = ask_part(served, dialect, {"file_id": id}, **options)
+        assert answer.status_code == 400, (options, answer.text)
+        message = answer.json()["error"]["message"]
+        assert field in message and said in message, (options, message)
+    assert counted(served)[0] == before and not submitted(served)
+    for neutral in ({"page": None, "region": None}, {"page": 1, "region": None}):
+        answer = ask_part(served, dialect, {"file_id": id}, **neutral, max_pixels=SMALL)
+        assert answer.status_code == 200, answer.text

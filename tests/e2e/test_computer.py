@@ -40,7 +40,7 @@ def respond(server: Server, **fields: Any) -> dict[str, Any]:
         "tool_choice": "required",
         "parallel_tool_calls": False,
         "temperature": 1,
-        "max_output_tokens": 150,
+        "max_output_tokens": 400,
         **fields,
     }
     answer = httpx.post(f"{server.url}/v1/responses", json=body, timeout=120)

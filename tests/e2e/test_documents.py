@@ -13,6 +13,7 @@ import numpy as np
 import openai
 import pypdfium2
 import pytest
+from blake3 import blake3
 
 from saccade_bench.fixtures.pdf import Sheet, pdf
 from saccade_bench.fixtures.server import Server, serving
@@ -115,3 +116,33 @@ def test_a_page_whose_embedding_has_gone_is_drawn_again(server: Server) -> None:
     client.post("/flush_cache", cast_to=object)
     assert ask(server, data, "how many?") == answer
     assert np.subtract(counts(server), before).tolist() == [2, 2, 2]
+
+
+def test_a_part_of_a_page_answers_as_the_clients_crop(server: Server) -> None:
+    """Drawn at its own scale: four times that of the page. The same again costs a hash."""
+    data, box = pages(2, first=500), (32, 32, 64, 64)
+    document = pypdfium2.PdfDocument(data)
+    large = document[1].render(scale=4, may_draw_forms=False, rev_byteorder=True).to_pil()
+    document.close()
+    crop = np.asarray(large.crop([4 * side for side in box]).convert("RGB"))
+    asked = {"max_tokens": 12, "temperature": 0}
+
+    def say(part: dict[str, Any]) -> tuple[str, int]:
+        content = [part, {"type": "text", "text": "what?"}]
+        messages = [{"role": "user", "content": content}]
+        told = post(server, "/v1/chat/completions", {"messages": messages, **asked})
+        return told["choices"][0]["message"]["content"], told["usage"]["prompt_tokens"]
+
+    wanted = say({"type": "image_url", "image_url": {"url": url(crop)}})
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
+    uploaded = client.files.create(file=("a.pdf", data), purpose="user_data")
+    part = {"page": 2, "region": [*box], "max_pixels": 128 * 128}
+    before = counts(server)
+    for source in (
+        {"file_id": uploaded.id},
+        {"digest": f"blake3-{blake3(data).hexdigest()}"},
+        {"file_data": base64.b64encode(data).decode()},
+    ):
+        assert say({"type": "file", "file": {**source, **part}}) == wanted
+        drawn = np.subtract(counts(server), before).tolist()
+        assert drawn[0] == 1 and max(drawn[1:]) <= 1, "drawn once, and encoded at most once"

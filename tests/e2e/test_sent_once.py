@@ -21,6 +21,7 @@ from typing import Any
 
 import openai
 import pytest
+from blake3 import blake3
 from PIL import Image, ImageDraw
 
 from saccade_bench.fixtures.server import Server, routing, serving
@@ -28,7 +29,7 @@ from saccade_bench.fixtures.server import Server, routing, serving
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 50
-MANY, FEW, OTHERS = range(STEPS), range(100, 112), range(200, 212)
+MANY, FEW, OTHERS, NEAR = range(STEPS), range(100, 112), range(200, 212), range(300, 310)
 RECEIVED = "saccade_images_received_total"
 READY = re.compile(rb"proxy at (http://\S+)/v1")
 FLOAT = ("--dtype", "float32")
@@ -137,19 +138,31 @@ def ask(url: str, history: list[dict[str, Any]], stream: bool) -> str:
         return "".join(each.choices[0].delta.content or "" for each in events if each.choices)
 
 
+def zoomed(step: int) -> dict[str, Any]:
+    """A part of a step's screenshot, which stands in the history, by its digest."""
+    name = f"blake3-{blake3(screenshot(step)).hexdigest()}"
+    return {"type": "image_url", "image_url": {"digest": name, "region": [310, 20, 480, 80]}}
+
+
 def run(
     address: Callable[[], str],
     steps: range,
     before: Callable[[int], None] = lambda _: None,
+    zoom: Callable[[int], dict[str, Any]] | None = None,
 ) -> list[str]:
-    """The answers of a run with whole histories, and a screenshot of each step's number."""
+    """The answers of a run with whole histories, and a screenshot of each step's number. `zoom`
+    makes a part of the screenshot before, which every other step shows, too.
+    """
     history: list[dict[str, Any]] = []
     answers: list[str] = []
     for step in steps:
         before(step - steps.start)
         url = f"data:image/png;base64,{base64.b64encode(screenshot(step)).decode()}"
         image = {"type": "image_url", "image_url": {"url": url}}
-        history.append({"role": "user", "content": [image, {"type": "text", "text": "Next?"}]})
+        content = [image, {"type": "text", "text": "Next?"}]
+        if zoom is not None and step % 2:
+            content.insert(0, zoom(step - 1))
+        history.append({"role": "user", "content": content})
         answers.append(ask(address(), history, stream=step % 2 == 1))
         history.append({"role": "assistant", "content": answers[-1]})
     return answers
@@ -215,4 +228,42 @@ def test_a_router_sends_names_to_who_has_the_bytes(server: Server, tmp_path: Pat
                 other.process.wait()
 
         assert run(lambda: proxy.url, OTHERS, before) == wanted
+        proxy.end()
+
+
+def cut(step: int) -> dict[str, Any]:
+    """The same part as a client would cut it."""
+    file = io.BytesIO()
+    Image.open(io.BytesIO(screenshot(step))).crop((310, 20, 480, 80)).save(file, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def test_parts_by_digest_are_known_wherever_their_screenshots_go(
+    server: Server, tmp_path: Path
+) -> None:
+    """Through a proxy that ends, and a router of two servers, one of which is killed."""
+    wanted = run(lambda: server.url, NEAR, zoom=cut)
+    unique = sum(len(screenshot(step)) for step in NEAR)
+    with (
+        serving("demo", tmp_path, *FLOAT, status=-signal.SIGKILL) as other,
+        routing([server, other], tmp_path) as router,
+        wired(router) as wire,
+    ):
+        proxy = Proxied(wire.url)
+        received = [each.metric(RECEIVED) for each in (server, other)]
+        assert run(lambda: proxy.url, NEAR, zoom=zoomed) == wanted
+        assert wire.count <= 1.1 * unique, (wire.count, unique)
+        after = [each.metric(RECEIVED) for each in (server, other)]
+        assert sum(now > was for was, now in zip(received, after, strict=True)) == 1
+
+        def before(step: int) -> None:
+            if step == 3:
+                proxy.kill()
+                proxy.start()
+            if step == 5:
+                other.process.kill()
+                other.process.wait()
+
+        assert run(lambda: proxy.url, NEAR, before, zoomed) == wanted
         proxy.end()

@@ -67,7 +67,7 @@ GRAMMARS = {
 }
 LENGTH = 40
 NOTHING: Mapping[str, Outcome] = {}
-STATES = ("qwen3_5", "qwen3_5_moe", "lfm2_vl")
+STATES = ("qwen3_5", "qwen3_5_moe", "lfm2_vl", "minicpmv4_6", "minicpmv4_7", "minicpm_ocr")
 """Their tiny checkpoints repeat too little to be guessed from."""
 
 

@@ -94,9 +94,7 @@ class Session:
         self.tokens, self.spans = net.spec.expand_prompt(prompt, images)
         self.embeddings = encode(net, [torch.from_numpy(image) for image in pixels])
         blocks = [net.spec.image_positions(image.grid) for image in images]
-        self.positions, self.next_position = net.spec.positions(
-            len(self.tokens), self.spans, blocks
-        )
+        self.positions, self.next_position = net.spec.positions(self.tokens, self.spans, blocks)
         self.done = 0
         size = 512
         caches = allocate_caches(net.spec.kv_spec(), size, 1, dtype, CPU)

@@ -21,6 +21,7 @@ from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.options import EngineOptions
 from saccade.engine.sizing import pick_chunk
+from saccade.families.gemma4.embedder import ImageEmbedder
 from saccade.families.registry import load_spec
 from saccade.kernels.reference import linear
 from saccade.nn.mlp import MLP, GatedMLP
@@ -270,7 +271,8 @@ def test_slices_padded_to_whole_units_change_no_answer(
     monkeypatch.setattr(linear, "PADDED", ("cpu",))
     shard = Shard(0, ranks)
     padded: Any = load_net(load_spec(folder), folder, dtype=torch.float32, device=CPU, shard=shard)
-    layers = (*padded.text.layers, *padded.vision.layers)
+    blocks = () if isinstance(padded.vision, ImageEmbedder) else padded.vision.layers
+    layers = (*padded.text.layers, *blocks)
     mlps: list[Any] = [each.mlp for each in layers if isinstance(each.mlp, MLP | GatedMLP)]
     assert {mlp.down.weight.values.shape[1] % linear.UNIT for mlp in mlps} == {0}
     if ranks > 1:
@@ -415,7 +417,7 @@ def test_fields_that_a_file_leaves_out_are_those_of_transformers(
 
 SIZES = (
     *("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers", "head_dim"),
-    *("num_key_value_heads", "num_heads", "depth", "width", "heads", "layers"),
+    *("num_key_value_heads", "num_heads", "depth", "width", "heads", "layers", "mm_embed_dim"),
 )
 """As the language models' and the towers' configurations call them."""
 HUGE = 10**400

@@ -203,7 +203,7 @@ def test_the_hubs_files_are_read_as_transformers_reads_them(tmp_path: Path) -> N
     assert spec.largest_image.tokens == spec.num_tokens((0, 0)) == 256
     assert spec.num_patches((0, 0)) == 64 * 64
     assert spec.sample.canvas == (896, 896) and spec.sample.resample == "bilinear"
-    assert spec.eos_token_ids == (1, 106) and spec.templates.around == (BEGIN, "\n\n")
+    assert spec.eos_token_ids == (1, 106) and spec.templates.shown == (BEGIN, f"\n\n{BEGIN}\n\n")
 
 
 YARN = {"full_attention": {"rope_type": "yarn"}}

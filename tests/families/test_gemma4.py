@@ -15,14 +15,27 @@ import PIL.Image
 import pytest
 import torch
 from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
+from transformers.models.gemma4_unified.modeling_gemma4_unified import (
+    get_block_sequence_ids_for_mask,
+)
 
 from saccade.core.errors import ConfigError, ImageError
 from saccade.core.family import PixelBounds
 from saccade.families.base_spec import Placeholder
 from saccade.families.gemma4.images import fit
 from saccade.families.gemma4.spec import Gemma4Spec
-from saccade.families.gemma4.tiny import E2B, EXPERTS, FULL, LAYERS, NEAR, SHARED, TOKENS
+from saccade.families.gemma4.tiny import (
+    E2B,
+    EXPERTS,
+    FULL,
+    LAYERS,
+    NEAR,
+    SHARED,
+    TOKENS,
+    published_masks,
+)
 from saccade.families.registry import load_spec
+from saccade.nn.protocol import Pack
 from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.rank_group import ThreadRankGroup
@@ -34,7 +47,7 @@ from tests.families.forwarding import CPU, encode, load, pixels, prompt
 from tests.families.image_files import canvas_of, files
 from tests.media.pictures import decoded
 
-FAMILY = "gemma4"
+FAMILY, UNIFIED = "gemma4", "gemma4_unified"
 References = Callable[..., Reference]
 
 
@@ -83,6 +96,134 @@ def test_a_request_with_fewer_pixels_takes_the_next_smaller_budget(spec: Gemma4S
     assert spec.num_tokens(spec.recipe(600, 600, few).grid) == 11 * 11  # of 140
     with pytest.raises(ImageError, match=r"min_pixels is 334080, .* 322560 pixels \(140 tokens\)"):
         spec.recipe(600, 600, PixelBounds(bounds.least, 145 * token, 150 * token))
+
+
+# ---- the embedder of 12B
+
+
+@pytest.fixture(scope="module")
+def unified(checkpoint: Callable[..., Path]) -> Gemma4Spec:
+    found = load_spec(checkpoint(UNIFIED))
+    assert isinstance(found, Gemma4Spec)
+    return found
+
+
+def test_an_image_without_a_tower_has_a_patch_for_each_token(unified: Gemma4Spec) -> None:
+    recipe = unified.recipe(300, 500, unified.pixel_bounds)
+    assert (unified.num_patches(recipe.grid), unified.patch_unit) == (recipe.grid[0] * 3, 1)
+    assert unified.encoder_blocks == 1 and unified.tiles is None
+    assert recipe.canvas == (recipe.grid[0] * 48, recipe.grid[1] * 48)
+
+
+def test_every_rank_has_the_whole_embedder(unified: Gemma4Spec) -> None:
+    """So that several ranks take images of their own."""
+    assert unified.cuts.encoder_obstacles(2) == ("1 image embedder",)
+    assert unified.cuts.obstacles(2) == ()
+
+
+def test_bytes_are_told_apart_in_16_bits(reference: References) -> None:
+    """Normalised in float32: the embedding of half floats is as near as its weights are."""
+    theirs = reference(UNIFIED)
+    half = load_net(load_spec(theirs.folder), theirs.folder, dtype=torch.bfloat16, device=CPU)
+    (shown,) = pixels(theirs, 1)
+    bright = (shown // 32 + 200).astype(np.uint8)  # steps of one byte, near white
+    wanted = theirs.embeddings([bright])[0]
+    facts = half.vision.grid_facts(half.spec.images.grid(*bright.shape[:2]))  # type: ignore[attr-defined]
+    rows = half.vision.embed(torch.from_numpy(bright), facts)
+    pieces = half.vision.blocks(Pack(rows, facts.places, (), "sdpa"))
+    assert next(pieces) == len(rows)
+    with pytest.raises(StopIteration) as end:
+        next(pieces)
+    found = end.value.value
+    assert (found.float() - wanted).norm() / wanted.norm() < 0.02
+
+
+def test_masks_are_those_that_the_model_makes_before_it_generates(reference: References) -> None:
+    """transformers' `forward` lets images see themselves in layers without windows, too, which its
+    own masks before a static cache, and the published code, do not.
+    """
+    theirs = reference(UNIFIED)
+    asked = theirs.inputs(prompt(theirs, 1), ())
+    ids = torch.tensor([[*asked["input_ids"][0].tolist(), *[theirs.mark] * 4, 9]])
+    told = {
+        "inputs_embeds": torch.zeros(1, ids.shape[1], 4),
+        "attention_mask": torch.ones_like(ids),
+        "past_key_values": None,
+        "position_ids": None,
+    }
+    types = (ids == theirs.mark).int()
+    own = theirs.model.create_masks_for_generate(
+        theirs.model.config, mm_token_type_ids=types, **told
+    )
+    found = published_masks(
+        get_block_sequence_ids_for_mask(types, device=CPU),
+        config=theirs.model.config.get_text_config(),
+        **told,
+    )
+    for kind in (FULL, NEAR):
+        both = own[kind], found[kind]
+        assert both == (None, None) or torch.equal(*both)
+
+
+HUB_12B: dict[str, Any] = {
+    "config.json": {
+        "architectures": ["Gemma4UnifiedForConditionalGeneration"],
+        "model_type": "gemma4_unified",
+        "audio_config": {"model_type": "gemma4_unified_audio"},
+        "text_config": {
+            "model_type": "gemma4_unified_text",
+            "hidden_size": 3840,
+            "intermediate_size": 15360,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "final_logit_softcapping": 30.0,
+        },
+        "vision_config": {"model_type": "gemma4_unified_vision"},
+        "dtype": "bfloat16",
+        "eos_token_id": [1, 106],
+    },
+    "processor_config.json": {"image_processor": {"image_seq_length": 280}},
+}
+
+
+def test_the_hubs_files_of_12b_are_read_as_transformers_reads_them(tmp_path: Path) -> None:
+    for name, data in HUB_12B.items():
+        (tmp_path / name).write_text(json.dumps(data))
+    spec = check_hub(tmp_path)
+    assert isinstance(spec, Gemma4Spec)
+    assert spec.family == UNIFIED and spec.kv_spec().whole_images
+    windows = [layer.window for layer in spec.text.layers]
+    assert windows == ([1024] * 5 + [None]) * 8
+    assert [layer.kv_heads for layer in spec.text.layers[4:6]] == [8, 1]
+    assert (spec.context_length, spec.text.per_layer) == (262144, None)
+    assert (spec.vision.hidden, spec.vision.unit, spec.vision.longest) == (3840, 48, 1120)
+    assert load_spec(tmp_path, ["max_soft_tokens=1120"]).largest_image.tokens == 1120
+
+
+UNIFIED_REFUSED: Refusals = {
+    "config.json": [
+        ({"vision_config": {"model_type": "gemma4_vision"}}, "'gemma4_vision' is not supported"),
+        ({"vision_config": {"output_proj_dims": 64}}, "output_proj_dims 64 is not supported"),
+        ({"vision_config": {"mm_posemb_size": 8}}, "8 positions are too few for images of 9"),
+        ({"vision_config": {"patch_size": 0}}, "3 patches of 0 pixels make no token"),
+        ({"text_config": {"use_bidirectional_attention": "all"}}, "'all' is not supported"),
+    ],
+    "preprocessor_config.json": [
+        ({"do_normalize": True}, "from 0 to 1 alone"),
+        ({"patch_size": 8}, "3 patches of 8 pixels, but"),
+    ],
+}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(("file", "fields", "words"), listed(UNIFIED_REFUSED))
+def test_what_12b_has_not_is_refused_by_name(
+    refused: Refused, file: str, fields: dict[str, Any], words: str
+) -> None:
+    refused(UNIFIED, file, words, **fields)
 
 
 # ---- layers

@@ -1,4 +1,6 @@
-"""InternVL: the grid of tiles is transformers', and ranks share the larger tower."""
+"""InternVL: the grid of tiles is transformers', and ranks share the larger tower. Qianfan-OCR, its
+sibling: a text of templates shows an image.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +9,32 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import PIL.Image
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 
 from saccade.families.internvl.images import TileRules, tile_grid
+from saccade.families.internvl.net import InternVLModel
 from saccade.families.internvl.spec import InternVLSpec
 from saccade.families.internvl.tiny import LARGER, MOST_TILES, SIDE
 from saccade.families.registry import load_spec
 from saccade.parallel import Shard
 from saccade.runtime.weights.checkpoint_weights import load_net
+from saccade.text.prompt.special_tokens import Literals
+from saccade.text.prompt.template import ChatTemplate
+from saccade.text.prompt.template import Tokenizer as TextTokenizer
 from saccade_bench.fixtures.rank_group import shards, together
+from saccade_bench.fixtures.tiny import Reference, picture
 from tests.families.conftest import Refusals, Refused, listed
-from tests.families.forwarding import CPU, encode
+from tests.families.forwarding import CPU, encode, images_of
 from tests.media.pictures import noise
 
-FAMILY = "internvl"
+FAMILY, QIANFAN = "internvl", "qianfan_ocr"
+References = Callable[..., Reference]
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +113,75 @@ def test_what_is_not_supported_is_refused_by_name(
     refused: Refused, file: str, fields: dict[str, Any], words: str
 ) -> None:
     refused(FAMILY, file, words, **fields)
+
+
+# ---- Qianfan-OCR
+
+
+class QianfanProcessor(transformers.QianfanOCRProcessor):
+    """transformers' own, with an image processor that needs no torchvision."""
+
+    def check_argument_for_proper_class(self, *_: Any) -> None: ...
+
+
+def qianfan_processor(theirs: Reference) -> QianfanProcessor:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(theirs.folder)
+    return QianfanProcessor(theirs.processor, tokenizer, image_seq_length=4)
+
+
+def test_a_text_of_templates_that_is_no_token_shows_an_image(reference: References) -> None:
+    """As transformers' own processor reads it. In a client's text it is text."""
+    theirs = reference(QIANFAN)
+    spec, tokenizer = load_spec(theirs.folder), TextTokenizer.load(theirs.folder)
+    assert tokenizer.backend.token_to_id("<image>") is None
+    template = ChatTemplate.load(theirs.folder, tokenizer, None, spec.templates)
+    image, ask = {"type": "image"}, {"type": "text", "text": "what?"}
+    chat: list[dict[str, Any]] = [
+        {"role": "user", "content": [image, ask, image]},
+        {"role": "assistant", "content": "a circle"},
+        {"role": "user", "content": [image, {"type": "text", "text": "and here?"}]},
+    ]
+    shown = [picture(90, 130 + 80 * at, seed=at) for at in range(3)]
+    made = qianfan_processor(theirs)
+    text = made.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert text.count("<image>") == 3
+    wanted = made(images=[PIL.Image.fromarray(each) for each in shown], text=[text])
+    literals = Literals(tokenizer)
+    tokens = literals.encode(literals.render(template, chat))
+    images = images_of(spec, theirs.shown(shown))
+    assert list(spec.expand_prompt(tokens, images)[0]) == wanted["input_ids"][0]
+    ask["text"] = "what is <image> and <IMG_CONTEXT>?"
+    written = literals.encode(literals.render(template, chat))
+    assert written.count(theirs.mark) == 3
+    assert ask["text"] in tokenizer.decode(written)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("file", "fields", "words"),
+    listed(
+        {
+            "config.json": [
+                ({"image_token_id": 7}, r"image_token_id is 7, but <IMG_CONTEXT> \(context_image"),
+                ({"vision_config": {"attention_bias": False}}, "attention_bias false is not"),
+                ({"model_type": "internvl_chat"}, "'internvl_chat' is not supported"),
+            ]
+        }
+    ),
+)
+def test_what_qianfan_has_not_is_refused_by_name(
+    refused: Refused, file: str, fields: dict[str, Any], words: str
+) -> None:
+    refused(QIANFAN, file, words, **fields)
+
+
+def test_names_of_the_hubs_files_are_those_of_layers() -> None:
+    for stored, canonical in {
+        "vision_model.encoder.layers.3.attn.qkv.bias": "encoder.layer.3.attention.qkv.bias",
+        "vision_model.encoder.layers.3.ls2": "encoder.layer.3.lambda_2",
+        "vision_model.encoder.layers.3.norm1.weight": "encoder.layer.3.layernorm_before.weight",
+        "vision_model.embeddings.class_embedding": "embeddings.cls_token",
+        "model.vision_tower.layers.3.lambda_1": "encoder.layer.3.lambda_1",
+    }.items():
+        assert InternVLModel.canonical_name(stored) == f"vision_tower.{canonical}"
+    assert InternVLModel.canonical_name("mlp1.3.bias") == "multi_modal_projector.linear_2.bias"

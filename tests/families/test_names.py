@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from saccade.families.deepseek_vl2.kimi_vl.net import KimiModel
 from saccade.families.deepseek_vl2.net import DeepseekModel
 from saccade.families.gemma3.net import Gemma3Model
 from saccade.families.gemma4.net import Gemma4Model
 from saccade.families.internvl.net import InternVLModel
 from saccade.families.minicpm.net import MiniCPMModel
+from saccade.families.qwen_vl.dots_ocr.net import DotsModel
+from saccade.families.qwen_vl.hunyuan_vl.net import HunyuanModel
 from saccade.families.qwen_vl.net import QwenVLModel
 from saccade.families.qwen_vl.qwen3_5.net import Qwen35Model
 from saccade.families.smolvlm.net import SmolVLMModel
@@ -46,6 +49,30 @@ NAMES: dict[type[FamilyModel], dict[str, tuple[str, ...]]] = {
         "embed_vision.x": ("model.embed_vision.x",),
         "audio_tower.x": ("model.audio_tower.x",),
         HEAD: (HEAD,),
+    },
+    DotsModel: {
+        TEXT: (f"model.{LAYER}",),
+        "vision_tower.blocks.3.mlp.up_proj.weight": ("vision_tower.blocks.3.mlp.fc3.weight",),
+        "vision_tower.blocks.3.mlp.down_proj.weight": ("vision_tower.blocks.3.mlp.fc2.weight",),
+        HEAD: (HEAD,),
+    },
+    HunyuanModel: {
+        TEXT: (f"model.{LAYER}", f"model.language_model.{LAYER}"),
+        "vision_tower.layers.3.layer_norm2.bias": (
+            "vit.layers.3.post_attention_layernorm.bias",
+            "model.vision_tower.layers.3.layer_norm2.bias",
+        ),
+        "vision_tower.layers.3.mlp.fc1.bias": ("vit.layers.3.mlp.dense_h_to_4h.bias",),
+        "vision_tower.patch_merger.proj_out.bias": ("vit.perceive.proj.2.bias",),
+        "language_model.layers.0.input_layernorm.weight": (
+            "model.layers.0.input_layernorm.weight",
+        ),
+        HEAD: (HEAD,),
+    },
+    KimiModel: {
+        TEXT: (f"language_model.model.{LAYER}",),
+        "vision_tower.encoder.blocks.3.wqkv.bias": ("vision_tower.encoder.blocks.3.wqkv.bias",),
+        HEAD: (f"language_model.{HEAD}",),
     },
     MiniCPMModel: {TEXT: (f"model.language_model.{LAYER}",), "merger.x": ("model.merger.x",)},
     DeepseekModel: {

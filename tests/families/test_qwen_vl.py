@@ -87,9 +87,7 @@ def test_positions_equal_the_reference(family: str, reference: Callable[..., Ref
         12,
     ]
     tokens, spans = spec.expand_prompt(prompt, images(spec, grids))
-    ours, following = spec.positions(
-        len(tokens), spans, [spec.image_positions(grid) for grid in grids]
-    )
+    ours, following = spec.positions(tokens, spans, [spec.image_positions(grid) for grid in grids])
     ids = torch.tensor([tokens])
     types = (ids == config.image_token_id).int()
     wanted, delta = theirs.model.get_rope_index(ids, types, image_grid_thw=torch.tensor(grids))
@@ -98,7 +96,7 @@ def test_positions_equal_the_reference(family: str, reference: Callable[..., Ref
 
 
 def test_positions_of_text_count_up(family: str, checkpoint: Callable[..., Path]) -> None:
-    positions, following = load_spec(checkpoint(family)).positions(5, (), ())
+    positions, following = load_spec(checkpoint(family)).positions(range(5), (), ())
     assert np.array_equal(positions, np.tile(np.arange(5), (3, 1)))
     assert following == 5
 

@@ -148,7 +148,7 @@ def test_positions_are_the_models(
             steps = [*spec.video.steps(times_of), None]
             expanded, spans = spec.expand_prompt(tokens, images, steps)
             blocks = [spec.image_positions(each.grid) for each in images]
-            found, following = spec.positions(len(expanded), spans, blocks)
+            found, following = spec.positions(expanded, spans, blocks)
             ids = torch.tensor([expanded])
             types = (ids == image).int() + 2 * (ids == video).int()
             more = {"second_per_grid_ts": torch.tensor([2 / rate])} if name == "qwen2_5_vl" else {}
@@ -220,7 +220,7 @@ def check_positions(
 ) -> None:
     """As of the model, but for text behind a video where pairs share their positions (above)."""
     blocks = [spec.image_positions((2, *grid[1:])) for _ in spans]
-    found, _ = spec.positions(len(tokens), spans, blocks)
+    found, _ = spec.positions(tokens, spans, blocks)
     inner, ids = model.model.model, torch.tensor([tokens])
     types = 2 * (ids == inner.config.video_token_id).int()
     wanted, _ = inner.get_rope_index(

@@ -116,7 +116,7 @@ def test_a_picture_is_encoded_once_with_graphs_in_sixteen_bits(
     "family",
     [
         *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"),
-        *("gemma3", "gemma4", "deepseek_vl_v2", "minicpmv4_6"),
+        *("gemma3", "gemma4", "gemma4_unified", "deepseek_vl_v2", "minicpmv4_6", "minicpmv4_7"),
     ],
 )
 def test_answers_are_those_of_transformers(family: str, cuda: torch.device, tmp_path: Path) -> None:

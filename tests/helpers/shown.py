@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from saccade.core.family import FamilySpec
 from saccade.families.deepseek_vl2.spec import DeepseekSpec
 from saccade.families.gemma3.spec import Gemma3Spec
@@ -11,7 +13,6 @@ from saccade.families.lfm2_vl.spec import Lfm2Spec
 from saccade.families.minicpm.spec import MiniCPMSpec
 from saccade.families.smolvlm.spec import SmolVLMSpec
 from saccade.families.step3_vl.spec import Step3VLSpec
-from saccade_bench.lab.qwen import qwen
 
 
 def shown_size(spec: FamilySpec) -> tuple[tuple[int, int], int]:
@@ -30,5 +31,6 @@ def shown_size(spec: FamilySpec) -> tuple[tuple[int, int], int]:
     if isinstance(spec, InternVLSpec | SmolVLMSpec | Step3VLSpec):  # one tile
         height, width = spec.images.sample.canvas
         return (height, width), spec.placeholder.marks[0]
-    factor = qwen(spec).images.factor
-    return (3 * factor, 4 * factor), qwen(spec).image_token_id
+    shaped: Any = spec  # it has a factor, as Qwen-VL's
+    factor = shaped.images.factor
+    return (3 * factor, 4 * factor), shaped.image_token_id

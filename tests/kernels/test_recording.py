@@ -15,7 +15,7 @@ if not device.has_numba():
     pytest.skip("no Numba", allow_module_level=True)
 
 from saccade.kernels.x86.layer import compiled_rms_norm, compiled_silu_gate
-from saccade.kernels.x86.recording import NotRecorded, Recording
+from saccade.kernels.x86.recording import NotRecorded, Operation, Recording
 
 WEIGHT = torch.linspace(0.5, 1.5, 64).bfloat16()
 
@@ -106,3 +106,33 @@ def test_layers_share_their_memory() -> None:
         x.copy_(rows(1))
         many.replay()
         assert torch.equal(many.results[0], layers(30))
+
+
+TABLE = torch.linspace(-1.0, 1.0, 7 * 64).view(7, 64).bfloat16()
+
+
+def rotated(x: torch.Tensor) -> torch.Tensor:
+    """As a decoder: tokens to rows, places on several axes to angles, and a last addition."""
+    places = (x[:, :2].float() * 50).long().abs().t().contiguous()  # [A, T]
+    rows = torch.nn.functional.embedding(places[0] % 7, TABLE)
+    axis = torch.tensor([0, 1, 0, 1, 1])
+    angles = places.t().index_select(1, axis) * torch.linspace(0.0, 1.0, 5)
+    sines = torch.cat((-angles, angles.sin(), angles), dim=-1)
+    return torch.cat(((rows + x).float(), sines), 1).to(x.dtype)
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_small_operations_run_as_machine_code_with_their_bits(count: int) -> None:
+    x = rows(0, count)
+    with torch.inference_mode():
+        recording = Recording(lambda: (rotated(x),))
+        operations = {
+            str(part.function).split(".")[1]
+            for part in recording.parts
+            if isinstance(part, Operation)
+        }
+        assert operations.isdisjoint({"embedding", "index_select", "neg", "cat", "add"})
+        for seed in range(4):
+            x.copy_(rows(seed, count))
+            recording.replay()
+            assert torch.equal(recording.results[0], rotated(x))

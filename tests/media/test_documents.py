@@ -20,6 +20,7 @@ import pytest
 from saccade.core.errors import EngineUnavailable, ImageError, Overloaded
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
+from saccade.core.recipe import PageDrawing
 from saccade.media.content import Budget, digest
 from saccade.media.documents import OpenedPage
 from saccade.media.metadata_store import LARGEST
@@ -73,7 +74,10 @@ async def read(reader: DocumentPool, data: bytes) -> str:
     try:
         sizes = await reader.sizes(file)
         assert 1 <= len(sizes) <= 200
-        wanted = [PageWanted(index, (64, 64), text=True) for index in range(min(3, len(sizes)))]
+        wanted = [
+            PageWanted(index, PageDrawing((64, 64)), text=True)
+            for index in range(min(3, len(sizes)))
+        ]
         for text, png in await reader.pages(file, wanted):
             assert isinstance(text, str) and png.startswith(b"\x89PNG")
     except ImageError as error:
@@ -279,7 +283,7 @@ async def test_a_page_that_takes_too_long_ends_its_worker_and_is_refused_for_a_w
     async with pool(decode_timeout=1.0) as reader:
         slow = endless()
         file = DocumentBytes(digest(slow), slow)
-        wanted = [PageWanted(0, (64, 64), text=False)]
+        wanted = [PageWanted(0, PageDrawing((64, 64)), text=False)]
         try:
             first = await read(reader, slow)
         except EngineUnavailable:  # no processor time on a busy machine
@@ -311,7 +315,9 @@ async def test_a_page_ends_with_its_processor_time_and_is_named(
     async with pool(metrics, decode_timeout=0.8) as reader:
         file = DocumentBytes(digest(slow), slow)
         sizes = await reader.sizes(file)
-        wanted = [PageWanted(index, (256, 256), text=True) for index in range(len(sizes))]
+        wanted = [
+            PageWanted(index, PageDrawing((256, 256)), text=True) for index in range(len(sizes))
+        ]
         told = r"page 1 of the PDF takes more than 0\.2 s of processor time"
         with orders(monkeypatch) as sent:
             with pytest.raises(ImageError, match=told) as caught:
@@ -342,7 +348,7 @@ async def test_a_page_that_takes_too_long_takes_no_other_page_with_it(
     async with pool(decode_timeout=0.8) as reader:
         file = DocumentBytes(digest(book), book)
         assert len(await reader.sizes(file)) == 2
-        slow, other = (PageWanted(index, (256, 256), text=False) for index in range(2))
+        slow, other = (PageWanted(index, PageDrawing((256, 256)), text=False) for index in range(2))
         with pytest.raises(ImageError, match="page 1 of the PDF takes more"):
             await reader.pages(file, [slow])
         ((_, png),) = await reader.pages(file, [other])
@@ -362,7 +368,7 @@ async def test_a_document_ends_with_its_processor_time(monkeypatch: pytest.Monke
     async with pool(metrics) as reader:
         many = nested(90, 20)
         file = DocumentBytes(digest(many), many)
-        wanted = [PageWanted(index, (64, 64), text=True) for index in range(90)]
+        wanted = [PageWanted(index, PageDrawing((64, 64)), text=True) for index in range(90)]
         with orders(monkeypatch) as sent, pytest.raises(ImageError) as caught:
             await reader.pages(file, wanted)
         assert re.match(
@@ -423,7 +429,9 @@ def test_a_page_of_another_is_read_after_one_of_a_long_document(
 async def all_pages(reader: DocumentPool, data: bytes, client: str, count: int) -> None:
     file = DocumentBytes(digest(data), data, Requester(client, tenant=client))
     await reader.sizes(file)
-    await reader.pages(file, [PageWanted(index, (64, 64), text=True) for index in range(count)])
+    await reader.pages(
+        file, [PageWanted(index, PageDrawing((64, 64)), text=True) for index in range(count)]
+    )
 
 
 @pytest.mark.more

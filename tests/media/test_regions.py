@@ -16,7 +16,7 @@ import PIL.ImageOps
 import pytest
 from blake3 import blake3
 
-from saccade.core.errors import ImageError, InvalidRequest
+from saccade.core.errors import ImageError
 from saccade.core.plan import PixelSlot
 from saccade.media.content import Budget
 from saccade.media.opened import OpenedImage
@@ -30,7 +30,6 @@ from saccade.media.sources.source import (
     RegionSource,
     SentFile,
 )
-from saccade_bench.fixtures.pdf import Sheet, pdf
 from tests.media.conftest import MakePath, Path
 from tests.media.pictures import encode, noise, photo
 
@@ -371,8 +370,3 @@ async def test_files_have_regions_where_they_are_images(media_path: MakePath) ->
         sent = [SentFile(data, AT, region=box)]
         (part,) = await path.media.open_files(sent, "", Requester())
         assert part == RegionSource(data, AT, region=box)
-        with pytest.raises(InvalidRequest, match="the file is a PDF") as refused:
-            await path.media.open_files(
-                [SentFile(pdf([Sheet(["one"])]), AT, region=box)], "", Requester()
-            )
-        assert refused.value.param == f"{AT}.region"

@@ -79,7 +79,7 @@ def test_a_batch_says_where_each_token_comes_from_and_goes_to(
     batch, draws = bench.build(Row(2, 4, 5, more, True), Row(0, 0, 2, own, False), splices=splices)
     assert batch.tokens.tolist() == [99, 99, 99, 99, 11, 50, 51]
     positions, following = net.spec.positions(
-        9, [Span(2, 6, 0)], [net.spec.image_positions((1, 4, 6))]
+        first, [Span(2, 6, 0)], [net.spec.image_positions((1, 4, 6))]
     )
     np.testing.assert_array_equal(batch.positions[:, :5].numpy(), positions[:, 4:9])
     assert batch.positions[:, 5:].tolist() == [[0, 1]] * 3

@@ -187,6 +187,84 @@ def test_no_place_can_be_meant_before_a_screenshot(form: ActionFormat, client: s
     assert form.describe is None or "left_click" in str(after[0].parameters)
 
 
+def called(tool: ActionTranslator, client: str, **arguments: Any) -> Action | None:
+    """What a client is told to do by a model's call, if it is an action."""
+    call = {"name": "computer_use", "arguments": arguments}
+    if tool.form.vocabulary.tool != "computer_use":
+        call["name"] = tool.form.vocabulary.tool
+    text = f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    inner = AnswerReader(None, FORMATS["hermes"], {str(call["name"]): {}}, eager=False)
+    reader = tool.reader(inner, screen_of(tool.form), None)
+    found = gather(reader.feed(text) + reader.end()).calls
+    if not found:
+        return None
+    return READS[client].read(found[0].name, json.loads(found[0].arguments), "call")
+
+
+ONE_TOOL = [each for each in find_action_formats().values() if each.vocabulary.tool]
+
+
+@pytest.mark.parametrize("form", ONE_TOOL, ids=[each.name for each in ONE_TOOL])
+def test_keys_are_held_during_a_click(form: ActionFormat, client: str) -> None:
+    tool, place = translator(form, client), {"coordinate": [5, 5]}
+    held: Any = ["ctrl", "shift"] if form.name == "computer_use" else "ctrl+shift"
+    for word in ("left_click", "right_click", "double_click"):
+        assert "keys" in tool.words[word].schema(screen_of(form))["properties"]
+        if word in ("right_click",) and client == "openai":
+            continue
+        action = called(tool, client, action=word, **place, keys=held)
+        assert action is not None and action.keys == ("ctrl", "shift")
+        told = tool.told(action, READS[client], screen_of(form))
+        assert told == [(form.vocabulary.tool, {"action": word, **place, "keys": held})]
+        without = called(tool, client, action=word, **place)
+        assert without is not None and without.keys == ()
+
+
+def test_a_field_that_a_client_cannot_say_is_not_offered(form: ActionFormat, client: str) -> None:
+    """A browser's scroll holds no keys."""
+    tool = translator(form, client)
+    for name, word in tool.words.items():
+        for each in word.fields:
+            if word.kind == "answer" or each.required:
+                continue
+            needing = replace(each, required=True)
+            full = replace(word, fields=tuple(needing if f is each else f for f in word.fields))
+            assert CLIENTS[client].writes.can(full), (name, each)
+    scroll = tool.words["scroll"].schema(screen_of(form))["properties"]
+    assert ("keys" in scroll) is (form.vocabulary.tool != "" and client != "browser")
+
+
+@pytest.mark.parametrize("form", ONE_TOOL, ids=[each.name for each in ONE_TOOL])
+def test_a_browser_s_elements_are_clicked_by_reference(form: ActionFormat, client: str) -> None:
+    tool = translator(form, client)
+    assert ("click_element" in tool.words) is (client == "browser")
+    if client != "browser":
+        return
+    for word, kind in (("click_element", "click"), ("hover_element", "move")):
+        action = called(tool, client, action=word, ref="ref_7")
+        assert action is not None
+        assert (action.kind, action.target, action.path) == (kind, "ref_7", ())
+        told = tool.told(action, READS[client], None)
+        assert told == [(form.vocabulary.tool, {"action": word, "ref": "ref_7"})]
+        for bad in ("", None, 7):
+            assert called(tool, client, action=word, ref=bad) is None
+    twice = {"target": {"type": "ref", "ref": "ref_7"}}
+    action = READS[client].read("double_click", twice, "call")
+    ((_, arguments),) = tool.told(action, READS[client], None)
+    assert arguments == {"action": "double_click", **twice}
+
+
+def test_every_pattern_holds_the_whole_text(form: ActionFormat, client: str) -> None:
+    """A JSON schema's pattern would be content with a part."""
+    found = list[str]()
+    for word in translator(form, client).words.values():
+        for schema in word.schema(screen_of(form))["properties"].values():
+            found += [
+                each["pattern"] for each in (schema, schema.get("items") or {}) if "pattern" in each
+            ]
+    assert found and all(each[0] == "^" and each[-1] == "$" for each in found)
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("units", [1000, 28 * 15, 28 * 49, 28 * 140])
 def test_every_pixel_comes_back_where_the_model_s_units_allow(

@@ -21,10 +21,10 @@ CHAT: list[dict[str, Any]] = [
 
 
 def located(
-    source: str, chat: list[dict[str, Any]], around: tuple[str, str] | None = None
+    source: str, chat: list[dict[str, Any]], shown: tuple[str, str] | None = None
 ) -> tuple[str, dict[str, str]]:
     """The prompt, and the text up to each place."""
-    template = ChatTemplate({"default": source}, {}, around=around)
+    template = ChatTemplate({"default": source}, {}, shown=shown)
     text = template.render(chat)
     marked, places = flagged(chat)
     found = find_offsets(text, template.render(marked), places)
@@ -51,7 +51,7 @@ def test_parts_end_where_a_template_that_trims_leaves_them() -> None:
 
 
 def test_an_image_ends_behind_what_the_family_puts_around_it() -> None:
-    text, ends = located(TURN + PARTS + "{% endfor %}", CHAT, ("<img>", "\n\n"))
+    text, ends = located(TURN + PARTS + "{% endfor %}", CHAT, ("<img>", "\n\n<img>\n\n"))
     shown = "[system]Be brief.[user]One\n\n<img>\n\n"
     assert text == f"{shown}[assistant][user]Two."
     assert ends["messages[1].content[1]"] == shown and ends["messages[3].content"] == text

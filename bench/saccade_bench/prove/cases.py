@@ -9,10 +9,11 @@ refuses, is "not judged": it says nothing against the server, and nothing for it
 from __future__ import annotations
 
 import asyncio
+import base64
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,6 +29,7 @@ SECOND = "What is the number in picture 2?"
 ABREAST = 8
 TRIES = 5
 FEW_PIXELS = 64 * 64
+PART_PIXELS = pictures.WIDTH * pictures.HEIGHT
 LONG_AGO = 365 * 86_400
 LONG_QUESTION = "Look at the picture with care, for others are like it. " * 60 + QUESTION
 """Some hundred tokens, behind which a hybrid model's cache keeps a state."""
@@ -224,6 +226,32 @@ async def parted(trial: Trial) -> Finding:
             return _mixed(f"the part shows {number}, and it says {answer.text!r}")
         if not says(answer.text, number):
             return _unread(plain(number), answer)
+    return APART
+
+
+async def paged(trial: Trial) -> Finding:
+    """Parts of pages of one PDF, named by page and corners."""
+
+    async def part(file: bytes, page: int, x: int) -> JudgedAnswer:
+        data = f"data:application/pdf;base64,{base64.b64encode(file).decode()}"
+        corners = [x * pictures.WIDTH, 0, (x + 1) * pictures.WIDTH, pictures.HEIGHT]
+        shown = {"page": page, "region": corners, "max_pixels": PART_PIXELS}
+        part = {"type": "file", "file": {"file_data": data, **shown}}
+        return await trial.asker.say([part, {"type": "text", "text": QUESTION}])
+
+    with suppress(Refused):
+        await part(pictures.pages([(trial.number(), trial.number())]), 1, 2)
+        return Finding("not judged", "the server does not heed region")
+    drawn = [(trial.number(), trial.number()) for _ in range(2)]
+    file = pictures.pages(drawn)
+    for page, x in ((0, 0), (0, 1), (1, 0), (1, 1), (0, 0)):
+        shown = drawn[page][x]
+        answer = await part(file, page + 1, x)
+        for other in (number for both in drawn for number in both if number != shown):
+            if says(answer.text, other):
+                return _mixed(f"the part shows {shown}, and it says {answer.text!r}")
+        if not says(answer.text, shown):
+            return _unread(plain(shown), answer)
     return APART
 
 
@@ -491,6 +519,7 @@ CASES: Sequence[TwinCase] = (
     TwinCase("order", "the order of two images", swapped),
     TwinCase("limits", "max_pixels", limited),
     TwinCase("region", "the part that is shown of one image", parted),
+    TwinCase("page", "the part that is shown of a PDF's pages", paged),
     TwinCase("tenant", "cache_salt", salted),
     TwinCase("adapter", "the model asked, of one server's several", adapted),
     TwinCase("url", "what lies at one URL", replaced),

@@ -152,8 +152,11 @@ class AnswerCache:
         video, uuid = part["type"] == "video", str(part.get("uuid") or "")
         if uuid and self.fault.by_uuid == "always":
             return [uuid]
-        if not video and part["image_url"] is None:
+        if not video and part.get("image_url", part.get("file")) is None:
             return [self.kept.get(uuid, uuid) if self.fault.by_uuid else f"{uuid} alone"]
+        if (file := part.get("file")) is not None:
+            named = self._name(file["file_data"])
+            return [named, *([] if self.fault.whole else [str((file["page"], file.get("region")))])]
         urls: list[str] = part["video"] if video else [part["image_url"]["url"]]
         kind = "video " if video and not self.fault.any_kind else ""
         names = [kind + self._name(url) for url in urls]

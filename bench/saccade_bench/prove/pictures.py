@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image, PngImagePlugin
 
 from saccade_bench.drawn.draw import DEFAULT_FONT, DrawnText, Scene, render
+from saccade_bench.fixtures.pdf import assembled, stream
 
 WIDTH, HEIGHT = 256, 128
 """Of most images: both are multiples of what vision towers cut images into, so no server resizes
@@ -75,6 +76,28 @@ def pixels(ink: Mask) -> Pixels:
 def beside(left: str, right: str) -> NumberImage:
     """Two numbers, each in a half of its own."""
     return NumberImage(png(Image.fromarray(pixels(np.hstack([mask(left), mask(right)])))), "")
+
+
+def pages(numbers: Sequence[tuple[str, str]]) -> bytes:
+    """A PDF, each page of which has two numbers beside each other, and a pixel to the point."""
+    objects = {1: b"<< /Type /Catalog /Pages 2 0 R >>"}
+    kids = [3 + 3 * index for index in range(len(numbers))]
+    listed = " ".join(f"{kid} 0 R" for kid in kids)
+    objects[2] = f"<< /Type /Pages /Kids [{listed}] /Count {len(kids)} >>".encode()
+    for kid, (left, right) in zip(kids, numbers, strict=True):
+        drawn = pixels(np.hstack([mask(left), mask(right)]))
+        height, width, _ = drawn.shape
+        objects[kid] = (
+            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 {width} {height}] "
+            f"/Contents {kid + 1} 0 R /Resources << /XObject << /I {kid + 2} 0 R >> >> >>"
+        ).encode()
+        objects[kid + 1] = stream(f"{width} 0 0 {height} 0 0 cm /I Do".encode())
+        form = (
+            f"/Type /XObject /Subtype /Image /Width {width} /Height {height} "
+            "/ColorSpace /DeviceRGB /BitsPerComponent 8 /Filter /FlateDecode"
+        )
+        objects[kid + 2] = stream(zlib.compress(drawn.tobytes()), form)
+    return assembled(objects)
 
 
 def png(image: Image.Image, **options: object) -> bytes:

@@ -91,6 +91,7 @@ PLANTED: list[tuple[str, Fault, bool]] = [
     ("order", Fault(by_bytes, sorted_images=True), False),
     ("limits", Fault(by_bytes, ignored=("mm_processor_kwargs",)), True),
     ("region", Fault(by_bytes, whole=True), True),
+    ("page", Fault(by_bytes, whole=True), True),
     ("tenant", Fault(by_bytes, ignored=("cache_salt",)), True),
     ("url", Fault(by_bytes, by_url="always"), False),
     ("changed", Fault(by_bytes, by_url="guessed"), False),

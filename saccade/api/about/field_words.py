@@ -46,7 +46,8 @@ COMMON: dict[str, str] = {
     "min_pixels": "Minimum pixels after resizing.",
     "max_pixels": "Maximum pixels after resizing.",
     "region": "The part to show: [x0, y0, x1, y1] in the upright image's own pixels, "
-    "from its left and top.",
+    "from its left and top. Of a PDF's page, in points.",
+    "page": "The PDF's page to show, counted from 1, in place of all.",
     "digest": "The name of bytes that you have sent: blake3- or sha256- and 64 hexadecimal digits.",
     "metadata": "The client's notes. The server ignores them.",
     "service_tier": "priority, fast and ultrafast run before your other requests. flex runs after "

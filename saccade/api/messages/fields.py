@@ -20,7 +20,7 @@ from saccade.front.content import Name
 from saccade.front.fields import Positive
 from saccade.front.history_edits import ClearToolUses
 from saccade.front.image_parts import Corners, DigestName
-from saccade.front.part_defaults import DocumentOptions
+from saccade.front.part_defaults import DocumentOptions, PageNumber
 from saccade.front.refused_words import RefusedWords
 from saccade.front.video_parts import Rate
 
@@ -138,15 +138,21 @@ class Citations(Struct):
 
 
 class DocumentBlock(MarkedBlock, tag_field="type", tag="document", kw_only=True):
-    """A document: a PDF, a text, or texts and images."""
+    """A document: a PDF, a text, or texts and images. min_pixels, max_pixels, page, region: our
+    extension, as in a chat's parts.
+    """
 
-    source: PlainSource | PartsSource | PDFBytes | URLSource | FileSource
+    source: PlainSource | PartsSource | PDFBytes | URLSource | FileSource | DigestSource
     title: str | None = None
     """A title, placed before the document's text."""
     context: str | None = None
     """Context for the document, placed before its text."""
     citations: Citations | None = None
     """Must be disabled, because answers never cite their sources."""
+    min_pixels: Positive | None = None
+    max_pixels: Positive | None = None
+    page: PageNumber | None = None
+    region: Corners | None = None
 
 
 class ThinkingBlock(RefusedWords, tag_field="type", tag="thinking"):

@@ -438,8 +438,12 @@ def _parts(block: Shown | BrowserState, place: str, view: DocumentView) -> list[
     if isinstance(block, VideoBlock):
         return [_video(block, place)]
     heading = "".join(f"{line}\n" for line in (block.title, block.context) if line)
-    if isinstance(block.source, PDFBytes | URLSource | FileSource):
-        return [SentFile(_address(block.source), place, heading=heading, view=view)]
+    if isinstance(block.source, PDFBytes | URLSource | FileSource | DigestSource):
+        budget = Budget(min_pixels=block.min_pixels, max_pixels=block.max_pixels)
+        region = None if block.region is None else region_of(block.region, place)
+        return [SentFile(_address(block.source), place, budget, heading, view, block.page, region)]
+    if block.page is not None or block.region is not None:
+        raise InvalidRequest(f"{place}: page and region are of PDFs, and this is a text", place)
     if isinstance(block.source, PlainSource):
         return [MessageText(heading + block.source.data, f"{place}.source.data")]
     content, where = block.source.content, f"{place}.source.content"

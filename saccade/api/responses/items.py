@@ -32,7 +32,7 @@ from saccade.front.image_parts import (
     read_image,
     region_of,
 )
-from saccade.front.part_defaults import PartDefaults
+from saccade.front.part_defaults import PageNumber, PartDefaults
 from saccade.front.refused_words import RefusedWords
 from saccade.front.video_parts import VIDEO_OPTIONS, InputVideoPart, Rate, read_video
 from saccade.media.content import Detail
@@ -112,6 +112,9 @@ class FileContent(SparseItem, tag_field="type", tag="input_file", kw_only=True):
     digest: DigestName | None = None
     filename: str | None = None
     detail: Detail | None = None
+    min_pixels: Positive | None = None
+    max_pixels: Positive | None = None
+    page: PageNumber | None = None
     region: Corners | None = None
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
@@ -194,6 +197,7 @@ class ScreenshotContent(RefusedWords, tag_field="type", tag="computer_screenshot
     detail: Detail | None = None
     min_pixels: Positive | None = None
     max_pixels: Positive | None = None
+    region: Corners | None = None
     uuid: Id | None = None
 
 
@@ -427,7 +431,8 @@ class ItemReader:
 
             case ComputerResultItem(output=shot):
                 where = f"{place}.output"
-                names = ("image_url", "file_id", "digest", "detail", "min_pixels", "max_pixels")
+                of_sizes = ("detail", "min_pixels", "max_pixels", "region")
+                names = ("image_url", "file_id", "digest", *of_sizes)
                 given = {name: getattr(shot, name) for name in names}
                 image = read_image(
                     InputImagePart(**given, uuid=shot.uuid or None), where, self._limits
@@ -495,7 +500,7 @@ def _part(content: Content, place: str, defaults: PartDefaults) -> Part:
             }
             return read_video(InputVideoPart(**fields), place, defaults.video)
         case FileContent():
-            budget = defaults.budget(content.detail, None, None)
+            budget = defaults.budget(content.detail, content.min_pixels, content.max_pixels)
             heading = f"{content.filename}\n" if content.filename else ""
             region = None if content.region is None else region_of(content.region, place)
             if content.file_url is not None:
@@ -503,7 +508,7 @@ def _part(content: Content, place: str, defaults: PartDefaults) -> Part:
             else:
                 given = content.digest, content.file_id, content.file_data
                 found = image_address(*given, place, "file_id", "file_data")
-            return SentFile(found, place, budget, heading, defaults.view, region)
+            return SentFile(found, place, budget, heading, defaults.view, content.page, region)
         case ImageContent():
             image = InputImagePart(
                 image_url=content.image_url,

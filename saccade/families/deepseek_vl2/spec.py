@@ -10,7 +10,7 @@ from pathlib import Path
 
 from saccade.core.errors import CheckpointError
 from saccade.core.family import Cuts, KVSpec, Templates, heads_cache, latent_cache
-from saccade.families.base_spec import BLIND, BaseSpec, Placeholder, plain_cuts
+from saccade.families.base_spec import BLIND, AttendingTower, BaseSpec, Placeholder, plain_cuts
 from saccade.families.checkpoint import Checkpoint
 from saccade.families.config_readers import read_tokenizer
 from saccade.families.deepseek_vl2.config import DeepseekText, read_text, read_vision
@@ -22,12 +22,11 @@ IMAGE = "<image>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeepseekSpec(BaseSpec):
-    """CPU facts of one DeepSeek-VL2 checkpoint."""
+class LatentSpec(BaseSpec):
+    """The answers for DeepSeek's language model behind any tower."""
 
-    vision: SiglipConfig
+    vision: AttendingTower
     text: DeepseekText
-    images: CandidateRules
 
     def kv_spec(self, ranks: int = 1) -> KVSpec:
         shape, latent = self.text.shape, self.text.latent
@@ -50,6 +49,14 @@ class DeepseekSpec(BaseSpec):
             experts=experts.count if experts else 0,
             expert_width=width,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepseekSpec(LatentSpec):
+    """CPU facts of one DeepSeek-VL2 checkpoint."""
+
+    vision: SiglipConfig
+    images: CandidateRules
 
 
 def deepseek_spec(checkpoint: Checkpoint) -> DeepseekSpec:

@@ -181,7 +181,8 @@ def gemma3_spec(checkpoint: Checkpoint) -> Gemma3Spec:
         images = read_images(checkpoint.processor, vision)
         placeholder = _placeholder(checkpoint, text.vocab_size)
         # Blank lines around an image are text, which becomes tokens with what stands beside it.
-        templates = Templates(around=(_written(checkpoint, *placeholder.marks), "\n\n"))
+        mark = _written(checkpoint, *placeholder.marks)
+        templates = Templates(shown=(mark, f"\n\n{mark}\n\n"))
     return Gemma3Spec(
         family="gemma3" if vision.depth else "gemma3_text",
         vision=vision,

@@ -1,11 +1,16 @@
-"""Gemma 4, with or without a tower."""
+"""Gemma 4, with a tower, with an embedder, or text alone."""
 
 from saccade.families.family import Family
 
 FAMILY = Family(
     spec="saccade.families.gemma4.spec:gemma4_spec",
     model="saccade.families.gemma4.net:Gemma4Model",
-    architectures=("Gemma4ForConditionalGeneration", "Gemma4ForCausalLM"),
-    model_types=("gemma4", "gemma4_text"),
+    architectures=(
+        "Gemma4ForConditionalGeneration",
+        "Gemma4ForCausalLM",
+        "Gemma4UnifiedForConditionalGeneration",
+        "Gemma4UnifiedForCausalLM",
+    ),
+    model_types=("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
     gguf="saccade.families.gemma4.gguf:FACTS",
 )

@@ -1,7 +1,7 @@
 """The shapes of Gemma 4's language model and tower, as `config.json` says them.
 
-Serves transformers' Gemma4ForConditionalGeneration and the text-only Gemma4ForCausalLM. Runs
-without torch.
+Serves transformers' Gemma4ForConditionalGeneration and Gemma4UnifiedForConditionalGeneration, which
+has an embedder in place of a tower, and both as text alone. Runs without torch.
 """
 
 from __future__ import annotations
@@ -9,10 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from saccade.core.errors import CheckpointError
+from saccade.core.family import Divisible
 from saccade.families.checkpoint import Section
 from saccade.families.config_readers import read_axial, refuse_flags, require_kind
 from saccade.families.gemma4.layers import LayerShape, Rope, read_layers, read_ropes
 from saccade.nn.text_config import ExpertsConfig
+
+KINDS = ("gemma4", "gemma4_unified")
+ABSENT: dict[str, dict[str, object]] = {
+    "gemma4": {},
+    "gemma4_unified": {
+        "hidden_size_per_layer_input": 0,
+        "sliding_window": 1024,
+        "max_position_embeddings": 262144,
+        "use_bidirectional_attention": "vision",
+    },
+}
+"""By kind, what a file leaves out, where transformers' classes differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +113,72 @@ class TowerConfig:
         """Pixels along a token's edge."""
         return self.patch * self.merge
 
+    @property
+    def pooled(self) -> int:
+        """Patches along a token's edge, as the image processor counts them."""
+        return self.merge
+
+    @property
+    def longest(self) -> int:
+        """Most tokens in a row, by the positions that there are."""
+        return self.places // self.merge
+
+    @property
+    def cuts(self) -> Divisible:
+        return (
+            (self.heads.count, "vision attention heads"),
+            (self.intermediate, "vision MLP values"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedderConfig:
+    """What stands in a tower's place: a token's pixels become its row at once.
+
+    patch, pooled: pixels along a patch's edge and patches along a token's, as the image processor
+    counts them. places: learned positions on each axis. Its projection counts as one block.
+    """
+
+    hidden: int
+    patch: int
+    pooled: int
+    places: int
+    norm_eps: float
+    out: int
+
+    depth = 1
+    merge = 1
+
+    @property
+    def unit(self) -> int:
+        """Pixels along a token's edge."""
+        return self.patch * self.pooled
+
+    @property
+    def longest(self) -> int:
+        return self.places
+
+    @property
+    def cuts(self) -> Divisible:
+        """Return nothing that divides: every rank has the whole embedder."""
+        return ((1, "image embedder"),)
+
 
 NO_TOWER = TowerConfig(
     0, 0, TowerHeads(0, 0, 1.0), 0, "gelu_pytorch_tanh", 1e-6, 0, 1, 0, False, False, 0
 )
 
 
+def read_kind(config: Section) -> str:
+    """Return the model's kind, one of `KINDS`, whether it sees or not."""
+    kind = config.text("model_type", default=KINDS[0]).removesuffix("_text")
+    return kind if kind in KINDS else KINDS[0]
+
+
 def read_text(config: Section, text: Section) -> Gemma4Text:
     """Return the language model. Raises CheckpointError."""
+    # A null is said: images then see themselves in one direction.
+    text = Section(text.where, {**ABSENT[read_kind(config)], **text.data})
     refuse_flags(text, "attention_bias")
     sight = text.text("use_bidirectional_attention", default="")
     if sight not in ("", "vision"):
@@ -183,12 +254,40 @@ def _silent(config: Section, text: Section, vocab: int) -> Silent:
     return Silent(tokens, padding)
 
 
-def read_vision(config: Section, out: int) -> TowerConfig:
+def read_vision(config: Section, out: int) -> TowerConfig | EmbedderConfig:
     """Return the vision tower, whose tokens have `out` values. Raises CheckpointError."""
     if not config.has("vision_config"):
         return NO_TOWER
-    vision = config.section("vision_config")
-    require_kind(vision, "gemma4_vision")
+    vision, kind = config.section("vision_config"), read_kind(config)
+    require_kind(vision, f"{kind}_vision")
+    patch, merge = (
+        vision.integer(name, default=default)
+        for name, default in (("patch_size", 16), ("pooling_kernel_size", 3))
+    )
+    if min(patch, merge) < 1:
+        raise CheckpointError(f"{vision.where}: {merge} patches of {patch} pixels make no token")
+    read = _read_tower if kind == KINDS[0] else _read_embedder
+    return read(vision, patch, merge, out)
+
+
+def _read_embedder(vision: Section, patch: int, pooled: int, out: int) -> EmbedderConfig:
+    hidden = vision.count("mm_embed_dim", default=3840)
+    if (projected := vision.count("output_proj_dims", default=3840)) != hidden:
+        raise CheckpointError(
+            f"{vision.where}: output_proj_dims {projected} is not supported but for mm_embed_dim's "
+            f"{hidden}"
+        )
+    return EmbedderConfig(
+        hidden=hidden,
+        patch=patch,
+        pooled=pooled,
+        places=vision.integer("mm_posemb_size", default=1120),
+        norm_eps=vision.number("rms_norm_eps", default=1e-6),
+        out=out,
+    )
+
+
+def _read_tower(vision: Section, patch: int, merge: int, out: int) -> TowerConfig:
     refuse_flags(vision, "attention_bias")
     hidden = vision.count("hidden_size", default=768)
     heads = vision.count("num_attention_heads", default=12)
@@ -200,12 +299,6 @@ def read_vision(config: Section, out: int) -> TowerConfig:
             "(as many keys as heads are, of a multiple of 4 values)"
         )
     rope = read_axial(vision)
-    patch, merge = (
-        vision.integer(name, default=default)
-        for name, default in (("patch_size", 16), ("pooling_kernel_size", 3))
-    )
-    if min(patch, merge) < 1:
-        raise CheckpointError(f"{vision.where}: {merge} patches of {patch} pixels make no token")
     return TowerConfig(
         depth=vision.layers("num_hidden_layers", default=16),
         hidden=hidden,

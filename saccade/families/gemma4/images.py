@@ -15,7 +15,7 @@ from saccade.core.types import Grid
 from saccade.families.base_spec import fingerprint
 from saccade.families.checkpoint import Section
 from saccade.families.config_readers import read_resample, require_flags
-from saccade.families.gemma4.config import TowerConfig
+from saccade.families.gemma4.config import EmbedderConfig, TowerConfig
 
 BUDGETS = (70, 140, 280, 560, 1120)
 """Most tokens of an image, as the model was trained for."""
@@ -105,7 +105,7 @@ def fit(height: int, width: int, budget: int, unit: int) -> tuple[int, int]:
     return rows, columns
 
 
-def read_images(processor: Section, vision: TowerConfig) -> BudgetRules:
+def read_images(processor: Section, vision: TowerConfig | EmbedderConfig) -> BudgetRules:
     """Return the budget that the image processor's file asks for. Raises CheckpointError."""
     require_flags(processor, "do_resize", "do_rescale")
     scale = processor.number("rescale_factor", default=1 / 255)
@@ -115,15 +115,15 @@ def read_images(processor: Section, vision: TowerConfig) -> BudgetRules:
             "do_normalize false)"
         )
     patch = processor.integer("patch_size", default=16)
-    merge = processor.integer("pooling_kernel_size", default=3)
-    if (patch, merge) != (vision.patch, vision.merge):
+    pooled = processor.integer("pooling_kernel_size", default=3)
+    if (patch, pooled) != (vision.patch, vision.pooled):
         raise CheckpointError(
-            f"{processor.where}: {merge} patches of {patch} pixels, but the vision tower was made "
-            f"for {vision.merge} of {vision.patch}"
+            f"{processor.where}: {pooled} patches of {patch} pixels, but the vision tower was made "
+            f"for {vision.pooled} of {vision.patch}"
         )
     budget = processor.integer("max_soft_tokens", default=280)
     if not 1 <= budget <= BUDGETS[-1]:
         raise CheckpointError(
             f"{processor.where}: max_soft_tokens must be from 1 to {BUDGETS[-1]}, not {budget}"
         )
-    return BudgetRules(budget, read_resample(processor, 3), vision.unit, merge)
+    return BudgetRules(budget, read_resample(processor, 3), vision.unit, vision.merge)

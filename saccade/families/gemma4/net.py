@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from saccade.families.gemma4.config import EmbedderConfig
+from saccade.families.gemma4.embedder import ImageEmbedder
 from saccade.families.gemma4.spec import Gemma4Spec
 from saccade.families.gemma4.text import Gemma4Decoder
 from saccade.families.gemma4.vision import Gemma4Tower
@@ -12,21 +14,30 @@ from saccade.nn.protocol import LanguageModel, VisionNet
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
 
-PARTS = "vision_tower|embed_vision|audio_tower|embed_audio|language_model|lm_head"
+PARTS = "vision_(tower|embedder)|embed_vision|audio_tower|embed_audio|language_model|lm_head"
 KEYS = re.compile(r"language_model\.layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.")
 
 
 class Gemma4Model(FamilyModel):
-    """Names become `vision_tower.*`, `embed_vision.*`, `language_model.*` and `lm_head.weight`."""
+    """Names become `vision_tower.*` (or `vision_embedder.*`), `embed_vision.*`, `language_model.*`
+    and `lm_head.weight`.
+    """
 
     spec: Gemma4Spec
 
-    names = ((r"^model\.", ""), (rf"^(?!({PARTS})\.)", "language_model."))
+    names = (
+        (r"^model\.", ""),
+        (rf"^(?!({PARTS})\.)", "language_model."),
+        (r"^embed_vision\.(?=patch_|pos_)", "vision_embedder."),
+        (r"^embed_vision\.multimodal_embedder\.", "embed_vision."),
+    )
     quantisable = language_matrices(rf"{DENSE_LAYER}|experts\.(gate_up|down)_proj")
-    seeing = ("vision_tower.", "embed_vision.")
+    seeing = ("vision_tower.", "vision_embedder.", "embed_vision.")
     unused = ("audio_tower.", "embed_audio.")  # no sound is heard
 
     def tower(self, weights: Weights, shard: Shard) -> VisionNet:
+        if isinstance(self.spec.vision, EmbedderConfig):
+            return ImageEmbedder(weights, self.spec.vision)
         return Gemma4Tower(weights, self.spec.vision, shard)
 
     def text(self, weights: Weights, shard: Shard) -> LanguageModel:

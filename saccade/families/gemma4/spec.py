@@ -13,7 +13,14 @@ from saccade.core.family import Cuts, KVSpec, heads_cache
 from saccade.families.base_spec import BLIND, BaseSpec, FamilyOptions, Placeholder, read_options
 from saccade.families.checkpoint import Checkpoint, Section
 from saccade.families.config_readers import read_token, text_section
-from saccade.families.gemma4.config import Gemma4Text, TowerConfig, read_text, read_vision
+from saccade.families.gemma4.config import (
+    EmbedderConfig,
+    Gemma4Text,
+    TowerConfig,
+    read_kind,
+    read_text,
+    read_vision,
+)
 from saccade.families.gemma4.images import BUDGETS, NO_IMAGES, BudgetRules, read_images
 
 
@@ -30,13 +37,12 @@ class Gemma4Options(FamilyOptions):
 class Gemma4Spec(BaseSpec):
     """CPU facts of one Gemma 4 checkpoint."""
 
-    vision: TowerConfig
+    vision: TowerConfig | EmbedderConfig
     text: Gemma4Text
     images: BudgetRules
 
     def with_options(self, options: Mapping[str, str]) -> Gemma4Spec:
-        places = self.vision.places // self.vision.merge
-        budgets = {str(each): each for each in BUDGETS if each <= places}
+        budgets = {str(each): each for each in BUDGETS if each <= self.vision.longest}
         chosen = read_options(Gemma4Options, self.family, options, max_soft_tokens=budgets)
         budget = budgets.get(chosen.max_soft_tokens, self.images.budget)
         return replace(self, images=replace(self.images, budget=budget))
@@ -58,10 +64,7 @@ class Gemma4Spec(BaseSpec):
             text=((text.heads, "attention heads"), *((each, "MLP values") for each in widths)),
             heads=text.heads,
             kv_heads=min(layer.kv_heads for layer in text.layers),
-            encoder=(
-                (vision.heads.count, "vision attention heads"),
-                (vision.intermediate, "vision MLP values"),
-            ),
+            encoder=vision.cuts,
             encoder_width=vision.hidden,
             experts=experts.count if experts else 0,
             expert_width=experts.width if experts else 0,
@@ -79,13 +82,13 @@ def gemma4_spec(checkpoint: Checkpoint) -> Gemma4Spec:
     if vision.depth:
         images = read_images(checkpoint.processor, vision)
         placeholder = _placeholder(config, text.vocab_size)
-        if images.budget * vision.merge > vision.places:
+        if images.budget > vision.longest:
             raise CheckpointError(
                 f"{config.where}: {vision.places} positions are too few for images of "
-                f"{images.budget} tokens ({images.budget * vision.merge} patches in a row)"
+                f"{images.budget} tokens, all in a row"
             )
     return Gemma4Spec(
-        family="gemma4" if vision.depth else "gemma4_text",
+        family=read_kind(config) if vision.depth else f"{read_kind(config)}_text",
         vision=vision,
         text=text,
         images=images,

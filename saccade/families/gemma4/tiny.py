@@ -1,24 +1,31 @@
-"""Tiny Gemma 4 checkpoints, for tests and benchmarks. Their first variant has all that any of the
-dense models has.
+"""Tiny Gemma 4 checkpoints, for tests and benchmarks. The first variant with a tower has all that
+any of the dense models has.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from transformers.masking_utils import create_masks_for_generate
 from transformers.models.gemma4.image_processing_pil_gemma4 import (
     Gemma4ImageProcessorPil,
     convert_image_to_patches,
     get_aspect_ratio_preserving_size,
     pad_along_first_dim,
 )
+from transformers.models.gemma4_unified import modeling_gemma4_unified
 
-from saccade_bench.fixtures.references import Reference, resize_picture
+from saccade_bench.fixtures.references import (
+    Reference,
+    import_without_torchvision,
+    resize_picture,
+)
 from saccade_bench.fixtures.tiny import BLANK_LINES, CORPUS, TEXT, TOWER, Ids, Layout, Tiny
 
 TOKENS = 9
@@ -113,6 +120,13 @@ EXPERTS: dict[str, Any] = {
 }
 
 
+HUB_NAMES = (
+    (r"embed_vision\.(?=patch_|pos_)", "vision_embedder."),
+    (r"embed_vision\.multimodal_embedder\.", "embed_vision."),
+)
+"""Of an embedder's tensors."""
+
+
 class BudgetReference(Reference):
     """transformers on a Gemma 4 checkpoint, float32. `pixels` are canvases of whole tokens."""
 
@@ -152,6 +166,27 @@ class BudgetReference(Reference):
             values.append(padded[0]), places.append(padded[1])
         stacked = torch.from_numpy(np.stack(values)), torch.from_numpy(np.stack(places))
         return dict(zip(("pixel_values", "image_position_ids"), stacked))
+
+
+class EmbedderReference(BudgetReference):
+    """The same on one with an embedder, whose patches the processor brings together."""
+
+    def features(self, pixels: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
+        """Bring patches together by transformers' own function, and pad as it does."""
+        module = "transformers.models.gemma4_unified.image_processing_gemma4_unified"
+        theirs, most = import_without_torchvision(module), self.processor.max_soft_tokens
+        values, places = [], []
+        for image in pixels:
+            planes = torch.from_numpy(image).permute(2, 0, 1) * (1 / 255)
+            rows = theirs.convert_image_to_patches(planes, self.processor.patch_size)[None]
+            size = (edge // self.processor.patch_size for edge in image.shape[:2])
+            down, across = torch.meshgrid(*map(torch.arange, size), indexing="ij")
+            at = torch.stack((across, down), dim=-1).view(1, -1, 2)
+            count = rows.shape[1] // self.processor.pooling_kernel_size**2
+            merged, places_of = theirs.patches_merge(rows, at, count)
+            padded = theirs.pad_along_first_dim(merged[0], places_of[0], most)
+            values.append(padded[0]), places.append(padded[1])
+        return {"pixel_values": torch.stack(values), "image_position_ids": torch.stack(places)}
 
 
 class Gemma4Tiny(Tiny):
@@ -245,4 +280,59 @@ class Gemma4Tiny(Tiny):
         return processor
 
 
-TINY = {"gemma4": Gemma4Tiny()}
+class UnifiedTiny(Gemma4Tiny):
+    """Gemma 4 12B, which has no tower and no embeddings by layer."""
+
+    architecture = "Gemma4UnifiedForConditionalGeneration"
+    text_architecture = "Gemma4UnifiedForCausalLM"
+    reference_class = EmbedderReference
+    variants = {  # noqa: RUF012
+        "it hears": {},
+        "as on the hub and tied": {"layout": "old", "tie": True},
+        "layers that share": {"text": {"num_kv_shared_layers": SHARED}},
+        "plain": {
+            "text": E2B | {"final_logit_softcapping": None},
+            "fields": {"audio_config": None},
+        },
+    }
+
+    def text(self, ids: Ids) -> dict[str, Any]:
+        without = ("vocab_size_per_layer_input", "hidden_size_per_layer_input")
+        own = {"num_kv_shared_layers": 0, "use_double_wide_mlp": False}
+        fields = super().text(ids) | own
+        return {name: value for name, value in fields.items() if name not in without}
+
+    def vision(self) -> dict[str, Any]:
+        return {"mm_embed_dim": 72, "output_proj_dims": 72, "mm_posemb_size": 16}
+
+    def fields(self, ids: Ids) -> dict[str, Any]:
+        return super().fields(ids) | {"audio_config": {"audio_embed_dim": 24}}
+
+    def processor(self, _: Layout) -> dict[str, Any]:
+        return PROCESSOR | {"image_processor_type": "Gemma4UnifiedImageProcessor"}
+
+    def old_name(self, name: str) -> str:
+        """Return the hub's name of a tensor."""
+        for pattern, hub in HUB_NAMES:
+            name = re.sub(pattern, hub, name)
+        return name
+
+    def read_reference(self, folder: Path, dtype: torch.dtype) -> Reference:
+        module: Any = modeling_gemma4_unified
+        module.create_masks_for_generate = published_masks
+        return super().read_reference(folder, dtype)
+
+
+def published_masks(block_sequence_ids: torch.Tensor | None = None, **told: Any) -> Any:
+    """Make the masks that transformers makes for Gemma 4, and for this model before a static cache:
+    images see themselves in layers with windows alone, as in the published code. Its `forward`
+    lets them do so in all layers (transformers' issue 46711).
+    """
+    if block_sequence_ids is None:
+        return create_masks_for_generate(**told)
+    return modeling_gemma4_unified.create_masks_for_vision_model(
+        block_sequence_ids=block_sequence_ids, **told
+    )
+
+
+TINY = {"gemma4": Gemma4Tiny(), "gemma4_unified": UnifiedTiny()}

@@ -1,6 +1,7 @@
 """The shapes of InternVL's language model and tower, as `config.json` says them.
 
-Serves transformers' own class (InternVL 2.5, 3 and 3.5 with Qwen2 or Qwen3). Runs without torch.
+Serves transformers' own classes: InternVL 2.5, 3 and 3.5 with Qwen2 or Qwen3, and Qianfan-OCR. Runs
+without torch.
 """
 
 from __future__ import annotations
@@ -27,14 +28,30 @@ ROPE_KINDS = ("default", "dynamic")
 """Dynamic scaling begins beyond the model's own context, where nothing is served."""
 
 
+KINDS = ("internvl", "qianfan_ocr")
+ABSENT: dict[str, dict[str, dict[str, object]]] = {
+    "internvl": {},
+    "qianfan_ocr": {
+        "config": {"tie_word_embeddings": False},
+        "text_config": {"model_type": "qwen3"},
+        "vision_config": {"attention_bias": True},
+    },
+}
+"""By kind and section, what a file leaves out, where transformers' classes differ."""
+
+
 @dataclass(frozen=True, slots=True)
 class InternVisionConfig(TileConfig):
-    """InternViT and its projector. `final_norm`: after the last block."""
+    """InternViT and its projector.
+
+    final_norm: after the last block. fused: files hold queries, keys and values as one tensor.
+    """
 
     norm: NormKind
     qkv_bias: bool
     qk_norm: bool
     final_norm: bool
+    fused: bool
     projector_activation: str
 
     @property
@@ -51,9 +68,25 @@ def _square(section: Section, name: str, default: int) -> int:
     return sides.pop()
 
 
+def read_kind(config: Section) -> str:
+    """Return one of `KINDS`. Raises CheckpointError."""
+    kind = config.text("model_type", default=KINDS[0])
+    if kind not in KINDS:
+        raise CheckpointError(
+            f"{config.where}: model_type {kind!r} is not supported ({' and '.join(KINDS)} are)"
+        )
+    return kind
+
+
+def _filled(config: Section, part: str) -> Section:
+    """Return a section, or the whole file as "config", with what its kind assumes."""
+    section = config if part == "config" else config.section(part)
+    return section.filled(ABSENT[read_kind(config)].get(part, {}))
+
+
 def read_vision(config: Section, out: int) -> InternVisionConfig:
     """Return the vision tower, whose tokens have `out` values. Raises CheckpointError."""
-    vision = config.section("vision_config")
+    vision = _filled(config, "vision_config")
     if config.integers("vision_feature_layer", default=(-1,)) != (-1,):
         raise CheckpointError(f"{config.where}: vision_feature_layer must be -1, the last")
     if config.text("vision_feature_select_strategy", default="default") != "default":
@@ -80,6 +113,9 @@ def read_vision(config: Section, out: int) -> InternVisionConfig:
     norm = vision.text("norm_type", default="layer_norm")
     if norm not in kinds:
         raise CheckpointError(f"{vision.where}: norm_type {norm!r} is not supported")
+    bias, fused = vision.flag("attention_bias"), read_kind(config) == "qianfan_ocr"
+    if fused and not bias:
+        raise CheckpointError(f"{vision.where}: attention_bias false is not supported")
     tower = InternVisionConfig(
         depth=vision.layers("num_hidden_layers", default=24),
         hidden=hidden,
@@ -91,9 +127,10 @@ def read_vision(config: Section, out: int) -> InternVisionConfig:
         merge=merge,
         norm=kinds[norm],
         norm_eps=vision.number("layer_norm_eps", default=1e-6),
-        qkv_bias=vision.flag("attention_bias"),
+        qkv_bias=bias,
         qk_norm=vision.flag("use_qk_norm"),
         final_norm=not vision.flag("use_mean_pooling", default=True),
+        fused=fused,
         projector_activation=config.text("projector_hidden_act", default="gelu"),
         out_hidden=out,
     )
@@ -105,8 +142,9 @@ def read_vision(config: Section, out: int) -> InternVisionConfig:
     return tower
 
 
-def read_text(config: Section, text: Section) -> TextConfig:
+def read_text(config: Section) -> TextConfig:
     """Return the language model. Raises CheckpointError."""
+    config, text = _filled(config, "config"), _filled(config, "text_config")
     kind = text.text("model_type", default="qwen2")
     if kind not in ("qwen2", "qwen3"):
         raise CheckpointError(

@@ -12,7 +12,13 @@ from saccade.core.errors import CheckpointError
 from saccade.core.family import Cuts, Templates
 from saccade.families.base_spec import DecoderSpec, Placeholder, plain_cuts
 from saccade.families.checkpoint import Checkpoint, Section, read_json
-from saccade.families.internvl.config import InternVisionConfig, read_text, read_vision
+from saccade.families.internvl.config import (
+    KINDS,
+    InternVisionConfig,
+    read_kind,
+    read_text,
+    read_vision,
+)
 from saccade.families.internvl.images import TileRules, read_images
 from saccade.families.internvl.video import read_video
 
@@ -38,27 +44,47 @@ class InternVLSpec(DecoderSpec):
 def internvl_spec(checkpoint: Checkpoint) -> InternVLSpec:
     """Read an InternVL checkpoint's facts. Raises CheckpointError naming file and field."""
     config = checkpoint.config
-    section = config.section("text_config")
-    text = read_text(config, section)
+    kind, section = read_kind(config), config.section("text_config")
+    text = read_text(config)
     vision = read_vision(config, text.hidden)
     images = read_images(checkpoint.processor, vision)
+    first = kind == KINDS[0]
     return InternVLSpec(
-        family="internvl",
+        family=kind,
         vision=vision,
         text=text,
         images=images,
         tiles=images,
         placeholder=_placeholder(checkpoint),
-        templates=TEMPLATES,
+        templates=TEMPLATES if first else _templates(checkpoint),
         eos_token_ids=checkpoint.eos_token_ids(section),
         dtype=checkpoint.dtype(section),
-        video=read_video(checkpoint, images),
+        video=read_video(checkpoint, images) if first else None,
     )
+
+
+def _templates(checkpoint: Checkpoint) -> Templates:
+    """Return how Qianfan-OCR's templates show an image: by a text, which need not be a token."""
+    processor = read_json(checkpoint.folder / "processor_config.json", required=False)
+    mark = processor.text("image_placeholder_token", default="<image>")
+    settings = read_json(checkpoint.folder / "tokenizer_config.json", required=False)
+    names, ids = _names(settings), _added_tokens(checkpoint.folder, settings)
+    role, content = (
+        "context_image_token",
+        checkpoint.config.integer("image_token_id", default=151667),
+    )
+    name = names.text(role, default=settings.text(role, default="<IMG_CONTEXT>"))
+    if ids.get(name) != content:
+        raise CheckpointError(
+            f"{checkpoint.config.where}: image_token_id is {content}, but {name} ({role}) is "
+            f"{ids.get(name)}"
+        )
+    return Templates(shown=(mark, name))
 
 
 def _placeholder(checkpoint: Checkpoint) -> Placeholder:
     settings = read_json(checkpoint.folder / "tokenizer_config.json", required=False)
-    names = settings.section("extra_special_tokens") if _named(settings) else settings
+    names = _names(settings)
     ids = _added_tokens(checkpoint.folder, settings)
     found = []
     for role, usual in (("start_image_token", "<img>"), ("end_image_token", "</img>")):
@@ -70,9 +96,10 @@ def _placeholder(checkpoint: Checkpoint) -> Placeholder:
     return Placeholder((content,), None, (found[0],), (found[1],))
 
 
-def _named(settings: Section) -> bool:
-    """Return True if the tokenizer's special tokens have names, beyond a list."""
-    return isinstance(settings.data.get("extra_special_tokens"), dict)
+def _names(settings: Section) -> Section:
+    """Return the section that names special tokens, where files do not list them alone."""
+    named = isinstance(settings.data.get("extra_special_tokens"), dict)
+    return settings.section("extra_special_tokens") if named else settings
 
 
 def _added_tokens(folder: Path, settings: Section) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,34 @@ PROCESSOR = {
     "image_std": [0.229, 0.224, 0.225],
     "resample": 3,
 }
+
+
+QIANFAN_TEMPLATE = """\
+{%- for message in messages -%}{{ '<|im_start|>' + message.role + '\n' }}
+{%- if message.content is string -%}{{ message.content }}{%- else -%}
+{%- for part in message.content -%}
+{%- if part.type == 'image' -%}{{ '<image>\n' }}{%- else -%}{{ part.text }}{%- endif -%}
+{%- endfor -%}{%- endif -%}{{ '<|im_end|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}"""
+HUB_NAMES = (
+    (r"^model\.vision_tower\.layers\.", "vision_model.encoder.layers."),
+    (r"^model\.vision_tower\.", "vision_model."),
+    (r"^model\.language_model\.", "language_model.model."),
+    (r"^lm_head\.", "language_model.lm_head."),
+    (r"\.lambda_", ".ls"),
+    (r"\.attention\.projection_layer\.", ".attn.proj."),
+    (r"\.attention\.", ".attn."),
+    (r"\.layernorm_before\.", ".norm1."),
+    (r"\.layernorm_after\.", ".norm2."),
+    (r"\.cls_token$", ".class_embedding"),
+    (r"\.position_embeddings$", ".position_embedding"),
+    (r"\.patch_embeddings\.projection\.", ".patch_embedding."),
+    (r"^model\.multi_modal_projector\.layer_norm\.", "mlp1.0."),
+    (r"^model\.multi_modal_projector\.linear_1\.", "mlp1.1."),
+    (r"^model\.multi_modal_projector\.linear_2\.", "mlp1.3."),
+)
+"""Of Qianfan-OCR's tensors."""
 
 
 class TileProcessor(GotOcr2ImageProcessorPil):
@@ -130,4 +159,30 @@ class InternTiny(Tiny):
         return name.removeprefix("model.").replace("language_model.", "language_model.model.", 1)
 
 
-TINY = {"internvl": InternTiny()}
+class QianfanTiny(InternTiny):
+    """Qianfan-OCR. Its files have InternVL's first names, its template a text for an image."""
+
+    architecture = "QianfanOCRForConditionalGeneration"
+    template = QIANFAN_TEMPLATE
+    variants = {  # noqa: RUF012
+        "as it is": {},
+        "tied": {"tie": True},
+        "another norm": {"vision": LARGER | {"attention_bias": True, "use_qk_norm": False}},
+    }
+
+    def text(self, ids: Ids) -> dict[str, Any]:
+        return super().text(ids) | QWEN3
+
+    def hub_tensors(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        found = {}
+        for name, each in tensors.items():
+            for pattern, hub in HUB_NAMES:
+                name = re.sub(pattern, hub, name)
+            found[name] = each
+        for name in [name for name in found if ".attn.q_proj." in name]:
+            parts = [found.pop(name.replace(".q_proj.", f".{part}_proj.")) for part in "qkv"]
+            found[name.replace(".q_proj.", ".qkv.")] = torch.cat(parts)
+        return found
+
+
+TINY = {"internvl": InternTiny(), "qianfan_ocr": QianfanTiny()}

@@ -77,7 +77,10 @@ def intern_block(
     parts = BlockParts(weights, name, config, shard)
     norm: type[Norm] = LayerNorm if config.norm == "layer_norm" else RMSNorm
     norms = parts.norms(norm, "layernorm_before", "layernorm_after")
-    heads = parts.separate_heads("attention", bias=config.qkv_bias)
+    if config.fused:
+        heads = parts.fused_heads("attention.qkv")
+    else:
+        heads = parts.separate_heads("attention", bias=config.qkv_bias)
     return ScaledBlock(
         parts,
         norms=norms,

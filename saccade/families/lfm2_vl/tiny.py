@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, Self
-from unittest.mock import patch
 
 import numpy as np
 import torch
 from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
 
-from saccade_bench.fixtures.references import Reference, resize_planes
+from saccade_bench.fixtures.references import (
+    Reference,
+    import_without_torchvision,
+    resize_planes,
+)
 from saccade_bench.fixtures.tiny import TEXT, TOWER, Ids, Layout, Tiny
 from saccade_bench.lab.qwen import tell_grid, told_grid
 
@@ -50,12 +51,7 @@ CHAT_TEMPLATE = """\
 def arithmetic() -> Any:
     """Return transformers' image processor, of which nothing here needs torchvision."""
     module = "transformers.models.lfm2_vl.image_processing_lfm2_vl"
-    absent = {name: ModuleType(name) for name in ("torchvision.transforms.v2.functional",)}
-    for name in ("torchvision.transforms.v2", "torchvision.transforms", "torchvision"):
-        absent[name] = ModuleType(name)
-        absent[name].functional = ModuleType("functional")  # type: ignore[attr-defined]
-    with patch.dict(sys.modules, absent):
-        return import_module(module).Lfm2VlImageProcessor
+    return import_without_torchvision(module).Lfm2VlImageProcessor
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,15 @@
-"""MiniCPM-V 4.6."""
+"""MiniCPM-V 4.6 and 4.7, and MiniCPM-OCR."""
 
 from saccade.families.family import Family
 
 FAMILY = Family(
     spec="saccade.families.minicpm.spec:minicpm_spec",
     model="saccade.families.minicpm.net:MiniCPMModel",
-    architectures=("MiniCPMV4_6ForConditionalGeneration",),
-    model_types=("minicpmv4_6",),
+    architectures=(
+        "MiniCPMV4_6ForConditionalGeneration",
+        "MiniCPMV4_7ForConditionalGeneration",
+        "MiniCPMOcrForConditionalGeneration",
+    ),
+    model_types=("minicpmv4_6", "minicpmv4_7", "minicpm_ocr"),
     gguf="saccade.families.minicpm.gguf:FACTS",
 )

@@ -1,11 +1,13 @@
-"""The shapes of MiniCPM-V 4.6's language model and tower, as `config.json` says them.
+"""The shapes of MiniCPM-V's language model and tower, as `config.json` says them, and how its
+siblings differ.
 
-The language model is read as Qwen3.5's, with one position axis. Runs without torch.
+The language model is read as Qwen3.5's. Runs without torch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Section
@@ -20,10 +22,35 @@ from saccade.nn.hybrid_config import HybridConfig
 from saccade.nn.text_config import TextConfig
 from saccade.nn.tower_config import SiglipConfig
 
-FAMILY = "minicpmv4_6"
 SIGLIP = SiglipDefaults(hidden=768, heads=12, side=224, patch=16)
 MERGES = {"16x": 4, "4x": 2}
 """By `downsample_mode`: patches along the edge of what becomes one token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sibling:
+    """What differs by `model_type`.
+
+    axes: the positions' axes. With three, an image's tokens stand on a canvas (`positions.py`).
+    mode, tied: `downsample_mode` and `tie_word_embeddings` by default. pages: the image processor
+    is MiniCPM-OCR's. It resizes as torch does, not as Pillow, and small images may stay small.
+    """
+
+    name: str
+    axes: Literal[1, 3] = 1
+    mode: str = "16x"
+    tied: bool = False
+    pages: bool = False
+
+
+SIBLINGS = {
+    each.name: each
+    for each in (
+        Sibling("minicpmv4_6"),
+        Sibling("minicpmv4_7", axes=3),
+        Sibling("minicpm_ocr", mode="4x", tied=True, pages=True),
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +84,33 @@ class MergingTower:
         return self.siglip.depth - after + (1 - -after // 4 if self.halves else 0)
 
 
-def read_text(config: Section, text: Section) -> tuple[TextConfig, HybridConfig]:
-    """Return the language model, whose positions are offsets in the prompt.
+def read_sibling(config: Section) -> Sibling:
+    """Return which of the family's models this is. Raises CheckpointError."""
+    kind = config.text("model_type", default="minicpmv4_6")
+    if kind not in SIBLINGS:
+        raise CheckpointError(
+            f"{config.where}: model_type {kind!r} is not supported ({', '.join(SIBLINGS)} are)"
+        )
+    return SIBLINGS[kind]
 
-    All axes of Qwen3.5's positions are alike here. Raises CheckpointError.
-    """
+
+def read_text(config: Section, text: Section, sibling: Sibling) -> tuple[TextConfig, HybridConfig]:
+    """Return the language model. Raises CheckpointError."""
     kind = text.text("model_type", default="qwen3_5_text")
     if kind != "qwen3_5_text":
         raise CheckpointError(
             f"{text.where}: model_type {kind!r} is not supported (qwen3_5_text is)"
         )
-    model, hybrid = read_hybrid(config, text, axes=1)
+    model, hybrid = read_hybrid(config, text, sibling.axes)
     # Files say it of the language model alone, too: the network looks whether there is a head.
-    return replace(model, tied=model.tied or text.flag("tie_word_embeddings")), hybrid
+    tied = config.flag("tie_word_embeddings", default=sibling.tied)
+    return replace(model, tied=tied or text.flag("tie_word_embeddings")), hybrid
 
 
-def read_vision(config: Section, out: int) -> MergingTower:
+def read_vision(config: Section, out: int, sibling: Sibling) -> MergingTower:
     """Return the vision tower, whose tokens have `out` values. Raises CheckpointError."""
     section = config.section("vision_config")
-    require_kind(section, "minicpmv4_6_vision")
+    require_kind(section, f"{sibling.name}_vision")
     siglip = read_siglip(section, 1, out, SIGLIP)
     fixed = ((section, "window_kernel_size"), (config, "merge_kernel_size"))
     for where, name in fixed:
@@ -94,12 +129,12 @@ def read_vision(config: Section, out: int) -> MergingTower:
         raise CheckpointError(
             f"{config.where}: insert_layer_id {insert} is none of the tower's {siglip.depth} layers"
         )
-    return MergingTower(replace(siglip, merge=MERGES[read_mode(config)]), insert)
+    return MergingTower(replace(siglip, merge=MERGES[read_mode(config, sibling)]), insert)
 
 
-def read_mode(section: Section) -> str:
+def read_mode(section: Section, sibling: Sibling) -> str:
     """Return how many patches become a token, as a key in `MERGES`. Raises CheckpointError."""
-    mode = section.text("downsample_mode", default="16x")
+    mode = section.text("downsample_mode", default=sibling.mode)
     if mode not in MERGES:
         raise CheckpointError(
             f"{section.where}: downsample_mode {mode!r} is not supported ({' and '.join(MERGES)} "

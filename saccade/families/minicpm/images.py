@@ -1,4 +1,4 @@
-"""A MiniCPM-V 4.6 image: it keeps its shape. A large one is shown as a whole, and in a grid of
+"""A MiniCPM-V image: it keeps its shape. A large one is shown as a whole, and in a grid of
 slices.
 
 Sizes follow transformers' image processor, to the last bit. Runs without torch.
@@ -14,9 +14,9 @@ from saccade.core.family import CanvasTile, LargestImage, PixelBounds
 from saccade.core.recipe import Box, ImageRecipe, ImageView, Resample
 from saccade.core.types import Grid, Size
 from saccade.families.base_spec import fingerprint
-from saccade.families.checkpoint import Checkpoint
-from saccade.families.config_readers import HALF, read_colours, require_flags
-from saccade.families.minicpm.config import MergingTower, read_mode
+from saccade.families.checkpoint import Checkpoint, Section
+from saccade.families.config_readers import HALF, read_colours, read_resample, require_flags
+from saccade.families.minicpm.config import MergingTower, Sibling, read_mode
 from saccade.nn.tower_config import Colours
 
 MARGIN = 1.25
@@ -24,6 +24,8 @@ MARGIN = 1.25
 LONGEST_ASPECT = 200
 """Beyond this, views would be of one line, of thousands of tokens."""
 BLACK = (0, 0, 0)
+UPSIZES = ("always", "never")
+"""Whether an image of fewer pixels than a slice is enlarged to as many (`small_image_upsize`)."""
 RESAMPLES: dict[int, Resample] = {1: "pillow_lanczos", 3: "pillow_bicubic"}
 """Pillow's numbers, and Pillow's resizing."""
 LARGEST_SCALE = 4096
@@ -50,6 +52,7 @@ class SliceRules:
     resample: Resample
     patch: int
     merge: int
+    upsize: str = "always"
 
     @property
     def unit(self) -> int:
@@ -91,7 +94,8 @@ class SliceRules:
     def _recipe(self, size: Size, slices: tuple[int, int]) -> ImageRecipe:
         scale, unit = self.scale, self.unit
         rows, columns = slices
-        whole = view_size(size, scale, unit, enlarge=not rows)
+        enlarge = not rows and self.upsize == "always"
+        whole = view_size(size, scale, unit, enlarge=enlarge)
         views, grid, canvas = [ImageView(whole)], _tokens(whole, unit), whole
         if rows:
             height, width = slice_size(size, slices, scale, unit)
@@ -219,7 +223,7 @@ def most_of_all(scale: int, unit: int, most: int, longest: float) -> int:
     return most_tokens(scale, unit, longest) + sliced
 
 
-def read_images(checkpoint: Checkpoint, vision: MergingTower) -> SliceRules:
+def read_images(checkpoint: Checkpoint, vision: MergingTower, sibling: Sibling) -> SliceRules:
     """Return the slices that the checkpoint's files ask for. Raises CheckpointError."""
     processor = checkpoint.processor
     require_flags(processor, "do_resize", "do_rescale", "do_normalize")
@@ -231,10 +235,10 @@ def read_images(checkpoint: Checkpoint, vision: MergingTower) -> SliceRules:
             f"{processor.where}: patch_size is {patch}, but the vision tower was made for "
             f"{vision.siglip.patch}"
         )
-    if (mode := read_mode(processor)) != read_mode(checkpoint.config):
+    mode, made_for = (read_mode(each, sibling) for each in (processor, checkpoint.config))
+    if mode != made_for:
         raise CheckpointError(
-            f"{processor.where}: downsample_mode is {mode}, but {read_mode(checkpoint.config)} in "
-            "config.json"
+            f"{processor.where}: downsample_mode is {mode}, but {made_for} in config.json"
         )
     scale = processor.count("scale_resolution", default=448)
     most = processor.count("max_slice_nums", default=9)
@@ -246,10 +250,32 @@ def read_images(checkpoint: Checkpoint, vision: MergingTower) -> SliceRules:
             raise CheckpointError(f"{processor.where}: {name} must be at most {limit}, not {value}")
     if not processor.flag("slice_mode", default=True):
         most = 1
+    return SliceRules(
+        scale,
+        most,
+        read_colours(processor, HALF, HALF),
+        read_resample(processor, 3) if sibling.pages else _resample(processor),
+        patch,
+        vision.siglip.merge,
+        _upsize(processor) if sibling.pages else "always",
+    )
+
+
+def _resample(processor: Section) -> Resample:
     number = processor.integer("resample", default=3)
     if number not in RESAMPLES:
         raise CheckpointError(
             f"{processor.where}: resample {number} is not supported (1 and 3 are)"
         )
-    colours = read_colours(processor, HALF, HALF)
-    return SliceRules(scale, most, colours, RESAMPLES[number], patch, vision.siglip.merge)
+    return RESAMPLES[number]
+
+
+def _upsize(processor: Section) -> str:
+    """Return one of `UPSIZES`."""
+    upsize = processor.text("small_image_upsize", default="always")
+    if upsize not in UPSIZES:
+        raise CheckpointError(
+            f"{processor.where}: small_image_upsize {upsize!r} is not supported "
+            f"({' and '.join(UPSIZES)} are): an image's size may not follow from what it shows"
+        )
+    return upsize

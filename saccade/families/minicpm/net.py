@@ -1,4 +1,4 @@
-"""A MiniCPM-V 4.6 checkpoint's network, and what its tensors are called."""
+"""A MiniCPM-V checkpoint's network, and what its tensors are called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a MiniCPM-V 4.6 checkpoint says without tensors: sizes, prompts, what is kept per token or
+"""What a MiniCPM-V checkpoint says without tensors: sizes, prompts, what is kept per token or
 sequence.
 
 An image's number among a prompt's images stands before it as text, so the image itself is the same
@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
+
 from saccade.core.errors import CheckpointError, InvalidRequest
 from saccade.core.family import Cuts, KVSpec
-from saccade.core.types import Image, Span
+from saccade.core.types import Grid, Image, Span
 from saccade.families.base_spec import (
     BaseSpec,
     FamilyOptions,
@@ -26,13 +29,14 @@ from saccade.families.checkpoint import Checkpoint, Section, read_json
 from saccade.families.config_readers import read_tokenizer
 from saccade.families.hybrid import hybrid_caches, hybrid_cuts
 from saccade.families.minicpm.config import (
-    FAMILY,
     MERGES,
     MergingTower,
+    read_sibling,
     read_text,
     read_vision,
 )
 from saccade.families.minicpm.images import SliceRules, read_images, view_tokens
+from saccade.families.minicpm.positions import canvas_block, canvas_positions
 from saccade.nn.hybrid_config import HybridConfig
 from saccade.nn.text_config import TextConfig
 
@@ -69,6 +73,11 @@ class SlicePlaceholder(Placeholder):
     slice: tuple[int, int]
     line: Ids
 
+    @property
+    def own(self) -> frozenset[int]:
+        """Return the tokens around an image and its slices, but for its number."""
+        return frozenset((*self.before, *self.after, *self.slice, *self.line))
+
     def pieces(self, number: int, image: Image) -> Sequence[ImagePiece]:
         whole, *slices = view_tokens(image.grid)
         begin, end = self.slice
@@ -103,6 +112,7 @@ class MiniCPMSpec(BaseSpec):
     text: TextConfig
     images: SliceRules
     hybrid: HybridConfig
+    placeholder: SlicePlaceholder
 
     def with_options(self, options: Mapping[str, str]) -> MiniCPMSpec:
         chosen = read_options(MiniCPMOptions, self.family, options, downsample_mode=MERGES)
@@ -125,27 +135,62 @@ class MiniCPMSpec(BaseSpec):
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanvasSpec(MiniCPMSpec):
+    """CPU facts of a checkpoint whose images stand on a canvas of positions."""
+
+    position_axes = 3
+
+    def image_positions(self, grid: Grid) -> npt.NDArray[np.int64]:
+        return canvas_block(grid)
+
+    def positions(
+        self,
+        tokens: Sequence[int],
+        spans: Sequence[Span],
+        blocks: Sequence[npt.NDArray[np.int64]],
+    ) -> tuple[npt.NDArray[np.int64], int]:
+        return canvas_positions(tokens, spans, blocks, self.placeholder.own)
+
+
 def minicpm_spec(checkpoint: Checkpoint) -> MiniCPMSpec:
     """Read a checkpoint's facts. Raises CheckpointError naming file and field."""
     config = checkpoint.config
-    kind = config.text("model_type", default=FAMILY)
-    if kind != FAMILY:
-        raise CheckpointError(f"{config.where}: model_type {kind!r} is not supported ({FAMILY} is)")
-    section = config.section("text_config")
-    text, hybrid = read_text(config, section)
-    vision = read_vision(config, text.hidden)
-    images = read_images(checkpoint, vision)
-    return MiniCPMSpec(
-        family=FAMILY,
+    sibling, section = read_sibling(config), config.section("text_config")
+    text, hybrid = read_text(config, section, sibling)
+    vision = read_vision(config, text.hidden, sibling)
+    images = read_images(checkpoint, vision, sibling)
+    placeholder = _placeholder(checkpoint, text.vocab_size)
+    if sibling.axes == 3:
+        _check_marks(config, placeholder)
+    return (MiniCPMSpec if sibling.axes == 1 else CanvasSpec)(
+        family=sibling.name,
         vision=vision,
         text=text,
         images=images,
         tiles=images,
-        placeholder=_placeholder(checkpoint, text.vocab_size),
+        placeholder=placeholder,
         eos_token_ids=checkpoint.eos_token_ids(section),
         dtype=checkpoint.dtype(section),
         hybrid=hybrid,
     )
+
+
+def _check_marks(config: Section, placeholder: SlicePlaceholder) -> None:
+    """Raise CheckpointError unless the tokenizer's marks are those that the model was made for."""
+    (image_start,), (image_end,), line = placeholder.before, placeholder.after, placeholder.line
+    slice_start, slice_end = placeholder.slice
+    for name, token in (
+        ("image_start_id", image_start),
+        ("image_end_id", image_end),
+        ("slice_start_id", slice_start),
+        ("slice_end_id", slice_end),
+        ("newline_id", line[0]),
+    ):
+        if (found := config.integer(name)) != token or len(line) > 1:
+            raise CheckpointError(
+                f"{config.where}: {name} is {found}, but the tokenizer's is {token}"
+            )
 
 
 def _placeholder(checkpoint: Checkpoint, vocab: int) -> SlicePlaceholder:

@@ -1,4 +1,4 @@
-"""Tiny MiniCPM-V 4.6 checkpoints, for tests and benchmarks."""
+"""Tiny checkpoints of MiniCPM-V 4.6 and 4.7 and of MiniCPM-OCR, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -9,20 +9,28 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import torch
+from transformers import BatchFeature
+from transformers.models.minicpm_ocr.image_processing_minicpm_ocr import (
+    MiniCPMOcrImageProcessor,
+    MiniCPMOcrImageProcessorKwargs,
+)
 from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import (
     MiniCPMV4_6ImageProcessorPil,
 )
 from transformers.models.minicpmv4_6.processing_minicpmv4_6 import MiniCPMV4_6Processor
 
-from saccade_bench.fixtures.references import Reference
+from saccade_bench.fixtures.references import Reference, resize_planes
 from saccade_bench.fixtures.tiny import HYBRID, TOWER, Ids, Layout, Tiny
 from saccade_bench.lab.qwen import tell_grid, told_grid
 
 PATCH = 4
 SCALE = 48
 """Pixels of an edge of a square slice: of 9 tokens."""
+PAGE_SCALE = 24
+"""The same where a token is 2 x 2 patches."""
 MOST = 6
 """Slices."""
+COARSE, FINE = {"downsample_mode": "16x"}, {"downsample_mode": "4x"}
 IMAGE = "<|image_pad|>"
 TOKENS = {
     "image_token": IMAGE,
@@ -60,6 +68,30 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}
 {%- if not enable_thinking -%}{{ '<think>\\n\\n</think>\\n\\n' }}{%- endif -%}{%- endif -%}"""
+
+
+class PageProcessor(MiniCPMV4_6ImageProcessorPil):
+    """MiniCPM-OCR's processor, resizing as its torchvision backend does."""
+
+    downsample_mode = "4x"
+    small_image_upsize = "always"
+    valid_kwargs = MiniCPMOcrImageProcessorKwargs
+
+    def _preprocess(  # type: ignore[override]
+        self, images: list[np.ndarray], **settings: Any
+    ) -> BatchFeature:
+        """Plan, resize and cut by transformers' class, of which no more needs torchvision."""
+        theirs: Any = object.__new__(MiniCPMOcrImageProcessor)
+        theirs.resize = lambda image, size, **_: torch.from_numpy(
+            resize_planes(image.numpy(), (size.height, size.width), "bicubic")
+        )
+        theirs.rescale_and_normalize = lambda bytes_as_floats, *_: bytes_as_floats
+        planes = [torch.from_numpy(np.ascontiguousarray(each)) for each in images]
+        own = {"disable_grouping": True} | settings | {"return_tensors": None}
+        made = dict(MiniCPMOcrImageProcessor._preprocess(theirs, planes, **own))
+        made["pixel_values"] = made["pixel_values"].to(torch.uint8).numpy()
+        made["target_sizes"] = made["target_sizes"].numpy()
+        return BatchFeature(made)
 
 
 class SliceReference(Reference):
@@ -173,6 +205,12 @@ class SliceReference(Reference):
         return found
 
 
+class CanvasReference(SliceReference):
+    """The same on one of MiniCPM-V 4.7, whose positions follow from what tokens are."""
+
+    types = "mm_token_type_ids"
+
+
 class MiniTiny(Tiny):
     """MiniCPM-V 4.6, with Qwen3.5's language model."""
 
@@ -210,4 +248,37 @@ class MiniTiny(Tiny):
         return data
 
 
-TINY = {"minicpmv4_6": MiniTiny()}
+class CanvasTiny(MiniTiny):
+    """MiniCPM-V 4.7: images stand on a canvas of positions."""
+
+    architecture = "MiniCPMV4_7ForConditionalGeneration"
+    reference_class = CanvasReference
+    variants = {  # noqa: RUF012
+        "as it is": {},
+        "tied": {"tie": True},
+        "4x": {"fields": FINE, "processor": FINE | {"scale_resolution": PAGE_SCALE}},
+    }
+
+    def fields(self, ids: Ids) -> dict[str, Any]:
+        places = ("image_start", "image_end", "slice_start", "slice_end")
+        marks = {f"{place}_id": ids(TOKENS[f"{place}_token"]) for place in places}
+        return super().fields(ids) | marks | {"newline_id": ids("Ċ")}
+
+
+class PageTiny(MiniTiny):
+    """MiniCPM-OCR: four times as many tokens, from slices a quarter as large."""
+
+    architecture = "MiniCPMOcrForConditionalGeneration"
+    processor_class = PageProcessor
+    variants = {  # noqa: RUF012
+        "as it is": {},
+        "tied": {"tie": True},
+        "16x": {"fields": COARSE, "processor": COARSE},
+    }
+
+    def processor(self, _: Layout) -> dict[str, Any]:
+        own = {"image_processor_type": "MiniCPMOcrImageProcessor", "downsample_mode": "4x"}
+        return PROCESSOR | own | {"scale_resolution": PAGE_SCALE, "max_slice_nums": 3}
+
+
+TINY = {"minicpmv4_6": MiniTiny(), "minicpmv4_7": CanvasTiny(), "minicpm_ocr": PageTiny()}

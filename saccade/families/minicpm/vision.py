@@ -1,4 +1,4 @@
-"""MiniCPM-V 4.6's SigLIP, for views with any size.
+"""MiniCPM-V's SigLIP, for views with any size.
 
 A patch's place in its view gives its learned position. Behind one layer, 2 x 2 patches attend to
 each other and become one, and 2 x 2 of these become a token. A token's rows stand together, and

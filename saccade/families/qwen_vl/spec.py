@@ -89,15 +89,18 @@ class QwenVLSpec(DecoderSpec):
         return np.indices((1, h, w)).reshape(3, -1)
 
     def positions(
-        self, num_tokens: int, spans: Sequence[Span], blocks: Sequence[npt.NDArray[np.int64]]
+        self,
+        tokens: Sequence[int],
+        spans: Sequence[Span],
+        blocks: Sequence[npt.NDArray[np.int64]],
     ) -> tuple[npt.NDArray[np.int64], int]:
-        """Return the mRoPE positions [3, num_tokens], and the next position.
+        """Return the mRoPE positions [3, T], and the next position.
 
         An image takes as many steps as its longer side has merged patches, whatever its token
         count. A video's pairs, whose `time` is set, begin at one position, apart on the time axis.
         What follows them goes on behind the largest (as in transformers 4).
         """
-        positions = np.empty((3, num_tokens), dtype=np.int64)
+        positions = np.empty((3, len(tokens)), dtype=np.int64)
         done = position = begin = 0
         in_video = False
         for span in spans:
@@ -113,7 +116,7 @@ class QwenVLSpec(DecoderSpec):
             # the last token of each stands furthest on every axis
             position = max(position, int(shown[:, -1].max()) + 1)
             done, in_video = span.end, span.time is not None
-        return positions, _count_on(positions, done, num_tokens, position)
+        return positions, _count_on(positions, done, len(tokens), position)
 
 
 def _count_on(positions: npt.NDArray[np.int64], start: int, end: int, position: int) -> int:

@@ -52,7 +52,7 @@ def text_prompt(spec: AnySpec) -> ProbePrompt:
     others = {*images.seen, *(t for each in images.sizes for t in each.tokens)} if images else set()
     usual = [token for token in range(spec.vocab_size) if token not in others]
     tokens = tuple(usual[:: max(1, len(usual) // WORDS)][:WORDS])
-    positions, _ = spec.positions(len(tokens), (), ())
+    positions, _ = spec.positions(tokens, (), ())
     ids = torch.tensor([tokens])
     return ProbePrompt(
         tokens, positions, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -117,7 +117,7 @@ def image_prompt(spec: AnySpec, sizes: Sequence[Size], dtype: torch.dtype) -> Pr
     if list(tokens) != made["input_ids"][0].tolist():
         raise Unservable("its processor writes other tokens around images than are known here")
     blocks = [spec.image_positions(each.grid) for each in images]
-    positions, _ = spec.positions(len(tokens), spans, blocks)
+    positions, _ = spec.positions(tokens, spans, blocks)
     inputs = {
         name: each.to(dtype) if each.is_floating_point() and not name.endswith("mask") else each
         for name, each in made.items()

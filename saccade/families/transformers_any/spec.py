@@ -280,15 +280,18 @@ class AnySpec:
         return box_positions(grid[4 : 4 + self._box_axes])
 
     def positions(
-        self, num_tokens: int, spans: Sequence[Span], blocks: Sequence[npt.NDArray[np.int64]]
+        self,
+        tokens: Sequence[int],
+        spans: Sequence[Span],
+        blocks: Sequence[npt.NDArray[np.int64]],
     ) -> tuple[npt.NDArray[np.int64], int]:
         """Return positions, and the next one.
 
         On one axis they are offsets in the prompt.
         """
         if not self._box_axes:
-            return np.arange(num_tokens)[None], num_tokens
-        return counted(num_tokens, spans, blocks, self.position_axes)
+            return np.arange(len(tokens))[None], len(tokens)
+        return counted(len(tokens), spans, blocks, self.position_axes)
 
 
 def check_depths(config: Section) -> None:

@@ -202,7 +202,9 @@ def _choice(choice: Any, tools: Sequence[Tool]) -> Any:
 
 
 def _screenshots(chat: Chat, opened: Sequence[Opened]) -> list[Screenshot]:
-    """Return the images of the screen, in order. A part of it is none, as `zoom` shows it."""
+    """Return the images of the screen, in order. A part of it is none, as `zoom` shows it, nor is a
+    document's page.
+    """
     zoomed = {
         call.get("id")
         for message in chat.messages
@@ -213,7 +215,7 @@ def _screenshots(chat: Chat, opened: Sequence[Opened]) -> list[Screenshot]:
     for index, message in enumerate(chat.messages):
         for _ in message.media:
             image = next(images, None)
-            if not isinstance(image, OpenedImage) or image.kind == "region":
+            if not isinstance(image, OpenedImage) or image.kind != "still":
                 continue
             call = message.fields.get("tool_call_id")
             if message.role == "assistant" or (call is not None and call in zoomed):

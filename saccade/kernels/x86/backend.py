@@ -14,7 +14,7 @@ import torch
 from saccade.kernels.reference.paged import PagedCache, PagedRows, PagedShape
 from saccade.kernels.reference.sdpa import Attend, HostRows, SdpaAttention
 from saccade.kernels.x86 import attention
-from saccade.kernels.x86.paged import decode_paged
+from saccade.kernels.x86.paged import decode_paged, lay_out_singles
 
 
 class X86Attention(SdpaAttention):
@@ -25,9 +25,6 @@ class X86Attention(SdpaAttention):
         self._compiled = shape.halves
         takes = attention.takes(torch.empty(0, shape.head_dim, dtype=shape.dtype))
         self._takes = takes and shape.kept in attention.KEPT
-        # of steps with one token in each row, by rows and by queries to a key: these lie where a
-        # recording found them
-        self._tables: dict[int, dict[int, torch.Tensor]] = {}
         if self._takes and (kind := attention.best_kind()):
             # or the first prompt would wait for them
             attention.functions(shape.head_dim, kind, shape.kept)
@@ -50,16 +47,16 @@ class X86Attention(SdpaAttention):
             end += 1
         if end == first:
             return None
-        alone = end - first == len(host.lengths) == host.starts[-1]
-        tables = self._tables.setdefault(end, {}) if alone else {}
-        for group, table in tables.items():
-            table.copy_(attention.lay_out_few(rows, group))
+        singles = end - first == len(host.lengths) == host.starts[-1]
+        tables: dict[int, torch.Tensor] = {}  # by queries to a key
 
         def attend(q: torch.Tensor, kv: PagedCache) -> torch.Tensor:
             q = q if q.stride(2) == 1 else q.contiguous()
             scale = self._shape.scale * kv.key_scale
             group = q.shape[1] // kv.keys.shape[1]
-            if group not in tables:
+            if group not in tables and singles:  # from the batch itself, as a recording needs
+                tables[group] = lay_out_singles(host.rows)
+            elif group not in tables:
                 tables[group] = attention.lay_out_few(rows, group)
             return attention.attend_few(q, kv, tables[group], host.rows, scale)
 

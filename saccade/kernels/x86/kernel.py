@@ -42,14 +42,14 @@ class Kernel:
 
         body = code.__module__, name, repr(sizes)
         words = "\n".join((*body, machine_code.describe_target(), _sources()))
-        self._function = machine_code.link(kept_files.kept(words, make), (name,))[name]
+        self.function = machine_code.link(kept_files.kept(words, make), (name,))[name]
 
     def __call__(self, items: int, values: int, *numbers: int) -> None:
         """Do all `items`, which read and write about `values` values, with as many threads as torch
         has.
         """
         block = (ctypes.c_int64 * (2 + len(numbers)))(0, items, *numbers)
-        run_on_threads(self._function, block, items if values >= SHARED_VALUES else 1)
+        run_on_threads(self.function, block, items if values >= SHARED_VALUES else 1)
 
 
 @cache

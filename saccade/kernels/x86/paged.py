@@ -12,6 +12,7 @@ from types import ModuleType
 import torch
 
 from saccade.kernels.reference.paged import PagedCache, PagedRows
+from saccade.kernels.x86.attention_call import BLOCK
 from saccade.kernels.x86.kernel import Kernel, bits
 from saccade.kernels.x86.paged_call import BLOCK_KEYS
 
@@ -51,6 +52,15 @@ def decode_paged(
     return out
 
 
+def lay_out_singles(rows: PagedRows) -> torch.Tensor:  # [R, BLOCK] int64
+    """Do as `attention.lay_out_few` for rows that have one token each, whatever the group."""
+    count, width = len(rows.kv_lengths), rows.page_table.shape[1]
+    blocks = torch.empty((count, len(BLOCK)), dtype=torch.int64)
+    addresses = rows.lines.data_ptr(), rows.kv_lengths.data_ptr(), blocks.data_ptr()
+    _lay_out_singles()(count, blocks.numel(), *addresses, width)
+    return blocks
+
+
 def _parts(rows: int, kv_heads: int) -> int:
     """Return how many parts a row's heads are dealt in, so that all threads have work."""
     wanted = -(-torch.get_num_threads() // rows)
@@ -64,6 +74,11 @@ def _code() -> ModuleType:
     from saccade.kernels.x86 import paged_code  # brings Numba, which only compiling needs
 
     return paged_code
+
+
+@cache
+def _lay_out_singles() -> Kernel:
+    return Kernel(_code, "lay_out_singles")
 
 
 @cache

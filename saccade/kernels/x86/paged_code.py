@@ -151,3 +151,25 @@ def attend(dim: int, group: int) -> Body:
             item = claim(block)
 
     return attend
+
+
+def lay_out_singles() -> Body:
+    """Return the body that describes rows with one token each (`attention_call.BLOCK`).
+
+    An item is a row.
+    """
+
+    def lay_out_singles(block):
+        lines, lengths, blocks = longs(block[2]), words(block[3]), longs(block[4])
+        while True:
+            row = claim(block)
+            if row >= block[1]:
+                return
+            at = 5 * row
+            blocks[at] = row
+            blocks[at + 1] = 1
+            blocks[at + 2] = lines[row] * block[5]
+            blocks[at + 3] = lengths[row]
+            blocks[at + 4] = lengths[row]
+
+    return lay_out_singles

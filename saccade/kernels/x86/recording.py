@@ -28,6 +28,7 @@ from saccade.kernels.x86 import recording_code
 from saccade.kernels.x86.jit_cache import LISTENERS, parallel
 from saccade.kernels.x86.machine_code import Function, compiled, source_text
 from saccade.kernels.x86.recording_code import ENTRY, HEADER, NAME
+from saccade.kernels.x86.twins import find_twin
 
 LOOKS = frozenset(["tolist", "numpy", "__array__"])
 """Of a tensor: they give Python its values without an operation."""
@@ -143,7 +144,7 @@ class Recording(TorchDispatchMode):
         super().__init__()
         self.lent = Lent()
         self._kept: list[torch.Tensor] = []  # what else addresses point to
-        self._parts: list[Operation | Calls] = []
+        self.parts: list[Operation | Calls] = []
         self._thread = threading.get_ident()
         LISTENERS.append(self)
         try:
@@ -151,22 +152,24 @@ class Recording(TorchDispatchMode):
                 self.results = work()
         finally:
             LISTENERS.remove(self)
-        for part in self._parts:
+        for part in self.parts:
             if isinstance(part, Calls):
                 part.close()
 
     def replay(self) -> None:
-        for part in self._parts:
+        for part in self.parts:
             part()
 
     def ran(self, function: Any, call: ctypes.Array[ctypes.c_int64], threads: int, /) -> None:
-        if threading.get_ident() != self._thread:
-            return  # another's work
-        if not self._parts or not isinstance(self._parts[-1], Calls):
-            self._parts.append(Calls())
-        calls = self._parts[-1]
+        if threading.get_ident() == self._thread:  # else another's work
+            self._add(function, call[:], threads)
+
+    def _add(self, function: Any, numbers: list[int], threads: int) -> None:
+        if not self.parts or not isinstance(self.parts[-1], Calls):
+            self.parts.append(Calls())
+        calls = self.parts[-1]
         assert isinstance(calls, Calls)
-        calls.add(function, call[:], threads)
+        calls.add(function, numbers, threads)
 
     def __torch_dispatch__(
         self,
@@ -181,12 +184,17 @@ class Recording(TorchDispatchMode):
         if not LOOKING.isdisjoint(function.tags) or (function._schema.returns and not tensors):
             raise NotRecorded(f"{function} tells Python of a tensor's values")
         if function._schema.is_mutable:
-            self._parts.append(Operation(function, given, named, ()))
+            self.parts.append(Operation(function, given, named, ()))
         elif function._schema.name.split("::")[1] in EMPTY:
             return self.lent.lend(made)
         elif not _views(tensors, given):
             self._kept.extend(tensors)
-            self._parts.append(Operation.of(function, given, named, tensors))
+            if twin := find_twin(function, given, named, tensors):
+                self._kept.extend(_tensors(given))
+                for code, numbers in twin:
+                    self._add(code, numbers, 1)
+            else:
+                self.parts.append(Operation.of(function, given, named, tensors))
         return made
 
 

@@ -426,13 +426,13 @@ def _step(
     """
     dot = known(module, "llvm.x86.avx512.vpdpbusd.512", INTS, INTS, INTS, INTS)
     fetch = known(module, "llvm.prefetch.p0", VOID, PTR, I32, I32, I32)
-    how = [ir.Constant(I32, value) for value in (0, 3, 1)]  # read, to the nearest cache, data
+    how = [ir.Constant(I32, value) for value in (0, 2, 1)]  # read, to the second cache, data
     *totals, words, numbers = carried
     line, word = 0, 0
     for turn in range(UNROLLED):
         parts = []
+        b.call(fetch, [place(b, words, line + AHEAD_BYTES), *how])  # its neighbour comes with it
         for _ in range(WIDE):
-            b.call(fetch, [place(b, words, line + AHEAD_BYTES), *how])
             loaded = load(b, INTS, words, line, LINE)
             line += LINE
             low = b.and_(loaded, every(INTS, 0x0F0F0F0F))

@@ -12,6 +12,7 @@ import mmap
 import struct
 from dataclasses import replace
 from functools import cache
+from threading import Lock
 
 import torch
 from torch.nn import functional as F
@@ -39,11 +40,15 @@ PANEL = LANES * WIDE
 STEPS = {4: 32, 8: 16}
 """Inputs that are multiplied at a time, by bits: groups divide by them."""
 HUGE = 1 << 21
-"""Bytes of a large page: matrices of several begin at one, which saves a core looking for pages."""
+"""Bytes of a large page, which saves a core looking for pages."""
+MAPPED = 8 * HUGE
+"""Bytes that are asked for at a time, for small matrices that share large pages."""
 LEAST_TILED = 32
 """Rows below which AMX is no quicker."""
 TOP = 15
 """Scales are kept as float16 times a power of two, the largest below 2 ** TOP."""
+LINE = 64
+"""Bytes at whose multiples a matrix begins."""
 ONE = 0x3F800000
 """The bits of 1 in float32."""
 BITS_OF_SCALE = struct.unpack("i", struct.pack("f", 1 / BLOCK))[0]
@@ -134,20 +139,41 @@ def _portions(panels: int, inputs: int) -> list[tuple[int, int]]:
 
 
 def empty_words(panels: int, lines: int) -> torch.Tensor:
-    """Allocate int32 [panels, lines, PANEL] at the start of a cache line.
-
-    Uses large pages where that pays.
-    """
+    """Allocate int32 [panels, lines, PANEL] at the start of a cache line, in large pages."""
     functions()  # where they cannot be made, loading fails, not the first request
-    size = panels * lines * PANEL * 4
-    if size < 2 * HUGE:
-        memory, step = torch.empty(size + 64, dtype=torch.uint8), 64
-    else:
-        mapped = mmap.mmap(-1, size + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        mapped.madvise(mmap.MADV_HUGEPAGE)
-        memory, step = torch.frombuffer(mapped, dtype=torch.uint8), HUGE
-    start = -memory.data_ptr() % step
-    return memory[start : start + size].view(torch.int32).view(panels, lines, PANEL)
+    memory = _PAGES.take(panels * lines * PANEL * 4)
+    return memory.view(torch.int32).view(panels, lines, PANEL)
+
+
+class LargePages:
+    """Memory in large pages, of which small matrices take their parts one behind another.
+
+    What was mapped goes back to the system with the last matrix in it, the newest with the next.
+    """
+
+    def __init__(self) -> None:
+        self._left = torch.empty(0, dtype=torch.uint8)
+        self._taking = Lock()
+
+    def take(self, size: int) -> torch.Tensor:
+        """Return uint8 [size] from the start of a cache line on."""
+        with self._taking:
+            if size > len(self._left):
+                self._left = _map(max(size, MAPPED))
+            taken = self._left[:size]
+            self._left = self._left[-(-size // LINE) * LINE :]
+        return taken
+
+
+def _map(size: int) -> torch.Tensor:
+    mapped = mmap.mmap(-1, size + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapped.madvise(mmap.MADV_HUGEPAGE)
+    memory = torch.frombuffer(mapped, dtype=torch.uint8)
+    start = -memory.data_ptr() % HUGE
+    return memory[start : start + size]
+
+
+_PAGES = LargePages()
 
 
 def quantise_outputs(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -256,7 +282,9 @@ def _run(
     most = -(-count // TILE_ROWS) * TILE_ROWS
     quantised = torch.empty(most * inputs + count * 8 * groups, dtype=torch.uint8)
     rows, scales = quantised.data_ptr(), quantised.data_ptr() + most * inputs
-    added = _zeros(words.shape[0]) if bias is None else F.pad(bias.float(), (0, -len(bias) % PANEL))
+    added = _zeros(words.shape[0]) if bias is None else bias.float()
+    if more := -len(added) % PANEL:
+        added = F.pad(added, (0, more))
     call = {
         "outputs": result.shape[1],
         "groups": groups,

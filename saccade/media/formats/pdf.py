@@ -22,6 +22,7 @@ import numpy as np
 import PIL.Image
 import pypdfium2_raw as pdfium
 
+from saccade.core.recipe import PageDrawing
 from saccade.media.reasons import Unreadable
 
 MOST_TEXT = 1 << 18
@@ -94,9 +95,9 @@ def read_sizes(data: mmap.mmap, most_pages: int) -> Sizes:
 
 
 def read_page(
-    data: mmap.mmap, index: int, size: tuple[int, int] | None, text: bool
+    data: mmap.mmap, index: int, drawing: PageDrawing | None, text: bool
 ) -> tuple[str, bytes]:
-    """Read a page's text, if wanted, and draw a PNG of `size` (height, width), if any.
+    """Read a page's text, if wanted, and draw it as a PNG, if wanted.
 
     Raises Unreadable.
     """
@@ -108,7 +109,7 @@ def read_page(
         try:
             return (
                 _text(page, index) if text else "",
-                b"" if size is None else _draw(page, form, size),
+                b"" if drawing is None else _draw(page, form, drawing),
             )
         finally:
             pdf.FPDF_ClosePage(page)
@@ -151,9 +152,10 @@ def _text(page: Any, index: int) -> str:
         pdf.FPDFText_ClosePage(found)
 
 
-def _draw(page: Any, form: Any, size: tuple[int, int]) -> bytes:
+def _draw(page: Any, form: Any, drawing: PageDrawing) -> bytes:
+    """Draw a page as a PNG. A part is cut from all of it, and so has the page's bits."""
     pdf = library()
-    height, width = size
+    height, width = drawing.size
     pixels = np.empty((height, width, 3), np.uint8)
     bitmap = pdf.FPDFBitmap_CreateEx(
         width,
@@ -172,8 +174,9 @@ def _draw(page: Any, form: Any, size: tuple[int, int]) -> bytes:
             pdf.FPDF_FFLDraw(form, bitmap, page, *place)
     finally:
         pdf.FPDFBitmap_Destroy(bitmap)
+    kept = pixels if drawing.box is None else pixels[drawing.box.slices]
     file = io.BytesIO()
-    PIL.Image.fromarray(pixels).save(file, "PNG", compress_level=PNG_LEVEL)
+    PIL.Image.fromarray(kept).save(file, "PNG", compress_level=PNG_LEVEL)
     return file.getvalue()
 
 
@@ -192,5 +195,5 @@ def warm_up() -> None:
     with mmap.mmap(-1, len(TINY)) as data:
         data.write(TINY)
         assert read_sizes(data, 1) == [(64.0, 64.0)]
-        text, png = read_page(data, 0, (64, 64), text=True)
+        text, png = read_page(data, 0, PageDrawing((64, 64)), text=True)
         assert text == "word" and png

@@ -89,7 +89,7 @@ class ImageSource:
 @dataclass(frozen=True, slots=True)
 class ImageRegion:
     """A part of an image as named by a request, in the upright image's own pixels, from the left
-    and from the top. `param` is its place, for errors.
+    and from the top. A page of a document counts points. `param` is its place, for errors.
     """
 
     left: int
@@ -132,7 +132,8 @@ class SentFile:
     """A file as named by a request: a document, whose pages are shown, or an image.
 
     `param` is the place, for errors. budget: for each page, or for the image. heading: lines before
-    a document. view: which pages are shown, and as what. region: the part to show.
+    a document. view: which pages are shown, and as what. page: the only one, if the part itself
+    says so. region: the part to show of an image, or of this page.
     """
 
     kind: ClassVar[Kind] = "document"
@@ -142,7 +143,14 @@ class SentFile:
     budget: Budget = DEFAULT_BUDGET
     heading: str = ""
     view: DocumentView = WHOLE_DOCUMENT
+    page: int | None = None
     region: ImageRegion | None = None
+
+    def __post_init__(self) -> None:
+        if self.page is not None:
+            object.__setattr__(self, "view", replace(self.view, pages=(self.page,)))
+        if self.region is not None:
+            object.__setattr__(self, "view", replace(self.view, shown="bare"))
 
 
 Source = ImageSource | VideoSource

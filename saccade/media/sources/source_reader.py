@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Coroutine, Hashable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
@@ -68,6 +68,9 @@ class Fetched:
         """Make the outcome, with a header that was there at `ended`."""
         fetch_ms, digest_ms = (self.fetched - self.begun) * 1e3, (ended - self.fetched) * 1e3
         return SourceRead(self.encoded, probe, ReadTimes(fetch_ms, digest_ms, self.begun))
+
+
+R = TypeVar("R", SourceRead, Fetched)
 
 
 class SourceReader:
@@ -236,24 +239,34 @@ class Reads:
         if (task := self._read.get(name)) is None:
             reading = self.reader.read_source(url, self.salt, self.asker, video)
             if isinstance(url, Digest):
-                reading = self._or_brought(url, reading)
+                reading = self._or_brought(url, reading, self._read_along)
             task = self._read[name] = asyncio.create_task(reading)
         return task
 
+    def _read_along(self) -> list[asyncio.Task[SourceRead]]:
+        return [task for (url, _), task in self._read.items() if not isinstance(url, Digest)]
+
+    def _fetched_along(self) -> list[asyncio.Task[Fetched]]:
+        return [task for url, task in self._fetched.items() if not isinstance(url, Digest)]
+
     async def _or_brought(
-        self, url: Digest, reading: Coroutine[None, None, SourceRead]
-    ) -> SourceRead:
+        self,
+        url: Digest,
+        reading: Coroutine[None, None, R],
+        brought: Callable[[], list[asyncio.Task[R]]],
+    ) -> R:
         """Return held bytes, or else those that came with this request. Raises as `reading`."""
         try:
             return await reading
         except ImageError as error:
-            if error.code == UNKNOWN and (found := await self._brought(url.name)) is not None:
-                return found
+            if error.code == UNKNOWN:
+                found = await self._brought(url.name, brought())
+                if found is not None:
+                    return found
             raise
 
-    async def _brought(self, name: str) -> SourceRead | None:
+    async def _brought(self, name: str, others: list[asyncio.Task[R]]) -> R | None:
         """Return the source of this request whose bytes have a digest, if any."""
-        others = [task for key, task in self._read.items() if not isinstance(key[0], Digest)]
         if others:
             await asyncio.wait(others)
         for task in others:
@@ -277,6 +290,8 @@ class Reads:
         name = name_of(url)
         if (task := self._fetched.get(name)) is None:
             fetching = self.reader.fetch(url, self.salt, self.asker)
+            if isinstance(url, Digest):
+                fetching = self._or_brought(url, fetching, self._fetched_along)
             task = self._fetched[name] = asyncio.create_task(fetching)
         return task
 

@@ -104,15 +104,17 @@ class _Work:
 
     @property
     def draws(self) -> bool:
-        return self.page is not None and self.page.size is not None
+        return self.page is not None and self.page.drawing is not None
 
     @property
     def use(self) -> str:
         """Name what is refused with this work. A page that is slow to draw may still have text, and
-        takes no other page with it.
+        takes no other page with it. A slow part of a page takes no whole page with it.
         """
         if self.page is None:
             return "sizes"
+        if self.page.drawing is not None and self.page.drawing.box is not None:
+            return f"part of {self.page.index}"
         return f"{'image' if self.draws else 'text'} {self.page.index}"
 
 
@@ -164,10 +166,10 @@ class DocumentPool:
         Raises as `sizes`, and as `grow`.
         """
         for page in wanted:
-            if piece_bytes(page) > OUTBOX_BYTES:
+            if page.drawing is not None and piece_bytes(page) > OUTBOX_BYTES:
                 raise ImageError(
-                    f"page {page.index + 1} of the PDF would be {page.size} px: ask with a smaller "
-                    "max_pixels",
+                    f"page {page.index + 1} of the PDF would be {page.drawing.kept} px: ask with a "
+                    "smaller max_pixels",
                     code="image_too_large",
                 )
         use = f"{wanted[0]} to {wanted[-1]}, {len(wanted)} pages"

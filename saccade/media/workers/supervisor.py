@@ -44,7 +44,7 @@ import PIL.Image
 from saccade.core.arena import Arena
 from saccade.core.recipe import OwnPixels
 from saccade.ipc.child import Channel, Disconnected, Frames, ParentLink, enter
-from saccade.ipc.memory import keep_freed, settle
+from saccade.ipc.memory import begin_imports, end_imports, keep_freed
 from saccade.media.formats import heif
 from saccade.media.formats.pixel_operations import own_module
 from saccade.media.video import has_decoder
@@ -538,8 +538,9 @@ def main() -> int:
     libc.mallopt(M_ARENA_MAX, 1)  # a second thread's would take 64 MiB of a worker's address space
     PIL.Image.MAX_IMAGE_PIXELS = None  # headers are compared with our own limit
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # as all else here: a worker may begin no thread
+    begin_imports()
     warm_up(boot.decodes, boot.own)
-    settle()
+    end_imports()  # a later collection would copy pages that a fork leaves as they are
     return fork_server(link)
 
 

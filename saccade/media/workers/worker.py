@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from saccade.core.recipe import Box, ImageRecipe, OwnPixels
+from saccade.core.recipe import Box, ImageRecipe, OwnPixels, PageDrawing
 from saccade.ipc.child import Channel, Codec, Disconnected
 from saccade.media.content import Probe
 from saccade.media.reasons import Reason, Undecodable, Unreadable
@@ -161,16 +161,16 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class PageWanted:
-    """A page of a document: its text, or its image of (height, width) `size`, or both."""
+    """A page of a document: its text, or its image, or both."""
 
     index: int
-    size: tuple[int, int] | None
+    drawing: PageDrawing | None
     text: bool
 
 
 def piece_bytes(page: PageWanted) -> int:
     """Return the outbox bytes for a page. A PNG may have a little more than its pixels."""
-    pixels = 0 if page.size is None else prod(page.size)
+    pixels = 0 if page.drawing is None else prod(page.drawing.kept)
     return -(-(TEXT_BYTES + 3 * pixels + pixels // 64) // OUTBOX_STEP) * OUTBOX_STEP
 
 
@@ -389,7 +389,7 @@ def read_piece(order: ReadDocument, place: int, resources: WorkerResources) -> D
         try:
             if order.pages:
                 page = order.pages[place]
-                found: object = pdf.read_page(data, page.index, page.size, page.text)
+                found: object = pdf.read_page(data, page.index, page.drawing, page.text)
             else:
                 found = pdf.read_sizes(data, order.most_pages)
             packed = msgspec.msgpack.encode(found)

@@ -35,15 +35,24 @@ TRIAL_TOKENS = 8
 
 @torch.inference_mode()
 def compile_few(
-    net: FamilyNet, attention: Attention, batcher: Batcher, encoder: PackedEncoder
+    net: FamilyNet,
+    attention: Attention,
+    batcher: Batcher,
+    encoder: PackedEncoder,
+    *,
+    records: bool = False,
 ) -> None:
     """Run one row of padding through the network, and two small images. Every rank takes part.
+
+    records: rows that decode will be recorded.
 
     That is enough on CPUs, which compile the same code for any number of rows.
     """
     batch = batcher.idle(Frame.decode(1))
     attention.plan(batch)
     net.forward(batch, attention)
+    if records:
+        net.ops.record(lambda: (net.forward(batch, attention),))
     encoder.warm_up()
 
 

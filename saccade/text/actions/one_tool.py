@@ -11,6 +11,8 @@ from typing import Any
 from saccade.text.actions.action_format import Words
 from saccade.text.actions.screen import THOUSANDTHS, Screen
 
+_ANY = Screen.in_thousandths((THOUSANDTHS, THOUSANDTHS))
+
 
 def parameters(
     words: Words, heading: str, key: str, fields: Mapping[str, tuple[str, str]]
@@ -18,19 +20,17 @@ def parameters(
     """Return a schema with one property for the word, and those of `fields` that a word on offer
     has.
 
-    fields: for each key its type and its description, which names the words as "{}".
+    fields: for each key its type and its description, which names the words that need it as "{}".
     """
     listed = "\n".join(f"* `{name}`: {word.about}" for name, word in words.items())
     properties: dict[str, Any] = {
         key: {"description": f"{heading}\n{listed}", "enum": [*words], "type": "string"}
     }
     for name, (kind, about) in fields.items():
-        users = [word for word, each in words.items() if name in _keys(each)]
+        schemas = {word: each.schema(_ANY) for word, each in words.items()}
+        users = [word for word, each in schemas.items() if name in each["properties"]]
+        needing = [word for word in users if name in schemas[word]["required"]]
         if users:
-            named = " and ".join(f"`{key}={each}`" for each in users)
+            named = " and ".join(f"`{key}={each}`" for each in needing or users)
             properties[name] = {"description": about.format(named), "type": kind}
     return {"properties": properties, "required": [key], "type": "object"}
-
-
-def _keys(word: Any) -> set[str]:
-    return set(word.schema(Screen.in_thousandths((THOUSANDTHS, THOUSANDTHS)))["properties"])

@@ -43,7 +43,7 @@ class ActionTranslator:
     def __post_init__(self) -> None:
         can = self.tool.writes.can
         offered = {
-            name: word
+            name: word if word.kind == "answer" else word.told_by(can)
             for name, word in self.form.vocabulary.words.items()
             if self.tool.offered and (word.kind == "answer" or can(word))
         }

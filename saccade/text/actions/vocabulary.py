@@ -6,9 +6,9 @@ schema, so that a vocabulary is a table and no code. Knows nothing of any one AP
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from typing import Any, ClassVar, Protocol
 
 from saccade.core.errors import InvalidRequest
 from saccade.text.actions.action import Action, Kind, Point
@@ -29,8 +29,11 @@ _ALWAYS = frozenset({"kind", "path"})
 class WordField(Protocol):
     """What a word says in some keys of its JSON.
 
-    uses: the attributes of an action that it has a place for. required: a model must say it.
+    A frozen dataclass. uses: the attributes of an action that it has a place for. required: a model
+    must say it.
     """
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     @property
     def uses(self) -> frozenset[str]: ...
@@ -99,6 +102,20 @@ class Word:
             path += sample.pop("path", ())
             found |= sample
         return Action(self.kind, path, **found)
+
+    def told_by(self, can: Callable[[Word], bool]) -> Word:
+        """Return the word without the optional fields that a vocabulary has no place for. `can`: it
+        has words for what another word says.
+        """
+        kept = tuple(each for each in self.fields if each.required or can(self._needing(each)))
+        return self if kept == self.fields else replace(self, fields=kept)
+
+    def _needing(self, field: WordField) -> Word:
+        """Return the word as it is when it says an optional field."""
+        needed = replace(field, required=True)
+        return replace(
+            self, fields=tuple(needed if each is field else each for each in self.fields)
+        )
 
     @property
     def points(self) -> bool:

@@ -209,6 +209,30 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Reference:
+    """An element of a page, by its reference."""
+
+    key: str
+    required: bool = True
+    uses = frozenset({"target"})
+
+    def read(self, given: Given, place: str) -> dict[str, Any]:
+        value = given.get(self.key)
+        if not isinstance(value, str) or not value:
+            raise fault(place, self.key, "an element's reference", value)
+        return {"target": value}
+
+    def write(self, action: Action, points: list[Point]) -> dict[str, Any] | None:  # noqa: ARG002
+        return {self.key: action.target} if action.target else None
+
+    def schemas(self, screen: Screen) -> Schemas:  # noqa: ARG002
+        return {self.key: {"type": "string", "pattern": "^[!-~]{1,64}$"}}
+
+    def sample(self) -> dict[str, Any]:
+        return {"target": "ref_1"}
+
+
+@dataclass(frozen=True, slots=True)
 class WrittenPoint:
     """A point as a text, "(x,y)"."""
 
@@ -230,7 +254,7 @@ class WrittenPoint:
 
     def schemas(self, screen: Screen) -> Schemas:
         x, y = at_most(screen.x.last), at_most(screen.y.last)
-        return {self.key: {"type": "string", "pattern": rf"\(({x}),({y})\)"}}
+        return {self.key: {"type": "string", "pattern": rf"^\(({x}),({y})\)$"}}
 
     def sample(self) -> dict[str, Any]:
         return {"path": ((0, 0),)}
@@ -355,8 +379,8 @@ class Chord:
     def schemas(self, screen: Screen) -> Schemas:  # noqa: ARG002
         if self.joint:
             more = f"({re.escape(self.joint)}{_KEY}){{0,3}}"
-            return {self.key: {"type": "string", "pattern": _KEY + more}}
-        name = {"type": "string", "pattern": r"[ -~]{1,16}"}
+            return {self.key: {"type": "string", "pattern": f"^{_KEY}{more}$"}}
+        name = {"type": "string", "pattern": r"^[ -~]{1,16}$"}
         return {self.key: {"type": "array", "items": name, "minItems": 1, "maxItems": 4}}
 
     def sample(self) -> dict[str, Any]:

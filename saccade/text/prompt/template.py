@@ -156,19 +156,19 @@ class ChatTemplate:
         variables: Mapping[str, str],
         origin: str = "chat template",
         shows_calls: bool = True,
-        around: tuple[str, str] | None = None,
+        shown: tuple[str, str] | None = None,
         spaced: str = "",
     ) -> None:
         """Compile the templates. Raises CheckpointError for one that fails to compile.
 
         sources: Jinja text by name. variables: `Tokenizer.named_tokens`. shows_calls: "default"
-        writes calls and their results. Otherwise messages with calls also use "tool_use". `around`,
+        writes calls and their results. Otherwise messages with calls also use "tool_use". `shown`,
         `spaced`: as in `Templates`.
         """
         self._sources = dict(sources)
         self._variables = dict(variables)
         self._shows_calls = shows_calls
-        self._around = around
+        self._shown = shown
         self._spaced = spaced
         environment = _environment()
         try:
@@ -213,7 +213,7 @@ class ChatTemplate:
         gets the family's tool template.
         """
         sources, origin = _find_sources(directory, override, own.default)
-        reads: Any = {"around": own.around, "spaced": own.spaced}
+        reads: Any = {"shown": own.shown, "spaced": own.spaced}
         found = cls(sources, tokenizer.named_tokens, origin, **reads)
         written_so = all(mark in sources["default"] for mark in own.marks)
         if "tools" in found.names or own.tools is None or not written_so:
@@ -258,9 +258,8 @@ class ChatTemplate:
             ) from error
         if continue_final_message:
             text = _cut_at_mark(text, last, continued)
-        if self._around is not None:
-            token, beside = self._around
-            text = text.replace(token, f"{beside}{token}{beside}")
+        if self._shown is not None:
+            text = text.replace(*self._shown)
         return put_spaces(text, self._spaced, opening) if self._spaced else text
 
     def hidden(

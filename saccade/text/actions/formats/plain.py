@@ -13,28 +13,41 @@ from saccade.text.actions.word_fields import (
     Amount,
     Chord,
     PointPair,
+    Reference,
     Region,
     Texts,
     Wheel,
 )
 
 _AT = PointPair("coordinate")
+_HELD = Chord("keys", "x11", "+", required=False)
+_ELEMENT = Reference("ref")
 _SECONDS = Amount("seconds", "seconds", MOST_SECONDS)
 WORDS = {
-    "left_click": Word("click", (_AT,), about="Click the left mouse button."),
-    "double_click": Word("click", (_AT,), {"count": 2}, about="Click it twice."),
-    "triple_click": Word("click", (_AT,), {"count": 3}, about="Click it three times."),
-    "right_click": Word("click", (_AT,), {"button": "right"}, about="Click the right button."),
-    "middle_click": Word("click", (_AT,), {"button": "middle"}, about="Click the middle button."),
+    "left_click": Word("click", (_AT, _HELD), about="Click the left mouse button."),
+    "double_click": Word("click", (_AT, _HELD), {"count": 2}, about="Click it twice."),
+    "triple_click": Word("click", (_AT, _HELD), {"count": 3}, about="Click it three times."),
+    "right_click": Word(
+        "click", (_AT, _HELD), {"button": "right"}, about="Click the right button."
+    ),
+    "middle_click": Word(
+        "click", (_AT, _HELD), {"button": "middle"}, about="Click the middle button."
+    ),
+    "click_element": Word(
+        "click", (_ELEMENT, _HELD), about="Click an element of the page by its reference."
+    ),
+    "hover_element": Word("move", (_ELEMENT,), about="Move the cursor to an element."),
     "move": Word("move", (_AT,), about="Move the cursor."),
     "drag": Word(
         "drag",
-        (PointPair("start"), _AT),
+        (PointPair("start"), _AT, _HELD),
         about="Press the left button at `start`, move to `coordinate`, and release it.",
     ),
     "mouse_down": Word("press", about="Press the left button and hold it."),
     "mouse_up": Word("release", about="Release the left button."),
-    "scroll": Word("scroll", (_AT, Wheel("direction", "notches")), about="Turn the scroll wheel."),
+    "scroll": Word(
+        "scroll", (_AT, Wheel("direction", "notches"), _HELD), about="Turn the scroll wheel."
+    ),
     "type": Word("type", (Texts("text", "text"),), about="Type a text."),
     "key": Word(
         "key",
@@ -54,7 +67,8 @@ _FIELDS = {
     "start": ("array", "[x, y]. Needed by {}."),
     "region": ("array", "[x0, y0, x1, y1], opposite corners. Needed by {}."),
     "text": ("string", "Needed by {}."),
-    "keys": ("string", "Needed by {}."),
+    "keys": ("string", "Needed by {}. Clicks, drags and scrolls hold them meanwhile."),
+    "ref": ("string", "An element's reference, such as ref_7. Needed by {}."),
     "direction": ("string", "up, down, left or right. Needed by {}."),
     "notches": ("integer", "Needed by {}."),
     "seconds": ("integer", "Needed by {}."),

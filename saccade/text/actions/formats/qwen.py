@@ -1,8 +1,9 @@
 """The function `computer_use` of Qwen2.5-VL, Qwen3-VL and Qwen3.5, as their cookbooks describe it.
 
 Qwen2.5-VL counts the pixels of the resized image, later models thousandths of the screen. A drag
-begins where the cursor is. `screenshot` and `zoom` are additions of ours, for clients that send a
-screenshot only when they are asked.
+begins where the cursor is. Additions of ours are `screenshot` and `zoom`, for clients that send a
+screenshot only when they are asked, `click_element` and `hover_element`, for browsers that tell
+elements' references, and keys that are held meanwhile.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from saccade.text.actions.word_fields import (
     Chord,
     OneOf,
     PointPair,
+    Reference,
     Region,
     Scrolled,
     Texts,
@@ -25,6 +27,7 @@ from saccade.text.actions.word_fields import (
 
 _AT = PointPair("coordinate")
 _HERE = PointPair("coordinate", required=False)
+_HELD = Chord("keys", "pyautogui", required=False)
 _SPOT = "at a specified (x, y) pixel coordinate on the screen."
 WORDS = {
     "key": Word(
@@ -39,31 +42,31 @@ WORDS = {
         (_AT,),
         about="Move the cursor to a specified (x, y) pixel coordinate on the screen.",
     ),
-    "left_click": Word("click", (_AT,), about=f"Click the left mouse button {_SPOT}"),
+    "left_click": Word("click", (_AT, _HELD), about=f"Click the left mouse button {_SPOT}"),
     "left_click_drag": Word(
         "drag",
-        (_AT,),
+        (_AT, _HELD),
         about="Click and drag the cursor to a specified (x, y) pixel coordinate on the screen.",
     ),
     "right_click": Word(
-        "click", (_AT,), {"button": "right"}, about=f"Click the right mouse button {_SPOT}"
+        "click", (_AT, _HELD), {"button": "right"}, about=f"Click the right mouse button {_SPOT}"
     ),
     "middle_click": Word(
-        "click", (_AT,), {"button": "middle"}, about=f"Click the middle mouse button {_SPOT}"
+        "click", (_AT, _HELD), {"button": "middle"}, about=f"Click the middle mouse button {_SPOT}"
     ),
     "double_click": Word(
-        "click", (_AT,), {"count": 2}, about=f"Double-click the left mouse button {_SPOT}"
+        "click", (_AT, _HELD), {"count": 2}, about=f"Double-click the left mouse button {_SPOT}"
     ),
     "triple_click": Word(
-        "click", (_AT,), {"count": 3}, about=f"Triple-click the left mouse button {_SPOT}"
+        "click", (_AT, _HELD), {"count": 3}, about=f"Triple-click the left mouse button {_SPOT}"
     ),
     "scroll": Word(
         "scroll",
-        (_HERE, Scrolled({"pixels": 1}, sign=-1)),
+        (_HERE, Scrolled({"pixels": 1}, sign=-1), _HELD),
         about="Performs a scroll of the mouse scroll wheel.",
     ),
     "hscroll": Word(
-        "scroll", (_HERE, Scrolled({"pixels": 0})), about="Performs a horizontal scroll."
+        "scroll", (_HERE, Scrolled({"pixels": 0}), _HELD), about="Performs a horizontal scroll."
     ),
     "wait": Word(
         "wait",
@@ -73,6 +76,12 @@ WORDS = {
     "screenshot": Word("screenshot", about="Take a screenshot of the screen."),
     "zoom": Word(
         "zoom", (Region("region"),), about="Take a screenshot of a region, at its full resolution."
+    ),
+    "click_element": Word(
+        "click", (Reference("ref"), _HELD), about="Click an element of the page by its reference."
+    ),
+    "hover_element": Word(
+        "move", (Reference("ref"),), about="Move the cursor to an element of the page."
     ),
     "terminate": Word(
         "answer",
@@ -96,6 +105,7 @@ _FIELDS = {
     ),
     "time": ("number", "The seconds to wait. Required only by {}."),
     "region": ("array", "(x0, y0, x1, y1): The corners of the region. Required only by {}."),
+    "ref": ("string", "An element's reference, such as ref_7. Required only by {}."),
     "status": ("string", "The status of the task. Required only by {}."),
 }
 _ABOUT = """Use a mouse and keyboard to interact with a computer, and take screenshots.

@@ -182,8 +182,8 @@ def _value(schema: Mapping[str, Any]) -> str:
     """Return the term for a text between quotes."""
     if "enum" in schema:
         return f"({' | '.join(quoted(each) for each in schema['enum'])})"
-    pattern = schema.get("pattern", r"([^'\\\n]|\\.)*")
-    escaped = pattern.replace("/", "\\/")
+    pattern = schema.get("pattern", r"^([^'\\\n]|\\.)*$")
+    escaped = pattern[1:-1].replace("/", "\\/")  # a term has no anchors: it is matched whole
     return f"/{escaped}/"
 
 

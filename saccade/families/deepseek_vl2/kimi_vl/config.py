@@ -1,0 +1,60 @@
+"""The shape of Kimi-VL's tower, as `config.json` says it. Runs without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from saccade.core.errors import CheckpointError
+from saccade.families.checkpoint import Section
+from saccade.families.config_readers import require_kind
+from saccade.nn.tower_config import BlocksConfig
+
+
+@dataclass(frozen=True, slots=True)
+class MoonConfig(BlocksConfig):
+    """MoonViT, and the projector behind it.
+
+    learned: (rows, columns) of its learned positions.
+    """
+
+    patch: int
+    merge: int
+    learned: tuple[int, int]
+    out_hidden: int
+
+
+def read_vision(config: Section, out: int) -> MoonConfig:
+    """Return the tower, whose tokens have `out` values. Raises CheckpointError."""
+    vision = config.section("vision_config")
+    require_kind(vision, "moonvit")
+    hidden = vision.count("hidden_size", default=1152)
+    heads = vision.count("num_attention_heads", default=16)
+    if hidden % (4 * heads):
+        raise CheckpointError(
+            f"{vision.where}: hidden_size {hidden} must be a multiple of 4 values for each of "
+            f"{heads} heads"
+        )
+    rows = vision.count("init_pos_emb_height", default=64)
+    columns = vision.count("init_pos_emb_width", default=64)
+    return MoonConfig(
+        depth=vision.layers("num_hidden_layers", default=27),
+        hidden=hidden,
+        heads=heads,
+        intermediate=vision.count("intermediate_size", default=4304),
+        activation="gelu_pytorch_tanh",
+        norm_eps=1e-5,
+        patch=vision.count("patch_size", default=14),
+        merge=read_merge(vision),
+        learned=(rows, columns),
+        out_hidden=out,
+    )
+
+
+def read_merge(section: Section) -> int:
+    """Return the patches along a token's edge. Raises CheckpointError."""
+    kernel = section.integers("merge_kernel_size", default=(2, 2))
+    if len(kernel) != 2 or kernel[0] != kernel[1] or kernel[0] < 1:
+        raise CheckpointError(
+            f"{section.where}: merge_kernel_size {list(kernel)} must be two equal numbers"
+        )
+    return kernel[0]

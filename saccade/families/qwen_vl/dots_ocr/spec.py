@@ -1,0 +1,67 @@
+"""What a dots.ocr checkpoint says without tensors.
+
+Images are Qwen2-VL's, and their tokens count positions as text does. Runs without torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from saccade.core.errors import CheckpointError
+from saccade.families.base_spec import DecoderSpec, Placeholder
+from saccade.families.checkpoint import Checkpoint, Section
+from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, read_colours, read_token
+from saccade.families.qwen_vl.dots_ocr.config import DotsConfig, read_text, read_vision
+from saccade.families.qwen_vl.images import ImageRules
+from saccade.nn.text_config import TextConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DotsSpec(DecoderSpec):
+    """CPU facts of one dots.ocr checkpoint."""
+
+    vision: DotsConfig
+    text: TextConfig
+    images: ImageRules
+
+    @property
+    def image_token_id(self) -> int:
+        return self.placeholder.marks[0]
+
+
+def dots_spec(checkpoint: Checkpoint) -> DotsSpec:
+    """Read a dots.ocr checkpoint's facts. Raises CheckpointError naming file and field."""
+    config = checkpoint.config
+    text = read_text(config)
+    vision = read_vision(config, text.hidden)
+    image = read_token(config, text.vocab_size, "image_token_id", default=151665)
+    return DotsSpec(
+        family="dots_ocr",
+        vision=vision,
+        text=text,
+        images=_images(checkpoint.processor, vision),
+        placeholder=Placeholder((image,)),
+        eos_token_ids=checkpoint.eos_token_ids(config),
+        dtype=checkpoint.dtype(config),
+    )
+
+
+def _images(processor: Section, vision: DotsConfig) -> ImageRules:
+    for name, known in (("patch_size", vision.patch), ("merge_size", vision.merge)):
+        if (value := processor.integer(name, default=known)) != known:
+            raise CheckpointError(
+                f"{processor.where}: {name} is {value}, but the vision tower was made for {known}"
+            )
+    size = processor.section("size")
+    least = size.integer("shortest_edge", default=56 * 56)
+    most = size.integer("longest_edge", default=28 * 28 * 1280)
+    mean, std = read_colours(processor, CLIP_MEAN, CLIP_STD)
+    return ImageRules(
+        patch=vision.patch,
+        merge=vision.merge,
+        min_pixels=processor.integer("min_pixels", default=least),
+        max_pixels=processor.integer("max_pixels", default=most),
+        mean=mean,
+        std=std,
+        temporal_patch=1,
+    )

@@ -1,0 +1,65 @@
+"""A HunyuanOCR image: it keeps its shape, as Qwen-VL's, and each line of its tokens has an end.
+
+Runs without torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from saccade.core.errors import CheckpointError
+from saccade.core.family import LargestImage
+from saccade.core.types import Grid
+from saccade.families.checkpoint import Section
+from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, read_colours
+from saccade.families.qwen_vl.hunyuan_vl.config import LearnedConfig
+from saccade.families.qwen_vl.images import MAX_ASPECT_RATIO, ImageRules
+
+AROUND = 2
+"""Tokens before an image's first line and behind its last."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineRules(ImageRules):
+    """Qwen-VL's layout, with tokens at the ends of lines and around the image."""
+
+    @property
+    def largest_image(self) -> LargestImage:
+        """Return upper bounds, which images stay below."""
+        tokens = self.max_pixels // self.factor**2
+        # Rounding may stretch a line of tokens to one and a half times the shape.
+        lines = math.isqrt(3 * MAX_ASPECT_RATIO * tokens // 2) + 1
+        return LargestImage(self.max_pixels, tokens + lines + AROUND)
+
+    def lines(self, grid: Grid) -> tuple[int, int]:
+        """Return how many lines an image has, and the tokens in each, its end not among them."""
+        return grid[1] // self.merge, grid[2] // self.merge
+
+    def num_tokens(self, grid: Grid) -> int:
+        rows, columns = self.lines(grid)
+        return rows * (columns + 1) + AROUND
+
+
+def read_images(processor: Section, vision: LearnedConfig) -> LineRules:
+    """Return the rules that the image processor's file asks for. Raises CheckpointError."""
+    known = {"patch_size": vision.patch, "merge_size": vision.merge, "temporal_patch_size": 1}
+    for name, expected in known.items():
+        if (value := processor.integer(name, default=expected)) != expected:
+            raise CheckpointError(
+                f"{processor.where}: {name} is {value}, but the vision tower was made for "
+                f"{expected}"
+            )
+    size = processor.section("size")
+    least = size.integer("shortest_edge", default=512 * 512)
+    most = size.integer("longest_edge", default=2048 * 2048)
+    mean, std = read_colours(processor, CLIP_MEAN, CLIP_STD)
+    return LineRules(
+        patch=vision.patch,
+        merge=vision.merge,
+        min_pixels=processor.integer("min_pixels", default=least),
+        max_pixels=processor.integer("max_pixels", default=most),
+        mean=mean,
+        std=std,
+        temporal_patch=1,
+    )
