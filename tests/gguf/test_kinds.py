@@ -51,12 +51,13 @@ SEEING: dict[str, dict[str, Any]] = {
     "internvl": {},
     "internvl with the larger tower": {"vision": {"use_qk_norm": True, "norm_type": "rms_norm"}},
     "lfm2_vl": {},
+    "minicpmv4_6": {},
     "gemma4 as E2B": {"tie": True, "text": E2B},
     "gemma4 as 31B": {"text": LARGE},
     "gemma4 as 26B-A4B": {"tie": True, "text": LARGE | EXPERTS},
     "gemma4 plain": {"text": LARGE, "vision": {"use_clipped_linears": False, "standardize": False}},
 }
-UNTOLD, PROCESSOR = ("gemma4", "lfm2_vl"), "preprocessor_config.json"
+UNTOLD, PROCESSOR = ("gemma4", "lfm2_vl", "minicpmv4_6"), "preprocessor_config.json"
 """Families whose files say nothing of budgets and tiles. Published models' are too large here."""
 SIZES = [(150, 97), (200, 333)]
 LOGITS: dict[str, Any] = {"atol": 3e-4, "rtol": 0.0}

@@ -157,13 +157,15 @@ def see(source: Source) -> Seen:
     sight, tensors = source.sight, source.sight.file.tensors
     vision = siglip_config(sight, "gemma4_vision")
     heads, queries = vision["num_attention_heads"], sight.tensor("v.blk.0.attn_q.weight").shape[0]
-    merge = sight.integer("projector.scale_factor", MERGE)
+    merge = max(1, sight.integer("projector.scale_factor", MERGE))
+    places = sight.tensor("v.position_embd.weight").shape[1]
+    budget = min(TOKENS_OF_AN_IMAGE, places // merge)  # all may lie in a row
     vision |= {
         "num_key_value_heads": heads,
         "head_dim": queries // max(1, heads),
         "rms_norm_eps": vision.pop("layer_norm_eps"),
         "pooling_kernel_size": merge,
-        "position_embedding_size": sight.tensor("v.position_embd.weight").shape[1],
+        "position_embedding_size": places,
         "use_clipped_linears": "v.blk.0.attn_q.input_max" in tensors,
         "standardize": "v.std_scale" in tensors,
     }
@@ -172,7 +174,7 @@ def see(source: Source) -> Seen:
         "do_normalize": False,
         "patch_size": vision["patch_size"],
         "pooling_kernel_size": merge,
-        "max_soft_tokens": TOKENS_OF_AN_IMAGE,
+        "max_soft_tokens": budget,
         "resample": BICUBIC,
         **colours(sight),
     }
@@ -182,7 +184,7 @@ def see(source: Source) -> Seen:
         **require_tokens(source.model, TOKENS),
         **{name: known[token] for name, token in SILENT.items() if token in known},
     }
-    said = (*sight.missing, f"images of {TOKENS_OF_AN_IMAGE} tokens at most")
+    said = (*sight.missing, f"images of {budget} tokens at most")
     return Seen(config, {"preprocessor_config.json": processor}, said)
 
 

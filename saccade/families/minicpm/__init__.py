@@ -11,4 +11,5 @@ FAMILY = Family(
         "MiniCPMOcrForConditionalGeneration",
     ),
     model_types=("minicpmv4_6", "minicpmv4_7", "minicpm_ocr"),
+    gguf="saccade.families.minicpm.gguf:FACTS",
 )

@@ -1,0 +1,227 @@
+"""Tokens of real text by vocabularies in GGUF files, beside the libraries that models' makers use.
+
+    pip install tiktoken sentencepiece protobuf
+    python -m saccade_bench.peers.vocabularies SOURCE [--lines 1000]
+
+SOURCE is llama.cpp's source folder, which has vocabularies of published models (`llama_convert`
+says where to get it). Text is what Debian's programs say in thirteen scripts (`/usr/share/locale`).
+Saccade's tokenizer is made from the file as a server makes it. The other is tiktoken,
+SentencePiece's library, or the algorithm of GPT-2's encoder, with the file's tokens and the rules
+that the model's maker published.
+Decoded tokens must be the text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gettext
+import json
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import regex
+import sentencepiece
+import tiktoken
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import Tokenizer, pre_tokenizers
+
+from saccade.gguf.header import GgufFile, read_header
+from saccade.gguf.tokenizer import make_tokenizer
+from saccade_bench.fixtures.real_model import fetch
+
+SCRIPTS = {
+    "Latin": "fr",
+    "Cyrillic": "ru",
+    "Greek": "el",
+    "Arabic": "ar",
+    "Hebrew": "he",
+    "Devanagari": "hi",
+    "Bengali": "bn",
+    "Tamil": "ta",
+    "Thai": "th",
+    "Georgian": "ka",
+    "Han": "zh_CN",
+    "Kana": "ja",
+    "Hangul": "ko",
+}
+"""A language of each."""
+LOCALES = Path("/usr/share/locale")
+GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2 = LLAMA3.replace("{1,3}", "")
+QWEN35 = QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(
+    r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"
+)
+UNKNOWN, CONTROL = 2, 3
+Encode = Callable[[str], list[int]]
+
+
+def texts(lines: int) -> Iterator[tuple[str, list[str]]]:
+    """(script, lines) of each, the same on machines with the same packages."""
+    for script, language in SCRIPTS.items():
+        found = set[str]()
+        for path in sorted((LOCALES / language / "LC_MESSAGES").glob("*.mo")):
+            with path.open("rb") as opened:
+                said = gettext.GNUTranslations(opened)
+            for key, value in vars(said)["_catalog"].items():
+                if key:
+                    found.update(line for line in value.split("\n") if line.strip())
+        ordered = sorted(found)
+        yield script, ordered[:: max(1, len(ordered) // lines)][:lines]
+
+
+def by_bytes(file: GgufFile, pattern: str, *, compose: bool = False) -> Encode:
+    """tiktoken with the file's merges. compose: letters first."""
+    tokens, merges = (file.metadata[f"tokenizer.ggml.{each}"] for each in ("tokens", "merges"))
+    alphabet = {letter: bytes([byte]) for byte, letter in enumerate(letters())}
+    ranks = {byte: at for at, byte in enumerate(alphabet.values())}
+    for at, merge in enumerate(merges):
+        joined = merge.replace(" ", "")
+        ranks.setdefault(b"".join(alphabet[each] for each in joined), 256 + at)
+    made = tiktoken.Encoding("made", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    ids = {
+        b"".join(alphabet[each] for each in token): at
+        for at, token in enumerate(tokens)
+        if alphabet.keys() >= set(token)
+    }
+
+    def encode(text: str) -> list[int]:
+        text = unicodedata.normalize("NFC", text) if compose else text
+        found = made.encode_ordinary(text)
+        return [ids[made.decode_single_token_bytes(each)] for each in found]
+
+    return encode
+
+
+def by_pairs(file: GgufFile, *, digits: bool = False) -> Encode:
+    """The algorithm of GPT-2's encoder, which joins listed pairs alone. digits: each is a piece."""
+    tokens, merges = (file.metadata[f"tokenizer.ggml.{each}"] for each in ("tokens", "merges"))
+    ranks = {tuple(merge.split(" ")): at for at, merge in enumerate(merges)}
+    ids = {token: at for at, token in enumerate(tokens)}
+    written = letters()
+
+    @cache
+    def joined(piece: str) -> list[int]:
+        parts = [written[byte] for byte in piece.encode()]
+        while True:
+            best = min(pairwise(parts), key=lambda pair: ranks.get(pair, len(ranks)), default=None)
+            if best is None or best not in ranks:
+                return [ids[part] for part in parts]
+            at, found = 0, list[str]()
+            while at < len(parts):
+                both = tuple(parts[at : at + 2]) == best
+                found.append("".join(parts[at : at + 1 + both]))
+                at += 1 + both
+            parts = found
+
+    def encode(text: str) -> list[int]:
+        cut = regex.split(r"(\p{N})", text) if digits else [text]
+        return [
+            each for part in cut for piece in regex.findall(GPT2, part) for each in joined(piece)
+        ]
+
+    return encode
+
+
+def letters() -> list[str]:
+    """Return what GPT-2 writes for each byte."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    shown = {byte: chr(byte) for byte in plain} | {b: chr(256 + i) for i, b in enumerate(others)}
+    assert set(shown.values()) == set(pre_tokenizers.ByteLevel.alphabet())
+    return [shown[byte] for byte in range(256)]
+
+
+def by_score(file: GgufFile, *, listed: bool = False) -> Encode:
+    """SentencePiece's library with the file's scores. listed: with the order of its merges."""
+    names = ("tokens", "scores", "token_type")
+    tokens, scores, types = (file.metadata[f"tokenizer.ggml.{each}"] for each in names)
+    if listed:
+        order: dict[str, int] = {}
+        for at, merge in enumerate(file.metadata["tokenizer.ggml.merges"]):
+            order.setdefault(merge.replace(" ", "", 1), at)
+        scores = [-float(order.get(token, len(order))) for token in tokens]
+    proto = sentencepiece_model_pb2.ModelProto()
+    for token, score, kind in zip(tokens, scores, types):
+        known = CONTROL if kind == UNKNOWN and token != "<unk>" else kind
+        proto.pieces.add(piece=token, score=score, type=known)
+    proto.trainer_spec.model_type = proto.trainer_spec.BPE
+    proto.trainer_spec.byte_fallback = True
+    spaced = file.metadata.get("tokenizer.ggml.add_space_prefix") is not False
+    proto.normalizer_spec.name = "identity"
+    proto.normalizer_spec.add_dummy_prefix = spaced
+    proto.normalizer_spec.remove_extra_whitespaces = False
+    proto.normalizer_spec.escape_whitespaces = True
+    made = sentencepiece.SentencePieceProcessor(model_proto=proto.SerializeToString())
+    return lambda text: list(made.encode(text))
+
+
+REFERENCES: dict[str, tuple[str, Callable[[GgufFile], Encode]]] = {
+    "llama-bpe": ("tiktoken", lambda file: by_bytes(file, LLAMA3)),
+    "qwen2": ("tiktoken", lambda file: by_bytes(file, QWEN2, compose=True)),
+    "qwen35": ("tiktoken", lambda file: by_bytes(file, QWEN35, compose=True)),
+    "gpt-2": ("GPT-2's algorithm", by_pairs),
+    "starcoder": ("GPT-2's algorithm", lambda file: by_pairs(file, digits=True)),
+    "refact": ("GPT-2's algorithm", lambda file: by_pairs(file, digits=True)),
+    "smollm": ("GPT-2's algorithm", lambda file: by_pairs(file, digits=True)),
+    "llama-spm": ("sentencepiece", by_score),
+    "phi-3": ("sentencepiece", by_score),
+    "gemma-4": ("sentencepiece", lambda file: by_score(file, listed=True)),
+}
+
+
+def compare(path: Path, name: str, read: Sequence[tuple[str, list[str]]]) -> int:
+    """Print a row of the table. Return how many lines differ.
+
+    Lines that name a special token ("<filename>") are left out: libraries know them as text.
+    """
+    file, (library, make) = read_header(path), REFERENCES[name]
+    theirs = make(file)
+    made = make_tokenizer(file)
+    special = {each["id"] for each in made["added_tokens"] if each["special"]}
+    ours = Tokenizer.from_str(json.dumps(made))
+    count, differ, lost, shown = 0, 0, 0, list[str]()
+    for script, lines in read:
+        for line in lines:
+            mine = ours.encode(line, add_special_tokens=False).ids
+            if special & set(mine):
+                continue
+            count += 1
+            if mine != theirs(line):
+                differ += 1
+                shown.append(f"{name}, {script}: {line!r} {mine} {theirs(line)}")
+            back = ours.decode(mine, skip_special_tokens=False)
+            lost += back not in (line, unicodedata.normalize("NFC", line))
+    print(f"| `{name}` | {library} | {count:,} | {differ} | {lost} |")
+    for each in shown[:3]:
+        print(each, file=sys.stderr)
+    return differ
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("source", type=Path)
+    parser.add_argument("--lines", type=int, default=1000, help="of each script")
+    parser.add_argument("--only", nargs="*", default=list(REFERENCES), choices=list(REFERENCES))
+    told = parser.parse_args()
+    read = list(texts(told.lines))
+    print("lines: " + ", ".join(f"{script} {len(lines)}" for script, lines in read))
+    print("| vocabulary | beside | lines | differ | not the text again |\n|---|---|---|---|---|")
+    differ = 0
+    for name in told.only:
+        path = fetch() if name == "smollm" else told.source / f"models/ggml-vocab-{name}.gguf"
+        differ += compare(path, name, read) if path is not None else 0
+    sys.exit(differ > 0)
+
+
+if __name__ == "__main__":
+    main()
