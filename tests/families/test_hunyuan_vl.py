@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,14 @@ from saccade.families.qwen_vl.hunyuan_vl.images import LineRules
 from saccade.families.qwen_vl.hunyuan_vl.spec import HunyuanSpec
 from saccade.families.qwen_vl.hunyuan_vl.vision import lines
 from saccade.families.registry import load_spec
+from saccade.nn.protocol import FamilyNet
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade_bench.fixtures.tiny import Reference, tinies
 from tests.families.conftest import Changed, listed
-from tests.families.forwarding import Session, images_of, load, pixels, prompt
+from tests.families.forwarding import CPU, Session, images_of, load, pixels, prompt
 
 FAMILY = "hunyuan_vl"
+PAIRS = {"rope_axes": "pairs"}
 HUB = LineRules(16, 2, 512 * 512, 2048 * 2048, HALF, HALF, temporal_patch=1)
 SIDES = st.integers(1, 9000)
 
@@ -76,19 +79,38 @@ def test_an_image_is_known_by_its_number(reference: Callable[..., Reference]) ->
     torch.testing.assert_close(session.prefill(7), wanted, atol=2e-4, rtol=0.0)
 
 
-def test_texts_are_turned_as_by_transformers_itself(reference: Callable[..., Reference]) -> None:
-    """Where all axes are alike, it does not matter to which a frequency belongs."""
+class PairedAxes:
+    """Joins frequencies [axes, 1, T, D / 2] as llama.cpp does: a section of pairs is one axis."""
+
+    def __init__(self, sections: Sequence[int]) -> None:
+        self.sections = list(sections)
+
+    def __call__(self, freq: torch.Tensor) -> torch.Tensor:
+        parts = freq.split(self.sections, dim=-1)
+        joined = torch.cat([part[axis] for axis, part in enumerate(parts)], dim=-1)
+        return torch.cat((joined, joined), dim=-1)
+
+
+def _load(spec: HunyuanSpec, folder: Path, options: dict[str, str]) -> FamilyNet:
+    return load_net(spec.with_options(options), folder, dtype=torch.float32, device=CPU)
+
+
+def test_axes_of_pairs_are_an_option(
+    reference: Callable[..., Reference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all axes are alike, as in text, both ways are the same."""
     theirs = reference(FAMILY)
+    spec = read(theirs.folder)
+    usual, paired = (_load(spec, theirs.folder, each) for each in ({}, PAIRS))
+    texts = [Session(net, prompt(theirs, 0), [], 16).prefill() for net in (usual, paired)]
+    torch.testing.assert_close(*texts, atol=2e-4, rtol=0.0)
+    session = Session(paired, prompt(theirs, 1), pixels(theirs, 1), 16)
     rope = theirs.model.model.language_model.rotary_emb
-    published = rope.recomposition_frequencies
-    session = Session(load(theirs.folder), prompt(theirs, 0), [], 16)
-    found = session.prefill()
-    rope.recomposition_frequencies = type(rope).recomposition_frequencies.__get__(rope)
-    try:
-        wanted = theirs.logits(session.tokens)
-    finally:
-        rope.recomposition_frequencies = published
-    torch.testing.assert_close(found, wanted, atol=2e-4, rtol=0.0)
+    own = theirs.logits(session.tokens, pixels(theirs, 1))
+    monkeypatch.setattr(rope, "recomposition_frequencies", PairedAxes(rope.mrope_section))
+    wanted = theirs.logits(session.tokens, pixels(theirs, 1))
+    torch.testing.assert_close(session.prefill(7), wanted, atol=2e-4, rtol=0.0)
+    assert (own - wanted).abs().max() > 0.01, "the ways differ for images"
 
 
 def test_lines_end_in_marks() -> None:

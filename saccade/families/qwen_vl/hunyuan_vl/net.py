@@ -12,14 +12,36 @@ import torch
 from saccade.families.qwen_vl.hunyuan_vl.spec import HunyuanSpec
 from saccade.families.qwen_vl.hunyuan_vl.vision import LineTower
 from saccade.kernels.matrix import Rows
-from saccade.kernels.reference.rotary import Rotation
+from saccade.kernels.reference.rotary import Rotation, rotate_, section_axes
 from saccade.nn.attention import CausalAttention, HeadsConfig
-from saccade.nn.decoder import Decoder, DecoderLayer, layer_name
+from saccade.nn.decoder import Decoder, DecoderLayer, MultiRope, layer_name
 from saccade.nn.family_model import FamilyModel
 from saccade.nn.mlp import GatedMLP
 from saccade.nn.protocol import Attention, LanguageModel, VisionNet
+from saccade.nn.text_config import RopeConfig
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
+
+
+class ValueRope(MultiRope):
+    """Rotary tables in which axes are counted over all values of a head, not over its pairs.
+
+    So the two values of a pair may follow different axes, as in transformers.
+    """
+
+    __slots__ = ("value_axis", "values")
+
+    def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
+        super().__init__(config, head_dim, device)
+        sections = [2 * count for count in config.sections]
+        self.value_axis = section_axes(sections, interleaved=False).to(device)  # [D]
+        self.values = self.inv_freq.repeat(2)  # [D]
+
+    def __call__(self, positions: torch.Tensor) -> Rotation:
+        angles = positions.t().index_select(1, self.value_axis) * self.values
+        sin, half = angles.sin(), len(self.inv_freq)
+        sin[:, :half].neg_()
+        return Rotation(angles.cos(), sin)
 
 
 class LateNormAttention(CausalAttention):
@@ -34,7 +56,7 @@ class LateNormAttention(CausalAttention):
         made = self.qkv(x)
         qkv = made.view(len(made), self.heads + 2 * self.kv_heads, -1)
         turned = qkv[:, : self.heads + self.kv_heads]
-        ops.rotate_(rotation, turned)
+        rotate_(rotation, turned)  # not by `ops`: on GPUs these turn both values of a pair alike
         turned.copy_(ops.rms_norm(turned, *norm))
         attended = attention(qkv, _still(rotation), None, self.layer)
         return self.out(attended.flatten(1))
@@ -75,7 +97,7 @@ class HunyuanModel(FamilyModel):
 
     def text(self, weights: Weights, shard: Shard) -> LanguageModel:
         config = self.spec.text
-        return Decoder(
+        decoder = Decoder(
             weights,
             config,
             shard,
@@ -83,6 +105,9 @@ class HunyuanModel(FamilyModel):
             rotary_dim=config.head_dim,
             own_head=True,
         )
+        if not self.spec.paired:
+            decoder.rope = ValueRope(config.rope, config.head_dim, weights.device)
+        return decoder
 
     def _layer(self, weights: Weights, layer: int, shard: Shard) -> DecoderLayer[LateNormAttention]:
         config = self.spec.text

@@ -5,14 +5,20 @@ Runs without torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from saccade.core.types import Grid, Span
-from saccade.families.base_spec import DecoderSpec, Placeholder
+from saccade.families.base_spec import (
+    DecoderSpec,
+    FamilyOptions,
+    Placeholder,
+    read_options,
+)
 from saccade.families.checkpoint import Checkpoint
 from saccade.families.config_readers import read_token, text_section
 from saccade.families.qwen_vl.hunyuan_vl.config import LearnedConfig, read_text, read_vision
@@ -22,17 +28,30 @@ from saccade.nn.text_config import TextConfig
 FAMILY = "hunyuan_vl"
 
 
+@dataclass(frozen=True, slots=True)
+class HunyuanOptions(FamilyOptions):
+    """rope_axes: whether sections of axes are counted over a head's values, or over its pairs."""
+
+    rope_axes: Literal["values", "pairs"] = "values"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HunyuanSpec(DecoderSpec):
     """CPU facts of one checkpoint.
 
-    position_axes: the last three are an image token's column, row and image.
+    position_axes: the last three are an image token's column, row and image. paired: the two values
+    of a pair are turned by one axis.
     """
 
     vision: LearnedConfig
     text: TextConfig
     images: LineRules
     position_axes: int
+    paired: bool = False
+
+    def with_options(self, options: Mapping[str, str]) -> HunyuanSpec:
+        chosen = read_options(HunyuanOptions, self.family, options)
+        return replace(self, paired=chosen.rope_axes == "pairs")
 
     @property
     def image_token_id(self) -> int:

@@ -1,14 +1,11 @@
 """Tiny HunyuanOCR checkpoints, for tests and benchmarks.
 
-Their reference is transformers' class, whose language model turns queries and keys as published:
-each section of frequencies is one axis, in both halves of a head. transformers' own gives each half
-half of the axes.
+Their reference is transformers' class.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,20 +39,8 @@ XDROPE = {
 }
 
 
-class PublishedAxes:
-    """Joins frequencies [axes, 1, T, D / 2] as published."""
-
-    def __init__(self, sections: Sequence[int]) -> None:
-        self.sections = list(sections)
-
-    def __call__(self, freq: torch.Tensor) -> torch.Tensor:
-        parts = freq.split(self.sections, dim=-1)
-        joined = torch.cat([part[axis] for axis, part in enumerate(parts)], dim=-1)
-        return torch.cat((joined, joined), dim=-1)
-
-
 class LineReference(QwenReference):
-    """transformers on a HunyuanOCR checkpoint, float32, with the published axes."""
+    """transformers on a HunyuanOCR checkpoint, float32."""
 
     placeholder = START + IMAGE + END
 
@@ -150,12 +135,6 @@ class HunyuanTiny(Tiny):
         ):
             name = name.replace(new, old)
         return name
-
-    def read_reference(self, folder: Path, dtype: torch.dtype) -> Any:
-        found = super().read_reference(folder, dtype)
-        rope = found.model.model.language_model.rotary_emb
-        rope.recomposition_frequencies = PublishedAxes(rope.mrope_section)
-        return found
 
 
 TINY = {"hunyuan_vl": HunyuanTiny()}
