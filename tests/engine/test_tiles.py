@@ -324,7 +324,7 @@ def test_ranks_share_tiles(tmp_path: Path, family: str, encoder: EncoderMode) ->
     assert counts(harness)[0] == desktop.new(shots, harness)
 
 
-FIRST = ("internvl", "smolvlm", "idefics3", "step3_vl", "lfm2_vl")
+FIRST = ("internvl", "qianfan_ocr", "smolvlm", "idefics3", "step3_vl", "lfm2_vl")
 """Families whose tiles come before the whole picture."""
 
 

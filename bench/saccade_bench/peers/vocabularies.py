@@ -1,7 +1,8 @@
 """Tokens of real text by vocabularies in GGUF files, beside the libraries that models' makers use.
 
-    pip install tiktoken sentencepiece protobuf
     python -m saccade_bench.peers.vocabularies SOURCE [--lines 1000]
+
+Needs tiktoken, sentencepiece and protobuf.
 
 SOURCE is llama.cpp's source folder, which has vocabularies of published models (`llama_convert`
 says where to get it). Text is what Debian's programs say in thirteen scripts (`/usr/share/locale`).
