@@ -16,12 +16,12 @@ from torch.nn import functional as F
 from saccade.core.types import Grid
 from saccade.families.lfm2_vl.config import ProjectorConfig
 from saccade.families.lfm2_vl.images import ThumbnailRules
-from saccade.nn.linear import Column, Linear, RowLinear
-from saccade.nn.mlp import activation
+from saccade.nn.mlp import MLP
 from saccade.nn.norm import LayerNorm
 from saccade.nn.patches import PatchKernel, copy_images, merged_order
 from saccade.nn.protocol import GridFacts, Pack, Pieces
 from saccade.nn.siglip import TOWER, siglip_block
+from saccade.nn.tower import PatchMerger
 from saccade.nn.tower_config import SiglipConfig
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
@@ -31,27 +31,19 @@ PROJECTOR = "multi_modal_projector"
 PROJECTOR_EPS = 1e-5
 
 
-class ShuffleProjector:
-    """Turns a token's patches into the language model's row."""
-
-    __slots__ = ("down", "norm", "up")
-
-    def __init__(
-        self, weights: Weights, config: SiglipConfig, projector: ProjectorConfig, shard: Shard
-    ) -> None:
-        merged, inner, bias = config.hidden * config.merge**2, projector.hidden, projector.bias
-        self.norm: LayerNorm | None = None
-        if projector.normed:
-            self.norm = LayerNorm(weights, f"{PROJECTOR}.layer_norm", merged, PROJECTOR_EPS)
-        columns = [Column(f"{PROJECTOR}.linear_1", inner, shard)]
-        act = activation(projector.activation)
-        self.up = Linear.columns(weights, columns, merged, bias=bias, activation=act)
-        name, out = f"{PROJECTOR}.linear_2", config.out_hidden
-        self.down = RowLinear(weights, name, inner, out, shard, bias=bias)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Map x [M, hidden * merge^2] to [M, out_hidden]."""
-        return self.down(self.up(x if self.norm is None else self.norm(x)))
+def shuffle_projector(
+    weights: Weights, config: SiglipConfig, projector: ProjectorConfig, shard: Shard
+) -> PatchMerger:
+    """Load the projector. Raises CheckpointError where a tensor is missing or misshapen."""
+    unit = config.merge**2
+    merged = config.hidden * unit
+    norm: LayerNorm | None = None
+    if projector.normed:
+        norm = LayerNorm(weights, f"{PROJECTOR}.layer_norm", merged, PROJECTOR_EPS)
+    names = f"{PROJECTOR}.linear_1", f"{PROJECTOR}.linear_2"
+    sizes, act = (merged, projector.hidden, config.out_hidden), projector.activation
+    mlp = MLP(weights, names, sizes, act, shard, bias=projector.bias)
+    return PatchMerger(unit, norm, mlp, late=True)
 
 
 class Siglip2Tower:
@@ -89,7 +81,7 @@ class Siglip2Tower:
         names = (f"{TOWER}.encoder.layers.{i}" for i in range(config.depth))
         self.layers = [siglip_block(weights, name, config, shard) for name in names]
         self.norm = LayerNorm(weights, f"{TOWER}.post_layernorm", config.hidden, config.norm_eps)
-        self.projector = ShuffleProjector(weights, config, projector, shard)
+        self.projector = shuffle_projector(weights, config, projector, shard)
 
     def rows(self, patches: int) -> int:
         return patches // self.config.merge**2
@@ -132,7 +124,7 @@ class Siglip2Tower:
         x, (cuts,) = pack.rows, pack.cuts
         for layer in self.layers:
             x = yield from layer(x, cuts, pack.attention)
-        return self.projector(self.norm(x).view(-1, self.config.merge**2 * self.hidden))
+        return self.projector(self.norm(x))
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
         """Split the embeddings by image. An image's views follow each other directly."""
