@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from saccade.core.errors import CheckpointError, ImageError
+from saccade.core.errors import CheckpointError
 from saccade.core.family import CanvasTile, LargestImage, PixelBounds
 from saccade.core.recipe import Box, ImageRecipe, OwnPixels
 from saccade.core.types import Grid, Size
-from saccade.families.base_spec import fingerprint
+from saccade.families.base_spec import check_aspect, fingerprint
 from saccade.families.checkpoint import Section
 from saccade.families.config_readers import (
     CLIP_MEAN,
@@ -134,11 +134,7 @@ class CropRules:
     def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
         """Return the recipe with the longest edge whose crops stay within the bounds."""
         size = height, width
-        if max(size) > LONGEST_ASPECT * min(size):
-            raise ImageError(
-                f"the image is {width} x {height} px: its longer edge is more than "
-                f"{LONGEST_ASPECT} times the shorter; crop it"
-            )
+        check_aspect(height, width, LONGEST_ASPECT)
         whole, crop = self.sides.whole, self.sides.crop
         for longest in range(self.sides.longest, whole, -crop):
             sides = Sides(longest, whole, crop)
