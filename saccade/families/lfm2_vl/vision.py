@@ -11,14 +11,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from saccade.core.types import Grid
 from saccade.families.lfm2_vl.config import ProjectorConfig
 from saccade.families.lfm2_vl.images import ThumbnailRules
 from saccade.nn.mlp import MLP
 from saccade.nn.norm import LayerNorm
-from saccade.nn.patches import PatchKernel, copy_images, merged_order
+from saccade.nn.patches import PatchKernel, copy_images, fit_positions, region_blocks
 from saccade.nn.protocol import GridFacts, Pack, Pieces
 from saccade.nn.siglip import TOWER, siglip_block
 from saccade.nn.tower import PatchMerger
@@ -77,7 +76,8 @@ class Siglip2Tower:
         kernel = f"{name}.patch_embedding"
         self.kernel = PatchKernel(weights, kernel, sizes, rules.colours, flat=True)
         shape = (config.patches, config.hidden)
-        self.positions = weights.load(Part(f"{name}.position_embedding.weight", shape))
+        table = weights.load(Part(f"{name}.position_embedding.weight", shape))
+        self.positions = table.view(config.across, config.across, -1)
         names = (f"{TOWER}.encoder.layers.{i}" for i in range(config.depth))
         self.layers = [siglip_block(weights, name, config, shard) for name in names]
         self.norm = LayerNorm(weights, f"{TOWER}.post_layernorm", config.hidden, config.norm_eps)
@@ -94,8 +94,8 @@ class Siglip2Tower:
         device, merge = self.positions.device, self.config.merge
         counts, (rows, columns, *cut) = self.rules.view_tokens(grid), grid
         edge = self.rules.tile // self.rules.unit
-        views = [self._resized(edge, edge)] * math.prod(cut) if cut else []
-        positions = torch.cat([*views, self._resized(rows, columns)] if rows else views)
+        views = [self._fitted(edge, edge)] * math.prod(cut) if cut else []
+        positions = torch.cat([*views, self._fitted(rows, columns)] if rows else views)
         return GridFacts(
             places=torch.zeros((0, len(positions)), dtype=torch.int64).to(device),
             position_embedding=positions,
@@ -103,15 +103,11 @@ class Siglip2Tower:
             segments=(tuple(count * merge**2 for count in counts),),
         )
 
-    def _resized(self, rows: int, columns: int) -> torch.Tensor:
+    def _fitted(self, rows: int, columns: int) -> torch.Tensor:
         """Return the positions in a view of `rows` x `columns` tokens, in merged order."""
-        across, merge = self.config.across, self.config.merge
-        table = self.positions.view(across, across, -1).permute(2, 0, 1)[None].float()
+        merge = self.config.merge
         size = rows * merge, columns * merge
-        found = F.interpolate(table, size, mode="bilinear", align_corners=False, antialias=True)
-        flat = found[0].flatten(1).t().to(self.positions.dtype)
-        row, column = merged_order(*size, merge)
-        return flat.index_select(0, send(row * size[1] + column, self.positions.device))
+        return fit_positions(self.positions, size, merge, "bilinear", antialias=True)
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
         config, order = self.config, facts.order
@@ -132,15 +128,10 @@ class Siglip2Tower:
 
 
 def canvas_blocks(grid: Grid, edge: int) -> np.ndarray:
-    """Return each token's block on the canvas [M], a block being a token's pixels.
+    """Return each token's block on the canvas [M]: tile after tile, then the whole image.
 
-    `edge`: tokens along a tile's edge. Tile after tile comes first, then the whole image.
+    `edge`: tokens along a tile's edge.
     """
-    rows, columns = grid[:2]
-    if len(grid) == 2:
-        return np.arange(rows * columns)
-    down, across = grid[2:]
-    width = max(columns, across * edge)
-    table = np.arange((down * edge + rows) * width).reshape(-1, width)
-    top = table[: down * edge, : across * edge].reshape(down, edge, across, edge).swapaxes(1, 2)
-    return np.concatenate((top.reshape(-1), table[down * edge :, :columns].reshape(-1)))
+    rows, columns, *cut = grid
+    tiles = [(cut[0], cut[1], edge, edge)] if cut else []
+    return region_blocks(*tiles, (1, 1, rows, columns))

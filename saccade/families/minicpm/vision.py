@@ -20,7 +20,7 @@ from saccade.families.minicpm.images import SliceRules, view_tokens
 from saccade.kernels.reference.segments import Segments
 from saccade.nn.mlp import MLP
 from saccade.nn.norm import LayerNorm
-from saccade.nn.patches import PatchKernel, copy_images, merged_order
+from saccade.nn.patches import PatchKernel, copy_images, merged_order, region_blocks
 from saccade.nn.protocol import Cut, GridFacts, Pack, Pieces
 from saccade.nn.siglip import siglip_block
 from saccade.nn.tower import BlockParts, PatchMerger, together
@@ -185,18 +185,10 @@ def nested(patches: np.ndarray, merge: int) -> np.ndarray:
 
 
 def canvas_blocks(grid: Grid) -> np.ndarray:
-    """Return each token's block on the canvas [M], a block being a token's pixels.
-
-    The whole image comes first, then slice after slice.
-    """
-    rows, columns = grid[:2]
-    if len(grid) == 2:
-        return np.arange(rows * columns)
-    down, across, tall, wide = grid[2:]
-    width = max(columns, across * wide)
-    table = np.arange((rows + down * tall) * width).reshape(-1, width)
-    slices = table[rows:, : across * wide].reshape(down, tall, across, wide).swapaxes(1, 2)
-    return np.concatenate((table[:rows, :columns].reshape(-1), slices.reshape(-1)))
+    """Return each token's block on the canvas [M]: the whole image, then slice after slice."""
+    rows, columns, *cut = grid
+    slices = [(cut[0], cut[1], cut[2], cut[3])] if cut else []
+    return region_blocks((1, 1, rows, columns), *slices)
 
 
 def quarter(cut: Cut) -> Cut:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from saccade.core.types import Grid
 from saccade.families.deepseek_vl2.kimi_vl.config import MoonConfig
@@ -18,7 +17,7 @@ from saccade.families.deepseek_vl2.kimi_vl.images import LONGEST_SIDE, PaddedRul
 from saccade.kernels.reference.rotary import rotary_tables
 from saccade.nn.mlp import MLP
 from saccade.nn.norm import LayerNorm
-from saccade.nn.patches import PatchKernel, copy_images, merged_order
+from saccade.nn.patches import PatchKernel, copy_images, fit_positions, merged_order
 from saccade.nn.protocol import GridFacts, Pack, Pieces
 from saccade.nn.tower import AxialRope, BlockParts, PatchMerger, TowerBlock, axial_angles
 from saccade.nn.transfer import send
@@ -107,20 +106,13 @@ class MoonTower:
         height, width = grid
         device = self.positions.device
         row, column = merged_order(height, width, self.config.merge)
-        order = send(row * width + column, device)
         return GridFacts(
             places=send(np.stack((column, row)), device),
-            position_embedding=self._fitted(height, width).index_select(0, order),
+            position_embedding=fit_positions(
+                self.positions, (height, width), self.config.merge, "bicubic"
+            ),
             segments=((height * width,),),
         )
-
-    def _fitted(self, height: int, width: int) -> torch.Tensor:
-        """Return the positions of height x width patches, in reading order."""
-        if (height, width) == self.config.learned:
-            return self.positions.flatten(0, 1)
-        table = self.positions.permute(2, 0, 1)[None].float()
-        found = F.interpolate(table, (height, width), mode="bicubic", align_corners=False)
-        return found[0].flatten(1).t().to(self.positions.dtype)
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
         assert facts.position_embedding is not None, "made by `grid_facts`"
