@@ -17,7 +17,7 @@ from saccade.kernels.tower_attention import Backend, varlen_attention
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.mlp import MLP
 from saccade.nn.norm import LayerNorm, RMSNorm
-from saccade.nn.protocol import Cut, Pieces
+from saccade.nn.protocol import Cut, Pack, Pieces
 from saccade.nn.tower_config import BlocksConfig
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
@@ -212,6 +212,20 @@ def block_pieces(
         )
         found.append(finish(x[cut.rows], attended.flatten(1)))
     return together(found)
+
+
+def run_blocks(
+    layers: Sequence[TowerBlock], pack: Pack, rotation: Rotation | None = None
+) -> Pieces:
+    """Run a pack through blocks that cut it alike. Returns rows [N, hidden].
+
+    rotation: turns heads, row by row.
+    """
+    x, (cuts,) = pack.rows, pack.cuts
+    rotations = [] if rotation is None else [rotation.part(cut.rows) for cut in cuts]
+    for layer in layers:
+        x = yield from layer(x, cuts, pack.attention, rotations)
+    return x
 
 
 def _share(cut: Cut) -> int:

@@ -20,7 +20,7 @@ from saccade.nn.norm import LayerNorm
 from saccade.nn.patches import PatchKernel, copy_images, fit_positions, region_blocks
 from saccade.nn.protocol import GridFacts, Pack, Pieces
 from saccade.nn.siglip import TOWER, siglip_block
-from saccade.nn.tower import PatchMerger
+from saccade.nn.tower import PatchMerger, run_blocks
 from saccade.nn.tower_config import SiglipConfig
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
@@ -117,10 +117,7 @@ class Siglip2Tower:
         return self.kernel.linear(patches) + facts.position_embedding
 
     def blocks(self, pack: Pack) -> Pieces:
-        x, (cuts,) = pack.rows, pack.cuts
-        for layer in self.layers:
-            x = yield from layer(x, cuts, pack.attention)
-        return self.projector(self.norm(x))
+        return self.projector(self.norm((yield from run_blocks(self.layers, pack))))
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
         """Split the embeddings by image. An image's views follow each other directly."""

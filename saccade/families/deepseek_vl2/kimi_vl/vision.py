@@ -19,7 +19,14 @@ from saccade.nn.mlp import MLP
 from saccade.nn.norm import LayerNorm
 from saccade.nn.patches import PatchKernel, copy_images, fit_positions, merged_order
 from saccade.nn.protocol import GridFacts, Pack, Pieces
-from saccade.nn.tower import AxialRope, BlockParts, PatchMerger, TowerBlock, axial_angles
+from saccade.nn.tower import (
+    AxialRope,
+    BlockParts,
+    PatchMerger,
+    TowerBlock,
+    axial_angles,
+    run_blocks,
+)
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
@@ -119,11 +126,7 @@ class MoonTower:
         return self.kernel(pixels) + facts.position_embedding
 
     def blocks(self, pack: Pack) -> Pieces:
-        x, (cuts,) = pack.rows, pack.cuts
-        rotation = self.rope.rotation(pack.places)
-        rotations = [rotation.part(cut.rows) for cut in cuts]
-        for layer in self.layers:
-            x = yield from layer(x, cuts, pack.attention, rotations)
+        x = yield from run_blocks(self.layers, pack, self.rope.rotation(pack.places))
         return self.projector(self.last_norm(x))
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:

@@ -16,7 +16,7 @@ from saccade.nn.mlp import MLP, GatedMLP
 from saccade.nn.norm import LayerNorm, RMSNorm
 from saccade.nn.patches import PatchKernel, copy_images, merged_order
 from saccade.nn.protocol import GridFacts, Pack, Pieces
-from saccade.nn.tower import AxialRope, BlockParts, PatchMerger, TowerBlock
+from saccade.nn.tower import AxialRope, BlockParts, PatchMerger, TowerBlock, run_blocks
 from saccade.nn.transfer import send
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
@@ -96,11 +96,7 @@ class DotsTower:
         return self.norm(self.kernel(pixels))
 
     def blocks(self, pack: Pack) -> Pieces:
-        x, (cuts,) = pack.rows, pack.cuts
-        rotation = self.rope.rotation(pack.places)
-        rotations = [rotation.part(cut.rows) for cut in cuts]
-        for layer in self.layers:
-            x = yield from layer(x, cuts, pack.attention, rotations)
+        x = yield from run_blocks(self.layers, pack, self.rope.rotation(pack.places))
         return self.merger(x if self.last_norm is None else self.last_norm(x))
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:

@@ -22,7 +22,7 @@ from saccade.nn.mlp import activation
 from saccade.nn.norm import LayerNorm, RMSNorm
 from saccade.nn.patches import PatchKernel, fit_positions, split_images
 from saccade.nn.protocol import GridFacts, Pack, Pieces
-from saccade.nn.tower import BlockParts, TowerBlock
+from saccade.nn.tower import BlockParts, TowerBlock, run_blocks
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import WHOLE, Shard
@@ -130,10 +130,7 @@ class LineTower:
         return self.kernel(pixels) + facts.position_embedding
 
     def blocks(self, pack: Pack) -> Pieces:
-        x, (cuts,) = pack.rows, pack.cuts
-        for layer in self.layers:
-            x = yield from layer(x, cuts, pack.attention)
-        return self.merger(x)
+        return self.merger((yield from run_blocks(self.layers, pack)))
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
         """Split the tokens' [M, out] into [m, out] for each image, with the ends of its lines and
