@@ -32,16 +32,25 @@ SECRET = "my name is Rumpelstiltskin"
 
 
 @pytest.fixture(scope="module")
-def collector() -> Iterator[Collector]:
+def module_collector() -> Iterator[Collector]:
     with collecting() as found:
         yield found
 
 
+@pytest.fixture
+def collector(module_collector: Collector) -> Collector:
+    """One collector for all tests of the module, without the traces of those before: a test asks
+    under the same names directly and through a router.
+    """
+    module_collector.spans.clear()
+    return module_collector
+
+
 @pytest.fixture(scope="module")
-def module_server(collector: Collector) -> Iterator[Served]:
+def module_server(module_collector: Collector) -> Iterator[Served]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(telemetry, "BATCH_SECONDS", 0.02)
-        watch = ObservabilityOptions(otlp_traces_endpoint=collector.address)
+        watch = ObservabilityOptions(otlp_traces_endpoint=module_collector.address)
         options = ServerOptions(port=0, served_model_name=("demo", "other"))
         with serving(options, watch=watch) as served:
             yield served
