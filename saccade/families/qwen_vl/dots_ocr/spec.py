@@ -23,10 +23,6 @@ class DotsSpec(DecoderSpec):
     text: TextConfig
     images: ImageRules
 
-    @property
-    def image_token_id(self) -> int:
-        return self.placeholder.marks[0]
-
 
 def dots_spec(checkpoint: Checkpoint) -> DotsSpec:
     """Read a dots.ocr checkpoint's facts. Raises CheckpointError naming file and field."""
