@@ -318,6 +318,13 @@ def read_siglip(vision: Section, merge: int, out: int, absent: SiglipDefaults) -
     # Pixels in no whole patch are left out, as a convolution leaves them out.
     if min(patch, merge) < 1 or side < patch or side // patch % merge:
         check_side(vision, side, patch, merge)
+    return siglip_shape(vision, side, patch, merge, out, absent)
+
+
+def siglip_shape(
+    vision: Section, side: int, patch: int, merge: int, out: int, absent: SiglipDefaults
+) -> SiglipConfig:
+    """Return a SigLIP tower whose sizes in pixels are read. Raises CheckpointError."""
     check_channels(vision)
     hidden = vision.count("hidden_size", default=absent.hidden)
     heads = vision.count("num_attention_heads", default=absent.heads)

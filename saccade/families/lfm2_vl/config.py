@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Section
 from saccade.families.config_readers import (
-    check_channels,
-    check_heads,
+    SiglipDefaults,
     read_head_dim,
     read_layer_types,
     read_rope,
@@ -20,11 +19,13 @@ from saccade.families.config_readers import (
     read_theta,
     refuse_flags,
     require_kind,
+    siglip_shape,
 )
 from saccade.nn.text_config import RopeConfig, TextConfig
 from saccade.nn.tower_config import SiglipConfig
 
 FULL, CONVOLUTION = "full_attention", "conv"
+SIGLIP = SiglipDefaults(hidden=768, heads=12, side=256, patch=16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,27 +91,13 @@ def read_vision(config: Section, out: int) -> tuple[SiglipConfig, ProjectorConfi
     """
     vision = config.section("vision_config")
     require_kind(vision, "siglip2_vision_model")
-    check_channels(vision)
-    hidden = vision.count("hidden_size", default=768)
-    heads = vision.count("num_attention_heads", default=12)
-    check_heads(vision, hidden, heads)
-    patch = vision.count("patch_size", default=16)
+    patch = vision.count("patch_size", default=SIGLIP.patch)
     places = vision.count("num_patches", default=256)
     across = math.isqrt(places)
     if across**2 != places:
         raise CheckpointError(f"{vision.where}: num_patches {places} is no square")
-    tower = SiglipConfig(
-        depth=vision.layers("num_hidden_layers", default=12),
-        hidden=hidden,
-        heads=heads,
-        intermediate=vision.integer("intermediate_size", default=3072),
-        activation=vision.text("hidden_act", default="gelu_pytorch_tanh"),
-        norm_eps=vision.number("layer_norm_eps", default=1e-6),
-        side=across * patch,
-        patch=patch,
-        merge=config.count("downsample_factor", default=2),
-        out_hidden=out,
-    )
+    merge = config.count("downsample_factor", default=2)
+    tower = siglip_shape(vision, across * patch, patch, merge, out, SIGLIP)
     projector = ProjectorConfig(
         config.count("projector_hidden_size", default=2560),
         config.text("projector_hidden_act", default="gelu"),
