@@ -16,10 +16,10 @@ from saccade.core.types import Grid
 from saccade.families.deepseek_vl2.kimi_vl.config import MoonConfig
 from saccade.families.deepseek_vl2.kimi_vl.images import LONGEST_SIDE, PaddedRules
 from saccade.kernels.reference.rotary import rotary_tables
-from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.norm import LayerNorm
 from saccade.nn.patches import PatchKernel, copy_images, merged_order
 from saccade.nn.protocol import GridFacts, Pack, Pieces
+from saccade.nn.token_merger import TokenMerger
 from saccade.nn.tower import AxialRope, BlockParts, TowerBlock, axial_angles
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
@@ -57,24 +57,6 @@ class TakingTurns(AxialRope):
         self.looked_up = weights.ops.looks_up
 
 
-class MoonProjector:
-    """Turns a token's patches into the language model's row."""
-
-    __slots__ = ("down", "norm", "unit", "up")
-
-    def __init__(self, weights: Weights, config: MoonConfig, shard: Shard) -> None:
-        self.unit = config.merge**2
-        merged, out = config.hidden * self.unit, config.out_hidden
-        self.norm = LayerNorm(weights, f"{PROJECTOR}.pre_norm", config.hidden, config.norm_eps)
-        columns = [Column(f"{PROJECTOR}.linear_1", merged, shard)]
-        self.up = Linear.columns(weights, columns, merged, bias=True, activation="gelu")
-        self.down = RowLinear(weights, f"{PROJECTOR}.linear_2", merged, out, shard, bias=True)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Map x [N, hidden] to [M, out]."""
-        return self.down(self.up(self.norm(x).view(len(x) // self.unit, -1)))
-
-
 class MoonTower:
     """Turns uint8 pixels into embeddings. Implements `nn.protocol.VisionNet`."""
 
@@ -102,11 +84,13 @@ class MoonTower:
         shape = (*config.learned, config.hidden)
         self.positions = weights.load(Part(f"{name}.pos_emb.weight", shape))
         name = f"{TOWER}.encoder"
-        names = (f"{name}.blocks.{i}" for i in range(config.depth))
-        self.layers = [vision_block(weights, each, config, shard) for each in names]
+        blocks = (f"{name}.blocks.{i}" for i in range(config.depth))
+        self.layers = [vision_block(weights, each, config, shard) for each in blocks]
         last = f"{name}.final_layernorm"
         self.last_norm = LayerNorm(weights, last, config.hidden, config.norm_eps)
-        self.projector = MoonProjector(weights, config, shard)
+        names = f"{PROJECTOR}.pre_norm", f"{PROJECTOR}.linear_1", f"{PROJECTOR}.linear_2"
+        merged = config.hidden, config.merge, config.out_hidden
+        self.projector = TokenMerger(weights, names, merged, config.norm_eps, shard)
         self.rope = TakingTurns(weights, config.head_dim, THETA, LONGEST_SIDE)
 
     def rows(self, patches: int) -> int:

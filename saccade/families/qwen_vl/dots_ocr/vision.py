@@ -12,11 +12,11 @@ import torch
 from saccade.core.types import Grid
 from saccade.families.qwen_vl.dots_ocr.config import DotsConfig
 from saccade.families.qwen_vl.images import LONGEST_SIDE, ImageRules
-from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.mlp import GatedMLP
-from saccade.nn.norm import LayerNorm, RMSNorm
+from saccade.nn.norm import RMSNorm
 from saccade.nn.patches import PatchKernel, copy_images, merged_order
 from saccade.nn.protocol import GridFacts, Pack, Pieces
+from saccade.nn.token_merger import TokenMerger
 from saccade.nn.tower import AxialRope, BlockParts, TowerBlock
 from saccade.nn.transfer import send
 from saccade.nn.weights import Weights
@@ -38,24 +38,6 @@ def vision_block(weights: Weights, name: str, config: DotsConfig, shard: Shard) 
         out=parts.out("attn.proj", bias=bias),
         mlp=GatedMLP(weights, f"{name}.mlp", sizes, config.activation, shard, bias=bias),
     )
-
-
-class TokenMerger:
-    """Merges merge x merge neighbouring patches into one token for the language model."""
-
-    __slots__ = ("down", "norm", "unit", "up")
-
-    def __init__(self, weights: Weights, config: DotsConfig, shard: Shard) -> None:
-        name, self.unit = f"{TOWER}.merger", config.merge**2
-        merged, out = config.hidden * self.unit, config.out_hidden
-        self.norm = LayerNorm(weights, f"{name}.ln_q", config.hidden, MERGER_EPS)
-        columns = [Column(f"{name}.mlp.0", merged, shard)]
-        self.up = Linear.columns(weights, columns, merged, bias=True, activation="gelu")
-        self.down = RowLinear(weights, f"{name}.mlp.2", merged, out, shard, bias=True)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Map x [N, hidden] to [M, out]."""
-        return self.down(self.up(self.norm(x).view(len(x) // self.unit, -1)))
 
 
 class DotsTower:
@@ -84,13 +66,15 @@ class DotsTower:
         name, sizes = f"{TOWER}.patch_embed.patchifier", (config.hidden, config.patch, config.merge)
         self.kernel = PatchKernel(weights, f"{name}.proj", sizes, (rules.mean, rules.std))
         self.norm = RMSNorm(weights, f"{name}.norm", config.hidden, config.norm_eps)
-        names = (f"{TOWER}.blocks.{i}" for i in range(config.depth))
-        self.layers = [vision_block(weights, name, config, shard) for name in names]
+        blocks = (f"{TOWER}.blocks.{i}" for i in range(config.depth))
+        self.layers = [vision_block(weights, each, config, shard) for each in blocks]
         self.last_norm: RMSNorm | None = None
         if config.last_norm:
             last = f"{TOWER}.post_trunk_norm"
             self.last_norm = RMSNorm(weights, last, config.hidden, config.norm_eps)
-        self.merger = TokenMerger(weights, config, shard)
+        names = f"{TOWER}.merger.ln_q", f"{TOWER}.merger.mlp.0", f"{TOWER}.merger.mlp.2"
+        merged = config.hidden, config.merge, config.out_hidden
+        self.merger = TokenMerger(weights, names, merged, MERGER_EPS, shard)
         # The row rotates a head's first half, the column its second.
         self.rope = AxialRope(weights, config.head_dim, THETA, LONGEST_SIDE)
 
