@@ -71,8 +71,6 @@ QUICK = (
     *("llama", "llava_onevision", "glm4v", "mistral_near", "aya_vision"),
     *("cohere_compass", "ovis2", "granite4_vision", "idefics2"),
 )
-TOGETHER, APART = "side by side", ("paddleocr_vl",)
-"""Models whose own generate raises where images stand side by side."""
 CASES: Mapping[str, tuple[str, tuple[tuple[int, int], ...]]] = {
     "text": ("the quick brown fox jumps over the lazy dog; how many", ()),
     "another": ("There are two blue squares and one green star. ", ()),
@@ -82,7 +80,7 @@ CASES: Mapping[str, tuple[str, tuple[tuple[int, int], ...]]] = {
     "resized down": ("a large one @ quick brown", ((700, 500),)),
     "two turns": ("user\n@ how many?\nassistant\ntwo.\nuser\n@?", ((80, 80), (64, 128))),
     "the same twice": ("@ over @ over", ((96, 64), (96, 64))),
-    TOGETHER: ("first@@then@@@ over", ((64, 96), (80, 64), (96, 64), (64, 64), (56, 70))),
+    "side by side": ("first@@then@@@ over", ((64, 96), (80, 64), (96, 64), (64, 64), (56, 70))),
 }
 
 
@@ -149,8 +147,7 @@ def load(kind: str, folder: Path, options: tuple[str, ...] = (), choices: str = 
 
 
 def cases(kind: str) -> list[str]:
-    found = [name for name, (_, sizes) in CASES.items() if KINDS[kind].image or not sizes]
-    return [name for name in found if name != TOGETHER or kind not in APART]
+    return [name for name, (_, sizes) in CASES.items() if KINDS[kind].image or not sizes]
 
 
 def answer(reference: AnyReference, kind: str, name: str) -> list[int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Self
 
 from saccade.core.errors import CheckpointError, ImageError
 from saccade.core.family import LargestImage, PixelBounds
@@ -14,7 +15,14 @@ from saccade.core.recipe import ImageRecipe, whole
 from saccade.core.types import Grid, Size
 from saccade.families.base_spec import fingerprint
 from saccade.families.checkpoint import Section
-from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, HALF, Colour, read_colours
+from saccade.families.config_readers import (
+    CLIP_MEAN,
+    CLIP_STD,
+    HALF,
+    Colour,
+    read_colours,
+    require_flags,
+)
 from saccade.families.qwen_vl.config import VisionConfig
 
 MAX_ASPECT_RATIO = 200
@@ -128,30 +136,77 @@ def smart_resize(height: int, width: int, rules: ImageRules) -> Size:
     return rows * factor, columns * factor
 
 
-def read_images(processor: Section, vision: VisionConfig) -> ImageRules:
-    """Return the rules that the image processor's file asks for. Raises CheckpointError."""
-    for name, expected in (
-        ("patch_size", vision.patch),
-        ("merge_size", vision.merge),
-        ("temporal_patch_size", vision.temporal_patch),
-    ):
+@dataclass(frozen=True, slots=True)
+class RaisedRules(ImageRules):
+    """A layout that first enlarges an image with an edge shorter than a token's."""
+
+    def raised(self, height: int, width: int) -> Size:
+        """Return (height, width) of such an image, enlarged."""
+        raise NotImplementedError
+
+    def sized(self, size: Section) -> Self:
+        """Return the rules with other bounds, as the image processor's `size` has them.
+
+        Raises CheckpointError.
+        """
+        raise NotImplementedError
+
+    def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
+        # It is refused by its own size.
+        found = ImageRules.recipe(self, height, width, bounds)
+        if min(height, width) < self.factor:
+            found = ImageRules.recipe(self, *self.raised(height, width), bounds)
+        return replace(found, resample=self.resample)
+
+
+def check_patches(processor: Section, **known: int) -> None:
+    """Raise CheckpointError if the image processor cuts patches for another tower."""
+    for name, expected in known.items():
         if (value := processor.integer(name, default=expected)) != expected:
             raise CheckpointError(
                 f"{processor.where}: {name} is {value}, but the vision tower was made for "
                 f"{expected}"
             )
-    newer = vision.variant == "qwen3_vl"
+
+
+def check_pixels(processor: Section) -> None:
+    """Raise CheckpointError unless pixels are resized, rescaled by 1/255 and normalised."""
+    require_flags(processor, "do_resize", "do_rescale", "do_normalize")
+    if not math.isclose(processor.number("rescale_factor", default=1 / 255), 1 / 255):
+        raise CheckpointError(f"{processor.where}: rescale_factor is not supported but for 1/255")
+
+
+def read_bounds(processor: Section, least: int, most: int) -> tuple[int, int]:
+    """Return the bounds on an image's pixels, by old or new names. Raises CheckpointError."""
     size = processor.section("size")
-    least = size.integer("shortest_edge", "min_pixels", default=256 * 256 if newer else 56 * 56)
-    most = size.integer(
-        "longest_edge", "max_pixels", default=4096 * 4096 if newer else 28 * 28 * 16384
+    least = size.integer("shortest_edge", "min_pixels", default=least)
+    most = size.integer("longest_edge", "max_pixels", default=most)
+    return (
+        processor.integer("min_pixels", default=least),
+        processor.integer("max_pixels", default=most),
+    )
+
+
+def read_images(processor: Section, vision: VisionConfig) -> ImageRules:
+    """Return the rules that the image processor's file asks for. Raises CheckpointError."""
+    check_patches(
+        processor,
+        patch_size=vision.patch,
+        merge_size=vision.merge,
+        temporal_patch_size=vision.temporal_patch,
+    )
+    newer = vision.variant == "qwen3_vl"
+    least, most = read_bounds(
+        processor,
+        256 * 256 if newer else 56 * 56,
+        4096 * 4096 if newer else 28 * 28 * 16384,
     )
     mean, std = read_colours(processor, *((HALF, HALF) if newer else (CLIP_MEAN, CLIP_STD)))
     return ImageRules(
         patch=vision.patch,
         merge=vision.merge,
-        min_pixels=processor.integer("min_pixels", default=least),
-        max_pixels=processor.integer("max_pixels", default=most),
+        min_pixels=least,
+        max_pixels=most,
         mean=mean,
         std=std,
         temporal_patch=vision.temporal_patch,

@@ -1,0 +1,63 @@
+"""A GLM-OCR image: it keeps its shape, as Qwen-VL's, but small ones are enlarged first.
+
+Runs without torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from saccade.core.errors import CheckpointError
+from saccade.core.family import PixelBounds
+from saccade.core.types import Size
+from saccade.families.checkpoint import Section
+from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, read_colours, read_resample
+from saccade.families.qwen_vl.glm_ocr.config import CogConfig
+from saccade.families.qwen_vl.images import RaisedRules, check_patches, check_pixels
+
+
+@dataclass(frozen=True, slots=True)
+class GlmRules(RaisedRules):
+    """Qwen-VL's layout, in which the shorter edge is raised to a token's."""
+
+    @property
+    def pixel_bounds(self) -> PixelBounds:
+        # What its processor calls edges counts the pixels of several frames.
+        return PixelBounds(self.factor**2, self.min_pixels, self.max_pixels)
+
+    def raised(self, height: int, width: int) -> Size:
+        scale = max(self.factor / height, self.factor / width)
+        return int(height * scale), int(width * scale)
+
+    def sized(self, size: Section) -> Self:
+        frames = self.temporal_patch
+        bounds = {
+            "min_pixels": size.count("shortest_edge", default=frames * self.min_pixels),
+            "max_pixels": size.count("longest_edge", default=frames * self.max_pixels),
+        }
+        if any(bound % frames for bound in bounds.values()):
+            raise CheckpointError(
+                f"{size.where}: shortest_edge and longest_edge must be multiples of {frames}"
+            )
+        return replace(self, **{name: bound // frames for name, bound in bounds.items()})
+
+
+def read_images(processor: Section, vision: CogConfig) -> GlmRules:
+    """Return the rules that the image processor's file asks for. Raises CheckpointError."""
+    patches = {"patch_size": vision.patch, "merge_size": vision.merge}
+    check_patches(processor, **patches, temporal_patch_size=vision.frames)
+    check_pixels(processor)
+    mean, std = read_colours(processor, CLIP_MEAN, CLIP_STD)
+    rules = GlmRules(
+        patch=vision.patch,
+        merge=vision.merge,
+        min_pixels=0,
+        max_pixels=0,
+        mean=mean,
+        std=std,
+        resample=read_resample(processor, 3),
+        temporal_patch=vision.frames,
+    )
+    usual = {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000}
+    return rules.sized(processor.section("size").filled(usual))
