@@ -32,15 +32,13 @@ class GlmRules(RaisedRules):
 
     def sized(self, size: Section) -> Self:
         frames = self.temporal_patch
-        bounds = {
-            "min_pixels": size.count("shortest_edge", default=frames * self.min_pixels),
-            "max_pixels": size.count("longest_edge", default=frames * self.max_pixels),
-        }
-        if any(bound % frames for bound in bounds.values()):
+        least = size.count("shortest_edge", default=frames * self.min_pixels)
+        most = size.count("longest_edge", default=frames * self.max_pixels)
+        if least % frames or most % frames:
             raise CheckpointError(
                 f"{size.where}: shortest_edge and longest_edge must be multiples of {frames}"
             )
-        return replace(self, **{name: bound // frames for name, bound in bounds.items()})
+        return replace(self, min_pixels=least // frames, max_pixels=most // frames)
 
 
 def read_images(processor: Section, vision: CogConfig) -> GlmRules:
