@@ -52,7 +52,8 @@ def talkative(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "PaddleOCR-VL"
-    return talkative(make_checkpoint(folder, "paddleocr_vl"))
+    size = {"shortest_edge": 32 * 32, "longest_edge": 256 * 256}  # as large as pages are drawn
+    return talkative(make_checkpoint(folder, "paddleocr_vl", processor={"size": size}))
 
 
 @pytest.fixture(scope="module")
