@@ -25,8 +25,8 @@ class TokenMerger:
     ) -> None:
         """Load the merger.
 
-        names: of the norm and the two projections. sizes: values of a patch, patches along a
-        token's edge, values of a token.
+        names: the norm's and the two projections'. sizes: values per patch, patches along a token's
+        edge, values per token.
         """
         (norm, up, down), (hidden, merge, out) = names, sizes
         self.unit = merge**2

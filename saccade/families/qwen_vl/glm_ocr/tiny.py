@@ -83,7 +83,7 @@ class GlmTiny(Tiny):
         }
 
     def hub_tensors(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Files have a layer behind the last, which drafts tokens."""
+        """Add a layer behind the last, which drafts tokens."""
         last, name = "model.language_model.layers.2.", "model.language_model.layers.3."
         drafting = {
             name + key.removeprefix(last): value.clone()

@@ -101,14 +101,14 @@ class PaddleTiny(Tiny):
         )
 
     def old_config(self, data: dict[str, Any]) -> dict[str, Any]:
-        """The hub's file has the language model's fields at its top."""
+        """Move the language model's fields to the top, as in the hub's file."""
         text = old_rope(data)
         text["rope_scaling"]["type"] = text["rope_scaling"]["rope_type"]
         data["vision_config"] |= {"model_type": data["model_type"], "temporal_patch_size": 2}
         return text | data
 
     def hub_tensors(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Files have more of SigLIP than answers need."""
+        """Add parts of SigLIP that answers do without."""
         name = "model.visual.vision_model"
         more = {
             f"{name}.embeddings.packing_position_embedding.weight": torch.zeros(4, 48),
@@ -117,7 +117,7 @@ class PaddleTiny(Tiny):
         return tensors | more
 
     def old_name(self, name: str) -> str:
-        """The hub's name of a tensor."""
+        """Return the hub's name of a tensor."""
         name = name.replace("model.language_model.", "model.")
         name = name.replace("model.visual.", "visual.")
         return name.replace("model.projector.", "mlp_AR.")
