@@ -122,8 +122,15 @@ def test_bounds_on_images_are_an_option(checkpoint: Callable[..., Path]) -> None
     ):
         with pytest.raises(ConfigError, match=f"--family-option .*{words}"):
             load_spec(folder, [option])
-    with pytest.raises(CheckpointError, match="longest_edge must be at least 1"):
-        load_spec(folder, ['size={"longest_edge": 0}'])
+    for size, words in (
+        ('{"longest_edge": 0}', "longest_edge must be at least 1"),
+        ('{"longest_edge": 64}', "cannot be made: a token has 256"),
+        ('{"shortest_edge": 1000000}', "cannot be made"),
+        ('{"longest_edge": 4294967296}', "longest_edge must be at most"),
+        ('{"longest_edge": 4096.5}', "longest_edge must be an integer"),
+    ):
+        with pytest.raises(CheckpointError, match=f"--family-option.*{words}"):
+            load_spec(folder, [f"size={size}"])
 
 
 REFUSED = {

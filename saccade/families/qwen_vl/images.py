@@ -151,6 +151,15 @@ class RaisedRules(ImageRules):
         """
         raise NotImplementedError
 
+    def bounded(self, where: str, least: int, most: int) -> Self:
+        """Return the rules with other bounds. Raises CheckpointError if none is between them."""
+        if not self.factor**2 <= most or not 0 < least <= most:
+            raise CheckpointError(
+                f"{where}: images of {least} to {most} pixels cannot be made: a token has "
+                f"{self.factor**2}"
+            )
+        return replace(self, min_pixels=least, max_pixels=most)
+
     def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
         # It is refused by its own size.
         found = ImageRules.recipe(self, height, width, bounds)

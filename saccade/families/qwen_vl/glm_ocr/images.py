@@ -5,7 +5,7 @@ Runs without torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 from saccade.core.errors import CheckpointError
@@ -38,7 +38,7 @@ class GlmRules(RaisedRules):
             raise CheckpointError(
                 f"{size.where}: shortest_edge and longest_edge must be multiples of {frames}"
             )
-        return replace(self, min_pixels=least // frames, max_pixels=most // frames)
+        return self.bounded(size.where, least // frames, most // frames)
 
 
 def read_images(processor: Section, vision: CogConfig) -> GlmRules:

@@ -5,7 +5,7 @@ Runs without torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 from saccade.core.types import Size
@@ -34,7 +34,7 @@ class PaddleRules(RaisedRules):
     def sized(self, size: Section) -> Self:
         least = size.count("shortest_edge", "min_pixels", default=self.min_pixels)
         most = size.count("longest_edge", "max_pixels", default=self.max_pixels)
-        return replace(self, min_pixels=least, max_pixels=most)
+        return self.bounded(size.where, least, most)
 
 
 def read_images(processor: Section, vision: FittedConfig) -> PaddleRules:
@@ -44,7 +44,7 @@ def read_images(processor: Section, vision: FittedConfig) -> PaddleRules:
     check_pixels(processor)
     least, most = read_bounds(processor, 384 * 384, 1536 * 1536)
     mean, std = read_colours(processor, CLIP_MEAN, CLIP_STD)
-    return PaddleRules(
+    rules = PaddleRules(
         patch=vision.patch,
         merge=vision.merge,
         min_pixels=least,
@@ -54,3 +54,4 @@ def read_images(processor: Section, vision: FittedConfig) -> PaddleRules:
         resample=read_resample(processor, 3),
         temporal_patch=1,
     )
+    return rules.bounded(processor.where, least, most)
