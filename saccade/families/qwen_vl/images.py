@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Self, TypeVar
 
 from saccade.core.errors import CheckpointError, ImageError
 from saccade.core.family import LargestImage, PixelBounds
@@ -20,6 +20,7 @@ from saccade.families.config_readers import (
     CLIP_STD,
     HALF,
     Colour,
+    check_made_for,
     read_colours,
     require_flags,
 )
@@ -104,6 +105,7 @@ class ImageRules:
         return math.prod(grid[1:])
 
 
+Rules = TypeVar("Rules", bound=ImageRules)
 NO_IMAGES = ImageRules(1, 1, 0, 0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 """Those of a checkpoint without a vision tower."""
 
@@ -168,16 +170,6 @@ class RaisedRules(ImageRules):
         return replace(found, resample=self.resample)
 
 
-def check_patches(processor: Section, **known: int) -> None:
-    """Raise CheckpointError if the image processor cuts patches for another tower."""
-    for name, expected in known.items():
-        if (value := processor.integer(name, default=expected)) != expected:
-            raise CheckpointError(
-                f"{processor.where}: {name} is {value}, but the vision tower was made for "
-                f"{expected}"
-            )
-
-
 def check_pixels(processor: Section) -> None:
     """Raise CheckpointError unless pixels are resized, rescaled by 1/255 and normalised."""
     require_flags(processor, "do_resize", "do_rescale", "do_normalize")
@@ -185,38 +177,30 @@ def check_pixels(processor: Section) -> None:
         raise CheckpointError(f"{processor.where}: rescale_factor is not supported but for 1/255")
 
 
-def read_bounds(processor: Section, least: int, most: int) -> tuple[int, int]:
-    """Return the bounds on an image's pixels, by old or new names. Raises CheckpointError."""
-    size = processor.section("size")
-    least = size.integer("shortest_edge", "min_pixels", default=least)
-    most = size.integer("longest_edge", "max_pixels", default=most)
-    return (
-        processor.integer("min_pixels", default=least),
-        processor.integer("max_pixels", default=most),
-    )
-
-
 def read_images(processor: Section, vision: VisionConfig) -> ImageRules:
     """Return the rules that the image processor's file asks for. Raises CheckpointError."""
-    check_patches(
-        processor,
-        patch_size=vision.patch,
-        merge_size=vision.merge,
-        temporal_patch_size=vision.temporal_patch,
-    )
+    patch, merge, frames = vision.patch, vision.merge, vision.temporal_patch
+    check_made_for(processor, patch_size=patch, merge_size=merge, temporal_patch_size=frames)
     newer = vision.variant == "qwen3_vl"
-    least, most = read_bounds(
-        processor,
-        256 * 256 if newer else 56 * 56,
-        4096 * 4096 if newer else 28 * 28 * 16384,
-    )
-    mean, std = read_colours(processor, *((HALF, HALF) if newer else (CLIP_MEAN, CLIP_STD)))
-    return ImageRules(
-        patch=vision.patch,
-        merge=vision.merge,
-        min_pixels=least,
-        max_pixels=most,
+    bounds = (256 * 256, 4096 * 4096) if newer else (56 * 56, 28 * 28 * 16384)
+    colours = (HALF, HALF) if newer else (CLIP_MEAN, CLIP_STD)
+    absent = ImageRules(patch, merge, *bounds, *colours, temporal_patch=frames)
+    return read_rules(processor, absent)
+
+
+def read_rules(processor: Section, absent: Rules) -> Rules:
+    """Return `absent` with the bounds and colours that the image processor's file names.
+
+    Raises CheckpointError.
+    """
+    size = processor.section("size")
+    least = size.integer("shortest_edge", "min_pixels", default=absent.min_pixels)
+    most = size.integer("longest_edge", "max_pixels", default=absent.max_pixels)
+    mean, std = read_colours(processor, absent.mean, absent.std)
+    return replace(
+        absent,
+        min_pixels=processor.integer("min_pixels", default=least),
+        max_pixels=processor.integer("max_pixels", default=most),
         mean=mean,
         std=std,
-        temporal_patch=vision.temporal_patch,
     )

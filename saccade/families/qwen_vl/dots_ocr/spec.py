@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from saccade.families.base_spec import DecoderSpec, Placeholder
 from saccade.families.checkpoint import Checkpoint, Section
-from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, read_colours, read_token
+from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, check_made_for, read_token
 from saccade.families.qwen_vl.dots_ocr.config import DotsConfig, read_text, read_vision
-from saccade.families.qwen_vl.images import ImageRules, check_patches, read_bounds
+from saccade.families.qwen_vl.images import ImageRules, read_rules
 from saccade.nn.text_config import TextConfig
 
 
@@ -22,10 +22,6 @@ class DotsSpec(DecoderSpec):
     vision: DotsConfig
     text: TextConfig
     images: ImageRules
-
-    @property
-    def image_token_id(self) -> int:
-        return self.placeholder.marks[0]
 
 
 def dots_spec(checkpoint: Checkpoint) -> DotsSpec:
@@ -46,15 +42,8 @@ def dots_spec(checkpoint: Checkpoint) -> DotsSpec:
 
 
 def _images(processor: Section, vision: DotsConfig) -> ImageRules:
-    check_patches(processor, patch_size=vision.patch, merge_size=vision.merge)
-    least, most = read_bounds(processor, 56 * 56, 28 * 28 * 1280)
-    mean, std = read_colours(processor, CLIP_MEAN, CLIP_STD)
-    return ImageRules(
-        patch=vision.patch,
-        merge=vision.merge,
-        min_pixels=least,
-        max_pixels=most,
-        mean=mean,
-        std=std,
-        temporal_patch=1,
-    )
+    patch, merge = vision.patch, vision.merge
+    check_made_for(processor, patch_size=patch, merge_size=merge)
+    bounds = 56 * 56, 28 * 28 * 1280
+    absent = ImageRules(patch, merge, *bounds, CLIP_MEAN, CLIP_STD, temporal_patch=1)
+    return read_rules(processor, absent)

@@ -12,12 +12,11 @@ import torch
 from saccade.core.types import Grid
 from saccade.families.qwen_vl.dots_ocr.config import DotsConfig
 from saccade.families.qwen_vl.images import LONGEST_SIDE, ImageRules
-from saccade.nn.mlp import GatedMLP
-from saccade.nn.norm import RMSNorm
+from saccade.nn.mlp import MLP, GatedMLP
+from saccade.nn.norm import LayerNorm, RMSNorm
 from saccade.nn.patches import PatchKernel, copy_images, merged_order
 from saccade.nn.protocol import GridFacts, Pack, Pieces
-from saccade.nn.token_merger import TokenMerger
-from saccade.nn.tower import AxialRope, BlockParts, TowerBlock
+from saccade.nn.tower import AxialRope, BlockParts, PatchMerger, TowerBlock, run_blocks
 from saccade.nn.transfer import send
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
@@ -38,6 +37,15 @@ def vision_block(weights: Weights, name: str, config: DotsConfig, shard: Shard) 
         out=parts.out("attn.proj", bias=bias),
         mlp=GatedMLP(weights, f"{name}.mlp", sizes, config.activation, shard, bias=bias),
     )
+
+
+def patch_merger(weights: Weights, config: DotsConfig, shard: Shard) -> PatchMerger:
+    """Load the merger. Raises CheckpointError where a tensor is missing or misshapen."""
+    name, unit = f"{TOWER}.merger", config.merge**2
+    norm = LayerNorm(weights, f"{name}.ln_q", config.hidden, MERGER_EPS)
+    names, merged = (f"{name}.mlp.0", f"{name}.mlp.2"), config.hidden * unit
+    mlp = MLP(weights, names, (merged, merged, config.out_hidden), "gelu", shard)
+    return PatchMerger(unit, norm, mlp)
 
 
 class DotsTower:
@@ -66,15 +74,13 @@ class DotsTower:
         name, sizes = f"{TOWER}.patch_embed.patchifier", (config.hidden, config.patch, config.merge)
         self.kernel = PatchKernel(weights, f"{name}.proj", sizes, (rules.mean, rules.std))
         self.norm = RMSNorm(weights, f"{name}.norm", config.hidden, config.norm_eps)
-        blocks = (f"{TOWER}.blocks.{i}" for i in range(config.depth))
-        self.layers = [vision_block(weights, each, config, shard) for each in blocks]
+        names = (f"{TOWER}.blocks.{i}" for i in range(config.depth))
+        self.layers = [vision_block(weights, name, config, shard) for name in names]
         self.last_norm: RMSNorm | None = None
         if config.last_norm:
             last = f"{TOWER}.post_trunk_norm"
             self.last_norm = RMSNorm(weights, last, config.hidden, config.norm_eps)
-        names = f"{TOWER}.merger.ln_q", f"{TOWER}.merger.mlp.0", f"{TOWER}.merger.mlp.2"
-        merged = config.hidden, config.merge, config.out_hidden
-        self.merger = TokenMerger(weights, names, merged, MERGER_EPS, shard)
+        self.merger = patch_merger(weights, config, shard)
         # The row rotates a head's first half, the column its second.
         self.rope = AxialRope(weights, config.head_dim, THETA, LONGEST_SIDE)
 
@@ -90,11 +96,7 @@ class DotsTower:
         return self.norm(self.kernel(pixels))
 
     def blocks(self, pack: Pack) -> Pieces:
-        x, (cuts,) = pack.rows, pack.cuts
-        rotation = self.rope.rotation(pack.places)
-        rotations = [rotation.part(cut.rows) for cut in cuts]
-        for layer in self.layers:
-            x = yield from layer(x, cuts, pack.attention, rotations)
+        x = yield from run_blocks(self.layers, pack, self.rope.rotation(pack.places))
         return self.merger(x if self.last_norm is None else self.last_norm(x))
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:

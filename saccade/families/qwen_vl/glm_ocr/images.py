@@ -12,9 +12,15 @@ from saccade.core.errors import CheckpointError
 from saccade.core.family import PixelBounds
 from saccade.core.types import Size
 from saccade.families.checkpoint import Section
-from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, read_colours, read_resample
+from saccade.families.config_readers import (
+    CLIP_MEAN,
+    CLIP_STD,
+    check_made_for,
+    read_colours,
+    read_resample,
+)
 from saccade.families.qwen_vl.glm_ocr.config import CogConfig
-from saccade.families.qwen_vl.images import RaisedRules, check_patches, check_pixels
+from saccade.families.qwen_vl.images import RaisedRules, check_pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +49,11 @@ class GlmRules(RaisedRules):
 
 def read_images(processor: Section, vision: CogConfig) -> GlmRules:
     """Return the rules that the image processor's file asks for. Raises CheckpointError."""
-    patches = {"patch_size": vision.patch, "merge_size": vision.merge}
-    check_patches(processor, **patches, temporal_patch_size=vision.frames)
+    patch, merge, frames = vision.patch, vision.merge, vision.frames
+    check_made_for(processor, patch_size=patch, merge_size=merge, temporal_patch_size=frames)
     check_pixels(processor)
-    mean, std = read_colours(processor, CLIP_MEAN, CLIP_STD)
-    rules = GlmRules(
-        patch=vision.patch,
-        merge=vision.merge,
-        min_pixels=0,
-        max_pixels=0,
-        mean=mean,
-        std=std,
-        resample=read_resample(processor, 3),
-        temporal_patch=vision.frames,
-    )
+    colours = read_colours(processor, CLIP_MEAN, CLIP_STD)
+    resample = read_resample(processor, 3)
+    rules = GlmRules(patch, merge, 0, 0, *colours, resample, temporal_patch=frames)
     usual = {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000}
     return rules.sized(processor.section("size").filled(usual))

@@ -13,7 +13,7 @@ from saccade.families.qwen_vl.glm_ocr.vision import CogTower
 from saccade.kernels.matrix import Rows
 from saccade.kernels.reference.rotary import Rotation
 from saccade.nn.attention import CausalAttention, HeadsConfig
-from saccade.nn.decoder import Decoder, DecoderLayer, layer_name
+from saccade.nn.decoder import Decoder, DecoderLayer, MultiRope, layer_name
 from saccade.nn.family_model import FamilyModel, language_matrices
 from saccade.nn.mlp import GatedMLP
 from saccade.nn.norm import RMSNorm
@@ -84,7 +84,7 @@ class GlmModel(FamilyModel):
             config,
             shard,
             lambda layer: SandwichLayer(weights, layer, config, shard),
-            rotary_dim=config.head_dim,
+            rope=MultiRope(config.rope, config.head_dim, weights.device),
             own_head=True,
         )
 

@@ -19,7 +19,7 @@ from saccade.nn.mlp import GatedMLP
 from saccade.nn.norm import LayerNorm, RMSNorm
 from saccade.nn.patches import PatchKernel, copy_images, merged_order
 from saccade.nn.protocol import GridFacts, Pack, Pieces
-from saccade.nn.tower import AxialRope, BlockParts, TowerBlock
+from saccade.nn.tower import AxialRope, BlockParts, TowerBlock, run_blocks
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import WHOLE, Shard
@@ -136,11 +136,7 @@ class CogTower:
         return self.kernel(pixels)
 
     def blocks(self, pack: Pack) -> Pieces:
-        x, (cuts,) = pack.rows, pack.cuts
-        rotation = self.rope.rotation(pack.places)
-        rotations = [rotation.part(cut.rows) for cut in cuts]
-        for layer in self.layers:
-            x = yield from layer(x, cuts, pack.attention, rotations)
+        x = yield from run_blocks(self.layers, pack, self.rope.rotation(pack.places))
         return self.merger(self.last_norm(x))
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:

@@ -11,14 +11,9 @@ from dataclasses import dataclass
 from saccade.core.family import LargestImage
 from saccade.core.types import Grid
 from saccade.families.checkpoint import Section
-from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, read_colours
+from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, check_made_for
 from saccade.families.qwen_vl.hunyuan_vl.config import LearnedConfig
-from saccade.families.qwen_vl.images import (
-    MAX_ASPECT_RATIO,
-    ImageRules,
-    check_patches,
-    read_bounds,
-)
+from saccade.families.qwen_vl.images import MAX_ASPECT_RATIO, ImageRules, read_rules
 
 AROUND = 2
 """Tokens before an image's first line and behind its last."""
@@ -47,16 +42,8 @@ class LineRules(ImageRules):
 
 def read_images(processor: Section, vision: LearnedConfig) -> LineRules:
     """Return the rules that the image processor's file asks for. Raises CheckpointError."""
-    patches = {"patch_size": vision.patch, "merge_size": vision.merge}
-    check_patches(processor, **patches, temporal_patch_size=1)
-    least, most = read_bounds(processor, 512 * 512, 2048 * 2048)
-    mean, std = read_colours(processor, CLIP_MEAN, CLIP_STD)
-    return LineRules(
-        patch=vision.patch,
-        merge=vision.merge,
-        min_pixels=least,
-        max_pixels=most,
-        mean=mean,
-        std=std,
-        temporal_patch=1,
-    )
+    patch, merge = vision.patch, vision.merge
+    check_made_for(processor, patch_size=patch, merge_size=merge, temporal_patch_size=1)
+    bounds = 512 * 512, 2048 * 2048
+    absent = LineRules(patch, merge, *bounds, CLIP_MEAN, CLIP_STD, temporal_patch=1)
+    return read_rules(processor, absent)

@@ -10,13 +10,8 @@ from typing import Self
 
 from saccade.core.types import Size
 from saccade.families.checkpoint import Section
-from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, read_colours, read_resample
-from saccade.families.qwen_vl.images import (
-    RaisedRules,
-    check_patches,
-    check_pixels,
-    read_bounds,
-)
+from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, check_made_for, read_resample
+from saccade.families.qwen_vl.images import RaisedRules, check_pixels, read_rules
 from saccade.families.qwen_vl.paddleocr_vl.config import FittedConfig
 
 
@@ -39,19 +34,10 @@ class PaddleRules(RaisedRules):
 
 def read_images(processor: Section, vision: FittedConfig) -> PaddleRules:
     """Return the rules that the image processor's file asks for. Raises CheckpointError."""
-    patches = {"patch_size": vision.patch, "merge_size": vision.merge}
-    check_patches(processor, **patches, temporal_patch_size=1)
+    patch, merge = vision.patch, vision.merge
+    check_made_for(processor, patch_size=patch, merge_size=merge, temporal_patch_size=1)
     check_pixels(processor)
-    least, most = read_bounds(processor, 384 * 384, 1536 * 1536)
-    mean, std = read_colours(processor, CLIP_MEAN, CLIP_STD)
-    rules = PaddleRules(
-        patch=vision.patch,
-        merge=vision.merge,
-        min_pixels=least,
-        max_pixels=most,
-        mean=mean,
-        std=std,
-        resample=read_resample(processor, 3),
-        temporal_patch=1,
-    )
-    return rules.bounded(processor.where, least, most)
+    bounds, resample = (384 * 384, 1536 * 1536), read_resample(processor, 3)
+    absent = PaddleRules(patch, merge, *bounds, CLIP_MEAN, CLIP_STD, resample, temporal_patch=1)
+    rules = read_rules(processor, absent)
+    return rules.bounded(processor.where, rules.min_pixels, rules.max_pixels)

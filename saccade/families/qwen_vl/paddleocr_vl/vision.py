@@ -10,22 +10,20 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from saccade.core.types import Grid
 from saccade.families.qwen_vl.images import LONGEST_SIDE, ImageRules
 from saccade.families.qwen_vl.paddleocr_vl.config import FittedConfig
+from saccade.nn.mlp import MLP
 from saccade.nn.norm import LayerNorm
-from saccade.nn.patches import PatchKernel, copy_images, merged_order
+from saccade.nn.patches import PatchKernel, copy_images, fit_positions, merged_order
 from saccade.nn.protocol import GridFacts, Pack, Pieces
-from saccade.nn.token_merger import TokenMerger
-from saccade.nn.tower import AxialRope, BlockParts, TowerBlock
+from saccade.nn.tower import AxialRope, BlockParts, PatchMerger, TowerBlock, run_blocks
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
-TOWER = "visual.vision_model"
-PROJECTOR = "projector.pre_norm", "projector.linear_1", "projector.linear_2"
+TOWER, PROJECTOR = "visual.vision_model", "projector"
 PROJECTOR_EPS = 1e-5
 
 
@@ -39,6 +37,15 @@ def vision_block(weights: Weights, name: str, config: FittedConfig, shard: Shard
         out=parts.out("self_attn.out_proj"),
         mlp=parts.mlp(),
     )
+
+
+def patch_projector(weights: Weights, config: FittedConfig, shard: Shard) -> PatchMerger:
+    """Load the projector. Raises CheckpointError where a tensor is missing or misshapen."""
+    unit = config.merge**2
+    norm = LayerNorm(weights, f"{PROJECTOR}.pre_norm", config.hidden, PROJECTOR_EPS)
+    names, merged = (f"{PROJECTOR}.linear_1", f"{PROJECTOR}.linear_2"), config.hidden * unit
+    mlp = MLP(weights, names, (merged, merged, config.out_hidden), "gelu", shard)
+    return PatchMerger(unit, norm, mlp)
 
 
 class FittedTower:
@@ -67,13 +74,12 @@ class FittedTower:
         colours = rules.mean, rules.std
         self.kernel = PatchKernel(weights, f"{name}.patch_embedding", sizes, colours)
         part = Part(f"{name}.position_embedding.weight", (config.across**2, config.hidden))
-        self.positions = weights.load(part)
+        self.positions = weights.load(part).view(config.across, config.across, -1)
         names = (f"{TOWER}.encoder.layers.{i}" for i in range(config.depth))
         self.layers = [vision_block(weights, each, config, shard) for each in names]
         last = f"{TOWER}.post_layernorm"
         self.last_norm = LayerNorm(weights, last, config.hidden, config.norm_eps)
-        merged = config.hidden, config.merge, config.out_hidden
-        self.projector = TokenMerger(weights, PROJECTOR, merged, PROJECTOR_EPS, shard)
+        self.projector = patch_projector(weights, config, shard)
         # The row rotates a head's first half, the column its second.
         self.rope = AxialRope(weights, config.head_dim, config.rope_theta, LONGEST_SIDE)
 
@@ -83,31 +89,21 @@ class FittedTower:
     def grid_facts(self, grid: Grid) -> GridFacts:
         _, height, width = grid
         device = self.positions.device
-        row, column = merged_order(height, width, self.config.merge)
-        order = send(row * width + column, device)
+        places = np.stack(merged_order(height, width, self.config.merge))  # [2, N]
         return GridFacts(
-            places=send(np.stack((row, column)), device),
-            position_embedding=self._fitted(height, width).index_select(0, order),
+            places=send(places, device),
+            position_embedding=fit_positions(
+                self.positions, (height, width), self.config.merge, "bilinear"
+            ),
             segments=((height * width,),),
         )
-
-    def _fitted(self, height: int, width: int) -> torch.Tensor:
-        """Return the positions of height x width patches, in reading order."""
-        across = self.config.across
-        table = self.positions.view(across, across, -1).permute(2, 0, 1)[None].float()
-        found = F.interpolate(table, (height, width), mode="bilinear", align_corners=False)
-        return found[0].flatten(1).t().to(self.positions.dtype)
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
         assert facts.position_embedding is not None, "made by `grid_facts`"
         return self.kernel(pixels) + facts.position_embedding
 
     def blocks(self, pack: Pack) -> Pieces:
-        x, (cuts,) = pack.rows, pack.cuts
-        rotation = self.rope.rotation(pack.places)
-        rotations = [rotation.part(cut.rows) for cut in cuts]
-        for layer in self.layers:
-            x = yield from layer(x, cuts, pack.attention, rotations)
+        x = yield from run_blocks(self.layers, pack, self.rope.rotation(pack.places))
         return self.projector(self.last_norm(x))
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
