@@ -367,6 +367,7 @@ def ocr(
     output: Path | None = None,
     pages: str | None = None,
     prompt: str | None = None,
+    task: str | None = None,
     no_repeat_ngram: int | None = None,
     max_tokens: int | None = None,
     concurrency: int = 8,
@@ -394,6 +395,8 @@ def ocr(
         The pages of each file, such as 1-5,8,12-. Default: all.
     prompt:
         What to ask about each page. Default: the model's published prompt, or a general one.
+    task:
+        The model's published prompt for something else than text, such as table or formula.
     no_repeat_ngram:
         The answer repeats no sequence of so many tokens within its last tokens. 0 allows it.
         Default: as published for the model.
@@ -407,7 +410,7 @@ def ocr(
 
     if base_url is None and model is not None and model.startswith(("http://", "https://")):
         base_url, model = model, None
-    job = OcrJob(files, output, pages, prompt, no_repeat_ngram, max_tokens, concurrency)
+    job = OcrJob(files, output, pages, prompt, no_repeat_ngram, max_tokens, concurrency, task)
     return read_pages(job, model, base_url, api_key)
 
 

@@ -87,8 +87,20 @@ class Linear:
         the device's products want padding. An `inner` RowLinear takes padded rows.
         """
         parts = [column.part("weight", inputs) for column in columns]
+        biases = [column.part("bias") for column in columns] if bias else []
+        return cls._of_parts(weights, parts, biases, activation, inner)
+
+    @classmethod
+    def _of_parts(
+        cls,
+        weights: Weights,
+        parts: Sequence[Part],
+        biases: Sequence[Part],
+        activation: Activation = "none",
+        inner: bool = False,
+    ) -> Linear:
         matrix = weights.load_matrix(*parts)
-        added = weights.load(*(column.part("bias") for column in columns)) if bias else None
+        added = weights.load(*biases) if biases else None
         sizes = [part.wanted[0] for part in parts]
         more = missing(sizes[0], weights.device) if inner else 0
         if more:
@@ -108,6 +120,7 @@ class Linear:
         shard: Shard,
         *,
         bias: bool = True,
+        inner: bool = False,
     ) -> Linear:
         """Load `pieces` projections of `outputs` each, stored as one tensor.
 
@@ -116,15 +129,11 @@ class Linear:
         mine = [
             share(shard, piece * outputs, outputs, f"outputs of {name}") for piece in range(pieces)
         ]
-        if shard.size == 1:
+        if shard.size == 1 and not (inner and missing(outputs, weights.device)):
             mine = [slice(0, pieces * outputs)]
         parts = [Part(f"{name}.weight", (pieces * outputs, inputs), (rows,)) for rows in mine]
-        matrix, added = weights.load_matrix(*parts), None
-        if bias:
-            added = weights.load(
-                *(Part(f"{name}.bias", (pieces * outputs,), (rows,)) for rows in mine)
-            )
-        return cls(weights.ops, matrix, added, low_rank=weights.adapters.product(parts))
+        biases = [Part(f"{name}.bias", (pieces * outputs,), (rows,)) for rows in mine]
+        return cls._of_parts(weights, parts, biases if bias else (), inner=inner)
 
 
 class RowLinear:

@@ -82,12 +82,26 @@ class GatedMLP:
         shard: Shard,
         *,
         bias: bool,
+        fused: bool = False,
     ) -> None:
+        """Load the products. fused: files have gate and up as one matrix."""
         hidden, intermediate = sizes
-        columns = [
-            Column(f"{name}.{each}", intermediate, shard) for each in ("gate_proj", "up_proj")
-        ]
-        self.gate_up = Linear.columns(weights, columns, hidden, bias=bias, inner=True)
+        if fused:
+            self.gate_up = Linear.fused_columns(
+                weights,
+                f"{name}.gate_up_proj",
+                intermediate,
+                2,
+                hidden,
+                shard,
+                bias=bias,
+                inner=True,
+            )
+        else:
+            columns = [
+                Column(f"{name}.{each}", intermediate, shard) for each in ("gate_proj", "up_proj")
+            ]
+            self.gate_up = Linear.columns(weights, columns, hidden, bias=bias, inner=True)
         self.down = RowLinear(
             weights, f"{name}.down_proj", intermediate, hidden, shard, bias=bias, inner=True
         )

@@ -73,11 +73,13 @@ class PatchKernel:
         colours: Colours,
         *,
         flat: bool = False,
+        frames: int = 1,
     ) -> None:
         """Load the kernel.
 
         sizes: values per row, pixels along a patch's edge, patches along a token's edge. flat: the
-        file has a matrix, with a pixel's colours side by side.
+        file has a matrix, with a pixel's colours side by side. frames: slices of the file's kernel,
+        summed because a still image's frames are equal.
         """
         hidden, self.patch, self.merge = sizes
         self.dtype = weights.dtype
@@ -88,6 +90,9 @@ class PatchKernel:
         if flat:
             kernel = weights.load(Part(f"{name}.weight", (hidden, 3 * self.patch**2)))
             kernel = kernel.view(hidden, *shape, 3).permute(0, 3, 1, 2).contiguous()
+        elif frames > 1:
+            slices = weights.load(Part(f"{name}.weight", (hidden, 3, frames, *shape)))
+            kernel = slices.float().sum(dim=2).to(self.dtype)
         else:
             kernel = weights.load(Part(f"{name}.weight", (hidden, 3, *shape)))
         bias = weights.load(Part(f"{name}.bias", (hidden,)))

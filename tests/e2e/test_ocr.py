@@ -17,19 +17,16 @@ from typing import Any
 import httpx
 import pytest
 
-from saccade.families.registry import load_spec
 from saccade.tools.ocr.page_prompts import GENERAL
 from saccade_bench.fixtures.pdf import Sheet, pdf
 from saccade_bench.fixtures.server import Server, serving
 from saccade_bench.fixtures.tiny import make_checkpoint, picture
-from saccade_bench.fixtures.tiny_any import make_any
 from tests.e2e.test_picture_path import DECODED, ENCODED, spent
 from tests.helpers.images import png
 
 pytestmark = [
     pytest.mark.more,
-    pytest.mark.timeout(300),  # five processes import transformers
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.timeout(300),
 ]
 RENDERED = "saccade_pages_rendered_total"
 OCR = [sys.executable, "-m", "saccade", "ocr"]
@@ -54,9 +51,9 @@ def talkative(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = make_any(tmp_path_factory.mktemp("model") / "PaddleOCR-VL", "paddleocr_vl")
-    load_spec(folder)  # what transformers says of it is kept: a server's start does not wait for it
-    return talkative(folder)
+    folder = tmp_path_factory.mktemp("model") / "PaddleOCR-VL"
+    size = {"shortest_edge": 32 * 32, "longest_edge": 256 * 256}  # as large as pages are drawn
+    return talkative(make_checkpoint(folder, "paddleocr_vl", processor={"size": size}))
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,10 @@ from saccade.families.gemma4.net import Gemma4Model
 from saccade.families.internvl.net import InternVLModel
 from saccade.families.minicpm.net import MiniCPMModel
 from saccade.families.qwen_vl.dots_ocr.net import DotsModel
+from saccade.families.qwen_vl.glm_ocr.net import GlmModel
 from saccade.families.qwen_vl.hunyuan_vl.net import HunyuanModel
 from saccade.families.qwen_vl.net import QwenVLModel
+from saccade.families.qwen_vl.paddleocr_vl.net import PaddleModel
 from saccade.families.qwen_vl.qwen3_5.net import Qwen35Model
 from saccade.families.smolvlm.net import SmolVLMModel
 from saccade.nn.family_model import FamilyModel
@@ -67,6 +69,17 @@ NAMES: dict[type[FamilyModel], dict[str, tuple[str, ...]]] = {
         "language_model.layers.0.input_layernorm.weight": (
             "model.layers.0.input_layernorm.weight",
         ),
+        HEAD: (HEAD,),
+    },
+    GlmModel: {
+        TEXT: (f"model.language_model.{LAYER}",),
+        "visual.downsample.bias": ("model.visual.downsample.bias",),
+        HEAD: (HEAD,),
+    },
+    PaddleModel: {
+        TEXT: (f"model.{LAYER}", f"model.language_model.{LAYER}"),
+        f"visual.{EMBEDDED}": (f"visual.{EMBEDDED}", f"model.visual.{EMBEDDED}"),
+        "projector.linear_1.bias": ("mlp_AR.linear_1.bias", "model.projector.linear_1.bias"),
         HEAD: (HEAD,),
     },
     KimiModel: {

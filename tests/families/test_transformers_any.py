@@ -20,8 +20,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import masking_utils
 
+from saccade.core.config import EncoderConfig
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.family import put_spaces
+from saccade.core.metrics import Metrics
 from saccade.core.types import Image, ImageKey, Request
 from saccade.families.checkpoint import IMAGES_ADAPTER, digest_weights
 from saccade.families.registry import load_spec
@@ -54,6 +56,8 @@ from saccade.media.content import encode_array
 from saccade.media.formats.decode import decode_into
 from saccade.nn.net import WholeNet
 from saccade.nn.protocol import FamilyNet
+from saccade.runtime.vision.packed_encoder import PackedEncoder
+from saccade.runtime.vision.positions import PositionCache
 from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
 from saccade_bench.fixtures.tiny import picture
@@ -71,8 +75,6 @@ QUICK = (
     *("llama", "llava_onevision", "glm4v", "mistral_near", "aya_vision"),
     *("cohere_compass", "ovis2", "granite4_vision", "idefics2"),
 )
-TOGETHER, APART = "side by side", ("paddleocr_vl",)
-"""Models whose own generate raises where images stand side by side."""
 CASES: Mapping[str, tuple[str, tuple[tuple[int, int], ...]]] = {
     "text": ("the quick brown fox jumps over the lazy dog; how many", ()),
     "another": ("There are two blue squares and one green star. ", ()),
@@ -82,7 +84,7 @@ CASES: Mapping[str, tuple[str, tuple[tuple[int, int], ...]]] = {
     "resized down": ("a large one @ quick brown", ((700, 500),)),
     "two turns": ("user\n@ how many?\nassistant\ntwo.\nuser\n@?", ((80, 80), (64, 128))),
     "the same twice": ("@ over @ over", ((96, 64), (96, 64))),
-    TOGETHER: ("first@@then@@@ over", ((64, 96), (80, 64), (96, 64), (64, 64), (56, 70))),
+    "side by side": ("first@@then@@@ over", ((64, 96), (80, 64), (96, 64), (64, 64), (56, 70))),
 }
 
 
@@ -149,8 +151,7 @@ def load(kind: str, folder: Path, options: tuple[str, ...] = (), choices: str = 
 
 
 def cases(kind: str) -> list[str]:
-    found = [name for name, (_, sizes) in CASES.items() if KINDS[kind].image or not sizes]
-    return [name for name in found if name != TOGETHER or kind not in APART]
+    return [name for name, (_, sizes) in CASES.items() if KINDS[kind].image or not sizes]
 
 
 def answer(reference: AnyReference, kind: str, name: str) -> list[int]:
@@ -220,6 +221,13 @@ def test_ends_of_a_prompt_s_parts_are_found_behind_its_images(kind: str, served:
         if sizes:
             at = tokens.index(served.spec.images.placeholder)
             assert served.spec.widened(at, request.spans, request.images) == at
+
+
+@pytest.mark.parametrize("kind", ["glm4v", "glm46v"])
+def test_a_tower_is_shown_no_blank_canvas(kind: str, served: Served) -> None:
+    """A start shows blank images to a tower, but its canvas also holds the image's sizes."""
+    positions = PositionCache(served.spec, served.net.vision, Metrics())
+    PackedEncoder(served.net, positions, EncoderConfig(), torch.empty(0)).warm_up()
 
 
 def test_a_processor_s_fields_can_be_chosen(tmp_path: Path) -> None:

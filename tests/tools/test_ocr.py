@@ -102,6 +102,38 @@ def test_a_model_is_asked_as_it_was_trained(model: str, prompt: str) -> None:
     assert "vllm_xargs" not in asked(model, None, 0).fields
 
 
+@pytest.mark.parametrize(
+    ("model", "task", "prompt", "fields"),
+    [
+        ("PaddlePaddle/PaddleOCR-VL", "table", "Table Recognition:", {}),
+        ("PaddleOCR-VL-1.5", "spotting", "Spotting:", {"skip_special_tokens": False}),
+        ("zai-org/GLM-OCR", "formula", "Formula Recognition:", {}),
+    ],
+)
+def test_a_task_is_asked_as_the_model_was_trained(
+    model: str, task: str, prompt: str, fields: dict[str, Any]
+) -> None:
+    words = asked(model, None, None, task)
+    page = {"type": "image_url"}
+    assert words.content(page) == [page, {"type": "text", "text": prompt}]
+    assert words.fields == fields
+
+
+@pytest.mark.parametrize(
+    ("model", "has"), [("zai-org/GLM-OCR", "formula, table"), ("Qwen3-VL", "no tasks")]
+)
+def test_a_task_that_a_model_was_not_trained_for_is_refused(model: str, has: str) -> None:
+    with pytest.raises(ConfigError, match=f"--task chart: {model} has {has}; --prompt asks"):
+        asked(model, None, None, "chart")
+
+
+def test_a_task_is_asked_of_the_server(server: ScriptedServer, run: Run, tmp_path: Path) -> None:
+    """Its model, whose name says nothing, has none."""
+    with pytest.raises(ConfigError, match=r"--task table: .* has no tasks"):
+        run(*images(tmp_path, 1), task="table")
+    assert not server.seen.bodies
+
+
 def test_deepseeks_rule_against_repetition_keeps_its_words_when_its_size_changes() -> None:
     rule = asked("DeepSeek-OCR", None, 20).fields["vllm_xargs"]
     assert rule == {
@@ -278,6 +310,8 @@ def test_a_range_beyond_a_file_is_that_files_error() -> None:
         ({"ngram": 257}, "--no-repeat-ngram 257"),
         ({"ngram": -1}, "--no-repeat-ngram -1"),
         ({"pages": "x"}, "--pages x"),
+        ({"task": "poem"}, "--task poem: known are chart, formula, seal, spotting, table"),
+        ({"task": "table", "prompt": "Read."}, "--task table is a prompt: leave out --prompt"),
         ({"output": Path("/dev/null")}, "--output '/dev/null' is not a file"),
         ({"output": Path("/nowhere/o.md")}, "--output /nowhere/o.md: No such file"),
         ({"output": Path("{0}")}, "is one of the files to read"),

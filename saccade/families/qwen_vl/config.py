@@ -152,19 +152,23 @@ def read_text(variant: Variant, config: Section, text: Section) -> TextConfig:
 
 
 def _rope(variant: Variant, text: Section, head_dim: int) -> RopeConfig:
-    rope = read_rope(text)
+    rope, third = read_rope(text), variant == "qwen3_vl"
     theta = rope.positive(
-        "rope_theta",
-        default=text.positive("rope_theta", default=5e5 if variant == "qwen3_vl" else 1e6),
+        "rope_theta", default=text.positive("rope_theta", default=5e5 if third else 1e6)
     )
-    sections = rope.integers(
-        "mrope_section", default=(24, 20, 20) if variant == "qwen3_vl" else (16, 24, 24)
-    )
+    usual = (24, 20, 20) if third else (16, 24, 24)
+    return RopeConfig(theta, read_axes(rope, head_dim, usual), interleaved=third)
+
+
+def read_axes(rope: Section, head_dim: int, usual: tuple[int, int, int]) -> tuple[int, ...]:
+    """Return how many of a head's angles turn by time, by row and by column.
+
+    usual: where the file is silent. Raises CheckpointError.
+    """
+    sections = rope.integers("mrope_section", default=usual)
     if len(sections) != 3 or sum(sections) != head_dim // 2:
         raise CheckpointError(
             f"{rope.where}: mrope_section {list(sections)} must be three figures that sum to "
             f"{head_dim // 2}"
         )
-    return RopeConfig(
-        theta, (sections[0], sections[1], sections[2]), interleaved=variant == "qwen3_vl"
-    )
+    return sections

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Self, TypeVar
 
-from saccade.core.errors import ImageError
+from saccade.core.errors import CheckpointError, ImageError
 from saccade.core.family import LargestImage, PixelBounds
 from saccade.core.recipe import ImageRecipe, whole
 from saccade.core.types import Grid, Size
@@ -22,6 +22,7 @@ from saccade.families.config_readers import (
     Colour,
     check_made_for,
     read_colours,
+    require_flags,
 )
 from saccade.families.qwen_vl.config import VisionConfig
 
@@ -135,6 +136,45 @@ def smart_resize(height: int, width: int, rules: ImageRules) -> Size:
         rows = math.ceil(height * beta / factor)
         columns = math.ceil(width * beta / factor)
     return rows * factor, columns * factor
+
+
+@dataclass(frozen=True, slots=True)
+class RaisedRules(ImageRules):
+    """A layout that first enlarges an image with an edge shorter than a token's."""
+
+    def raised(self, height: int, width: int) -> Size:
+        """Return (height, width) of such an image, enlarged."""
+        raise NotImplementedError
+
+    def sized(self, size: Section) -> Self:
+        """Return the rules with other bounds, as the image processor's `size` has them.
+
+        Raises CheckpointError.
+        """
+        raise NotImplementedError
+
+    def bounded(self, where: str, least: int, most: int) -> Self:
+        """Return the rules with other bounds. Raises CheckpointError if none is between them."""
+        if not self.factor**2 <= most or not 0 < least <= most:
+            raise CheckpointError(
+                f"{where}: images of {least} to {most} pixels cannot be made: a token has "
+                f"{self.factor**2}"
+            )
+        return replace(self, min_pixels=least, max_pixels=most)
+
+    def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
+        # It is refused by its own size.
+        found = ImageRules.recipe(self, height, width, bounds)
+        if min(height, width) < self.factor:
+            found = ImageRules.recipe(self, *self.raised(height, width), bounds)
+        return replace(found, resample=self.resample)
+
+
+def check_pixels(processor: Section) -> None:
+    """Raise CheckpointError unless pixels are resized, rescaled by 1/255 and normalised."""
+    require_flags(processor, "do_resize", "do_rescale", "do_normalize")
+    if not math.isclose(processor.number("rescale_factor", default=1 / 255), 1 / 255):
+        raise CheckpointError(f"{processor.where}: rescale_factor is not supported but for 1/255")
 
 
 def read_images(processor: Section, vision: VisionConfig) -> ImageRules:

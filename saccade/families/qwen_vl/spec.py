@@ -7,13 +7,16 @@ and are tested against them. Runs without torch.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
+from saccade.core.errors import ConfigError
 from saccade.core.family import ScoreTemplates, Templates
 from saccade.core.types import Grid, Span
 from saccade.families.base_spec import (
@@ -22,7 +25,7 @@ from saccade.families.base_spec import (
     Placeholder,
     read_options,
 )
-from saccade.families.checkpoint import Checkpoint, read_pooling
+from saccade.families.checkpoint import Checkpoint, Section, read_pooling
 from saccade.families.config_readers import text_section
 from saccade.families.qwen_vl.config import (
     PatchEmbedding,
@@ -31,7 +34,7 @@ from saccade.families.qwen_vl.config import (
     read_variant,
     read_vision,
 )
-from saccade.families.qwen_vl.images import ImageRules, read_images
+from saccade.families.qwen_vl.images import ImageRules, RaisedRules, read_images
 from saccade.families.qwen_vl.video import QwenVideo, read_video
 
 SCORES = ScoreTemplates(
@@ -62,30 +65,19 @@ class QwenOptions(FamilyOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QwenVLSpec(DecoderSpec):
-    """CPU facts of one Qwen-VL checkpoint."""
+class GridSpec(DecoderSpec):
+    """CPU facts of a model that counts an image's tokens by time, row and column."""
 
-    vision: VisionConfig
     images: ImageRules
-    video: QwenVideo | None = None
-    patch_embed: PatchEmbedding = "auto"
 
     position_axes = 3
-
-    def with_options(self, options: Mapping[str, str]) -> QwenVLSpec:
-        chosen = read_options(QwenOptions, self.family, options)
-        return replace(self, patch_embed=chosen.patch_embed)
-
-    @property
-    def embedding_width(self) -> int:
-        return self.text.hidden * (1 + len(self.vision.deepstack_layers))
 
     @property
     def image_token_id(self) -> int:
         return self.placeholder.marks[0]
 
     def image_positions(self, grid: Grid) -> npt.NDArray[np.int64]:
-        h, w = grid[1] // self.vision.merge, grid[2] // self.vision.merge
+        h, w = grid[1] // self.images.merge, grid[2] // self.images.merge
         return np.indices((1, h, w)).reshape(3, -1)
 
     def positions(
@@ -117,6 +109,57 @@ class QwenVLSpec(DecoderSpec):
             position = max(position, int(shown[:, -1].max()) + 1)
             done, in_video = span.end, span.time is not None
         return positions, _count_on(positions, done, len(tokens), position)
+
+
+@dataclass(frozen=True, slots=True)
+class SizeOptions(FamilyOptions):
+    """size: bounds on images, a JSON object as the image processor's file has it."""
+
+    size: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaisedSpec(GridSpec):
+    """CPU facts of a model that enlarges images with an edge shorter than a token's."""
+
+    images: RaisedRules
+
+    def with_options(self, options: Mapping[str, str]) -> Self:
+        given = options.get("size", "a JSON object")
+        chosen = read_options(SizeOptions, self.family, options, size=(given,))
+        if not chosen.size:
+            return self
+        size = read_size(chosen.size)
+        return replace(self, images=self.images.sized(size))
+
+
+def read_size(given: str) -> Section:
+    """Return the bounds that a user has chosen. Raises ConfigError."""
+    where = f"--family-option size={given}"
+    try:
+        size = json.loads(given)
+    except ValueError:
+        size = None
+    if not isinstance(size, dict) or not size.keys() <= {"shortest_edge", "longest_edge"}:
+        raise ConfigError(f"{where}: write a JSON object with shortest_edge and longest_edge")
+    return Section(where, size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QwenVLSpec(GridSpec):
+    """CPU facts of one Qwen-VL checkpoint."""
+
+    vision: VisionConfig
+    video: QwenVideo | None = None
+    patch_embed: PatchEmbedding = "auto"
+
+    def with_options(self, options: Mapping[str, str]) -> QwenVLSpec:
+        chosen = read_options(QwenOptions, self.family, options)
+        return replace(self, patch_embed=chosen.patch_embed)
+
+    @property
+    def embedding_width(self) -> int:
+        return self.text.hidden * (1 + len(self.vision.deepstack_layers))
 
 
 def _count_on(positions: npt.NDArray[np.int64], start: int, end: int, position: int) -> int:

@@ -32,8 +32,6 @@ PROVEN = frozenset(
         "Glm4vForConditionalGeneration",
         "Glm46VForConditionalGeneration",
         "Glm4vMoeForConditionalGeneration",
-        "GlmOcrForConditionalGeneration",
-        "PaddleOCRVLForConditionalGeneration",
         "Ernie4_5_VLMoeForConditionalGeneration",
         "DeepseekVLForConditionalGeneration",
         "DeepseekVLHybridForConditionalGeneration",

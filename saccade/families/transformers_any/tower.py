@@ -7,7 +7,7 @@ The same code serves all models.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,8 @@ class AnyTower:
                 # Places are counted in masks, for which half formats are too short.
                 cast = value.is_floating_point() and not each.name.endswith("mask")
                 inputs[each.name] = value.to(self.dtype) if cast else value
+        if is_blank(inputs):
+            return torch.zeros((grid[0], self.spec.embedding_width), dtype=self.dtype)
         if "rows" in self.names:
             inputs["rows"] = grid[0]
         made = self.features(**inputs)
@@ -103,6 +105,15 @@ class AnyTower:
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
         counts = [int(fact.places[0, 1]) for fact in facts]
         return [part.clone() for part in torch.split(embeddings, counts)]
+
+
+def is_blank(inputs: Mapping[str, torch.Tensor]) -> bool:
+    """Return True for a blank canvas, which a start shows to towers so that they compile kernels.
+
+    Only there an image has no sizes, which no tower here takes.
+    """
+    counted = [value for value in inputs.values() if not value.is_floating_point()]
+    return bool(counted) and not any(bool(value.any()) for value in counted)
 
 
 def features_of(model: Any) -> Any:

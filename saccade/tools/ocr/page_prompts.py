@@ -45,25 +45,45 @@ class PagePrompt:
         return [text, page] if self.text_first else [page, text]
 
 
-def prompt_of(model: str) -> PagePrompt:
-    """Return what is published for a model of this name, or a general prompt."""
+def prompt_of(model: str, task: str | None = None) -> PagePrompt:
+    """Return what is published for a model of this name, or a general prompt.
+
+    Raises ConfigError for a task that the model was not trained for.
+    """
     name = _squeezed(model)
-    for known, told in KNOWN.items():
-        if _squeezed(known) in name:
-            return PagePrompt(told["prompt"], False, told.get("fields", {}))
-    return PagePrompt()
+    known = next((told for known, told in KNOWN.items() if _squeezed(known) in name), None)
+    if task is not None:
+        tasks = known.get("tasks", {}) if known is not None else {}
+        known = tasks.get(task)
+        if known is None:
+            raise ConfigError(
+                f"--task {task}: {model} has {', '.join(tasks) or 'no tasks'}; --prompt asks "
+                "anything"
+            )
+    if known is None:
+        return PagePrompt()
+    return PagePrompt(known["prompt"], False, known.get("fields", {}))
+
+
+def check_task(task: str | None, prompt: str | None) -> None:
+    """Raise ConfigError for a task of no model, and for one beside a prompt."""
+    tasks = sorted({each for told in KNOWN.values() for each in told.get("tasks", ())})
+    if task is not None and task not in tasks:
+        raise ConfigError(f"--task {task}: known are {', '.join(tasks)}")
+    if task is not None and prompt is not None:
+        raise ConfigError(f"--task {task} is a prompt: leave out --prompt")
 
 
 def _squeezed(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
-def asked(model: str, prompt: str | None, ngram: int | None) -> PagePrompt:
+def asked(model: str, prompt: str | None, ngram: int | None, task: str | None = None) -> PagePrompt:
     """Return the model's prompt with a user's own wishes. `ngram`: 0 allows repetition.
 
     Raises ConfigError.
     """
-    usual = prompt_of(model)
+    usual = prompt_of(model, task)
     if prompt is not None:
         usual = replace(usual, prompt=prompt)
     if ngram is None:

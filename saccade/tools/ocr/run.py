@@ -36,7 +36,7 @@ from saccade.ipc.own_server import free_port, own_server, wait_until_ready
 from saccade.tools.ocr.client import PageReader, ServerGone, Uploaded, connection, find_model
 from saccade.tools.ocr.done_pages import DonePages, ReadPage, beside, done_pages, write_whole
 from saccade.tools.ocr.files import GivenFile, PageRange, chosen, look, page_ranges
-from saccade.tools.ocr.page_prompts import asked
+from saccade.tools.ocr.page_prompts import asked, check_task
 from saccade.tools.server import root
 
 INTERRUPTED = 130
@@ -61,10 +61,12 @@ class OcrJob:
     ngram: int | None = None
     max_tokens: int | None = None
     concurrency: int = 8
+    task: str | None = None
 
     def check(self) -> None:
         """Raise ConfigError for what cannot work, before a model is loaded."""
         page_ranges(self.pages)
+        check_task(self.task, self.prompt)
         asked("", self.prompt, self.ngram)
         if not 1 <= self.concurrency <= MOST_AT_ONCE:
             raise ConfigError(f"--concurrency {self.concurrency}: expected 1 to {MOST_AT_ONCE}")
@@ -168,7 +170,7 @@ class _Run:
         ranges = page_ranges(self._job.pages)
         async with connection(api_key, self._job.concurrency) as http:
             served = await find_model(http, address, model)
-            prompt = asked(served.name, self._job.prompt, self._job.ngram)
+            prompt = asked(served.name, self._job.prompt, self._job.ngram, self._job.task)
             self._counts = _Counts()
             try:
                 async with PageReader(
