@@ -22,7 +22,7 @@ from saccade.kernels.reference.int8 import (
 )
 from saccade.kernels.x86 import vnni_layout
 from saccade.kernels.x86.amx import has_amx
-from saccade.kernels.x86.vnni_call import FORMATS, LARGEST, block_of
+from saccade.kernels.x86.vnni_call import LARGEST, block_of
 from tests.helpers.processor import needs_int8, needs_vnni
 from tests.helpers.tensors import noise
 
@@ -153,7 +153,7 @@ def test_quantised_values_are_within_half_a_step() -> None:
 
 
 @pytest.mark.skipif(not has_amx("amx-int8"), reason="no AMX")
-@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("dtype", vnni_layout.DTYPES)
 def test_many_rows_have_the_bits_of_few(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,5 +29,5 @@ def transform(x: torch.Tensor) -> torch.Tensor:
 
 
 def transform_back(x: torch.Tensor, inputs: int) -> torch.Tensor:
-    """Return what `transform(...)`, divided by the inputs of a block, was made of, without its padding."""
+    """Return what `transform(...)` was made of, divided by a block's inputs, without padding."""
     return transform(x)[:, :inputs]

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import ctypes
 
-import torch
-
 LANES = 16
 """Outputs of a vector of 32-bit sums."""
 WIDE = 2
@@ -34,7 +32,7 @@ BLOCKS = (64, 128, 256, 512)
 """How many inputs may be transformed together (`reference/hadamard.py`)."""
 LEAST_BLOCK = BLOCKS[0]
 """Inputs are padded to a multiple of so many."""
-FORMATS = (torch.float32, torch.bfloat16, torch.float16)
+FORMATS = ("float32", "bfloat16", "float16")
 """Number formats of rows and results; a call names one by its place here."""
 FIELDS = (
     "next",  # the first piece of work that nobody has taken: 0

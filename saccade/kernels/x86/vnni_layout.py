@@ -22,7 +22,6 @@ from saccade.kernels.reference.int4 import MIDDLE, numbers_of
 from saccade.kernels.x86.amx import has_amx, tile_setting
 from saccade.kernels.x86.vnni import functions, run, runs_vnni
 from saccade.kernels.x86.vnni_call import (
-    FORMATS,
     LANES,
     LARGEST,
     LEAST_BLOCK,
@@ -38,6 +37,8 @@ from saccade.kernels.x86.vnni_call import (
 
 PANEL = LANES * WIDE
 """Outputs that lie together."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Those that `vnni_call.FORMATS` names, in its order."""
 STEPS = {4: 32, 8: 16}
 """Inputs that are multiplied at a time, by bits: groups divide by them."""
 HUGE = 1 << 21
@@ -179,7 +180,7 @@ def quantise_outputs(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Returns int8 [out, inputs to whole blocks] and float32 scales [out], on all threads.
     """
     weight = F.pad(weight, (0, -weight.shape[1] % LEAST_BLOCK)).contiguous()
-    if weight.dtype not in FORMATS:
+    if weight.dtype not in DTYPES:
         weight = weight.float()
     outputs, inputs = weight.shape
     values = torch.empty(outputs, inputs, dtype=torch.int8)
@@ -190,7 +191,7 @@ def quantise_outputs(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         "steps": inputs // STEPS[8],
         "tiles": outputs,
         "base": 1,  # a tile of one row lies in the order of its inputs
-        "format": FORMATS.index(weight.dtype),
+        "format": DTYPES.index(weight.dtype),
         # A matrix and its rows are transformed, which makes a product `block` times as large.
         "unit": _bits(1 / block),
         "source": weight.data_ptr(),
@@ -260,7 +261,7 @@ def _product(
     quantise: the function for rows. tables: the matrix's, as `vnni.FIELDS` calls them.
     """
     dtype = dtype or x.dtype
-    made = dtype if dtype in FORMATS else torch.float32
+    made = dtype if dtype in DTYPES else torch.float32
     result = torch.empty(x.shape[0], outputs, dtype=made)
     if result.numel():
         _run(x.contiguous(), quantise, bits, words, tables, group, result, bias)
@@ -277,7 +278,7 @@ def _run(
     result: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> None:
-    if x.dtype not in FORMATS:
+    if x.dtype not in DTYPES:
         x = x.float()
     count, inputs = x.shape
     groups = inputs // group
@@ -298,7 +299,7 @@ def _run(
         "base": count // tiles,
         "extra": count % tiles,
         "bias": added.data_ptr(),
-        "format": FORMATS.index(x.dtype),
+        "format": DTYPES.index(x.dtype),
         "source": x.data_ptr(),
         "words": words.data_ptr(),
         "rows": rows,
@@ -308,7 +309,7 @@ def _run(
         **tables,
     }
     run(quantise, call, tiles)
-    call["format"] = FORMATS.index(result.dtype)
+    call["format"] = DTYPES.index(result.dtype)
     if tiled:
         blocks = {"tiles": most // TILE_ROWS, "base": count}
         setting = {"tile_setting": tile_setting().data_ptr()}
