@@ -86,7 +86,8 @@ class Span:
     They are its rows `[offset, offset + length)`.
 
     time: for an image in a video whose images share one stretch of positions, its distance from the
-    first of them. None: it has a stretch of its own. Spans in one such video touch.
+    first of them. None: it has a stretch of its own. Spans in one such video touch. It is 0 where a
+    family needs to tell a video's frames from images alone.
     """
 
     start: int

@@ -100,6 +100,10 @@ class VideoRules(Protocol):
         """Return the grid for `frames` different frames with one recipe, one below another."""
         ...
 
+    def begin(self, number: int) -> str:
+        """Return the text before the prompt's video with this number."""
+        ...
+
     def text(self, times: FrameTimes) -> str:
         """Return the prompt text for the mark, with one placeholder for each image."""
         ...

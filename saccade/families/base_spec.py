@@ -82,8 +82,11 @@ class Placeholder:
     before: Ids = ()
     after: Ids = ()
 
-    def pieces(self, _number: int, image: Image) -> Sequence[ImagePiece]:
-        """Return the pieces that become image `_number` in the prompt. There is at least one."""
+    def pieces(self, _number: int | None, image: Image) -> Sequence[ImagePiece]:
+        """Return the pieces that become an image in the prompt. There is at least one.
+
+        _number: its place among images without a time. None: it has one, as a video's frames do.
+        """
         return (ImagePiece(self.before, image.num_tokens, self.after),)
 
     def expand(
@@ -94,12 +97,14 @@ class Placeholder:
         check_count(len(found), len(images))
         expanded: list[int] = []
         spans: list[Span] = []
-        done = 0
+        done = frames = 0
         for number, (at, image) in enumerate(zip(found, images)):
             expanded += tokens[done:at]
             row, offset = tokens[at] if self.row is None else self.row, 0
             time = times[number] if times else None
-            for before, length, after in self.pieces(number, image):
+            frames += time is not None
+            shown = number - frames if time is None else None
+            for before, length, after in self.pieces(shown, image):
                 expanded += before
                 spans.append(Span(len(expanded), length, number, offset, time))
                 expanded += (*[row] * length, *after)
@@ -110,8 +115,11 @@ class Placeholder:
 
     def widened(self, at: int, spans: Sequence[Span], images: Sequence[Image]) -> int:
         """Return where prompt token `at` is after the expansion, as `FamilySpec.widened` says."""
+        frames = 0
         for number, group in groupby(spans, lambda span: span.image):
-            of_image, pieces = list(group), self.pieces(number, images[number])
+            of_image = list(group)
+            frames += (timed := of_image[0].time is not None)
+            pieces = self.pieces(None if timed else number - frames, images[number])
             start = of_image[0].start - len(pieces[0].before)
             if start >= at:
                 break

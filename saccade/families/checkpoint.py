@@ -31,7 +31,7 @@ ELSEWHERE = "gguf.json"
 """A folder's file that lists weights which lie in GGUF files, in place of *.safetensors."""
 IMAGES_ADAPTER = "vision-lora"
 """A folder beside the weights with an adapter (LoRA) that images are meant to be asked with."""
-DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
+DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tiktoken.model"]
 
 
 def resolve_model(model: str, revision: str | None = None) -> Path:

@@ -27,6 +27,7 @@ from saccade.core.types import (
     FieldNames,
     check_sampling,
 )
+from saccade.core.video import VideoRules
 from saccade.front.answer_rules import NO_ANSWER_RULES, AnswerRules
 from saccade.front.breakpoints import NO_CACHE_REQUEST, CacheRequest
 from saccade.front.compiler import MakeConstraint
@@ -232,7 +233,7 @@ class PromptEncoder:
         rendered = plain = self._render(given)
         moved: Callable[[int], int] = int
         if chat.media and self._spec.video is not None and chat.videos:
-            rendered, moved = self._tell_videos(plain, chat, self._spec.video.marks, videos)
+            rendered, moved = self._tell_videos(plain, chat, self._spec.video, videos)
         tokens = self.tokens_of(rendered, request.names["messages"], context_length, special)
         where = self._reasoning_at(chat, rendered.text)
         if not (chat.marks or request.cache.diagnose):
@@ -249,13 +250,14 @@ class PromptEncoder:
         )
 
     def _tell_videos(
-        self, plain: Rendered, chat: Chat, marks: Sequence[str], videos: Sequence[str]
+        self, plain: Rendered, chat: Chat, rules: VideoRules, videos: Sequence[str]
     ) -> tuple[Rendered, Callable[[int], int]]:
         """Replace each video's mark by its text, and map offsets in `plain` to the new prompt's. A
         single placeholder stands for `videos` that are still unknown.
 
         Raises InvalidRequest if the template shows videos in an unknown way.
         """
+        marks = rules.marks
         mark = next((mark for mark in marks if plain.marked.count(mark) == len(chat.videos)), None)
         if mark is None:
             param = chat.videos[0].param
@@ -265,7 +267,8 @@ class PromptEncoder:
                 param,
                 "no_video",
             )
-        replacements = [*videos] or [marks[-1]] * len(chat.videos)
+        texts = videos or [marks[-1]] * len(chat.videos)
+        replacements = [rules.begin(number) + text for number, text in enumerate(texts)]
         starts = [found.start() for found in re.finditer(re.escape(mark), plain.marked)]
         grown = [*accumulate((len(text) - len(mark) for text in replacements), initial=0)]
         rendered = Rendered(

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from saccade.core.byte_pairs import merges_of as all_merges
 from saccade.gguf.header import GgufFile
 from saccade.gguf.known import FOLDER_MAY, known_facts
 
@@ -185,18 +186,7 @@ def merges_of(
             "made from the model's tokenizer.model, or the checkpoint's folder"
         )
     ranked = sorted(known, key=lambda token: (-scores[known[token]], known[token]))
-    return [
-        pair
-        for token in ranked
-        for pair in sorted(
-            (
-                (token[:at], token[at:])
-                for at in range(1, len(token))
-                if token[:at] in known and token[at:] in known
-            ),
-            key=lambda pair: (known[pair[0]], known[pair[1]]),
-        )
-    ]
+    return all_merges(known, ranked)
 
 
 def bpe(

@@ -215,7 +215,8 @@ class Int8Matrix(Matrix):
 
     values: int8 [out, in]. From `int8.pack_int8` they are int32 words in panels if the processor
     has functions for panels, else int8 in oneDNN's blocks. scales: float32 [out]. transformed:
-    inputs are in whole blocks of `hadamard.py`, and this is the transform of a matrix, / BLOCK.
+    inputs are in whole blocks of `hadamard.py`, and this is the transform of a matrix, divided
+    by the inputs of a block.
     """
 
     values: torch.Tensor

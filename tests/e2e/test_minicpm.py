@@ -11,9 +11,11 @@ from pathlib import Path
 
 import openai
 import pytest
+import torch
+from tokenizers import Tokenizer
 
 from saccade.families.minicpm.spec import MiniCPMSpec
-from saccade.families.minicpm.tiny import SCALE
+from saccade.families.minicpm.tiny import SCALE, SliceReference
 from saccade.families.registry import load_spec
 from saccade_bench.fixtures.server import serving
 from saccade_bench.fixtures.tiny import picture, reference
@@ -28,6 +30,7 @@ from tests.e2e.test_serve import (
     user,
 )
 from tests.e2e.ways import KEY
+from tests.families.test_minicpm_video import Asked
 
 pytestmark = pytest.mark.more
 OPTION = "downsample_mode=4x"
@@ -84,6 +87,42 @@ def test_a_request_may_ask_for_fewer_slices(
         ):
             with pytest.raises(openai.BadRequestError, match=words):
                 tokens(**bounds)
-        clip = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
-        with pytest.raises(openai.BadRequestError, match="this model takes no video"):
-            ask(client, [user(clip)])
+        broken = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
+        with pytest.raises(openai.BadRequestError, match="video"):
+            ask(client, [user(broken)])
+
+
+def test_a_video_of_frames_is_answered_as_transformers_answers(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder, size = checkpoint("minicpmv4_6"), (100, 130)
+    spec, judge = load_spec(folder), reference(folder)
+    assert isinstance(spec, MiniCPMSpec) and isinstance(judge, SliceReference)
+    shown = [((60, 60)), (size, 3)]
+    prompt = (
+        "<|im_start|>user\n{}\n{}\nwhat?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    asked = Asked(spec, folder, prompt, shown)
+    tokens = asked.prompt(judge)
+    ids = torch.tensor([tokens])
+    with torch.inference_mode():
+        made = judge.model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            **asked.inputs(judge, ids),
+            max_new_tokens=12,
+            do_sample=False,
+        )
+    words = Tokenizer.from_file(str(folder / "tokenizer.json")).decode(
+        made[0, len(tokens) :].tolist()
+    )
+    clip = {"type": "video", "video": [png(picture(*size, seed=seed)) for seed in (2, 3, 4)]}
+    chat = [user(image_part(picture(60, 60, seed=1)), clip, text_part("what?"))]
+    with serving(folder, tmp_path, *OPTIONS) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
+        before = [server.metric(name) for name in COUNTS]
+        for _ in range(2):
+            answer = ask(client, chat, max_tokens=12)
+            assert answer.usage.prompt_tokens == len(tokens)
+            assert answer.choices[0].message.content == words
+        assert [server.metric(name) for name in COUNTS] == [each + 4 for each in before]

@@ -225,7 +225,7 @@ def test_prompts_and_pixels_are_those_of_the_references_processor(
 
 
 def test_images_are_numbered_up_to_a_thousand(spec: MiniCPMSpec) -> None:
-    (content,), image = spec.placeholder.marks, image_of(spec, (10, 10))
+    (content, _), image = spec.placeholder.marks, image_of(spec, (10, 10))
     assert isinstance(spec.placeholder, SlicePlaceholder)
     expanded, _ = spec.expand_prompt([content] * 1000, [image] * 1000)
     number, behind = spec.placeholder.numbers[999], image.num_tokens + 2

@@ -72,7 +72,7 @@ pytestmark = [
 ]
 NEW_TOKENS = 20
 QUICK = (
-    *("llama", "llava_onevision", "glm4v", "mistral_near", "aya_vision"),
+    *("llama", "llava_onevision", "glm4v", "mistral_near", "aya_vision", "cohere2_vision"),
     *("cohere_compass", "ovis2", "granite4_vision", "idefics2"),
 )
 CASES: Mapping[str, tuple[str, tuple[tuple[int, int], ...]]] = {

@@ -24,6 +24,7 @@ MODULES = (
     "qwen2_vl.processing_qwen2_vl",
     "qwen2_5_vl.processing_qwen2_5_vl",
     "internvl.processing_internvl",
+    "minicpmv4_6.video_processing_minicpmv4_6",
 )
 
 
@@ -41,7 +42,7 @@ def _without_torchvision() -> tuple[Any, ...]:
             del sys.modules[name]
 
 
-SECOND, THIRD, TILES, TEXT, TEXT_2, TEXT_2_5, TEXT_TILES = _without_torchvision()
+SECOND, THIRD, TILES, TEXT, TEXT_2, TEXT_2_5, TEXT_TILES, SLICES = _without_torchvision()
 
 
 @dataclass(frozen=True)

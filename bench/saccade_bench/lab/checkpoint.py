@@ -26,8 +26,8 @@ from saccade.nn.low_rank import Adapters
 from saccade.nn.weights import Part
 from saccade.parallel import WHOLE
 from saccade_bench.lab import tiles
+from saccade_bench.lab.family_presets import FAMILY_PRESETS, FamilyPreset
 from saccade_bench.lab.presets import ARCHITECTURES, PRESETS, THIRD, Preset
-from saccade_bench.lab.tile_presets import TILE_PRESETS, TilePreset
 from saccade_bench.lab.tiles import tile_config, tile_processor
 
 SPECIAL = (
@@ -66,13 +66,13 @@ def make_checkpoint(
     weights would be lost or mixed with ours. `seed` and `dtype` are of the weights, if any. Raises
     ConfigError.
     """
-    if name in TILE_PRESETS:
+    if name in FAMILY_PRESETS:
         make_folder(folder)
-        _write_tile_preset(folder, TILE_PRESETS[name])
+        _write_family_preset(folder, FAMILY_PRESETS[name])
         return folder
     preset = PRESETS.get(name)
     if preset is None:
-        raise ConfigError(f"--preset {name}: known are {', '.join((*PRESETS, *TILE_PRESETS))}")
+        raise ConfigError(f"--preset {name}: known are {', '.join((*PRESETS, *FAMILY_PRESETS))}")
     make_folder(folder)
     tiled = preset.family == "internvl"
     special = (*SPECIAL, *tiles.SPECIAL) if tiled else SPECIAL
@@ -108,7 +108,7 @@ def make_folder(folder: Path) -> None:
         )
 
 
-def _write_tile_preset(folder: Path, preset: TilePreset) -> None:
+def _write_family_preset(folder: Path, preset: FamilyPreset) -> None:
     # transformers is needed here alone.
     from saccade_bench.fixtures.tiny import tinies
 

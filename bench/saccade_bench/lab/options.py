@@ -47,6 +47,9 @@ PresetName = Literal[
     "deepseek-vl2-tiny",
     "deepseek-vl2-small",
     "deepseek-vl2",
+    "hunyuan-ocr",
+    "dots-ocr",
+    "kimi-vl-a3b",
 ]
 
 

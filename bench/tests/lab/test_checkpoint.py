@@ -19,11 +19,11 @@ from saccade.families.registry import family_model, load_spec
 from saccade.parallel import WHOLE
 from saccade_bench.fixtures.tiny import picture, reference
 from saccade_bench.lab.checkpoint import make_checkpoint, make_folder
+from saccade_bench.lab.family_presets import FAMILY_PRESETS
 from saccade_bench.lab.options import PresetName
 from saccade_bench.lab.presets import FEW_WORDS, PRESETS
 from saccade_bench.lab.quantise import quantise_blocks, quantise_checkpoint
 from saccade_bench.lab.qwen import qwen
-from saccade_bench.lab.tile_presets import TILE_PRESETS
 from tests.families.forwarding import Session, encode, load
 from tests.helpers.breadth import broad
 from tests.helpers.weightless import NoWeights, pretend_cuda
@@ -42,7 +42,7 @@ def test_every_file_of_a_made_checkpoint_is_for_the_same_readers(tmp_path: Path)
 
 
 def test_the_command_line_knows_every_preset() -> None:
-    assert get_args(PresetName) == (*PRESETS, *TILE_PRESETS)
+    assert get_args(PresetName) == (*PRESETS, *FAMILY_PRESETS)
 
 
 @pytest.mark.parametrize(
@@ -151,16 +151,19 @@ def test_real_tile_models_have_their_sizes_and_token_ids(
         ("deepseek-vl2-tiny", 1807, 3.37),
         ("deepseek-vl2-small", 1807, 16.1),
         ("deepseek-vl2", 1807, 27.5),
+        ("hunyuan-ocr", 2076, 1.0),
+        ("dots-ocr", 2691, 3.04),
+        ("kimi-vl-a3b", 1032, 16.4),
     ],
 )
-def test_families_with_tiles_have_their_sizes(
+def test_families_of_tiny_ones_have_their_sizes(
     name: str, tokens: int, parameters: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many tokens in a screenshot, and billions of parameters, as their makers say."""
     spec = load_spec(make_checkpoint(name, tmp_path))
     grid = spec.recipe(1080, 1920, spec.pixel_bounds).grid
     assert spec.num_tokens(grid) == tokens
-    preset = TILE_PRESETS[name]
+    preset = FAMILY_PRESETS[name]
     layers = preset.text["num_hidden_layers"]
     assert (len(spec.kv_spec().layers), spec.dtype) == (layers, "bfloat16")
     pretend_cuda(monkeypatch)

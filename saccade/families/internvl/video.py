@@ -64,6 +64,9 @@ class InternVideo:
     def grid(self, recipe: ImageRecipe) -> Grid:
         return recipe.grid
 
+    def begin(self, _number: int) -> str:
+        return ""
+
     def text(self, times: FrameTimes) -> str:
         return "\n".join(f"Frame{i + 1}: {CONTENT}" for i in range(len(times.indices)))
 

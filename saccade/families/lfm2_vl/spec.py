@@ -41,7 +41,7 @@ class ThumbnailPlaceholder(Placeholder):
     places: tuple[tuple[Ids, ...], ...]
     thumbnail: Ids
 
-    def pieces(self, _number: int, image: Image) -> Sequence[ImagePiece]:
+    def pieces(self, _number: int | None, image: Image) -> Sequence[ImagePiece]:
         counts, names = self.rules.view_tokens(image.grid), list[Ids]([()])
         if len(image.grid) > 2:
             down, across = image.grid[2:]

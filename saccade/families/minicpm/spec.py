@@ -37,6 +37,7 @@ from saccade.families.minicpm.config import (
 )
 from saccade.families.minicpm.images import SliceRules, read_images, view_tokens
 from saccade.families.minicpm.positions import canvas_block, canvas_positions
+from saccade.families.minicpm.video import FrameRules, read_video
 from saccade.nn.hybrid_config import HybridConfig
 from saccade.nn.text_config import TextConfig
 
@@ -65,8 +66,8 @@ class MiniCPMOptions(FamilyOptions):
 class SlicePlaceholder(Placeholder):
     """An image: its number, the whole between two marks, each slice between two others.
 
-    numbers[k]: stands before the k-th image in a prompt. Empty: images are not numbered. line:
-    stands between rows of slices.
+    numbers[k]: stands before the k-th image in a prompt. Empty: images are not numbered. A video's
+    frames never are. line: stands between rows of slices.
     """
 
     numbers: tuple[Ids, ...]
@@ -78,10 +79,10 @@ class SlicePlaceholder(Placeholder):
         """Return the tokens around an image and its slices, but for its number."""
         return frozenset((*self.before, *self.after, *self.slice, *self.line))
 
-    def pieces(self, number: int, image: Image) -> Sequence[ImagePiece]:
+    def pieces(self, number: int | None, image: Image) -> Sequence[ImagePiece]:
         whole, *slices = view_tokens(image.grid)
         begin, end = self.slice
-        named = self.numbers[number] if self.numbers else ()
+        named = self.numbers[number] if self.numbers and number is not None else ()
         found = [ImagePiece((*named, *self.before), whole, self.after)]
         for at, length in enumerate(slices):
             line = self.line if at and not at % image.grid[3] else ()
@@ -95,10 +96,10 @@ class SlicePlaceholder(Placeholder):
 
         Raises InvalidRequest, too, if there are more images than numbers.
         """
-        if self.numbers and len(images) > len(self.numbers):
+        numbered = len(images) - sum(time is not None for time in times)
+        if self.numbers and numbered > len(self.numbers):
             raise InvalidRequest(
-                f"the prompt has {len(images)} images; this model numbers at most "
-                f"{len(self.numbers)}",
+                f"the prompt has {numbered} images; this model numbers at most {len(self.numbers)}",
                 param="messages",
             )
         return Placeholder.expand(self, tokens, images, times)
@@ -120,7 +121,10 @@ class MiniCPMSpec(BaseSpec):
         siglip = replace(self.vision.siglip, merge=merge)
         images = replace(self.images, merge=merge)
         vision = replace(self.vision, siglip=siglip)
-        return replace(self, vision=vision, images=images, tiles=images)
+        video = self.video
+        if isinstance(video, FrameRules):
+            video = replace(video, slices=replace(video.slices, merge=merge))
+        return replace(self, vision=vision, images=images, tiles=images, video=video)
 
     def kv_spec(self, ranks: int = 1) -> KVSpec:
         return KVSpec(hybrid_caches(self.text, self.hybrid, ranks))
@@ -178,6 +182,9 @@ def minicpm_spec(checkpoint: Checkpoint) -> MiniCPMSpec:
     vision = read_vision(config, text.hidden, sibling)
     images = read_images(checkpoint, vision, sibling)
     placeholder = _placeholder(checkpoint, text.vocab_size)
+    video = None if sibling.pages else read_video(checkpoint, images, numbered=sibling.axes == 1)
+    if video is not None:
+        placeholder = replace(placeholder, marks=(*placeholder.marks, video.token))
     if sibling.axes == 3:
         _check_marks(config, placeholder)
     return (MiniCPMSpec if sibling.axes == 1 else CanvasSpec)(
@@ -190,6 +197,7 @@ def minicpm_spec(checkpoint: Checkpoint) -> MiniCPMSpec:
         eos_token_ids=checkpoint.eos_token_ids(section),
         dtype=checkpoint.dtype(section),
         hybrid=hybrid,
+        video=video,
     )
 
 

@@ -60,7 +60,8 @@ CHAT_TEMPLATE = """\
 {%- macro shown(content) -%}
 {%- if content is string -%}{{ content }}{%- else -%}
 {%- for part in content -%}{{ '' if loop.first else '\\n' }}
-{%- if part.type == 'image' -%}<|image_pad|>{%- else -%}{{ part.text }}{%- endif -%}
+{%- if part.type == 'image' -%}<|image_pad|>{%- elif part.type == 'video' -%}<|video_pad|>
+{%- else -%}{{ part.text }}{%- endif -%}
 {%- endfor -%}{%- endif -%}
 {%- endmacro -%}
 {%- for message in messages -%}

@@ -141,6 +141,9 @@ class QwenVideo:
             )
         return smart_resize(height, width, replace(rules, min_pixels=least, max_pixels=most))
 
+    def begin(self, _number: int) -> str:
+        return ""
+
     def text(self, times: FrameTimes) -> str:
         seconds = times.seconds
         pairs = images_of(times, self.frames)

@@ -48,7 +48,7 @@ class TilePlaceholder(Placeholder):
     rows: tuple[Ids, ...]
     alone: Ids
 
-    def pieces(self, _number: int, image: Image) -> Sequence[ImagePiece]:
+    def pieces(self, _number: int | None, image: Image) -> Sequence[ImagePiece]:
         rows, columns = image.grid
         if not rows:
             return (ImagePiece(self.alone, self.tokens, self.after),)

@@ -29,7 +29,7 @@ class CropPlaceholder(Placeholder):
     crop: tuple[Ids, Ids]
     line: Ids
 
-    def pieces(self, _number: int, image: Image) -> Sequence[ImagePiece]:
+    def pieces(self, _number: int | None, image: Image) -> Sequence[ImagePiece]:
         _, columns = image.grid
         *crops, whole = self.rules.view_tokens(image.grid)
         begin, end = self.crop

@@ -24,7 +24,8 @@ from transformers.models.auto import processing_auto
 
 from saccade.families.checkpoint import read_json
 from saccade.families.transformers_any.facts import PROCESSOR_FILES, OwnProcessor
-from saccade.families.transformers_any.phi4 import phi4_processor_class
+from saccade.families.transformers_any.phi4 import phi4_processor
+from saccade.families.transformers_any.without_torchvision import cohere2_processor
 
 EXPERTS = "moe_mm_token_type_ids"
 """Of each token: which experts take it."""
@@ -33,7 +34,12 @@ TEXT_KEYS = frozenset(
 )
 """Tensors of a prompt's tokens; others are of its images."""
 VIDEO = "video_processor"
-PIXTRAL, PHI4 = "PixtralProcessor", "Phi4MultimodalProcessor"
+PIXTRAL = "PixtralProcessor"
+WITHOUT_TORCHVISION = {
+    "Phi4MultimodalProcessor": phi4_processor,
+    "Cohere2VisionProcessor": cohere2_processor,
+}
+"""Makers of classes whose image processors transformers has for torchvision alone."""
 OWN_CODE = (
     "its files name code of their own (auto_map), which is never run, and transformers has no "
     "class for them"
@@ -69,8 +75,8 @@ def known_choices(processor: Any) -> set[str]:
 
 def processor_class(name: str) -> Any:
     """Return transformers' processor class, as it works without torchvision."""
-    if name == PHI4:
-        return phi4_processor_class()
+    if name in WITHOUT_TORCHVISION:
+        return WITHOUT_TORCHVISION[name]()
     if name != PIXTRAL:
         return stills_only(getattr(transformers, name))
     # It asks torchvision's image processor for one function, which Pillow's has too.

@@ -37,6 +37,7 @@ PROVEN = frozenset(
         "DeepseekVLHybridForConditionalGeneration",
         "DeepseekOcr2ForConditionalGeneration",
         "AyaVisionForConditionalGeneration",
+        "Cohere2VisionForConditionalGeneration",
         "Phi4MultimodalForCausalLM",
         "CohereCompassForConditionalGeneration",
         "Ovis2ForConditionalGeneration",

@@ -10,23 +10,24 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.x86.vnni_call import BLOCK
+from saccade.kernels.x86.vnni_call import LEAST_BLOCK, block_of
 
 
 def transform(x: torch.Tensor) -> torch.Tensor:
     """Return float32 [T, inputs to whole blocks], each block by sums and differences.
 
-    Done twice, a block is `BLOCK` times what it was. The order is the x86 code's, to the bit.
+    Done twice, a block is as many times what it was as it has inputs (`block_of`). The order is the
+    x86 code's, to the bit.
     """
-    wide = F.pad(x.float(), (0, -x.shape[1] % BLOCK))
-    step = 1
-    while step < BLOCK:
+    wide = F.pad(x.float(), (0, -x.shape[1] % LEAST_BLOCK))
+    shape, block, step = wide.shape, block_of(wide.shape[1]), 1
+    while step < block:
         first, second = wide.view(-1, 2, step).unbind(1)
         wide = torch.stack((first + second, first - second), 1)
         step *= 2
-    return wide.reshape(x.shape[0], -(-x.shape[1] // BLOCK) * BLOCK)
+    return wide.reshape(shape)
 
 
 def transform_back(x: torch.Tensor, inputs: int) -> torch.Tensor:
-    """Return what `transform(...) / BLOCK` was made of, without its padding."""
+    """Return what `transform(...)` was made of, divided by a block's inputs, without padding."""
     return transform(x)[:, :inputs]

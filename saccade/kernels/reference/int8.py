@@ -15,7 +15,7 @@ from saccade.kernels.matrix import Int8Matrix
 from saccade.kernels.processor import has_vnni
 from saccade.kernels.reference.hadamard import transform, transform_back
 from saccade.kernels.x86.vnni import runs_vnni
-from saccade.kernels.x86.vnni_call import BLOCK, LARGEST, LEAST_SCALE
+from saccade.kernels.x86.vnni_call import LARGEST, LEAST_BLOCK, LEAST_SCALE, block_of
 from saccade.kernels.x86.vnni_layout import (
     bytes_linear,
     pack_bytes,
@@ -49,11 +49,12 @@ def quantise_matrix(weight: torch.Tensor) -> Int8Matrix:
 def quantise_matrix_plainly(weight: torch.Tensor) -> Int8Matrix:
     """Return what `quantise_matrix` does, by PyTorch alone, a few rows at a time."""
     outputs, inputs = weight.shape
-    values = torch.empty(outputs, -(-inputs // BLOCK) * BLOCK, dtype=torch.int8)
+    whole = -(-inputs // LEAST_BLOCK) * LEAST_BLOCK
+    values = torch.empty(outputs, whole, dtype=torch.int8)
     scales = torch.empty(outputs)
     step = max(1, BLOCK_VALUES // max(1, inputs))
     for rows, target, scale in zip(weight.split(step), values.split(step), scales.split(step)):
-        wide = transform(rows).div_(BLOCK)
+        wide = transform(rows).div_(block_of(whole))
         torch.div(wide.abs().amax(1), LARGEST, out=scale)
         target.copy_(wide.div_(scale.clamp_min(LEAST_SCALE).unsqueeze(1)).round_())
     return Int8Matrix(values, scales, transformed=True)

@@ -26,8 +26,7 @@ def runs_vnni() -> bool:
 
 @cache
 def functions() -> Mapping[str, Function]:
-    """Return the functions by name: quantise_8, quantise_8_transformed, quantise_4, product_8,
-    product_4.
+    """Return the functions by name (`vnni_code.NAMES`).
 
     With AMX there is product_8_tiled too. Made once a process: about a second the first time on a
     machine, then read from disk.

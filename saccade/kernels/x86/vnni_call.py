@@ -28,8 +28,10 @@ ZERO = 128
 """What stands for 0 in a matrix of 8 bits."""
 AHEAD_BYTES = 4096
 """How far before its use a line of a matrix is asked for: measured, decision 004."""
-BLOCK = 64
-"""Inputs that are transformed together, a power of two (`reference/hadamard.py`)."""
+BLOCKS = (64, 128, 256, 512)
+"""How many inputs may be transformed together (`reference/hadamard.py`)."""
+LEAST_BLOCK = BLOCKS[0]
+"""Inputs are padded to a multiple of so many."""
 FORMATS = ("float32", "bfloat16", "float16")
 """Number formats of rows and results; a call names one by its place here."""
 FIELDS = (
@@ -56,3 +58,11 @@ FIELDS = (
 """What a function is called with: 64-bit integers, from `source` on addresses."""
 POINTERS = frozenset(FIELDS[FIELDS.index("source") :])
 Call = ctypes.c_int64 * len(FIELDS)
+
+
+def block_of(inputs: int) -> int:
+    """Return how many of the inputs, a multiple of `LEAST_BLOCK`, are transformed together.
+
+    More spread a large value further. Only all inputs in whole blocks are transformed.
+    """
+    return min(inputs & -inputs, BLOCKS[-1])

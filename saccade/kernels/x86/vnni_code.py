@@ -39,7 +39,7 @@ from saccade.kernels.x86.llvm import (
 )
 from saccade.kernels.x86.vnni_call import (
     AHEAD_BYTES,
-    BLOCK,
+    BLOCKS,
     FIELDS,
     FORMATS,
     LANES,
@@ -54,7 +54,8 @@ from saccade.kernels.x86.vnni_call import (
     ZERO,
 )
 
-NAMES = ("quantise_4", "quantise_8", "quantise_8_transformed", "product_4", "product_8")
+TRANSFORMED = {f"quantise_8_{block}": block for block in BLOCKS}
+NAMES = ("quantise_4", "quantise_8", *TRANSFORMED, "product_4", "product_8")
 TILED = "product_8_tiled"
 """The product of many rows by AMX."""
 UNROLLED = 4
@@ -70,7 +71,8 @@ def assembly(triple: str, *, tiled: bool) -> str:
     for bits in (4, 8):
         _quantise(module, f"quantise_{bits}", bits)
         _product(module, bits)
-    _quantise(module, "quantise_8_transformed", 8, transformed=True)
+    for name, block in TRANSFORMED.items():
+        _quantise(module, name, 8, block)
     if tiled:
         _product_tiled(module)
     return str(module)
@@ -90,14 +92,14 @@ def _inputs(b: Value, said: dict[str, Value], bits: int) -> tuple[Value, Value]:
     return group, b.mul(group, said["groups"])
 
 
-def _quantise(module: Value, name: str, bits: int, *, transformed: bool = False) -> None:
+def _quantise(module: Value, name: str, bits: int, block: int = LANES) -> None:
     """Quantise rows to int8, each group by its own largest value. A piece is a tile.
 
-    transformed: by Hadamard's transform before, in blocks.
+    block: inputs that Hadamard's transform joins before. A single vector stays as it is.
     """
     task = Claims(module, name, FIELDS, POINTERS)
     b, said = task.b, task.said
-    wides = BLOCK // LANES if transformed else 1
+    wides = block // LANES
     row = {
         kind: _quantise_row(module, f"{name}_row_{kind}", bits, kind, wides)
         for kind in range(len(FORMATS))
@@ -144,7 +146,7 @@ def _quantise_row(module: Value, name: str, bits: int, kind: int, wides: int) ->
     def read(turn: Value) -> list[Value]:
         start = times(b, turn, wides * LANES * item)
         places = [place(b, source, b.add(start, number(i * LANES * item))) for i in range(wides)]
-        return _transformed(module, b, [_widened(b, kind, each) for each in places])
+        return _read_block(module, b, kind, places) if wides > 1 else [_widened(b, kind, *places)]
 
     larger = known(module, f"llvm.umax.v{LANES}i32", INTS, INTS, INTS)
     loop = Loop(b, turns, [every(INTS, 0)])
@@ -180,26 +182,29 @@ def _quantise_row(module: Value, name: str, bits: int, kind: int, wides: int) ->
     return function
 
 
-def _transformed(module: Value, b: Value, wides: list[Value]) -> list[Value]:
-    """Transform a block, as `reference/hadamard.py` does to the bit. One vector stays as it is."""
-    if len(wides) == 1:
-        return wides
+def _read_block(module: Value, b: Value, kind: int, places: list[Value]) -> list[Value]:
+    """Load a block's vectors, transformed as `reference/hadamard.py` does to the bit.
+
+    Half by half: a large block's vectors are more than a processor's registers.
+    """
+    if len(places) == 1:
+        return [_transformed(module, b, _widened(b, kind, places[0]))]
+    half = len(places) // 2
+    first = _read_block(module, b, kind, places[:half])
+    pairs = [*zip(first, _read_block(module, b, kind, places[half:]))]
+    return [*[b.fadd(*pair) for pair in pairs], *[b.fsub(*pair) for pair in pairs]]
+
+
+def _transformed(module: Value, b: Value, wide: Value) -> Value:
+    """Transform the values of one vector."""
     add = known(module, f"llvm.fma.v{LANES}f32", FLOATS, FLOATS, FLOATS, FLOATS)
     step = 1
     while step < LANES:
         swap = ir.Constant(INTS, [lane ^ step for lane in range(LANES)])
         signs = ir.Constant(FLOATS, [-1.0 if lane & step else 1.0 for lane in range(LANES)])
-        swapped = [b.shuffle_vector(each, each, swap) for each in wides]
-        wides = [b.call(add, [each, signs, other]) for each, other in zip(wides, swapped)]
+        wide = b.call(add, [wide, signs, b.shuffle_vector(wide, wide, swap)])
         step *= 2
-    step = 1
-    while step < len(wides):
-        pairs = [(wides[index & ~step], wides[index | step]) for index in range(len(wides))]
-        wides = [
-            b.fsub(*pair) if index & step else b.fadd(*pair) for index, pair in enumerate(pairs)
-        ]
-        step *= 2
-    return wides
+    return wide
 
 
 def _widened(b: Value, kind: int, pointer: Value) -> Value:

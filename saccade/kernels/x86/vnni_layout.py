@@ -22,9 +22,9 @@ from saccade.kernels.reference.int4 import MIDDLE, numbers_of
 from saccade.kernels.x86.amx import has_amx, tile_setting
 from saccade.kernels.x86.vnni import functions, run, runs_vnni
 from saccade.kernels.x86.vnni_call import (
-    BLOCK,
     LANES,
     LARGEST,
+    LEAST_BLOCK,
     LEAST_SCALE,
     ROWS,
     TILE_INPUTS,
@@ -32,6 +32,7 @@ from saccade.kernels.x86.vnni_call import (
     TILE_ROWS,
     WIDE,
     ZERO,
+    block_of,
 )
 
 PANEL = LANES * WIDE
@@ -52,10 +53,6 @@ LINE = 64
 """Bytes at whose multiples a matrix begins."""
 ONE = 0x3F800000
 """The bits of 1 in float32."""
-BITS_OF_SCALE = struct.unpack("i", struct.pack("f", 1 / BLOCK))[0]
-"""1 / BLOCK in float32: a matrix and its rows are transformed, which makes a product BLOCK times as
-large.
-"""
 PACKED_VALUES = 1 << 24
 """Values that are packed at a time."""
 
@@ -182,26 +179,34 @@ def quantise_outputs(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     Returns int8 [out, inputs to whole blocks] and float32 scales [out], on all threads.
     """
-    weight = F.pad(weight, (0, -weight.shape[1] % BLOCK)).contiguous()
+    weight = F.pad(weight, (0, -weight.shape[1] % LEAST_BLOCK)).contiguous()
     if weight.dtype not in DTYPES:
         weight = weight.float()
     outputs, inputs = weight.shape
     values = torch.empty(outputs, inputs, dtype=torch.int8)
     scales, sums = torch.empty(outputs), torch.empty(outputs, dtype=torch.int32)
+    block = block_of(inputs)
     call = {
         "groups": 1,
         "steps": inputs // STEPS[8],
         "tiles": outputs,
         "base": 1,  # a tile of one row lies in the order of its inputs
         "format": DTYPES.index(weight.dtype),
-        "unit": BITS_OF_SCALE,
+        # A matrix and its rows are transformed, which makes a product `block` times as large.
+        "unit": _bits(1 / block),
         "source": weight.data_ptr(),
         "rows": values.data_ptr(),
         "row_scales": scales.data_ptr(),
         "sums": sums.data_ptr(),
     }
-    run("quantise_8_transformed", call, outputs)
+    run(f"quantise_8_{block}", call, outputs)
     return values, scales
+
+
+def _bits(value: float) -> int:
+    """Return the bits of a float32."""
+    bits: int = struct.unpack("i", struct.pack("f", value))[0]
+    return bits
 
 
 def panels_linear(
@@ -216,7 +221,7 @@ def panels_linear(
     if more := matrix.scales.shape[1] * matrix.group - x.shape[1]:
         x = F.pad(x, (0, more))
     tables = {"scales": matrix.scales.data_ptr(), "zeros": matrix.zeros.data_ptr()}
-    tables["unit"] = struct.unpack("i", struct.pack("f", matrix.unit))[0]
+    tables["unit"] = _bits(matrix.unit)
     return _product(
         x, "quantise_4", 4, matrix.words, tables, matrix.group, matrix.outputs, bias, dtype
     )
@@ -236,7 +241,7 @@ def bytes_linear(
     if more := 4 * words.shape[1] - x.shape[1]:
         x = F.pad(x, (0, more))
     tables = {"scales": scales.data_ptr(), "unit": ONE}
-    quantise = "quantise_8_transformed" if matrix.transformed else "quantise_8"
+    quantise = f"quantise_8_{block_of(x.shape[1])}" if matrix.transformed else "quantise_8"
     return _product(x, quantise, 8, words, tables, x.shape[1], len(scales), bias, dtype)
 
 

@@ -38,7 +38,7 @@ Made = Literal["int8", "int4"]
 Kind = Literal["int8", "int4", "fp8"]
 Where = Literal["language model", "vision tower"]
 COSTS: Mapping[Kind, str] = {
-    "int8": "a trained model of 135 M parameters lost 0.7 % of its perplexity so",
+    "int8": "a trained model of 135 M parameters lost 0.4 % of its perplexity so",
     "int4": "a trained model of 135 M parameters lost about 27 % of its perplexity so",
 }
 """What start-up says of a language model's matrices that are made here: docs/speed.md has more."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tokenizers import Tokenizer as Backend
 
+from saccade.core.byte_pairs import BYTE_OF
 from saccade.core.errors import CheckpointError
 
 _SPACE = "\u2581"  # SentencePiece's visible space
@@ -86,24 +87,9 @@ class Vocabulary:
             is_byte = len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">")
             return bytes.fromhex(piece[3:5]) if is_byte else piece.replace(_SPACE, " ").encode()
         try:
-            return bytes(_BYTE_OF[character] for character in piece)
+            return bytes(BYTE_OF[character] for character in piece)
         except KeyError:  # an added token, written as it reads
             return piece.encode()
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Map GPT-2's printable characters to the bytes they stand for.
-
-    Printable Latin-1 stands for itself. The rest is written from U+0100 upwards.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(0x100 + i): byte for i, byte in enumerate(others)
-    }
-
-
-_BYTE_OF = _byte_alphabet()
 
 
 class Detokenizer:

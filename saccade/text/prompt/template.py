@@ -1,6 +1,6 @@
 """Chat in, tokens out: the checkpoint's tokenizer and chat template.
 
-Owns loading `tokenizer.json` and the template from any place in a checkpoint. Renders as
+Owns loading the tokenizer and the template from any place in a checkpoint. Renders as
 transformers' `apply_chat_template` does: the same text, token for token. Knows nothing about HTTP,
 pixels, or a family's image placeholders. The template writes one placeholder per image, and
 `FamilySpec.expand_prompt` does the rest.
@@ -30,6 +30,7 @@ from saccade.core.family import Templates, put_spaces
 from saccade.core.given_paths import read_text, reason, shown
 from saccade.core.types import CHAT_NAMES, FieldNames
 from saccade.text.prompt.content_shapes import ContentShapes, TemplateMessage, find_shapes
+from saccade.text.prompt.tiktoken_file import FILE, read_tiktoken
 
 _NAMED_TOKENS = (
     "bos_token",
@@ -78,21 +79,13 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> Tokenizer:
-        """Read `tokenizer.json` and `tokenizer_config.json`, if present.
+        """Read `tokenizer.json`, or else tiktoken's file, and `tokenizer_config.json`, if present.
 
         Raises CheckpointError naming the file.
         """
-        path = directory / "tokenizer.json"
-        if not path.is_file():
-            raise CheckpointError(
-                f"{path}: no such file; Saccade needs the fast tokenizer's tokenizer.json"
-            )
-        try:
-            backend = Backend.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception
-            raise CheckpointError(f"{path}: {error}") from None
         path = directory / "tokenizer_config.json"
         config = _read_json(path)
+        backend = _read_backend(directory, config)
         try:
             _add_late(backend, config.get("added_tokens_decoder") or {})
         except (AttributeError, TypeError, ValueError) as error:
@@ -429,6 +422,20 @@ def _cut_at_mark(text: str, last: str, param: str) -> str:
     # A template that trims content has trimmed the mark's trailing space; then the text before the
     # mark would be trimmed as well.
     return text[:at] if text.startswith(_CONTINUE_HERE, at) else text[:at].rstrip()
+
+
+def _read_backend(directory: Path, config: Mapping[str, Any]) -> Backend:
+    path = directory / "tokenizer.json"
+    if path.is_file():
+        try:
+            return Backend.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise CheckpointError(f"{path}: {error}") from None
+    if (ranks := directory / FILE).is_file():
+        return read_tiktoken(ranks, config)
+    raise CheckpointError(
+        f"{path}: no such file; Saccade needs the fast tokenizer's tokenizer.json (or {FILE})"
+    )
 
 
 def _add_late(backend: Backend, tokens: Mapping[str, Any]) -> None:

@@ -1,5 +1,4 @@
-"""Configurations of real models whose towers see tiles apart, as fields over those of the tiny
-checkpoints of their families.
+"""Configurations of real models, as fields over those of the tiny checkpoints of their families.
 
 Facts only; `checkpoint.py` writes them.
 """
@@ -19,7 +18,7 @@ PLACES = tuple(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in 
 
 
 @dataclass(frozen=True, slots=True)
-class TilePreset:
+class FamilyPreset:
     """Fields of config.json, and of the image processor's file, that differ from `tiny`'s.
 
     words: tokens before the special ones. special: beside those of the tiny checkpoint.
@@ -70,17 +69,17 @@ def _split(side: int, across: int) -> Fields:
 
 def _smolvlm(
     text: Fields, vision: Fields, processor: Fields, merge: int, theta: float
-) -> TilePreset:
+) -> FamilyPreset:
     rope = {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
     size = {"vocab_size": 49280, "max_position_embeddings": 8192, "head_dim": 64}
     fields = {"scale_factor": merge}
-    return TilePreset(
+    return FamilyPreset(
         "smolvlm", text | size | rope, vision, processor, fields, words=49152, special=PLACES
     )
 
 
-def _step3(layers: int, depth: int) -> TilePreset:
-    return TilePreset(
+def _step3(layers: int, depth: int) -> FamilyPreset:
+    return FamilyPreset(
         "step3_vl",
         _text(4096, layers, 32, 8, 12288)
         | {"vocab_size": 151936, "head_dim": 128, "max_position_embeddings": 65536},
@@ -96,11 +95,11 @@ def _step3(layers: int, depth: int) -> TilePreset:
     )
 
 
-def _deepseek(text: Fields, vocab: int, words: int) -> TilePreset:
+def _deepseek(text: Fields, vocab: int, words: int) -> FamilyPreset:
     """The tower is the same in all sizes."""
     candidates = {"candidate_resolutions": [[*size] for size in CANDIDATES]}
     experts = {"n_shared_experts": 2, "num_experts_per_tok": 6, "n_routed_experts": 64}
-    return TilePreset(
+    return FamilyPreset(
         "deepseek_vl_v2",
         experts | {"vocab_size": vocab, "max_position_embeddings": 4096} | text,
         {
@@ -127,7 +126,7 @@ CORRECTED = {
     "routed_scaling_factor": 2.0,
 }
 
-TILE_PRESETS: dict[str, TilePreset] = {
+FAMILY_PRESETS: dict[str, FamilyPreset] = {
     "step3-vl-10b": _step3(36, 47),
     # Two layers of each part, as wide as they are.
     "cut-step3-vl-10b": _step3(2, 2),
@@ -137,7 +136,7 @@ TILE_PRESETS: dict[str, TilePreset] = {
     "smolvlm2-2.2b": _smolvlm(
         _text(2048, 24, 32, 32, 8192), _siglip(384, 14), _split(384, 4), 3, 1.3e5
     ),
-    "idefics3-8b": TilePreset(
+    "idefics3-8b": FamilyPreset(
         "idefics3",
         _text(4096, 32, 32, 8, 14336)
         | {"vocab_size": 128259, "head_dim": 128, "max_position_embeddings": 131072}
@@ -148,7 +147,7 @@ TILE_PRESETS: dict[str, TilePreset] = {
         words=128000,
         special=PLACES,
     ),
-    "minicpm-v-4.6": TilePreset(
+    "minicpm-v-4.6": FamilyPreset(
         "minicpmv4_6",
         _text(1024, 24, 8, 2, 3584)
         | {"vocab_size": 248320, "head_dim": 256, "max_position_embeddings": 262144}
@@ -178,5 +177,59 @@ TILE_PRESETS: dict[str, TilePreset] = {
         | {"moe_intermediate_size": 1536, "n_routed_experts": 72},
         129280,
         128000,
+    ),
+    "hunyuan-ocr": FamilyPreset(
+        "hunyuan_vl",
+        _text(1024, 24, 16, 8, 3584)
+        | {"vocab_size": 120818, "head_dim": 128, "max_position_embeddings": 32768}
+        | {
+            "rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "rope_theta": 1e4}
+            | {"alpha": 1000.0, "mrope_section": [16, 16, 16, 16]}
+        },
+        {
+            "hidden_size": 1152,
+            "num_hidden_layers": 27,
+            "num_attention_heads": 16,
+            "intermediate_size": 4304,
+            "patch_size": 16,
+            "max_image_size": 2048,
+            "out_hidden_size": 1024,
+        },
+        {"patch_size": 16, "size": {"shortest_edge": 512**2, "longest_edge": 2048**2}},
+        tie=True,
+        words=120000,
+    ),
+    "dots-ocr": FamilyPreset(
+        "dots_ocr",
+        _text(1536, 28, 12, 2, 8960) | {"vocab_size": 151936, "max_position_embeddings": 131072},
+        {
+            "embed_dim": 1536,
+            "hidden_size": 1536,
+            "num_hidden_layers": 42,
+            "num_attention_heads": 12,
+            "intermediate_size": 4224,
+            "patch_size": 14,
+        },
+        {"patch_size": 14, "min_pixels": 3136, "max_pixels": 11289600},
+    ),
+    "kimi-vl-a3b": FamilyPreset(
+        "kimi_vl",
+        _text(2048, 27, 16, 16, 11264)
+        | LATENT
+        | CORRECTED
+        | {"vocab_size": 163840, "max_position_embeddings": 131072, "rope_theta": 8e5}
+        | {"moe_intermediate_size": 1408, "n_routed_experts": 64, "num_experts_per_tok": 6}
+        | {"n_shared_experts": 2, "routed_scaling_factor": 2.446},
+        {
+            "hidden_size": 1152,
+            "num_hidden_layers": 27,
+            "num_attention_heads": 16,
+            "intermediate_size": 4304,
+            "init_pos_emb_height": 64,
+            "init_pos_emb_width": 64,
+            "patch_size": 14,
+        },
+        {"patch_size": 14, "in_token_limit": 4096},
+        words=163584,
     ),
 }

@@ -1,0 +1,41 @@
+"""How byte-level BPE writes bytes as characters, and which pairs of tokens it joins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+
+def _alphabet() -> dict[str, int]:
+    """Map GPT-2's printable characters to the bytes they stand for.
+
+    Printable Latin-1 stands for itself. The rest is written from U+0100 upwards.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + i): byte for i, byte in enumerate(others)
+    }
+
+
+BYTE_OF = _alphabet()
+"""By character."""
+
+
+def merges_of(known: Mapping[str, int], ranked: Iterable[str]) -> list[tuple[str, str]]:
+    """Return every pair that makes a token, for the best token first.
+
+    known: numbers by token, which order the pairs that make one token. ranked: tokens, the best
+    first.
+    """
+    return [
+        pair
+        for token in ranked
+        for pair in sorted(
+            (
+                (token[:at], token[at:])
+                for at in range(1, len(token))
+                if token[:at] in known and token[at:] in known
+            ),
+            key=lambda pair: (known[pair[0]], known[pair[1]]),
+        )
+    ]
