@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import ctypes
 
+NAMES = ("quantise_4", "quantise_8", "quantise_8_transformed", "product_4", "product_8")
+TILED = "product_8_tiled"
+"""The product of many rows by AMX."""
 LANES = 16
 """Outputs of a vector of 32-bit sums."""
 WIDE = 2

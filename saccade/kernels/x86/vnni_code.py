@@ -50,13 +50,11 @@ from saccade.kernels.x86.vnni_call import (
     TILE_INPUTS,
     TILE_PANELS,
     TILE_ROWS,
+    TILED,
     WIDE,
     ZERO,
 )
 
-NAMES = ("quantise_4", "quantise_8", "quantise_8_transformed", "product_4", "product_8")
-TILED = "product_8_tiled"
-"""The product of many rows by AMX."""
 UNROLLED = 4
 """Lines of each vector of outputs that are multiplied between two tests of the loop."""
 PANEL = LANES * WIDE
