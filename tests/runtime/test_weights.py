@@ -22,8 +22,8 @@ from saccade.kernels.matrix import DenseMatrix
 from saccade.nn.decoder import Decoder
 from saccade.nn.net import WholeNet
 from saccade.nn.weights import Part
-from saccade.runtime.weights.checkpoint_weights import CheckpointWeights, load_net
 from saccade.runtime.weights import tensors
+from saccade.runtime.weights.checkpoint_weights import CheckpointWeights, load_net
 from saccade.runtime.weights.dummy import DummyWeights
 from saccade_bench.fixtures.tiny import picture
 from saccade_bench.lab.qwen import qwen
