@@ -21,12 +21,12 @@ from saccade.core.options import (
     ModelOptions,
     ParallelOptions,
 )
+from saccade.ipc.boots import EngineBoot
 from saccade.ipc.child import HEARTBEAT_SECONDS, AsyncChannel, Child, Disconnected, Silence
 from saccade.ipc.environment import engine_environment
 from saccade.ipc.messages import (
     FRONT_END,
     Alive,
-    EngineBoot,
     Failed,
     Loading,
     Ready,
@@ -37,7 +37,7 @@ from saccade.ipc.messages import (
     TokenizerText,
 )
 
-MODULE = "saccade.engine.process"
+MODULE = "saccade.engine.main"
 SILENT_SECONDS = 3.0
 """An engine that has not been heard of for so long is frozen."""
 END_SECONDS = 5.0

@@ -1,6 +1,6 @@
-"""The engine process: `python -m saccade.engine.process`, started by `engine/link.py`.
+"""What the engine process does, once `engine/main.py` has begun it and its workers.
 
-Starts the workers, decides open options once the workers have reported the machine, then runs the
+Decides open options once the workers have reported the machine, then runs the
 engine loop. Tells the front the reason of a failure. Holds no tensors and loads no torch.
 """
 
@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import mmap
-import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-import uvloop
 
 from saccade import __version__
 from saccade.cache.embeddings import EmbeddingCache
@@ -51,12 +48,11 @@ from saccade.engine.store_lookup import StoreProbe
 from saccade.engine.workers import Workers, WorkersLost
 from saccade.families.checkpoint import digest_weights
 from saccade.families.registry import load_spec
-from saccade.ipc.child import AsyncChannel, Disconnected, ParentLink, enter
+from saccade.ipc.child import AsyncChannel, Child, Disconnected, ParentLink
 from saccade.ipc.machine_memory import MachineMemory
 from saccade.ipc.memory import settle
 from saccade.ipc.messages import (
     ENGINE_END,
-    EngineBoot,
     Failed,
     Load,
     Loading,
@@ -81,23 +77,20 @@ FLUSH_SECONDS = 2.0
 """A front that does not read gets so long before the engine goes."""
 
 
-def main() -> int:
-    """Run the engine. Returns exit status 0 after an orderly stop, 1 otherwise."""
-    boot, parent = enter(EngineBoot)
-    return uvloop.run(run(boot, parent))
+async def run(arena_fd: int, parent: ParentLink, begun: Sequence[Child]) -> int:
+    """Serve with the workers that have begun. On failure, tell the front why.
 
-
-async def run(boot: EngineBoot, parent: ParentLink) -> int:
-    """Serve. On failure, tell the front why. Returns the exit status."""
+    Returns the exit status.
+    """
     arrived = asyncio.Event()
     front = await AsyncChannel.open(parent.socket, ENGINE_END, arrived)
     metrics = Metrics()
-    workers = Workers(boot.ranks, arrived, metrics, front.send)
+    workers = Workers(begun, arrived, metrics, front.send)
     try:
-        await workers.start(boot.arena_fd)
+        await workers.start()
         served = await front.receive()
         assert isinstance(served, ServeModel)
-        await serve(served, front, workers, arrived, metrics, boot.arena_fd)
+        await serve(served, front, workers, arrived, metrics, arena_fd)
     except Disconnected:
         return 1
     except StartupError as error:
@@ -392,7 +385,3 @@ def build_embeddings(
     pins: PinBook[ImageKey] = PinBook(int(pinned_share * config.embeddings.device_bytes))
     row = embedding_bytes_per_token(spec, config.dtype)
     return EmbeddingCache(config.embeddings, row, saved, pins=pins)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

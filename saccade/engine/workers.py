@@ -8,10 +8,9 @@ plans but their amount of work.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -34,10 +33,8 @@ from saccade.ipc.messages import (
     Loaded,
     Loading,
     ToWorker,
-    WorkerBoot,
 )
 
-MODULE = "saccade.runtime.process"
 SILENT_SECONDS = 5.0
 """A worker that has not been heard of for so long is stuck, or stopped."""
 SETTLE_SECONDS = 0.2
@@ -131,8 +128,8 @@ class _Pace:
 
 
 class Workers:
-    """A group of `size` processes. `start`, `find_devices`, `load`, `allocate`, then `send` and
-    `take_answers`.
+    """A group of processes, which `engine/main.py` has begun. `start`, `find_devices`, `load`,
+    `allocate`, then `send` and `take_answers`.
 
     `close` or `kill` ends them.
 
@@ -141,13 +138,14 @@ class Workers:
 
     def __init__(
         self,
-        size: int,
+        begun: Sequence[Child],
         arrived: asyncio.Event,
         metrics: Metrics,
         on_progress: Callable[[Loading], None] = lambda _: None,
     ) -> None:
-        """Prepare the start. `on_progress` hears how far loading is."""
-        self.size = size
+        """Take the processes, by rank. `on_progress` hears how far loading is."""
+        self.size = len(begun)
+        self._begun = begun
         self._on_progress = on_progress
         self._arrived = arrived
         self._metrics = metrics
@@ -159,17 +157,13 @@ class Workers:
 
     # ---- life
 
-    async def start(self, arena_fd: int) -> None:
-        """Start every process."""
-        group_fd = os.memfd_create("saccade-ranks", os.MFD_CLOEXEC)
-        for rank in range(self.size):
-            boot = WorkerBoot(rank, group_fd, arena_fd)
-            child = Child.spawn(MODULE, boot, (group_fd, arena_fd))
+    async def start(self) -> None:
+        """Open a channel to every process."""
+        for rank, child in enumerate(self._begun):
             channel = await AsyncChannel.open(child.socket, WORKERS_END, self._arrived)
             who = f"rank {rank}" if self.size > 1 else "the worker"
             name = f"{who} (process {child.pid})"
             self._ranks.append(_Rank(rank, child, channel, name))
-        os.close(group_fd)
 
     async def find_devices(self) -> int:
         """Return the number of CUDA devices that the workers see. Raises WorkersLost."""

@@ -36,27 +36,6 @@ PEER_LOST_STATUS = 3
 # ---- what a child is told when it is started
 
 
-@dataclass(frozen=True, slots=True)
-class EngineBoot:
-    """To the engine, which starts `ranks` workers. `arena_fd` is inherited, and gets its size
-    later.
-    """
-
-    arena_fd: int
-    ranks: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerBoot:
-    """To the worker of `rank`. Both descriptors are inherited; over `group_fd` the ranks meet
-    (`parallel.join`).
-    """
-
-    rank: int
-    group_fd: int
-    arena_fd: int
-
-
 # ---- front -> engine
 
 

@@ -31,6 +31,7 @@ from saccade.core.given_paths import readable, sendable
 from saccade.core.metrics import Metrics
 from saccade.core.plan import PLANS_IN_FLIGHT, Masks, Plan
 from saccade.families.registry import load_spec
+from saccade.ipc.boots import WorkerBoot
 from saccade.ipc.child import HEARTBEAT_SECONDS, Channel, Disconnected, enter
 from saccade.ipc.machine_memory import MachineMemory
 from saccade.ipc.memory import settle
@@ -49,7 +50,6 @@ from saccade.ipc.messages import (
     Loaded,
     Loading,
     ToWorker,
-    WorkerBoot,
 )
 from saccade.kernels.ops import pick_ops
 from saccade.nn.protocol import FamilyNet

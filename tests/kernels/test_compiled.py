@@ -202,8 +202,15 @@ LATER = """
 import sys
 import torch
 from saccade.kernels.x86 import kept_files
+from saccade.kernels.x86 import attention, resize, vnni
 from saccade.kernels.x86.ops import X86Ops
 
+if vnni.runs_vnni():
+    vnni.functions()
+if resize.vector_bytes():
+    resize.functions()
+if kind := attention.best_kind():
+    attention.functions(64, kind, torch.bfloat16)
 print(X86Ops().gate(torch.full((2, 64), 1.5, dtype=torch.bfloat16), "silu").tolist()[1][5])
 print(len(kept_files.TALLY.made), "numba" in sys.modules, "llvmlite" in sys.modules)
 """
@@ -218,12 +225,15 @@ def test_a_later_process_takes_kernels_from_disk_without_a_compiler(tmp_path: Pa
         return told.stdout.split()
 
     first = run()
-    assert first[1:] == ["1", "True", "True"]
+    count = int(first[1])
+    assert count > 0 and first[2:] == ["True", "True"]
     later = [first[0], "0", "False", "False"]
     assert run() == later
-    (kept,) = (tmp_path / "saccade" / "code").iterdir()
-    whole = kept.read_bytes()
-    kept.write_bytes(whole[:200] + bytes(8) + whole[208:])
+    kept = [*(tmp_path / "saccade" / "code").iterdir()]
+    assert len(kept) == count
+    for each in kept:
+        whole = each.read_bytes()
+        each.write_bytes(whole[:200] + bytes(8) + whole[208:])
     assert run() == first, "what is torn is compiled again"
     assert run() == later
 

@@ -101,3 +101,18 @@ def test_a_worker_imports_no_compiler_before_it_compiles() -> None:
     command = [sys.executable, "-c", IMPORTED]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == []
+
+
+BEGUN = """
+import json, sys
+import saccade.engine.main
+late = "numpy", "uvloop", "saccade.engine.process", "saccade.ipc.messages", "saccade.core.plan"
+print(json.dumps([each for each in late if each in sys.modules]))
+"""
+
+
+@pytest.mark.more
+def test_an_engine_begins_its_workers_before_it_imports_what_it_needs_itself() -> None:
+    command = [sys.executable, "-c", BEGUN]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == []

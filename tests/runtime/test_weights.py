@@ -22,6 +22,7 @@ from saccade.kernels.matrix import DenseMatrix
 from saccade.nn.decoder import Decoder
 from saccade.nn.net import WholeNet
 from saccade.nn.weights import Part
+from saccade.runtime.weights import tensors
 from saccade.runtime.weights.checkpoint_weights import CheckpointWeights, load_net
 from saccade.runtime.weights.dummy import DummyWeights
 from saccade_bench.fixtures.tiny import picture
@@ -238,3 +239,22 @@ def test_dummy_weights_need_the_configuration_only(
     assert logits[0].isfinite().all()
     assert logits[0].std() > 0.1
     assert torch.equal(*logits)
+
+
+def test_a_file_is_opened_once_to_describe_all_of_its_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"layer.{number}" for number in range(40)]
+    save_file({name: torch.ones(3, 2) for name in names}, tmp_path / "model.safetensors")
+    opened: list[Path] = []
+    open_tensors = tensors.open_tensors
+
+    def counted(path: Path) -> tensors.TensorFile:
+        opened.append(path)
+        return open_tensors(path)
+
+    monkeypatch.setattr(tensors, "open_tensors", counted)
+    files = tensors.TensorFiles(tmp_path, str)
+    assert {files.describe(name) for name in names} == {("F32", (3, 2))}
+    assert [*files.by_file()] == [(name, "F32", (3, 2)) for name in sorted(names)]
+    assert len(opened) == 1

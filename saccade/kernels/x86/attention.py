@@ -25,13 +25,13 @@ import torch
 from saccade.kernels.matrix import FP8
 from saccade.kernels.processor import has_bf16
 from saccade.kernels.reference.paged import PagedCache, PagedRows
-from saccade.kernels.x86 import attention_call
 from saccade.kernels.x86.amx import has_amx, tile_setting
 from saccade.kernels.x86.attention_call import (
     BLOCK,
     CHUNK,
     FIELDS,
     LONGEST_HEAD,
+    NAMES,
     QUERIES,
     Call,
 )
@@ -94,16 +94,15 @@ def functions(dim: int, kind: Kind, kept: torch.dtype) -> Mapping[str, Function]
 
     The first time on a machine takes a quarter of a second; later they are read from disk.
     """
-    from saccade.kernels.x86 import attention_code, attention_pack, llvm
-
-    modules = attention_call, llvm, attention_pack, attention_code
     item = kept.itemsize
-    sources = [source_text(each) for each in modules]
-    return compiled(
-        attention_code.NAMES,
-        lambda triple: attention_code.assembly(triple, dim, kind, item),
-        "\n".join((*sources, str(dim), kind, str(item))),
-    )
+
+    def assembly(triple: str) -> str:
+        from saccade.kernels.x86 import attention_code  # llvmlite, which only compiling needs
+
+        return attention_code.assembly(triple, dim, kind, item)
+
+    sources = map(source_text, ("attention_call", "llvm", "attention_pack", "attention_code"))
+    return compiled(NAMES, assembly, "\n".join((*sources, str(dim), kind, str(item))))
 
 
 @lru_cache(maxsize=16)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 
+NAMES = ("pack", "attend")
 QUERIES = 128
 """Rows of a piece of work: they share keys and values while a core's cache has them."""
 ABREAST = 32

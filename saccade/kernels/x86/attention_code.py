@@ -62,7 +62,6 @@ from saccade.kernels.x86.llvm import (
 )
 from saccade.kernels.x86.vnni_call import LANES
 
-NAMES = ("pack", "attend")
 Kind = Literal["amx", "pairs"]
 EXPONENTIAL = (1.0000026, 0.69300383, 0.24144275, 0.052011464, 0.013534168)
 """2 to the x from 0 to 1, by powers of x: to 2.6e-6 of it."""

@@ -12,9 +12,8 @@ from functools import cache
 
 import torch
 
-from saccade.kernels.x86 import dense_call
 from saccade.kernels.x86.amx import has_amx, tile_setting
-from saccade.kernels.x86.dense_call import MOST_ROWS, PANEL, TILE_INPUTS, TILE_ROWS, Call
+from saccade.kernels.x86.dense_call import MOST_ROWS, NAMES, PANEL, TILE_INPUTS, TILE_ROWS, Call
 from saccade.kernels.x86.jit_cache import run_on_threads
 from saccade.kernels.x86.machine_code import Function, compiled, source_text
 from saccade.kernels.x86.onednn_blocks import address, panel_width
@@ -26,10 +25,14 @@ def functions() -> Mapping[str, Function]:
 
     The first time on a machine takes part of a second; later they are read from disk.
     """
-    from saccade.kernels.x86 import dense_code, llvm
 
-    sources = map(source_text, (__file__, dense_call, llvm, dense_code))
-    return compiled(dense_code.NAMES, dense_code.assembly, "\n".join((*dense_code.NAMES, *sources)))
+    def assembly(triple: str) -> str:
+        from saccade.kernels.x86 import dense_code  # brings llvmlite, which only compiling needs
+
+        return dense_code.assembly(triple)
+
+    sources = map(source_text, ("dense", "dense_call", "llvm", "dense_code"))
+    return compiled(NAMES, assembly, "\n".join((*NAMES, *sources)))
 
 
 def multiplies(x: torch.Tensor, weight: torch.Tensor) -> bool:

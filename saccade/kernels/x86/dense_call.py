@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 
+NAMES = ("rows_of_a_tile", "rows_of_two")
 PANEL = 32
 """Outputs that lie together: of each pair of inputs, a word of two numbers for each."""
 TILE_ROWS = 16

@@ -15,6 +15,7 @@ from saccade.kernels.x86.dense_call import (
     AHEAD_BYTES,
     FIELDS,
     MOST_ROWS,
+    NAMES,
     PANEL,
     POINTERS,
     TILE_INPUTS,
@@ -40,7 +41,6 @@ from saccade.kernels.x86.llvm import (
     times,
 )
 
-NAMES = ("rows_of_a_tile", "rows_of_two")
 STRIDE = PANEL * 4
 """Bytes of a panel's pair of inputs, and of a row of sums."""
 STEP_BYTES = TILE_ROWS * STRIDE

@@ -17,7 +17,10 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.compiler import Flags, compile_extra
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.cpu_options import FastMathOptions
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 ARITHMETIC = {"reassoc", "contract", "nsz"}
@@ -27,22 +30,21 @@ Block = types.CPointer(types.int64)
 
 def compile_body(name: str, body: Callable[[Any], None]) -> bytes:
     """Compile `body(block)` to an object file with a function `name`, which takes the block."""
-    compiled = numba.njit(
-        types.void(Block),
-        fastmath=ARITHMETIC,
-        error_model="numpy",
-        no_cpython_wrapper=True,
-        no_cfunc_wrapper=True,
-    )(body)
-    made = compiled.overloads[(Block,)]
+    flags = Flags()
+    flags.fastmath = FastMathOptions(ARITHMETIC)
+    flags.error_model = "numpy"
+    flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+    flags.no_compile = True  # not before the entry is there: so it is compiled once
     with global_compiler_lock:
+        contexts = cpu_target.typing_context, cpu_target.target_context
+        made = compile_extra(*contexts, body, (Block,), types.void, flags, {})
         return _with_entry(name, made)
 
 
 def _with_entry(name: str, made: Any) -> bytes:
-    """Return a compiled function's object file, with a `name` for C that calls it."""
-    library = made.library.codegen.create_library(name)
-    library.enable_object_caching()
+    """Return a function's object file, with a `name` for C that calls it."""
+    library = made.library
+    library._optimize_final_module()  # first alone: in one go with the entry, bits may differ
     module = library.create_ir_module(name)
     native = made.target_context.declare_function(module, made.fndesc)
     kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64).as_pointer()])
@@ -52,7 +54,6 @@ def _with_entry(name: str, made: Any) -> bytes:
     call(builder, native, types.none, (Block,), function.args)  # it cannot fail
     builder.ret_void()
     library.add_ir_module(module)
-    library.add_linking_library(made.library)
     library.finalize()
     code: bytes = library._get_compiled_object()
     return code

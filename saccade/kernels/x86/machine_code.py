@@ -37,7 +37,7 @@ def compiled(
         made: bytes = _machine().emit_object(module)
         return made
 
-    words = "\n".join((describe_target(), source_text(__file__), sources))
+    words = "\n".join((describe_target(), source_text("machine_code"), sources))
     return link(kept_files.kept(words, make), names)
 
 
@@ -84,6 +84,6 @@ _ENGINES: list[Any] = []
 """What holds the memory of code that LLVM has linked: as long as the process."""
 
 
-def source_text(source: Any) -> str:
-    """Return the text of a module's source, or of a path."""
-    return Path(source if isinstance(source, str) else source.__file__).read_text()
+def source_text(name: str) -> str:
+    """Return the text of a module beside this one. It is not imported: it may need a compiler."""
+    return Path(__file__).with_name(f"{name}.py").read_text()

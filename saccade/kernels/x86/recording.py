@@ -258,4 +258,4 @@ def _address(function: Any) -> int:
 
 @cache
 def _run() -> Function:
-    return compiled((NAME,), recording_code.assembly, source_text(recording_code))[NAME]
+    return compiled((NAME,), recording_code.assembly, source_text("recording_code"))[NAME]

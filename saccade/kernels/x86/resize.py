@@ -11,15 +11,15 @@ import ctypes
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 
 import numpy as np
 import numpy.typing as npt
 
-from saccade.kernels.x86 import cpu_info, resize_call
+from saccade.kernels.x86 import cpu_info
 from saccade.kernels.x86.machine_code import Function, compiled, source_text
-from saccade.kernels.x86.resize_call import HEIGHT, TAPS, WIDTH, Call
+from saccade.kernels.x86.resize_call import HEIGHT, NAMES, TAPS, WIDTH, Call
 
 Pixels = npt.NDArray[np.uint8]
 PIXEL = 3
@@ -52,15 +52,15 @@ def vector_bytes() -> int:
 @cache
 def functions() -> Mapping[str, Function]:
     """Return the functions by name. Made once a process, and kept on disk."""
-    from saccade.kernels.x86 import llvm, resize_code
-
     wide = vector_bytes()
-    sources = map(source_text, (__file__, resize_call, llvm, resize_code))
-    return compiled(
-        resize_code.NAMES,
-        partial(resize_code.assembly, wide=wide),
-        "\n".join((str(wide), *sources)),
-    )
+
+    def assembly(triple: str) -> str:
+        from saccade.kernels.x86 import resize_code  # brings llvmlite, which only compiling needs
+
+        return resize_code.assembly(triple, wide=wide)
+
+    sources = map(source_text, ("resize", "resize_call", "llvm", "resize_code"))
+    return compiled(NAMES, assembly, "\n".join((str(wide), *sources)))
 
 
 def resize_width(target: Pixels, source: Pixels, weights: AxisWeights) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 WIDTH, HEIGHT = "resize_width", "resize_height"
+NAMES = (WIDTH, HEIGHT)
 """The functions: pixels of each row become fewer or more, and then rows."""
 ROWS = 4
 """Rows whose width is resized at a time."""

@@ -29,7 +29,6 @@ from saccade.kernels.x86.llvm import (
 )
 from saccade.kernels.x86.resize_call import FIELDS, HEIGHT, POINTERS, ROWS, WIDTH
 
-NAMES = (WIDTH, HEIGHT)
 CELL = 16
 """Bytes that instructions shuffle, unpack and pack among themselves."""
 PIXEL = 3

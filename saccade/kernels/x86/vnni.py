@@ -8,15 +8,14 @@ brings.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 
 from saccade.kernels.processor import has_vnni
-from saccade.kernels.x86 import vnni_call
 from saccade.kernels.x86.amx import has_amx
 from saccade.kernels.x86.jit_cache import run_on_threads
 from saccade.kernels.x86.machine_code import Function, compiled, source_text
-from saccade.kernels.x86.vnni_call import FIELDS, Call
+from saccade.kernels.x86.vnni_call import FIELDS, NAMES, TILED, Call
 
 
 def runs_vnni() -> bool:
@@ -26,17 +25,21 @@ def runs_vnni() -> bool:
 
 @cache
 def functions() -> Mapping[str, Function]:
-    """Return the functions by name (`vnni_code.NAMES`).
+    """Return the functions by name (`vnni_call.NAMES`).
 
     With AMX there is product_8_tiled too. Made once a process: about a second the first time on a
     machine, then read from disk.
     """
-    from saccade.kernels.x86 import llvm, vnni_code
-
     tiled = has_amx("amx-int8")
-    names = (*vnni_code.NAMES, *([vnni_code.TILED] if tiled else []))
-    sources = map(source_text, (__file__, vnni_call, llvm, vnni_code))
-    return compiled(names, partial(vnni_code.assembly, tiled=tiled), "\n".join((*names, *sources)))
+    names = (*NAMES, *([TILED] if tiled else []))
+
+    def assembly(triple: str) -> str:
+        from saccade.kernels.x86 import vnni_code  # brings llvmlite, which only compiling needs
+
+        return vnni_code.assembly(triple, tiled=tiled)
+
+    sources = map(source_text, ("vnni", "vnni_call", "llvm", "vnni_code"))
+    return compiled(names, assembly, "\n".join((*names, *sources)))
 
 
 def run(name: str, call: Mapping[str, int], pieces: int) -> None:

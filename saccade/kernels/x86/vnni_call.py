@@ -32,6 +32,10 @@ BLOCKS = (64, 128, 256, 512)
 """How many inputs may be transformed together (`reference/hadamard.py`)."""
 LEAST_BLOCK = BLOCKS[0]
 """Inputs are padded to a multiple of so many."""
+TRANSFORMED = {f"quantise_8_{block}": block for block in BLOCKS}
+NAMES = ("quantise_4", "quantise_8", *TRANSFORMED, "product_4", "product_8")
+TILED = "product_8_tiled"
+"""The product of many rows by AMX."""
 FORMATS = ("float32", "bfloat16", "float16")
 """Number formats of rows and results; a call names one by its place here."""
 FIELDS = (

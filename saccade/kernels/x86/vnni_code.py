@@ -39,7 +39,6 @@ from saccade.kernels.x86.llvm import (
 )
 from saccade.kernels.x86.vnni_call import (
     AHEAD_BYTES,
-    BLOCKS,
     FIELDS,
     FORMATS,
     LANES,
@@ -50,14 +49,12 @@ from saccade.kernels.x86.vnni_call import (
     TILE_INPUTS,
     TILE_PANELS,
     TILE_ROWS,
+    TILED,
+    TRANSFORMED,
     WIDE,
     ZERO,
 )
 
-TRANSFORMED = {f"quantise_8_{block}": block for block in BLOCKS}
-NAMES = ("quantise_4", "quantise_8", *TRANSFORMED, "product_4", "product_8")
-TILED = "product_8_tiled"
-"""The product of many rows by AMX."""
 UNROLLED = 4
 """Lines of each vector of outputs that are multiplied between two tests of the loop."""
 PANEL = LANES * WIDE

@@ -27,7 +27,8 @@ class TensorFiles:
     """The tensors in a folder's files, or in one file, by canonical names. `total`: the files'
     bytes.
 
-    A file is mapped for one tensor at a time: mapped bytes count as this process's memory.
+    A file is opened once to describe its tensors, and again for each that is read: bytes that were
+    read count as this process's memory while they are mapped.
     """
 
     def __init__(self, folder: Path, canonical_name: Callable[[str], str]) -> None:
@@ -38,10 +39,11 @@ class TensorFiles:
         files = weight_files(folder)
         self.folder = folder
         self.total = sum(path.stat().st_size for path in files)
+        self._files = {path: open_tensors(path) for path in files}
         self._places = {
             canonical_name(name): (path, name)
-            for path in files
-            for name in list(open_tensors(path).keys())
+            for path, file in self._files.items()
+            for name in list(file.keys())
         }
         self._asked: set[str] = set()
 
@@ -52,12 +54,12 @@ class TensorFiles:
         return iter(self._places)
 
     def by_file(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-        """Yield each tensor's canonical name, format and shape. Each file is opened once."""
+        """Yield each tensor's canonical name, format and shape, file by file."""
         names: dict[Path, list[tuple[str, str]]] = {}
         for canonical, (path, name) in self._places.items():
             names.setdefault(path, []).append((canonical, name))
         for path, tensors in names.items():
-            file = open_tensors(path)
+            file = self._files[path]
             for canonical, name in tensors:
                 stored = file.get_slice(name)
                 yield canonical, stored.get_dtype(), tuple(stored.get_shape())
@@ -70,7 +72,7 @@ class TensorFiles:
         """Return the format, by safetensors' name, and the shape. Raises CheckpointError."""
         path, stored_name = self._places[name]
         try:
-            stored = open_tensors(path).get_slice(stored_name)
+            stored = self._files[path].get_slice(stored_name)
             return stored.get_dtype(), tuple(stored.get_shape())
         except SafetensorError as error:
             raise self.wrong(name, f"cannot be read: {error}") from error
