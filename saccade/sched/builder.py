@@ -55,9 +55,10 @@ class PlannedOutcome(NamedTuple):
 
 @dataclass(slots=True)
 class Flight:
-    """A plan handed out, whose result is still to come.
+    """A plan handed out, whose results are still to come, one for each step.
 
-    `rows`: the plan's rows, each with its sequence and run.
+    `rows`: the rows of the next result's step, each with its sequence and run. `done`: steps with
+    results. `halted`: the workers were told to end it early.
 
     `pages`: released by sequences for which the plan still writes. They are free once the plan was
     applied.
@@ -70,6 +71,37 @@ class Flight:
     unmasked: bool
     pages: list[int] = field(default_factory=list)
     planned: float = field(default_factory=time.monotonic)
+    done: int = 0
+    halted: bool = False
+
+    @property
+    def step(self) -> int:
+        """The number of the step whose result is the next to come."""
+        return self.plan.step + self.done
+
+    @property
+    def left(self) -> int:
+        """Count the steps whose results are still to come."""
+        return self.plan.steps - self.done
+
+    @property
+    def spoilt(self) -> bool:
+        """Return True if some row is of a sequence that has ended, or lost its slot."""
+        return any(sequence.run is not run for _, sequence, run in self.rows)
+
+    def go_on(self) -> None:
+        """Go on to the plan's next step."""
+        self.done += 1
+        self.rows = [(row.following, sequence, run) for row, sequence, run in self.rows]
+
+    def take_back(self) -> None:
+        """Count the tokens of skipped steps as unplanned. Their rows decode."""
+        for row, sequence, run in self.rows:
+            if sequence.run is run:
+                run.planned -= self.left
+                run.drawing -= self.left
+                run.drawn = run.planned
+                run.announced -= len(row.pages)
 
     def outcomes(self, result: StepResult) -> Iterator[PlannedOutcome]:
         """Yield the outcome of each row, in order."""
@@ -95,12 +127,13 @@ class PlanBuilder:
     `tokens`: tokens left for prefill. `width`: rows in the step, if each running sequence has one.
     `prefilling`: some sequence has had its turn to prefill. `exceeded`: an image was put on the
     device beyond the budget. `patches`: patches of images whose encoding begins. `masked`: some row
-    waits for a mask. `again`: new facts make a second pass worthwhile.
+    waits for a mask. `again`: new facts make a second pass worthwhile. `steps`: as in `Plan`.
     """
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, tokens: int, steps: int = 1) -> None:
         # the step so far
         self.tokens = tokens
+        self.steps = steps
         self.width = 0
         self.prefilling = False
         self.exceeded = False
@@ -179,6 +212,9 @@ class PlanBuilder:
         `Row`.
         """
         row = self._row(sequence, run, run.planned + 1, newest, draft, keep, head_drafts)
+        if (more := self.steps - 1) > 0:
+            run.planned, run.drawing = run.planned + more, run.drawing + more
+            run.drawn = run.planned
         (self._told_rows if newest else self._decode).append((row, sequence, run))
         self.width += draft
         return row
@@ -265,6 +301,7 @@ class PlanBuilder:
             wait=wait,
             pages=pages,
             unused=unused,
+            steps=self.steps if self._decode else 1,
         )
 
 
