@@ -130,10 +130,10 @@ class Row:
     head_drafts: int = 0
     extras: tuple[RowExtra, ...] = ()
 
-    @property
-    def following(self) -> Row:
-        """Return the row for the token that this row draws, on pages that the workers know."""
-        return Row(self.slot, self.start + 1, 1, (), sample=True)
+
+def following(row: Row) -> Row:
+    """Return the row for the token that a decoding row draws, on pages that the workers know."""
+    return Row(row.slot, row.start + 1, 1, (), sample=True)
 
 
 Place = Literal["device", "host", "staged", "disk"]
@@ -363,7 +363,7 @@ class Plan:
     @property
     def rest(self) -> Plan:
         """Return the steps after the first, which is all that a worker does at a time."""
-        rows = tuple([row.following for row in self.rows])
+        rows = tuple(map(following, self.rows))
         return Plan(self.step + 1, rows=rows, steps=self.steps - 1)
 
     @property

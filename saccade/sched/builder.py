@@ -25,6 +25,7 @@ from saccade.core.plan import (
     Splice,
     StateCopy,
     StepResult,
+    following,
 )
 from saccade.core.token_rules import NO_RULES
 from saccade.core.types import ImageKey, PooledOutput, PromptScores, TokenLogprobs
@@ -57,8 +58,8 @@ class PlannedOutcome(NamedTuple):
 class Flight:
     """A plan handed out, whose results are still to come, one for each step.
 
-    `rows`: the rows of the next result's step, each with its sequence and run. `done`: steps with
-    results. `halted`: the workers were told to end it early.
+    `rows`: the rows of the next result's step, each with its sequence and run. `left`: results to
+    come. `halted`: the workers were told to end it early.
 
     `pages`: released by sequences for which the plan still writes. They are free once the plan was
     applied.
@@ -69,30 +70,16 @@ class Flight:
     plan: Plan
     rows: list[PlannedRow]
     unmasked: bool
+    left: int
     pages: list[int] = field(default_factory=list)
     planned: float = field(default_factory=time.monotonic)
-    done: int = 0
     halted: bool = False
-
-    @property
-    def step(self) -> int:
-        """The number of the step whose result is the next to come."""
-        return self.plan.step + self.done
-
-    @property
-    def left(self) -> int:
-        """Count the steps whose results are still to come."""
-        return self.plan.steps - self.done
-
-    @property
-    def spoilt(self) -> bool:
-        """Return True if some row is of a sequence that has ended, or lost its slot."""
-        return any(sequence.run is not run for _, sequence, run in self.rows)
 
     def go_on(self) -> None:
         """Go on to the plan's next step."""
-        self.done += 1
-        self.rows = [(row.following, sequence, run) for row, sequence, run in self.rows]
+        self.left -= 1
+        for place, (row, sequence, run) in enumerate(self.rows):
+            self.rows[place] = following(row), sequence, run
 
     def take_back(self) -> None:
         """Count the tokens of skipped steps as unplanned. Their rows decode."""

@@ -275,7 +275,7 @@ class GenerationScheduler:
         plan = self._build(builder)
         if not plan.empty:
             self.counts.steps += plan.steps
-            self._flights.append(Flight(plan, builder.rows, builder.masked))
+            self._flights.append(Flight(plan, builder.rows, builder.masked, plan.steps))
         return plan
 
     def take_halt(self) -> bool:
@@ -286,7 +286,9 @@ class GenerationScheduler:
         flight = self._flights[-1] if self._flights else None
         if flight is None or flight.left == 1 or flight.halted:
             return False
-        flight.halted = bool(len(self.waiting)) or flight.spoilt
+        flight.halted = len(self.waiting) > 0
+        for _, sequence, run in flight.rows:
+            flight.halted |= sequence.run is not run
         return flight.halted
 
     def take_masks(self) -> tuple[Masks | None, list[Delta]]:
@@ -356,11 +358,11 @@ class GenerationScheduler:
         for sequence in self.running:
             if not sequence.decoding or sequence.grammar_state is not None:
                 return 1
-        drawing = [each for each in self.running if each.may_draw(self.token_limit)]
-        steps = min([steps, *(each.draws_left(self.token_limit) for each in drawing)])
-        for sequence in drawing:
+            steps = min(steps, sequence.draws_left(self.token_limit) or steps)
+        for sequence in self.running:
             run = sequence.run
-            assert run is not None
+            if run is None or not sequence.draws_left(self.token_limit):
+                continue  # plans in flight draw its last token
             missing = self.pool.pages_for(run.planned + steps) - len(run.pages)
             if missing > 0 and self._kv_cache.make_free(missing):
                 run.pages += self.pool.allocate(missing, run.pages[-1])
@@ -584,8 +586,9 @@ class GenerationScheduler:
         plans in order.
         """
         flight = self._flights[0]
-        assert flight.step == result.step, "results come in the order of plans"
-        if ends := result.skipped or flight.left == 1:
+        ends = result.skipped or flight.left == 1
+        assert flight.plan.step + flight.plan.steps - flight.left == result.step, "not in order"
+        if ends:
             self._flights.popleft()
         if self.image_scheduler.pace is not None:
             self.image_scheduler.step_ended(flight.plan, flight.planned)
