@@ -4,7 +4,8 @@ its rows under a grammar.
 Ranks never decide: a plan says everything that a rank does in a step. A worker keeps, per slot, the
 content of `Open` and the tokens sampled since. So a plan names positions, and token values only if
 a grammar forced them. Two plans may be in flight: step n+1 is planned and sent while step n is
-computed, and a `StepResult` answers each, in order.
+computed, and a `StepResult` answers each, in order. A plan may hold several steps, where rows only
+decode and nothing else is there to do. `Halt` ends it early.
 """
 
 from __future__ import annotations
@@ -128,6 +129,11 @@ class Row:
     keep: int = NO_LINE
     head_drafts: int = 0
     extras: tuple[RowExtra, ...] = ()
+
+
+def following(row: Row) -> Row:
+    """Return the row for the token that a decoding row draws, on pages that the workers know."""
+    return Row(row.slot, row.start + 1, 1, (), sample=True)
 
 
 Place = Literal["device", "host", "staged", "disk"]
@@ -327,6 +333,8 @@ class Plan:
     device to write to disk, in the background, once encoded. restore: states from which slots go
     on. snapshot: slot states to keep, as the step's rows leave them. wait: all other work waits for
     a read from disk or an encoding, so wait for either. An adapting plan has only that content.
+    steps: in each further step the rows go on by the token drawn before, and nothing else is done.
+    0: a `Halt` has come, and rows stay uncomputed.
     """
 
     # the arena
@@ -350,6 +358,13 @@ class Plan:
     pages: PageMoves = ()
     change: Change | None = None
     unused: FreeMemory | None = None
+    steps: int = 1
+
+    @property
+    def rest(self) -> Plan:
+        """Return the steps after the first, which is all that a worker does at a time."""
+        rows = tuple(map(following, self.rows))
+        return Plan(self.step + 1, rows=rows, steps=self.steps - 1)
 
     @property
     def num_tokens(self) -> int:
@@ -380,6 +395,14 @@ class Plan:
     @property
     def adapt(self) -> bool:
         return self.change == ADAPT
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """End all plans sent before, as other work has come: the step being computed is the last.
+
+    Of later steps, rows stay uncomputed. The first such step of a plan is answered as `skipped`.
+    """
 
 
 MOST_COMPARED = 16
@@ -459,7 +482,8 @@ class StepResult:
     `failed`: images left unencoded, with the reason ("": the device's memory ran out); their pixels
     are free again. `exhausted`: the device lacked memory for the plan's rows, and all stayed
     uncomputed. `changed`: what came of the plan's change, if it has one. `head_drafts`: one per row
-    with `head_drafts`, in row order.
+    with `head_drafts`, in row order. `skipped`: after a `Halt`, rows stayed uncomputed in
+    this step, and in those of the same plan behind it.
     """
 
     step: int
@@ -479,3 +503,4 @@ class StepResult:
     pages: tuple[PageEvent, ...] = ()
     unfinished: bool = False
     changed: Changed | None = None
+    skipped: bool = False

@@ -93,8 +93,12 @@ class Ranks(Protocol):
         """Send the masks for the oldest plan in flight, without waiting."""
         ...
 
+    def halt(self) -> None:
+        """End the plans in flight with the step being computed, without waiting."""
+        ...
+
     def take_answers(self) -> Sequence[tuple[Plan, StepResult]]:
-        """Take the oldest answered plans in flight, in order, with their answers."""
+        """Take the answers to plans in flight, in order: one for each step, with its plan."""
         ...
 
     def tick(self) -> None:
@@ -307,7 +311,12 @@ class Engine:
             self._deltas += self._scheduler.add_request(request)
 
     def _plan(self) -> None:
-        """Send plans until `depth` are in flight or no work is ready."""
+        """Send plans until `depth` are in flight or no work is ready.
+
+        Several steps in flight end early for other work.
+        """
+        if self._language is not None and self._language.take_halt():
+            self._workers.halt()
         while self._workers.in_flight < self._depth:
             # Nobody's requests are there in a pause that is `empty`: what is planned are moves.
             frozen = self._pause.freezes and not self._pause.empty

@@ -62,6 +62,10 @@ class LanguageHalf:
         """Take masks, as `GenerationScheduler.take_masks` does."""
         return self._scheduler.take_masks()
 
+    def take_halt(self) -> bool:
+        """Take a halt, as `GenerationScheduler.take_halt` does."""
+        return self._scheduler.take_halt()
+
     def embedding_ready(self, key: ImageKey) -> list[Delta]:
         """Report an embedding, as `GenerationScheduler.embedding_ready` does."""
         return self._scheduler.embedding_ready(key)

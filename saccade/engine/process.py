@@ -73,6 +73,8 @@ PINNED_SHARE = 0.5
 """Of the KV cache and of each tier of it, and of the device's embedding cache: what requests may
 pin.
 """
+PLAN_STEPS = 8
+"""Steps in a plan where rows only decode: planning and sending is done once for so many tokens."""
 FLUSH_SECONDS = 2.0
 """A front that does not read gets so long before the engine goes."""
 
@@ -165,8 +167,14 @@ async def serve(
         scheduler = build_encode_scheduler(config, spec, saved, boot.arena_bytes)
     else:
         given = saved, boot.arena_bytes, PINNED_SHARE, begun.pages, drafts
+        # Several ranks would have to agree on where a halt came. A GPU's steps are begun ahead.
+        alone = config.device == "cpu" and workers.size == 1
         scheduler = generation = build_scheduler(
-            config, spec, *given, batch_invariant=begun.batch_invariant
+            config,
+            spec,
+            *given,
+            batch_invariant=begun.batch_invariant,
+            plan_steps=PLAN_STEPS if alone else 1,
         )
         language = LanguageHalf(generation, grammar_loader)
     memory = None
@@ -229,18 +237,21 @@ def build_scheduler(
     *,
     batch_invariant: bool = False,
     paced: bool = True,
+    plan_steps: int = 1,
 ) -> GenerationScheduler:
     """Build the deciding half of the engine: page pool, caches, scheduler.
 
     `saved`, `pages`: embeddings, and KV pages, on disk (`Workers.allocate`). `pinned_share`:
     `PINNED_SHARE`. `drafts`: `DraftLimits.tokens`. `batch_invariant`: as
     `SchedulerLimits.batch_invariant`. `paced`: the tower's budget follows pauses, on an
-    accelerator.
+    accelerator. `plan_steps`: as in `SchedulerLimits`.
     """
     pool = PagePool(config.kv_pages, config.page_size)
     limits = limits_of(config, spec, arena_bytes)
     drafting = replace(limits.drafts, tokens=drafts)
-    limits = replace(limits, drafts=drafting, batch_invariant=batch_invariant)
+    limits = replace(
+        limits, drafts=drafting, batch_invariant=batch_invariant, plan_steps=plan_steps
+    )
     embeddings = build_embeddings(config, spec, saved, pinned_share)
     pins: PinBook[Node] = PinBook(int(pinned_share * pool.capacity))
     keeps_states = spec.kv_spec().state_bytes(config.dtype) > 0

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from saccade.core.config import EngineConfig
 from saccade.core.metrics import Metrics
-from saccade.core.plan import Masks, Plan, StepResult
+from saccade.core.plan import Halt, Masks, Plan, StepResult
 from saccade.ipc.child import AsyncChannel, Child, Silence
 from saccade.ipc.messages import (
     PEER_LOST_STATUS,
@@ -208,20 +208,27 @@ class Workers:
         """Send the masks for the oldest plan in flight to the sampling rank."""
         self._ranks[0].channel.send(masks)
 
+    def halt(self) -> None:
+        """End the plans in flight with the step being computed."""
+        self._write(Halt())
+
     @property
     def in_flight(self) -> int:
         """Return how many sent plans still wait for `take_answers`."""
         return len(self._flight)
 
     def take_answers(self) -> list[tuple[Plan, StepResult]]:
-        """Take the oldest answered plans in flight, in order, with their answers.
+        """Take the answers to plans in flight, in order: one for each step, with its plan.
 
         Raises AssertionError for an answer to another plan.
         """
         answered = []
         for answer in self._ranks[0].take_messages(self._metrics):
-            plan = self._flight.popleft()
-            assert isinstance(answer, StepResult) and plan.step == answer.step
+            plan = self._flight[0]
+            assert isinstance(answer, StepResult)
+            assert 0 <= answer.step - plan.step < plan.steps
+            if answer.skipped or answer.step + 1 == plan.step + plan.steps:
+                self._flight.popleft()
             now = time.monotonic()
             self._pace.note(plan, now - self._since)
             self._since = now

@@ -20,7 +20,7 @@ from saccade.core.config import (
     TowerQuantization,
 )
 from saccade.core.options import CacheOptions, EngineOptions, ModelOptions, ParallelOptions
-from saccade.core.plan import Change, Changed, Masks, PixelSlot, Plan, StepResult
+from saccade.core.plan import Change, Changed, Halt, Masks, PixelSlot, Plan, StepResult
 from saccade.core.types import Delta, Image, ImageKey, Request, Tower
 from saccade.ipc.child import Codec
 
@@ -350,7 +350,7 @@ ToEngine = (
     | Stop
 )
 ToFront = Ready | Failed | Output | Figures | Alive | Loading | Altered
-ToWorker = Load | Begin | Plan | Masks | Finish
+ToWorker = Load | Begin | Plan | Masks | Halt | Finish
 FromWorker = Found | Loaded | Begun | StepResult | Figures | Alive | Failed | Loading
 
 FRONT_END: Codec[ToEngine, ToFront] = Codec(ToEngine, ToFront)

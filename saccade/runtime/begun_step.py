@@ -137,6 +137,7 @@ class Step:
             pages=self._pages.collect() if self._pages else (),
             unfinished=self._unfinished,
             changed=self._changed,
+            skipped=not self._plan.steps,
         )
         for outcome, found in self._outcomes:
             result = outcome.add_to(result, found)

@@ -57,6 +57,7 @@ from saccade.parallel import PeerLost, Shard, join, leave
 from saccade.runtime.attention import pick_attention
 from saccade.runtime.begun_step import Step
 from saccade.runtime.memory import DTYPES
+from saccade.runtime.orders import Orders
 from saccade.runtime.start_facts import describe_network
 from saccade.runtime.vision.streams import put_first
 from saccade.runtime.vision.tower import TowerWorker
@@ -161,6 +162,7 @@ def _prepare(
 def carry_out(worker: Worker | TowerWorker, engine: Engine, metrics: Metrics | None) -> None:
     """Carry out plans until `Finish`. `metrics`: the worker's, on the rank that answers."""
     begun: deque[tuple[Plan, Step]] = deque()
+    orders = Orders(engine)
     finished = False
 
     def answer() -> None:
@@ -177,7 +179,7 @@ def carry_out(worker: Worker | TowerWorker, engine: Engine, metrics: Metrics | N
         nonlocal finished
         while begun:  # the masks depend on what these have drawn
             answer()
-        match engine.receive():
+        match orders.receive():
             case Masks() as masks:
                 assert masks.step == plan.step, "masks come for the newest plan"
                 return masks.rows()
@@ -187,16 +189,16 @@ def carry_out(worker: Worker | TowerWorker, engine: Engine, metrics: Metrics | N
         return None
 
     while not finished:
-        while begun and not _next_may_begin(begun, engine):
+        while begun and not _next_may_begin(begun, orders):
             answer()
-        match engine.receive():
+        match orders.receive():
             case Plan() as plan:
                 begun.append((plan, worker.begin_step(plan, await_masks)))
             case Finish():
                 return
 
 
-def _next_may_begin(begun: deque[tuple[Plan, Step]], engine: Engine) -> bool:
+def _next_may_begin(begun: deque[tuple[Plan, Step]], orders: Orders) -> bool:
     """Wait until the oldest step is ready, or a plan has come that may begin before that.
 
     Returns True for such a plan.
@@ -206,7 +208,7 @@ def _next_may_begin(begun: deque[tuple[Plan, Step]], engine: Engine) -> bool:
     while not oldest.ready():
         if len(begun) == PLANS_IN_FLIGHT:
             return False
-        if engine.waiting():
+        if orders.waiting():
             return True
         time.sleep(pause)
     return False

@@ -191,7 +191,7 @@ class Worker:
                 self._adapters.check(encode.adapter)
         if images is not None:
             images.encode(plan, step)
-        if plan.rows:
+        if plan.rows and plan.steps:
             left = [masks] if masks is not None and _masked(plan) else []
             try:
                 self._forward(plan, step, (lambda: left.pop()()) if left else None)

@@ -25,6 +25,7 @@ from saccade.core.plan import (
     Splice,
     StateCopy,
     StepResult,
+    following,
 )
 from saccade.core.token_rules import NO_RULES
 from saccade.core.types import ImageKey, PooledOutput, PromptScores, TokenLogprobs
@@ -55,9 +56,10 @@ class PlannedOutcome(NamedTuple):
 
 @dataclass(slots=True)
 class Flight:
-    """A plan handed out, whose result is still to come.
+    """A plan handed out, whose results are still to come, one for each step.
 
-    `rows`: the plan's rows, each with its sequence and run.
+    `rows`: the rows of the next result's step, each with its sequence and run. `left`: results to
+    come. `halted`: the workers were told to end it early.
 
     `pages`: released by sequences for which the plan still writes. They are free once the plan was
     applied.
@@ -68,8 +70,25 @@ class Flight:
     plan: Plan
     rows: list[PlannedRow]
     unmasked: bool
+    left: int
     pages: list[int] = field(default_factory=list)
     planned: float = field(default_factory=time.monotonic)
+    halted: bool = False
+
+    def go_on(self) -> None:
+        """Go on to the plan's next step."""
+        self.left -= 1
+        for place, (row, sequence, run) in enumerate(self.rows):
+            self.rows[place] = following(row), sequence, run
+
+    def take_back(self) -> None:
+        """Count the tokens of skipped steps as unplanned. Their rows decode."""
+        for row, sequence, run in self.rows:
+            if sequence.run is run:
+                run.planned -= self.left
+                run.drawing -= self.left
+                run.drawn = run.planned
+                run.announced -= len(row.pages)
 
     def outcomes(self, result: StepResult) -> Iterator[PlannedOutcome]:
         """Yield the outcome of each row, in order."""
@@ -95,12 +114,13 @@ class PlanBuilder:
     `tokens`: tokens left for prefill. `width`: rows in the step, if each running sequence has one.
     `prefilling`: some sequence has had its turn to prefill. `exceeded`: an image was put on the
     device beyond the budget. `patches`: patches of images whose encoding begins. `masked`: some row
-    waits for a mask. `again`: new facts make a second pass worthwhile.
+    waits for a mask. `again`: new facts make a second pass worthwhile. `steps`: as in `Plan`.
     """
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, tokens: int, steps: int = 1) -> None:
         # the step so far
         self.tokens = tokens
+        self.steps = steps
         self.width = 0
         self.prefilling = False
         self.exceeded = False
@@ -179,6 +199,9 @@ class PlanBuilder:
         `Row`.
         """
         row = self._row(sequence, run, run.planned + 1, newest, draft, keep, head_drafts)
+        if (more := self.steps - 1) > 0:
+            run.planned, run.drawing = run.planned + more, run.drawing + more
+            run.drawn = run.planned
         (self._told_rows if newest else self._decode).append((row, sequence, run))
         self.width += draft
         return row
@@ -265,6 +288,7 @@ class PlanBuilder:
             wait=wait,
             pages=pages,
             unused=unused,
+            steps=self.steps if self._decode else 1,
         )
 
 

@@ -77,6 +77,8 @@ class SchedulerLimits:
 
     batch_invariant: one-token rows are batch-invariant, so each token of an answer has a row of its
     own.
+
+    plan_steps: most steps in a plan of rows that only decode.
     """
 
     # a step
@@ -98,6 +100,7 @@ class SchedulerLimits:
     drafts: DraftLimits = NO_DRAFTS
     whole_image_tokens: int = 0
     batch_invariant: bool = False
+    plan_steps: int = 1
 
     @property
     def longest_chunk(self) -> int:

@@ -110,6 +110,8 @@ class GenerationScheduler:
         self._slots = list(range(limits.max_running))[::-1]  # free: workers close before they open
         self._closing: list[int] = []
         self._gives_back = False
+        # Parts look at each token before the next.
+        self._plan_steps = 1 if self._parts.every else limits.plan_steps
         self._flights: deque[Flight] = deque()  # planned, not yet applied; the oldest first
 
     # ---- requests and pixels come in
@@ -258,9 +260,11 @@ class GenerationScheduler:
         """Return the next step. Legal while fewer than two are in flight.
 
         The plan must be applied unless `empty`. Then there is work only after a message arrives or
-        a plan in flight is applied.
+        a plan in flight is applied. Behind a plan of several steps none is made before its last.
         """
         assert len(self._flights) < PLANS_IN_FLIGHT, "too many plans in flight"
+        if self._flights and self._flights[-1].left > 1:
+            return Plan(self.counts.steps)
         if self.idle_work.later and not (self.running or len(self.waiting) or self._flights):
             self._join(self.idle_work.take_up())
         elif self.idle_work.active is not None and self._flights:
@@ -270,9 +274,22 @@ class GenerationScheduler:
             builder = self._draft()
         plan = self._build(builder)
         if not plan.empty:
-            self.counts.steps += 1
-            self._flights.append(Flight(plan, builder.rows, builder.masked))
+            self.counts.steps += plan.steps
+            self._flights.append(Flight(plan, builder.rows, builder.masked, plan.steps))
         return plan
+
+    def take_halt(self) -> bool:
+        """Return True, once, if a plan of several steps should end now.
+
+        Other work has come, or a row is in vain. Call this after every message and result.
+        """
+        flight = self._flights[-1] if self._flights else None
+        if flight is None or flight.left == 1 or flight.halted:
+            return False
+        flight.halted = len(self.waiting) > 0
+        for _, sequence, run in flight.rows:
+            flight.halted |= sequence.run is not run
+        return flight.halted
 
     def take_masks(self) -> tuple[Masks | None, list[Delta]]:
         """Return the masks of the oldest plan in flight, once, if any rows are masked.
@@ -312,7 +329,7 @@ class GenerationScheduler:
             most = min(most, IDLE_TOKENS)
         # Rows that decode are beside a step's tokens in the workers' memory: an image always fits.
         tokens = max(self.limits.whole_image_tokens, most - decoding)
-        builder = PlanBuilder(tokens)
+        builder = PlanBuilder(tokens, self._count_steps() if self._plan_steps > 1 else 1)
         if self.arrivals is not None:
             self.arrivals.begin_plan(idle=not (self.running or len(self.waiting)))
         self.image_scheduler.begin_plan(builder)
@@ -328,6 +345,29 @@ class GenerationScheduler:
         )
         self.image_scheduler.end_plan()
         return builder
+
+    def _count_steps(self) -> int:
+        """Return how many steps the next plan may hold, and get the pages for these.
+
+        It holds several where all that is left to do is to decode, and no grammar looks at each
+        token before the next.
+        """
+        steps, size = self._plan_steps, self.pool.page_size
+        if len(self.waiting) or self.idle_work.active or self.image_scheduler.busy:
+            return 1
+        for sequence in self.running:
+            if not sequence.decoding or sequence.grammar_state is not None:
+                return 1
+            steps = min(steps, sequence.draws_left(self.token_limit) or steps)
+        for sequence in self.running:
+            run = sequence.run
+            if run is None or not sequence.draws_left(self.token_limit):
+                continue  # plans in flight draw its last token
+            missing = self.pool.pages_for(run.planned + steps) - len(run.pages)
+            if missing > 0 and self._kv_cache.make_free(missing):
+                run.pages += self.pool.allocate(missing, run.pages[-1])
+            steps = min(steps, len(run.pages) * size - run.planned)
+        return max(1, steps)
 
     def _build(self, builder: PlanBuilder) -> Plan:
         """Build the step.
@@ -545,8 +585,11 @@ class GenerationScheduler:
         Ignores rows whose sequences have ended, or lost their slot, meanwhile. Workers execute
         plans in order.
         """
-        flight = self._flights.popleft()
-        assert flight.plan.step == result.step, "results come in the order of plans"
+        flight = self._flights[0]
+        ends = result.skipped or flight.left == 1
+        assert flight.plan.step + flight.plan.steps - flight.left == result.step, "not in order"
+        if ends:
+            self._flights.popleft()
         if self.image_scheduler.pace is not None:
             self.image_scheduler.step_ended(flight.plan, flight.planned)
         deltas = self._take_images(result)
@@ -557,7 +600,10 @@ class GenerationScheduler:
                 self.embeddings.not_saved(key)
             else:
                 self.image_scheduler.read_ended(key, event == "read")
-        if result.exhausted:
+        if result.skipped:
+            flight.take_back()
+            self.counts.steps -= flight.left
+        elif result.exhausted:
             kept = (sequence for _, sequence, run in flight.rows if sequence.run is run)
             deltas += [self._finish(sequence, "error", NO_MEMORY_STEP) for sequence in kept]
         else:
@@ -567,7 +613,10 @@ class GenerationScheduler:
             for outcome in outcomes:
                 if outcome.sequence.run is outcome.run:
                     deltas += self._take_outcome(outcome)
-        self.pool.release(flight.pages)
+        if ends:
+            self.pool.release(flight.pages)
+        else:
+            flight.go_on()
         return deltas
 
     def _take_images(self, result: StepResult) -> list[Delta]:

@@ -283,6 +283,11 @@ class Sequence:
         first, last = max(start + 1, self.scored), min(end + 1, self.prompt_length)
         return (ScoreRun(first, last, request.prompt_logprobs),) if first < last else ()
 
+    def draws_left(self, token_limit: int) -> int:
+        """Count the tokens that the answer has room for beyond the plans in flight."""
+        most = self.prompt_length + self.request.sampling.max_tokens
+        return min(most, token_limit) - self.length
+
     def may_draw(self, token_limit: int) -> bool:
         """Return True if one more token may be planned beyond the plans in flight.
 
@@ -296,8 +301,7 @@ class Sequence:
             grammar_state.quick if self.length > len(self.tokens) else grammar_state.ready
         ):
             return False
-        most = self.prompt_length + self.request.sampling.max_tokens
-        return self.length < min(most, token_limit)
+        return self.draws_left(token_limit) > 0
 
     def needs(self, key: ImageKey) -> bool:
         """Return True if tokens still to be computed, as far as known, show this image."""

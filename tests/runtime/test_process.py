@@ -8,14 +8,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from saccade.core.metrics import Metrics
-from saccade.core.plan import Masks, Plan, Row, StepResult
+from saccade.core.plan import ADAPT, Halt, Masks, Plan, Row, StepResult
 from saccade.ipc.child import Channel
 from saccade.ipc.messages import WORKER_END, WORKERS_END, Finish, FromWorker, ToWorker
 from saccade.runtime.begun_step import MaskSource
@@ -86,6 +86,106 @@ def test_an_end_instead_of_masks_is_an_end(running: Any) -> None:
     engine.send(Finish())
     thread.join(10)
     assert device.log == [0, None]
+
+
+@dataclass
+class Stepping:
+    """A `Worker` whose steps with rows wait at a gate. log: (step, where its first row starts)."""
+
+    log: list[tuple[int, int]] = field(default_factory=list)
+    gate: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    begun: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def begin_step(self, plan: Plan, _: MaskSource) -> Stepped:
+        if plan.rows and plan.steps:
+            self.log.append((plan.step, plan.rows[0].start))
+            self.begun.release()
+            self.gate.acquire()
+        return Stepped(plan)
+
+
+@dataclass
+class Stepped:
+    plan: Plan
+
+    def ready(self) -> bool:
+        return True
+
+    def result(self) -> StepResult:
+        return StepResult(self.plan.step, skipped=not self.plan.steps)
+
+
+@pytest.fixture
+def stepping() -> Iterator[tuple[Stepping, Channel[ToWorker, FromWorker]]]:
+    ours, theirs = socket.socketpair()
+    device, end = Stepping(), Channel[FromWorker, ToWorker](theirs, WORKER_END)
+    run: Any = carry_out
+    thread = threading.Thread(target=run, args=(device, end, Metrics()))
+    thread.start()
+    engine = Channel[ToWorker, FromWorker](ours, WORKERS_END)
+    yield device, engine
+    engine.send(Finish())
+    thread.join(10)
+    engine.close()
+    end.close()
+    assert not thread.is_alive()
+
+
+SEVERAL = Plan(0, rows=(Row(0, 9, 1, (4,), sample=True),), steps=4)
+
+
+def test_several_steps_are_answered_one_by_one(stepping: Any) -> None:
+    device, engine = stepping
+    device.gate.release(5)
+    engine.send(SEVERAL)
+    engine.send(Plan(4, rows=(Row(0, 13, 1, (), sample=True),)))
+    assert [engine.receive() for _ in range(5)] == [StepResult(step) for step in range(5)]
+    assert device.log == [(step, 9 + step) for step in range(5)]
+
+
+def test_a_halt_ends_several_steps_after_the_one_being_computed(stepping: Any) -> None:
+    device, engine = stepping
+    engine.send(SEVERAL)
+    device.begun.acquire()
+    engine.send(Plan(4, change=ADAPT))
+    engine.send(Halt())
+    device.gate.release()
+    assert engine.receive() == StepResult(0)
+    assert engine.receive() == StepResult(1, skipped=True)
+    assert engine.receive() == StepResult(4), "what is no row of theirs is done"
+    assert device.log == [(0, 9)]
+
+
+def test_a_halt_that_comes_too_late_ends_nothing(stepping: Any) -> None:
+    device, engine = stepping
+    device.gate.release(8)
+    engine.send(SEVERAL)
+    assert [engine.receive() for _ in range(4)] == [StepResult(step) for step in range(4)]
+    engine.send(Halt())
+    engine.send(replace(SEVERAL, step=4))
+    assert [engine.receive() for _ in range(4)] == [StepResult(4 + step) for step in range(4)]
+
+
+def test_a_halt_is_seen_before_the_first_of_several_steps(stepping: Any) -> None:
+    device, engine = stepping
+    engine.send(Plan(0, rows=SEVERAL.rows))
+    device.begun.acquire()
+    engine.send(replace(SEVERAL, step=1))
+    engine.send(Halt())
+    device.gate.release()
+    assert engine.receive() == StepResult(0)
+    assert engine.receive() == StepResult(1, skipped=True)
+    assert device.log == [(0, 9)]
+
+
+def test_an_end_ends_several_steps(stepping: Any) -> None:
+    device, engine = stepping
+    engine.send(SEVERAL)
+    device.begun.acquire()
+    engine.send(Finish())
+    device.gate.release()
+    assert engine.receive() == StepResult(0)
+    assert engine.receive() == StepResult(1, skipped=True)
 
 
 NEEDLESS = ("numba", "llvmlite", "transformers", "sympy", "torch._dynamo", "torch._inductor")

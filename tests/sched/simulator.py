@@ -14,7 +14,7 @@ import time
 from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -187,6 +187,9 @@ class Worker:
         self.lag = 0.0  # how likely an encoding without a bound goes on in the next step
 
     def execute(self, plan: Plan) -> StepResult:
+        if not plan.steps:
+            assert all(map(self._decodes, plan.rows)), "only rows that decode may be skipped"
+            return replace(self.execute(replace(plan, rows=(), steps=1)), skipped=True)
         for slot in plan.close:
             del self.seats[slot]
         for entry in plan.open:
@@ -653,6 +656,9 @@ class Simulation:
         self.asked: Counter[ImageKey] = Counter()
         self.flights: deque[tuple[Plan, dict[int, set[int]]]] = deque()
         self.tables: dict[int, list[int]] = {}  # pages by slot, as planned
+        self.halts = 0  # asked for
+        self.skipped = 0  # steps
+        self._halting = False
 
     def request(
         self,
@@ -750,17 +756,31 @@ class Simulation:
                 assert not taken, "a page was handed out that a plan in flight writes to"
             table = self.tables[row.slot]
             table += row.pages
-            end = row.start + row.length
+            end = row.start + row.length + plan.steps - 1
             writes.setdefault(row.slot, set()).update(table[row.start // size : -(-end // size)])
         self.flights.append((plan, writes))
 
     def finish(self, plan: Plan) -> None:
-        """Execute and apply a plan, which must be the oldest in flight."""
+        """Execute and apply a plan, which must be the oldest in flight, or its first step."""
         if not plan.empty:
-            assert self.flights.popleft()[0] is plan
+            assert self.flights[0][0] is plan
+            self._halt()
+            plan, writes = self.flights.popleft()
+            if plan.steps > 1:
+                self.flights.appendleft((plan.rest, writes))
             self.take(self.scheduler.apply(self.worker.execute(plan)))
         self._notice()
         self.check()
+
+    def _halt(self) -> None:
+        """Have the worker see a halt, sooner or later."""
+        plan, writes = self.flights[-1]
+        self._halting &= plan.steps > 1
+        if self._halting and self.worker.rng.random() < 0.5:
+            self.flights[-1] = replace(plan, steps=0), writes
+            self.skipped += plan.steps
+            for row in plan.rows:
+                del self.tables[row.slot][len(self.tables[row.slot]) - len(row.pages) :]
 
     def run(self, steps: int = 10_000) -> None:
         """Until everything has ended, answering for pixels at once."""
@@ -822,6 +842,9 @@ class Simulation:
             assert {outcome.image for outcome in first.images} == ends.keys()
 
     def _notice(self) -> None:
+        if self.scheduler.take_halt():
+            assert not self._halting, "told twice"
+            self._halting, self.halts = True, self.halts + 1
         notices = self.scheduler.take_notices()
         needed = self._needed()
         for key, slot in notices.want:
@@ -862,7 +885,8 @@ class Simulation:
                 for row in plan.rows
             )
             assert s.run.computed <= len(s.tokens)
-            assert s.run.drawing <= len(self.flights) + guessed
+            most = len(self.flights) * scheduler.limits.plan_steps
+            assert s.run.drawing <= most + guessed
             assert all(s.needs(key) for key in s.run.pins), "a pin outlives the last span"
             pins |= s.run.pins
         assert all(s.state is State.WAITING and s.run is None for s in scheduler.waiting)

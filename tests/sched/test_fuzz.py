@@ -24,7 +24,13 @@ LARGEST = LARGEST_TOKENS * 4 * 16 * 16 * 3
 
 
 def simulation(
-    rng: random.Random, in_flight: int, states: bool, kept: bool, guesses: bool, whole: bool
+    rng: random.Random,
+    in_flight: int,
+    states: bool,
+    kept: bool,
+    guesses: bool,
+    whole: bool,
+    plan_steps: int,
 ) -> tuple[Simulation, int]:
     page_size = rng.choice([1, 4, 16])
     longest = rng.choice([15, 40, 120])
@@ -44,6 +50,7 @@ def simulation(
         snapshot_tokens=rng.choice([1, 20, 64]) if states else 0,
         drafts=DraftLimits(6 * guesses, head=guesses and rng.random() < 0.5),
         whole_image_tokens=LARGEST_TOKENS * whole,
+        plan_steps=plan_steps,
     )
     pages = max(2, tokens // page_size + rng.choice([0, 1, 3]))
     embedding_tokens = rng.choice([1, 40, 90, 1000])
@@ -87,12 +94,14 @@ class Chaos:
         idle: bool = False,
         whole: bool = False,
         short: bool = False,
+        plan_steps: int = 1,
     ) -> None:
         self.rng = rng
         self.short = short
         self.idle = idle
         self.left = requests
-        self.simulation, self.longest = simulation(rng, in_flight, states, kept, guesses, whole)
+        which = states, kept, guesses, whole, plan_steps
+        self.simulation, self.longest = simulation(rng, in_flight, *which)
         self.oracle: Oracle | None = None
         if guesses:
             self.oracle = Oracle(self.simulation, rng, rng.choice([0.0, 0.5, 0.9, 1.0]))
@@ -224,6 +233,34 @@ def test_states_are_those_after_the_last_right_guess(seed: int, in_flight: int, 
     chaos = Chaos(random.Random(seed), 30, in_flight, states=True, kept=kept, guesses=True)
     chaos.run()
     assert len(chaos.simulation.deltas) == 30
+
+
+@pytest.mark.parametrize("states, guesses", [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("kept", [False, True], ids=["", "kept"])
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("seed", broad(range(300), keep=range(4)))
+def test_several_steps_in_a_plan_end_at_any_moment(
+    seed: int, in_flight: int, kept: bool, states: bool, guesses: bool
+) -> None:
+    """The same with plans of several steps, which a halt may reach at any step, or too late."""
+    rng = random.Random(seed)
+    steps, idle = rng.choice([2, 3, 8]), rng.random() < 0.3
+    more = {"kept": kept, "states": states, "guesses": guesses}
+    chaos = Chaos(rng, 30, in_flight, plan_steps=steps, idle=idle, **more)
+    chaos.run()
+    assert len(chaos.simulation.deltas) == 30
+
+
+@pytest.mark.more
+def test_the_traffic_above_does_halt_several_steps() -> None:
+    """Else it would show nothing."""
+    halts, skipped = 0, 0
+    for seed in range(12):
+        chaos = Chaos(random.Random(seed), 30, 2, plan_steps=8)
+        chaos.run()
+        halts += chaos.simulation.halts
+        skipped += chaos.simulation.skipped
+    assert halts > 50 and skipped > 50
 
 
 @pytest.mark.slow

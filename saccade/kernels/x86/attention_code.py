@@ -25,6 +25,7 @@ from saccade.kernels.x86.attention_call import (
 from saccade.kernels.x86.attention_pack import (
     TILE,
     columns_of,
+    make_fetch,
     make_find,
     make_pack,
     make_pack_chunk,
@@ -101,7 +102,7 @@ def assembly(triple: str, dim: int, kind: Kind, item: int) -> str:
     module.triple = triple
     pack_chunk = make_pack_chunk(module, dim, item)
     make_pack(module, dim, pack_chunk)
-    _Attend(module, dim, kind, pack_chunk)
+    _Attend(module, dim, kind, pack_chunk, make_fetch(module, dim, item))
     return str(module)
 
 
@@ -122,7 +123,9 @@ def _folded(b: Value, row: Value, stride: Value, head: Value, fold: Value) -> Va
 class _Attend:
     """The function `attend`: a piece is a block of one head's rows."""
 
-    def __init__(self, module: Value, dim: int, kind: Kind, pack_chunk: Value) -> None:
+    def __init__(
+        self, module: Value, dim: int, kind: Kind, pack_chunk: Value, fetch: Value
+    ) -> None:
         self._steps, self._columns = steps, columns = steps_of(dim), columns_of(dim)
         self._strides = q_row, out_row = steps * LINE, columns * LINE
         self._scores, self._adds = (
@@ -139,7 +142,8 @@ class _Attend:
         scratch = [*sizes, QUERIES * 4, QUERIES * LINE, *own_sizes]
         task = Claims(module, "attend", FIELDS, POINTERS, scratch)
         *rooms, own_keys, own_values, own_rows = task.scratch
-        self._task, self._pack, self._own_rows = task, (pack_chunk, make_find(module)), own_rows
+        self._task, self._own_rows = task, own_rows
+        self._pack = pack_chunk, make_find(module), fetch
         self._b, self._said, self._rooms = b, said, rooms = task.b, task.said, rooms
         if kind == "amx":
             b.call(known(module, "llvm.x86.ldtilecfg", VOID, PTR), [said["tiles"]])
@@ -210,9 +214,12 @@ class _Attend:
         outer.close()
 
     def _pack_own(self, start: Value, width: Value) -> None:
-        """Pack `width` of the block's keys from `start` on, in the core's cache."""
+        """Pack `width` of the block's keys from `start` on, in the core's cache.
+
+        While a chunk is packed, the next one is asked for.
+        """
         b, said, told = self._b, self._said, self._told
-        pack_chunk, find = self._pack
+        pack_chunk, find, fetch = self._pack
         width = _upwards(b, width, CHUNK)
         paged = b.icmp_signed("!=", said["page"], number(0))
         with b.if_then(paged):
@@ -220,8 +227,13 @@ class _Attend:
             b.call(find, [pages, said["page"], start, told["keys"], self._own_rows, width])
         listed = place(b, said["rows"], times(b, b.add(times(b, told["chunk"], CHUNK), start), 8))
         rows = b.select(paged, self._own_rows, listed)
-        loop = Loop(b, b.sdiv(width, number(CHUNK)))
+        count = b.sdiv(width, number(CHUNK))
+        loop = Loop(b, count)
         mine = place(b, rows, times(b, loop.index, CHUNK * 8))
+        with b.if_then(b.icmp_signed("<", b.add(loop.index, number(1)), count)):
+            for side in "kv":
+                lies = place(b, said[side], b.mul(self._key_head, said[f"{side}_head"]))
+                b.call(fetch, [place(b, mine, CHUNK * 8), lies, said[f"{side}_row"]])
         pack_one(self._task, pack_chunk, self._dim, self._key_head, mine, loop.index, self._packed)
         loop.close()
 

@@ -160,6 +160,24 @@ def make_find(module: Value) -> Value:
     return b.function
 
 
+def make_fetch(module: Value, dim: int, item: int) -> Value:
+    """Make a function that asks for a chunk of one head's keys, or of its values.
+
+    Arguments: (rows, k or v, its row). They are in the second cache soon.
+    """
+    b, (rows, start, stride) = new_function(module, "fetch", PTR, PTR, I64)
+    ask = known(module, "llvm.prefetch.p0", VOID, PTR, I32, I32, I32)
+    how = [ir.Constant(I32, value) for value in (0, 2, 1)]  # read, to the second cache, data
+    loop = Loop(b, number(CHUNK))
+    row = load(b, I64, rows, times(b, loop.index, 8), 8)
+    lies = place(b, start, b.mul(row, stride))
+    for line in range(0, dim * item, LINE):
+        b.call(ask, [place(b, lies, line), *how])
+    loop.close()
+    b.ret_void()
+    return b.function
+
+
 def make_pack_chunk(module: Value, dim: int, item: int) -> Value:
     """Make a function that packs a chunk of one head's keys, `item` bytes a number.
 

@@ -1,0 +1,159 @@
+"""Plans of several steps on the real scheduler and worker: answers are those of a step to a plan,
+whatever comes, leaves or ends in the middle.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from saccade.core.plan import Plan
+from saccade.core.types import Delta, Request
+from saccade.families.registry import load_spec
+from saccade.nn.protocol import FamilyNet
+from saccade.runtime.weights.checkpoint_weights import load_net
+from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
+from saccade_bench.fixtures.tiny import make_checkpoint
+
+STEPS = 8
+PROMPT = tuple(range(5, 34))
+Events = Mapping[int, Sequence[Request | str]]
+"""By step: a request that comes, or the id of one whose client leaves."""
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> FamilyNet:
+    set_threads()
+    folder = tmp_path_factory.mktemp("steps")
+    make_checkpoint(folder, "qwen3_vl")
+    device = torch.device("cpu")
+    return load_net(load_spec(folder), folder, dtype=torch.float32, device=device)
+
+
+class Served:
+    """A harness whose steps are carried out as a server does, with two plans in flight."""
+
+    def __init__(self, harness: Harness) -> None:
+        self.harness = harness
+        self.outcomes: dict[str, Outcome] = {}
+        self.plans = 0
+        self.halts = 0
+        self.first: dict[str, int] = {}  # steps until each request's first token
+        self._flights: deque[Plan] = deque()
+
+    def run(self, events: Events) -> dict[str, Outcome]:
+        scheduler, step, due = self.harness.scheduler, 0, dict(events)
+        came: dict[str, int] = {}
+        while due or self._flights or not scheduler.idle:
+            for event in due.pop(step, ()):
+                if isinstance(event, Request):
+                    self.outcomes[event.id], came[event.id] = Outcome(), step
+                    self._note(scheduler.add_request(event))
+                else:
+                    self._note(scheduler.abort(event))
+            self._halt()
+            while len(self._flights) < 2 and not (plan := scheduler.plan()).empty:
+                self._flights.append(plan)
+                self.plans += 1
+            if self._flights:
+                self._carry_out(self._flights.popleft())
+            scheduler.audit()
+            step += 1
+            for id, outcome in self.outcomes.items():
+                if outcome.tokens:
+                    self.first.setdefault(id, step - came[id])
+        return self.outcomes
+
+    def _carry_out(self, plan: Plan) -> None:
+        if plan.steps > 1:
+            self._flights.appendleft(plan.rest)
+        self._note(self.harness.scheduler.apply(self.harness.worker.execute(plan)))
+        self._halt()
+
+    def _halt(self) -> None:
+        if self.harness.scheduler.take_halt():
+            self.halts += 1
+            self._flights[-1] = replace(self._flights[-1], steps=0)
+
+    def _note(self, deltas: Sequence[Delta]) -> None:
+        for delta in deltas:
+            self.harness._note(self.outcomes[delta.id], delta)
+
+
+def request(harness: Harness, id: str, prompt: int = 20, **sampling: Any) -> Request:
+    asked = {"max_tokens": 40, "temperature": 1.0, "seed": len(id) + prompt, "logprobs": 2}
+    made = harness.request(id, PROMPT[:prompt], **{**asked, **sampling})
+    return replace(made, streamed=True)
+
+
+def served(net: FamilyNet, steps: int, **config: Any) -> Served:
+    return Served(Harness(net, plan_steps=steps, page_size=4, **config))
+
+
+@pytest.mark.parametrize("pages", [512, 18], ids=["roomy", "preempted"])
+def test_answers_are_those_of_single_steps(net: FamilyNet, pages: int) -> None:
+    found = []
+    for steps in (1, STEPS):
+        with_steps = served(net, steps, kv_pages=pages)
+        made = with_steps.harness
+        events: Events = {
+            0: [request(made, "a"), request(made, "b", max_tokens=9, frequency_penalty=1.0)],
+            13: [request(made, "c", 24, seed=3)],
+            15: [request(made, "gone", 9)],
+            22: ["gone"],
+            31: [request(made, "dd", 20, temperature=0.0)],
+        }
+        with_steps.run(events)
+        outcomes = with_steps.outcomes
+        assert outcomes.pop("gone").finish == ["abort"]
+        assert {each.finish[0] for each in outcomes.values()} == {"length"}
+        assert outcomes["dd"].cached_tokens > 0 or pages == 18
+        found.append({id: each.tokens for id, each in outcomes.items()})
+        for each in outcomes.values():
+            assert [one.token for one in each.logprobs] == each.tokens
+        assert (with_steps.halts > 1) == (steps > 1)
+        assert (made.scheduler.counts.preemptions > 0) == (pages == 18)
+    assert found[0] == found[1]
+
+
+def test_an_answer_ends_at_its_last_token(net: FamilyNet) -> None:
+    """A token that ends it is seen after the steps behind it were planned."""
+    alone = served(net, 1)
+    tokens = alone.run({0: [request(alone.harness, "a")]})["a"].tokens
+    for place in (3, 10, 11, 12):
+        several = served(net, STEPS)
+        wanted = request(several.harness, "a", stop_token_ids=(tokens[place],))
+        outcome = several.run({0: [wanted]})["a"]
+        assert outcome.tokens == tokens[: tokens.index(tokens[place]) + 1]
+        assert outcome.finish == ["stop"]
+        used = several.harness.scheduler.counts.steps
+        assert used <= len(outcome.tokens) + 3, "one step is in vain, and one closes the slot"
+
+
+def test_rows_that_only_decode_share_a_plan_for_several_steps(net: FamilyNet) -> None:
+    plans = {}
+    for steps in (1, STEPS):
+        several = served(net, steps)
+        several.run({0: [request(several.harness, "a", max_tokens=65)]})
+        plans[steps] = several.plans
+    assert plans[1] >= 65 and plans[STEPS] <= 3 + 64 // STEPS
+
+
+def test_who_comes_waits_for_the_step_in_flight_alone(net: FamilyNet) -> None:
+    for at in range(12, 22):
+        several = served(net, STEPS)
+        made = several.harness
+        events: Events = {0: [request(made, "a")], at: [request(made, "later", 9)]}
+        several.run(events)
+        assert several.first["later"] <= 3, "a step in flight, what was skipped, its own"
+
+
+def test_what_looks_at_each_token_has_single_steps(net: FamilyNet) -> None:
+    guessing = Served(Harness(net, drafts=4, plan_steps=STEPS))
+    guessing.run({0: [request(guessing.harness, "a", max_tokens=30)]})
+    assert guessing.plans >= 15 and guessing.halts == 0
