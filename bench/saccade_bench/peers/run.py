@@ -56,6 +56,8 @@ ROOT = Path(__file__).parents[3]
 SAMPLED = json.dumps({"temperature": 1.0, "top_p": 0.95, "seed": 1})
 NEW_IMAGES = DatasetOptions()
 PHOTO = ImageOptions(image_resolution="1280x720", image_content="photo")
+FIRST = TextOptions(random_input_len=64, random_output_len=1)
+"""One token, so that no server's first one waits until its bytes make text."""
 QUESTION = TextOptions(random_input_len=64, random_output_len=32)
 ROW = TextOptions(random_input_len=64, random_output_len=128)
 
@@ -98,9 +100,13 @@ class PeerWorkload:
 
 NO_IMAGE = replace(PHOTO, image_count=0)
 WORKLOADS = {
-    "cold": PeerWorkload("ms", LoadOptions(3, 1), first_tokens),
+    "cold": PeerWorkload("ms", LoadOptions(3, 1), first_tokens, text=FIRST),
     "again": PeerWorkload(
-        "ms", LoadOptions(6, 1, warmup_requests=2), first_tokens, DatasetOptions("custom")
+        "ms",
+        LoadOptions(6, 1, warmup_requests=2),
+        first_tokens,
+        DatasetOptions("custom"),
+        text=FIRST,
     ),
     "row": PeerWorkload(
         "ms/token", LoadOptions(3, 1), per_token, images=NO_IMAGE, text=ROW, extra=SAMPLED
