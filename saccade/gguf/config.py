@@ -45,7 +45,7 @@ def make_configs(model: GgufFile, tower: GgufFile | None, tensors: set[str]) -> 
     }
     files: dict[str, Mapping[str, Any]] = {"generation_config.json": read_generation(model)}
     if tower is None or found.see is None:
-        return Configs({"config.json": text | config, **files})
+        return Configs({"config.json": config | text, **files})
     seen = found.see(Source(model, MetadataFields(tower, "clip.vision."), text, projected))
     config |= {"text_config": text, **seen.config}
     return Configs({"config.json": config, **files, **seen.files}, seen.defaults)

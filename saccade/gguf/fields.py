@@ -51,6 +51,12 @@ class MetadataFields:
             raise self._refuse(name, found, f"a whole number, or {count}")
         return listed
 
+    def flag(self, name: str, default: bool | None = None) -> bool:
+        found = self._find(name, default)
+        if not isinstance(found, bool):
+            raise self._refuse(name, found, "true or false")
+        return found
+
     def flags(self, name: str, count: int) -> list[bool]:
         found = self._find(name, None)
         good = isinstance(found, list) and len(found) == count

@@ -44,6 +44,19 @@ class Source:
     text: Mapping[str, Any]
     kind: str
 
+    def check_width(self, name: str) -> int:
+        """Return the values of a token, of which tower's tensor `name` makes all.
+
+        Raises CheckpointError if the language model takes another number.
+        """
+        out, taken = self.sight.tensor(name).shape[0], self.text["hidden_size"]
+        if out != taken:
+            raise self.sight.file.refuse(
+                f"the tower puts out {out} values, the language model takes {taken}: give the "
+                "--mmproj file of the same model"
+            )
+        return out
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:

@@ -12,9 +12,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from saccade.gguf.fields import MetadataFields, floats_in
-from saccade.gguf.header import GgufFile
+from saccade.gguf.header import GgufFile, TensorInfo
 from saccade.gguf.kinds import NamedTensors, TextKind
-from saccade.gguf.made import Edit, Heads, layer_count, one, patch_matrix
+from saccade.gguf.made import (
+    Edit,
+    Heads,
+    from_pairs,
+    gates_and_ups,
+    layer_count,
+    one,
+    patch_matrix,
+)
 
 OUTER = {
     "token_embd": "model.embed_tokens",
@@ -33,6 +41,10 @@ LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 """Modules of most language models' layers."""
+TURNED = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
+"""Modules whose heads llama.cpp's converter reorders, by the field that counts them."""
+GATES, UPS = "ffn_gate_exps.weight", "ffn_up_exps.weight"
+"""Experts' first matrices, one tensor in transformers."""
 FACTORS = "rope_freqs.weight"
 """The table of divisors for rotations of long texts."""
 IN_CONFIG = (FACTORS, "rope_factors_long.weight", "rope_factors_short.weight")
@@ -50,10 +62,15 @@ SIGLIP_BLOCK = {
 """Modules of a block of SigLIP's towers."""
 LIMITS = ("input_min", "input_max", "output_min", "output_max")
 """Numbers to which some towers' matrices clamp."""
+HEADS = "attention.head_count"
 PARTS = "|".join(("weight", "bias", *LIMITS))
 LLAMA3_SHARES, LLAMA3_CONTEXT = (1.0, 4.0), 8192
 """Those of every published llama3 rotary embedding. Files have only what follows from them."""
 FOLDER_MAY = "the model's Hugging Face folder may work"
+
+
+def _pairs(_fields: MetadataFields, heads: int, size: int) -> Heads | None:
+    return from_pairs(heads, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +78,9 @@ class Layered:
     """How a language model of layers differs from the most common one.
 
     model_type: config.json's. layer: modules of a layer, or whole tensors, by llama.cpp's names.
-    outer: those beside layers. within: where layers stand. turned: modules whose
-    heads llama.cpp's converter reorders, by the field that counts them. around_one: norms have one
-    added. config: changes config.json's part. keep_space: as `TextKind` has it.
+    outer: those beside layers. within: where layers stand. turned: as `TURNED` has them. order: of
+    their heads, by the fields, how many they are and their size. around_one: norms have one added.
+    config: changes config.json's part. keep_space: as `TextKind` has it.
     """
 
     model_type: str
@@ -71,6 +88,7 @@ class Layered:
     outer: Mapping[str, str] = field(default_factory=lambda: OUTER)
     within: str = "model.layers"
     turned: Mapping[str, str] = field(default_factory=dict)
+    order: Callable[[MetadataFields, int, int], Heads | None] = _pairs
     around_one: bool = False
     config: Callable[[MetadataFields, Collection[str], dict[str, Any]], dict[str, Any]] | None = (
         None
@@ -95,24 +113,28 @@ class Layered:
             number, module_name = (int(found[1]), found[2]) if found else (None, name)
             if number is not None and number >= layers:
                 continue
+            if module_name == UPS and GATES in self.layer:
+                continue
             known = _renamed(self.outer if number is None else self.layer, module_name)
             if known is None:
                 yield name, one(tensor)
                 continue
             within = "" if number is None else f"{self.within}.{number}."
+            if module_name == GATES:
+                yield f"{within}{known}", gates_and_ups(file, tensor)
+                continue
             module = module_name.rpartition(".")[0]
             edit: Edit = "less one" if self.around_one and module.endswith("norm") else "none"
             yield f"{within}{known}", one(tensor, edit, self._heads(file, module, tensor.shape))
 
     def _heads(self, file: GgufFile, module: str, shape: tuple[int, ...]) -> Heads | None:
-        """Return the order of a head's halves, whose values llama.cpp has in pairs."""
         if module not in self.turned:
             return None
         fields = MetadataFields(file, f"{file.architecture}.")
         heads = fields.integer(self.turned[module], fields.integer("attention.head_count"))
         if not heads or shape[0] % (2 * heads):
             raise file.refuse(f"{module} has {shape[0]} rows, which {heads} heads do not divide")
-        return Heads(0, 0, 2, shape[0] // heads // 2, 1, heads)
+        return self.order(fields, heads, shape[0] // heads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +144,7 @@ class TowerNames:
     outer: modules, or whole tensors, by llama.cpp's names. within: where blocks stand. block: those
     of a block. less_one: tensors whose values have one added. three: tensors with as many
     dimensions, of which tools leave out those of size 1. patches: the matrix that sees a pixel's
-    colours side by side.
+    colours side by side. turned: modules of a block whose heads have pairs in llama.cpp.
     """
 
     outer: Mapping[str, str]
@@ -131,6 +153,7 @@ class TowerNames:
     less_one: Collection[str] = ()
     three: Collection[str] = ()
     patches: str | None = None
+    turned: Collection[str] = ()
 
     def __call__(self, file: GgufFile) -> NamedTensors:
         """Name the tensors. Unknown ones keep their own names."""
@@ -145,10 +168,18 @@ class TowerNames:
                 continue
             local = f"{_straight(file, found[1], found[2])}.{found[3]}"
             known = _renamed(self.block, local)
-            made = one(tensor, edit)
+            made = one(tensor, edit, self._heads(file, tensor, found[2]))
             if found[3] in LIMITS:
                 made = replace(made, shape=())
             yield name if known is None else f"{self.within}.{found[1]}.{known}", made
+
+    def _heads(self, file: GgufFile, tensor: TensorInfo, module: str) -> Heads | None:
+        if module not in self.turned:
+            return None
+        heads, rows = MetadataFields(file, "clip.vision.").integer(HEADS), tensor.shape[0]
+        if not heads or rows % (2 * heads):
+            raise file.refuse(f"{tensor.name} has {rows} rows, which {heads} heads do not divide")
+        return from_pairs(heads, rows // heads)
 
 
 def _renamed(known: Mapping[str, str], name: str) -> str | None:
@@ -175,7 +206,7 @@ def siglip_config(sight: MetadataFields, model_type: str) -> dict[str, Any]:
         "hidden_size": sight.integer("embedding_length"),
         "intermediate_size": max(sight.tensor("v.blk.0.ffn_up.weight").shape),
         "num_hidden_layers": sight.integer("block_count"),
-        "num_attention_heads": sight.integer("attention.head_count"),
+        "num_attention_heads": sight.integer(HEADS),
         "image_size": sight.integer("image_size"),
         "patch_size": sight.integer("patch_size"),
         "layer_norm_eps": sight.number("attention.layer_norm_epsilon"),
@@ -188,6 +219,13 @@ def colours(sight: MetadataFields) -> dict[str, Any]:
         "image_mean": sight.numbers("image_mean", 3),
         "image_std": sight.numbers("image_std", 3),
     }
+
+
+def activation(sight: MetadataFields, usual: str) -> str:
+    """Return what a tower's matrices are activated by."""
+    metadata = sight.file.metadata
+    said = (name for name in ("gelu", "silu") if metadata.get(f"clip.use_{name}") is True)
+    return next(said, usual)
 
 
 def sizes(fields: MetadataFields) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class Heads:
 
     A run has `each` groups with `keys` parts of `size` values. In transformers the parts with one
     number lie together, in llama.cpp those of one group. axis: the tensor's, with `runs` runs from
-    `start` on.
+    `start` on. rest: values behind each run, in their place.
     """
 
     axis: int
@@ -34,6 +34,7 @@ class Heads:
     each: int
     size: int
     runs: int = 1
+    rest: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,34 @@ def patch_matrix(tensor: TensorInfo) -> Made:
     """Return a patch embedding whose rows have a pixel's colours side by side."""
     shape = (tensor.shape[0], math.prod(tensor.shape[1:]))
     return Made((tensor,), shape, 0, "colours last")
+
+
+def from_pairs(heads: int, size: int) -> Heads:
+    """Return the order of heads that have two halves, and pairs in llama.cpp."""
+    return Heads(0, 0, 2, size // 2, 1, heads)
+
+
+def from_halves(heads: int, size: int, turned: int) -> Heads:
+    """Return the order of heads that begin with `turned` values in pairs: llama.cpp's halves."""
+    return Heads(0, 0, turned // 2, 2, 1, heads, size - turned)
+
+
+def two_frames(file: GgufFile, tensor: TensorInfo) -> Made:
+    """Return a patch embedding of two frames, each with a tensor. Raises CheckpointError."""
+    frames = tensor, sibling(file, tensor, f"{tensor.name}.1")
+    return Made(frames, (*tensor.shape[:2], 2, *tensor.shape[2:]), None)
+
+
+def gates_and_ups(file: GgufFile, gates: TensorInfo) -> Made:
+    """Return experts' first matrices, whose gates and ups are two tensors.
+
+    Raises CheckpointError.
+    """
+    ups = sibling(file, gates, gates.name.replace("ffn_gate_exps", "ffn_up_exps"))
+    if len(gates.shape) != 3:
+        raise file.refuse(f"tensor {gates.name} is {list(gates.shape)}, no matrix for each expert")
+    count, rows, columns = gates.shape
+    return Made((gates, ups), (count, 2 * rows, columns), 1)
 
 
 def layer_count(file: GgufFile) -> int:

@@ -20,6 +20,7 @@ _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SIGNS = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n]*{_TAIL}"
+_LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_SIGNS}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ RULES = {
         normal="NFC",
         bos=None,
     ),
-    "llama-bpe": Rules(rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_SIGNS}", whole=True, bos=True),
+    "llama-bpe": Rules(_LLAMA3, whole=True, bos=True),
+    "glm4": Rules(_LLAMA3, whole=True, bos=None),
     "tekken": Rules(
         rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
         rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*{_TAIL}",
@@ -66,6 +68,7 @@ SAME = {
     "llama3": "llama-bpe",
     "llama-v3": "llama-bpe",
     "lfm2": "llama-bpe",
+    "pixtral": "llama-bpe",
     "starcoder": "smollm",
     "refact": "smollm",
 }

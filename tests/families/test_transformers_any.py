@@ -101,7 +101,7 @@ class Served:
     def request(self, harness: Harness, name: str) -> Request:
         prompt, sizes = CASES[name]
         tokens = self.encode(prompt)
-        images = [self._image(harness, size) for size in sizes]
+        images = [self.seen(harness, size) for size in sizes]
         return harness.request(name, tokens, images, max_tokens=NEW_TOKENS)
 
     def encode(self, prompt: str) -> list[int]:
@@ -112,7 +112,7 @@ class Served:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def _image(self, harness: Harness, size: tuple[int, int]) -> Image:
+    def seen(self, harness: Harness, size: tuple[int, int]) -> Image:
         spec = self.spec
         recipe = spec.recipe(*size, spec.pixel_bounds)
         canvas = np.empty((*recipe.canvas, 3), np.uint8)
@@ -137,15 +137,20 @@ KIND = pytest.mark.parametrize(
 @cache
 def load(kind: str, folder: Path, options: tuple[str, ...] = (), choices: str = "{}") -> Served:
     """choices: of the reference's processor, as `options` say them."""
-    set_threads()
     make_any(folder, kind)
     options += tuple(f"{name}={value}" for name, value in KINDS[kind].options.items())
+    return serve(kind, folder, any_reference(folder, choices), options)
+
+
+def serve(
+    kind: str, folder: Path, reference: AnyReference, options: tuple[str, ...] = ()
+) -> Served:
+    set_threads()
     spec = cast(AnySpec, load_spec(folder, options))
     with pytest.MonkeyPatch.context() as patch:  # matrices are packed as large ones are
         patch.setattr(linear, "LEAST_VALUES", 0)
         net = load_net(spec, folder, dtype=torch.float32, device=torch.device("cpu"))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    reference = any_reference(folder, choices)
     answers = {name: answer(reference, kind, name) for name in cases(kind)}
     return Served(net, spec, KINDS[kind].image, tokenizer, answers)
 

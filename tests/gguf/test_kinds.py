@@ -24,6 +24,7 @@ from saccade_bench.fixtures.tiny import make_checkpoint, picture, reference
 from saccade_bench.fixtures.tiny_any import make_any
 from tests.families.forwarding import Session, load
 
+HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama3": (
@@ -42,6 +43,13 @@ TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
+    "qwen3moe": ("qwen3_moe", {"norm_topk_prob": True}),
+    "mistral3": ("mistral", {}),
+    "mistral3 far": ("ministral3", {}),
+    "glm4": ("glm4", {}),
+    "glm4 with a share turned": ("glm4", {"rope_parameters": HALF}),
+    "glm4moe": ("glm4_moe", {}),
+    "glm4moe with norms": ("glm4_moe", {"use_qk_norm": True, "attention_bias": True}),
     "phi3": ("phi3_near", {}),
     "phi3, long": ("phi3_short", {}),
 }
@@ -51,6 +59,9 @@ SEEING: dict[str, dict[str, Any]] = {
     "internvl": {},
     "internvl with the larger tower": {"vision": {"use_qk_norm": True, "norm_type": "rms_norm"}},
     "lfm2_vl": {},
+    "dots_ocr": {},
+    "dots_ocr with biases": {"vision": {"use_bias": True}},
+    "dots_ocr without the last norm": {"vision": {"post_norm": False}},
     "minicpmv4_6": {},
     "gemma4 as E2B": {"tie": True, "text": E2B},
     "gemma4 as 31B": {"text": LARGE},

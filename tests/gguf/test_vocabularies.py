@@ -25,7 +25,13 @@ LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""As in the tokenizer.json of Llama 3."""
+"""As in the tokenizer.json of Llama 3, of Pixtral and of GLM-4."""
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""As in Mistral's tekken.json."""
 CORPUS = (
     "the quick brown fox jumps over the lazy dog; isn't it? 1234 567 89 0",
     "быстрая лиса γρήγορη αλεπού الثعلب השועל तेज़ लोमड़ी สุนัขจิ้งจอก 速い狐 빠른 여우 狐狸",
@@ -59,12 +65,21 @@ def as_file(made: Tokenizer, **fields: Any) -> GgufFile:
 
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
 PIECES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+
+
+def split_by(pattern: str) -> Any:
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), PIECES])
+
+
 DIGITS = pre_tokenizers.Digits(individual_digits=True)
 CUTS = {
     "gpt-2": BYTES,
     "smollm": pre_tokenizers.Sequence([DIGITS, BYTES]),
-    "llama-bpe": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3), "isolated"), PIECES]),
+    "tekken": split_by(TEKKEN),
+    **dict.fromkeys(("llama-bpe", "pixtral", "glm4"), split_by(LLAMA3)),
 }
+BEGUN = ("llama-bpe", "pixtral", "tekken")
+"""Whose bare texts begin with a token of their own."""
 
 
 @pytest.mark.parametrize("pre", CUTS)
@@ -76,7 +91,7 @@ def test_texts_have_the_tokens_of_the_rule_that_a_file_names(pre: str) -> None:
         assert ours.encode(text, add_special_tokens=False).ids == wanted, repr(text)
         assert ours.decode(wanted, False) == theirs.decode(wanted, False)
     begun = ours.encode("a", add_special_tokens=True).ids
-    assert (begun[0] == 0) == (pre == "llama-bpe")
+    assert (begun[0] == 0) == (pre in BEGUN)
 
 
 @pytest.mark.parametrize("spaced", [True, False])

@@ -2,10 +2,10 @@
 
     python -m saccade_bench.peers.vocabularies SOURCE [--lines 1000]
 
-Needs tiktoken, sentencepiece and protobuf.
+Needs tiktoken, sentencepiece, protobuf and mistral-common.
 
 SOURCE is llama.cpp's source folder, which has vocabularies of published models (`llama_convert`
-says where to get it). Text is what Debian's programs say in thirteen scripts (`/usr/share/locale`).
+says where to get it). Pixtral's comes with mistral-common. Text is what Debian's programs say in thirteen scripts (`/usr/share/locale`).
 Saccade's tokenizer is made from the file as a server makes it. The other is tiktoken,
 SentencePiece's library, or the algorithm of GPT-2's encoder, with the file's tokens and the rules
 that the model's maker published.
@@ -15,6 +15,7 @@ Decoded tokens must be the text.
 from __future__ import annotations
 
 import argparse
+import base64
 import gettext
 import json
 import sys
@@ -24,9 +25,11 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
+import mistral_common
 import regex
 import sentencepiece
 import tiktoken
+from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import Tokenizer, pre_tokenizers
 
@@ -164,10 +167,46 @@ def by_score(file: GgufFile, *, listed: bool = False) -> Encode:
     return lambda text: list(made.encode(text))
 
 
+TEKKEN = Path(mistral_common.__file__).parent / "data" / "tekken_240911.json"
+"""Pixtral's."""
+
+
+def tekken_file(pre: str) -> GgufFile:
+    """Pixtral's vocabulary, as llama.cpp's converter writes it."""
+    data = json.loads(TEKKEN.read_text())
+    special = data["config"]["default_num_special_tokens"]
+    count = data["config"]["default_vocab_size"] - special
+    words = [base64.b64decode(each["token_bytes"]) for each in data["vocab"][:count]]
+    ranks, written = {word: at for at, word in enumerate(words)}, letters()
+    shown = ["".join(written[byte] for byte in word) for word in words]
+    merges = []
+    for word, both in zip(words[256:], shown[256:]):
+        cuts = [at for at in range(1, len(word)) if {word[:at], word[at:]} <= ranks.keys()]
+        cuts.sort(key=lambda at: (ranks[word[:at]], ranks[word[at:]]))
+        merges += [f"{both[:at]} {both[at:]}" for at in cuts]
+    named = {
+        "model": "gpt2",
+        "pre": pre,
+        "tokens": [f"<SPECIAL_{at}>" for at in range(special)] + shown,
+        "token_type": [CONTROL] * special + [1] * count,
+        "merges": merges,
+        "bos_token_id": 1,
+    }
+    return GgufFile(TEKKEN, {f"tokenizer.ggml.{name}": each for name, each in named.items()}, {})
+
+
+def by_tekken(_file: GgufFile) -> Encode:
+    """Mistral's own library."""
+    made = Tekkenizer.from_file(TEKKEN)
+    return lambda text: list(made.encode(text, bos=False, eos=False))
+
+
 REFERENCES: dict[str, tuple[str, Callable[[GgufFile], Encode]]] = {
     "llama-bpe": ("tiktoken", lambda file: by_bytes(file, LLAMA3)),
     "qwen2": ("tiktoken", lambda file: by_bytes(file, QWEN2, compose=True)),
     "qwen35": ("tiktoken", lambda file: by_bytes(file, QWEN35, compose=True)),
+    "tekken": ("mistral-common", by_tekken),
+    "pixtral": ("tiktoken", lambda file: by_bytes(file, LLAMA3)),
     "gpt-2": ("GPT-2's algorithm", by_pairs),
     "starcoder": ("GPT-2's algorithm", lambda file: by_pairs(file, digits=True)),
     "refact": ("GPT-2's algorithm", lambda file: by_pairs(file, digits=True)),
@@ -178,12 +217,20 @@ REFERENCES: dict[str, tuple[str, Callable[[GgufFile], Encode]]] = {
 }
 
 
-def compare(path: Path, name: str, read: Sequence[tuple[str, list[str]]]) -> int:
+def vocabulary(source: Path, name: str) -> GgufFile | None:
+    """None where it cannot be had."""
+    if name in ("tekken", "pixtral"):
+        return tekken_file(name)
+    path = fetch() if name == "smollm" else source / f"models/ggml-vocab-{name}.gguf"
+    return None if path is None else read_header(path)
+
+
+def compare(file: GgufFile, name: str, read: Sequence[tuple[str, list[str]]]) -> int:
     """Print a row of the table. Return how many lines differ.
 
     Lines that name a special token ("<filename>") are left out: libraries know them as text.
     """
-    file, (library, make) = read_header(path), REFERENCES[name]
+    library, make = REFERENCES[name]
     theirs = make(file)
     made = make_tokenizer(file)
     special = {each["id"] for each in made["added_tokens"] if each["special"]}
@@ -219,8 +266,8 @@ def main() -> None:
     print("| vocabulary | beside | lines | differ | not the text again |\n|---|---|---|---|---|")
     differ = 0
     for name in told.only:
-        path = fetch() if name == "smollm" else told.source / f"models/ggml-vocab-{name}.gguf"
-        differ += compare(path, name, read) if path is not None else 0
+        file = vocabulary(told.source, name)
+        differ += compare(file, name, read) if file is not None else 0
     sys.exit(differ > 0)
 
 

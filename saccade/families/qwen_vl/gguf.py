@@ -14,7 +14,17 @@ from typing import Any
 from saccade.gguf.fields import MetadataFields, require_tokens
 from saccade.gguf.header import GgufFile, TensorInfo
 from saccade.gguf.kinds import GgufFacts, ModelKind, NamedTensors, Seen, Source, TextKind
-from saccade.gguf.made import Edit, Heads, Made, layer_count, one, sibling
+from saccade.gguf.layers import GATES, UPS
+from saccade.gguf.made import (
+    Edit,
+    Heads,
+    Made,
+    gates_and_ups,
+    layer_count,
+    one,
+    sibling,
+    two_frames,
+)
 
 SPECIAL = {
     "image_token_id": "<|image_pad|>",
@@ -63,7 +73,6 @@ BARE = {
     "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
 }
 """Tensors of these layers whose names in transformers lack "weight"."""
-GATE, UP = "ffn_gate_exps.weight", "ffn_up_exps.weight"
 BLOCK = {"ln1": "norm1", "ln2": "norm2", "attn_out": "attn.proj", "attn_qkv": "attn.qkv"}
 """Modules that a block of every tower has."""
 PATCH = "v.patch_embd.weight"
@@ -73,7 +82,7 @@ def see(source: Source) -> Seen:
     """Return what a tower's file adds. Raises CheckpointError for that of another model."""
     model, sight, kind = source.model, source.sight, source.kind
     tower, fields = sight.file, MetadataFields(model, f"{model.architecture}.")
-    vision = _vision(sight, kind, source.text["hidden_size"])
+    vision = _vision(sight, kind, source.check_width("mm.2.weight"))
     levels = fields.integer("n_deepstack_layers", 0)
     if model.architecture.startswith("qwen3vl") and levels != len(deepstack_layers(tower)):
         raise tower.refuse(
@@ -153,14 +162,8 @@ def _linear(fields: MetadataFields, layers: int, tensors: Collection[str]) -> di
     }
 
 
-def _vision(fields: MetadataFields, kind: str, text_hidden: int) -> dict[str, Any]:
+def _vision(fields: MetadataFields, kind: str, out: int) -> dict[str, Any]:
     depth, hidden = fields.integer("block_count"), fields.integer("embedding_length")
-    out = fields.tensor("mm.2.weight").shape[0]
-    if out != text_hidden:
-        raise fields.file.refuse(
-            f"the tower puts out {out} values, the language model takes {text_hidden}: give the "
-            "--mmproj file of the same model"
-        )
     # The metadata's feed_forward_length is another figure in Qwen2-VL's files.
     inner = max(fields.tensor("v.blk.0.ffn_up.weight").shape)
     vision: dict[str, Any] = {
@@ -225,14 +228,11 @@ def _language(file: GgufFile) -> NamedTensors:
             yield f"{WHOLE[module]}.{kind}" if module in WHOLE else name, one(tensor, norm)
             continue
         number, inner = int(found[1]), found[2]
-        if number >= layers or inner == UP:
+        if number >= layers or inner == UPS:
             continue
         within = f"{TEXT}.layers.{number}"
-        if inner == GATE:
-            halves = tensor, sibling(file, tensor, f"blk.{number}.{UP}")
-            count, rows, columns = tensor.shape
-            joined = Made(halves, (count, 2 * rows, columns), 1)
-            yield f"{within}.mlp.experts.gate_up_proj", joined
+        if inner == GATES:
+            yield f"{within}.mlp.experts.gate_up_proj", gates_and_ups(file, tensor)
             continue
         module, _, kind = inner.rpartition(".")
         made = hybrid.made(inner, tensor) if hybrid else one(tensor)
@@ -319,9 +319,7 @@ def _tower(file: GgufFile) -> NamedTensors:
         if name in outer:
             yield outer[name], one(tensor)
         elif name == PATCH:
-            slices = tensor, sibling(file, tensor, f"{PATCH}.1")
-            shape = (*tensor.shape[:2], 2, *tensor.shape[2:])
-            yield f"{TOWER}.patch_embed.proj.weight", Made(slices, shape, None)
+            yield f"{TOWER}.patch_embed.proj.weight", two_frames(file, tensor)
         elif found := re.fullmatch(r"v\.deepstack\.(\d+)\.(norm|fc1|fc2)\.(\w+)", name):
             level, module = levels.get(int(found[1])), found[2].replace("fc", "linear_fc")
             if level is None:

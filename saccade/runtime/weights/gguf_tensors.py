@@ -135,14 +135,15 @@ def _edited(values: torch.Tensor, made: Made) -> torch.Tensor:
 
 def _together(values: torch.Tensor, heads: Heads) -> torch.Tensor:
     """Put together the heads that share a head of keys."""
-    axis, shape = heads.axis, values.shape
-    count = heads.runs * heads.keys * heads.each * heads.size
+    axis, turned = heads.axis, heads.keys * heads.each * heads.size
+    size = turned + heads.rest
     kept = values.narrow(axis, 0, heads.start)
-    turned = values.narrow(axis, heads.start, count)
-    split = heads.runs, heads.each, heads.keys, heads.size
-    apart = turned.reshape(*shape[:axis], *split, *shape[axis + 1 :])
-    order = apart.transpose(axis + 1, axis + 2).reshape(turned.shape)
-    return torch.cat([kept, order], dim=axis)
+    runs = values.narrow(axis, heads.start, heads.runs * size).unflatten(axis, (heads.runs, size))
+    apart, rest = runs.split((turned, heads.rest), dim=axis + 1)
+    parts = apart.unflatten(axis + 1, (heads.each, heads.keys, heads.size))
+    order = parts.transpose(axis + 1, axis + 2).flatten(axis + 1, axis + 3)
+    together = torch.cat([order, rest], dim=axis + 1).flatten(axis, axis + 1)
+    return torch.cat([kept, together], dim=axis)
 
 
 def read_rows(path: Path, made: Made, start: int, stop: int) -> torch.Tensor:

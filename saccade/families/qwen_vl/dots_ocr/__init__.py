@@ -7,4 +7,5 @@ FAMILY = Family(
     model="saccade.families.qwen_vl.dots_ocr.net:DotsModel",
     architectures=("DotsOCRForCausalLM",),
     model_types=("dots_ocr",),
+    gguf="saccade.families.qwen_vl.dots_ocr.gguf:FACTS",
 )
