@@ -783,6 +783,7 @@ class Simulation:
         if halted and plan.steps > 1 and self.worker.rng.random() < 0.5:
             self.flights[-1] = replace(plan, steps=0), writes
             self.skipped += plan.steps
+            self._halting = -1  # the numbers of skipped steps are given again
             for row in plan.rows:
                 del self.tables[row.slot][len(self.tables[row.slot]) - len(row.pages) :]
 
