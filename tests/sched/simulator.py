@@ -658,7 +658,7 @@ class Simulation:
         self.tables: dict[int, list[int]] = {}  # pages by slot, as planned
         self.halts = 0  # asked for
         self.skipped = 0  # steps
-        self._halting = False
+        self._halting = -1  # the step behind the plan that is to end early
 
     def request(
         self,
@@ -743,31 +743,35 @@ class Simulation:
 
     def _follow(self, plan: Plan) -> None:
         """Assert that no page is handed out while a plan in flight writes to it for another."""
-        size = self.pool.page_size
         for slot in plan.close:
             self.tables.pop(slot)
         self.tables |= {entry.slot: list(entry.pages) for entry in plan.open}
-        writes: dict[int, set[int]] = {}
         opened = {entry.slot for entry in plan.open}
         for row in plan.rows:
             for _, written in self.flights:
                 others = {s: pages for s, pages in written.items() if s != row.slot or s in opened}
                 taken = {page for pages in others.values() for page in pages} & set(row.pages)
                 assert not taken, "a page was handed out that a plan in flight writes to"
-            table = self.tables[row.slot]
-            table += row.pages
+            self.tables[row.slot] += row.pages
+        self.flights.append((plan, self._written(plan)))
+
+    def _written(self, plan: Plan) -> dict[int, set[int]]:
+        """The pages by slot that a plan's steps write to."""
+        size, writes = self.pool.page_size, dict[int, set[int]]()
+        for row in plan.rows:
             end = row.start + row.length + plan.steps - 1
-            writes.setdefault(row.slot, set()).update(table[row.start // size : -(-end // size)])
-        self.flights.append((plan, writes))
+            pages = self.tables[row.slot][row.start // size : -(-end // size)]
+            writes.setdefault(row.slot, set()).update(pages)
+        return writes
 
     def finish(self, plan: Plan) -> None:
         """Execute and apply a plan, which must be the oldest in flight, or its first step."""
         if not plan.empty:
             assert self.flights[0][0] is plan
             self._halt()
-            plan, writes = self.flights.popleft()
+            plan, _ = self.flights.popleft()
             if plan.steps > 1:
-                self.flights.appendleft((plan.rest, writes))
+                self.flights.appendleft((plan.rest, self._written(plan.rest)))
             self.take(self.scheduler.apply(self.worker.execute(plan)))
         self._notice()
         self.check()
@@ -775,10 +779,11 @@ class Simulation:
     def _halt(self) -> None:
         """Have the worker see a halt, sooner or later."""
         plan, writes = self.flights[-1]
-        self._halting &= plan.steps > 1
-        if self._halting and self.worker.rng.random() < 0.5:
+        halted = plan.step + plan.steps == self._halting
+        if halted and plan.steps > 1 and self.worker.rng.random() < 0.5:
             self.flights[-1] = replace(plan, steps=0), writes
             self.skipped += plan.steps
+            self._halting = -1  # the numbers of skipped steps are given again
             for row in plan.rows:
                 del self.tables[row.slot][len(self.tables[row.slot]) - len(row.pages) :]
 
@@ -843,8 +848,9 @@ class Simulation:
 
     def _notice(self) -> None:
         if self.scheduler.take_halt():
-            assert not self._halting, "told twice"
-            self._halting, self.halts = True, self.halts + 1
+            end = self.flights[-1][0].step + self.flights[-1][0].steps
+            assert self._halting != end, "told twice"
+            self._halting, self.halts = end, self.halts + 1
         notices = self.scheduler.take_notices()
         needed = self._needed()
         for key, slot in notices.want:

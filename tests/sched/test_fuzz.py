@@ -19,6 +19,8 @@ from tests.helpers.breadth import broad
 from tests.sched.simulator import Oracle, Simulation, guess_with, random_request
 
 LARGEST_TOKENS = 30
+CALM = 0.05
+"""Requests come so seldom that some have all slots and pages that they want."""
 LARGEST = LARGEST_TOKENS * 4 * 16 * 16 * 3
 """Bytes of the largest image's pixels."""
 
@@ -95,8 +97,11 @@ class Chaos:
         whole: bool = False,
         short: bool = False,
         plan_steps: int = 1,
+        rush: float = 0.4,
     ) -> None:
+        """rush: how likely one more request comes at a moment."""
         self.rng = rng
+        self.rush = rush
         self.short = short
         self.idle = idle
         self.left = requests
@@ -117,7 +122,7 @@ class Chaos:
 
     def happen(self) -> None:
         rng, sim = self.rng, self.simulation
-        while self.left and rng.random() < 0.4:
+        while self.left and rng.random() < self.rush:
             self.left -= 1
             longest = self.longest + (rng.random() < 0.05) * 100
             request = random_request(sim, rng, longest, self.names)
@@ -246,7 +251,7 @@ def test_several_steps_in_a_plan_end_at_any_moment(
     rng = random.Random(seed)
     steps, idle = rng.choice([2, 3, 8]), rng.random() < 0.3
     more = {"kept": kept, "states": states, "guesses": guesses}
-    chaos = Chaos(rng, 30, in_flight, plan_steps=steps, idle=idle, **more)
+    chaos = Chaos(rng, 30, in_flight, plan_steps=steps, idle=idle, rush=CALM, **more)
     chaos.run()
     assert len(chaos.simulation.deltas) == 30
 
@@ -256,11 +261,11 @@ def test_the_traffic_above_does_halt_several_steps() -> None:
     """Else it would show nothing."""
     halts, skipped = 0, 0
     for seed in range(12):
-        chaos = Chaos(random.Random(seed), 30, 2, plan_steps=8)
+        chaos = Chaos(random.Random(seed), 30, 2, plan_steps=8, rush=CALM)
         chaos.run()
         halts += chaos.simulation.halts
         skipped += chaos.simulation.skipped
-    assert halts > 50 and skipped > 50
+    assert halts > 10 and skipped > 20
 
 
 @pytest.mark.slow
