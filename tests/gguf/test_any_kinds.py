@@ -38,7 +38,6 @@ pytestmark = [
     pytest.mark.more,
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
 ]
-WHOLE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}
 SEEING: dict[str, tuple[str, dict[str, Any]]] = {
     "pixtral": ("pixtral", {}),
     "pixtral with silu": ("pixtral", {"vision": {"hidden_act": "silu"}}),
@@ -46,7 +45,6 @@ SEEING: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral 3": ("mistral3_far", {}),
     "glm4v": ("glm4v", {}),
     "glm4v_moe": ("glm4v_moe", {}),
-    "glm_ocr": ("glm_ocr", {"rope_parameters": WHOLE | {"mrope_section": [2, 3, 3]}}),
 }
 PROCESSOR = "preprocessor_config.json"
 

@@ -60,6 +60,7 @@ SEEING: dict[str, dict[str, Any]] = {
     "internvl with the larger tower": {"vision": {"use_qk_norm": True, "norm_type": "rms_norm"}},
     "lfm2_vl": {},
     "dots_ocr": {},
+    "glm_ocr": {},
     "dots_ocr with biases": {"vision": {"use_bias": True}},
     "dots_ocr without the last norm": {"vision": {"post_norm": False}},
     "minicpmv4_6": {},

@@ -14,12 +14,14 @@ from transformers.models.glm46v.image_processing_pil_glm46v import (
     smart_resize,
 )
 
+from saccade.families.config_readers import CLIP_MEAN, CLIP_STD
 from saccade.families.qwen_vl.tiny import QwenReference
 from saccade_bench.fixtures.references import resize_picture
 from saccade_bench.fixtures.tiny import TEXT, Ids, Layout, Tiny
 
 PATCH, FACTOR, FRAMES = 8, 16, 2
 BEGIN, IMAGE, END = "<|begin_of_image|>", "<|image|>", "<|end_of_image|>"
+VIDEO_MARKS = ("<|begin_of_video|>", "<|video|>", "<|end_of_video|>")
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}<|im_start|>{{ message.role }}
 {% if message.content is string %}{{ message.content }}{% else %}
@@ -52,7 +54,7 @@ class GlmTiny(Tiny):
     architecture = "GlmOcrForConditionalGeneration"
     reference_class = GlmReference
     processor_class = Glm46VImageProcessorPil
-    special = (BEGIN, IMAGE, END)
+    special = (BEGIN, IMAGE, END, *VIDEO_MARKS)
     template = CHAT_TEMPLATE
     variants = {  # noqa: RUF012
         "as it is": {},
@@ -80,6 +82,8 @@ class GlmTiny(Tiny):
             "merge_size": 2,
             "temporal_patch_size": FRAMES,
             "size": {"shortest_edge": FRAMES * least, "longest_edge": FRAMES * most},
+            "image_mean": list(CLIP_MEAN),
+            "image_std": list(CLIP_STD),
         }
 
     def hub_tensors(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
