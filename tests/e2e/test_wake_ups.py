@@ -20,7 +20,7 @@ pytestmark = pytest.mark.more
 
 TOKENS = 100
 ENDLESS = "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"
-PER_TOKEN = {"front": 0.25, "saccade.engine.process": 2, "saccade.runtime.process": 2}
+PER_TOKEN = {"front": 0.25, "saccade.engine.main": 2, "saccade.runtime.process": 2}
 """Wake-ups that a token may cost a process: one for a message each way. The front hears of 16 at
 once, as nobody reads along.
 """
