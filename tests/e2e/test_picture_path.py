@@ -696,7 +696,7 @@ def under_load(server: Server) -> Iterator[list[Future[httpx.Response]]]:
 def test_a_killed_engine_ends_every_request_with_a_typed_error(bare: Server) -> None:
     children = psutil.Process(bare.process.pid).children(recursive=True)
     with under_load(bare) as asking:
-        next(child for child in children if "saccade.engine.process" in child.cmdline()).kill()
+        next(child for child in children if "saccade.engine.main" in child.cmdline()).kill()
         for each in asking:
             assert each.result().status_code == 503
             assert each.result().json()["error"]["code"] == "engine_unavailable"

@@ -29,7 +29,7 @@ from tests.helpers.processes import children_of
 
 pytestmark = pytest.mark.more
 
-ENGINE, WORKER = "saccade.engine.process", "saccade.runtime.process"
+ENGINE, WORKER = "saccade.engine.main", "saccade.runtime.process"
 OPTIONS = ("--dtype", "float32", "--served-model-name", "tiny")
 
 

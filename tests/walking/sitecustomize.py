@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 ROOM = str(Path(__file__).parents[2] / "saccade") + os.sep
-ROLES = {"saccade.engine.process": "engine", "saccade.runtime.process": "worker", "serve": "front"}
+ROLES = {"saccade.engine.main": "engine", "saccade.runtime.process": "worker", "serve": "front"}
 
 
 def note(folder: Path, role: str) -> None:

@@ -66,11 +66,13 @@ class SandwichLayer(DecoderLayer[CausalAttention]):
 
 
 class GlmModel(FamilyModel):
-    """Names become `visual.*`, `language_model.*` and `lm_head.weight`."""
+    """Names become `visual.*`, `language_model.*` and `lm_head.weight`, as in folders and in GGUF
+    files, which have the language model alone in `model.*`.
+    """
 
     spec: GlmSpec
 
-    names = ((r"^model\.", ""),)
+    names = ((r"^model\.(?=visual\.|language_model\.)", ""), (r"^model\.", "language_model."))
     quantisable = language_matrices(r"(self_attn|mlp)\.[a-z_]+_proj\.weight")
     seeing = ("visual.",)
 
