@@ -31,7 +31,7 @@ from saccade_bench.fixtures.server import Server, serving
 
 WINDOW = 1024
 GATES = {"int8": 0.005, "int4": 0.03}
-"""Most that perplexity may grow over float32's."""
+"""The most by which perplexity may grow over float32's."""
 BFLOAT16, STORED = ("--dtype", "bfloat16"), "Q4_1 as stored"
 FORMS: Mapping[str, tuple[str, ...]] = {
     "float32": ("--dtype", "float32", "--quantization", "none"),
@@ -43,9 +43,9 @@ FORMS: Mapping[str, tuple[str, ...]] = {
     "int8, fp8 KV": (*BFLOAT16, "--quantization", "int8", "--kv-cache-dtype", "fp8_e4m3"),
 }
 PAGES = 5
-"""Of the reference, each asked about in three ways."""
+"""Pages of the reference. Each is asked about in three ways."""
 ANSWER = 48
-"""Tokens of each answer at most."""
+"""The most tokens in an answer."""
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -61,9 +61,9 @@ NAMES = ("assert", "break", "class", "continue", "del", "for", "if", "import", "
 
 @dataclass(frozen=True)
 class Scores:
-    """A form's perplexity by text, and of all texts together.
+    """Perplexity in one form, by text and over all texts.
 
-    changed: of how many answers a second, cached one differed from the first.
+    changed: how many of the `asked` answers differed when they came from the cache.
     """
 
     by_text: Mapping[str, float]
@@ -73,7 +73,9 @@ class Scores:
 
 
 def texts() -> dict[str, str]:
-    """By name: Python's reference, a module's source, and a licence where Debian has it."""
+    """Return each text by its name: Python's reference, two modules' source, and the GPL where
+    Debian has it.
+    """
     found = {
         "Python's reference (`pydoc_data.topics`)": "\n\n".join(topics[name] for name in NAMES),
         "source of `textwrap` and `inspect`": inspect.getsource(textwrap)
@@ -86,7 +88,7 @@ def texts() -> dict[str, str]:
 
 
 def chats() -> Iterator[tuple[str, list[dict[str, str]], dict[str, Any]]]:
-    """(kind, messages, fields) of each question."""
+    """Yield each question as (kind, messages, fields)."""
     form = {"type": "json_schema", "json_schema": {"name": "entry", "schema": SCHEMA}}
     for name in NAMES[:PAGES]:
         page = topics[name][:1200]
@@ -109,7 +111,7 @@ def ask(server: Server, messages: Sequence[Mapping[str, str]], **fields: Any) ->
 
 
 def logprobs(server: Server, text: str, most: int) -> list[float]:
-    """Those of a text's tokens but each window's first."""
+    """Return the log-probabilities of a text's first `most` tokens, but for each window's first."""
     body: dict[str, Any] = {"prompt": text[: 5 * most]}  # a token has three characters and more
     told = httpx.post(f"{server.url}/tokenize", json=body).raise_for_status().json()
     tokens, found = told["tokens"][:most], list[float]()
@@ -138,13 +140,13 @@ def score(server: Server, tokens: int) -> Scores:
 
 
 def counted(server: Server, name: str) -> float:
-    """A counter, whatever its labels."""
+    """Return a counter's sum over its labels."""
     lines = httpx.get(f"{server.url}/metrics").raise_for_status().text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
 
 
 def guesses(server: Server) -> dict[str, tuple[float, float, float]]:
-    """(guessed, right, tokens drawn) by kind of question."""
+    """Count (guessed, right, tokens drawn) by kind of question."""
     names = (
         "saccade_guesses_total",
         "saccade_right_guesses_total",

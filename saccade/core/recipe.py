@@ -13,6 +13,7 @@ from saccade.core.types import Grid, Size
 
 Resample = str
 """The name of a function that resizes: one of `media/formats/pixel_operations.py`."""
+BLACK = (0, 0, 0)
 _FAMILY = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -127,3 +128,13 @@ class ImageRecipe:
 def whole(size: Size, grid: Grid = ()) -> ImageRecipe:
     """Return a recipe that resizes the whole image to `size`."""
     return ImageRecipe(size, grid, (ImageView(size),))
+
+
+def stacked(upper: Size, lower: Size, grid: Grid, resample: Resample) -> ImageRecipe:
+    """Return a recipe that shows the whole image twice, in two sizes, one above the other.
+
+    Beside the narrower of the two the canvas is black.
+    """
+    canvas = (upper[0] + lower[0], max(upper[1], lower[1]))
+    views = (ImageView(upper), ImageView(lower, at=(upper[0], 0)))
+    return ImageRecipe(canvas, grid, views, None if upper[1] == lower[1] else BLACK, resample)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from saccade.core.client import SHARE, Client
 
 KEPT_SECONDS = 3600.0
-"""After the last use."""
+"""Seconds that bytes are kept after their last use."""
 OVERHEAD = 512
 """Bytes that an entry takes beside its content, about."""
 

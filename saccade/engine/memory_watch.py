@@ -29,7 +29,7 @@ LEFT_PART = 10
 STALLED = 10.0
 """The marks are twice as high while processes wait for memory for so many percent of the time."""
 BEATS = 2
-"""Signs of life from one look to the next."""
+"""Signs of life between two looks."""
 GIVEN_BACK = "saccade_memory_given_back_bytes_total"
 
 

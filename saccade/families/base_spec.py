@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, Self, TypeVar, get_args, get_type_hints
 import numpy as np
 import numpy.typing as npt
 
-from saccade.core.errors import ConfigError, InvalidRequest
+from saccade.core.errors import ConfigError, ImageError, InvalidRequest
 from saccade.core.family import (
     Cuts,
     KVSpec,
@@ -32,6 +32,8 @@ from saccade.nn.text_config import TextConfig
 
 Ids = tuple[int, ...]
 NO_TEMPLATES = Templates()
+LONGEST_ASPECT = 200
+"""Images of longer shapes would have views of a single line of tokens."""
 
 
 class ImageLayout(Protocol):
@@ -283,6 +285,23 @@ class BaseSpec:
 def fingerprint(*facts: object) -> bytes:
     """Return 16 bytes that differ whenever the facts do, for `FamilySpec.settings`."""
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).digest()
+
+
+def check_aspect(height: int, width: int, longest: int) -> None:
+    """Raise ImageError if an image's longer edge is more than `longest` times the shorter."""
+    if max(height, width) > longest * min(height, width):
+        raise ImageError(
+            f"the image is {width} x {height} px: its longer edge is more than "
+            f"{longest} times the shorter; crop it"
+        )
+
+
+def stacked_bounds(tokens: int, unit: int) -> LargestImage:
+    """Return bounds of images that `core.recipe.stacked` shows twice, in `tokens` at most.
+
+    A token is unit x unit pixels. Beside the narrower of the two lies as much again, at most.
+    """
+    return LargestImage(2 * tokens * unit**2, tokens)
 
 
 class AttendingTower(TowerShape, Protocol):

@@ -267,6 +267,15 @@ def check_side(vision: Section, side: int, patch: int, merge: int) -> None:
         )
 
 
+def check_made_for(section: Section, **sizes: int) -> None:
+    """Raise CheckpointError if one of these fields has another size than the tower's."""
+    for name, size in sizes.items():
+        if (value := section.integer(name, default=size)) != size:
+            raise CheckpointError(
+                f"{section.where}: {name} is {value}, but the vision tower was made for {size}"
+            )
+
+
 def check_channels(vision: Section) -> None:
     """Raise CheckpointError unless images have three channels."""
     if vision.integer("num_channels", default=3) != 3:

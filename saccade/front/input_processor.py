@@ -20,8 +20,7 @@ from saccade.front.answer_rules import NO_ANSWER_RULES
 from saccade.front.breakpoints import NO_CACHE_REQUEST
 from saccade.front.compiler import Compiler
 from saccade.front.fields import too_long
-from saccade.front.history_edits import AppliedEdit
-from saccade.front.prepared import Preparation, PreparedRequest, Prompt, Step
+from saccade.front.prepared import Preparation, PreparedRequest, Prompt, Step, count_tokens
 from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest, PromptEncoder
 from saccade.front.sessions.sessions import Sessions
 from saccade.front.steps.apply_rules import READABLE, ApplyRules
@@ -206,34 +205,36 @@ class InputProcessor:
         """Read the prompt alone. Its text fits the context, and its images may exceed it, within
         reason. Raises a RequestError that names the field.
         """
-        self._marks.breakpoints_of(request)
-        acts = request.chat.action_tool is not None
-        if acts:
-            request = self._actions.begun(request)
-        (request,) = await self.files.opened(
-            [request], client, budget, context_length, most=READABLE
+        preparation = Preparation(
+            request, context_length, client, budget, time.monotonic(), readable=context_length
         )
-        readable = context_length if request.edit is None else READABLE * context_length
-        encoded = await self.prompts.encode(request, readable)
-        opened = await self.sources.opened(request, request.chat.sources, client, budget)
-        encoded = await self.sources.with_placeholders(request, encoded, opened, readable)
-        if request.undiminished:
-            self._sizes.checked(request, opened)
-        if acts:
-            request = self._actions.placed(request, opened)
-            encoded = await self.prompts.encode(request, readable)
-            encoded = await self.sources.with_placeholders(request, encoded, opened, readable)
-        applied: AppliedEdit | None = None
-        if request.edit is not None:
-            request, encoded, opened, applied = await self._edits.edited(
-                request, encoded, opened, context_length
-            )
-        images = [image for each in opened for image in each.images]
-        least = sum(each.image.num_tokens for each in images)
-        least += len(encoded.tokens) - len(images)
+        for step in self.reading_steps_of(request):
+            await step(preparation)
+        request, encoded, opened = preparation.request, preparation.encoded, preparation.opened
+        least = count_tokens(encoded, opened)
         if least > (READABLE if opened else 1) * context_length:
             param = request.names["messages" if opened else "prompt"]
             raise too_long(param, f"at least {least} tokens", context_length, bool(opened))
         make = partial(self.prompt, request, encoded, opened)
         prompt = await self.in_thread(make) if least > context_length else make()
-        return prompt if applied is None else replace(prompt, edited=applied)
+        return replace(prompt, edited=preparation.edited)
+
+    def reading_steps_of(self, request: GenerationRequest) -> Iterator[Step]:
+        """Yield the steps of a prompt that is read without an answer."""
+        chat, acts = request.chat, request.chat.action_tool is not None
+        yield self._marks.check
+        if acts:
+            yield self._actions.begin
+        if chat.files:
+            yield self.files.open_within_reason
+        if request.edit is not None:
+            yield self._edits.set_readable
+        yield self._text.read
+        if chat.media:
+            yield self.sources.open
+        if request.undiminished:
+            yield self._sizes.check
+        if acts:
+            yield self._actions.place
+        if request.edit is not None:
+            yield self._edits.apply

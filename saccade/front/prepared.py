@@ -10,7 +10,7 @@ Knows nothing of the work that the steps do.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from saccade.core.client import Client
@@ -44,6 +44,12 @@ class Prompt:
     breakpoints: tuple[tuple[int, int], ...] = ()
     message_offsets: tuple[tuple[int, str], ...] = ()
     edited: AppliedEdit | None = None
+
+
+def count_tokens(encoded: EncodedPrompt, opened: Sequence[Opened]) -> int:
+    """Count a text's tokens with those of its images, but for what stands around these."""
+    images = [image for each in opened for image in each.images]
+    return len(encoded.tokens) + sum(each.image.num_tokens - 1 for each in images)
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ from saccade.core.types import (
     SamplingParams,
 )
 from saccade.front.conversation import Chat
-from saccade.front.prepared import PreparedRequest, Prompt
+from saccade.front.prepared import PreparedRequest, Prompt, count_tokens
 from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest, takes_long
 from saccade.front.request_manager import RequestManager
 from saccade.media.sources.fairness import BOUNDLESS, MemoryBudget
@@ -142,9 +142,7 @@ class PromptReader:
             made, total = [], 0
             for read, each in zip(reads, encoded, strict=True):
                 shown = tuple(found[id(source)] for source in _sources(read.request))
-                total += len(each.tokens) + sum(
-                    image.image.num_tokens - 1 for opened in shown for image in opened.images
-                )
+                total += count_tokens(each, shown)
                 _check_total(total)
                 prompt = intake.prompt(read.request, each, shown)
                 _check_fits(read.place, len(prompt.tokens), most)

@@ -20,7 +20,7 @@ ENDS = (
 """Tokens that end an answer, beside those that the metadata name, as in llama.cpp."""
 SAMPLING = {"temp": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
 MOST_FLOATS = 4096
-"""Of a tensor that is read for config.json: rotary factors, one for each pair of values."""
+"""The most numbers of a tensor that config.json takes: rotary factors, one per pair of values."""
 
 
 @dataclass(slots=True)

@@ -27,13 +27,13 @@ MOST_TENSORS = 65_536
 """Qwen3-VL-235B has 1,131."""
 MOST_FIELDS = 4_096
 MOST_ITEMS = 1 << 22
-"""Of all arrays together: a vocabulary has 250,000, with as many kinds, scores and merges."""
+"""The most items of all arrays. A vocabulary has 250,000, with as many kinds, scores and merges."""
 MOST_TEXT = 1 << 22
 """Bytes of one string: a chat template has some 10,000."""
 MOST_TEXTS = 1 << 26
 """Bytes of all strings together: those of a vocabulary with its merges have some 7 million."""
 MOST_VALUES = 1 << 40
-"""Of one tensor."""
+"""The most values of a tensor."""
 SCALARS = {
     0: "B",
     1: "b",

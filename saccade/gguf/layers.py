@@ -46,7 +46,7 @@ TURNED = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
 GATES, UPS = "ffn_gate_exps.weight", "ffn_up_exps.weight"
 """Experts' first matrices, one tensor in transformers."""
 FACTORS = "rope_freqs.weight"
-"""By what rotations of long texts are divided, where a table says it."""
+"""The table of divisors for rotations of long texts."""
 IN_CONFIG = (FACTORS, "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors whose numbers stand in config.json."""
 SIGLIP_BLOCK = {
@@ -61,11 +61,11 @@ SIGLIP_BLOCK = {
 }
 """Modules of a block of SigLIP's towers."""
 LIMITS = ("input_min", "input_max", "output_min", "output_max")
-"""To which some towers' matrices clamp, a number each."""
+"""Numbers to which some towers' matrices clamp."""
 HEADS = "attention.head_count"
 PARTS = "|".join(("weight", "bias", *LIMITS))
 LLAMA3_SHARES, LLAMA3_CONTEXT = (1.0, 4.0), 8192
-"""Of every published model whose rotary embedding is llama3's; files have what follows alone."""
+"""Those of every published llama3 rotary embedding. Files have only what follows from them."""
 FOLDER_MAY = "the model's Hugging Face folder may work"
 
 

@@ -62,7 +62,7 @@ RULES = {
     "smollm": Rules(None, digits=True),
     "gpt-2": Rules(None),
 }
-"""By `tokenizer.ggml.pre`."""
+"""Rules by `tokenizer.ggml.pre`."""
 SAME = {
     "llama3": "llama-bpe",
     "llama-v3": "llama-bpe",
@@ -73,7 +73,7 @@ SAME = {
 }
 """Other names of the same rules."""
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
-"""Of `tokenizer.ggml.token_type`; tokens of another type are room that no text takes."""
+"""Types in `tokenizer.ggml.token_type`. Tokens of another type are padding."""
 PREFIX = "tokenizer.ggml."
 SPACE = "\u2581"
 """What SentencePiece writes for a space."""
@@ -175,7 +175,7 @@ def _spaced(
 
 
 MAKERS = {"gpt2": merged_by_bytes, "llama": merged_by_score, "gemma4": merged_by_rank}
-"""By `tokenizer.ggml.model`."""
+"""Makers of tokenizer.json's parts by `tokenizer.ggml.model`."""
 
 
 def merges_of(

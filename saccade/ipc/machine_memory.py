@@ -12,9 +12,9 @@ from pathlib import Path
 
 MACHINE = "the machine"
 LIMITS = ("memory.max", "memory.high")
-"""Of a cgroup: where the kernel ends processes, and where it slows them down."""
+"""A cgroup's limits: where the kernel ends processes, and where it slows them down."""
 RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
-"""Of a cgroup's memory.stat: bytes that the kernel takes back when it needs them."""
+"""Fields of a cgroup's memory.stat: bytes that the kernel takes back when it needs them."""
 
 
 @dataclass(frozen=True, slots=True)

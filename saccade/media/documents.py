@@ -1,9 +1,9 @@
 """Documents: PDFs whose pages a model sees as text, as images, or as both.
 
-Owns a page's name, and a file's metadata. This holds the pages' sizes, their text, and their
+Owns a page's name, and a file's metadata. These are the pages' sizes, their text, and their
 images' names, so that a seen file costs a hash. A page's image is named by its drawing, so the same
-page in two files is one image. Cards are a tenant's own. `page_drawing.py` says how large a page is
-drawn, and `document_pool.py` has files read and parsed. Knows nothing of prompts.
+page in two files is one image. Metadata are a tenant's own. `page_drawing.py` says how large a page
+is drawn, and `document_pool.py` has files read and parsed. Knows nothing of prompts.
 """
 
 from __future__ import annotations

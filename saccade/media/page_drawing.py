@@ -17,13 +17,13 @@ from saccade.media.content import Budget
 from saccade.media.sources.source import ImageRegion
 
 POINTS = 72
-"""Of an inch."""
+"""Points in an inch."""
 PIXELS_PER_INCH = {"low": 108, "auto": 108, "high": 216, "original": 216}
 """How a page is drawn within the model's bounds: A4 has 1.1 Mpx, or 4.5."""
 MOST_SCALE = 600 / POINTS
-"""Pixels that a point of a region has at most on a side."""
+"""The most pixels along a side of a point, in a region."""
 MOST_PIXELS = 40_000_000
-"""Pixels that the whole page has at most, where a region is cut from it: A4 at 600 an inch fits."""
+"""The most pixels of a page from which a region is cut. A4 at 600 per inch fits."""
 
 
 @dataclass(frozen=True, slots=True)

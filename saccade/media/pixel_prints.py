@@ -20,7 +20,7 @@ from saccade.core.types import ImageKey
 SIDE = 16
 """Pixels of a square's side."""
 MOST_PRINTS = 256
-"""Of the largest images these take 30 MB."""
+"""The most prints that are kept. Those of the largest images take 30 MB."""
 MOST_WATCHED = 4096
 _KEYS = np.random.default_rng().integers(1 << 64, size=(SIDE, 3 * SIDE // 4), dtype=np.uint64)
 """Drawn anew by each process, so that nobody can draw a square with the hash of another."""

@@ -13,6 +13,7 @@ from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.rotary import Rotation
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.protocol import Attention
+from saccade.nn.text_config import TextConfig
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
@@ -33,6 +34,18 @@ class HeadsConfig:
     qk_norm_eps: float | None
     around_one: bool = False
     query_factor: float = 1.0
+
+    @classmethod
+    def of(cls, config: TextConfig) -> HeadsConfig:
+        """Return the heads of a language model whose layers are alike."""
+        return cls(
+            hidden=config.hidden,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            qkv_bias=config.qkv_bias,
+            qk_norm_eps=config.rms_eps if config.qk_norm else None,
+        )
 
 
 class CausalAttention:

@@ -8,6 +8,7 @@ asked for go through the last norm and the head.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -50,6 +51,10 @@ class MultiRope:
         if self.amplitude != 1.0:
             cos, sin = cos * self.amplitude, sin * self.amplitude
         return Rotation(cos, sin, pairs=self.pairs)
+
+
+Rope = Callable[[torch.Tensor], Rotation]
+"""Computes the angles by which positions [axes, T] turn queries and keys."""
 
 
 class Mixer(Protocol):
@@ -124,32 +129,6 @@ def layer_name(layer: int) -> str:
     return f"language_model.layers.{layer}"
 
 
-def _attention_layer(
-    weights: Weights, layer: int, config: TextConfig, shard: Shard
-) -> DecoderLayer[CausalAttention]:
-    shape = HeadsConfig(
-        hidden=config.hidden,
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        qkv_bias=config.qkv_bias,
-        qk_norm_eps=config.rms_eps if config.qk_norm else None,
-    )
-
-    def mixer(name: str) -> CausalAttention:
-        return CausalAttention(weights, f"{name}.self_attn", shape, shard, layer)
-
-    def mlp(name: str) -> GatedMLP | SparseMLP:
-        experts = config.experts
-        if experts is None or layer not in experts.layers:
-            sizes = (config.hidden, config.intermediate)
-            return GatedMLP(weights, f"{name}.mlp", sizes, "silu", shard, bias=False)
-        routed = MoEShape(config.hidden, experts.width, experts.count, experts.top, "silu")
-        return SparseMLP(weights, f"{name}.mlp", routed, shard)
-
-    return DecoderLayer(weights, layer_name(layer), config, mixer, mlp)
-
-
 class Decoder(Generic[M]):
     """Tokens and spliced image rows to states, states to logits.
 
@@ -165,14 +144,13 @@ class Decoder(Generic[M]):
         shard: Shard,
         layer: Callable[[int], DecoderLayer[M]],
         *,
-        rotary_dim: int,
+        rope: Rope,
         around_one: bool = False,
         own_head: bool = False,
     ) -> None:
         """Build the embedding, the layers, the norm and the head.
 
-        `rotary_dim`: how many values per head are turned. `around_one`: as in DecoderLayer.
-        `own_head`: as `own` in `nn.embedding.make_head`.
+        `around_one`: as in DecoderLayer. `own_head`: as `own` in `nn.embedding.make_head`.
         """
         table = (config.vocab_size, config.hidden)
         self.hidden = config.hidden
@@ -186,7 +164,7 @@ class Decoder(Generic[M]):
             around_one=around_one,
         )
         self.head = make_head(weights, self.embedding, tied=config.tied, own=own_head)
-        self.rope = MultiRope(config.rope, rotary_dim, weights.device)
+        self.rope = rope
 
     def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
         """Return the states [T, hidden] after the last layer.
@@ -221,11 +199,47 @@ def attention_decoder(
     weights: Weights, config: TextConfig, shard: Shard, *, own_head: bool = False
 ) -> Decoder[CausalAttention]:
     """Build Qwen2's or Qwen3's decoder, by its configuration. own_head: as in `Decoder`."""
+    heads = HeadsConfig.of(config)
+
+    def mixer(layer: int, name: str) -> CausalAttention:
+        return CausalAttention(weights, f"{name}.self_attn", heads, shard, layer)
+
+    return plain_decoder(weights, config, shard, mixer, own_head=own_head)
+
+
+def plain_decoder(
+    weights: Weights,
+    config: TextConfig,
+    shard: Shard,
+    mixer: Callable[[int, str], M],
+    *,
+    rope: Rope | None = None,
+    own_head: bool = False,
+) -> Decoder[M]:
+    """Build a decoder whose layers differ in their mixers, and have the MLPs or experts of Qwen.
+
+    mixer: makes a layer's from its number and its name. rope: by default, the configuration's over
+    whole heads. own_head: as in `Decoder`.
+    """
     return Decoder(
         weights,
         config,
         shard,
-        lambda layer: _attention_layer(weights, layer, config, shard),
-        rotary_dim=config.head_dim,
+        lambda layer: _plain_layer(weights, layer, config, shard, partial(mixer, layer)),
+        rope=rope or MultiRope(config.rope, config.head_dim, weights.device),
         own_head=own_head,
     )
+
+
+def _plain_layer(
+    weights: Weights, layer: int, config: TextConfig, shard: Shard, mixer: Callable[[str], M]
+) -> DecoderLayer[M]:
+    def mlp(name: str) -> GatedMLP | SparseMLP:
+        experts = config.experts
+        if experts is None or layer not in experts.layers:
+            sizes = (config.hidden, config.intermediate)
+            return GatedMLP(weights, f"{name}.mlp", sizes, "silu", shard, bias=False)
+        routed = MoEShape(config.hidden, experts.width, experts.count, experts.top, "silu")
+        return SparseMLP(weights, f"{name}.mlp", routed, shard)
+
+    return DecoderLayer(weights, layer_name(layer), config, mixer, mlp)

@@ -13,7 +13,7 @@ import torch
 from saccade.kernels.matrix import Rows
 from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.rotary import Rotation
-from saccade.nn.decoder import Decoder, DecoderLayer, layer_name
+from saccade.nn.decoder import Decoder, DecoderLayer, MultiRope, layer_name
 from saccade.nn.hybrid_config import DeltaConfig, HybridConfig
 from saccade.nn.linear import Linear, RowLinear, share
 from saccade.nn.mlp import GatedMLP
@@ -238,7 +238,7 @@ def hybrid_model(
         config,
         shard,
         lambda layer: hybrid_layer(weights, layer, config, hybrid, shard),
-        rotary_dim=hybrid.rotary_dim,
+        rope=MultiRope(config.rope, hybrid.rotary_dim, weights.device),
         own_head=own_head,
         around_one=True,
     )

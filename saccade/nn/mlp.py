@@ -36,7 +36,10 @@ def activation(name: str) -> Activation:
 
 
 class MLP:
-    """down(act(up(x))), both with biases. `names` are (up, down)."""
+    """down(act(up(x))).
+
+    names: of up and down. sizes: values per row of inputs, within, and of outputs.
+    """
 
     __slots__ = ("down", "up")
 
@@ -44,20 +47,22 @@ class MLP:
         self,
         weights: Weights,
         names: tuple[str, str],
-        sizes: tuple[int, int],
+        sizes: tuple[int, int, int],
         act: str,
         shard: Shard,
+        *,
+        bias: bool = True,
     ) -> None:
-        hidden, intermediate = sizes
+        inputs, within, outputs = sizes
         self.up = Linear.columns(
             weights,
-            [Column(names[0], intermediate, shard)],
-            hidden,
-            bias=True,
+            [Column(names[0], within, shard)],
+            inputs,
+            bias=bias,
             activation=activation(act),
             inner=True,
         )
-        self.down = RowLinear(weights, names[1], intermediate, hidden, shard, bias=True, inner=True)
+        self.down = RowLinear(weights, names[1], within, outputs, shard, bias=bias, inner=True)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(self.up(x))

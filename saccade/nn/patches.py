@@ -6,12 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
+from saccade.core.types import Size
 from saccade.kernels.matrix import DenseMatrix
 from saccade.kernels.reference.patchify import patchify
 from saccade.nn.linear import Linear
 from saccade.nn.protocol import GridFacts, VisionNet
 from saccade.nn.tower_config import Colours
+from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
 
 
@@ -23,6 +26,38 @@ def merged_order(height: int, width: int, merge: int) -> tuple[np.ndarray, np.nd
     places = np.indices((height, width)).reshape(2, height // merge, merge, width // merge, merge)
     row, column = places.transpose(0, 1, 3, 2, 4).reshape(2, -1)
     return row, column
+
+
+def region_blocks(*regions: tuple[int, int, int, int]) -> np.ndarray:
+    """Return each token's block on a canvas [M], a block being a token's pixels.
+
+    regions: one above the other, each with equal views side by side: how many down and across, and
+    a view's tokens down and across. Tokens come view by view.
+    """
+    width = max(across * wide for _, across, _, wide in regions)
+    found, above = [], 0
+    for down, across, tall, wide in regions:
+        table = above * width + np.arange(down * tall * width).reshape(down * tall, width)
+        views = table[:, : across * wide].reshape(down, tall, across, wide)
+        found.append(views.swapaxes(1, 2).reshape(-1))
+        above += down * tall
+    return np.concatenate(found)
+
+
+def fit_positions(
+    square: torch.Tensor, size: Size, merge: int, mode: str, *, antialias: bool = False
+) -> torch.Tensor:
+    """Fit learned positions [rows, columns, hidden] to an image of `size` patches [N, hidden].
+
+    They come in merged order.
+    """
+    flat = square.flatten(0, 1)
+    if square.shape[:2] != size:
+        table = square.permute(2, 0, 1)[None].float()
+        found = F.interpolate(table, size, mode=mode, align_corners=False, antialias=antialias)
+        flat = found[0].flatten(1).t().to(square.dtype)
+    row, column = merged_order(*size, merge)
+    return flat.index_select(0, send(row * size[1] + column, square.device))
 
 
 class PatchKernel:

@@ -13,7 +13,7 @@ import torch
 from saccade.core.types import Grid
 from saccade.nn.patches import copy_images
 from saccade.nn.protocol import GridFacts, Pack, Pieces
-from saccade.nn.tower import TowerBlock
+from saccade.nn.tower import TowerBlock, run_blocks
 from saccade.nn.tower_config import TileConfig
 
 
@@ -55,10 +55,7 @@ class TileTower:
         raise NotImplementedError
 
     def blocks(self, pack: Pack) -> Pieces:
-        x, (cuts,) = pack.rows, pack.cuts
-        for layer in self.layers:
-            x = yield from layer(x, cuts, pack.attention)
-        return self.to_tokens(x)
+        return self.to_tokens((yield from run_blocks(self.layers, pack)))
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
         """Split embeddings tile by tile, as tiles follow each other directly."""

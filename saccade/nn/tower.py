@@ -1,4 +1,5 @@
 """Blocks of vision towers: attention, then an MLP, each on normalised rows and with a residual.
+Also the merger that makes tokens of the last block's rows.
 
 A family says what a block's tensors are called, and how its attention's rows are made. A block's
 work comes in pieces, so that an encoding can pause between them.
@@ -16,7 +17,7 @@ from saccade.kernels.tower_attention import Backend, varlen_attention
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.mlp import MLP
 from saccade.nn.norm import LayerNorm, RMSNorm
-from saccade.nn.protocol import Cut, Pieces
+from saccade.nn.protocol import Cut, Pack, Pieces
 from saccade.nn.tower_config import BlocksConfig
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
@@ -60,7 +61,7 @@ class BlockParts:
     def mlp(self, up: str = "mlp.fc1", down: str = "mlp.fc2") -> MLP:
         """Load an MLP without a gate."""
         config, names = self.config, (f"{self.name}.{up}", f"{self.name}.{down}")
-        sizes = config.hidden, config.intermediate
+        sizes = config.hidden, config.intermediate, config.hidden
         return MLP(self.weights, names, sizes, config.activation, self.shard)
 
     def scales(self, *parts: str) -> list[torch.Tensor]:
@@ -118,6 +119,29 @@ class ScaledBlock(TowerBlock):
     def _finish(self, rows: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         y, normed = self.norm2.add_norm(rows, self.out(attended) * self.scales[0])
         return torch.addcmul(y, self.mlp(normed), self.scales[1])
+
+
+class PatchMerger:
+    """Makes a token of every `unit` rows that stand together, by an MLP over them side by side.
+
+    norm: normalises each row, or if `late` those side by side.
+    """
+
+    __slots__ = ("late", "mlp", "norm", "unit")
+
+    def __init__(self, unit: int, norm: Norm | None, mlp: MLP, *, late: bool = False) -> None:
+        self.unit, self.norm, self.mlp, self.late = unit, norm, mlp, late
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Map x [N, hidden] to [N / unit, out]."""
+        tokens = len(x) // self.unit
+        if self.norm is None:
+            merged = x.view(tokens, -1)
+        elif self.late:
+            merged = self.norm(x.view(tokens, -1))
+        else:
+            merged = self.norm(x).view(tokens, -1)
+        return self.mlp(merged)
 
 
 class AxialRope:
@@ -188,6 +212,20 @@ def block_pieces(
         )
         found.append(finish(x[cut.rows], attended.flatten(1)))
     return together(found)
+
+
+def run_blocks(
+    layers: Sequence[TowerBlock], pack: Pack, rotation: Rotation | None = None
+) -> Pieces:
+    """Run a pack through blocks that cut it alike. Returns rows [N, hidden].
+
+    rotation: turns heads, row by row.
+    """
+    x, (cuts,) = pack.rows, pack.cuts
+    rotations = [] if rotation is None else [rotation.part(cut.rows) for cut in cuts]
+    for layer in layers:
+        x = yield from layer(x, cuts, pack.attention, rotations)
+    return x
 
 
 def _share(cut: Cut) -> int:

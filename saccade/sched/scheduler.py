@@ -62,7 +62,7 @@ from saccade.sched.turns import TurnQueue, find_crowding, in_turn
 Part = TypeVar("Part", bound=StepPart)
 
 BUNDLED_TOKENS = 16
-"""Of an answer that nobody reads before its end, told at once. The first goes alone."""
+"""Tokens that go to the front together where nobody reads along. The first goes alone."""
 
 
 class GenerationScheduler:

@@ -18,7 +18,7 @@ from saccade.engine.link import EngineProcess
 from saccade.ipc.child import Child
 from saccade.ipc.messages import Loading
 from saccade.kernels.device import has_numba
-from saccade.kernels.x86.jit_cache import code_folder
+from saccade.kernels.x86.kept_files import code_folder
 from saccade_bench.fixtures.server import serving
 from tests.terminal import CTRL_C, Terminal, gone
 

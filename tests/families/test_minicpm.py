@@ -29,7 +29,8 @@ from saccade.core.config import EncoderConfig, QuantizationMode
 from saccade.core.errors import CheckpointError, ConfigError, ImageError, InvalidRequest
 from saccade.core.metrics import Metrics
 from saccade.core.types import Image, ImageKey
-from saccade.families.minicpm.images import LONGEST_ASPECT, slice_grid, slice_size, view_size
+from saccade.families.base_spec import LONGEST_ASPECT
+from saccade.families.minicpm.images import slice_grid, slice_size, view_size
 from saccade.families.minicpm.spec import MiniCPMSpec, SlicePlaceholder
 from saccade.families.minicpm.tiny import IMAGE, MOST, SCALE, TOKENS, SliceReference
 from saccade.families.registry import load_spec

@@ -33,4 +33,4 @@ def shown_size(spec: FamilySpec) -> tuple[tuple[int, int], int]:
         return (height, width), spec.placeholder.marks[0]
     shaped: Any = spec  # it has a factor, as Qwen-VL's
     factor = shaped.images.factor
-    return (3 * factor, 4 * factor), shaped.image_token_id
+    return (3 * factor, 4 * factor), shaped.placeholder.marks[0]

@@ -316,6 +316,11 @@ def maker() -> str:
     return f"{frame.f_globals['__name__'].removeprefix('saccade.')}.{name}"
 
 
+def named(made_by: Callable[..., Any]) -> str:
+    """The name by which `Peak.kept` knows a class or a function."""
+    return f"{made_by.__module__.removeprefix('saccade.')}.{made_by.__qualname__}"
+
+
 @dataclass
 class NoWeights:
     """Of the right shapes."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade.kernels.x86.jit_cache import code_folder
+from saccade.kernels.x86.kept_files import code_folder
 
 
 def test_code_is_kept_where_only_its_user_writes(

@@ -4,6 +4,8 @@ cannot.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -136,3 +138,23 @@ def test_small_operations_run_as_machine_code_with_their_bits(count: int) -> Non
             x.copy_(rows(seed, count))
             recording.replay()
             assert torch.equal(recording.results[0], rotated(x))
+
+
+RECORDED = """
+import sys
+import torch
+from saccade.kernels.x86.recording import Recording
+
+twos = torch.full((4, 8), 2.0)
+recording = Recording(lambda: (torch.cos(twos) + twos,))
+recording.replay()
+print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules])
+"""
+
+
+@pytest.mark.more
+def test_recording_imports_no_compiler_of_pytorch_s() -> None:
+    """It would in the middle of the first answer, for a second."""
+    command = [sys.executable, "-c", RECORDED]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["[]"]

@@ -39,11 +39,27 @@ from saccade.engine.claims import (
 from saccade.engine.sizing import kv_page_bytes
 from saccade.kernels.reference.paged import PagedRows, plain_cache
 from saccade.kernels.triton.paged_decode import LEAST_PIECE, MOST_PIECES, launch_decode, share_keys
+from saccade.runtime import batch
 from saccade.runtime.begun_step import MaskSource
+from saccade.runtime.cuda.step_graphs import StepMemory
+from saccade.runtime.memory import allocate_caches
+from saccade.runtime.sampling.edits import SlotEdits
+from saccade.runtime.states import StateMemory
+from saccade.runtime.vision.packed_encoder import PackBuffers
 from saccade.runtime.worker import Worker
 from saccade_bench.lab.qwen import qwen
 from tests.helpers.breadth import broad
-from tests.helpers.weightless import BF16, CARDS, META, Model, Peak, bounds, decide, weightless
+from tests.helpers.weightless import (
+    BF16,
+    CARDS,
+    META,
+    Model,
+    Peak,
+    bounds,
+    decide,
+    named,
+    weightless,
+)
 
 pytestmark = pytest.mark.more
 
@@ -100,6 +116,9 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Made
         arena.close()
 
 
+BATCH = batch.__name__.removeprefix("saccade.")
+
+
 def claims(made: Made) -> dict[str, int]:
     """What is kept for good, by who keeps it."""
     spec, config, steps = made.model.spec, made.config, bounds(made.config)
@@ -107,12 +126,12 @@ def claims(made: Made) -> dict[str, int]:
     page = kv_page_bytes(spec, config.page_size, "bfloat16")
     lines = config.max_running + config.snapshots.lines
     return {
-        "runtime.memory.allocate_caches": config.kv_pages * page,
-        "runtime.states.StateMemory": lines * (kept.state_bytes("bfloat16") + 4096),
-        "runtime.step_graphs.StepMemory": graph_buffer_bytes(config.graphs, spec, "bfloat16"),
-        "runtime.encoder.PackBuffers": tower_buffer_bytes(spec, config.encoder, "bfloat16"),
-        "runtime.edits.SlotEdits": edit_bytes(spec, config.max_running),
-        "runtime.batch": table_bytes(steps),
+        named(allocate_caches): config.kv_pages * page,
+        named(StateMemory): lines * (kept.state_bytes("bfloat16") + 4096),
+        named(StepMemory): graph_buffer_bytes(config.graphs, spec, "bfloat16"),
+        named(PackBuffers): tower_buffer_bytes(spec, config.encoder, "bfloat16"),
+        named(SlotEdits): edit_bytes(spec, config.max_running),
+        BATCH: table_bytes(steps),
     }
 
 
@@ -120,11 +139,10 @@ SMALL = 1 << 20
 """Bytes that nobody need claim by name: a line a slot, bounds of segments, places of one step."""
 
 
-@pytest.mark.slow
 def test_every_buffer_of_a_worker_is_claimed_by_somebody(made: Made) -> None:
     found, claimed = Counter[str](), claims(made)
     for name, nbytes in made.device.kept().items():
-        found["runtime.batch" if name.startswith("runtime.batch.") else name] += nbytes
+        found[BATCH if name.startswith(f"{BATCH}.") else name] += nbytes
     unclaimed = {name: n for name, n in found.items() if name not in claimed and n > SMALL}
     assert not unclaimed
     for name, most in claimed.items():

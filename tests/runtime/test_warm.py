@@ -109,17 +109,18 @@ def traffic(over: Harness, seed: int) -> list[Request]:
     """Prompts of many lengths, pictures of many sizes, every way to draw."""
     rng = np.random.default_rng(seed)
     spec: Any = over.net.spec
+    mark = spec.placeholder.marks[0]
     sides: tuple[int, int] | None = None  # of images that all have one size
     if isinstance(spec, Gemma3Spec):
-        sides, mark = (spec.vision.side,) * 2, spec.placeholder.marks[0]
+        sides = (spec.vision.side,) * 2
     elif isinstance(spec, Gemma4Spec):
-        factor, mark = 1, spec.placeholder.marks[0]
+        factor = 1
     elif isinstance(spec, DeepseekSpec):
-        sides, mark = (2 * spec.images.side, spec.images.side), spec.placeholder.marks[0]
+        sides = (2 * spec.images.side, spec.images.side)
     elif isinstance(spec, MiniCPMSpec | Lfm2Spec):
-        factor, mark = spec.images.unit, spec.placeholder.marks[0]
+        factor = spec.images.unit
     else:
-        factor, mark = spec.images.factor, spec.image_token_id
+        factor = spec.images.factor
     asked = []
     for at in range(int(rng.integers(1, 12))):
         tokens = [int(each) for each in rng.integers(5, 60, rng.integers(1, 40))]

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from saccade.core.errors import CheckpointError, ImageError
+from saccade.core.errors import CheckpointError
 from saccade.core.family import CanvasTile, LargestImage, PixelBounds
 from saccade.core.recipe import Box, ImageRecipe, ImageView
 from saccade.core.types import Grid, Size
-from saccade.families.base_spec import fingerprint
+from saccade.families.base_spec import check_aspect, fingerprint
 from saccade.families.checkpoint import Checkpoint, Section, read_json
 from saccade.families.config_readers import HALF, read_colours
 from saccade.nn.tower_config import Colours, SiglipConfig
@@ -62,11 +62,7 @@ class CandidateRules:
         return self._recipe((self.side, self.side), (self.side, self.side))
 
     def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
-        if max(height, width) > LONGEST_ASPECT * min(height, width):
-            raise ImageError(
-                f"the image is {width} x {height} px: its longer edge is more than "
-                f"{LONGEST_ASPECT} times the shorter; crop it"
-            )
+        check_aspect(height, width, LONGEST_ASPECT)
         return self._recipe((height, width), self._best((height, width), bounds.max_pixels))
 
     def _best(self, size: Size, most: int) -> Size:

@@ -12,7 +12,7 @@ from saccade.families.deepseek_vl2.config import DeepseekText, Routing
 from saccade.kernels.matrix import Rows
 from saccade.kernels.reference.moe import Routes
 from saccade.nn.attention import CausalAttention, HeadsConfig
-from saccade.nn.decoder import Decoder, DecoderLayer, layer_name
+from saccade.nn.decoder import Decoder, DecoderLayer, MultiRope, layer_name
 from saccade.nn.latent import LatentAttention
 from saccade.nn.mlp import GatedMLP
 from saccade.nn.moe import MoEShape, RoutedExperts
@@ -90,9 +90,7 @@ def _layer(
         if latent is not None:
             sizes = (config.hidden, config.heads)
             return LatentAttention(weights, f"{name}.self_attn", sizes, latent, shard, layer)
-        heads = HeadsConfig(
-            config.hidden, config.heads, config.kv_heads, config.head_dim, False, None
-        )
+        heads = HeadsConfig.of(config)
         return CausalAttention(weights, f"{name}.self_attn", heads, shard, layer)
 
     def mlp(name: str) -> GatedMLP | SharedExperts:
@@ -116,6 +114,6 @@ def deepseek_decoder(
         text.shape,
         shard,
         lambda layer: _layer(weights, layer, text, shard),
-        rotary_dim=text.rotary_dim,
+        rope=MultiRope(text.shape.rope, text.rotary_dim, weights.device),
         own_head=True,
     )

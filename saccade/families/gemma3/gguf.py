@@ -10,9 +10,9 @@ from saccade.gguf.kinds import GgufFacts, ModelKind, Seen, Source
 from saccade.gguf.layers import LAYER, Layered, TowerNames, colours, siglip_config
 
 EVERY = 6
-"""This layer sees all, the others a window, where a file does not say it."""
+"""One layer in so many sees all tokens, where a file does not say it. The others see a window."""
 LARGEST, LARGEST_LAYERS = "27B", 62
-"""The one whose scores are divided by what its width and heads make."""
+"""The model whose scores are divided by what its width and heads make."""
 NEAR_THETA = 10_000.0
 BILINEAR = 2
 TOKENS = {"boi_token_index": "<start_of_image>", "eoi_token_index": "<end_of_image>"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from saccade.families.gemma3.images import SquareRules
@@ -66,13 +68,8 @@ class GemmaLayer:
             sizes = (shape.hidden, shape.rms_eps)
             return RMSNorm(weights, f"{name}.{part}", *sizes, around_one=True)
 
-        heads = HeadsConfig(
-            hidden=shape.hidden,
-            heads=shape.heads,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            qkv_bias=False,
-            qk_norm_eps=shape.rms_eps,
+        heads = replace(
+            HeadsConfig.of(shape),
             around_one=True,
             # Attention divides scores by the root of a head's size.
             query_factor=(shape.head_dim / text.query_scalar) ** 0.5,

@@ -26,7 +26,7 @@ from saccade.parallel import WHOLE
 
 NAME = "vision_embedder"
 EPS = 1e-5
-"""Of norms with means, as PyTorch has it."""
+"""The epsilon that PyTorch's LayerNorm has by default."""
 
 
 class PixelNorm:

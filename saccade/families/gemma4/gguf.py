@@ -14,7 +14,7 @@ from saccade.gguf.made import layer_count
 FULL, NEAR = "full_attention", "sliding_attention"
 BICUBIC = 3
 TOKENS_OF_AN_IMAGE = 280
-"""At most, as in every published image processor."""
+"""The most tokens of an image, as in every published image processor."""
 MERGE = 3
 """Patches along a token's edge, where a file does not say it."""
 TOKENS = {
@@ -32,7 +32,7 @@ CLIPPED = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""Matrices of a block, beside which limits stand."""
+"""Matrices of a block that have limits."""
 TOWER = TowerNames(
     outer={
         "v.patch_embd": "model.vision_tower.patch_embedder.input_proj",

@@ -14,7 +14,7 @@ from saccade.core.recipe import Box, ImageRecipe, ImageTile, ImageView, Resample
 from saccade.core.types import Grid
 from saccade.families.base_spec import fingerprint
 from saccade.families.checkpoint import Section
-from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, read_colours
+from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, check_made_for, read_colours
 from saccade.families.internvl.config import InternVisionConfig
 from saccade.nn.tower_config import Colours
 
@@ -131,12 +131,7 @@ def tile_grid(height: int, width: int, rules: TileRules) -> tuple[int, int]:
 
 def read_images(processor: Section, vision: InternVisionConfig) -> TileRules:
     """Return the tiles that the image processor's file asks for. Raises CheckpointError."""
-    size = processor.section("size")
-    for name in ("height", "width"):
-        if (value := size.integer(name, default=vision.side)) != vision.side:
-            raise CheckpointError(
-                f"{size.where}: {name} is {value}, but the vision tower was made for {vision.side}"
-            )
+    check_made_for(processor.section("size"), height=vision.side, width=vision.side)
     number = processor.integer("resample", default=3)
     if number not in RESAMPLES:
         raise CheckpointError(

@@ -13,13 +13,13 @@ import torch
 from saccade.core.types import Grid
 from saccade.families.internvl.config import InternVisionConfig
 from saccade.families.internvl.images import TileRules
-from saccade.nn.linear import Column, Linear, RowLinear, share
-from saccade.nn.mlp import activation
+from saccade.nn.linear import Linear, share
+from saccade.nn.mlp import MLP
 from saccade.nn.norm import LayerNorm, RMSNorm
 from saccade.nn.patches import PatchKernel, merged_order
 from saccade.nn.protocol import GridFacts
 from saccade.nn.tile_tower import TileTower
-from saccade.nn.tower import BlockParts, Norm, ScaledBlock
+from saccade.nn.tower import BlockParts, Norm, PatchMerger, ScaledBlock
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
@@ -116,26 +116,14 @@ class TileEmbed:
         return rows.view(-1, config.hidden)
 
 
-class Projector:
-    """Turns merged rows into the language model's."""
-
-    __slots__ = ("down", "norm", "up")
-
-    def __init__(self, weights: Weights, config: InternVisionConfig, shard: Shard) -> None:
-        merged, out = config.hidden * config.merge**2, config.out_hidden
-        self.norm = LayerNorm(weights, f"{PROJECTOR}.layer_norm", merged, PROJECTOR_EPS)
-        self.up = Linear.columns(
-            weights,
-            [Column(f"{PROJECTOR}.linear_1", out, shard)],
-            merged,
-            bias=True,
-            activation=activation(config.projector_activation),
-        )
-        self.down = RowLinear(weights, f"{PROJECTOR}.linear_2", out, out, shard, bias=True)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Map x [M, hidden * merge^2] to [M, out_hidden]."""
-        return self.down(self.up(self.norm(x)))
+def intern_projector(weights: Weights, config: InternVisionConfig, shard: Shard) -> PatchMerger:
+    """Load the projector. Raises CheckpointError where a tensor is missing or misshapen."""
+    unit, out = config.merge**2, config.out_hidden
+    merged = config.hidden * unit
+    norm = LayerNorm(weights, f"{PROJECTOR}.layer_norm", merged, PROJECTOR_EPS)
+    names = f"{PROJECTOR}.linear_1", f"{PROJECTOR}.linear_2"
+    mlp = MLP(weights, names, (merged, out, out), config.projector_activation, shard)
+    return PatchMerger(unit, norm, mlp, late=True)
 
 
 class InternVisionTower(TileTower):
@@ -156,7 +144,7 @@ class InternVisionTower(TileTower):
         if config.final_norm:
             name = f"{TOWER}.layernorm"
             self.norm = LayerNorm(weights, name, config.hidden, config.norm_eps)
-        self.projector = Projector(weights, config, shard)
+        self.projector = intern_projector(weights, config, shard)
 
     def grid_facts(self, grid: Grid) -> GridFacts:
         (tiles,) = grid
@@ -172,4 +160,4 @@ class InternVisionTower(TileTower):
         patches = rows.view(-1, config.rows, config.hidden)[:, 1:]
         if self.norm is not None:
             patches = self.norm(patches)
-        return self.projector(patches.reshape(-1, config.hidden * config.merge**2))
+        return self.projector(patches.reshape(-1, config.hidden))

@@ -25,7 +25,7 @@ TILES = {
     "max_image_tokens": 256,
     "use_thumbnail": True,
 }
-"""As in every published image processor. No file says it."""
+"""Fields of every published image processor. No file says them."""
 TEXT = Layered(
     "lfm2",
     layer=LAYER

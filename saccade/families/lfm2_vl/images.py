@@ -9,18 +9,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from saccade.core.errors import CheckpointError, ImageError
+from saccade.core.errors import CheckpointError
 from saccade.core.family import CanvasTile, LargestImage, PixelBounds
-from saccade.core.recipe import Box, ImageRecipe, ImageView, Resample
+from saccade.core.recipe import Box, ImageRecipe, ImageView, Resample, stacked
 from saccade.core.types import Grid, Size
-from saccade.families.base_spec import fingerprint
+from saccade.families.base_spec import (
+    LONGEST_ASPECT,
+    check_aspect,
+    fingerprint,
+    stacked_bounds,
+)
 from saccade.families.checkpoint import Section
 from saccade.families.config_readers import HALF, read_colours, read_resample, require_flags
 from saccade.nn.tower_config import Colours, SiglipConfig
 
-BLACK = (0, 0, 0)
-LONGEST_ASPECT = 200
-"""Beyond this, a view would be of one line."""
 MOST_TILES = 100
 """No checkpoint has more than ten."""
 MOST_TOKENS = 1 << 16
@@ -69,8 +71,7 @@ class ThumbnailRules:
         lines = (math.isqrt(LONGEST_ASPECT * count) + 2 for count in (self.least, self.most))
         whole = self.most + self.least + max(lines)
         tiles = self.tiles_at_most * (self.tile // self.unit) ** 2
-        # Beside the narrower of the whole image and its tiles lies as much again, at most.
-        return LargestImage(2 * (whole + tiles) * self.unit**2, whole + tiles)
+        return stacked_bounds(whole + tiles, self.unit)
 
     @property
     def sample(self) -> ImageRecipe:
@@ -81,11 +82,7 @@ class ThumbnailRules:
         return self.merge**2
 
     def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
-        if max(height, width) > LONGEST_ASPECT * min(height, width):
-            raise ImageError(
-                f"the image is {width} x {height} px: its longer edge is more than "
-                f"{LONGEST_ASPECT} times the shorter; crop it"
-            )
+        check_aspect(height, width, LONGEST_ASPECT)
         area = self.unit**2
         most = max(1, min(self.most, bounds.max_pixels // area))
         least = min(most, max(self.least, -(-bounds.min_pixels // area)))
@@ -110,10 +107,7 @@ class ThumbnailRules:
         tiles = rows * self.tile, columns * self.tile
         if not self.thumbnail:
             return ImageRecipe(tiles, (0, 0, *cut), (ImageView(tiles),), None, self.resample)
-        canvas = (tiles[0] + whole[0], max(tiles[1], whole[1]))
-        views = (ImageView(tiles), ImageView(whole, at=(tiles[0], 0)))
-        fill = None if tiles[1] == whole[1] else BLACK
-        return ImageRecipe(canvas, (*grid, *cut), views, fill, self.resample)
+        return stacked(tiles, whole, (*grid, *cut), self.resample)
 
     def settings(self, family: str, recipe: ImageRecipe) -> bytes:
         return fingerprint(family, (self.patch, self.merge), *self.colours, recipe)

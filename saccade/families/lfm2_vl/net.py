@@ -13,10 +13,9 @@ from saccade.families.lfm2_vl.vision import Siglip2Tower
 from saccade.kernels.matrix import Rows
 from saccade.kernels.reference.rotary import Rotation
 from saccade.nn.attention import CausalAttention, HeadsConfig
-from saccade.nn.decoder import Decoder, DecoderLayer, layer_name
+from saccade.nn.decoder import plain_decoder
 from saccade.nn.family_model import DENSE_LAYER, FamilyModel, language_matrices
 from saccade.nn.linear import Linear, RowLinear, share
-from saccade.nn.mlp import GatedMLP
 from saccade.nn.protocol import Attention, LanguageModel, VisionNet
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
@@ -75,37 +74,13 @@ class Lfm2Model(FamilyModel):
         return Siglip2Tower(weights, spec.vision, spec.images, spec.projector, shard)
 
     def text(self, weights: Weights, shard: Shard) -> LanguageModel:
-        config = self.spec.text
-        return Decoder(
-            weights,
-            config,
-            shard,
-            lambda layer: self._layer(weights, layer, shard),
-            rotary_dim=config.head_dim,
-            own_head=True,
-        )
-
-    def _layer(
-        self, weights: Weights, layer: int, shard: Shard
-    ) -> DecoderLayer[CausalAttention | ShortConvolution]:
         config, convolutions = self.spec.text, self.spec.convolutions
-        heads = HeadsConfig(
-            hidden=config.hidden,
-            heads=config.heads,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            qkv_bias=False,
-            qk_norm_eps=config.rms_eps,
-        )
+        heads = HeadsConfig.of(config)
 
-        def mixer(name: str) -> CausalAttention | ShortConvolution:
+        def mixer(layer: int, name: str) -> CausalAttention | ShortConvolution:
             if convolutions.full[layer]:
                 return CausalAttention(weights, f"{name}.self_attn", heads, shard, layer)
             taps = convolutions.taps
             return ShortConvolution(weights, f"{name}.conv", config.hidden, taps, shard, layer)
 
-        def mlp(name: str) -> GatedMLP:
-            sizes = (config.hidden, config.intermediate)
-            return GatedMLP(weights, f"{name}.mlp", sizes, "silu", shard, bias=False)
-
-        return DecoderLayer(weights, layer_name(layer), config, mixer, mlp)
+        return plain_decoder(weights, config, shard, mixer, own_head=True)

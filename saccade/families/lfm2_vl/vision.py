@@ -11,17 +11,16 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from saccade.core.types import Grid
 from saccade.families.lfm2_vl.config import ProjectorConfig
 from saccade.families.lfm2_vl.images import ThumbnailRules
-from saccade.nn.linear import Column, Linear, RowLinear
-from saccade.nn.mlp import activation
+from saccade.nn.mlp import MLP
 from saccade.nn.norm import LayerNorm
-from saccade.nn.patches import PatchKernel, copy_images, merged_order
+from saccade.nn.patches import PatchKernel, copy_images, fit_positions, region_blocks
 from saccade.nn.protocol import GridFacts, Pack, Pieces
 from saccade.nn.siglip import TOWER, siglip_block
+from saccade.nn.tower import PatchMerger, run_blocks
 from saccade.nn.tower_config import SiglipConfig
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
@@ -31,27 +30,19 @@ PROJECTOR = "multi_modal_projector"
 PROJECTOR_EPS = 1e-5
 
 
-class ShuffleProjector:
-    """Turns a token's patches into the language model's row."""
-
-    __slots__ = ("down", "norm", "up")
-
-    def __init__(
-        self, weights: Weights, config: SiglipConfig, projector: ProjectorConfig, shard: Shard
-    ) -> None:
-        merged, inner, bias = config.hidden * config.merge**2, projector.hidden, projector.bias
-        self.norm: LayerNorm | None = None
-        if projector.normed:
-            self.norm = LayerNorm(weights, f"{PROJECTOR}.layer_norm", merged, PROJECTOR_EPS)
-        columns = [Column(f"{PROJECTOR}.linear_1", inner, shard)]
-        act = activation(projector.activation)
-        self.up = Linear.columns(weights, columns, merged, bias=bias, activation=act)
-        name, out = f"{PROJECTOR}.linear_2", config.out_hidden
-        self.down = RowLinear(weights, name, inner, out, shard, bias=bias)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Map x [M, hidden * merge^2] to [M, out_hidden]."""
-        return self.down(self.up(x if self.norm is None else self.norm(x)))
+def shuffle_projector(
+    weights: Weights, config: SiglipConfig, projector: ProjectorConfig, shard: Shard
+) -> PatchMerger:
+    """Load the projector. Raises CheckpointError where a tensor is missing or misshapen."""
+    unit = config.merge**2
+    merged = config.hidden * unit
+    norm: LayerNorm | None = None
+    if projector.normed:
+        norm = LayerNorm(weights, f"{PROJECTOR}.layer_norm", merged, PROJECTOR_EPS)
+    names = f"{PROJECTOR}.linear_1", f"{PROJECTOR}.linear_2"
+    sizes, act = (merged, projector.hidden, config.out_hidden), projector.activation
+    mlp = MLP(weights, names, sizes, act, shard, bias=projector.bias)
+    return PatchMerger(unit, norm, mlp, late=True)
 
 
 class Siglip2Tower:
@@ -85,11 +76,12 @@ class Siglip2Tower:
         kernel = f"{name}.patch_embedding"
         self.kernel = PatchKernel(weights, kernel, sizes, rules.colours, flat=True)
         shape = (config.patches, config.hidden)
-        self.positions = weights.load(Part(f"{name}.position_embedding.weight", shape))
+        table = weights.load(Part(f"{name}.position_embedding.weight", shape))
+        self.positions = table.view(config.across, config.across, -1)
         names = (f"{TOWER}.encoder.layers.{i}" for i in range(config.depth))
         self.layers = [siglip_block(weights, name, config, shard) for name in names]
         self.norm = LayerNorm(weights, f"{TOWER}.post_layernorm", config.hidden, config.norm_eps)
-        self.projector = ShuffleProjector(weights, config, projector, shard)
+        self.projector = shuffle_projector(weights, config, projector, shard)
 
     def rows(self, patches: int) -> int:
         return patches // self.config.merge**2
@@ -102,8 +94,8 @@ class Siglip2Tower:
         device, merge = self.positions.device, self.config.merge
         counts, (rows, columns, *cut) = self.rules.view_tokens(grid), grid
         edge = self.rules.tile // self.rules.unit
-        views = [self._resized(edge, edge)] * math.prod(cut) if cut else []
-        positions = torch.cat([*views, self._resized(rows, columns)] if rows else views)
+        views = [self._fitted(edge, edge)] * math.prod(cut) if cut else []
+        positions = torch.cat([*views, self._fitted(rows, columns)] if rows else views)
         return GridFacts(
             places=torch.zeros((0, len(positions)), dtype=torch.int64).to(device),
             position_embedding=positions,
@@ -111,15 +103,11 @@ class Siglip2Tower:
             segments=(tuple(count * merge**2 for count in counts),),
         )
 
-    def _resized(self, rows: int, columns: int) -> torch.Tensor:
+    def _fitted(self, rows: int, columns: int) -> torch.Tensor:
         """Return the positions in a view of `rows` x `columns` tokens, in merged order."""
-        across, merge = self.config.across, self.config.merge
-        table = self.positions.view(across, across, -1).permute(2, 0, 1)[None].float()
+        merge = self.config.merge
         size = rows * merge, columns * merge
-        found = F.interpolate(table, size, mode="bilinear", align_corners=False, antialias=True)
-        flat = found[0].flatten(1).t().to(self.positions.dtype)
-        row, column = merged_order(*size, merge)
-        return flat.index_select(0, send(row * size[1] + column, self.positions.device))
+        return fit_positions(self.positions, size, merge, "bilinear", antialias=True)
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
         config, order = self.config, facts.order
@@ -129,10 +117,7 @@ class Siglip2Tower:
         return self.kernel.linear(patches) + facts.position_embedding
 
     def blocks(self, pack: Pack) -> Pieces:
-        x, (cuts,) = pack.rows, pack.cuts
-        for layer in self.layers:
-            x = yield from layer(x, cuts, pack.attention)
-        return self.projector(self.norm(x).view(-1, self.config.merge**2 * self.hidden))
+        return self.projector(self.norm((yield from run_blocks(self.layers, pack))))
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
         """Split the embeddings by image. An image's views follow each other directly."""
@@ -140,15 +125,10 @@ class Siglip2Tower:
 
 
 def canvas_blocks(grid: Grid, edge: int) -> np.ndarray:
-    """Return each token's block on the canvas [M], a block being a token's pixels.
+    """Return each token's block on the canvas [M]: tile after tile, then the whole image.
 
-    `edge`: tokens along a tile's edge. Tile after tile comes first, then the whole image.
+    `edge`: tokens along a tile's edge.
     """
-    rows, columns = grid[:2]
-    if len(grid) == 2:
-        return np.arange(rows * columns)
-    down, across = grid[2:]
-    width = max(columns, across * edge)
-    table = np.arange((down * edge + rows) * width).reshape(-1, width)
-    top = table[: down * edge, : across * edge].reshape(down, edge, across, edge).swapaxes(1, 2)
-    return np.concatenate((top.reshape(-1), table[down * edge :, :columns].reshape(-1)))
+    rows, columns, *cut = grid
+    tiles = [(cut[0], cut[1], edge, edge)] if cut else []
+    return region_blocks(*tiles, (1, 1, rows, columns))

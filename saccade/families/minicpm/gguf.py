@@ -11,9 +11,9 @@ from saccade.gguf.layers import TowerNames, colours, siglip_config
 TOWER, INNER, MERGER = "model.vision_tower", "model.vision_tower.vit_merger", "model.merger.mlp.0"
 BICUBIC = 3
 MODES = {4: "16x", 2: "4x"}
-"""By how many patches along an edge become one token: config.json's `downsample_mode`."""
+"""config.json's `downsample_mode` by the patches along a token's edge."""
 SLICES = 9
-"""At most, as in the published image processor. No file says it."""
+"""The most slices of an image, as in the published image processor. No file says it."""
 INSERT = 6
 """The layer behind which patches are merged, where a file does not say it."""
 NAMES = TowerNames(

@@ -9,11 +9,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from saccade.core.errors import CheckpointError, ImageError
+from saccade.core.errors import CheckpointError
 from saccade.core.family import CanvasTile, LargestImage, PixelBounds
-from saccade.core.recipe import Box, ImageRecipe, ImageView, Resample
+from saccade.core.recipe import Box, ImageRecipe, ImageView, Resample, stacked
 from saccade.core.types import Grid, Size
-from saccade.families.base_spec import fingerprint
+from saccade.families.base_spec import (
+    LONGEST_ASPECT,
+    check_aspect,
+    fingerprint,
+    stacked_bounds,
+)
 from saccade.families.checkpoint import Checkpoint, Section
 from saccade.families.config_readers import HALF, read_colours, read_resample, require_flags
 from saccade.families.minicpm.config import MergingTower, Sibling, read_mode
@@ -21,9 +26,6 @@ from saccade.nn.tower_config import Colours
 
 MARGIN = 1.25
 """Slices have whole pixels: their shape may be so much further from a square."""
-LONGEST_ASPECT = 200
-"""Beyond this, views would be of one line, of thousands of tokens."""
-BLACK = (0, 0, 0)
 UPSIZES = ("always", "never")
 """Whether an image of fewer pixels than a slice is enlarged to as many (`small_image_upsize`)."""
 RESAMPLES: dict[int, Resample] = {1: "pillow_lanczos", 3: "pillow_bicubic"}
@@ -69,8 +71,7 @@ class SliceRules:
     def largest_image(self) -> LargestImage:
         """Upper bounds, which images stay below."""
         tokens = most_of_all(self.scale, self.unit, self.most, LONGEST_ASPECT)
-        # Beside the narrower of the whole image and its slices lies as much again, at most.
-        return LargestImage(2 * tokens * self.unit**2, tokens)
+        return stacked_bounds(tokens, self.unit)
 
     @property
     def sample(self) -> ImageRecipe:
@@ -81,11 +82,7 @@ class SliceRules:
         return self.merge**2
 
     def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
-        if max(height, width) > LONGEST_ASPECT * min(height, width):
-            raise ImageError(
-                f"the image is {width} x {height} px: its longer edge is more than "
-                f"{LONGEST_ASPECT} times the shorter; crop it"
-            )
+        check_aspect(height, width, LONGEST_ASPECT)
         area = self.scale**2
         most = min(self.most, max(1, bounds.max_pixels // area))
         least = min(most, -(-bounds.min_pixels // area))
@@ -96,14 +93,12 @@ class SliceRules:
         rows, columns = slices
         enlarge = not rows and self.upsize == "always"
         whole = view_size(size, scale, unit, enlarge=enlarge)
-        views, grid, canvas = [ImageView(whole)], _tokens(whole, unit), whole
-        if rows:
-            height, width = slice_size(size, slices, scale, unit)
-            views.append(ImageView((rows * height, columns * width), at=(whole[0], 0)))
-            grid += (*slices, *_tokens((height, width), unit))
-            canvas = (whole[0] + rows * height, max(whole[1], columns * width))
-        covered = not rows or whole[1] == columns * width
-        return ImageRecipe(canvas, grid, tuple(views), None if covered else BLACK, self.resample)
+        grid = _tokens(whole, unit)
+        if not rows:
+            return ImageRecipe(whole, grid, (ImageView(whole),), None, self.resample)
+        height, width = slice_size(size, slices, scale, unit)
+        grid += (*slices, *_tokens((height, width), unit))
+        return stacked(whole, (rows * height, columns * width), grid, self.resample)
 
     def settings(self, family: str, recipe: ImageRecipe) -> bytes:
         return fingerprint(family, (self.patch, self.merge), *self.colours, recipe)

@@ -17,14 +17,13 @@ from torch.nn import functional as F
 from saccade.core.types import Grid
 from saccade.families.minicpm.config import MergingTower
 from saccade.families.minicpm.images import SliceRules, view_tokens
-from saccade.kernels.reference.activation import Activation
 from saccade.kernels.reference.segments import Segments
-from saccade.nn.linear import Column, Linear, RowLinear
+from saccade.nn.mlp import MLP
 from saccade.nn.norm import LayerNorm
-from saccade.nn.patches import PatchKernel, copy_images, merged_order
+from saccade.nn.patches import PatchKernel, copy_images, merged_order, region_blocks
 from saccade.nn.protocol import Cut, GridFacts, Pack, Pieces
 from saccade.nn.siglip import siglip_block
-from saccade.nn.tower import BlockParts, together
+from saccade.nn.tower import BlockParts, PatchMerger, together
 from saccade.nn.tower_config import SiglipConfig
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
@@ -36,33 +35,13 @@ FOUR = 4
 """Rows that become one."""
 
 
-class FourToOne:
-    """An MLP over four rows side by side, normalised."""
-
-    __slots__ = ("down", "norm", "up")
-
-    def __init__(
-        self,
-        weights: Weights,
-        name: str,
-        sizes: tuple[int, int, int],
-        eps: float,
-        act: Activation,
-        shard: Shard,
-    ) -> None:
-        """Load the MLP.
-
-        sizes: the values in a row, within, and in an output row.
-        """
-        hidden, inner, out = sizes
-        self.norm = LayerNorm(weights, f"{name}.pre_norm", FOUR * hidden, eps)
-        up = [Column(f"{name}.linear_1", inner, shard)]
-        self.up = Linear.columns(weights, up, FOUR * hidden, bias=True, activation=act, inner=True)
-        self.down = RowLinear(weights, f"{name}.linear_2", inner, out, shard, bias=True, inner=True)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Map x [N, hidden] to [N / 4, out]."""
-        return self.down(self.up(self.norm(x.view(len(x) // FOUR, -1))))
+def four_to_one(
+    weights: Weights, name: str, sizes: tuple[int, int, int], eps: float, act: str, shard: Shard
+) -> PatchMerger:
+    """Load what makes one row of four. sizes: values in four rows, within, and in one."""
+    norm = LayerNorm(weights, f"{name}.pre_norm", sizes[0], eps)
+    mlp = MLP(weights, (f"{name}.linear_1", f"{name}.linear_2"), sizes, act, shard)
+    return PatchMerger(FOUR, norm, mlp, late=True)
 
 
 class WindowMerger:
@@ -77,8 +56,8 @@ class WindowMerger:
         (self.norm,) = parts.norms(LayerNorm, "layer_norm1")
         self.qkv = parts.separate_heads("self_attn")
         self.out = parts.out("self_attn.out_proj")
-        sizes = (hidden, FOUR * config.intermediate, hidden)
-        self.mlp = FourToOne(weights, name, sizes, config.norm_eps, "gelu_tanh", shard)
+        sizes, act = (FOUR * hidden, FOUR * config.intermediate, hidden), "gelu_pytorch_tanh"
+        self.mlp = four_to_one(weights, name, sizes, config.norm_eps, act, shard)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [N, hidden] to [N / 4, hidden]."""
@@ -128,8 +107,8 @@ class MiniCPMTower:
         ]
         self.merger = WindowMerger(weights, siglip, shard) if config.halves else None
         self.norm = LayerNorm(weights, f"{TOWER}.post_layernorm", hidden, siglip.norm_eps)
-        sizes = (hidden, FOUR * hidden, siglip.out_hidden)
-        self.connector = FourToOne(weights, "merger.mlp.0", sizes, CONNECTOR_EPS, "gelu", shard)
+        sizes = (FOUR * hidden, FOUR * hidden, siglip.out_hidden)
+        self.connector = four_to_one(weights, "merger.mlp.0", sizes, CONNECTOR_EPS, "gelu", shard)
 
     def rows(self, patches: int) -> int:
         return patches // self.config.siglip.merge**2
@@ -206,18 +185,10 @@ def nested(patches: np.ndarray, merge: int) -> np.ndarray:
 
 
 def canvas_blocks(grid: Grid) -> np.ndarray:
-    """Return each token's block on the canvas [M], a block being a token's pixels.
-
-    The whole image comes first, then slice after slice.
-    """
-    rows, columns = grid[:2]
-    if len(grid) == 2:
-        return np.arange(rows * columns)
-    down, across, tall, wide = grid[2:]
-    width = max(columns, across * wide)
-    table = np.arange((rows + down * tall) * width).reshape(-1, width)
-    slices = table[rows:, : across * wide].reshape(down, tall, across, wide).swapaxes(1, 2)
-    return np.concatenate((table[:rows, :columns].reshape(-1), slices.reshape(-1)))
+    """Return each token's block on the canvas [M]: the whole image, then slice after slice."""
+    rows, columns, *cut = grid
+    slices = [(cut[0], cut[1], cut[2], cut[3])] if cut else []
+    return region_blocks((1, 1, rows, columns), *slices)
 
 
 def quarter(cut: Cut) -> Cut:

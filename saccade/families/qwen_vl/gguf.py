@@ -33,9 +33,9 @@ SPECIAL = {
     "vision_end_token_id": "<|vision_end|>",
 }
 WINDOW = 112
-"""Pixels, of every published Qwen2.5-VL."""
+"""Pixels along a window's edge in every published Qwen2.5-VL."""
 PLACES_PER_SECOND = 2
-"""On the time axis of a video, of every published Qwen2.5-VL; transformers' own default is 4."""
+"""Positions per second of a video in every published Qwen2.5-VL. transformers' default is 4."""
 TEXT = "model.language_model"
 TOWER = "model.visual"
 WHOLE = {"token_embd": f"{TEXT}.embed_tokens", "output_norm": f"{TEXT}.norm", "output": "lm_head"}
@@ -65,16 +65,16 @@ LAYER = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
-"""Of a layer of the language model; each has a weight, some a bias."""
+"""Modules of the language model's layers. Each has a weight, and some have a bias."""
 BARE = {
     "ssm_a": "linear_attn.A_log",
     "ssm_dt.bias": "linear_attn.dt_bias",
     "ffn_down_exps.weight": "mlp.experts.down_proj",
     "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
 }
-"""Likewise, without "weight" in transformers."""
+"""Tensors of these layers whose names in transformers lack "weight"."""
 BLOCK = {"ln1": "norm1", "ln2": "norm2", "attn_out": "attn.proj", "attn_qkv": "attn.qkv"}
-"""Of a block of every tower."""
+"""Modules that a block of every tower has."""
 PATCH = "v.patch_embd.weight"
 
 

@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from saccade.core.errors import CheckpointError, ImageError
+from saccade.core.errors import ImageError
 from saccade.core.family import LargestImage, PixelBounds
 from saccade.core.recipe import ImageRecipe, whole
 from saccade.core.types import Grid, Size
 from saccade.families.base_spec import fingerprint
 from saccade.families.checkpoint import Section
-from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, HALF, Colour, read_colours
+from saccade.families.config_readers import (
+    CLIP_MEAN,
+    CLIP_STD,
+    HALF,
+    Colour,
+    check_made_for,
+    read_colours,
+)
 from saccade.families.qwen_vl.config import VisionConfig
 
 MAX_ASPECT_RATIO = 200
@@ -96,6 +104,7 @@ class ImageRules:
         return math.prod(grid[1:])
 
 
+Rules = TypeVar("Rules", bound=ImageRules)
 NO_IMAGES = ImageRules(1, 1, 0, 0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 """Those of a checkpoint without a vision tower."""
 
@@ -130,29 +139,28 @@ def smart_resize(height: int, width: int, rules: ImageRules) -> Size:
 
 def read_images(processor: Section, vision: VisionConfig) -> ImageRules:
     """Return the rules that the image processor's file asks for. Raises CheckpointError."""
-    for name, expected in (
-        ("patch_size", vision.patch),
-        ("merge_size", vision.merge),
-        ("temporal_patch_size", vision.temporal_patch),
-    ):
-        if (value := processor.integer(name, default=expected)) != expected:
-            raise CheckpointError(
-                f"{processor.where}: {name} is {value}, but the vision tower was made for "
-                f"{expected}"
-            )
+    patch, merge, frames = vision.patch, vision.merge, vision.temporal_patch
+    check_made_for(processor, patch_size=patch, merge_size=merge, temporal_patch_size=frames)
     newer = vision.variant == "qwen3_vl"
+    bounds = (256 * 256, 4096 * 4096) if newer else (56 * 56, 28 * 28 * 16384)
+    colours = (HALF, HALF) if newer else (CLIP_MEAN, CLIP_STD)
+    absent = ImageRules(patch, merge, *bounds, *colours, temporal_patch=frames)
+    return read_rules(processor, absent)
+
+
+def read_rules(processor: Section, absent: Rules) -> Rules:
+    """Return `absent` with the bounds and colours that the image processor's file names.
+
+    Raises CheckpointError.
+    """
     size = processor.section("size")
-    least = size.integer("shortest_edge", "min_pixels", default=256 * 256 if newer else 56 * 56)
-    most = size.integer(
-        "longest_edge", "max_pixels", default=4096 * 4096 if newer else 28 * 28 * 16384
-    )
-    mean, std = read_colours(processor, *((HALF, HALF) if newer else (CLIP_MEAN, CLIP_STD)))
-    return ImageRules(
-        patch=vision.patch,
-        merge=vision.merge,
+    least = size.integer("shortest_edge", "min_pixels", default=absent.min_pixels)
+    most = size.integer("longest_edge", "max_pixels", default=absent.max_pixels)
+    mean, std = read_colours(processor, absent.mean, absent.std)
+    return replace(
+        absent,
         min_pixels=processor.integer("min_pixels", default=least),
         max_pixels=processor.integer("max_pixels", default=most),
         mean=mean,
         std=std,
-        temporal_patch=vision.temporal_patch,
     )

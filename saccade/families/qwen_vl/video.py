@@ -23,12 +23,12 @@ from saccade.core.recipe import ImageRecipe, whole
 from saccade.core.types import Grid
 from saccade.core.video import MOST_FRAMES, FrameTimes, VideoOptions, images_of
 from saccade.families.checkpoint import Checkpoint
-from saccade.families.config_readers import read_colours
 from saccade.families.qwen_vl.config import Variant
 from saccade.families.qwen_vl.images import (
     LONGEST_SIDE,
     MAX_ASPECT_RATIO,
     ImageRules,
+    read_rules,
     smart_resize,
 )
 
@@ -203,22 +203,15 @@ def read_video(checkpoint: Checkpoint, variant: Variant, image: ImageRules) -> Q
     """
     third = variant == "qwen3_vl"
     section, unit = checkpoint.video, image.factor**2
-    size = section.section("size")
     least, most = (
         (SHORTEST_EDGE, BUDGET_TOKENS * unit)
         if third
         else (LEAST_TOKENS * unit, FRAME_TOKENS * unit)
     )
-    least = size.integer("shortest_edge", "min_pixels", default=least)
-    most = size.integer("longest_edge", "max_pixels", default=most)
-    rules = replace(
-        image,
-        min_pixels=section.integer("min_pixels", default=least),
-        max_pixels=section.integer("max_pixels", default=most),
-    )
-    mean, std = read_colours(section, image.mean, image.std)
+    rules = read_rules(section, replace(image, min_pixels=least, max_pixels=most))
     temporal = section.integer("temporal_patch_size", default=2)
-    if (mean, std) != (image.mean, image.std) or (temporal, image.temporal_patch) != (2, 2):
+    colours = (rules.mean, rules.std), (image.mean, image.std)
+    if colours[0] != colours[1] or (temporal, image.temporal_patch) != (2, 2):
         return None
     given = section.integer("num_frames", default=0)
     vision = checkpoint.config.section("vision_config")

@@ -18,12 +18,12 @@ from saccade.families.qwen_vl.config import PatchEmbedding, VisionConfig
 from saccade.families.qwen_vl.images import LONGEST_SIDE, ImageRules
 from saccade.kernels.matrix import DenseMatrix
 from saccade.kernels.reference.patchify import patchify
-from saccade.nn.linear import Column, Linear, RowLinear
-from saccade.nn.mlp import GatedMLP
+from saccade.nn.linear import Linear
+from saccade.nn.mlp import MLP, GatedMLP
 from saccade.nn.norm import LayerNorm, RMSNorm
 from saccade.nn.patches import merged_order, split_images
 from saccade.nn.protocol import GridFacts, Pack, Pieces
-from saccade.nn.tower import AxialRope, BlockParts, Layer, Norm, TowerBlock
+from saccade.nn.tower import AxialRope, BlockParts, Layer, Norm, PatchMerger, TowerBlock
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
@@ -41,44 +41,21 @@ def vision_block(weights: Weights, name: str, config: VisionConfig, shard: Shard
     )
 
 
-class PatchMerger:
-    """Merges merge x merge neighbouring patches into one token for the language model.
+def patch_merger(
+    weights: Weights, name: str, config: VisionConfig, shard: Shard, *, late: bool = False
+) -> PatchMerger:
+    """Load one merger. Raises CheckpointError where a tensor is missing or misshapen.
 
-    `late_norm`: the norm sees merged rows.
+    late: as in `nn.tower.PatchMerger`.
     """
-
-    __slots__ = ("down", "late_norm", "norm", "unit", "up")
-
-    def __init__(
-        self,
-        weights: Weights,
-        name: str,
-        config: VisionConfig,
-        shard: Shard,
-        *,
-        late_norm: bool = False,
-    ) -> None:
-        self.unit = config.merge**2
-        self.late_norm = late_norm
-        merged = config.hidden * self.unit
-        third = config.variant == "qwen3_vl"
-        norm, up, down = (
-            ("norm", "linear_fc1", "linear_fc2") if third else ("ln_q", "mlp.0", "mlp.2")
-        )
-        size = merged if late_norm else config.hidden
-        self.norm = _norm_kind(config)(weights, f"{name}.{norm}", size, config.norm_eps)
-        self.up = Linear.columns(
-            weights, [Column(f"{name}.{up}", merged, shard)], merged, bias=True, activation="gelu"
-        )
-        self.down = RowLinear(
-            weights, f"{name}.{down}", merged, config.out_hidden, shard, bias=True
-        )
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Map x [N, hidden] to [M, out_hidden]."""
-        tokens = x.shape[0] // self.unit
-        x = self.norm(x.view(tokens, -1)) if self.late_norm else self.norm(x).view(tokens, -1)
-        return self.down(self.up(x))
+    unit, third = config.merge**2, config.variant == "qwen3_vl"
+    parts = ("norm", "linear_fc1", "linear_fc2") if third else ("ln_q", "mlp.0", "mlp.2")
+    normed, up, down = (f"{name}.{part}" for part in parts)
+    merged = config.hidden * unit
+    size = merged if late else config.hidden
+    norm = _norm_kind(config)(weights, normed, size, config.norm_eps)
+    mlp = MLP(weights, (up, down), (merged, merged, config.out_hidden), "gelu", shard)
+    return PatchMerger(unit, norm, mlp, late=late)
 
 
 class PatchEmbed:
@@ -208,10 +185,10 @@ class VisionTower:
         self.layers = [
             vision_block(weights, f"visual.blocks.{i}", config, shard) for i in range(config.depth)
         ]
-        self.merger = PatchMerger(weights, "visual.merger", config, shard)
+        self.merger = patch_merger(weights, "visual.merger", config, shard)
         self.deepstack = {
-            layer: PatchMerger(
-                weights, f"visual.deepstack_merger_list.{i}", config, shard, late_norm=True
+            layer: patch_merger(
+                weights, f"visual.deepstack_merger_list.{i}", config, shard, late=True
             )
             for i, layer in enumerate(config.deepstack_layers)
         }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from saccade.core.errors import CheckpointError
 from saccade.core.family import CanvasTile, LargestImage, PixelBounds
-from saccade.core.recipe import Box, ImageRecipe, ImageView, Resample
+from saccade.core.recipe import BLACK, Box, ImageRecipe, ImageView, Resample
 from saccade.core.types import Grid, Size
 from saccade.families.base_spec import fingerprint
 from saccade.families.checkpoint import Section
@@ -24,7 +24,6 @@ from saccade.nn.tower_config import Colours, SiglipConfig
 
 ALONE = (0, 0)
 """The grid of an image that is shown as one."""
-BLACK = (0, 0, 0)
 LONGEST = 4096
 """Pixels of an edge, beyond which transformers shrinks again."""
 MOST_ACROSS = 32

@@ -9,13 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from saccade.core.errors import CheckpointError, ImageError
+from saccade.core.errors import CheckpointError
 from saccade.core.family import CanvasTile, LargestImage, PixelBounds
 from saccade.core.recipe import Box, ImageRecipe, OwnPixels
 from saccade.core.types import Grid, Size
-from saccade.families.base_spec import fingerprint
+from saccade.families.base_spec import check_aspect, fingerprint
 from saccade.families.checkpoint import Section
-from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, Colour, read_colours
+from saccade.families.config_readers import (
+    CLIP_MEAN,
+    CLIP_STD,
+    Colour,
+    check_made_for,
+    read_colours,
+)
 from saccade.families.step3_vl.config import REDUCTION, PerceptionConfig
 
 LONGEST_ASPECT = 36
@@ -128,11 +134,7 @@ class CropRules:
     def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
         """Return the recipe with the longest edge whose crops stay within the bounds."""
         size = height, width
-        if max(size) > LONGEST_ASPECT * min(size):
-            raise ImageError(
-                f"the image is {width} x {height} px: its longer edge is more than "
-                f"{LONGEST_ASPECT} times the shorter; crop it"
-            )
+        check_aspect(height, width, LONGEST_ASPECT)
         whole, crop = self.sides.whole, self.sides.crop
         for longest in range(self.sides.longest, whole, -crop):
             sides = Sides(longest, whole, crop)
@@ -208,12 +210,7 @@ def read_images(processor: Section, vision: PerceptionConfig) -> CropRules:
 
     The hub's checkpoint has no such file: its processor's code has these numbers.
     """
-    size = processor.section("size")
-    for name in ("height", "width"):
-        if (value := size.integer(name, default=vision.side)) != vision.side:
-            raise CheckpointError(
-                f"{size.where}: {name} is {value}, but the vision tower was made for {vision.side}"
-            )
+    check_made_for(processor.section("size"), height=vision.side, width=vision.side)
     crop = processor.count("patch_size", default=504)
     longest = processor.count("max_image_size", default=3024)
     if crop > vision.side or crop % vision.unit:

@@ -25,7 +25,7 @@ from saccade.nn.linear import Column, Linear
 from saccade.nn.norm import LayerNorm
 from saccade.nn.patches import copy_images
 from saccade.nn.protocol import GridFacts, Pack, Pieces
-from saccade.nn.tower import AxialRope, BlockParts, ScaledBlock
+from saccade.nn.tower import AxialRope, BlockParts, ScaledBlock, run_blocks
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import WHOLE, Shard
@@ -213,11 +213,7 @@ class PerceptionTower:
         return torch.cat([self.view_embed(part) for part in parts])
 
     def blocks(self, pack: Pack) -> Pieces:
-        x, (cuts,) = pack.rows, pack.cuts
-        rotation = self.rope.rotation(pack.places[:2])
-        rotations = [rotation.part(cut.rows) for cut in cuts]
-        for layer in self.layers:
-            x = yield from layer(x, cuts, pack.attention, rotations)
+        x = yield from run_blocks(self.layers, pack, self.rope.rotation(pack.places[:2]))
         places = pack.places
         for convolution in self.convolutions:
             x, places = convolution(x, places)

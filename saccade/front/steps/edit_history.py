@@ -8,8 +8,8 @@ from itertools import accumulate, islice, pairwise
 
 from saccade.front.conversation import Chat
 from saccade.front.history_edits import AppliedEdit
-from saccade.front.prepared import Preparation
-from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest, PromptEncoder
+from saccade.front.prepared import Preparation, count_tokens
+from saccade.front.prompt_encoder import PromptEncoder
 from saccade.front.steps.apply_rules import READABLE
 from saccade.front.steps.open_sources import OpenSources
 from saccade.media.opened import Opened
@@ -32,45 +32,27 @@ class EditHistory:
 
     async def apply(self, preparation: Preparation) -> None:
         """Shorten the conversation, once its images are open and their tokens known."""
-        preparation.kept = None
-        request, encoded, opened, applied = await self.edited(
-            preparation.request,
-            preparation.encoded,
-            preparation.opened,
-            preparation.context_length,
-        )
-        preparation.request, preparation.encoded, preparation.opened = request, encoded, opened
-        preparation.edited = applied
-
-    async def edited(
-        self,
-        request: GenerationRequest,
-        encoded: EncodedPrompt,
-        opened: tuple[Opened, ...],
-        context_length: int,
-    ) -> tuple[GenerationRequest, EncodedPrompt, tuple[Opened, ...], AppliedEdit]:
-        """Return a request, its text and its images after its edit, and what that did."""
-        edit, before = request.edit, _tokens(encoded, opened)
+        request, opened = preparation.request, preparation.opened
+        edit, before = request.edit, count_tokens(preparation.encoded, opened)
         assert edit is not None
-        most = context_length - min(request.sampling.get("max_tokens", 1), context_length // 2)
-        found = request, encoded, opened, AppliedEdit(before)
+        context = preparation.context_length
+        most = context - min(request.sampling.get("max_tokens", 1), context // 2)
+        preparation.kept, preparation.edited = None, AppliedEdit(before)
         images = {id(source): each for source, each in zip(request.chat.sources, opened)}
         sizes = _sizes(request.chat, images, before)
         forms = edit.shorter(request.chat, sizes, most)
         for chat, uses in islice(forms, MOST_FORMS):
             shorter = replace(request, prompt=chat)
             left = tuple(images[id(source)] for source in chat.sources)
-            text = await self._prompts.encode(shorter, READABLE * context_length)
-            text = await self._sources.with_placeholders(
-                shorter, text, left, READABLE * context_length
-            )
-            tokens = _tokens(text, left)
+            text = await self._prompts.encode(shorter, READABLE * context)
+            text = await self._sources.with_placeholders(shorter, text, left, READABLE * context)
+            tokens = count_tokens(text, left)
             cleared = max(0, before - tokens)
             if cleared >= edit.least:
-                found = shorter, text, left, AppliedEdit(before, cleared, uses)
+                preparation.request, preparation.encoded, preparation.opened = shorter, text, left
+                preparation.edited = AppliedEdit(before, cleared, uses)
             if tokens <= most:
                 break
-        return found
 
 
 def _sizes(chat: Chat, images: Mapping[int, Opened], tokens: int) -> list[int]:
@@ -87,8 +69,3 @@ def _sizes(chat: Chat, images: Mapping[int, Opened], tokens: int) -> list[int]:
 
 def _shown(opened: Opened) -> int:
     return sum(each.image.num_tokens for each in opened.images)
-
-
-def _tokens(encoded: EncodedPrompt, opened: tuple[Opened, ...]) -> int:
-    images = sum(len(each.images) for each in opened)
-    return len(encoded.tokens) - images + sum(map(_shown, opened))

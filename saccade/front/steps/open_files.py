@@ -16,6 +16,7 @@ from saccade.front.conversation import Chat, Message, MessageText, Part
 from saccade.front.fields import too_long
 from saccade.front.prepared import Preparation
 from saccade.front.prompt_encoder import GenerationRequest
+from saccade.front.steps.apply_rules import READABLE
 from saccade.media.documents import OpenedPage
 from saccade.media.media import Media
 from saccade.media.sources.fairness import MemoryBudget, Requester
@@ -36,6 +37,13 @@ class OpenFiles:
             [preparation.request], client, budget, preparation.context_length, others
         )
         self._media.check_sources(preparation.request.chat.sources)
+
+    async def open_within_reason(self, preparation: Preparation) -> None:
+        """Replace the files by their pages, which may exceed the context."""
+        client, budget = preparation.client, preparation.budget
+        (preparation.request,) = await self.opened(
+            [preparation.request], client, budget, preparation.context_length, most=READABLE
+        )
 
     async def opened(
         self,

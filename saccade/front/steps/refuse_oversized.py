@@ -6,13 +6,11 @@ Knows nothing of decoding: headers say how large an image is.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from saccade.core.errors import OversizedImages
 from saccade.core.family import FamilySpec
 from saccade.front.prepared import Preparation
-from saccade.front.prompt_encoder import GenerationRequest
-from saccade.media.opened import Opened, OpenedImage
+from saccade.media.opened import OpenedImage
 from saccade.media.sources.source import ImageSource
 
 
@@ -23,13 +21,9 @@ class RefuseOversized:
         self._spec = spec
 
     async def check(self, preparation: Preparation) -> None:
-        """Raise OversizedImages that names every image at fault."""
-        self.checked(preparation.request, preparation.opened)
-
-    def checked(self, request: GenerationRequest, opened: Sequence[Opened]) -> None:
         """Raise OversizedImages that names every image at fault, the first in its message."""
-        places, words, side = list[str](), "", 0
-        for source, image in zip(request.chat.sources, opened):
+        request, places, words, side = preparation.request, list[str](), "", 0
+        for source, image in zip(request.chat.sources, preparation.opened):
             if source.param not in request.undiminished or not isinstance(source, ImageSource):
                 continue
             if not isinstance(image, OpenedImage):

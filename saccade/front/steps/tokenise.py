@@ -41,6 +41,11 @@ class Tokenise:
         where = encoded.reasoning if request.separate_reasoning else None
         preparation.reading = replace(preparation.reading, where=where, tags=self._tags)
 
+    async def read(self, preparation: Preparation) -> None:
+        """Tokenise the text, whether it leaves room for an answer or not."""
+        request = preparation.request
+        preparation.encoded = await self._prompts.encode(request, preparation.readable)
+
     async def widen(self, preparation: Preparation) -> None:
         """Widen every placeholder to its image's length."""
         request, encoded = preparation.request, preparation.encoded

@@ -52,10 +52,15 @@ class TranslateActions:
 
     async def begin(self, preparation: Preparation) -> None:
         """Offer the model's own tools. Coordinates wait until the screenshots are open."""
-        preparation.request = self.begun(preparation.request)
+        chat = preparation.request.chat
+        offering = self._offering(chat, self._translator(chat), self._screen_now(chat, ()))
+        preparation.request = replace(preparation.request, prompt=offering)
 
     async def place(self, preparation: Preparation) -> None:
-        """Tell history in the model's words, and prepare to read the answer."""
+        """Tell history in the model's words, and prepare to read the answer.
+
+        Raises InvalidRequest that names a call outside its screen.
+        """
         request, opened = preparation.request, preparation.opened
         translator = self._translator(request.chat)
         screen, cursor = self._screen_now(request.chat, opened), _cursor(request.chat.messages)
@@ -67,19 +72,6 @@ class TranslateActions:
         preparation.reading = replace(
             preparation.reading, translate=lambda inner: translator.reader(inner, screen, cursor)
         )
-
-    def begun(self, request: GenerationRequest) -> GenerationRequest:
-        """Return a request with the model's tools for the client's."""
-        chat = request.chat
-        offering = self._offering(chat, self._translator(chat), self._screen_now(chat, ()))
-        return replace(request, prompt=offering)
-
-    def placed(self, request: GenerationRequest, opened: Sequence[Opened]) -> GenerationRequest:
-        """Return a request whose history has the model's words and coordinates.
-
-        Raises InvalidRequest that names a call outside its screen.
-        """
-        return self._placed(request, opened, self._translator(request.chat))
 
     def _placed(
         self, request: GenerationRequest, opened: Sequence[Opened], translator: ActionTranslator

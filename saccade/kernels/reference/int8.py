@@ -125,15 +125,12 @@ def int8_linear(
 
 
 def int8_linear_reference(
-    x: torch.Tensor,
-    matrix: Int8Matrix,
-    bias: torch.Tensor | None = None,
-    dtype: torch.dtype | None = None,
+    x: torch.Tensor, matrix: Int8Matrix, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Do as `int8_linear` in plain PyTorch, with an unpacked matrix. For tests."""
     rows, scales = quantise_rows(x, matrix.transformed)
     sums = (rows.long() - ZERO) @ matrix.values.long().t()
-    return _scale(sums.float() * matrix.scales, scales, bias, dtype or x.dtype)
+    return _scale(sums.float() * matrix.scales, scales, bias, x.dtype)
 
 
 def _scale(

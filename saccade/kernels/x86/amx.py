@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import torch
 
 from saccade.kernels.processor import has_bf16
+from saccade.kernels.x86 import cpu_info
 
 
 @cache
@@ -19,9 +20,7 @@ def has_amx(feature: str) -> bool:
     """
     if find_spec("llvmlite") is None or not has_bf16():
         return False
-    from llvmlite import binding
-
-    return bool(binding.get_host_cpu_features().get(feature) and torch.cpu._init_amx())
+    return feature.replace("-", "_") in cpu_info.flags() and bool(torch.cpu._init_amx())
 
 
 @cache

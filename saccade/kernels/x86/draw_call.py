@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 UNDECIDED = -1
-"""In place of a token, where rounding could decide or too many are likely."""
+"""Stands for a token where rounding could decide, or where too many are likely."""
 BLOCK = 64
 """Tokens that are passed over together where all are unlikely."""

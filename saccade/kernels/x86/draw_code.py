@@ -14,7 +14,7 @@ from saccade.kernels.x86.jit import claim, exponential, longs, real, reals, word
 from saccade.kernels.x86.kernel import Body
 
 ABOVE_ONE = 0x3F800001
-"""Of positive numbers, the larger has the larger pattern: no weight has this one."""
+"""A pattern above 1.0's, which no weight has. Larger positive numbers have larger patterns."""
 
 
 @numba.njit(inline="always")

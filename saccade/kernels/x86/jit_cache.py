@@ -1,14 +1,12 @@
-"""Machine code that is made on this machine: where it is kept, and how it runs on PyTorch's own
-threads. A second pool of threads would fight for the processor with the first.
+"""How machine code that is made on this machine runs on PyTorch's own threads. A second pool of
+threads would fight for the processor with the first.
 
-Owns the folder with that code. Such code deals its work out itself (an atomic counter), so that any
-count of threads may run it.
+Such code deals its work out itself (an atomic counter), so that any count of threads may run it.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -58,19 +56,3 @@ def parallel() -> Any:
     found.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     found.restype = None
     return found
-
-
-def code_folder(name: str) -> Path | None:
-    """Return the folder `name` for this user's code, made if need be.
-
-    Returns `None` if the folder cannot be kept, or others could put their code there.
-    """
-    try:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = root / "saccade" / name
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
-    except (OSError, RuntimeError):  # a user without a home, too
-        return None
-    safe = found.st_uid == os.getuid() and not found.st_mode & 0o022
-    return folder if safe and os.access(folder, os.W_OK) else None

@@ -16,8 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from saccade.kernels.x86.jit_cache import code_folder
-
 FOLDER = "code"
 MOST_BYTES = 64 << 20
 """Past this the files that were used longest ago go. A model's take less than a megabyte."""
@@ -107,3 +105,19 @@ def _bound(folder: Path) -> None:
 
 def _used(entry: tuple[os.stat_result, str]) -> int:
     return entry[0].st_mtime_ns
+
+
+def code_folder(name: str) -> Path | None:
+    """Return the folder `name` for this user's code, made if need be.
+
+    Returns `None` if the folder cannot be kept, or others could put their code there.
+    """
+    try:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = root / "saccade" / name
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except (OSError, RuntimeError):  # a user without a home, too
+        return None
+    safe = found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return folder if safe and os.access(folder, os.W_OK) else None

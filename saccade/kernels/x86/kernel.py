@@ -58,7 +58,7 @@ def bits_of(value: float) -> int:
 
 
 bits = cache(bits_of)
-"""For the few values that a model has."""
+"""As `bits_of`, and remembered: a model has few values."""
 
 
 @cache

@@ -1,18 +1,21 @@
 """Machine code that LLVM makes through llvmlite, from its own language, for this machine's
-processor: made when it is first asked for, then kept on disk.
+processor: made when it is first asked for, then kept on disk, from where no LLVM is needed.
 
-Owns that code's memory. Needs llvmlite, which the extra `cpu` brings.
+Needs llvmlite to make it, which the extra `cpu` brings.
 """
 
 from __future__ import annotations
 
 import ctypes
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from saccade.kernels.x86 import kept_files
+from saccade.kernels.x86 import cpu_info, kept_files
+from saccade.kernels.x86.object_code import NotLoadable, load_code
 
 Function = Callable[[int], None]
 """Takes the address of a call, of which it changes the first number."""
@@ -40,47 +43,45 @@ def compiled(
 
 def link(code: bytes, names: Sequence[str]) -> Mapping[str, Function]:
     """Return the functions with these names from an object file."""
+    try:
+        addresses = load_code(code, names)
+    except NotLoadable:
+        addresses = _link_by_llvm(code, names)
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    return {name: kind(address) for name, address in addresses.items()}
+
+
+def _link_by_llvm(code: bytes, names: Sequence[str]) -> dict[str, int]:
     from llvmlite import binding
 
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-    found = {name: kind(engine.get_function_address(name)) for name in names}
     _ENGINES.append(engine)
-    return found
+    return {name: engine.get_function_address(name) for name in names}
 
 
 @cache
 def describe_target() -> str:
-    """Return the words that say which compiler and processor code is for."""
-    import llvmlite
-    from llvmlite import binding
-
-    binding.initialize_native_target()
-    binding.initialize_native_asmprinter()
-    triple, processor = binding.get_process_triple(), binding.get_host_cpu_name()
-    return "\n".join((llvmlite.__version__, triple, processor, _features()))
-
-
-def _features() -> str:
-    from llvmlite import binding
-
-    # LLVM would rather have halves of 512 bits on some processors.
-    return f"{binding.get_host_cpu_features().flatten()},-prefer-256-bit"
+    """Return the words that say which compiler and processor code is for. Asks no compiler."""
+    return "\n".join((version("llvmlite"), platform.machine(), cpu_info.describe(), OMITTED))
 
 
 def _machine() -> Any:
     """Return LLVM's view of this machine, a new one: an engine takes it over."""
     from llvmlite import binding
 
-    describe_target()
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
     target = binding.Target.from_triple(binding.get_process_triple())
-    return target.create_target_machine(binding.get_host_cpu_name(), _features(), opt=3, jit=True)
+    features = f"{binding.get_host_cpu_features().flatten()},{OMITTED}"
+    return target.create_target_machine(binding.get_host_cpu_name(), features, opt=3, jit=True)
 
 
+OMITTED = "-prefer-256-bit"
+"""LLVM would rather have halves of 512 bits on some processors."""
 _ENGINES: list[Any] = []
-"""What holds the code's memory: as long as the process."""
+"""What holds the memory of code that LLVM has linked: as long as the process."""
 
 
 def source_text(source: Any) -> str:

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import ctypes
 
-import torch
-
 LANES = 16
 """Outputs of a vector of 32-bit sums."""
 WIDE = 2
@@ -32,7 +30,7 @@ AHEAD_BYTES = 4096
 """How far before its use a line of a matrix is asked for: measured, decision 004."""
 BLOCK = 64
 """Inputs that are transformed together, a power of two (`reference/hadamard.py`)."""
-FORMATS = (torch.float32, torch.bfloat16, torch.float16)
+FORMATS = ("float32", "bfloat16", "float16")
 """Number formats of rows and results; a call names one by its place here."""
 FIELDS = (
     "next",  # the first piece of work that nobody has taken: 0

@@ -23,7 +23,6 @@ from saccade.kernels.x86.amx import has_amx, tile_setting
 from saccade.kernels.x86.vnni import functions, run, runs_vnni
 from saccade.kernels.x86.vnni_call import (
     BLOCK,
-    FORMATS,
     LANES,
     LARGEST,
     LEAST_SCALE,
@@ -37,6 +36,8 @@ from saccade.kernels.x86.vnni_call import (
 
 PANEL = LANES * WIDE
 """Outputs that lie together."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Those that `vnni_call.FORMATS` names, in its order."""
 STEPS = {4: 32, 8: 16}
 """Inputs that are multiplied at a time, by bits: groups divide by them."""
 HUGE = 1 << 21
@@ -182,7 +183,7 @@ def quantise_outputs(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Returns int8 [out, inputs to whole blocks] and float32 scales [out], on all threads.
     """
     weight = F.pad(weight, (0, -weight.shape[1] % BLOCK)).contiguous()
-    if weight.dtype not in FORMATS:
+    if weight.dtype not in DTYPES:
         weight = weight.float()
     outputs, inputs = weight.shape
     values = torch.empty(outputs, inputs, dtype=torch.int8)
@@ -192,7 +193,7 @@ def quantise_outputs(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         "steps": inputs // STEPS[8],
         "tiles": outputs,
         "base": 1,  # a tile of one row lies in the order of its inputs
-        "format": FORMATS.index(weight.dtype),
+        "format": DTYPES.index(weight.dtype),
         "unit": BITS_OF_SCALE,
         "source": weight.data_ptr(),
         "rows": values.data_ptr(),
@@ -255,7 +256,7 @@ def _product(
     quantise: the function for rows. tables: the matrix's, as `vnni.FIELDS` calls them.
     """
     dtype = dtype or x.dtype
-    made = dtype if dtype in FORMATS else torch.float32
+    made = dtype if dtype in DTYPES else torch.float32
     result = torch.empty(x.shape[0], outputs, dtype=made)
     if result.numel():
         _run(x.contiguous(), quantise, bits, words, tables, group, result, bias)
@@ -272,7 +273,7 @@ def _run(
     result: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> None:
-    if x.dtype not in FORMATS:
+    if x.dtype not in DTYPES:
         x = x.float()
     count, inputs = x.shape
     groups = inputs // group
@@ -293,7 +294,7 @@ def _run(
         "base": count // tiles,
         "extra": count % tiles,
         "bias": added.data_ptr(),
-        "format": FORMATS.index(x.dtype),
+        "format": DTYPES.index(x.dtype),
         "source": x.data_ptr(),
         "words": words.data_ptr(),
         "rows": rows,
@@ -303,7 +304,7 @@ def _run(
         **tables,
     }
     run(quantise, call, tiles)
-    call["format"] = FORMATS.index(result.dtype)
+    call["format"] = DTYPES.index(result.dtype)
     if tiled:
         blocks = {"tiles": most // TILE_ROWS, "base": count}
         setting = {"tile_setting": tile_setting().data_ptr()}

@@ -36,21 +36,29 @@ class Resampler:
     source_bytes: int = 0
 
 
-def _by_torch(mode: str) -> Resampler:
+def _antialiased(mode: str) -> Resampler:
     def resize(target: Pixels, pixels: Pixels) -> None:
-        # here, not above: every module of this room imports without it; the worker has loaded it
-        # before its first job
-        import torch
+        # here, not above: the front, which asks how much memory it takes, resizes nothing
+        from saccade.media.formats import antialias
 
-        image = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))[None].permute(
-            0, 3, 1, 2
-        )  # [1, 3, H, W] over channels-last memory
-        resized = torch.nn.functional.interpolate(
-            image, size=target.shape[:2], mode=mode, antialias=True, align_corners=False
-        )
-        target[:] = resized[0].permute(1, 2, 0).numpy()
+        if antialias.runs():
+            antialias.resize(target, pixels, mode)
+        else:
+            _resize_by_torch(target, pixels, mode)
 
     return Resampler(resize)
+
+
+def _resize_by_torch(target: Pixels, pixels: Pixels, mode: str) -> None:
+    import torch  # here, not above: most workers never need it
+
+    image = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))[None].permute(
+        0, 3, 1, 2
+    )  # [1, 3, H, W] over channels-last memory
+    resized = torch.nn.functional.interpolate(
+        image, size=target.shape[:2], mode=mode, antialias=True, align_corners=False
+    )
+    target[:] = resized[0].permute(1, 2, 0).numpy()
 
 
 def _by_pillow(mode: PIL.Image.Resampling) -> Resampler:
@@ -64,9 +72,9 @@ def _by_pillow(mode: PIL.Image.Resampling) -> Resampler:
 
 
 RESAMPLERS: Mapping[str, Resampler] = {
-    "bicubic": _by_torch("bicubic"),
-    "bilinear": _by_torch("bilinear"),
-    "lanczos": _by_torch("lanczos"),
+    "bicubic": _antialiased("bicubic"),
+    "bilinear": _antialiased("bilinear"),
+    "lanczos": _antialiased("lanczos"),
     "pillow_bicubic": _by_pillow(PIL.Image.Resampling.BICUBIC),
     "pillow_lanczos": _by_pillow(PIL.Image.Resampling.LANCZOS),
 }

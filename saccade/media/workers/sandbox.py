@@ -36,6 +36,8 @@ NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
 X32 = 0x4000_0000
 """Calls by another table of numbers."""
 
+MOST_DESCRIPTORS = 32
+"""One more than the highest descriptor."""
 MAPPED_EXECUTABLE = 4
 """PROT_EXEC"""
 PLAIN_CONTROLS = (1, 2, 3, 1030)
@@ -92,19 +94,17 @@ Step = tuple[int, int, int, int]
 """An instruction: code, instructions to skip if true, if false, operand."""
 
 
-def confine(
-    keep: Collection[int], memory: int, threads: bool = False, descriptors: int = 32
-) -> list[str]:
+def confine(keep: Collection[int], memory: int, threads: bool = False) -> list[str]:
     """Give up all rights named above, in this process of one thread.
 
     `keep` are the descriptors to stay open. `memory` is the bytes that the address space may ever
-    grow by. `descriptors` is one more than the highest. `threads` lets some begin, bounded
-    elsewhere. Returns the rights that the kernel refuses to take, in words.
+    grow by. `threads` lets some begin, bounded elsewhere. Returns the rights that the kernel
+    refuses to take, in words.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     close_all_but(keep)
     steps: dict[str, Callable[[], None]] = {
-        "hard limits": lambda: _limit(memory, threads, descriptors),
+        "hard limits": lambda: _limit(memory, threads),
         "non-dumpable": lambda: _check(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)),
         "dropped capabilities": lambda: _drop_capabilities(libc),
         "no_new_privs": lambda: never_more_rights(libc),
@@ -139,10 +139,10 @@ def address_space() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
-def _limit(memory: int, threads: bool, descriptors: int) -> None:
+def _limit(memory: int, threads: bool) -> None:
     limits = {
         resource.RLIMIT_AS: address_space() + memory,
-        resource.RLIMIT_NOFILE: descriptors,
+        resource.RLIMIT_NOFILE: MOST_DESCRIPTORS,
         resource.RLIMIT_FSIZE: 0,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,

@@ -570,12 +570,9 @@ def warm_up(decode: bool, own: OwnPixels | None) -> None:
 
             pdf.warm_up()
         return
-    import torch
-
     from saccade.core.recipe import whole
     from saccade.media.formats.decode import decode_into
 
-    torch.set_num_threads(1)  # more would not live through a fork
     for image in images:
         canvas = np.empty((32, 32, 3), np.uint8)
         decode_into([(canvas, whole((32, 32)))], memoryview(image), (64, 64), 1)

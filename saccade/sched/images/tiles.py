@@ -28,11 +28,11 @@ from saccade.core.plan import TileCopy
 from saccade.core.types import Grid, Image, ImageKey
 
 REMEMBERED = 1 << 17
-"""Tiles by name, and tiles of images."""
+"""Names of tiles, and images with tiles, that are remembered."""
 MOST_GRIDS = 256
-"""Whose tiles are not asked for again."""
+"""Grids whose tiles are remembered."""
 MOST_HOMES = 4
-"""Images that a tile is looked for in: the latest."""
+"""The latest images in which a tile is looked for."""
 
 TileName = tuple[bytes, bytes, str]
 """The digest of its pixels, and the settings and the salt of its image."""

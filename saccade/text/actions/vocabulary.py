@@ -21,7 +21,7 @@ _USUAL: Mapping[str, Any] = {
     each.name: each.default if each.default_factory is MISSING else each.default_factory()
     for each in fields(Action)
 }
-"""Each attribute of an action that says nothing about it."""
+"""Values of an action's attributes that say nothing about it."""
 _ALWAYS = frozenset({"kind", "path"})
 """Attributes that every word has its own way with."""
 

@@ -22,7 +22,7 @@ MOST_REPEATED = 100
 MOST_KEYS = 16
 LONGEST_TEXT = 100_000
 MOST_POINTS = 1000
-"""Of a drag."""
+"""The most points of a drag."""
 _POINT = re.compile(r"\D*(\d{1,5})\D+(\d{1,5})\D*")
 _KEY = r"[!-&(-*,-\[\]-~]{1,16}"
 """A key in a chord: no quotation mark, no backslash, and no joint."""

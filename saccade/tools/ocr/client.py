@@ -32,7 +32,7 @@ LONGEST_WAIT = 30.0
 BUSY = frozenset((429, 503))
 FORBIDDEN = frozenset((401, 403))
 MOST_TOKENS = 4096
-"""Of a page's answer, unless told."""
+"""The most tokens of a page's answer, by default."""
 
 
 class ServerGone(SaccadeError):

@@ -22,7 +22,7 @@ from saccade.core.given_paths import read_bytes, reason, shown
 
 MOST_BYTES = 2 << 30
 BEGIN = 1024
-"""Bytes among which a PDF says what it is."""
+"""Bytes at a file's beginning in which a PDF says what it is."""
 MOST_RANGES = 1000
 _RANGE = re.compile(r"([0-9]{1,9})(?:(-)([0-9]{1,9})?)?")
 _BROKEN = (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError)

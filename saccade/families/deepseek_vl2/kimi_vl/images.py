@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from saccade.core.errors import CheckpointError, ImageError
 from saccade.core.family import LargestImage, PixelBounds
-from saccade.core.recipe import ImageRecipe, ImageView
+from saccade.core.recipe import BLACK, ImageRecipe, ImageView
 from saccade.core.types import Grid, Size
 from saccade.families.base_spec import fingerprint
 from saccade.families.checkpoint import Section
@@ -21,7 +21,6 @@ from saccade.nn.tower_config import Colours
 
 LONGEST_SIDE = 511
 """Patches on a side of an image, at most: the published tower turns no more."""
-BLACK = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,6 @@ class KimiSpec(LatentSpec):
     vision: MoonConfig
     images: PaddedRules
 
-    @property
-    def image_token_id(self) -> int:
-        return self.placeholder.marks[0]
-
 
 def kimi_spec(checkpoint: Checkpoint) -> KimiSpec:
     """Read a Kimi-VL checkpoint's facts. Raises CheckpointError naming file and field."""

@@ -10,17 +10,23 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from saccade.core.types import Grid
 from saccade.families.deepseek_vl2.kimi_vl.config import MoonConfig
 from saccade.families.deepseek_vl2.kimi_vl.images import LONGEST_SIDE, PaddedRules
 from saccade.kernels.reference.rotary import rotary_tables
-from saccade.nn.linear import Column, Linear, RowLinear
+from saccade.nn.mlp import MLP
 from saccade.nn.norm import LayerNorm
-from saccade.nn.patches import PatchKernel, copy_images, merged_order
+from saccade.nn.patches import PatchKernel, copy_images, fit_positions, merged_order
 from saccade.nn.protocol import GridFacts, Pack, Pieces
-from saccade.nn.tower import AxialRope, BlockParts, TowerBlock, axial_angles
+from saccade.nn.tower import (
+    AxialRope,
+    BlockParts,
+    PatchMerger,
+    TowerBlock,
+    axial_angles,
+    run_blocks,
+)
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
@@ -57,22 +63,13 @@ class TakingTurns(AxialRope):
         self.looked_up = weights.ops.looks_up
 
 
-class MoonProjector:
-    """Turns a token's patches into the language model's row."""
-
-    __slots__ = ("down", "norm", "unit", "up")
-
-    def __init__(self, weights: Weights, config: MoonConfig, shard: Shard) -> None:
-        self.unit = config.merge**2
-        merged, out = config.hidden * self.unit, config.out_hidden
-        self.norm = LayerNorm(weights, f"{PROJECTOR}.pre_norm", config.hidden, config.norm_eps)
-        columns = [Column(f"{PROJECTOR}.linear_1", merged, shard)]
-        self.up = Linear.columns(weights, columns, merged, bias=True, activation="gelu")
-        self.down = RowLinear(weights, f"{PROJECTOR}.linear_2", merged, out, shard, bias=True)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Map x [N, hidden] to [M, out]."""
-        return self.down(self.up(self.norm(x).view(len(x) // self.unit, -1)))
+def moon_projector(weights: Weights, config: MoonConfig, shard: Shard) -> PatchMerger:
+    """Load the projector. Raises CheckpointError where a tensor is missing or misshapen."""
+    unit = config.merge**2
+    norm = LayerNorm(weights, f"{PROJECTOR}.pre_norm", config.hidden, config.norm_eps)
+    names, merged = (f"{PROJECTOR}.linear_1", f"{PROJECTOR}.linear_2"), config.hidden * unit
+    mlp = MLP(weights, names, (merged, merged, config.out_hidden), "gelu", shard)
+    return PatchMerger(unit, norm, mlp)
 
 
 class MoonTower:
@@ -106,7 +103,7 @@ class MoonTower:
         self.layers = [vision_block(weights, each, config, shard) for each in names]
         last = f"{name}.final_layernorm"
         self.last_norm = LayerNorm(weights, last, config.hidden, config.norm_eps)
-        self.projector = MoonProjector(weights, config, shard)
+        self.projector = moon_projector(weights, config, shard)
         self.rope = TakingTurns(weights, config.head_dim, THETA, LONGEST_SIDE)
 
     def rows(self, patches: int) -> int:
@@ -116,31 +113,20 @@ class MoonTower:
         height, width = grid
         device = self.positions.device
         row, column = merged_order(height, width, self.config.merge)
-        order = send(row * width + column, device)
         return GridFacts(
             places=send(np.stack((column, row)), device),
-            position_embedding=self._fitted(height, width).index_select(0, order),
+            position_embedding=fit_positions(
+                self.positions, (height, width), self.config.merge, "bicubic"
+            ),
             segments=((height * width,),),
         )
-
-    def _fitted(self, height: int, width: int) -> torch.Tensor:
-        """Return the positions of height x width patches, in reading order."""
-        if (height, width) == self.config.learned:
-            return self.positions.flatten(0, 1)
-        table = self.positions.permute(2, 0, 1)[None].float()
-        found = F.interpolate(table, (height, width), mode="bicubic", align_corners=False)
-        return found[0].flatten(1).t().to(self.positions.dtype)
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
         assert facts.position_embedding is not None, "made by `grid_facts`"
         return self.kernel(pixels) + facts.position_embedding
 
     def blocks(self, pack: Pack) -> Pieces:
-        x, (cuts,) = pack.rows, pack.cuts
-        rotation = self.rope.rotation(pack.places)
-        rotations = [rotation.part(cut.rows) for cut in cuts]
-        for layer in self.layers:
-            x = yield from layer(x, cuts, pack.attention, rotations)
+        x = yield from run_blocks(self.layers, pack, self.rope.rotation(pack.places))
         return self.projector(self.last_norm(x))
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from saccade.core.errors import CheckpointError
 from saccade.families.base_spec import DecoderSpec, Placeholder
 from saccade.families.checkpoint import Checkpoint, Section
-from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, read_colours, read_token
+from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, check_made_for, read_token
 from saccade.families.qwen_vl.dots_ocr.config import DotsConfig, read_text, read_vision
-from saccade.families.qwen_vl.images import ImageRules
+from saccade.families.qwen_vl.images import ImageRules, read_rules
 from saccade.nn.text_config import TextConfig
 
 
@@ -23,10 +22,6 @@ class DotsSpec(DecoderSpec):
     vision: DotsConfig
     text: TextConfig
     images: ImageRules
-
-    @property
-    def image_token_id(self) -> int:
-        return self.placeholder.marks[0]
 
 
 def dots_spec(checkpoint: Checkpoint) -> DotsSpec:
@@ -47,21 +42,8 @@ def dots_spec(checkpoint: Checkpoint) -> DotsSpec:
 
 
 def _images(processor: Section, vision: DotsConfig) -> ImageRules:
-    for name, known in (("patch_size", vision.patch), ("merge_size", vision.merge)):
-        if (value := processor.integer(name, default=known)) != known:
-            raise CheckpointError(
-                f"{processor.where}: {name} is {value}, but the vision tower was made for {known}"
-            )
-    size = processor.section("size")
-    least = size.integer("shortest_edge", "min_pixels", default=56 * 56)
-    most = size.integer("longest_edge", "max_pixels", default=28 * 28 * 1280)
-    mean, std = read_colours(processor, CLIP_MEAN, CLIP_STD)
-    return ImageRules(
-        patch=vision.patch,
-        merge=vision.merge,
-        min_pixels=processor.integer("min_pixels", default=least),
-        max_pixels=processor.integer("max_pixels", default=most),
-        mean=mean,
-        std=std,
-        temporal_patch=1,
-    )
+    patch, merge = vision.patch, vision.merge
+    check_made_for(processor, patch_size=patch, merge_size=merge)
+    bounds = 56 * 56, 28 * 28 * 1280
+    absent = ImageRules(patch, merge, *bounds, CLIP_MEAN, CLIP_STD, temporal_patch=1)
+    return read_rules(processor, absent)

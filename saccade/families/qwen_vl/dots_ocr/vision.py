@@ -12,12 +12,11 @@ import torch
 from saccade.core.types import Grid
 from saccade.families.qwen_vl.dots_ocr.config import DotsConfig
 from saccade.families.qwen_vl.images import LONGEST_SIDE, ImageRules
-from saccade.nn.linear import Column, Linear, RowLinear
-from saccade.nn.mlp import GatedMLP
+from saccade.nn.mlp import MLP, GatedMLP
 from saccade.nn.norm import LayerNorm, RMSNorm
 from saccade.nn.patches import PatchKernel, copy_images, merged_order
 from saccade.nn.protocol import GridFacts, Pack, Pieces
-from saccade.nn.tower import AxialRope, BlockParts, TowerBlock
+from saccade.nn.tower import AxialRope, BlockParts, PatchMerger, TowerBlock, run_blocks
 from saccade.nn.transfer import send
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
@@ -40,22 +39,13 @@ def vision_block(weights: Weights, name: str, config: DotsConfig, shard: Shard) 
     )
 
 
-class TokenMerger:
-    """Merges merge x merge neighbouring patches into one token for the language model."""
-
-    __slots__ = ("down", "norm", "unit", "up")
-
-    def __init__(self, weights: Weights, config: DotsConfig, shard: Shard) -> None:
-        name, self.unit = f"{TOWER}.merger", config.merge**2
-        merged, out = config.hidden * self.unit, config.out_hidden
-        self.norm = LayerNorm(weights, f"{name}.ln_q", config.hidden, MERGER_EPS)
-        columns = [Column(f"{name}.mlp.0", merged, shard)]
-        self.up = Linear.columns(weights, columns, merged, bias=True, activation="gelu")
-        self.down = RowLinear(weights, f"{name}.mlp.2", merged, out, shard, bias=True)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Map x [N, hidden] to [M, out]."""
-        return self.down(self.up(self.norm(x).view(len(x) // self.unit, -1)))
+def patch_merger(weights: Weights, config: DotsConfig, shard: Shard) -> PatchMerger:
+    """Load the merger. Raises CheckpointError where a tensor is missing or misshapen."""
+    name, unit = f"{TOWER}.merger", config.merge**2
+    norm = LayerNorm(weights, f"{name}.ln_q", config.hidden, MERGER_EPS)
+    names, merged = (f"{name}.mlp.0", f"{name}.mlp.2"), config.hidden * unit
+    mlp = MLP(weights, names, (merged, merged, config.out_hidden), "gelu", shard)
+    return PatchMerger(unit, norm, mlp)
 
 
 class DotsTower:
@@ -90,7 +80,7 @@ class DotsTower:
         if config.last_norm:
             last = f"{TOWER}.post_trunk_norm"
             self.last_norm = RMSNorm(weights, last, config.hidden, config.norm_eps)
-        self.merger = TokenMerger(weights, config, shard)
+        self.merger = patch_merger(weights, config, shard)
         # The row rotates a head's first half, the column its second.
         self.rope = AxialRope(weights, config.head_dim, THETA, LONGEST_SIDE)
 
@@ -106,11 +96,7 @@ class DotsTower:
         return self.norm(self.kernel(pixels))
 
     def blocks(self, pack: Pack) -> Pieces:
-        x, (cuts,) = pack.rows, pack.cuts
-        rotation = self.rope.rotation(pack.places)
-        rotations = [rotation.part(cut.rows) for cut in cuts]
-        for layer in self.layers:
-            x = yield from layer(x, cuts, pack.attention, rotations)
+        x = yield from run_blocks(self.layers, pack, self.rope.rotation(pack.places))
         return self.merger(x if self.last_norm is None else self.last_norm(x))
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from saccade.core.errors import CheckpointError
 from saccade.core.family import LargestImage
 from saccade.core.types import Grid
 from saccade.families.checkpoint import Section
-from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, read_colours
+from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, check_made_for
 from saccade.families.qwen_vl.hunyuan_vl.config import LearnedConfig
-from saccade.families.qwen_vl.images import MAX_ASPECT_RATIO, ImageRules
+from saccade.families.qwen_vl.images import MAX_ASPECT_RATIO, ImageRules, read_rules
 
 AROUND = 2
 """Tokens before an image's first line and behind its last."""
@@ -43,23 +42,8 @@ class LineRules(ImageRules):
 
 def read_images(processor: Section, vision: LearnedConfig) -> LineRules:
     """Return the rules that the image processor's file asks for. Raises CheckpointError."""
-    known = {"patch_size": vision.patch, "merge_size": vision.merge, "temporal_patch_size": 1}
-    for name, expected in known.items():
-        if (value := processor.integer(name, default=expected)) != expected:
-            raise CheckpointError(
-                f"{processor.where}: {name} is {value}, but the vision tower was made for "
-                f"{expected}"
-            )
-    size = processor.section("size")
-    least = size.integer("shortest_edge", "min_pixels", default=512 * 512)
-    most = size.integer("longest_edge", "max_pixels", default=2048 * 2048)
-    mean, std = read_colours(processor, CLIP_MEAN, CLIP_STD)
-    return LineRules(
-        patch=vision.patch,
-        merge=vision.merge,
-        min_pixels=processor.integer("min_pixels", default=least),
-        max_pixels=processor.integer("max_pixels", default=most),
-        mean=mean,
-        std=std,
-        temporal_patch=1,
-    )
+    patch, merge = vision.patch, vision.merge
+    check_made_for(processor, patch_size=patch, merge_size=merge, temporal_patch_size=1)
+    bounds = 512 * 512, 2048 * 2048
+    absent = LineRules(patch, merge, *bounds, CLIP_MEAN, CLIP_STD, temporal_patch=1)
+    return read_rules(processor, absent)

@@ -14,9 +14,8 @@ from saccade.families.qwen_vl.hunyuan_vl.vision import LineTower
 from saccade.kernels.matrix import Rows
 from saccade.kernels.reference.rotary import Rotation, rotate_, section_axes
 from saccade.nn.attention import CausalAttention, HeadsConfig
-from saccade.nn.decoder import Decoder, DecoderLayer, MultiRope, layer_name
+from saccade.nn.decoder import MultiRope, plain_decoder
 from saccade.nn.family_model import FamilyModel
-from saccade.nn.mlp import GatedMLP
 from saccade.nn.protocol import Attention, LanguageModel, VisionNet
 from saccade.nn.text_config import RopeConfig
 from saccade.nn.weights import Weights
@@ -97,34 +96,11 @@ class HunyuanModel(FamilyModel):
 
     def text(self, weights: Weights, shard: Shard) -> LanguageModel:
         config = self.spec.text
-        decoder = Decoder(
-            weights,
-            config,
-            shard,
-            lambda layer: self._layer(weights, layer, shard),
-            rotary_dim=config.head_dim,
-            own_head=True,
-        )
-        if not self.spec.paired:
-            decoder.rope = ValueRope(config.rope, config.head_dim, weights.device)
-        return decoder
+        heads = HeadsConfig.of(config)
+        kind = MultiRope if self.spec.paired else ValueRope
 
-    def _layer(self, weights: Weights, layer: int, shard: Shard) -> DecoderLayer[LateNormAttention]:
-        config = self.spec.text
-        heads = HeadsConfig(
-            hidden=config.hidden,
-            heads=config.heads,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            qkv_bias=False,
-            qk_norm_eps=config.rms_eps,
-        )
-
-        def mixer(name: str) -> LateNormAttention:
+        def mixer(layer: int, name: str) -> LateNormAttention:
             return LateNormAttention(weights, f"{name}.self_attn", heads, shard, layer)
 
-        def mlp(name: str) -> GatedMLP:
-            sizes = (config.hidden, config.intermediate)
-            return GatedMLP(weights, f"{name}.mlp", sizes, "silu", shard, bias=False)
-
-        return DecoderLayer(weights, layer_name(layer), config, mixer, mlp)
+        rope = kind(config.rope, config.head_dim, weights.device)
+        return plain_decoder(weights, config, shard, mixer, rope=rope, own_head=True)

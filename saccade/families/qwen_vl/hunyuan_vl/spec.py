@@ -53,10 +53,6 @@ class HunyuanSpec(DecoderSpec):
         chosen = read_options(HunyuanOptions, self.family, options)
         return replace(self, paired=chosen.rope_axes == "pairs")
 
-    @property
-    def image_token_id(self) -> int:
-        return self.placeholder.marks[0]
-
     def image_positions(self, grid: Grid) -> npt.NDArray[np.int64]:
         positions = np.tile(np.arange(self.num_tokens(grid)), (self.position_axes, 1))
         rows, columns = self.images.lines(grid)

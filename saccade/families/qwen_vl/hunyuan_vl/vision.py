@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn import functional as F
 
 from saccade.core.types import Grid
 from saccade.families.qwen_vl.hunyuan_vl.config import LearnedConfig
@@ -21,9 +20,9 @@ from saccade.kernels.reference.activation import Activation
 from saccade.nn.linear import Column, Linear
 from saccade.nn.mlp import activation
 from saccade.nn.norm import LayerNorm, RMSNorm
-from saccade.nn.patches import PatchKernel, merged_order, split_images
+from saccade.nn.patches import PatchKernel, fit_positions, split_images
 from saccade.nn.protocol import GridFacts, Pack, Pieces
-from saccade.nn.tower import BlockParts, TowerBlock
+from saccade.nn.tower import BlockParts, TowerBlock, run_blocks
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import WHOLE, Shard
@@ -103,7 +102,7 @@ class LineTower:
         # The first was made for a token that no image has.
         shape = (config.across**2 + 1, config.hidden)
         part = Part(f"{name}.position_embedding.weight", shape, (slice(1, shape[0]),))
-        self.positions = weights.load(part)
+        self.positions = weights.load(part).view(config.across, config.across, -1)
         names = (f"{TOWER}.layers.{i}" for i in range(config.depth))
         self.layers = [vision_block(weights, name, config, shard) for name in names]
         self.merger = LineMerger(weights, config)
@@ -119,29 +118,19 @@ class LineTower:
         device, (_, height, width) = self.positions.device, grid
         return GridFacts(
             places=torch.zeros((0, height * width), dtype=torch.int64).to(device),
-            position_embedding=self._fitted(height, width),
+            position_embedding=fit_positions(
+                self.positions, (height, width), self.config.merge, self.config.interpolation
+            ),
             restore=send(lines(*self.rules.lines(grid)), device),
             segments=((height * width,),),
         )
-
-    def _fitted(self, height: int, width: int) -> torch.Tensor:
-        """Return the positions of height x width patches, in merged order."""
-        across, mode = self.config.across, self.config.interpolation
-        table = self.positions.view(across, across, -1).permute(2, 0, 1)[None].float()
-        found = F.interpolate(table, (height, width), mode=mode, align_corners=False)
-        flat = found[0].flatten(1).t().to(self.positions.dtype)
-        row, column = merged_order(height, width, self.config.merge)
-        return flat.index_select(0, send(row * width + column, self.positions.device))
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
         assert facts.position_embedding is not None, "made by `grid_facts`"
         return self.kernel(pixels) + facts.position_embedding
 
     def blocks(self, pack: Pack) -> Pieces:
-        x, (cuts,) = pack.rows, pack.cuts
-        for layer in self.layers:
-            x = yield from layer(x, cuts, pack.attention)
-        return self.merger(x)
+        return self.merger((yield from run_blocks(self.layers, pack)))
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
         """Split the tokens' [M, out] into [m, out] for each image, with the ends of its lines and
