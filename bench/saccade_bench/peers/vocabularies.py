@@ -5,10 +5,11 @@
 Needs tiktoken, sentencepiece, protobuf and mistral-common.
 
 SOURCE is llama.cpp's source folder, which has vocabularies of published models (`llama_convert`
-says where to get it). Pixtral's comes with mistral-common. Text is what Debian's programs say in thirteen scripts (`/usr/share/locale`).
+says where to get it). Pixtral's comes with mistral-common. Text is what Debian's programs say in
+thirteen scripts (`/usr/share/locale`).
 Saccade's tokenizer is made from the file as a server makes it. The other is tiktoken,
-SentencePiece's library, or the algorithm of GPT-2's encoder, with the file's tokens and the rules
-that the model's maker published.
+SentencePiece's library, mistral-common, or the algorithm of GPT-2's encoder, with the file's tokens
+and the rules that the model's maker published.
 Decoded tokens must be the text.
 """
 
@@ -168,7 +169,7 @@ def by_score(file: GgufFile, *, listed: bool = False) -> Encode:
 
 
 TEKKEN = Path(mistral_common.__file__).parent / "data" / "tekken_240911.json"
-"""Pixtral's."""
+"""The file with Pixtral's vocabulary."""
 
 
 def tekken_file(pre: str) -> GgufFile:

@@ -23,10 +23,10 @@ from saccade.gguf.made import Heads, from_halves, two_frames
 TOWER = "model.visual"
 PATCH = "v.patch_embd.weight"
 PLACES = "v.position_embd.weight"
-"""Learned positions of patches, which GLM-OCR lacks."""
+"""The tensor of learned positions, which GLM-OCR lacks."""
 BICUBIC = 3
 PIXELS = {"shortest_edge": 12_544, "longest_edge": 9_633_792}
-"""Of two frames, as in every published image processor. No file says it."""
+"""Limits of two frames, as in every published image processor. No file says them."""
 TOKENS = {
     "image_token_id": "<|image|>",
     "video_token_id": "<|video|>",

@@ -11,10 +11,10 @@ from saccade.gguf.layers import TowerNames, activation, colours, siglip_config
 
 TOWER, PROJECTOR = "model.vision_tower", "model.multi_modal_projector"
 MERGER = "mm.patch_merger.weight"
-"""Mistral 3's, which Pixtral lacks."""
+"""The tensor that tells Mistral 3 from Pixtral."""
 BICUBIC = 3
 EPSILON = 1e-5
-"""Of transformers' norms, whatever a checkpoint says."""
+"""The epsilon in transformers' norms, whatever a checkpoint says."""
 MARKS = {"image": "[IMG]", "line": "[IMG_BREAK]", "end": "[IMG_END]"}
 NAMES = TowerNames(
     outer={
