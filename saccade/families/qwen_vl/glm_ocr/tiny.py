@@ -14,7 +14,6 @@ from transformers.models.glm46v.image_processing_pil_glm46v import (
     smart_resize,
 )
 
-from saccade.families.config_readers import CLIP_MEAN, CLIP_STD
 from saccade.families.qwen_vl.tiny import QwenReference
 from saccade_bench.fixtures.references import resize_picture
 from saccade_bench.fixtures.tiny import TEXT, Ids, Layout, Tiny
@@ -82,8 +81,8 @@ class GlmTiny(Tiny):
             "merge_size": 2,
             "temporal_patch_size": FRAMES,
             "size": {"shortest_edge": FRAMES * least, "longest_edge": FRAMES * most},
-            "image_mean": list(CLIP_MEAN),
-            "image_std": list(CLIP_STD),
+            "image_mean": list(Glm46VImageProcessorPil.image_mean),
+            "image_std": list(Glm46VImageProcessorPil.image_std),
         }
 
     def hub_tensors(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
