@@ -6,7 +6,8 @@
 
 CHECKPOINT is a folder or "demo". Each `--saccade` names a server of ours and its options.
 Each COMMAND starts an OpenAI-compatible server, with {folder}, {port}, {name}, {threads} in it.
-Each repeat gives every workload to every server before the next workload:
+Each repeat gives every workload to every server before the next workload. A server's turn begins
+when the one before it rests, as some work on after their answers:
 
     cold     a new 1280x720 image and 64 tokens of text: ms to the first token
     again    one and the same request: ms to the first token
@@ -28,6 +29,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -54,6 +56,9 @@ from saccade_bench.options import (
 
 ROOT = Path(__file__).parents[3]
 SAMPLED = json.dumps({"temperature": 1.0, "top_p": 0.95, "seed": 1})
+REST, RESTING = 0.5, 0.04
+"""Seconds between two looks, and the share of them that a resting server may compute."""
+MOST_REST = 15.0
 NEW_IMAGES = DatasetOptions()
 PHOTO = ImageOptions(image_resolution="1280x720", image_content="photo")
 FIRST = TextOptions(random_input_len=64, random_output_len=1)
@@ -170,6 +175,17 @@ def cpu_seconds(pid: int) -> float:
     return total
 
 
+def wait_for_rest(server: StartedServer) -> None:
+    """Wait until a server hardly computes any more, or has had time enough."""
+    before, last = cpu_seconds(server.pid), time.monotonic() + MOST_REST
+    while time.monotonic() < last:
+        time.sleep(REST)
+        now = cpu_seconds(server.pid)
+        if now - before < RESTING * REST:
+            return
+        before = now
+
+
 def measure(
     name: str, seed: int, side: str, server: StartedServer, runs: Path, again: Path
 ) -> PeerResult:
@@ -188,6 +204,7 @@ def measure(
     )
     before = cpu_seconds(server.pid)
     measured = serve(bench)
+    wait_for_rest(server)
     return PeerResult(
         side, name, tuple(workload.values(measured)), cpu_seconds(server.pid) - before
     )
