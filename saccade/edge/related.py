@@ -63,6 +63,9 @@ class _Scope(msgspec.Struct):
     cache_salt: Any = None
 
 
+_SCOPE = msgspec.json.Decoder(_Scope)
+
+
 class RelatedBody:
     """A body in parts. json: with names. brought: the bytes that came along, by name."""
 
@@ -141,7 +144,7 @@ class RelatedBody:
     def _salt(self) -> str:
         """Return the request's cache_salt, or "" for a body that no dialect will read."""
         try:
-            salt = msgspec.json.decode(self.json, type=_Scope).cache_salt
+            salt = _SCOPE.decode(self.json).cache_salt
         except (msgspec.DecodeError, ValueError, RecursionError):
             return ""
         return salt if isinstance(salt, str) else ""

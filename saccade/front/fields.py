@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
+from threading import Lock
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -53,6 +54,9 @@ _HALF_PAIR = re.compile(
 )
 
 
+_LEARNING = Lock()
+
+
 class Reader(Generic[V]):
     """Reads values of one type. What it needs is made at first use, for a server has 390."""
 
@@ -62,7 +66,9 @@ class Reader(Generic[V]):
 
     @cached_property
     def _decoder(self) -> msgspec.json.Decoder[V]:
-        return msgspec.json.Decoder(self._kind)
+        # msgspec ends the process where a thread uses a class whose fields another looks up
+        with _LEARNING:
+            return msgspec.json.Decoder(self._kind)
 
     @cached_property
     def _schema(self) -> inspect.Type:
@@ -87,7 +93,7 @@ class Reader(Generic[V]):
     def value(self, value: object, path: str) -> V:
         """Convert a Python value. Raises as `json`."""
         try:
-            converted: V = msgspec.convert(_tidy(value), self._kind, str_keys=True)
+            converted: V = msgspec.convert(_tidy(value), self._decoder.type, str_keys=True)
         except msgspec.ValidationError as error:
             raise explain(str(error), self._schema, path) from None
         except RecursionError as error:

@@ -75,6 +75,9 @@ class _Streamed(msgspec.Struct):
     stream: Any = None
 
 
+_STREAMED = msgspec.json.Decoder(_Streamed)
+
+
 STREAMED = InvalidRequest(
     "stream: the answers of a batch come whole: leave it out", "stream", "unsupported_parameter"
 )
@@ -429,7 +432,7 @@ def _body(input: BinaryIO, line: InputLine) -> bytes:
 
 def _is_streamed(body: bytes) -> bool:
     try:
-        return msgspec.json.decode(body, type=_Streamed).stream is True
+        return _STREAMED.decode(body).stream is True
     except (msgspec.MsgspecError, RecursionError):
         return False  # the endpoint itself says what is wrong
 
