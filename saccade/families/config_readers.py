@@ -276,6 +276,18 @@ def check_made_for(section: Section, **sizes: int) -> None:
             )
 
 
+def check_halves(vision: Section, name: str, hidden: int, heads: int) -> None:
+    """Raise CheckpointError unless two axes can turn half of each head's values, pair by pair.
+
+    name: the field that holds `hidden`.
+    """
+    if hidden % (4 * heads):
+        raise CheckpointError(
+            f"{vision.where}: {name} {hidden} must be a multiple of 4 values for each of "
+            f"{heads} heads"
+        )
+
+
 def check_channels(vision: Section) -> None:
     """Raise CheckpointError unless images have three channels."""
     if vision.integer("num_channels", default=3) != 3:

@@ -144,6 +144,26 @@ class PatchMerger:
         return self.mlp(merged)
 
 
+def load_merger(
+    weights: Weights,
+    names: tuple[str, str, str],
+    sizes: tuple[int, int, int],
+    eps: float,
+    shard: Shard,
+) -> PatchMerger:
+    """Load a merger with LayerNorm and GELU. Every row is normalised.
+
+    Raises CheckpointError where a tensor is missing or misshapen.
+
+    names: of the norm and of the two products. sizes: a row's values, a token's rows, and a token's
+    values.
+    """
+    hidden, unit, out = sizes
+    norm = LayerNorm(weights, names[0], hidden, eps)
+    mlp = MLP(weights, names[1:], (hidden * unit, hidden * unit, out), "gelu", shard)
+    return PatchMerger(unit, norm, mlp)
+
+
 class AxialRope:
     """Rotates a head's first half by a patch's place on one axis, its second by that on another.
 

@@ -11,6 +11,7 @@ from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Section
 from saccade.families.config_readers import (
     check_channels,
+    check_halves,
     check_side,
     read_axial,
     read_head_dim,
@@ -60,11 +61,7 @@ def read_vision(config: Section, out: int) -> PerceptionConfig:
     check_channels(vision)
     hidden = vision.count("width", "hidden_size", default=1536)
     heads = vision.count("heads", "num_attention_heads", default=16)
-    if hidden % (4 * heads):
-        raise CheckpointError(
-            f"{vision.where}: width {hidden} must be a multiple of 4 values for each of {heads} "
-            "heads"
-        )
+    check_halves(vision, "width", hidden, heads)
     ratio = vision.positive("mlp_ratio", default=8960 / 1536)
     side, patch = vision.count("image_size", default=728), vision.count("patch_size", default=14)
     check_side(vision, side, patch, REDUCTION)

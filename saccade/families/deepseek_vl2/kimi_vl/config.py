@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Section
-from saccade.families.config_readers import require_kind
+from saccade.families.config_readers import check_halves, require_kind
 from saccade.nn.tower_config import BlocksConfig
 
 
@@ -29,11 +29,7 @@ def read_vision(config: Section, out: int) -> MoonConfig:
     require_kind(vision, "moonvit")
     hidden = vision.count("hidden_size", default=1152)
     heads = vision.count("num_attention_heads", default=16)
-    if hidden % (4 * heads):
-        raise CheckpointError(
-            f"{vision.where}: hidden_size {hidden} must be a multiple of 4 values for each of "
-            f"{heads} heads"
-        )
+    check_halves(vision, "hidden_size", hidden, heads)
     rows = vision.count("init_pos_emb_height", default=64)
     columns = vision.count("init_pos_emb_width", default=64)
     return MoonConfig(

@@ -15,16 +15,15 @@ from saccade.core.types import Grid
 from saccade.families.deepseek_vl2.kimi_vl.config import MoonConfig
 from saccade.families.deepseek_vl2.kimi_vl.images import LONGEST_SIDE, PaddedRules
 from saccade.kernels.reference.rotary import rotary_tables
-from saccade.nn.mlp import MLP
 from saccade.nn.norm import LayerNorm
 from saccade.nn.patches import PatchKernel, copy_images, fit_positions, merged_order
 from saccade.nn.protocol import GridFacts, Pack, Pieces
 from saccade.nn.tower import (
     AxialRope,
     BlockParts,
-    PatchMerger,
     TowerBlock,
     axial_angles,
+    load_merger,
     run_blocks,
 )
 from saccade.nn.transfer import send
@@ -63,15 +62,6 @@ class TakingTurns(AxialRope):
         self.looked_up = weights.ops.looks_up
 
 
-def moon_projector(weights: Weights, config: MoonConfig, shard: Shard) -> PatchMerger:
-    """Load the projector. Raises CheckpointError where a tensor is missing or misshapen."""
-    unit = config.merge**2
-    norm = LayerNorm(weights, f"{PROJECTOR}.pre_norm", config.hidden, config.norm_eps)
-    names, merged = (f"{PROJECTOR}.linear_1", f"{PROJECTOR}.linear_2"), config.hidden * unit
-    mlp = MLP(weights, names, (merged, merged, config.out_hidden), "gelu", shard)
-    return PatchMerger(unit, norm, mlp)
-
-
 class MoonTower:
     """Turns uint8 pixels into embeddings. Implements `nn.protocol.VisionNet`."""
 
@@ -103,7 +93,9 @@ class MoonTower:
         self.layers = [vision_block(weights, each, config, shard) for each in names]
         last = f"{name}.final_layernorm"
         self.last_norm = LayerNorm(weights, last, config.hidden, config.norm_eps)
-        self.projector = moon_projector(weights, config, shard)
+        parts = f"{PROJECTOR}.pre_norm", f"{PROJECTOR}.linear_1", f"{PROJECTOR}.linear_2"
+        merged = config.hidden, config.merge**2, config.out_hidden
+        self.projector = load_merger(weights, parts, merged, config.norm_eps, shard)
         self.rope = TakingTurns(weights, config.head_dim, THETA, LONGEST_SIDE)
 
     def rows(self, patches: int) -> int:

@@ -11,6 +11,7 @@ from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Section
 from saccade.families.config_readers import (
     check_channels,
+    check_halves,
     read_head_dim,
     read_rope,
     read_text_config,
@@ -54,11 +55,7 @@ def read_vision(config: Section, out: int) -> DotsConfig:
     refuse_flags(vision, "is_causal")
     hidden = vision.count("embed_dim", default=1536)
     heads = vision.count("num_attention_heads", default=12)
-    if hidden % (4 * heads):
-        raise CheckpointError(
-            f"{vision.where}: embed_dim {hidden} must be a multiple of 4 values for each of "
-            f"{heads} heads"
-        )
+    check_halves(vision, "embed_dim", hidden, heads)
     if (found := vision.count("hidden_size", default=1536)) != out:
         raise CheckpointError(
             f"{vision.where}: hidden_size {found} must be the language model's {out}"

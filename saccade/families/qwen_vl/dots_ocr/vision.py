@@ -12,11 +12,11 @@ import torch
 from saccade.core.types import Grid
 from saccade.families.qwen_vl.dots_ocr.config import DotsConfig
 from saccade.families.qwen_vl.images import LONGEST_SIDE, ImageRules
-from saccade.nn.mlp import MLP, GatedMLP
-from saccade.nn.norm import LayerNorm, RMSNorm
+from saccade.nn.mlp import GatedMLP
+from saccade.nn.norm import RMSNorm
 from saccade.nn.patches import PatchKernel, copy_images, merged_order
 from saccade.nn.protocol import GridFacts, Pack, Pieces
-from saccade.nn.tower import AxialRope, BlockParts, PatchMerger, TowerBlock, run_blocks
+from saccade.nn.tower import AxialRope, BlockParts, TowerBlock, load_merger, run_blocks
 from saccade.nn.transfer import send
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
@@ -37,15 +37,6 @@ def vision_block(weights: Weights, name: str, config: DotsConfig, shard: Shard) 
         out=parts.out("attn.proj", bias=bias),
         mlp=GatedMLP(weights, f"{name}.mlp", sizes, config.activation, shard, bias=bias),
     )
-
-
-def patch_merger(weights: Weights, config: DotsConfig, shard: Shard) -> PatchMerger:
-    """Load the merger. Raises CheckpointError where a tensor is missing or misshapen."""
-    name, unit = f"{TOWER}.merger", config.merge**2
-    norm = LayerNorm(weights, f"{name}.ln_q", config.hidden, MERGER_EPS)
-    names, merged = (f"{name}.mlp.0", f"{name}.mlp.2"), config.hidden * unit
-    mlp = MLP(weights, names, (merged, merged, config.out_hidden), "gelu", shard)
-    return PatchMerger(unit, norm, mlp)
 
 
 class DotsTower:
@@ -80,7 +71,9 @@ class DotsTower:
         if config.last_norm:
             last = f"{TOWER}.post_trunk_norm"
             self.last_norm = RMSNorm(weights, last, config.hidden, config.norm_eps)
-        self.merger = patch_merger(weights, config, shard)
+        parts = f"{TOWER}.merger.ln_q", f"{TOWER}.merger.mlp.0", f"{TOWER}.merger.mlp.2"
+        merged = config.hidden, config.merge**2, config.out_hidden
+        self.merger = load_merger(weights, parts, merged, MERGER_EPS, shard)
         # The row rotates a head's first half, the column its second.
         self.rope = AxialRope(weights, config.head_dim, THETA, LONGEST_SIDE)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Section
 from saccade.families.config_readers import (
+    check_halves,
     read_axial,
     read_head_dim,
     read_rope,
@@ -72,11 +73,7 @@ def read_vision(config: Section, out: int) -> CogConfig:
         raise CheckpointError(f"{vision.where}: in_channels must be 3")
     hidden = vision.count("hidden_size", default=1024)
     heads = vision.count("num_heads", "num_attention_heads", default=16)
-    if hidden % (4 * heads):
-        raise CheckpointError(
-            f"{vision.where}: hidden_size {hidden} must be a multiple of 4 values for each of "
-            f"{heads} heads"
-        )
+    check_halves(vision, "hidden_size", hidden, heads)
     if (found := vision.count("out_hidden_size", default=1536)) != out:
         raise CheckpointError(
             f"{vision.where}: out_hidden_size {found} must be the language model's {out}"

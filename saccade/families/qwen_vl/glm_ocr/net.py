@@ -30,14 +30,7 @@ class SandwichLayer(DecoderLayer[CausalAttention]):
 
     def __init__(self, weights: Weights, layer: int, config: TextConfig, shard: Shard) -> None:
         name = layer_name(layer)
-        heads = HeadsConfig(
-            hidden=config.hidden,
-            heads=config.heads,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            qkv_bias=False,
-            qk_norm_eps=None,
-        )
+        heads = HeadsConfig.of(config)
         sizes = config.hidden, config.intermediate
         super().__init__(
             weights,

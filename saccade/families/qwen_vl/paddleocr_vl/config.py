@@ -11,6 +11,7 @@ from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Section
 from saccade.families.config_readers import (
     check_channels,
+    check_halves,
     read_axial,
     read_head_dim,
     read_rope,
@@ -70,11 +71,7 @@ def read_vision(config: Section, out: int) -> FittedConfig:
     check_channels(vision)
     hidden = vision.count("hidden_size", default=1152)
     heads = vision.count("num_attention_heads", default=16)
-    if hidden % (4 * heads):
-        raise CheckpointError(
-            f"{vision.where}: hidden_size {hidden} must be a multiple of 4 values for each of "
-            f"{heads} heads"
-        )
+    check_halves(vision, "hidden_size", hidden, heads)
     side, patch = vision.count("image_size", default=384), vision.count("patch_size", default=14)
     if side < patch:
         raise CheckpointError(

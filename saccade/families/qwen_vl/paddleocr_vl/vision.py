@@ -14,11 +14,10 @@ import torch
 from saccade.core.types import Grid
 from saccade.families.qwen_vl.images import LONGEST_SIDE, ImageRules
 from saccade.families.qwen_vl.paddleocr_vl.config import FittedConfig
-from saccade.nn.mlp import MLP
 from saccade.nn.norm import LayerNorm
 from saccade.nn.patches import PatchKernel, copy_images, fit_positions, merged_order
 from saccade.nn.protocol import GridFacts, Pack, Pieces
-from saccade.nn.tower import AxialRope, BlockParts, PatchMerger, TowerBlock, run_blocks
+from saccade.nn.tower import AxialRope, BlockParts, TowerBlock, load_merger, run_blocks
 from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
@@ -37,15 +36,6 @@ def vision_block(weights: Weights, name: str, config: FittedConfig, shard: Shard
         out=parts.out("self_attn.out_proj"),
         mlp=parts.mlp(),
     )
-
-
-def patch_projector(weights: Weights, config: FittedConfig, shard: Shard) -> PatchMerger:
-    """Load the projector. Raises CheckpointError where a tensor is missing or misshapen."""
-    unit = config.merge**2
-    norm = LayerNorm(weights, f"{PROJECTOR}.pre_norm", config.hidden, PROJECTOR_EPS)
-    names, merged = (f"{PROJECTOR}.linear_1", f"{PROJECTOR}.linear_2"), config.hidden * unit
-    mlp = MLP(weights, names, (merged, merged, config.out_hidden), "gelu", shard)
-    return PatchMerger(unit, norm, mlp)
 
 
 class FittedTower:
@@ -79,7 +69,9 @@ class FittedTower:
         self.layers = [vision_block(weights, each, config, shard) for each in names]
         last = f"{TOWER}.post_layernorm"
         self.last_norm = LayerNorm(weights, last, config.hidden, config.norm_eps)
-        self.projector = patch_projector(weights, config, shard)
+        parts = f"{PROJECTOR}.pre_norm", f"{PROJECTOR}.linear_1", f"{PROJECTOR}.linear_2"
+        merged = config.hidden, config.merge**2, config.out_hidden
+        self.projector = load_merger(weights, parts, merged, PROJECTOR_EPS, shard)
         # The row rotates a head's first half, the column its second.
         self.rope = AxialRope(weights, config.head_dim, config.rope_theta, LONGEST_SIDE)
 
