@@ -23,6 +23,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
+from saccade.core.decoders import convert
 from saccade.core.errors import ConfigError, ImageError, InvalidRequest, NotFound
 from saccade.core.given_paths import reason, regular, shown
 from saccade.core.options import (
@@ -457,7 +458,7 @@ def _typed(kind: Any, value: Any, name: str) -> Any:
         what = kind.__name__ if isinstance(kind, type) else kind
         raise InvalidRequest(f"{name}: expected {what}, got {type(value).__name__}", name)
     try:
-        return msgspec.convert(msgspec.to_builtins(value), kind)
+        return convert(msgspec.to_builtins(value), kind)
     except msgspec.ValidationError as error:
         why, _, place = str(error).partition(" - at `$")
         field = place.strip(".`") or name

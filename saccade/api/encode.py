@@ -23,6 +23,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from saccade.api.handlers import Endpoint, RequestHandler
+from saccade.core.decoders import json_decoder
 from saccade.core.errors import ImageError, InvalidRequest, NotFound, OtherTower
 from saccade.core.exchange import (
     ENCODE_PATH,
@@ -68,7 +69,7 @@ class EmbeddingDoor:
     def _read(self, text: str) -> EmbeddingWanted:
         """Read the wish. Raises InvalidRequest, OtherTower."""
         try:
-            wanted = msgspec.json.decode(text, type=EmbeddingWanted)
+            wanted = json_decoder(EmbeddingWanted).decode(text)
             self._check_size(wanted.image)
             tokens = self._front.intake.spec.num_tokens(wanted.image.grid)
         except (msgspec.MsgspecError, ValueError, TypeError) as error:

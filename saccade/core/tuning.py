@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
+from saccade.core.decoders import convert
 from saccade.core.errors import ConfigError
 
 T = TypeVar("T")
@@ -96,7 +97,7 @@ class TuningValue:
     def parse(self, text: str) -> object:
         """Parse `text` as this value. Raises ConfigError."""
         try:
-            return msgspec.convert(text, self.hint, strict=False)
+            return convert(text, self.hint, strict=False)
         except msgspec.ValidationError as error:
             raise ConfigError(f"--tune {self.name}={text}: {error}") from None
 

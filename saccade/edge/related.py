@@ -28,6 +28,7 @@ import pybase64
 from blake3 import blake3
 
 from saccade.core.client import Client
+from saccade.core.decoders import json_decoder
 from saccade.core.errors import InvalidRequest, UnknownDigests
 from saccade.edge.sent_bytes import SentBytes
 
@@ -63,7 +64,7 @@ class _Scope(msgspec.Struct):
     cache_salt: Any = None
 
 
-_SCOPE = msgspec.json.Decoder(_Scope)
+_SCOPE = json_decoder(_Scope)
 
 
 class RelatedBody:

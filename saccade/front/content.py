@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from saccade.core.decoders import json_decoder
 from saccade.core.errors import InvalidRequest
 from saccade.front.addresses import missing
 from saccade.front.breakpoints import Mark, Marked, read_mark
@@ -129,8 +130,8 @@ class _Content(Struct):
     tool_calls: msgspec.Raw = msgspec.Raw()
 
 
-_CONTENT = msgspec.json.Decoder(_Content)
-_PARTS = msgspec.json.Decoder(list[_Content])
+_CONTENT = json_decoder(_Content)
+_PARTS = json_decoder(list[_Content])
 
 
 _BYTES_PER_TOKEN = 256

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
-from threading import Lock
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta, inspect
 
+from saccade.core.decoders import convert, json_decoder
 from saccade.core.errors import InvalidRequest
 
 V = TypeVar("V")
@@ -54,9 +54,6 @@ _HALF_PAIR = re.compile(
 )
 
 
-_LEARNING = Lock()
-
-
 class Reader(Generic[V]):
     """Reads values of one type. What it needs is made at first use, for a server has 390."""
 
@@ -66,9 +63,7 @@ class Reader(Generic[V]):
 
     @cached_property
     def _decoder(self) -> msgspec.json.Decoder[V]:
-        # msgspec ends the process where a thread uses a class whose fields another looks up
-        with _LEARNING:
-            return msgspec.json.Decoder(self._kind)
+        return json_decoder(self._kind)
 
     @cached_property
     def _schema(self) -> inspect.Type:
@@ -93,7 +88,7 @@ class Reader(Generic[V]):
     def value(self, value: object, path: str) -> V:
         """Convert a Python value. Raises as `json`."""
         try:
-            converted: V = msgspec.convert(_tidy(value), self._decoder.type, str_keys=True)
+            converted: V = convert(_tidy(value), self._kind, str_keys=True)
         except msgspec.ValidationError as error:
             raise explain(str(error), self._schema, path) from None
         except RecursionError as error:

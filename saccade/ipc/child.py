@@ -26,6 +26,7 @@ from typing import Any, Generic, NoReturn, TypeVar, cast, get_args
 
 import msgspec
 
+from saccade.core.decoders import msgpack_decoder
 from saccade.ipc.memory import end_imports
 from saccade.ipc.tied import end_with
 
@@ -57,7 +58,7 @@ class Codec(Generic[Sent, Received]):
     def __init__(self, sent: Any, received: Any) -> None:
         self._kinds = {kind: number for number, kind in enumerate(_members(sent))}
         self._decoders: list[msgspec.msgpack.Decoder[Any]] = [
-            msgspec.msgpack.Decoder(kind) for kind in _members(received)
+            msgpack_decoder(kind) for kind in _members(received)
         ]
 
     def encode(self, message: Sent) -> bytes:
@@ -416,7 +417,7 @@ def enter(boot: type[Boot]) -> tuple[Boot, ParentLink]:
     link = ParentLink(socket.socket(fileno=connection), words)
     try:
         length, _ = _HEADER.unpack(_read(link.socket, _HEADER.size))
-        return msgspec.msgpack.decode(_read(link.socket, length), type=boot), link
+        return msgpack_decoder(boot).decode(_read(link.socket, length)), link
     except Disconnected:
         os._exit(1)
 

@@ -21,6 +21,7 @@ from cachetools import LRUCache
 from msgspec import Meta
 
 from saccade.core.config import MIB
+from saccade.core.decoders import msgpack_decoder
 from saccade.core.errors import ImageError, InvalidRequest
 from saccade.core.extras import ask_operator
 from saccade.core.family import FamilySpec
@@ -58,10 +59,10 @@ PageSizes = list[tuple[float, float]]
 """(height, width) of each page in points, upright."""
 Side = Annotated[float, Meta(gt=0, le=1e9)]
 Name = Annotated[bytes, Meta(min_length=32, max_length=32)]
-_SIZES = msgspec.msgpack.Decoder(list[tuple[Side, Side]])
-_TEXTS = msgspec.msgpack.Decoder(list[str])
-_PAGES = msgspec.msgpack.Decoder(list[tuple[str, bytes]])
-_NAMES = msgspec.msgpack.Decoder(list[Name])
+_SIZES = msgpack_decoder(list[tuple[Side, Side]])
+_TEXTS = msgpack_decoder(list[str])
+_PAGES = msgpack_decoder(list[tuple[str, bytes]])
+_NAMES = msgpack_decoder(list[Name])
 
 
 @cache

@@ -24,6 +24,7 @@ from blake3 import blake3
 
 from saccade.core.arena import Arena
 from saccade.core.config import DISK_BLOCK
+from saccade.core.decoders import json_decoder
 from saccade.core.errors import ConfigError
 from saccade.core.exchange import (
     ENCODE_PATH,
@@ -261,7 +262,7 @@ class Encoders:
         """Raise NoEmbedding unless the answer announces the right embedding."""
         headers = dict(answer.headers)
         try:
-            given = msgspec.json.decode(headers[GIVEN_HEADER.encode()], type=EmbeddingGiven)
+            given = json_decoder(EmbeddingGiven).decode(headers[GIVEN_HEADER.encode()])
         except (KeyError, msgspec.MsgspecError) as error:
             raise NoEmbedding("damaged", f"its answer makes no sense: {error!r}") from None
         answered = given.tower, given.num_tokens

@@ -25,6 +25,7 @@ import msgspec
 from cachetools import LRUCache
 
 from saccade.core.claims import Claim
+from saccade.core.decoders import msgpack_decoder
 
 log = logging.getLogger("saccade")
 
@@ -138,7 +139,7 @@ class MetadataCache(Generic[T]):
     def __init__(self, disk: MetadataStore | None, kind: str, form: type[T]) -> None:
         self._disk = disk
         self._kind = kind
-        self._decoder = msgspec.msgpack.Decoder(form)
+        self._decoder = msgpack_decoder(form)
         self._entries: LRUCache[bytes, T] = LRUCache(MOST_ENTRIES)
 
     def get(self, name: bytes) -> T | None:

@@ -24,6 +24,7 @@ from msgspec import Struct
 from safetensors import SafetensorError
 from safetensors.torch import load
 
+from saccade.core.decoders import convert, json_decoder
 from saccade.core.errors import CheckpointError
 from saccade.core.given_paths import read_bytes, reason, regular, shown
 from saccade.nn.low_rank import LANGUAGE, Factors
@@ -145,7 +146,7 @@ class StoredHalf(Struct):
         return math.prod(self.shape) * DTYPES[self.dtype]
 
 
-_STORED: msgspec.json.Decoder[StoredHalf] = msgspec.json.Decoder(StoredHalf)
+_STORED: msgspec.json.Decoder[StoredHalf] = json_decoder(StoredHalf)
 
 
 def _read_config(path: Path) -> bytes:
@@ -212,7 +213,7 @@ def _whole(path: Path, file: BinaryIO, header: bytes, stored: Mapping[str, Store
 def _config(path: Path, config_json: bytes) -> AdapterConfig:
     try:
         fields = msgspec.json.decode(config_json, type=dict[str, Any])
-        config = msgspec.convert(fields, AdapterConfig)
+        config = convert(fields, AdapterConfig)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from None
     for name in _unsupported(fields, config):

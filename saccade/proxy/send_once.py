@@ -168,6 +168,10 @@ class _Version(msgspec.Struct):
     accepts: tuple[str, ...] = ()
 
 
+_REFUSAL = msgspec.json.Decoder(_Refusal)
+_VERSION = msgspec.json.Decoder(_Version)
+
+
 @dataclass(slots=True)
 class ServerConversation:
     """The conversation with one server. Several requests may be on their way at a time."""
@@ -241,7 +245,7 @@ def reads_names(reply: AttemptReply) -> bool | None:
     if reply.status >= 500 or reply.status == 429:
         return None
     try:
-        accepts = msgspec.json.decode(reply.body, type=_Version).accepts
+        accepts = _VERSION.decode(reply.body).accepts
     except (msgspec.DecodeError, ValueError, RecursionError):
         return False
     return reply.status == 200 and "multipart/related" in accepts
@@ -254,7 +258,7 @@ def refusal(reply: AttemptReply) -> tuple[str | None, tuple[str, ...]]:
     if reply.status != 400:
         return None, ()
     try:
-        told = msgspec.json.decode(reply.body, type=_Refusal).error
+        told = _REFUSAL.decode(reply.body).error
     except (msgspec.DecodeError, ValueError, RecursionError):
         return None, ()
     if told.details is not None:

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
+from saccade.core.decoders import json_decoder
 from saccade.edge.related import first_part, name_at_end
 from saccade.media.sources.inline import FILE_ID, decode_base64
 
@@ -71,8 +72,8 @@ class _Body(msgspec.Struct):
     prompt_cache_key: Any = None
 
 
-_read = msgspec.json.Decoder(_Body).decode
-_read_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_read = json_decoder(_Body).decode
+_read_list = json_decoder(list[msgspec.Raw]).decode
 
 
 def bearing_of_path(path: str) -> AffinityKey:

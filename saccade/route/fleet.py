@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from saccade.core.decoders import json_decoder
 from saccade.core.errors import ConfigError
 from saccade.core.metrics import Metrics
 from saccade.edge.headers import INSTANCE_HEADER
@@ -78,7 +79,7 @@ class Backend:
         if head.status == 200:
             return "ready", ""
         try:
-            said = msgspec.json.decode(content, type=_Said)
+            said = json_decoder(_Said).decode(content)
         except (msgspec.DecodeError, ValueError, RecursionError):
             return "down", f"/health answers {head.status}"
         state: State = "starting" if said.status == "starting" else "down"

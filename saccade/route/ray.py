@@ -34,6 +34,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 from starlette.types import Message, Receive, Scope, Send
 
+from saccade.core.decoders import convert
 from saccade.core.errors import Overloaded
 from saccade.core.metrics import ROUTED, Metrics
 from saccade.core.route_options import SpreadOptions
@@ -80,7 +81,7 @@ class AppArgs(msgspec.Struct, forbid_unknown_fields=True):
 
 def app(args: dict[str, Any]) -> serve.Application:
     """Build the application. Raises msgspec.ValidationError, ConfigError."""
-    settings = msgspec.convert(args, AppArgs, strict=False)
+    settings = convert(args, AppArgs, strict=False)
     spread = SpreadOptions(
         affinity="none" if settings.affinity == "none" else "image",
         max_body_mb=settings.max_body_mb,

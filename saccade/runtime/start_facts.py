@@ -19,6 +19,7 @@ import msgspec
 import torch
 
 from saccade.core.config import EngineConfig
+from saccade.core.decoders import json_decoder
 from saccade.ipc.messages import Load
 from saccade.kernels.x86 import kept_files
 from saccade.kernels.x86.kept_files import TALLY
@@ -65,7 +66,7 @@ def _read(words: str) -> StartFacts | None:
     if content is None:
         return None
     with suppress(msgspec.MsgspecError):
-        found = msgspec.json.decode(content, type=StartFacts)
+        found = json_decoder(StartFacts).decode(content)
         if all(map(kept_files.there, found.kernels)):
             return found
     return None

@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
+from saccade.api.about import openapi
 from saccade.api.about.examples import BODIES
-from saccade.api.about.field_words import COMMON, OWN
+from saccade.api.about.field_words import COMMON, OWN, classes_in
 from saccade.api.about.openapi import describe
 from saccade.api.chat.fields import Reply
 from saccade.core.field_docs import field_docs
@@ -86,6 +88,23 @@ def test_every_field_has_a_description_of_its_own() -> None:
     for schema, name, field in fields:
         words = field.get("description", "")
         assert words.endswith(".") and words.strip(" .").lower() != name, (schema, name)
+
+
+def test_what_it_describes_is_looked_up_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """msgspec would do so itself, beside threads that decode."""
+    looked_up: list[type] = []
+
+    def described(types: list[type], **how: Any) -> Any:
+        assert not {*classes_in(types).values()} - {*classes_in(looked_up).values()}
+        described_after.append(len(looked_up))
+        return described_by_msgspec(types, **how)
+
+    described_after: list[int] = []
+    described_by_msgspec = msgspec.json.schema_components
+    monkeypatch.setattr(openapi, "json_decoder", looked_up.append)
+    monkeypatch.setattr(msgspec.json, "schema_components", described)
+    openapi.describe.__wrapped__()
+    assert described_after == [len(looked_up)] and looked_up
 
 
 def test_no_sentence_is_of_a_field_that_is_not_there() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from saccade.core.decoders import json_decoder
 from saccade.core.errors import ConfigError
 from saccade.tools.server import cause, named_first, refusal, root, said, unreachable
 from saccade_bench.options import TargetOptions
@@ -55,7 +56,7 @@ class _Event(msgspec.Struct):
     saccade: dict[str, Any] | None = None
 
 
-_decode = msgspec.json.Decoder(_Event).decode
+_decode = json_decoder(_Event).decode
 
 
 @dataclass(frozen=True, slots=True)

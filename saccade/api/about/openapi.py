@@ -36,6 +36,7 @@ from saccade.api.responses import fields as responses_fields
 from saccade.api.responses import items as responses_items
 from saccade.api.scores import fields as score_fields
 from saccade.api.scores import write as scores
+from saccade.core.decoders import json_decoder
 from saccade.core.types import SAMPLING_BOUNDS
 from saccade.edge.refusal import ErrorResponse, speaks_anthropic
 from saccade.front.content import ChatMessage
@@ -153,6 +154,8 @@ def describe() -> dict[str, Any]:
     ]
     types += sorted({kind for _, kind in _CHANGES}, key=str)
     types += [RefusedWords]
+    for kind in types:
+        json_decoder(kind)  # its fields are looked up, before msgspec does it beside other threads
     _, components = msgspec.json.schema_components(types, ref_template=_REF, schema_hook=_raw)
     _leave_out_refused(components)
     for (group, field), names in _BELOW.items():

@@ -39,6 +39,7 @@ from saccade.api.batches.threads import StoreThreads
 from saccade.api.paging import Paging
 from saccade.core.client import SHARE, Client
 from saccade.core.config import MIB
+from saccade.core.decoders import json_decoder
 from saccade.core.errors import InvalidRequest, RequestError, TooLarge
 from saccade.core.metrics import Metrics
 from saccade.core.permits import Permits
@@ -65,7 +66,7 @@ TOGETHER = 2_000
 BUSY = 429
 REFUSED_FOR_NOW = frozenset((BUSY, 503))
 
-_LINE: msgspec.json.Decoder[BatchLine] = msgspec.json.Decoder(BatchLine)
+_LINE: msgspec.json.Decoder[BatchLine] = json_decoder(BatchLine)
 
 
 T = TypeVar("T")
@@ -75,7 +76,7 @@ class _Streamed(msgspec.Struct):
     stream: Any = None
 
 
-_STREAMED = msgspec.json.Decoder(_Streamed)
+_STREAMED = json_decoder(_Streamed)
 
 
 STREAMED = InvalidRequest(

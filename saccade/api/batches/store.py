@@ -26,6 +26,7 @@ import msgspec
 from saccade.api.batches.fields import OVER, BatchJob, RequestCounts
 from saccade.api.paging import Paging
 from saccade.core.client import Client
+from saccade.core.decoders import json_decoder
 from saccade.core.errors import NotFound, Overloaded, StorageFull
 
 _ID = re.compile(r"batch_[0-9a-f]{32}")
@@ -322,7 +323,7 @@ def _row(rows: sqlite3.Connection) -> tuple[BatchJob, Client, int | None, int]:
     if (row := rows.execute("SELECT * FROM batch").fetchone()) is None:
         raise NotFound("the batch was not kept whole", code="batch_not_found")
     described, owner, lifetime, cancelled = row
-    batch = msgspec.json.decode(described, type=BatchJob)
+    batch = json_decoder(BatchJob).decode(described)
     return batch, Client(**msgspec.json.decode(owner)), lifetime, cancelled
 
 

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from saccade.api.responses.computer import WORDS, read_actions
+from saccade.core.decoders import convert, json_decoder
 from saccade.core.errors import InvalidRequest
 from saccade.front.addresses import image_address, image_url
 from saccade.front.breakpoints import Mark, loose_mark
@@ -260,7 +261,7 @@ class _Kind(Struct):
 
 
 _KIND: Reader[_Kind] = Reader(_Kind)
-_ITEM: msgspec.json.Decoder[Item] = msgspec.json.Decoder(Item)
+_ITEM: msgspec.json.Decoder[Item] = json_decoder(Item)
 
 
 def new_id(kind: str) -> str:
@@ -298,7 +299,7 @@ def unpack(packed: bytes) -> Item:
 
 def pack_output(output: dict[str, Any]) -> tuple[str, bytes]:
     """Encode an answer's item as `pack` does, without its log-probabilities."""
-    return pack(msgspec.convert(output, Item))
+    return pack(convert(output, Item))
 
 
 def _whole(item: Item, item_id: str) -> Item:

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from saccade.core.decoders import json_decoder
 from saccade.core.errors import CheckpointError, ImageError
 from saccade.core.options import cache_folder
 from saccade.core.pixel_tensors import PixelTensor
@@ -352,7 +353,7 @@ def read_facts(processor: OwnProcessor, inspector: Inspector) -> ModelFacts:
     folder = Path(processor.folder)
     path = cache_folder("transformers") / f"{_name(folder, processor.choices)}.json"
     with suppress(OSError, msgspec.MsgspecError):
-        return msgspec.json.decode(path.read_bytes(), type=ModelFacts)
+        return json_decoder(ModelFacts).decode(path.read_bytes())
     answer = inspector.ask(ModelQuestion())
     if isinstance(answer, NoAnswer):
         inspector.close()

@@ -5,10 +5,10 @@ Sees decoded images only.
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from saccade.core.decoders import json_decoder
 from saccade.core.pixel_tensors import write_tensors
 from saccade.families.transformers_any.facts import ProcessorPixels
 from saccade.families.transformers_any.processor import load_processor, process, quiet
@@ -44,4 +44,4 @@ def draw(out: npt.NDArray[np.uint8], argument: str, pixels: npt.NDArray[np.uint8
 
 
 def _read(argument: str) -> ProcessorPixels:
-    return msgspec.json.decode(argument, type=ProcessorPixels)
+    return json_decoder(ProcessorPixels).decode(argument)

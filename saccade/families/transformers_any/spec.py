@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from saccade.core.decoders import json_decoder
 from saccade.core.errors import CheckpointError, ConfigError, ImageError
 from saccade.core.family import Cuts, KVSpec, LargestImage, PixelBounds, Templates, heads_cache
 from saccade.core.pixel_tensors import PixelTensor, canvas_size
@@ -219,7 +220,7 @@ class AnySpec:
     def settings(self, recipe: ImageRecipe) -> bytes:
         how = self.facts.model_type, self.processing, self.processor.choices
         assert recipe.own is not None
-        told = msgspec.json.decode(recipe.own.argument, type=ProcessorPixels)
+        told = json_decoder(ProcessorPixels).decode(recipe.own.argument)
         return fingerprint(*how, recipe.grid, told.tensors)
 
     def tensors(self, grid: Grid) -> tuple[PixelTensor, ...]:

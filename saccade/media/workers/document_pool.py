@@ -18,6 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from saccade.core.config import MIB
+from saccade.core.decoders import msgpack_decoder
 from saccade.core.errors import EngineUnavailable, ImageError
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
@@ -54,8 +55,8 @@ PATIENCE = 2.0
 
 T = TypeVar("T")
 LOST = "the PDF cannot be read: its reader crashed, or took more memory than a page may"
-_SIZES = msgspec.msgpack.Decoder(list[tuple[float, float]])
-_PAGE = msgspec.msgpack.Decoder(tuple[str, bytes])
+_SIZES = msgpack_decoder(list[tuple[float, float]])
+_PAGE = msgpack_decoder(tuple[str, bytes])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

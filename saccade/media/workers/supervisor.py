@@ -37,11 +37,11 @@ from importlib.util import find_spec
 from math import prod
 from typing import NoReturn
 
-import msgspec
 import numpy as np
 import PIL.Image
 
 from saccade.core.arena import Arena
+from saccade.core.decoders import msgpack_decoder
 from saccade.core.recipe import OwnPixels
 from saccade.ipc.child import Channel, Disconnected, Frames, ParentLink, enter
 from saccade.ipc.memory import begin_imports, end_imports, keep_freed
@@ -483,7 +483,7 @@ def fork_server(link: ParentLink) -> int:
             message, descriptors, _, _ = socket.recv_fds(link.socket, MOST_SAID, MOST_DESCRIPTORS)
             if not message:
                 return 0
-            wanted = msgspec.msgpack.decode(message, type=SupervisorOptions)
+            wanted = msgpack_decoder(SupervisorOptions).decode(message)
             files, report = SupervisorFiles.unpack(wanted, descriptors)
             parent = os.getpid()
             pid = os.fork()

@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from saccade.core.decoders import json_decoder
 from saccade.core.errors import ConfigError
 from saccade.core.given_paths import reason, shown
 
@@ -33,7 +34,7 @@ class ReadPage:
     max_tokens: int
 
 
-_LINE = msgspec.json.Decoder(ReadPage)
+_LINE = json_decoder(ReadPage)
 
 
 class DonePages:

@@ -1,0 +1,42 @@
+"""Makes msgspec's decoders, in one thread at a time.
+
+msgspec ends the process where a thread decodes a class whose fields another is looking up. It does
+so once, for the first decoder of the class or of what contains it.
+"""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+T = TypeVar("T")
+
+_LOOKING_UP = Lock()
+
+
+@overload
+def json_decoder(kind: type[T]) -> msgspec.json.Decoder[T]: ...
+@overload
+def json_decoder(kind: object) -> msgspec.json.Decoder[Any]: ...
+def json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    """Return a decoder of JSON as `kind`: a class, or what else a field may be."""
+    with _LOOKING_UP:
+        return msgspec.json.Decoder(kind)
+
+
+@overload
+def msgpack_decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]: ...
+@overload
+def msgpack_decoder(kind: object) -> msgspec.msgpack.Decoder[Any]: ...
+def msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """Return a decoder of MessagePack as `kind`."""
+    with _LOOKING_UP:
+        return msgspec.msgpack.Decoder(kind)
+
+
+def convert(value: object, kind: Any, *, strict: bool = True, str_keys: bool = False) -> Any:
+    """Convert a Python value to `kind`, as `msgspec.convert`. Raises msgspec.ValidationError."""
+    json_decoder(kind)  # looks its fields up
+    return msgspec.convert(value, kind, strict=strict, str_keys=str_keys)
