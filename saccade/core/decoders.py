@@ -6,6 +6,7 @@ so once, for the first decoder of the class or of what contains it.
 
 from __future__ import annotations
 
+from functools import cache
 from threading import Lock
 from typing import Any, TypeVar, overload
 
@@ -38,5 +39,10 @@ def msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
 
 def convert(value: object, kind: Any, *, strict: bool = True, str_keys: bool = False) -> Any:
     """Convert a Python value to `kind`, as `msgspec.convert`. Raises msgspec.ValidationError."""
-    json_decoder(kind)  # looks its fields up
+    _look_up(kind)
     return msgspec.convert(value, kind, strict=strict, str_keys=str_keys)
+
+
+@cache
+def _look_up(kind: Any) -> None:
+    json_decoder(kind)

@@ -1,7 +1,7 @@
 """What the engine process does, once `engine/main.py` has begun it and its workers.
 
-Decides open options once the workers have reported the machine, then runs the
-engine loop. Tells the front the reason of a failure. Holds no tensors and loads no torch.
+Decides open options once the workers have reported the machine, then runs the engine loop. Tells
+the front the reason of a failure. Holds no tensors and loads no torch.
 """
 
 from __future__ import annotations
