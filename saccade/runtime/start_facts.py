@@ -22,6 +22,7 @@ from saccade.core.config import EngineConfig
 from saccade.core.decoders import json_decoder
 from saccade.ipc.messages import Load
 from saccade.kernels.x86 import kept_files
+from saccade.kernels.x86.cpu_info import IDENTITY, first_processor
 from saccade.kernels.x86.kept_files import TALLY
 from saccade.runtime.cuda.warm import TRIAL_TOKENS
 
@@ -29,8 +30,8 @@ SETTINGS = ("ATEN_", "DNNL_", "GOMP_", "KMP_", "LD_PRELOAD", "MKL_", "NUMBA_", "
 """Beginnings of the names of settings that choose how numbers are computed."""
 TRIAL_PAGES = 1 + TRIAL_TOKENS
 """KV pages past which measuring uses no more."""
-PROCESSOR = ("vendor_id", "cpu family", "model", "stepping", "microcode", "cache size", "flags")
-"""Beginnings of the lines of /proc/cpuinfo that say what a processor can do."""
+PROCESSOR = (*IDENTITY, "microcode", "cache size")
+"""What /proc/cpuinfo says of what a processor can do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +109,5 @@ def source_digest() -> str:
 def _processor() -> str:
     """Return the processor's name, stepping, microcode and flags, and what PyTorch uses of them."""
     used = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), platform.machine()
-    processor: list[str] = []
-    with suppress(OSError):
-        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
-        processor = [line for line in first.splitlines() if line.startswith(PROCESSOR)]
-    return repr((used, processor))
+    said = {name: first_processor().get(name, "") for name in PROCESSOR}
+    return repr((used, said))
