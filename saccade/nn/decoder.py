@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -78,11 +78,24 @@ class FeedForward(Protocol):
 M = TypeVar("M", bound=Mixer)
 
 
+class ThenNorm:
+    """A mixer or an MLP, whose result is normalised."""
+
+    __slots__ = ("group", "norm", "part")
+
+    def __init__(self, part: Mixer | FeedForward, norm: RMSNorm) -> None:
+        self.part, self.norm = part, norm
+        self.group = part.group
+
+    def __call__(self, x: Rows, *more: Any) -> torch.Tensor:
+        return self.norm(self.part(x, *more))
+
+
 class DecoderLayer(Generic[M]):
     """Pre-norm layer: a token mixer, then an MLP or experts, each with a residual.
 
-    name: the layer's name in the checkpoint. mixer, mlp: make the two from it. around_one: norms
-    hold their weights minus 1.
+    name: the layer's name in the checkpoint. mixer, mlp: make the two from it. mlp_norm: what the
+    second norm is called. around_one: norms hold their weights minus 1.
     """
 
     __slots__ = ("mixer", "mixer_norm", "mlp", "mlp_norm")
@@ -95,6 +108,7 @@ class DecoderLayer(Generic[M]):
         mixer: Callable[[str], M],
         mlp: Callable[[str], FeedForward],
         *,
+        mlp_norm: str = "post_attention_layernorm",
         around_one: bool = False,
     ) -> None:
         def norm(part: str) -> RMSNorm:
@@ -104,7 +118,7 @@ class DecoderLayer(Generic[M]):
         # In the order in which checkpoints of random numbers are drawn.
         self.mixer_norm = norm("input_layernorm")
         self.mixer = mixer(name)
-        self.mlp_norm = norm("post_attention_layernorm")
+        self.mlp_norm = norm(mlp_norm)
         self.mlp = mlp(name)
 
     def __call__(

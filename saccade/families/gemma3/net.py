@@ -8,10 +8,9 @@ import torch
 
 from saccade.families.gemma3.images import SquareRules
 from saccade.families.gemma3.spec import Gemma3Spec, GemmaText
-from saccade.kernels.matrix import DenseMatrix, Rows
-from saccade.kernels.reference.rotary import Rotation
+from saccade.kernels.matrix import DenseMatrix
 from saccade.nn.attention import CausalAttention, HeadsConfig
-from saccade.nn.decoder import MultiRope
+from saccade.nn.decoder import DecoderLayer, MultiRope, ThenNorm, layer_name
 from saccade.nn.embedding import TokenEmbedding, make_head
 from saccade.nn.family_model import FamilyModel
 from saccade.nn.linear import Linear
@@ -56,44 +55,34 @@ def gemma3_tower(
     return SiglipTower(weights, config, rules.colours, order, MeanProjector(weights, config), shard)
 
 
-class GemmaLayer:
-    """Layer with attention, then an MLP, each with norms before and after, and a residual."""
+def gemma_layer(
+    weights: Weights, layer: int, text: GemmaText, shard: Shard
+) -> DecoderLayer[ThenNorm]:
+    """Load one layer, which has norms before and after attention and MLP. Raises CheckpointError
+    where a tensor is missing or misshapen.
+    """
+    shape = text.shape
+    heads = replace(
+        HeadsConfig.of(shape),
+        around_one=True,
+        # Attention divides scores by the root of a head's size.
+        query_factor=(shape.head_dim / text.query_scalar) ** 0.5,
+    )
+    sizes = (shape.hidden, shape.intermediate)
 
-    __slots__ = ("mixed_norm", "mixer", "mixer_norm", "mlp", "mlp_norm", "out_norm")
+    def mixer(name: str) -> ThenNorm:
+        attention = CausalAttention(weights, f"{name}.self_attn", heads, shard, layer)
+        return ThenNorm(attention, norm(f"{name}.post_attention_layernorm"))
 
-    def __init__(self, weights: Weights, layer: int, text: GemmaText, shard: Shard) -> None:
-        shape, name = text.shape, f"language_model.layers.{layer}"
+    def mlp(name: str) -> ThenNorm:
+        gated = GatedMLP(weights, f"{name}.mlp", sizes, text.activation, shard, bias=False)
+        return ThenNorm(gated, norm(f"{name}.post_feedforward_layernorm"))
 
-        def norm(part: str) -> RMSNorm:
-            sizes = (shape.hidden, shape.rms_eps)
-            return RMSNorm(weights, f"{name}.{part}", *sizes, around_one=True)
+    def norm(name: str) -> RMSNorm:
+        return RMSNorm(weights, name, shape.hidden, shape.rms_eps, around_one=True)
 
-        heads = replace(
-            HeadsConfig.of(shape),
-            around_one=True,
-            # Attention divides scores by the root of a head's size.
-            query_factor=(shape.head_dim / text.query_scalar) ** 0.5,
-        )
-        self.mixer_norm = norm("input_layernorm")
-        self.mixer = CausalAttention(weights, f"{name}.self_attn", heads, shard, layer)
-        self.mixed_norm = norm("post_attention_layernorm")
-        self.mlp_norm = norm("pre_feedforward_layernorm")
-        sizes = (shape.hidden, shape.intermediate)
-        self.mlp = GatedMLP(weights, f"{name}.mlp", sizes, text.activation, shard, bias=False)
-        self.out_norm = norm("post_feedforward_layernorm")
-
-    def __call__(
-        self, x: torch.Tensor, delta: torch.Tensor | None, rotation: Rotation, attention: Attention
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the layer. The stream [T, hidden] is x + delta, before and after."""
-        normed: Rows
-        if delta is None:
-            normed = self.mixer_norm(x)
-        else:
-            x, normed = self.mixer_norm.add_rows(x, delta, self.mixer.group)
-        mixed = self.mixed_norm(self.mixer(normed, rotation, attention))
-        x, normed = self.mlp_norm.add_rows(x, mixed, self.mlp.group)
-        return x, self.out_norm(self.mlp(normed))
+    name, before = layer_name(layer), "pre_feedforward_layernorm"
+    return DecoderLayer(weights, name, shape, mixer, mlp, mlp_norm=before, around_one=True)
 
 
 class GemmaDecoder:
@@ -110,7 +99,7 @@ class GemmaDecoder:
         self.embedding = TokenEmbedding(weights, "language_model.embed_tokens.weight", table, shard)
         # Rounded as the model was trained.
         self.scale = float(torch.tensor(shape.hidden**0.5).to(weights.dtype))
-        self.layers = [GemmaLayer(weights, i, text, shard) for i in range(shape.layers)]
+        self.layers = [gemma_layer(weights, i, text, shard) for i in range(shape.layers)]
         sizes = (shape.hidden, shape.rms_eps)
         self.norm = RMSNorm(weights, "language_model.norm", *sizes, around_one=True)
         self.head = make_head(weights, self.embedding, tied=shape.tied)

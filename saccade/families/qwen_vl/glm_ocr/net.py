@@ -6,56 +6,37 @@ tokens, is left out.
 
 from __future__ import annotations
 
-import torch
-
 from saccade.families.qwen_vl.glm_ocr.spec import GlmSpec
 from saccade.families.qwen_vl.glm_ocr.vision import CogTower
-from saccade.kernels.matrix import Rows
-from saccade.kernels.reference.rotary import Rotation
 from saccade.nn.attention import CausalAttention, HeadsConfig
-from saccade.nn.decoder import Decoder, DecoderLayer, MultiRope, layer_name
+from saccade.nn.decoder import Decoder, DecoderLayer, MultiRope, ThenNorm, layer_name
 from saccade.nn.family_model import FamilyModel, language_matrices
 from saccade.nn.mlp import GatedMLP
 from saccade.nn.norm import RMSNorm
-from saccade.nn.protocol import Attention, LanguageModel, VisionNet
+from saccade.nn.protocol import LanguageModel, VisionNet
 from saccade.nn.text_config import TextConfig
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
 
 
-class SandwichLayer(DecoderLayer[CausalAttention]):
-    """A layer that also normalises what attention and MLP add."""
+def sandwich_layer(
+    weights: Weights, layer: int, config: TextConfig, shard: Shard
+) -> DecoderLayer[ThenNorm]:
+    """Load one layer. Raises CheckpointError where a tensor is missing or misshapen."""
+    heads, sizes = HeadsConfig.of(config), (config.hidden, config.intermediate)
 
-    __slots__ = ("mixed_norm", "out_norm")
+    def mixer(name: str) -> ThenNorm:
+        attention = CausalAttention(weights, f"{name}.self_attn", heads, shard, layer)
+        return ThenNorm(attention, norm(f"{name}.post_self_attn_layernorm"))
 
-    def __init__(self, weights: Weights, layer: int, config: TextConfig, shard: Shard) -> None:
-        name = layer_name(layer)
-        heads = HeadsConfig.of(config)
-        sizes = config.hidden, config.intermediate
-        super().__init__(
-            weights,
-            name,
-            config,
-            lambda name: CausalAttention(weights, f"{name}.self_attn", heads, shard, layer),
-            lambda name: GatedMLP(
-                weights, f"{name}.mlp", sizes, "silu", shard, bias=False, fused=True
-            ),
-        )
-        norm = config.hidden, config.rms_eps
-        self.mixed_norm = RMSNorm(weights, f"{name}.post_self_attn_layernorm", *norm)
-        self.out_norm = RMSNorm(weights, f"{name}.post_mlp_layernorm", *norm)
+    def mlp(name: str) -> ThenNorm:
+        gated = GatedMLP(weights, f"{name}.mlp", sizes, "silu", shard, bias=False, fused=True)
+        return ThenNorm(gated, norm(f"{name}.post_mlp_layernorm"))
 
-    def __call__(
-        self, x: torch.Tensor, delta: torch.Tensor | None, rotation: Rotation, attention: Attention
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        normed: Rows
-        if delta is None:
-            normed = self.mixer_norm(x)
-        else:
-            x, normed = self.mixer_norm.add_rows(x, delta, self.mixer.group)
-        mixed = self.mixed_norm(self.mixer(normed, rotation, attention))
-        x, normed = self.mlp_norm.add_rows(x, mixed, self.mlp.group)
-        return x, self.out_norm(self.mlp(normed))
+    def norm(name: str) -> RMSNorm:
+        return RMSNorm(weights, name, config.hidden, config.rms_eps)
+
+    return DecoderLayer(weights, layer_name(layer), config, mixer, mlp)
 
 
 class GlmModel(FamilyModel):
@@ -78,7 +59,7 @@ class GlmModel(FamilyModel):
             weights,
             config,
             shard,
-            lambda layer: SandwichLayer(weights, layer, config, shard),
+            lambda layer: sandwich_layer(weights, layer, config, shard),
             rope=MultiRope(config.rope, config.head_dim, weights.device),
             own_head=True,
         )
