@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers.models.glm46v.image_processing_pil_glm46v import smart_resize
 
-from saccade.core.errors import CheckpointError, ConfigError, ImageError
+from saccade.core.errors import CheckpointError, ImageError
 from saccade.families.config_readers import CLIP_MEAN, CLIP_STD
 from saccade.families.qwen_vl.glm_ocr.images import GlmRules
 from saccade.families.qwen_vl.glm_ocr.spec import GlmSpec
@@ -133,30 +133,6 @@ def test_the_hubs_files_are_read_as_transformers_reads_them(tmp_path: Path) -> N
     assert spec.images == HUB and not spec.text.tied
     assert (spec.text.kv_heads, spec.text.head_dim, spec.text.rope.pairs) == (8, 128, "neighbours")
     assert (spec.vision.hidden, spec.vision.out_hidden, spec.encoder_blocks) == (1024, 1536, 24)
-
-
-def test_bounds_on_images_are_an_option(checkpoint: Callable[..., Path]) -> None:
-    folder = checkpoint(FAMILY)
-    spec = load_spec(folder, ['size={"longest_edge": 8192}'])
-    assert isinstance(spec, GlmSpec)
-    assert (spec.images.min_pixels, spec.images.max_pixels) == (1024, 4096)
-    assert spec.recipe(500, 500, spec.pixel_bounds).canvas == (64, 64)
-    for option, words in (
-        ("size=64", "write a JSON object"),
-        ('size={"height": 64}', "shortest_edge and longest_edge"),
-        ("tiles=4", "has size, which is a JSON object"),
-    ):
-        with pytest.raises(ConfigError, match=f"--family-option .*{words}"):
-            load_spec(folder, [option])
-    for size, words in (
-        ('{"longest_edge": 0}', "longest_edge must be at least 1"),
-        ('{"longest_edge": 64}', "cannot be made: a token has 256"),
-        ('{"shortest_edge": 1000000}', "cannot be made"),
-        ('{"longest_edge": 4294967296}', "longest_edge must be at most"),
-        ('{"longest_edge": 4096.5}', "longest_edge must be an integer"),
-    ):
-        with pytest.raises(CheckpointError, match=f"--family-option.*{words}"):
-            load_spec(folder, [f"size={size}"])
 
 
 REFUSED = {
