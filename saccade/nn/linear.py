@@ -135,6 +135,23 @@ class Linear:
         biases = [Part(f"{name}.bias", (pieces * outputs,), (rows,)) for rows in mine]
         return cls._of_parts(weights, parts, biases if bias else (), inner=inner)
 
+    @classmethod
+    def convolution(
+        cls,
+        weights: Weights,
+        name: str,
+        shape: tuple[int, int, int, int],
+        activation: Activation = "none",
+    ) -> Linear:
+        """Load a convolution whose stride is its kernel. It takes a token's patches side by side.
+
+        shape: the tensor's, (outputs, values of a patch, rows, columns). Every rank has it whole.
+        """
+        part = Part(f"{name}.weight", shape)
+        kernel = weights.load(part).permute(0, 2, 3, 1).reshape(shape[0], -1)
+        bias = weights.load(Part(f"{name}.bias", shape[:1]))
+        return cls(weights.ops, weights.matrix(kernel.contiguous(), part.name), bias, activation)
+
 
 class RowLinear:
     """A projection whose inputs are cut among ranks.

@@ -13,22 +13,25 @@ from saccade.nn.patches import PatchKernel
 from saccade.nn.protocol import GridFacts
 from saccade.nn.tile_tower import TileTower
 from saccade.nn.tower import BlockParts, Layer, TowerBlock
-from saccade.nn.tower_config import Colours, SiglipConfig
+from saccade.nn.tower_config import BlocksConfig, Colours, SiglipConfig
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
 TOWER = "vision_model"
 
 
-def siglip_block(weights: Weights, name: str, config: SiglipConfig, shard: Shard) -> TowerBlock:
-    """Load one block. Raises CheckpointError where a tensor is missing or misshapen."""
+def siglip_block(
+    weights: Weights, name: str, config: BlocksConfig, shard: Shard, *, fused: bool = False
+) -> TowerBlock:
+    """Load one block. Raises CheckpointError where a tensor is missing or misshapen.
+
+    fused: as in `SiglipConfig`.
+    """
     parts = BlockParts(weights, name, config, shard)
     return TowerBlock(
         parts,
         norms=parts.norms(LayerNorm, "layer_norm1", "layer_norm2"),
-        qkv=parts.fused_heads("self_attn.qkv")
-        if config.fused
-        else parts.separate_heads("self_attn"),
+        qkv=parts.fused_heads("self_attn.qkv") if fused else parts.separate_heads("self_attn"),
         out=parts.out("self_attn.out_proj"),
         mlp=parts.mlp(),
     )
@@ -80,7 +83,7 @@ class SiglipTower(TileTower):
         """
         self.tile_embed = SiglipEmbed(weights, config, colours, order)
         names = (f"{TOWER}.encoder.layers.{i}" for i in range(config.depth))
-        layers = [siglip_block(weights, name, config, shard) for name in names]
+        layers = [siglip_block(weights, name, config, shard, fused=config.fused) for name in names]
         super().__init__(config, weights.device, layers)
         self.norm = LayerNorm(weights, f"{TOWER}.post_layernorm", config.hidden, config.norm_eps)
         self.connector = connector

@@ -28,6 +28,18 @@ class BlocksConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class MergedConfig(BlocksConfig):
+    """A tower that sees images of any sizes, and the merger behind it.
+
+    merge x merge neighbouring patches become one token with `out_hidden` values.
+    """
+
+    patch: int
+    merge: int
+    out_hidden: int
+
+
+@dataclass(frozen=True, slots=True)
 class TileConfig(BlocksConfig):
     """A tower that sees one tile of `side` x `side` pixels at a time, and the connector behind it.
 

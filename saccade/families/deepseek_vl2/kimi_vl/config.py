@@ -7,20 +7,17 @@ from dataclasses import dataclass
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Section
 from saccade.families.config_readers import check_halves, require_kind
-from saccade.nn.tower_config import BlocksConfig
+from saccade.nn.tower_config import MergedConfig
 
 
 @dataclass(frozen=True, slots=True)
-class MoonConfig(BlocksConfig):
+class MoonConfig(MergedConfig):
     """MoonViT, and the projector behind it.
 
     learned: (rows, columns) of its learned positions.
     """
 
-    patch: int
-    merge: int
     learned: tuple[int, int]
-    out_hidden: int
 
 
 def read_vision(config: Section, out: int) -> MoonConfig:

@@ -20,21 +20,18 @@ from saccade.families.config_readers import (
     refuse_unsupported,
 )
 from saccade.nn.text_config import RopeConfig, TextConfig
-from saccade.nn.tower_config import BlocksConfig
+from saccade.nn.tower_config import MergedConfig
 
 
 @dataclass(frozen=True, slots=True)
-class DotsConfig(BlocksConfig):
+class DotsConfig(MergedConfig):
     """The tower, and the merger behind it.
 
     bias: blocks have biases. last_norm: rows are normalised behind the last block.
     """
 
-    patch: int
-    merge: int
     bias: bool
     last_norm: bool
-    out_hidden: int
 
 
 def read_text(config: Section) -> TextConfig:

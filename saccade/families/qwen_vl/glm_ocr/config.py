@@ -20,7 +20,7 @@ from saccade.families.config_readers import (
 )
 from saccade.families.qwen_vl.config import read_axes
 from saccade.nn.text_config import RopeConfig, TextConfig
-from saccade.nn.tower_config import BlocksConfig
+from saccade.nn.tower_config import MergedConfig
 
 ABSENT = {
     "vocab_size": 59392,
@@ -36,19 +36,16 @@ ABSENT = {
 
 
 @dataclass(frozen=True, slots=True)
-class CogConfig(BlocksConfig):
+class CogConfig(MergedConfig):
     """The tower, and the merger behind it.
 
     bias: blocks' products have biases. frames: slices of the first kernel, which see a still image
     alike.
     """
 
-    patch: int
-    merge: int
     frames: int
     bias: bool
     rope_theta: float
-    out_hidden: int
 
 
 def read_text(config: Section, text: Section) -> TextConfig:

@@ -6,21 +6,16 @@ A token's patches stand together, so that the merger's convolution is a matrix.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 import torch
 
-from saccade.core.types import Grid
 from saccade.families.qwen_vl.glm_ocr.config import CogConfig
 from saccade.families.qwen_vl.images import LONGEST_SIDE, ImageRules
+from saccade.nn.axial_tower import AxialTower
 from saccade.nn.linear import Column, Linear
 from saccade.nn.mlp import GatedMLP
 from saccade.nn.norm import LayerNorm, RMSNorm
-from saccade.nn.patches import PatchKernel, copy_images, merged_order
-from saccade.nn.protocol import GridFacts, Pack, Pieces
-from saccade.nn.tower import AxialRope, BlockParts, TowerBlock, run_blocks
-from saccade.nn.transfer import send
+from saccade.nn.patches import PatchKernel
+from saccade.nn.tower import AxialRope, BlockParts, TowerBlock
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import WHOLE, Shard
 
@@ -74,10 +69,8 @@ class GatedMerger:
     def __init__(self, weights: Weights, config: CogConfig) -> None:
         hidden, out, self.unit = config.hidden, config.out_hidden, config.merge**2
         self.ops = weights.ops
-        part = Part(f"{TOWER}.downsample.weight", (out, hidden, config.merge, config.merge))
-        kernel = weights.load(part).permute(0, 2, 3, 1).reshape(out, -1).contiguous()
-        bias = weights.load(Part(f"{TOWER}.downsample.bias", (out,)))
-        self.conv = Linear(weights.ops, weights.matrix(kernel, part.name), bias)
+        shape = (out, hidden, config.merge, config.merge)
+        self.conv = Linear.convolution(weights, f"{TOWER}.downsample", shape)
         name = f"{TOWER}.merger"
         self.proj = Linear.columns(weights, [Column(f"{name}.proj", out, WHOLE)], out, bias=False)
         self.norm = LayerNorm(weights, f"{name}.post_projection_norm", out, MERGER_EPS)
@@ -90,55 +83,22 @@ class GatedMerger:
         return self.mlp(self.ops.activate(self.norm(self.proj(merged)), "gelu"))
 
 
-class CogTower:
-    """Turns uint8 pixels into embeddings. Implements `nn.protocol.VisionNet`."""
+class CogTower(AxialTower):
+    """Turns uint8 pixels into embeddings."""
 
-    __slots__ = (
-        "config",
-        "depth",
-        "device",
-        "hidden",
-        "kernel",
-        "last_norm",
-        "layers",
-        "merger",
-        "rope",
-    )
-    axes = 2
-    longest_segments = (None,)
+    __slots__ = ()
 
     def __init__(
         self, weights: Weights, config: CogConfig, rules: ImageRules, shard: Shard
     ) -> None:
-        self.config, self.device = config, weights.device
-        self.depth, self.hidden = config.depth, config.hidden
         sizes, colours = (config.hidden, config.patch, config.merge), (rules.mean, rules.std)
-        self.kernel = PatchKernel(
+        kernel = PatchKernel(
             weights, f"{TOWER}.patch_embed.proj", sizes, colours, frames=config.frames
         )
         names = (f"{TOWER}.blocks.{i}" for i in range(config.depth))
-        self.layers = [vision_block(weights, name, config, shard) for name in names]
+        layers = [vision_block(weights, name, config, shard) for name in names]
         last = f"{TOWER}.post_layernorm"
-        self.last_norm = RMSNorm(weights, last, config.hidden, config.norm_eps)
-        self.merger = GatedMerger(weights, config)
-        # The row rotates a head's first half, the column its second.
-        self.rope = AxialRope(weights, config.head_dim, config.rope_theta, LONGEST_SIDE)
-
-    def rows(self, patches: int) -> int:
-        return patches // self.config.merge**2
-
-    def grid_facts(self, grid: Grid) -> GridFacts:
-        _, height, width = grid
-        places = np.stack(merged_order(height, width, self.config.merge))  # [2, N]
-        return GridFacts(places=send(places, self.device), segments=((height * width,),))
-
-    def embed(self, pixels: torch.Tensor, _: GridFacts) -> torch.Tensor:
-        return self.kernel(pixels)
-
-    def blocks(self, pack: Pack) -> Pieces:
-        x = yield from run_blocks(self.layers, pack, self.rope.rotation(pack.places))
-        return self.merger(self.last_norm(x))
-
-    def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """Split the embeddings by image, in reading order."""
-        return copy_images(self, embeddings, facts)
+        last_norm = RMSNorm(weights, last, config.hidden, config.norm_eps)
+        merger = GatedMerger(weights, config)
+        rope = AxialRope(weights, config.head_dim, config.rope_theta, LONGEST_SIDE)
+        super().__init__(config, kernel, layers, last_norm, merger, rope)

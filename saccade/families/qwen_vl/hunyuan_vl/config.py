@@ -20,7 +20,7 @@ from saccade.families.config_readers import (
     require_flags,
 )
 from saccade.nn.text_config import RopeConfig, TextConfig
-from saccade.nn.tower_config import BlocksConfig
+from saccade.nn.tower_config import MergedConfig
 
 ABSENT = {
     "vocab_size": 290943,
@@ -38,7 +38,7 @@ OTHER_NAMES = {"head_dim": "attention_head_dim", "vocab_size": "org_vocab_size"}
 
 
 @dataclass(frozen=True, slots=True)
-class LearnedConfig(BlocksConfig):
+class LearnedConfig(MergedConfig):
     """The tower, and the merger behind it.
 
     side: pixels along the edge that its learned positions were made for. interpolation: how these
@@ -46,10 +46,7 @@ class LearnedConfig(BlocksConfig):
     """
 
     side: int
-    patch: int
-    merge: int
     interpolation: str
-    out_hidden: int
 
     @property
     def across(self) -> int:

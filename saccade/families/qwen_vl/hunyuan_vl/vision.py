@@ -16,7 +16,6 @@ import torch
 from saccade.core.types import Grid
 from saccade.families.qwen_vl.hunyuan_vl.config import LearnedConfig
 from saccade.families.qwen_vl.hunyuan_vl.images import LineRules
-from saccade.kernels.reference.activation import Activation
 from saccade.nn.linear import Column, Linear
 from saccade.nn.mlp import activation
 from saccade.nn.norm import LayerNorm, RMSNorm
@@ -55,8 +54,10 @@ class LineMerger:
         self.before = RMSNorm(weights, f"{name}.before_rms", hidden, config.norm_eps)
         square = (config.merge, config.merge)
         act = activation(config.activation)
-        self.conv = _convolution(weights, f"{name}.proj_conv", (2 * hidden, hidden, *square), act)
-        self.out = _convolution(weights, f"{name}.proj_out", (4 * hidden, 2 * hidden, 1, 1))
+        self.conv = Linear.convolution(
+            weights, f"{name}.proj_conv", (2 * hidden, hidden, *square), act
+        )
+        self.out = Linear.convolution(weights, f"{name}.proj_out", (4 * hidden, 2 * hidden, 1, 1))
         column = Column(f"{name}.mlp", out, WHOLE)
         self.last = Linear.columns(weights, [column], 4 * hidden, bias=True)
         self.newline = weights.load(Part(f"{name}.image_newline", (4 * hidden,)))[None]
@@ -72,16 +73,6 @@ class LineMerger:
     def around(self) -> torch.Tensor:
         """Return a line's end, then an image's beginning and its end [3, out]."""
         return self.after(torch.cat((self.last(self.newline), self.marks)))
-
-
-def _convolution(
-    weights: Weights, name: str, shape: tuple[int, int, int, int], act: Activation = "none"
-) -> Linear:
-    """Load a convolution whose stride is its kernel. It takes a token's patches side by side."""
-    part = Part(f"{name}.weight", shape)
-    kernel = weights.load(part).permute(0, 2, 3, 1).reshape(shape[0], -1)
-    bias = weights.load(Part(f"{name}.bias", shape[:1]))
-    return Linear(weights.ops, weights.matrix(kernel.contiguous(), part.name), bias, act)
 
 
 class LineTower:

@@ -20,7 +20,7 @@ from saccade.families.config_readers import (
 )
 from saccade.families.qwen_vl.config import read_axes
 from saccade.nn.text_config import RopeConfig, TextConfig
-from saccade.nn.tower_config import BlocksConfig
+from saccade.nn.tower_config import MergedConfig
 
 ABSENT = {
     "vocab_size": 103424,
@@ -38,17 +38,14 @@ ABSENT = {
 
 
 @dataclass(frozen=True, slots=True)
-class FittedConfig(BlocksConfig):
+class FittedConfig(MergedConfig):
     """The tower, and the projector behind it.
 
     across: learned positions along an edge, which are fitted to an image.
     """
 
-    patch: int
-    merge: int
     across: int
     rope_theta: float
-    out_hidden: int
 
 
 def read_text(config: Section, text: Section) -> TextConfig:

@@ -1,0 +1,65 @@
+"""A tower for packed images of any sizes, whose heads are turned by row and column, and the merger
+behind it. A family loads the parts.
+
+A token's patches stand together, so bringing them together is a view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from saccade.core.types import Grid
+from saccade.nn.patches import PatchKernel, copy_images, merged_order
+from saccade.nn.protocol import GridFacts, Pack, Pieces
+from saccade.nn.tower import AxialRope, Norm, TowerBlock, run_blocks
+from saccade.nn.tower_config import MergedConfig
+from saccade.nn.transfer import send
+
+
+class AxialTower:
+    """Turns uint8 pixels into embeddings. Implements `nn.protocol.VisionNet`.
+
+    last_norm: normalises the last block's rows. merger: maps these [N, hidden] to tokens [M, out].
+    """
+
+    __slots__ = ("depth", "hidden", "kernel", "last_norm", "layers", "merge", "merger", "rope")
+    axes = 2
+    longest_segments = (None,)
+
+    def __init__(
+        self,
+        config: MergedConfig,
+        kernel: PatchKernel,
+        layers: Sequence[TowerBlock],
+        last_norm: Norm | None,
+        merger: Callable[[torch.Tensor], torch.Tensor],
+        rope: AxialRope,
+    ) -> None:
+        self.depth, self.hidden, self.merge = config.depth, config.hidden, config.merge
+        self.kernel, self.layers, self.rope = kernel, layers, rope
+        self.last_norm, self.merger = last_norm, merger
+
+    def rows(self, patches: int) -> int:
+        return patches // self.merge**2
+
+    def grid_facts(self, grid: Grid) -> GridFacts:
+        """Return the facts of a grid that ends with rows and columns of patches."""
+        *_, height, width = grid
+        # The row rotates a head's first half, the column its second.
+        places = np.stack(merged_order(height, width, self.merge))  # [2, N]
+        return GridFacts(send(places, self.rope.cos.device), ((height * width,),))
+
+    def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
+        x = self.kernel(pixels)
+        return x if facts.position_embedding is None else x + facts.position_embedding
+
+    def blocks(self, pack: Pack) -> Pieces:
+        x = yield from run_blocks(self.layers, pack, self.rope.rotation(pack.places))
+        return self.merger(x if self.last_norm is None else self.last_norm(x))
+
+    def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
+        """Split the embeddings by image, in reading order."""
+        return copy_images(self, embeddings, facts)
