@@ -48,6 +48,8 @@ from saccade.text.grammar.grammars import Grammars, OutputConstraint
 from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
 from saccade_bench.fixtures.rank_group import ThreadRankGroup
 from saccade_bench.fixtures.tiny import SPECIAL, make_checkpoint, picture, reference
+from saccade_bench.lab.checkpoint import make_checkpoint as make_preset
+from saccade_bench.lab.presets import PRESETS
 
 FAMILIES = (
     "qwen2_vl",
@@ -123,7 +125,15 @@ PROMPTS = 12
 CHOICES = 3
 MOST = 6
 """Guesses of a sequence in a step."""
-CACHED_FAMILIES = ("qwen3_vl", "qwen2_5_vl", "smolvlm", "internvl")
+CACHED_FAMILIES = (
+    "qwen3_vl",
+    "qwen2_5_vl",
+    "smolvlm",
+    "internvl",
+    "small-qwen3-vl",
+    "small-qwen2.5-vl",
+)
+"""The last two are presets: their matrices are wide enough for libraries to cut their sums."""
 CACHED_FORM = "bfloat16"
 CHATS, ROUNDS = 6, 3
 PICTURES = ((112, 140), (84, 56), (56, 196))
@@ -188,7 +198,10 @@ class Model:
 
     @classmethod
     def make(cls, folder: Path, family: Any, form: str) -> Model:
-        make_checkpoint(folder, family)
+        if family in PRESETS:
+            make_preset(family, folder)
+        else:
+            make_checkpoint(folder, family)
         options = HEAD if family in HEADED else ()
         spec, theirs, how = load_spec(folder, options), reference(folder), FORMS[form]
         rank_group = None

@@ -84,8 +84,8 @@ class Products(Protocol):
 
     def activate(self, x: torch.Tensor, activation: Activation, /) -> torch.Tensor: ...
 
-    def pack(self, weight: torch.Tensor, /) -> torch.Tensor:
-        """Return `weight` [out, in] in the fastest form for products. Only products can read it."""
+    def lay_out_dense(self, matrix: DenseMatrix, /) -> Matrix:
+        """Return the matrix laid out for this backend's products."""
         ...
 
     def lay_out_int4(self, matrix: Int4Matrix, /) -> Matrix:
@@ -100,7 +100,7 @@ class Products(Protocol):
         activation: Activation = "none",
         /,
     ) -> torch.Tensor:
-        """Return the activation of the product with a weight from `pack`."""
+        """Return the activation of the product with a laid out matrix's values."""
         ...
 
     def int8_linear(
@@ -179,10 +179,14 @@ class Matrix(ABC):
         """Return `x @ matrix.T`, in float32 if the product is made in float32."""
         return self.multiply(ops, x)
 
+    def dense(self) -> torch.Tensor:
+        """Return [out, in], made anew if need be."""
+        raise AssertionError(f"a {type(self).__name__} is not dense")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseMatrix(Matrix):
-    """A matrix in the network's dtype. values: [out, in], until packed."""
+    """A matrix in the network's dtype. values: [out, in], until laid out."""
 
     values: torch.Tensor
 
@@ -196,8 +200,11 @@ class DenseMatrix(Matrix):
         alike = [each.values for each in matrices if isinstance(each, DenseMatrix)]
         return torch.stack(alike) if ops.stacks and len(alike) == len(matrices) else None
 
-    def ready(self, ops: Products, /) -> DenseMatrix:
-        return DenseMatrix(ops.pack(self.values))
+    def ready(self, ops: Products, /) -> Matrix:
+        return ops.lay_out_dense(self)
+
+    def dense(self) -> torch.Tensor:
+        return self.values.to_dense() if self.values.is_mkldnn else self.values
 
     def multiply(self, ops: Products, x: Rows, bias: torch.Tensor | None = None, /) -> torch.Tensor:
         return ops.dense_linear(_whole(x), self.values, bias)

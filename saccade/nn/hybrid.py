@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from saccade.kernels.matrix import Rows
+from saccade.kernels.matrix import DenseMatrix, Rows
 from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.rotary import Rotation
 from saccade.nn.decoder import Decoder, DecoderLayer, MultiRope, layer_name
@@ -123,7 +123,7 @@ class GatedDelta:
         thin = (delta.value_heads, config.hidden)
         # Few rows, and what they say is exponentiated: never in 8 bits.
         few = [Part(f"{name}.in_proj_{each}.weight", thin, (heads,)) for each in "ba"]
-        self.thin = weights.load(*few)
+        self.thin = DenseMatrix(weights.load(*few)).ready(self.ops)
         self.thin_added = weights.adapters.product(few)
         kernel = (rows[0], 1, delta.taps)
         taps = weights.load(*(Part(f"{name}.conv1d.weight", kernel, (cut,)) for cut in cuts))
@@ -143,7 +143,7 @@ class GatedDelta:
         assert isinstance(x, torch.Tensor)
         wide = self.wide(x)
         mixed, gate = wide.split((wide.shape[1] - self.gate_width, self.gate_width), dim=1)
-        both = self.ops.dense_linear(x, self.thin)
+        both = self.thin.multiply(self.ops, x)
         if (present := self.thin_added.active.now) is not None:
             both = self.thin_added.add_to_product(self.ops, x, both, present)
         betas, steps = both.chunk(2, dim=1)
@@ -187,12 +187,14 @@ class SharedSparseMLP:
             weights, f"{name}.shared_expert", (hidden, shared), "silu", shard, bias=False
         )
         self.ops = weights.ops
-        self.gate = weights.load(Part(f"{name}.shared_expert_gate.weight", (1, hidden)))
+        gate = weights.load(Part(f"{name}.shared_expert_gate.weight", (1, hidden)))
+        self.gate = DenseMatrix(gate).ready(self.ops)
 
     def __call__(self, x: Rows) -> torch.Tensor:
         """Map [T, hidden] -> [T, hidden]."""
         assert isinstance(x, torch.Tensor)
-        return torch.sigmoid(self.ops.dense_linear(x, self.gate)) * self.shared(x) + self.sparse(x)
+        share = torch.sigmoid(self.gate.multiply(self.ops, x))
+        return share * self.shared(x) + self.sparse(x)
 
 
 def hybrid_layer(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from saccade.core.errors import CheckpointError
-from saccade.kernels.matrix import Matrix, Rows, Stack
+from saccade.kernels.matrix import DenseMatrix, Matrix, Rows, Stack
 from saccade.kernels.reference.activation import Activation
 from saccade.kernels.reference.moe import Experts, Routes, StackedExperts
 from saccade.kernels.reference.ops import Ops
@@ -89,13 +89,13 @@ class SparseMLP:
     def __init__(self, weights: Weights, name: str, shape: MoEShape, shard: Shard) -> None:
         self.top, self.ops = shape.top, weights.ops
         router = weights.load(Part(f"{name}.gate.weight", (shape.experts, shape.hidden)))
-        self.router = self.ops.pack(router)
+        self.router = DenseMatrix(router).ready(self.ops)
         self.experts = RoutedExperts(weights, f"{name}.experts", shape, shard)
 
     def __call__(self, x: Rows) -> torch.Tensor:
         """Map [T, hidden] -> [T, hidden]."""
         assert isinstance(x, torch.Tensor)
-        routes = self.ops.route(self.ops.dense_linear(x, self.router), self.top)
+        routes = self.ops.route(self.router.multiply(self.ops, x), self.top)
         return self.experts(x, routes)
 
 

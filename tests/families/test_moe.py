@@ -116,7 +116,7 @@ def layer_of(hidden: int, width: int, experts: int) -> Experts:
     torch.manual_seed(0)
     sizes = (2 * width, hidden), (hidden, width)
     ups, downs = (
-        [DenseMatrix(HALVES.pack((torch.randn(size) / 8).bfloat16())) for _ in range(experts)]
+        [DenseMatrix((torch.randn(size) / 8).bfloat16()).ready(HALVES) for _ in range(experts)]
         for size in sizes
     )
     return Experts(ups, downs, HALVES.locate(ups, downs))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,6 +23,7 @@ from saccade.kernels.x86.jit_cache import SHARED_VALUES
 from saccade.kernels.x86.long_attention import softmax_to_bfloat16
 from saccade.kernels.x86.paged import decode_paged
 from saccade.kernels.x86.paged_call import BLOCK_KEYS
+from tests.helpers.processor import threads
 
 if not placement.has_numba():
     pytest.skip("only for x86-64", allow_module_level=True)
@@ -36,14 +35,6 @@ PAGES, PAGE = 64, 16
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    yield
-    torch.set_num_threads(before)
 
 
 def near(ours: torch.Tensor, wanted: torch.Tensor, steps: int = 1) -> bool:

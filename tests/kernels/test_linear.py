@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from saccade.kernels.matrix import DenseMatrix
 from saccade.kernels.processor import has_bf16
 from saccade.kernels.reference.activation import Activation, activate
 from saccade.kernels.reference.ops import Ops
-from saccade.kernels.x86.amx import has_amx
-from saccade.kernels.x86.dense_call import MOST_ROWS
+from saccade.kernels.x86.dense import DensePanels
+from saccade.kernels.x86.dense_call import BLOCK
+from tests.helpers.processor import needs_amx, threads
 from tests.helpers.tensors import noise
 
 OPS = Ops()
@@ -46,7 +48,7 @@ def test_a_product_is_what_float64_says(
     wanted = EXACT[activation](
         F.linear(x.double(), weight.double(), None if added is None else added.double())
     )
-    result = OPS.dense_linear(x, OPS.pack(weight), added, activation)
+    result = DenseMatrix(weight).ready(OPS).product(OPS, x, added, activation)
     assert result.dtype == dtype and result.shape == (rows, outputs)
     torch.testing.assert_close(
         result.double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
@@ -68,7 +70,7 @@ def test_a_weight_may_be_a_slice_of_a_larger_one(dtype: torch.dtype) -> None:
     x = noise(3, 32, seed=6).to(dtype)
     wanted = x.double() @ whole[:, 16:48].double().t()
     torch.testing.assert_close(
-        OPS.dense_linear(x, OPS.pack(whole[:, 16:48])).double(),
+        DenseMatrix(whole[:, 16:48]).ready(OPS).multiply(OPS, x).double(),
         wanted,
         atol=0.0,
         rtol=TOLERANCE[dtype] * 4,
@@ -77,8 +79,9 @@ def test_a_weight_may_be_a_slice_of_a_larger_one(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_product_is_the_same_at_every_call(dtype: torch.dtype) -> None:
-    x, weight = noise(33, 64, seed=7).to(dtype), OPS.pack(noise(96, 64, seed=8).to(dtype))
-    first, second = (OPS.dense_linear(x, weight, None, "gelu") for _ in range(2))
+    x, matrix = noise(33, 64, seed=7).to(dtype), DenseMatrix(noise(96, 64, seed=8).to(dtype))
+    ready = matrix.ready(OPS)
+    first, second = (ready.product(OPS, x, None, "gelu") for _ in range(2))
     assert torch.equal(first, second)
 
 
@@ -92,51 +95,61 @@ def test_a_row_alone_has_the_bits_that_it_has_in_a_prompt(inputs: int, outputs: 
     from saccade.kernels.x86.ops import X86Ops
 
     ops = X86Ops()
-    packed = ops.pack((noise(outputs, inputs, seed=2) / inputs**0.5).bfloat16())
-    x = noise(MOST_ROWS + 1, inputs, seed=1).bfloat16()
+    matrix = DenseMatrix((noise(outputs, inputs, seed=2) / inputs**0.5).bfloat16()).ready(ops)
+    x = noise(BLOCK + 1, inputs, seed=1).bfloat16()
     # Less the sums, what is left shows bits that rounding would hide.
-    less = -ops.dense_linear(x[:2], packed)[0]
-    together = ops.dense_linear(x, packed, less)
-    alone = torch.cat([ops.dense_linear(row[None], packed, less) for row in x])
+    less = -matrix.multiply(ops, x[:2])[0]
+    together = matrix.multiply(ops, x, less)
+    alone = torch.cat([matrix.multiply(ops, row[None], less) for row in x])
     assert torch.equal(alone, together)
 
 
-@pytest.mark.skipif(not has_amx("amx-bf16"), reason="no AMX")
-@pytest.mark.parametrize("threads", [1, 3])
+COUNTS = (2, 16, 17, 31, 32, 33, 63, 64, 100, 513, 700)
+"""Of rows: within a tile and a block, whole blocks and not, and in several pieces."""
+
+
+@needs_amx
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize(("inputs", "outputs"), [(64, 32), (160, 256), (512, 1056)])
-def test_a_row_of_few_has_the_bits_that_it_has_alone(
-    inputs: int, outputs: int, bias: bool, threads: int
-) -> None:
-    from saccade.kernels.x86.dense import multiplies
+@pytest.mark.parametrize(
+    ("inputs", "outputs"), [(64, 32), (37, 13), (588, 200), (1040, 96), (1600, 80), (4304, 64)]
+)
+def test_a_row_has_its_bits_in_any_company(inputs: int, outputs: int, bias: bool) -> None:
     from saccade.kernels.x86.ops import X86Ops
 
     ops, weight = X86Ops(), (noise(outputs, inputs, seed=2) / inputs**0.5).bfloat16()
-    packed = ops.pack(weight)
+    matrix = DenseMatrix(weight).ready(ops)
     added = noise(outputs, seed=3).bfloat16() if bias else None
-    x = noise(MOST_ROWS, inputs, seed=1).bfloat16()
-    if not multiplies(x, packed):
-        pytest.skip("oneDNN packs matrices in another way here")
+    x = noise(max(COUNTS), inputs, seed=1).bfloat16()
     wanted = F.linear(x.double(), weight.double(), None if added is None else added.double())
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        alone = torch.cat([ops.dense_linear(row[None], packed, added) for row in x])
-        torch.testing.assert_close(alone.double(), wanted, atol=1e-2, rtol=1e-2)
-        for rows in range(2, MOST_ROWS + 1):
-            assert torch.equal(ops.dense_linear(x[-rows:], packed, added), alone[-rows:])
-    finally:
-        torch.set_num_threads(before)
-    assert not multiplies(noise(MOST_ROWS + 1, inputs).bfloat16(), packed)
+    rows = torch.cat([matrix.multiply(ops, row[None], added) for row in x])
+    torch.testing.assert_close(rows.double(), wanted, atol=1e-2, rtol=1e-2)
+    less = -rows[0]  # what is left shows bits that rounding would hide
+    alone = torch.cat([matrix.multiply(ops, row[None], less) for row in x])
+    for each, found in ((1, rows), (3, alone)):
+        with threads(each):
+            for count in COUNTS:
+                other = added if each == 1 else less
+                assert torch.equal(matrix.multiply(ops, x[-count:], other), found[-count:]), count
 
 
-@pytest.mark.skipif(not has_amx("amx-bf16"), reason="no AMX")
-def test_matrices_whose_memory_is_not_known_are_onednns() -> None:
-    from saccade.kernels.x86.dense import multiplies
-    from saccade.kernels.x86.onednn_blocks import pack_and_look, panel_width
+@needs_amx
+def test_a_matrix_in_panels_can_be_read_back() -> None:
+    from saccade.kernels.x86.ops import X86Ops
 
-    assert panel_width(96, 4096) == 0, "none was packed"
-    for outputs, inputs in ((80, 64), (64, 40)):  # no whole panels; no whole tiles
-        packed = pack_and_look(noise(outputs, inputs).bfloat16())
-        assert not multiplies(noise(2, inputs).bfloat16(), packed)
-    assert not multiplies(noise(2, 512), pack_and_look(noise(512, 512))), "float32 is oneDNN's"
+    weight = noise(45, 70).bfloat16()
+    matrix = DenseMatrix(weight).ready(X86Ops())
+    assert isinstance(matrix, DensePanels) and torch.equal(matrix.dense(), weight)
+
+
+@needs_amx
+def test_rows_of_any_shape_are_multiplied() -> None:
+    from saccade.kernels.x86.ops import X86Ops
+
+    ops, weight = X86Ops(), noise(40, 64, seed=2).bfloat16()
+    matrix = DenseMatrix(weight).ready(ops)
+    x = noise(6, 64).bfloat16()
+    flat = matrix.multiply(ops, x)
+    assert torch.equal(matrix.multiply(ops, x.view(2, 3, 64)), flat.view(2, 3, 40))
+    assert torch.equal(matrix.multiply(ops, x.t().contiguous().t()), flat)
+    assert matrix.multiply(ops, x[:0]).shape == (0, 40)
+    assert not torch.isnan(matrix.multiply(ops, torch.zeros(33, 64).bfloat16())).any()

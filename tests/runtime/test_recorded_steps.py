@@ -4,8 +4,7 @@ on one thread and on two. Steps that no recording holds go their old way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.runtime.worker import Worker
 from saccade_bench.fixtures.harness import CONFIG
 from tests.helpers.breadth import broad
-from tests.helpers.processor import needs_vnni
+from tests.helpers.processor import needs_vnni, threads
 
 pytestmark = pytest.mark.skipif(not device.has_numba(), reason="no Numba")
 
@@ -36,16 +35,6 @@ CASES = [
     pytest.param("smolvlm", "int8", marks=needs_vnni),
     pytest.param("hunyuan_vl", "none", marks=pytest.mark.more),  # PyTorch's norms within a layer
 ]
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def load(folder: Path, mode: QuantizationMode) -> FamilyNet:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from saccade.families.deepseek_vl2.config import DeepseekText, Routing
-from saccade.kernels.matrix import Rows
+from saccade.kernels.matrix import DenseMatrix, Rows
 from saccade.kernels.reference.moe import Routes
 from saccade.nn.attention import CausalAttention, HeadsConfig
 from saccade.nn.decoder import Decoder, DecoderLayer, MultiRope, layer_name
@@ -32,7 +32,7 @@ class SharedExperts:
         assert experts is not None and routing is not None, "asked for layers with experts alone"
         self.routing, self.ops = routing, weights.ops
         router = weights.load(Part(f"{name}.gate.weight", (experts.count, hidden)))
-        self.router = self.ops.pack(router)
+        self.router = DenseMatrix(router).ready(self.ops)
         self.bias: torch.Tensor | None = None
         if routing.method == "noaux_tc":
             part = Part(f"{name}.gate.e_score_correction_bias", (experts.count,))
@@ -49,7 +49,7 @@ class SharedExperts:
     def __call__(self, x: Rows) -> torch.Tensor:
         """Map x [T, hidden] to [T, hidden]."""
         assert isinstance(x, torch.Tensor)
-        routes = route(self.ops.dense_linear(x, self.router), self.routing, self.bias)
+        routes = route(self.router.multiply(self.ops, x), self.routing, self.bias)
         mixed = self.experts(x, routes)
         return mixed if self.shared is None else mixed + self.shared(x)
 

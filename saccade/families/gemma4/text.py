@@ -10,7 +10,7 @@ import torch
 
 from saccade.families.gemma4.config import Gemma4Text, PerLayer
 from saccade.families.gemma4.layers import Rope
-from saccade.kernels.matrix import Rows
+from saccade.kernels.matrix import DenseMatrix, Rows
 from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.rotary import Rotation, rotary_tables
 from saccade.nn.embedding import TokenEmbedding, make_head
@@ -139,7 +139,7 @@ class ExpertsBeside:
 
         self.ops, self.top = weights.ops, experts.top
         router = Part(f"{name}.router.proj.weight", (experts.count, text.hidden))
-        self.router = weights.ops.pack(weights.load(router))
+        self.router = DenseMatrix(weights.load(router)).ready(self.ops)
         scale = weights.load(Part(f"{name}.router.scale", (text.hidden,)))
         self.router_norm = scale * text.hidden**-0.5, text.rms_eps
         self.expert_scales = weights.load(Part(f"{name}.router.per_expert_scale", (experts.count,)))
@@ -152,7 +152,7 @@ class ExpertsBeside:
 
     def __call__(self, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
         """Add experts on x to mixed, the MLP's output, both [T, hidden] -> [T, hidden]."""
-        scores = self.ops.dense_linear(self.ops.rms_norm(x, *self.router_norm), self.router)
+        scores = self.router.multiply(self.ops, self.ops.rms_norm(x, *self.router_norm))
         routes = self.ops.route(scores, self.top)
         shares = routes.shares * self.expert_scales[routes.experts]
         found = self.experts(self.in_norm(x), routes._replace(shares=shares))

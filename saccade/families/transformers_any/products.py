@@ -9,31 +9,28 @@ from typing import Any
 
 import torch
 
-from saccade.kernels.matrix import DenseMatrix
+from saccade.kernels.matrix import DenseMatrix, Matrix
 from saccade.kernels.reference.ops import Ops
 
 
 class PackedLinear(torch.nn.Module):
     """Stands in for a `torch.nn.Linear`."""
 
-    def __init__(self, matrix: DenseMatrix, bias: torch.Tensor | None, ops: Ops) -> None:
-        """Build the layer.
-
-        matrix: ready for products.
-        """
+    def __init__(self, layer: torch.nn.Linear, matrix: Matrix, ops: Ops) -> None:
+        """Build the layer from the one that it stands in for, whose matrix is ready."""
         super().__init__()
         self.matrix = matrix
-        self.bias = bias
+        self.bias = layer.bias
         self.ops = ops
-        self.out_features, self.in_features = matrix.values.shape
+        self.out_features, self.in_features = layer.out_features, layer.in_features
 
     @property
     def weight(self) -> torch.Tensor:
         """Return [out, in], made anew for modules that look at it."""
-        return self.matrix.values.to_dense()
+        return self.matrix.dense()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, self.in_features)  # what takes few rows knows two dimensions
+        rows = x.reshape(-1, self.in_features)
         return self.matrix.multiply(self.ops, rows, self.bias).view(*x.shape[:-1], -1)
 
 
@@ -47,5 +44,5 @@ def pack(model: Any, head: Any, ops: Ops) -> None:
             if type(layer) is not torch.nn.Linear or layer is head:
                 continue
             matrix = DenseMatrix(layer.weight.detach()).ready(ops)
-            if matrix.values.is_mkldnn:
-                setattr(inner, name, PackedLinear(matrix, layer.bias, ops))
+            if not isinstance(matrix, DenseMatrix) or matrix.values.is_mkldnn:
+                setattr(inner, name, PackedLinear(layer, matrix, ops))

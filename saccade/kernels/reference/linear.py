@@ -12,6 +12,7 @@ import platform
 import torch
 from torch.nn import functional as F
 
+from saccade.kernels.matrix import DenseMatrix, Matrix
 from saccade.kernels.reference.activation import Activation, activate
 
 ROWS_FORESEEN = 1024
@@ -47,6 +48,11 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
         weight.contiguous(), ROWS_FORESEEN
     )
     return packed
+
+
+def lay_out_dense(matrix: DenseMatrix) -> Matrix:
+    """Return the matrix with packed values."""
+    return DenseMatrix(pack(matrix.values))
 
 
 def _packs(weight: torch.Tensor) -> bool:

@@ -75,7 +75,7 @@ class Ops:
     # ---- products (`matrix.Products`)
 
     activate = staticmethod(activate)
-    pack = staticmethod(linear.pack)
+    lay_out_dense = staticmethod(linear.lay_out_dense)
     lay_out_int4 = staticmethod(vnni_layout.lay_out_int4)
     dense_linear = staticmethod(linear.dense_linear)
     int8_linear = staticmethod(int8.int8_linear)

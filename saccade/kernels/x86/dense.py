@@ -1,29 +1,36 @@
-"""Products of few rows with bfloat16 matrices by AMX, from the memory that oneDNN has packed:
-oneDNN itself reads that memory at half the speed (decision 007).
+"""Products with bfloat16 matrices by AMX, from panels of 32 outputs.
 
-A row has the same bits in any batch up to `MOST_ROWS`, and on any count of threads. The
-instructions are `dense_code.py`'s.
+oneDNN chooses how it adds up by the count of rows and of threads, so that a row has other bits in
+other company. Here it has the same bits in any batch, and on any count of threads. The instructions
+are `dense_code.py`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 
 import torch
+from torch.nn import functional as F
 
+from saccade.kernels.matrix import DenseMatrix, Matrix, Products, Rows
 from saccade.kernels.x86.amx import has_amx, tile_setting
-from saccade.kernels.x86.dense_call import MOST_ROWS, NAMES, PANEL, TILE_INPUTS, TILE_ROWS, Call
+from saccade.kernels.x86.dense_call import BLOCK, NAME, PANEL, TILE_INPUTS, Call
 from saccade.kernels.x86.jit_cache import run_on_threads
+from saccade.kernels.x86.large_pages import empty_words
 from saccade.kernels.x86.machine_code import Function, compiled, source_text
-from saccade.kernels.x86.onednn_blocks import address, panel_width
+
+PIECE_VALUES = 5 << 17
+"""Values of a piece's rows: a core's second cache holds them while all panels pass."""
+LEAST_ROWS = 2 * BLOCK
+"""Rows for which a matrix is read again, at least."""
 
 
 @cache
-def functions() -> Mapping[str, Function]:
-    """Return the functions by name. Made once a process.
+def product() -> Function:
+    """Return the function. Made once a process.
 
-    The first time on a machine takes part of a second; later they are read from disk.
+    The first time on a machine takes part of a second; later it is read from disk.
     """
 
     def assembly(triple: str) -> str:
@@ -32,46 +39,83 @@ def functions() -> Mapping[str, Function]:
         return dense_code.assembly(triple)
 
     sources = map(source_text, ("dense", "dense_call", "llvm", "dense_code"))
-    return compiled(NAMES, assembly, "\n".join((*NAMES, *sources)))
+    return compiled((NAME,), assembly, "\n".join(sources))[NAME]
 
 
-def multiplies(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Return True if `few_rows_linear` takes these."""
-    return (
-        weight.is_mkldnn
-        and x.dtype == torch.bfloat16
-        and x.dim() == 2
-        and 0 < len(x) <= MOST_ROWS
-        and x.shape[1] % TILE_INPUTS == 0
-        and has_amx("amx-bf16")
-        and panel_width(*weight.shape) == PANEL
-    )
+@dataclass(frozen=True, slots=True, eq=False)
+class DensePanels(Matrix):
+    """A ready DenseMatrix, in the layout for AMX.
+
+    words: int32 [panels, inputs / 2, PANEL], padded with zeros to whole panels and tiles. A word
+    has the numbers for two inputs of an output. outputs, inputs: without padding.
+    """
+
+    words: torch.Tensor
+    outputs: int
+    inputs: int
+
+    def multiply(
+        self, _ops: Products, x: Rows, bias: torch.Tensor | None = None, /
+    ) -> torch.Tensor:
+        assert isinstance(x, torch.Tensor), "rows in 8 bits are for matrices that want these"
+        return dense_product(x, self, bias)
+
+    def dense(self) -> torch.Tensor:
+        rows = self.words.transpose(1, 2).contiguous().view(torch.bfloat16)
+        return rows.flatten(0, 1)[: self.outputs, : self.inputs].contiguous()
 
 
-def few_rows_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+def lays_out(weight: torch.Tensor) -> bool:
+    """Return True if `lay_out` takes this matrix."""
+    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_amx("amx-bf16")
+
+
+def lay_out(matrix: DenseMatrix) -> DensePanels:
+    """Lay out the values of a matrix in panels."""
+    product()  # where it cannot be made, loading fails, not the first request
+    outputs, inputs = matrix.values.shape
+    padded = F.pad(matrix.values, (0, -inputs % TILE_INPUTS, 0, -outputs % PANEL)).contiguous()
+    pairs = padded.view(torch.int32)
+    words = empty_words(len(padded) // PANEL, pairs.shape[1], PANEL)
+    words.copy_(pairs.view(-1, PANEL, pairs.shape[1]).transpose(1, 2))
+    return DensePanels(words, outputs, inputs)
+
+
+def dense_product(
+    x: torch.Tensor, matrix: DensePanels, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return `x @ weight.T + bias`, [T, out] in bfloat16, for x [T, in]."""
-    x = x.contiguous()
-    count, (outputs, inputs) = len(x), weight.shape
-    result = torch.empty(count, outputs, dtype=x.dtype)
-    added = _zeros(outputs) if bias is None else bias.float()
-    said = Call(
+    """Return `x @ matrix.T + bias`, [..., out] in bfloat16, for x [..., in] in bfloat16."""
+    assert x.dtype == torch.bfloat16, "the machine code reads nothing else"
+    panels, lines, _ = matrix.words.shape
+    inputs, shape = 2 * lines, x.shape[:-1]
+    x = F.pad(x, (0, inputs - matrix.inputs)) if inputs > matrix.inputs else x.contiguous()
+    result = torch.empty(*shape, matrix.outputs, dtype=x.dtype)
+    if not (count := x.numel() // inputs):
+        return result
+    added = _zeros(panels) if bias is None else bias.float()
+    if more := panels * PANEL - len(added):
+        added = F.pad(added, (0, more))
+    portions = -(-count // max(LEAST_ROWS, PIECE_VALUES // inputs))
+    portion = -(-count // (portions * BLOCK)) * BLOCK
+    call = Call(
         0,
-        outputs // PANEL,
+        panels,
         inputs,
+        matrix.outputs,
         count,
+        portion,
+        -(-count // portion),
         x.data_ptr(),
-        address(weight),
+        matrix.words.data_ptr(),
         added.data_ptr(),
         result.data_ptr(),
-        tile_setting(count).data_ptr(),
+        tile_setting(min(count, BLOCK)).data_ptr(),
+        tile_setting(count % BLOCK or BLOCK).data_ptr(),
     )
-    name = "rows_of_a_tile" if count <= TILE_ROWS else "rows_of_two"
-    run_on_threads(functions()[name], said, outputs // PANEL)
+    run_on_threads(product(), call, panels * portions)
     return result
 
 
 @cache
-def _zeros(outputs: int) -> torch.Tensor:
-    return torch.zeros(outputs)
+def _zeros(panels: int) -> torch.Tensor:
+    return torch.zeros(panels * PANEL)

@@ -1,8 +1,8 @@
-"""The instructions for products of few rows with bfloat16 matrices by AMX, told to LLVM through
+"""The instructions for products of rows with bfloat16 matrices by AMX, told to LLVM through
 llvmlite.
 
-A row's sums are made in the same order in any batch. Owns that order. Unaware of tensors. Only
-`dense.py` imports this, where llvmlite is installed.
+A row's sums are made in the same order in any batch, one input behind another. Owns that order.
+Unaware of tensors. Only `dense.py` imports this, where llvmlite is installed.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from llvmlite import ir
 
 from saccade.kernels.x86.dense_call import (
     AHEAD_BYTES,
+    BLOCK,
     FIELDS,
-    MOST_ROWS,
-    NAMES,
+    NAME,
     PANEL,
     POINTERS,
     TILE_INPUTS,
@@ -23,7 +23,9 @@ from saccade.kernels.x86.dense_call import (
 )
 from saccade.kernels.x86.llvm import (
     FLOATS,
+    I1,
     I8,
+    I16,
     I32,
     I64,
     LINE,
@@ -32,12 +34,11 @@ from saccade.kernels.x86.llvm import (
     Claims,
     Loop,
     Value,
+    every,
     known,
     load,
-    narrowed,
     number,
     place,
-    store,
     times,
 )
 
@@ -47,42 +48,99 @@ STEP_BYTES = TILE_ROWS * STRIDE
 """Of the inputs of a panel that a tile takes."""
 WIDES = STRIDE // LINE
 """Tiles of outputs in a panel."""
-BFLOAT16 = 1
-"""The place in FORMATS."""
+BLOCK_BYTES = BLOCK * STRIDE
+"""Of a block's sums."""
+SETTLED = 2
+"""Rows of the block before that are written in each step: AMX multiplies meanwhile."""
+OUTPUTS = ir.VectorType(I16, PANEL)
+"""A row of a panel, in the bits of bfloat16."""
 
 
 def assembly(triple: str) -> str:
-    """Return LLVM's own text for both functions. A piece of work is a panel, for all rows."""
+    """Return LLVM's own text for the function. A piece of work is a panel, for some rows."""
     module = ir.Module()
     module.triple = triple
-    settle = _settle(module)
-    for tall, name in enumerate(NAMES, 1):
-        multiply = _multiply(module, tall)
-        task = Claims(module, name, FIELDS, POINTERS, [MOST_ROWS * STRIDE])
-        b, said = task.b, task.said
-        b.call(known(module, "llvm.x86.ldtilecfg", VOID, PTR), [said["tile_setting"]])
-        leave = partial(b.call, known(module, "llvm.x86.tilerelease", VOID), [])
-        panel = task.take_piece(said["panels"], leave)
-        (sums,) = task.scratch
-        first = times(b, panel, PANEL)
-        words = place(b, said["words"], times(b, first, said["inputs"], 2))
-        b.call(multiply, [said["rows"], words, sums, said["inputs"]])
-        bias, target = place(b, said["bias"], times(b, first, 4)), times(b, first, 2)
-        stride = times(b, said["panels"], 2 * PANEL)
-        b.call(settle, [sums, bias, place(b, said["result"], target), said["count"], stride])
-        task.done()
+    multiply = {
+        "first": _multiply(module, "first", tall=2, fetches=True),
+        "next": _multiply(module, "next", tall=2, settles=True),
+        "short": _multiply(module, "short", tall=1, fetches=True),
+    }
+    task = Claims(module, NAME, FIELDS, POINTERS, [BLOCK_BYTES] * 2)
+    b, said = task.b, task.said
+    set_tiles = known(module, "llvm.x86.ldtilecfg", VOID, PTR)
+    b.call(set_tiles, [said["first_setting"]])
+    leave = partial(b.call, known(module, "llvm.x86.tilerelease", VOID), [])
+    piece = task.take_piece(b.mul(said["panels"], said["portions"]), leave)
+    first = times(b, b.urem(piece, said["panels"]), PANEL)
+    row = b.mul(b.udiv(piece, said["panels"]), said["portion"])
+    left = b.sub(said["count"], row)
+    count = b.select(b.icmp_signed("<", left, said["portion"]), left, said["portion"])
+    blocks, over = b.udiv(count, number(BLOCK)), b.urem(count, number(BLOCK))
+    stride, step = times(b, said["inputs"], 2), times(b, said["outputs"], 2)
+    rows = place(b, said["rows"], b.mul(row, stride))
+    panel = place(b, said["words"], times(b, first, stride))
+    bias = place(b, said["bias"], times(b, first, 4))
+    target = place(b, said["result"], b.add(b.mul(row, step), times(b, first, 2)))
+    inputs, outputs = said["inputs"], b.sub(said["outputs"], first)
+
+    def told(block: Value, odd: Value) -> tuple[list[Value], list[Value]]:
+        """Return what a block's product is told, and what of the block before."""
+        made = [b.select(odd, *places) for places in (task.scratch[::-1], task.scratch)]
+        before = place(b, target, times(b, b.sub(block, number(1)), BLOCK, step))
+        at = place(b, rows, times(b, block, BLOCK, stride))
+        return [at, panel, made[0], inputs], [made[1], bias, before, step, outputs]
+
+    def settle(block: Value, rows: Value) -> None:
+        """Write a block's sums, which nothing is multiplied after."""
+        sums = told(block, _is_odd(b, block))[0][2]
+        at = place(b, target, times(b, block, BLOCK, step))
+        _Settle(module, b, bias, outputs).write_rows(sums, at, rows, step)
+
+    with b.if_then(b.icmp_signed(">", blocks, number(0))):
+        b.call(multiply["first"], told(number(0), ir.Constant(I1, 0))[0])
+        with b.if_then(b.icmp_signed(">", blocks, number(1))):
+            loop = Loop(b, b.sub(blocks, number(1)))
+            block = b.add(loop.index, number(1))
+            product, before = told(block, _is_odd(b, block))
+            b.call(multiply["next"], [*product, *before])
+            loop.close()
+        settle(b.sub(blocks, number(1)), number(BLOCK))
+    with b.if_then(b.icmp_signed(">", over, number(0))):
+        whole = b.icmp_signed(">=", said["count"], number(BLOCK))
+        with b.if_then(whole):
+            b.call(set_tiles, [said["last_setting"]])
+        product, _ = told(blocks, _is_odd(b, blocks))
+        with b.if_else(b.icmp_signed(">", over, number(TILE_ROWS))) as (both, one):
+            with both:
+                b.call(multiply["first"], product)
+            with one:
+                b.call(multiply["short"], product)
+        with b.if_then(whole):
+            b.call(set_tiles, [said["first_setting"]])
+        settle(blocks, over)
+    task.done()
     return str(module)
 
 
-def _multiply(module: Value, tall: int) -> Value:
-    """Make sums[rows, PANEL] = rows [rows, inputs] times a panel. tall: tiles that hold the rows.
+def _is_odd(b: Value, value: Value) -> Value:
+    return b.trunc(value, I1)
 
-    Arguments: (rows, panel, sums, inputs)
+
+def _multiply(
+    module: Value, name: str, *, tall: int, fetches: bool = False, settles: bool = False
+) -> Value:
+    """Make sums[rows, PANEL] = rows [rows, inputs] times a panel.
+
+    tall: tiles that hold the rows. fetches: the panel's lines are asked for ahead. settles: the
+    block before is written meanwhile.
+
+    Arguments: (rows, panel, sums, inputs), and of the block before (sums, bias, target, bytes
+    between the target's rows, outputs from here on)
     """
-    kind = ir.FunctionType(VOID, [PTR, PTR, PTR, I64])
-    function = ir.Function(module, kind, f"multiply_{tall}")
+    kinds = [PTR, PTR, PTR, I64] + ([PTR, PTR, PTR, I64, I64] if settles else [])
+    function = ir.Function(module, ir.FunctionType(VOID, kinds), f"multiply_{name}")
     function.linkage = "internal"
-    rows, panel, sums, inputs = function.args
+    rows, panel, sums, inputs, *before = function.args
     b = ir.IRBuilder(function.append_basic_block())
     tile = [ir.Constant(I8, index) for index in range(8)]
     get = known(module, "llvm.x86.tileloadd64", VOID, I8, PTR, I64)
@@ -91,13 +149,16 @@ def _multiply(module: Value, tall: int) -> Value:
     dot = known(module, "llvm.x86.tdpbf16ps", VOID, I8, I8, I8)
     fetch = known(module, "llvm.prefetch.p0", VOID, PTR, I32, I32, I32)
     how = [ir.Constant(I32, value) for value in (0, 3, 1)]  # read, to the nearest cache, data
-    stride = times(b, inputs, 2)
+    stride, steps = times(b, inputs, 2), b.udiv(inputs, number(TILE_INPUTS))
     cells = [(half, wide) for half in range(tall) for wide in range(WIDES)]
     for half, wide in cells:
         b.call(zero, [tile[half * WIDES + wide]])
-    loop = Loop(b, b.udiv(inputs, number(TILE_INPUTS)))
+    if settles:
+        made, bias, target, step, outputs = before
+        settle = _Settle(module, b, bias, outputs)
+    loop = Loop(b, steps)
     begin = place(b, panel, times(b, loop.index, STEP_BYTES))
-    for line in range(0, STEP_BYTES, LINE):
+    for line in range(0, STEP_BYTES if fetches else 0, LINE):
         b.call(fetch, [place(b, begin, AHEAD_BYTES + line), *how])
     for half in range(tall):
         where = b.add(times(b, stride, half * TILE_ROWS), times(b, loop.index, LINE))
@@ -106,30 +167,59 @@ def _multiply(module: Value, tall: int) -> Value:
         b.call(get, [tile[6 + wide], place(b, begin, wide * LINE), number(STRIDE)])
     for half, wide in cells:
         b.call(dot, [tile[half * WIDES + wide], tile[4 + half], tile[6 + wide]])
+    if settles:
+        first = times(b, loop.index, SETTLED)
+        with b.if_then(b.icmp_signed("<", first, number(BLOCK))):
+            for more in range(SETTLED):
+                row = b.add(first, number(more))
+                at = place(b, target, b.mul(row, step))
+                settle.write(place(b, made, times(b, row, STRIDE)), at)
     loop.close()
     for half, wide in cells:
         where = half * TILE_ROWS * STRIDE + wide * LINE
         b.call(put, [tile[half * WIDES + wide], place(b, sums, where), number(STRIDE)])
+    if settles:
+        first = times(b, steps, SETTLED)
+        with b.if_then(b.icmp_signed("<", first, number(BLOCK))):
+            rest = place(b, made, times(b, first, STRIDE)), place(b, target, b.mul(first, step))
+            settle.write_rows(*rest, b.sub(number(BLOCK), first), step)
     b.ret_void()
     return function
 
 
-def _settle(module: Value) -> Value:
-    """Write the sums of rows and a panel, with the bias, in bfloat16.
+class _Settle:
+    """Writes rows of a panel's sums, with the bias, in bfloat16."""
 
-    Arguments: (sums, bias, target, how many rows, bytes between the target's rows)
-    """
-    function = ir.Function(module, ir.FunctionType(VOID, [PTR] * 3 + [I64] * 2), "settle")
-    function.linkage = "internal"
-    sums, bias, target, rows, stride = function.args
-    b = ir.IRBuilder(function.append_basic_block())
-    added = [load(b, FLOATS, bias, wide * LINE) for wide in range(WIDES)]
-    loop = Loop(b, rows)
-    made = place(b, sums, times(b, loop.index, STRIDE))
-    where = place(b, target, b.mul(loop.index, stride))
-    for wide in range(WIDES):
-        total = b.fadd(load(b, FLOATS, made, wide * LINE), added[wide])
-        store(b, narrowed(b, BFLOAT16, total), where, wide * LINE // 2)
-    loop.close()
-    b.ret_void()
-    return function
+    def __init__(self, module: Value, b: Value, bias: Value, left: Value) -> None:
+        """Prepare what all rows share. left: outputs from here on."""
+        self._b = b
+        self._bias = [load(b, FLOATS, bias, wide * LINE) for wide in range(WIDES)]
+        kinds = OUTPUTS, PTR, I32, ir.VectorType(I1, PANEL)
+        self._put = known(module, f"llvm.masked.store.v{PANEL}i16.p0", VOID, *kinds)
+        round_two = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
+        self._round = known(module, round_two, OUTPUTS, FLOATS, FLOATS)
+        within = b.trunc(
+            b.select(b.icmp_signed("<", left, number(PANEL)), left, number(PANEL)), I16
+        )
+        nothing = ir.Constant(OUTPUTS, ir.Undefined)
+        first = b.insert_element(nothing, within, ir.Constant(I32, 0))
+        every_lane = b.shuffle_vector(first, nothing, every(ir.VectorType(I32, PANEL), 0))
+        self._there = b.icmp_signed("<", ir.Constant(OUTPUTS, list(range(PANEL))), every_lane)
+
+    def write(self, sums: Value, target: Value) -> None:
+        """Write one row."""
+        b = self._b
+        low, high = (
+            b.fadd(load(b, FLOATS, sums, wide * LINE, LINE), bias)
+            for wide, bias in enumerate(self._bias)
+        )
+        rounded = b.call(self._round, [high, low])
+        b.call(self._put, [rounded, target, ir.Constant(I32, 1), self._there])
+
+    def write_rows(self, sums: Value, target: Value, count: Value, stride: Value) -> None:
+        """Write `count` rows, at least one. stride: bytes between the target's rows."""
+        b = self._b
+        loop = Loop(b, count)
+        made = place(b, sums, times(b, loop.index, STRIDE))
+        self.write(made, place(b, target, b.mul(loop.index, stride)))
+        loop.close()

@@ -17,7 +17,7 @@ from saccade.kernels.reference.moe import Addresses, Experts, Routes, sort_visit
 from saccade.kernels.reference.ops import Ops, Recorded, Work
 from saccade.kernels.reference.paged import PagedCache
 from saccade.kernels.reference.rotary import Rotation
-from saccade.kernels.x86.dense import few_rows_linear, multiplies
+from saccade.kernels.x86.dense import lay_out, lays_out
 from saccade.kernels.x86.draw import compiled_draw
 from saccade.kernels.x86.layer import (
     compiled_centre,
@@ -28,8 +28,8 @@ from saccade.kernels.x86.layer import (
     compiled_turn,
     compiled_turn_and_cache,
 )
-from saccade.kernels.x86.moe import compiled_experts, read_width
-from saccade.kernels.x86.onednn_blocks import address, pack_and_look, rounds_alone
+from saccade.kernels.x86.moe import compiled_experts, locate
+from saccade.kernels.x86.onednn_blocks import pack_and_look, rounds_alone
 from saccade.kernels.x86.recording import NotRecorded, Recording
 
 FEW_ROWS = 32
@@ -121,14 +121,18 @@ def turn_and_cache(
     )
 
 
+def lay_out_dense(matrix: DenseMatrix) -> Matrix:
+    if lays_out(matrix.values):
+        return lay_out(matrix)
+    return DenseMatrix(pack_and_look(matrix.values))
+
+
 def dense_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     activation: Activation = "none",
 ) -> torch.Tensor:
-    if multiplies(x, weight):
-        return activate(few_rows_linear(x, weight, bias), activation)
     if x.dim() == 2 and len(x) == 1 and x.dtype == HALF and rounds_alone(weight):
         return linear.dense_linear(torch.cat((x, x)), weight, bias, activation)[:1]
     return linear.dense_linear(x, weight, bias, activation)
@@ -143,7 +147,7 @@ class X86Ops(Ops):
     kind = "x86"
     compiles = "decode"
 
-    pack = staticmethod(pack_and_look)
+    lay_out_dense = staticmethod(lay_out_dense)
     dense_linear = staticmethod(dense_linear)
     activate = staticmethod(activate)
     centre_patches = staticmethod(centre_patches)
@@ -163,21 +167,7 @@ class X86Ops(Ops):
             return None
 
     def locate(self, up: Sequence[Matrix], down: Sequence[Matrix], /) -> Addresses | None:
-        ups, downs = (
-            [
-                each.values
-                for each in matrices
-                if isinstance(each, DenseMatrix) and each.values.is_mkldnn
-            ]
-            for matrices in (up, down)
-        )
-        if len(ups) < len(up) or len(downs) < len(down):
-            return None
-        panel = read_width(ups[0].shape, downs[0].shape) if ups[0].dtype == HALF else 0
-        if not panel:
-            return None
-        width = downs[0].shape[1]
-        return Addresses(tuple(map(address, ups)), tuple(map(address, downs)), width, panel)
+        return locate(up, down)
 
     def expert_mlp(
         self, x: torch.Tensor, routes: Routes, experts: Experts, act: Activation, first: int = 0

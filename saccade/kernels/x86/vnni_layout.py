@@ -8,11 +8,9 @@ batch, and on any count of threads. Owns the layout; the functions are `vnni.py`
 from __future__ import annotations
 
 import math
-import mmap
 import struct
 from dataclasses import replace
 from functools import cache
-from threading import Lock
 
 import torch
 from torch.nn import functional as F
@@ -20,6 +18,7 @@ from torch.nn import functional as F
 from saccade.kernels.matrix import Int4Matrix, Int4Panels, Int8Matrix, Matrix
 from saccade.kernels.reference.int4 import MIDDLE, numbers_of
 from saccade.kernels.x86.amx import has_amx, tile_setting
+from saccade.kernels.x86.large_pages import empty_words
 from saccade.kernels.x86.vnni import functions, run, runs_vnni
 from saccade.kernels.x86.vnni_call import (
     LANES,
@@ -41,16 +40,10 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Those that `vnni_call.FORMATS` names, in its order."""
 STEPS = {4: 32, 8: 16}
 """Inputs that are multiplied at a time, by bits: groups divide by them."""
-HUGE = 1 << 21
-"""Bytes of a large page, which saves a core looking for pages."""
-MAPPED = 8 * HUGE
-"""Bytes that are asked for at a time, for small matrices that share large pages."""
 LEAST_TILED = 32
 """Rows below which AMX is no quicker."""
 TOP = 15
 """Scales are kept as float16 times a power of two, the largest below 2 ** TOP."""
-LINE = 64
-"""Bytes at whose multiples a matrix begins."""
 ONE = 0x3F800000
 """The bits of 1 in float32."""
 PACKED_VALUES = 1 << 24
@@ -70,7 +63,7 @@ def pack_panels(matrix: Int4Matrix) -> Int4Panels:
     groups = -(-matrix.inputs // group)
     inputs = groups * group
     panels = -(-outputs // PANEL)
-    words = empty_words(panels, inputs // 8)
+    words = _empty_words(panels, inputs // 8)
     for first, count in _portions(panels, inputs):
         rows = slice(first * PANEL, (first + count) * PANEL)
         numbers = numbers_of(replace(matrix, words=matrix.words[rows]))
@@ -114,7 +107,7 @@ def pack_bytes(values: torch.Tensor) -> torch.Tensor:
     values = F.pad(values, (0, -values.shape[1] % step))
     outputs, inputs = values.shape
     panels = -(-outputs // PANEL)
-    words = empty_words(panels, inputs // 4)
+    words = _empty_words(panels, inputs // 4)
     for first, count in _portions(panels, inputs):
         rows = values[first * PANEL : (first + count) * PANEL].contiguous()
         padded = F.pad(rows, (0, 0, 0, count * PANEL - len(rows)))
@@ -136,42 +129,9 @@ def _portions(panels: int, inputs: int) -> list[tuple[int, int]]:
     return [(first, min(count, panels - first)) for first in range(0, panels, count)]
 
 
-def empty_words(panels: int, lines: int) -> torch.Tensor:
-    """Allocate int32 [panels, lines, PANEL] at the start of a cache line, in large pages."""
+def _empty_words(panels: int, lines: int) -> torch.Tensor:
     functions()  # where they cannot be made, loading fails, not the first request
-    memory = _PAGES.take(panels * lines * PANEL * 4)
-    return memory.view(torch.int32).view(panels, lines, PANEL)
-
-
-class LargePages:
-    """Memory in large pages, of which small matrices take their parts one behind another.
-
-    What was mapped goes back to the system with the last matrix in it, the newest with the next.
-    """
-
-    def __init__(self) -> None:
-        self._left = torch.empty(0, dtype=torch.uint8)
-        self._taking = Lock()
-
-    def take(self, size: int) -> torch.Tensor:
-        """Return uint8 [size] from the start of a cache line on."""
-        with self._taking:
-            if size > len(self._left):
-                self._left = _map(max(size, MAPPED))
-            taken = self._left[:size]
-            self._left = self._left[-(-size // LINE) * LINE :]
-        return taken
-
-
-def _map(size: int) -> torch.Tensor:
-    mapped = mmap.mmap(-1, size + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    mapped.madvise(mmap.MADV_HUGEPAGE)
-    memory = torch.frombuffer(mapped, dtype=torch.uint8)
-    start = -memory.data_ptr() % HUGE
-    return memory[start : start + size]
-
-
-_PAGES = LargePages()
+    return empty_words(panels, lines, PANEL)
 
 
 def quantise_outputs(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,52 @@
+"""Memory in large pages, which saves a core looking for pages, for matrices that own code reads."""
+
+from __future__ import annotations
+
+import mmap
+from threading import Lock
+
+import torch
+
+HUGE = 1 << 21
+"""Bytes of a large page."""
+MAPPED = 8 * HUGE
+"""Bytes that are asked for at a time, for small matrices that share large pages."""
+LINE = 64
+"""Bytes at whose multiples a matrix begins."""
+
+
+class LargePages:
+    """Memory of which small matrices take their parts one behind another.
+
+    What was mapped goes back to the system with the last matrix in it, the newest with the next.
+    """
+
+    def __init__(self) -> None:
+        self._left = torch.empty(0, dtype=torch.uint8)
+        self._taking = Lock()
+
+    def take(self, size: int) -> torch.Tensor:
+        """Return uint8 [size] from the start of a cache line on."""
+        with self._taking:
+            if size > len(self._left):
+                self._left = _map(max(size, MAPPED))
+            taken = self._left[:size]
+            self._left = self._left[-(-size // LINE) * LINE :]
+        return taken
+
+
+def _map(size: int) -> torch.Tensor:
+    mapped = mmap.mmap(-1, size + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapped.madvise(mmap.MADV_HUGEPAGE)
+    memory = torch.frombuffer(mapped, dtype=torch.uint8)
+    start = -memory.data_ptr() % HUGE
+    return memory[start : start + size]
+
+
+_PAGES = LargePages()
+
+
+def empty_words(panels: int, lines: int, width: int) -> torch.Tensor:
+    """Allocate int32 [panels, lines, width] at the start of a cache line."""
+    memory = _PAGES.take(panels * lines * width * 4)
+    return memory.view(torch.int32).view(panels, lines, width)
