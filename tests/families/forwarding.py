@@ -29,7 +29,7 @@ from saccade_bench.fixtures.tiny import Reference, picture
 from saccade_bench.lab.qwen import grids
 
 CPU = torch.device("cpu")
-LOGITS: dict[str, Any] = {"atol": 2e-4, "rtol": 0.0}
+LOGITS: dict[str, Any] = {"atol": 3e-4, "rtol": 0.0}
 SIZES = [(150, 97), (200, 333), (64, 64)]  # one to be enlarged, odd shapes, partial windows
 
 
