@@ -11,11 +11,9 @@ import pytest
 import torch
 
 from saccade.kernels.reference.int8 import runs_int8
-from saccade.kernels.x86.amx import has_amx
 from saccade.kernels.x86.vnni import runs_vnni
 
 needs_int8 = pytest.mark.skipif(not runs_int8(), reason="the processor has no VNNI")
-needs_amx = pytest.mark.skipif(not has_amx("amx-bf16"), reason="no AMX, or no llvmlite")
 needs_vnni = pytest.mark.skipif(not runs_vnni(), reason="no AVX512-VNNI, or no llvmlite")
 
 INT8 = pytest.param("int8", marks=needs_int8)

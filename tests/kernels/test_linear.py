@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from saccade.kernels.device import has_numba
 from saccade.kernels.matrix import DenseMatrix
 from saccade.kernels.processor import has_bf16
 from saccade.kernels.reference.activation import Activation, activate
 from saccade.kernels.reference.ops import Ops
-from saccade.kernels.x86.dense import DensePanels
-from saccade.kernels.x86.dense_call import BLOCK
-from tests.helpers.processor import needs_amx, threads
+from saccade.kernels.x86.amx import has_amx
+from tests.helpers.processor import threads
 from tests.helpers.tensors import noise
 
 OPS = Ops()
@@ -85,38 +85,31 @@ def test_a_product_is_the_same_at_every_call(dtype: torch.dtype) -> None:
     assert torch.equal(first, second)
 
 
-@pytest.mark.skipif(not has_bf16(), reason="the processor multiplies no bfloat16")
-@pytest.mark.parametrize(
-    ("inputs", "outputs"), [(64, 192), (576, 1536), (1024, 3072), (1536, 576), (3072, 1024)]
-)
-def test_a_row_alone_has_the_bits_that_it_has_in_a_prompt(inputs: int, outputs: int) -> None:
-    """oneDNN adds up a lone row of some shapes in an order of its own."""
-    pytest.importorskip("numba")
-    from saccade.kernels.x86.ops import X86Ops
-
-    ops = X86Ops()
-    matrix = DenseMatrix((noise(outputs, inputs, seed=2) / inputs**0.5).bfloat16()).ready(ops)
-    x = noise(BLOCK + 1, inputs, seed=1).bfloat16()
-    # Less the sums, what is left shows bits that rounding would hide.
-    less = -matrix.multiply(ops, x[:2])[0]
-    together = matrix.multiply(ops, x, less)
-    alone = torch.cat([matrix.multiply(ops, row[None], less) for row in x])
-    assert torch.equal(alone, together)
-
-
-COUNTS = (2, 16, 17, 31, 32, 33, 63, 64, 100, 513, 700)
+COUNTS = (2, 8, 9, 16, 17, 31, 32, 33, 63, 64, 100, 513, 700)
 """Of rows: within a tile and a block, whole blocks and not, and in several pieces."""
 
 
-@needs_amx
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize(
-    ("inputs", "outputs"), [(64, 32), (37, 13), (588, 200), (1040, 96), (1600, 80), (4304, 64)]
-)
-def test_a_row_has_its_bits_in_any_company(inputs: int, outputs: int, bias: bool) -> None:
+@pytest.fixture(params=["tiles", "vectors"])
+def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ops:
+    if not has_bf16() or not has_numba():
+        pytest.skip("PyTorch multiplies bfloat16 here")
+    from saccade.kernels.x86 import dense
     from saccade.kernels.x86.ops import X86Ops
 
-    ops, weight = X86Ops(), (noise(outputs, inputs, seed=2) / inputs**0.5).bfloat16()
+    if request.param == "vectors":
+        monkeypatch.setattr(dense, "has_amx", lambda _: False)
+    elif not has_amx("amx-bf16"):
+        pytest.skip("no AMX")
+    return X86Ops()
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize(
+    ("inputs", "outputs"), [(64, 32), (37, 13), (588, 200), (1040, 96), (3072, 80), (4304, 64)]
+)
+def test_a_row_has_its_bits_in_any_company(ops: Ops, inputs: int, outputs: int, bias: bool) -> None:
+    """oneDNN chooses the order of its sums by the counts of rows and threads."""
+    weight = (noise(outputs, inputs, seed=2) / inputs**0.5).bfloat16()
     matrix = DenseMatrix(weight).ready(ops)
     added = noise(outputs, seed=3).bfloat16() if bias else None
     x = noise(max(COUNTS), inputs, seed=1).bfloat16()
@@ -125,31 +118,26 @@ def test_a_row_has_its_bits_in_any_company(inputs: int, outputs: int, bias: bool
     torch.testing.assert_close(rows.double(), wanted, atol=1e-2, rtol=1e-2)
     less = -rows[0]  # what is left shows bits that rounding would hide
     alone = torch.cat([matrix.multiply(ops, row[None], less) for row in x])
-    for each, found in ((1, rows), (3, alone)):
+    for each, found, other in ((1, rows, added), (3, alone, less)):
         with threads(each):
             for count in COUNTS:
-                other = added if each == 1 else less
                 assert torch.equal(matrix.multiply(ops, x[-count:], other), found[-count:]), count
 
 
-@needs_amx
-def test_a_matrix_in_panels_can_be_read_back() -> None:
-    from saccade.kernels.x86.ops import X86Ops
-
+def test_a_matrix_in_panels_can_be_read_back(ops: Ops) -> None:
     weight = noise(45, 70).bfloat16()
-    matrix = DenseMatrix(weight).ready(X86Ops())
-    assert isinstance(matrix, DensePanels) and torch.equal(matrix.dense(), weight)
-
-
-@needs_amx
-def test_rows_of_any_shape_are_multiplied() -> None:
-    from saccade.kernels.x86.ops import X86Ops
-
-    ops, weight = X86Ops(), noise(40, 64, seed=2).bfloat16()
     matrix = DenseMatrix(weight).ready(ops)
+    assert not isinstance(matrix, DenseMatrix) and torch.equal(matrix.dense(), weight)
+
+
+def test_rows_of_any_shape_are_multiplied(ops: Ops) -> None:
+    matrix = DenseMatrix(noise(40, 64, seed=2).bfloat16()).ready(ops)
     x = noise(6, 64).bfloat16()
     flat = matrix.multiply(ops, x)
     assert torch.equal(matrix.multiply(ops, x.view(2, 3, 64)), flat.view(2, 3, 40))
     assert torch.equal(matrix.multiply(ops, x.t().contiguous().t()), flat)
     assert matrix.multiply(ops, x[:0]).shape == (0, 40)
-    assert not torch.isnan(matrix.multiply(ops, torch.zeros(33, 64).bfloat16())).any()
+
+
+def test_float32_is_pytorchs(ops: Ops) -> None:
+    assert isinstance(DenseMatrix(noise(512, 512)).ready(ops), DenseMatrix)

@@ -38,6 +38,7 @@ from saccade.kernels.x86.attention_pack import (
 )
 from saccade.kernels.x86.llvm import (
     BITS,
+    BRAINS,
     F32,
     FLOATS,
     I8,
@@ -46,6 +47,7 @@ from saccade.kernels.x86.llvm import (
     I64,
     INTS,
     LINE,
+    MORE_BRAINS,
     PTR,
     SHORTS,
     VOID,
@@ -75,22 +77,6 @@ AT_ONCE = 8
 """Rows that AVX512-BF16 multiplies at a time: with two vectors of columns, 16 sums."""
 BANDS = ((AT_ONCE // 2, 1), (AT_ONCE, 1), (2 * AT_ONCE, 2), (ABREAST, ABREAST // AT_ONCE))
 """Rows that products are made for, and in how many bands of rows at a time."""
-
-
-class _Brain(ir.Type):
-    """bfloat16, a type that llvmlite lacks."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Brain)
-
-    def __hash__(self) -> int:
-        return hash(_Brain)
-
-
-BRAINS, MORE_BRAINS = (ir.VectorType(_Brain(), count) for count in (LANES, 2 * LANES))
 
 
 def assembly(triple: str, dim: int, kind: Kind, item: int) -> str:

@@ -1,4 +1,4 @@
-"""Products with bfloat16 matrices by AMX, from panels of 32 outputs.
+"""Products with bfloat16 matrices in panels of 32 outputs, by AMX or AVX512-BF16.
 
 oneDNN chooses how it adds up by the count of rows and of threads, so that a row has other bits in
 other company. Here it has the same bits in any batch, and on any count of threads. The instructions
@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from saccade.kernels.matrix import DenseMatrix, Matrix, Products, Rows
+from saccade.kernels.processor import has_bf16
 from saccade.kernels.x86.amx import has_amx, tile_setting
 from saccade.kernels.x86.dense_call import BLOCK, NAME, PANEL, TILE_INPUTS, Call
 from saccade.kernels.x86.jit_cache import run_on_threads
@@ -27,8 +28,8 @@ LEAST_ROWS = 2 * BLOCK
 
 
 @cache
-def product() -> Function:
-    """Return the function. Made once a process.
+def product(tiled: bool) -> Function:
+    """Return the function. Made once a process. tiled: by AMX.
 
     The first time on a machine takes part of a second; later it is read from disk.
     """
@@ -36,15 +37,15 @@ def product() -> Function:
     def assembly(triple: str) -> str:
         from saccade.kernels.x86 import dense_code  # brings llvmlite, which only compiling needs
 
-        return dense_code.assembly(triple)
+        return dense_code.assembly(triple, tiled=tiled)
 
     sources = map(source_text, ("dense", "dense_call", "llvm", "dense_code"))
-    return compiled((NAME,), assembly, "\n".join(sources))[NAME]
+    return compiled((NAME,), assembly, "\n".join((str(tiled), *sources)))[NAME]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DensePanels(Matrix):
-    """A ready DenseMatrix, in the layout for AMX.
+    """A ready DenseMatrix, in panels.
 
     words: int32 [panels, inputs / 2, PANEL], padded with zeros to whole panels and tiles. A word
     has the numbers for two inputs of an output. outputs, inputs: without padding.
@@ -67,12 +68,12 @@ class DensePanels(Matrix):
 
 def lays_out(weight: torch.Tensor) -> bool:
     """Return True if `lay_out` takes this matrix."""
-    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_amx("amx-bf16")
+    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and has_bf16()
 
 
 def lay_out(matrix: DenseMatrix) -> DensePanels:
     """Lay out the values of a matrix in panels."""
-    product()  # where it cannot be made, loading fails, not the first request
+    product(_tiled())  # where it cannot be made, loading fails, not the first request
     outputs, inputs = matrix.values.shape
     padded = F.pad(matrix.values, (0, -inputs % TILE_INPUTS, 0, -outputs % PANEL)).contiguous()
     pairs = padded.view(torch.int32)
@@ -112,8 +113,12 @@ def dense_product(
         tile_setting(min(count, BLOCK)).data_ptr(),
         tile_setting(count % BLOCK or BLOCK).data_ptr(),
     )
-    run_on_threads(product(), call, panels * portions)
+    run_on_threads(product(_tiled()), call, panels * portions)
     return result
+
+
+def _tiled() -> bool:
+    return has_amx("amx-bf16")
 
 
 @cache

@@ -9,10 +9,12 @@ import ctypes
 NAME = "product"
 PANEL = 32
 """Outputs that lie together: of each pair of inputs, a word of two numbers for each."""
+ROWS = 8
+"""Rows that vectors multiply at a time, at most."""
 TILE_ROWS = 16
 """Rows of a tile, at most."""
 BLOCK = 2 * TILE_ROWS
-"""Rows that are multiplied at a time."""
+"""Rows that tiles multiply at a time."""
 TILE_INPUTS = 32
 """Inputs of a tile: those of a matrix divide by them."""
 AHEAD_BYTES = 4096

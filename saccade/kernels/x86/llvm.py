@@ -16,6 +16,22 @@ I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F16, F32, PTR, VOID = ir.HalfType(), ir.FloatType(), ir.PointerType(), ir.VoidType()
 INTS, FLOATS, BITS = (ir.VectorType(kind, LANES) for kind in (I32, F32, I1))
 SHORTS, HALVES, BYTES = (ir.VectorType(kind, LANES) for kind in (I16, F16, I8))
+
+
+class _Brain(ir.Type):
+    """bfloat16, a type that llvmlite lacks."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Brain)
+
+    def __hash__(self) -> int:
+        return hash(_Brain)
+
+
+BRAINS, MORE_BRAINS = (ir.VectorType(_Brain(), count) for count in (LANES, 2 * LANES))
 LINE = 64
 """Bytes of a vector, and of a cache line."""
 Value = Any
@@ -77,6 +93,11 @@ def times(b: Value, first: Value, *others: Value | int) -> Value:
     for value in others:
         first = b.mul(first, number(value) if isinstance(value, int) else value)
     return first
+
+
+def least(b: Value, value: Value, other: Value) -> Value:
+    """Return the smaller of two whole numbers."""
+    return b.select(b.icmp_signed("<", value, other), value, other)
 
 
 def spread(b: Value, value: Value) -> Value:

@@ -2,8 +2,7 @@
 values, then the way down, summed.
 
 A product takes 14 us beside its work, and a step has hundreds for experts: these passes read the
-matrices' panels, or the memory packed by oneDNN, and make all products of a layer at once. Sums are
-in float32.
+matrices' panels, and make all products of a layer at once. Sums are in float32.
 
 Imported only where needed (`ops.X86Ops`).
 """
@@ -13,16 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
-from typing import NamedTuple
 
 import torch
 
-from saccade.kernels.matrix import DenseMatrix, Matrix
+from saccade.kernels.matrix import Matrix
 from saccade.kernels.reference.moe import Addresses
 from saccade.kernels.x86.dense import DensePanels
-from saccade.kernels.x86.dense_call import PANEL, TILE_INPUTS
+from saccade.kernels.x86.dense_call import PANEL
 from saccade.kernels.x86.kernel import Kernel
-from saccade.kernels.x86.onednn_blocks import address, panel_width
 
 PAIRS = 4
 """Pairs of inputs that are multiplied between two visits to the sums."""
@@ -32,35 +29,16 @@ LONG = 8
 
 def locate(up: Sequence[Matrix], down: Sequence[Matrix]) -> Addresses | None:
     """Return where experts' matrices lie, or None if that is otherwise than this file expects."""
-    ups, downs = [_locate(each) for each in up], [_locate(each) for each in down]
-    panels = {place.panel for place in (*ups, *downs)}
-    panel, width = panels.pop(), downs[0].inputs
-    if panels or not panel or width % panel or ups[0].inputs % (2 * PAIRS):
+    ups, downs = (
+        [each for each in matrices if isinstance(each, DensePanels)] for matrices in (up, down)
+    )
+    if len(ups) < len(up) or len(downs) < len(down):
         return None
-    up_at, down_at = (tuple(place.address for place in places) for places in (ups, downs))
-    return Addresses(up_at, down_at, width, panel)
-
-
-class _Place(NamedTuple):
-    """panel: outputs that lie together, or 0 where that is not known."""
-
-    address: int
-    panel: int
-    inputs: int
-
-
-def _locate(matrix: Matrix) -> _Place:
-    if isinstance(matrix, DensePanels):
-        whole = matrix.outputs % PANEL == 0 and matrix.inputs % TILE_INPUTS == 0
-        return _Place(matrix.words.data_ptr(), PANEL if whole else 0, matrix.inputs)
-    if isinstance(matrix, DenseMatrix) and _is_packed(matrix.values):
-        outputs, inputs = matrix.values.shape
-        return _Place(address(matrix.values), panel_width(outputs, inputs), inputs)
-    return _Place(0, 0, 0)
-
-
-def _is_packed(values: torch.Tensor) -> bool:
-    return values.is_mkldnn and values.dtype == torch.bfloat16
+    sizes = ups[0].outputs, ups[0].inputs, downs[0].outputs, downs[0].inputs
+    if any(size % PANEL for size in sizes):
+        return None
+    up_at, down_at = (tuple(each.words.data_ptr() for each in some) for some in (ups, downs))
+    return Addresses(up_at, down_at, downs[0].inputs, PANEL)
 
 
 def _code() -> ModuleType:

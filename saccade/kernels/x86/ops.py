@@ -29,7 +29,6 @@ from saccade.kernels.x86.layer import (
     compiled_turn_and_cache,
 )
 from saccade.kernels.x86.moe import compiled_experts, locate
-from saccade.kernels.x86.onednn_blocks import pack_and_look, rounds_alone
 from saccade.kernels.x86.recording import NotRecorded, Recording
 
 FEW_ROWS = 32
@@ -124,18 +123,7 @@ def turn_and_cache(
 def lay_out_dense(matrix: DenseMatrix) -> Matrix:
     if lays_out(matrix.values):
         return lay_out(matrix)
-    return DenseMatrix(pack_and_look(matrix.values))
-
-
-def dense_linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    activation: Activation = "none",
-) -> torch.Tensor:
-    if x.dim() == 2 and len(x) == 1 and x.dtype == HALF and rounds_alone(weight):
-        return linear.dense_linear(torch.cat((x, x)), weight, bias, activation)[:1]
-    return linear.dense_linear(x, weight, bias, activation)
+    return linear.lay_out_dense(matrix)
 
 
 class X86Ops(Ops):
@@ -148,7 +136,6 @@ class X86Ops(Ops):
     compiles = "decode"
 
     lay_out_dense = staticmethod(lay_out_dense)
-    dense_linear = staticmethod(dense_linear)
     activate = staticmethod(activate)
     centre_patches = staticmethod(centre_patches)
     rms_norm = staticmethod(rms_norm)

@@ -30,6 +30,7 @@ from saccade.kernels.x86.llvm import (
     Value,
     every,
     known,
+    least,
     load,
     number,
     place,
@@ -277,9 +278,9 @@ def _product_tiled(module: Value) -> None:
     start = times(b, piece, TILE_PANELS)
     outer = Loop(b, said["tiles"])
     before = times(b, outer.index, TILE_ROWS)
-    rows = _least(b, b.sub(said["base"], before), TILE_ROWS)
+    rows = least(b, b.sub(said["base"], before), number(TILE_ROWS))
     left = place(b, said["rows"], b.mul(before, inputs))
-    inner = Loop(b, _least(b, b.sub(panels, start), TILE_PANELS))
+    inner = Loop(b, least(b, b.sub(panels, start), number(TILE_PANELS)))
     first = times(b, b.add(start, inner.index), PANEL)
     right = place(b, said["words"], b.mul(first, inputs))
     b.call(multiply, [left, right, sums, inputs])
@@ -297,10 +298,6 @@ def _product_tiled(module: Value) -> None:
     inner.close()
     outer.close()
     task.done()
-
-
-def _least(b: Value, value: Value, most: int) -> Value:
-    return b.select(b.icmp_signed("<", value, number(most)), value, number(most))
 
 
 def _settle_tiled(module: Value, kind: int) -> Value:
