@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from saccade.kernels.matrix import Int4Matrix, Int4Panels, Int8Matrix, Matrix
 from saccade.kernels.reference.int4 import MIDDLE, numbers_of
 from saccade.kernels.x86.amx import has_amx, tile_setting
-from saccade.kernels.x86.vnni import functions, run, runs_vnni
+from saccade.kernels.x86.vnni import run, runs_vnni
 from saccade.kernels.x86.vnni_call import (
     LANES,
     LARGEST,
@@ -138,7 +138,6 @@ def _portions(panels: int, inputs: int) -> list[tuple[int, int]]:
 
 def empty_words(panels: int, lines: int) -> torch.Tensor:
     """Allocate int32 [panels, lines, PANEL] at the start of a cache line, in large pages."""
-    functions()  # where they cannot be made, loading fails, not the first request
     memory = _PAGES.take(panels * lines * PANEL * 4)
     return memory.view(torch.int32).view(panels, lines, PANEL)
 
