@@ -1,5 +1,5 @@
 """The instructions of `draw.py`'s kernel, compiled by Numba when a machine first asks for them
-(`kernel.py`).
+(`kernel_object.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -20,7 +20,7 @@ from saccade.kernels.x86.jit import (
     smaller,
     words,
 )
-from saccade.kernels.x86.kernel import Body
+from saccade.kernels.x86.kernel_object import Body
 
 ABOVE_ONE = 0x3F800001
 """A pattern above 1.0's, which no weight has. Larger positive numbers have larger patterns."""

@@ -1,7 +1,7 @@
 """How Numba compiles kernels for this machine's processor, and what their instructions share:
 16-bit numbers in 32-bit registers, and how a kernel's items are dealt to threads.
 
-Imported only to compile (`kernel.py`): most processes find what they need on disk.
+Imported only to compile (`kernel_object.py`): most processes find what they need on disk.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs

@@ -1,5 +1,5 @@
 """The instructions of `layer.py`'s kernels, compiled by Numba when a machine first asks for them
-(`kernel.py`). A function here returns a kernel's body for some sizes.
+(`kernel_object.py`). A function here returns a kernel's body for some sizes.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -23,7 +23,7 @@ from saccade.kernels.x86.jit import (
     smaller,
     wide,
 )
-from saccade.kernels.x86.kernel import Body
+from saccade.kernels.x86.kernel_object import Body
 
 
 def turn_and_cache(dim: int, turned: int, across: bool, has_norm: bool) -> Body:

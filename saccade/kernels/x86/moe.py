@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from types import ModuleType
 
 import torch
 
@@ -36,20 +35,14 @@ def read_width(up: Sequence[int], down: Sequence[int]) -> int:
     return width
 
 
-def _code() -> ModuleType:
-    from saccade.kernels.x86 import moe_code  # brings Numba, which only compiling needs
-
-    return moe_code
-
-
 @cache
 def _gated(outs: int) -> Kernel:
-    return Kernel(_code, "gated", outs)
+    return Kernel("moe_code", "gated", outs)
 
 
 @cache
 def _down(outs: int) -> Kernel:
-    return Kernel(_code, "down", outs)
+    return Kernel("moe_code", "down", outs)
 
 
 def compiled_experts(

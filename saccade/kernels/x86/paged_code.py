@@ -1,5 +1,5 @@
 """The instructions of `paged.py`'s kernel, compiled by Numba when a machine first asks for them
-(`kernel.py`).
+(`kernel_object.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -24,7 +24,7 @@ from saccade.kernels.x86.jit import (
     wide,
     words,
 )
-from saccade.kernels.x86.kernel import Body
+from saccade.kernels.x86.kernel_object import Body
 from saccade.kernels.x86.paged_call import BLOCK_KEYS
 
 ABREAST = 4

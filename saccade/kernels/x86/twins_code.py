@@ -19,7 +19,7 @@ from saccade.kernels.x86.jit import (
     wide,
     words,
 )
-from saccade.kernels.x86.kernel import Body
+from saccade.kernels.x86.kernel_object import Body
 
 
 def gather(lane: int) -> Body:
