@@ -56,6 +56,7 @@ from saccade.nn.protocol import FamilyNet
 from saccade.parallel import PeerLost, Shard, join, leave
 from saccade.runtime.attention import pick_attention
 from saccade.runtime.begun_step import Step
+from saccade.runtime.compile_ahead import begin_compiling
 from saccade.runtime.memory import DTYPES
 from saccade.runtime.orders import Orders
 from saccade.runtime.start_facts import describe_network
@@ -107,6 +108,9 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     engine.send(Found(torch.cuda.device_count() if torch.cuda.is_available() else 0))
     load = engine.receive()
     assert isinstance(load, Load)
+    end_compiling = begin_compiling(
+        torch.device(load.device), DTYPES[load.dtype], boot.rank, load.parallel.ranks
+    )
     with readable(load.folder):
         make, shard, loaded = _prepare(boot, engine, load)
     engine.send(loaded)
@@ -119,6 +123,7 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
         engine.send(Loading("caches and kernels"))
     worker = make(begin.config, arena, shard, load.parallel.encoder, metrics)
     del make  # the network is the worker's to let go of
+    end_compiling()
     settle()
     images = worker.images
     found = images.saved, images.store, images.tower, worker.kept

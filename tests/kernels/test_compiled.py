@@ -197,7 +197,7 @@ from saccade.kernels.x86 import attention, resize, vnni
 from saccade.kernels.x86.ops import X86Ops
 
 if vnni.runs_vnni():
-    vnni.functions()
+    vnni.function("product_8")
 if resize.vector_bytes():
     resize.functions()
 if kind := attention.best_kind():

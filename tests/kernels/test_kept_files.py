@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,63 @@ def test_what_was_used_longest_ago_goes(folder: Path, monkeypatch: pytest.Monkey
     kept("d", lambda: bytes(100))
     assert [look(words) is not None for words in "abcd"] == [True, False, True, True]
     assert sum(file.stat().st_size for file in folder.iterdir()) == 3 * each
+
+
+MAKER = """
+import sys, time
+from pathlib import Path
+from saccade.kernels.x86.kept_files import kept
+
+def make():
+    with log.open("a") as file:
+        file.write("made ")
+    print("making", flush=True)
+    while not go.exists():
+        time.sleep(0.01)
+    return b"the code"
+
+log, go = map(Path, sys.argv[1:])
+print("asking", flush=True)
+print(kept("words", make).decode(), flush=True)
+"""
+
+
+def begin_maker(log: Path, go: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", MAKER, str(log), str(go)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def said(maker: subprocess.Popen[str]) -> str:
+    assert maker.stdout is not None
+    return maker.stdout.readline().strip()
+
+
+def test_what_two_processes_want_at_once_is_made_once(folder: Path, tmp_path: Path) -> None:
+    log, go = tmp_path / "log", tmp_path / "go"
+    with begin_maker(log, go) as first:
+        assert [said(first), said(first)] == ["asking", "making"]
+        with begin_maker(log, go) as second:
+            assert said(second) == "asking"
+            go.touch()
+            assert said(first) == said(second) == "the code"
+    assert log.read_text() == "made "
+    assert [file.name for file in folder.iterdir()] == [name_of("words")]
+
+
+def test_a_maker_that_is_killed_leaves_no_lock_and_no_file(folder: Path, tmp_path: Path) -> None:
+    with begin_maker(tmp_path / "log", tmp_path / "go") as maker:
+        assert [said(maker), said(maker)] == ["asking", "making"]
+        maker.kill()
+        assert kept("words", lambda: b"ours") == b"ours"
+    assert [file.name for file in folder.iterdir()] == [name_of("words")]
+
+
+def test_where_nothing_can_be_kept_each_makes_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    made: list[str] = []
+    for _ in range(2):
+        assert kept("words", lambda: made.append("words") or b"the code") == b"the code"
+    assert made == ["words", "words"]

@@ -7,7 +7,6 @@ Knows one row at a time. Owns the memory for its weights.
 from __future__ import annotations
 
 from functools import cache
-from types import ModuleType
 
 import torch
 
@@ -42,12 +41,6 @@ def _scratch(vocab: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.empty(vocab), torch.empty(MOST_SORTED), torch.empty(1, dtype=torch.int64)
 
 
-def _code() -> ModuleType:
-    from saccade.kernels.x86 import draw_code  # brings Numba, which only compiling needs
-
-    return draw_code
-
-
 @cache
 def _draw() -> Kernel:
-    return Kernel(_code, "draw")
+    return Kernel("draw_code", "draw")

@@ -1,5 +1,5 @@
 """The instructions of `draw.py`'s kernel, compiled by Numba when a machine first asks for them
-(`kernel.py`).
+(`kernel_object.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -10,11 +10,22 @@ import numba
 import numpy as np
 
 from saccade.kernels.x86.draw_call import BLOCK, UNDECIDED
-from saccade.kernels.x86.jit import claim, exponential, longs, real, reals, words
-from saccade.kernels.x86.kernel import Body
+from saccade.kernels.x86.jit import (
+    claim,
+    exponential,
+    larger,
+    longs,
+    real,
+    reals,
+    smaller,
+    words,
+)
+from saccade.kernels.x86.kernel_object import Body
 
 ABOVE_ONE = 0x3F800001
 """A pattern above 1.0's, which no weight has. Larger positive numbers have larger patterns."""
+TOP_K, TOP_P, DRAW = range(3)
+"""What bounds the tokens, each from a pattern on, and last the draw itself."""
 
 
 @numba.njit(inline="always")
@@ -23,25 +34,33 @@ def _largest(patterns, count):
     most = np.int64(-(1 << 31))
     for at in range(count):
         pattern = patterns[at]
-        most = max(most, np.int64(pattern ^ ((pattern >> np.int32(31)) & np.int32(0x7FFFFFFF))))
+        most = larger(most, np.int64(pattern ^ ((pattern >> np.int32(31)) & np.int32(0x7FFFFFFF))))
     pattern = np.int32(most)
     return real(np.int32(pattern ^ ((pattern >> np.int32(31)) & np.int32(0x7FFFFFFF))))
 
 
 @numba.njit(inline="always")
-def _above(weights, patterns, count, least):
-    """Return the mass of the tokens with at least this pattern, and how many there are."""
-    mass, many = np.float64(0), np.int64(0)
+def _around(weights, patterns, count, least):
+    """Return the mass of the tokens with at least this pattern, and how many there are. Then both
+    for those with a larger one.
+    """
+    mass, many, before, ahead = np.float64(0), np.int64(0), np.float64(0), np.int64(0)
     for at in range(count):
+        weight = np.float64(weights[at])
         if patterns[at] >= least:
-            mass += np.float64(weights[at])
+            mass += weight
             many += 1
-    return mass, many
+        if patterns[at] > least:
+            before += weight
+            ahead += 1
+    return mass, many, before, ahead
 
 
 @numba.njit(inline="always")
 def _about(weights, patterns, count, least):
-    """Do as `_above`, in float32: whoever asks looks again at what it finds."""
+    """Return the mass from this pattern on, and how many, in float32: whoever asks looks again at
+    what it finds.
+    """
     mass, many = np.float32(0), np.float32(0)
     bound = np.int32(least)
     for at in range(count):
@@ -67,6 +86,19 @@ def _reach(weights, patterns, count, target, limit):
     return low
 
 
+@numba.njit(inline="always")
+def _find(patterns, vocab, wanted, out):
+    """Write the place of the last pattern that is `wanted`."""
+    for first in range(0, vocab, BLOCK):
+        end = smaller(first + BLOCK, vocab)
+        equal = np.float32(0)
+        for at in range(first, end):
+            equal += np.float32(patterns[at] == wanted)
+        for at in range(first, end if equal > np.float32(0) else first):
+            if patterns[at] == wanted:
+                out[0] = at
+
+
 def draw() -> Body:
     """Return the body that draws one token of a row, or leaves it UNDECIDED."""
 
@@ -84,7 +116,7 @@ def draw() -> Body:
             total, count = np.float64(0), np.int64(0)
             least_kept = np.float32(0) if vocab <= room else unlikely
             for first in range(0, vocab, BLOCK):
-                end = min(first + BLOCK, vocab)
+                end = smaller(first + BLOCK, vocab)
                 mass = np.float32(0)
                 for at in range(first, end):
                     weight = exponential(logits[at] / factor - largest)
@@ -104,53 +136,43 @@ def draw() -> Body:
                 continue
             # the tokens that are open to the draw: those from a pattern on
             least = np.int64(0)
-            if 0 < top_k < vocab:
-                if top_k > count:
-                    continue
-                least = _reach(kept, kept_patterns, count, np.float64(-1), top_k)
-                total, many = _above(kept, kept_patterns, count, least)
-                if many != top_k:
-                    continue
             if min_p > 0:
-                near, many = np.int64(0), np.int64(0)
+                near, many, likely = np.int64(0), np.int64(0), np.float64(0)
                 lowest = np.int64(ABOVE_ONE)
                 for at in range(count):
-                    weight = np.float64(kept[at])
-                    if abs(weight - min_p) < rounding * min_p:
+                    each = np.float64(kept[at])
+                    if abs(each - min_p) < rounding * min_p:
                         near += 1
-                    if weight >= min_p:
+                    if each >= min_p:
                         many += 1
-                        lowest = min(lowest, np.int64(kept_patterns[at]))
+                        likely += each
+                        lowest = smaller(lowest, np.int64(kept_patterns[at]))
                 if near > 0 or many == 0 or (many == count and count < vocab):
                     continue
-                if lowest > least:
-                    least = lowest
-                    total, _ = _above(kept, kept_patterns, count, least)
-            slack = rounding * total
-            if top_p < np.float32(1):
-                bound = np.float64(top_p) * total
-                found = _reach(kept, kept_patterns, count, bound, 0)
-                mass, many = _above(kept, kept_patterns, count, found)
-                before, ahead = _above(kept, kept_patterns, count, found + 1)
-                near = abs(mass - bound) < slack or (ahead > 0 and abs(bound - before) < slack)
-                if found < least or mass <= bound or near or many - ahead != 1:
-                    continue
-                least, total = found, mass
-            target = point * total
-            found = _reach(kept, kept_patterns, count, target, 0)
-            mass, many = _above(kept, kept_patterns, count, found)
-            before, ahead = _above(kept, kept_patterns, count, found + 1)
-            if found < least or mass <= target or mass - target < slack:
-                continue
-            if many - ahead != 1 or (ahead > 0 and target - before < slack):
-                continue
-            for first in range(0, vocab, BLOCK):
-                end = min(first + BLOCK, vocab)
-                equal, wanted = np.float32(0), np.int32(found)
-                for at in range(first, end):
-                    equal += np.float32(patterns[at] == wanted)
-                for at in range(first, end if equal > np.float32(0) else first):
-                    if patterns[at] == np.int32(found):
-                        out[0] = at
+                least, total = lowest, likely
+            slack = np.float64(0)
+            for stage in range(TOP_K, DRAW + 1):
+                limit, goal = np.int64(0), point * total
+                if stage == TOP_K:
+                    if top_k <= 0 or top_k >= vocab:
+                        continue
+                    limit, goal = top_k, np.float64(-1)
+                elif stage == TOP_P:
+                    slack = rounding * total
+                    if top_p >= np.float32(1):
+                        continue
+                    goal = np.float64(top_p) * total
+                found = _reach(kept, kept_patterns, count, goal, limit)
+                mass, many, before, ahead = _around(kept, kept_patterns, count, found)
+                sure = many == top_k
+                if stage != TOP_K:
+                    apart = ahead == 0 or goal - before >= slack
+                    sure = apart and mass - goal >= slack and many - ahead == 1 and found >= least
+                if not sure:
+                    break
+                if found > least:
+                    least, total = found, mass
+            else:
+                _find(patterns, vocab, np.int32(found), out)
 
     return draw

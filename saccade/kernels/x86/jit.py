@@ -1,7 +1,7 @@
 """How Numba compiles kernels for this machine's processor, and what their instructions share:
 16-bit numbers in 32-bit registers, and how a kernel's items are dealt to threads.
 
-Imported only to compile (`kernel.py`): most processes find what they need on disk.
+Imported only to compile (`kernel_object.py`): most processes find what they need on disk.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -26,6 +25,7 @@ from numba.extending import intrinsic
 ARITHMETIC = {"reassoc", "contract", "nsz"}
 """Sums may be made in any order, which is the same at every call."""
 Block = types.CPointer(types.int64)
+I16, I32, F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
 
 def compile_body(name: str, body: Callable[[Any], None]) -> bytes:
@@ -33,6 +33,7 @@ def compile_body(name: str, body: Callable[[Any], None]) -> bytes:
     flags = Flags()
     flags.fastmath = FastMathOptions(ARITHMETIC)
     flags.error_model = "numpy"
+    flags.no_rewrites = True
     flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
     flags.no_compile = True  # not before the entry is there: so it is compiled once
     with global_compiler_lock:
@@ -108,53 +109,87 @@ reals = _address_of(types.float32)
 
 
 @intrinsic
-def _real(context, pattern):
-    def build(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.FloatType())
+def real(context, number):
+    """Return the float32 that has these `bits`."""
 
-    return types.float32(types.uint32), build
+    def build(context, builder, signature, arguments):
+        pattern = context.cast(builder, arguments[0], number, types.uint32)
+        return builder.bitcast(pattern, F32)
+
+    return types.float32(number), build
 
 
 @intrinsic
-def _pattern(context, number):
-    def build(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.uint32(types.float32), build
-
-
-@numba.njit(inline="always")
-def real(number):
-    """Return the float32 that has these `bits`."""
-    return _real(np.uint32(number))
-
-
-@numba.njit(inline="always")
-def wide(half):
+def wide(context, half):
     """Return a bfloat16 in float32."""
-    return _real(np.uint32(np.uint32(half) << np.uint32(16)))
+
+    def build(context, builder, signature, arguments):
+        raised = builder.shl(builder.zext(arguments[0], I32), I32(16))
+        return builder.bitcast(raised, F32)
+
+    return types.float32(types.uint16), build
 
 
-@numba.njit(inline="always")
-def narrow(number):
+@intrinsic
+def narrow(context, number):
     """Round a float32 to the nearest bfloat16, ties to even. NaN stays NaN."""
-    pattern = _pattern(number)
-    odd = (pattern >> np.uint32(16)) & np.uint32(1)
-    rounded = np.uint16((pattern + np.uint32(0x7FFF) + odd) >> np.uint32(16))
-    return rounded if number == number else np.uint16(0x7FC0)
+
+    def build(context, builder, signature, arguments):
+        (number,) = arguments
+        pattern = builder.bitcast(number, I32)
+        odd = builder.and_(builder.lshr(pattern, I32(16)), I32(1))
+        half = builder.add(builder.add(pattern, I32(0x7FFF)), odd)
+        rounded = builder.trunc(builder.lshr(half, I32(16)), I16)
+        return builder.select(builder.fcmp_ordered("==", number, number), rounded, I16(0x7FC0))
+
+    return types.uint16(types.float32), build
 
 
-@numba.njit(inline="always")
-def exponential(x):
+def _chosen(sign):
+    """Return the one of two numbers to which the other has this sign, or the first if neither."""
+
+    @intrinsic
+    def choose(context, first, second):
+        kind = context.unify_types(first, second)
+        real = isinstance(kind, types.Float)
+
+        def build(context, builder, signature, arguments):
+            one, two = arguments
+            compare = builder.fcmp_ordered if real else builder.icmp_signed
+            return builder.select(compare(sign, two, one), two, one)
+
+        return kind(kind, kind), build
+
+    return choose
+
+
+smaller, larger = _chosen("<"), _chosen(">")
+"""As min and max of two signed numbers, which Numba compiles anew for each kind of numbers."""
+
+
+def _float32(value):
+    return F32(float(np.float32(value)))
+
+
+@intrinsic
+def exponential(context, x):
     """Compute e to the x, to 2e-7 of it. Numba's own is a call for each value."""
-    x = min(max(x, np.float32(-87.0)), np.float32(88.0))
-    z = x * np.float32(1.4426950408889634)
-    whole = np.floor(z)
-    part = z - whole  # 2 to that by a polynomial
-    p = np.float32(1.8775767e-3)
-    p = p * part + np.float32(8.9893397e-3)
-    p = p * part + np.float32(5.5826318e-2)
-    p = p * part + np.float32(2.4015361e-1)
-    p = p * part + np.float32(6.9315308e-1)
-    p = p * part + np.float32(9.9999994e-1)
-    return p * _real(np.uint32(np.int32(whole) + np.int32(127)) << np.uint32(23))
+
+    def build(context, builder, signature, arguments):
+        (x,) = arguments
+        for sign, bound in ((">", -87.0), ("<", 88.0)):
+            bound = _float32(bound)
+            x = builder.select(builder.fcmp_ordered(sign, bound, x), bound, x)
+        z = builder.fmul(x, _float32(1.4426950408889634))
+        whole = builder.call(builder.module.declare_intrinsic("llvm.floor", [F32]), [z])
+        part = builder.fsub(z, whole)  # 2 to that by a polynomial
+        p = _float32(POLYNOMIAL[0])
+        for factor in POLYNOMIAL[1:]:
+            p = builder.fadd(builder.fmul(p, part), _float32(factor))
+        power = builder.add(builder.fptosi(whole, I32), I32(127))
+        return builder.fmul(p, builder.bitcast(builder.shl(power, I32(23)), F32))
+
+    return types.float32(types.float32), build
+
+
+POLYNOMIAL = 1.8775767e-3, 8.9893397e-3, 5.5826318e-2, 2.4015361e-1, 6.9315308e-1, 9.9999994e-1

@@ -8,11 +8,12 @@ again by the next process.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +21,10 @@ FOLDER = "code"
 MOST_BYTES = 64 << 20
 """Past this the files that were used longest ago go. A model's take less than a megabyte."""
 DIGEST_BYTES = 32
+LOCKS = "making"
+"""A file beside the folder. Who makes a file locks one byte there, numbered by the file's name."""
+LOCK_DIGITS = 15
+"""Of a name: as many as a position in a file has room for."""
 
 
 @dataclass(slots=True)
@@ -36,10 +41,29 @@ TALLY = Tally()
 def kept(words: str, make: Callable[[], bytes]) -> bytes:
     """Return what was made from `words` before, or make it now and keep it."""
     content = look(words)
-    if content is None:
-        content = make()
-        keep(words, content)
+    if content is not None:
+        return content
+    with _alone(name_of(words)):
+        content = look(words)  # another process may have made it meanwhile
+        if content is None:
+            content = make()
+            keep(words, content)
     return content
+
+
+@contextmanager
+def _alone(name: str) -> Iterator[None]:
+    """Wait for another process that makes the file with this name, and let none begin.
+
+    The lock ends with its process. Where there can be none, both make the file.
+    """
+    folder = code_folder(FOLDER)
+    with ExitStack() as held:
+        with suppress(OSError):
+            if folder is not None:
+                file = held.enter_context(folder.with_name(LOCKS).open("ab"))
+                fcntl.lockf(file, fcntl.LOCK_EX, 1, int(name[:LOCK_DIGITS], 16))
+        yield
 
 
 def look(words: str) -> bytes | None:

@@ -1,26 +1,17 @@
-"""A kernel that Numba compiles for this machine's processor once, and that later processes take
-from disk without Numba, whose import and first use take most of a second.
+"""A kernel that Numba has compiled (`kernel_object.py`), and how it is called.
 
-Knows how a kernel is called and kept. Its instructions stand in a file of their own, `*_code.py`,
-beside its caller's.
+Its instructions stand in a file of their own, `*_code.py`, beside its caller's.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 import struct
-from collections.abc import Callable
 from functools import cache
-from importlib.metadata import version
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
-from saccade.kernels.x86 import kept_files, machine_code
+from saccade.kernels.x86 import machine_code
 from saccade.kernels.x86.jit_cache import SHARED_VALUES, run_on_threads
-
-Body = Callable[[Any], None]
+from saccade.kernels.x86.kernel_object import object_file
 
 
 class Kernel:
@@ -30,19 +21,9 @@ class Kernel:
     there are. Then follows what the caller gives: addresses, counts, `bits` of real numbers.
     """
 
-    def __init__(self, code: Callable[[], ModuleType], name: str, *sizes: int) -> None:
-        """Compile the body that the function `name` of `code()` returns for `sizes`, or take it
-        from disk.
-        """
-
-        def make() -> bytes:
-            from saccade.kernels.x86.jit import compile_body
-
-            return compile_body(name, vars(code())[name](*sizes))
-
-        body = code.__module__, name, repr(sizes)
-        words = "\n".join((*body, machine_code.describe_target(), _sources()))
-        self.function = machine_code.link(kept_files.kept(words, make), (name,))[name]
+    def __init__(self, code: str, name: str, *sizes: int) -> None:
+        """Compile the kernel, or take it from disk, as `object_file` does."""
+        self.function = machine_code.link(object_file(code, name, *sizes), (name,))[name]
 
     def __call__(self, items: int, values: int, *numbers: int) -> None:
         """Do all `items`, which read and write about `values` values, with as many threads as torch
@@ -59,13 +40,3 @@ def bits_of(value: float) -> int:
 
 bits = cache(bits_of)
 """As `bits_of`, and remembered: a model has few values."""
-
-
-@cache
-def _sources() -> str:
-    """Return what all kernels' code follows from, beside their names and the processor."""
-    folder = Path(__file__).parent
-    agreed = (*folder.glob("*_call.py"), *folder.glob("*_code.py"))
-    files = (folder / "jit.py", *sorted(agreed))
-    told = sorted(f"{key}={value}" for key, value in os.environ.items() if key.startswith("NUMBA_"))
-    return "\n".join((version("numba"), *told, *(file.read_text() for file in files)))

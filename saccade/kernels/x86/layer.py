@@ -7,7 +7,6 @@ Imported only where it runs (`ops.X86Ops`).
 from __future__ import annotations
 
 from functools import cache
-from types import ModuleType
 
 import torch
 
@@ -15,20 +14,12 @@ from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.paged import PagedCache
 from saccade.kernels.reference.rotary import Rotation
 from saccade.kernels.x86.kernel import Kernel, bits
-
-GATE_VALUES = 4096
-"""Values that one item of `_gate` makes."""
-
-
-def _code() -> ModuleType:
-    from saccade.kernels.x86 import layer_code  # brings Numba, which only compiling needs
-
-    return layer_code
+from saccade.kernels.x86.layer_call import GATE_VALUES
 
 
 @cache
 def _turn_and_cache(dim: int, turned: int, across: bool, has_norm: bool) -> Kernel:
-    return Kernel(_code, "turn_and_cache", dim, turned, across, has_norm)
+    return Kernel("layer_code", "turn_and_cache", dim, turned, across, has_norm)
 
 
 def compiled_turn_and_cache(
@@ -73,7 +64,7 @@ def compiled_turn_and_cache(
 
 @cache
 def _add_rms_norm(adds: bool) -> Kernel:
-    return Kernel(_code, "add_rms_norm", adds)
+    return Kernel("layer_code", "add_rms_norm", adds)
 
 
 def compiled_rms_norm(
@@ -112,7 +103,7 @@ def _normed(
 
 @cache
 def _turn() -> Kernel:
-    return Kernel(_code, "turn")
+    return Kernel("layer_code", "turn")
 
 
 def compiled_turn(rotation: Rotation, x: torch.Tensor) -> None:
@@ -126,7 +117,7 @@ def compiled_turn(rotation: Rotation, x: torch.Tensor) -> None:
 
 @cache
 def _layer_norm(adds: bool) -> Kernel:
-    return Kernel(_code, "layer_norm", adds)
+    return Kernel("layer_code", "layer_norm", adds)
 
 
 def compiled_layer_norm(
@@ -142,7 +133,7 @@ def compiled_layer_norm(
 
 @cache
 def _sigmoid_gate() -> Kernel:
-    return Kernel(_code, "sigmoid_gate", GATE_VALUES)
+    return Kernel("layer_code", "sigmoid_gate", GATE_VALUES)
 
 
 def compiled_sigmoid_gate(x: torch.Tensor, first: float, third: float) -> torch.Tensor:
@@ -156,7 +147,7 @@ def compiled_sigmoid_gate(x: torch.Tensor, first: float, third: float) -> torch.
 
 @cache
 def _gate() -> Kernel:
-    return Kernel(_code, "gate", GATE_VALUES)
+    return Kernel("layer_code", "gate", GATE_VALUES)
 
 
 def compiled_silu_gate(gate_up: torch.Tensor) -> torch.Tensor:
@@ -170,7 +161,7 @@ def compiled_silu_gate(gate_up: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _centre(patch: int) -> Kernel:
-    return Kernel(_code, "centre", patch)
+    return Kernel("layer_code", "centre", patch)
 
 
 def compiled_centre(frames: torch.Tensor, patch: int, merge: int) -> torch.Tensor:

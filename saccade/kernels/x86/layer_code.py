@@ -1,10 +1,12 @@
 """The instructions of `layer.py`'s kernels, compiled by Numba when a machine first asks for them
-(`kernel.py`). A function here returns a kernel's body for some sizes.
+(`kernel_object.py`). A function here returns a kernel's body for some sizes.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -12,14 +14,16 @@ from saccade.kernels.x86.jit import (
     claim,
     exponential,
     halves,
+    larger,
     longs,
     narrow,
     octets,
     real,
     reals,
+    smaller,
     wide,
 )
-from saccade.kernels.x86.kernel import Body
+from saccade.kernels.x86.kernel_object import Body
 
 
 def turn_and_cache(dim: int, turned: int, across: bool, has_norm: bool) -> Body:
@@ -54,7 +58,7 @@ def turn_and_cache(dim: int, turned: int, across: bool, has_norm: bool) -> Body:
                     squares = np.float32(0)
                     for d in range(dim):
                         squares += wide(qkv[at + d]) * wide(qkv[at + d])
-                    root = np.float32(1) / np.sqrt(squares / np.float32(dim) + eps)
+                    root = np.float32(1) / math.sqrt(squares / np.float32(dim) + eps)
                     for d in range(dim):  # rounded where the reference rounds: before the turn
                         qkv[at + d] = narrow(
                             wide(qkv[at + d]) * root * wide(weight[head * dim + d])
@@ -99,7 +103,7 @@ def add_rms_norm(adds: bool) -> Body:
             else:
                 for i in range(size):
                     squares += wide(x[at + i]) * wide(x[at + i])
-            root = np.float32(1) / np.sqrt(squares / np.float32(size) + eps)
+            root = np.float32(1) / math.sqrt(squares / np.float32(size) + eps)
             for i in range(size):
                 normed[at + i] = narrow(wide(total[at + i]) * root * wide(weight[i]))
 
@@ -160,7 +164,7 @@ def layer_norm(adds: bool) -> Body:
             for i in range(size):
                 off = wide(total[at + i]) - mean
                 squares += off * off
-            root = np.float32(1) / np.sqrt(squares / np.float32(size) + eps)
+            root = np.float32(1) / math.sqrt(squares / np.float32(size) + eps)
             for i in range(size):
                 off = (wide(total[at + i]) - mean) * root
                 normed[at + i] = narrow(off * wide(weight[i]) + wide(bias[i]))
@@ -179,9 +183,11 @@ def sigmoid_gate(most: int) -> Body:
             if item >= block[1]:
                 return
             start = item * most
-            for i in range(start, min(start + most, count)):
+            for i in range(start, smaller(start + most, count)):
                 x = wide(values[i])
-                near = min(max(x, np.float32(-100)), np.float32(100))  # else 0 times infinity
+                near = smaller(
+                    larger(x, np.float32(-100)), np.float32(100)
+                )  # else 0 times infinity
                 power = exponential(-near * (first + third * near * near))
                 out[i] = narrow(x / (np.float32(1) + power))
 
@@ -200,7 +206,7 @@ def gate(most: int) -> Body:
                 return
             row, start = item // pieces, item % pieces * most
             left, to = row * 2 * size, row * size
-            for i in range(start, min(start + most, size)):
+            for i in range(start, smaller(start + most, size)):
                 x = wide(gate_up[left + i])
                 # rounded as the reference does
                 gated = wide(narrow(x / (np.float32(1) + exponential(-x))))

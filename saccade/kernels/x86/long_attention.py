@@ -7,22 +7,15 @@ Imported only where it runs (`ops.X86Ops`).
 from __future__ import annotations
 
 from functools import cache
-from types import ModuleType
 
 import torch
 
 from saccade.kernels.x86.kernel import Kernel
 
 
-def _code() -> ModuleType:
-    from saccade.kernels.x86 import long_attention_code  # brings Numba, which only compiling needs
-
-    return long_attention_code
-
-
 @cache
 def _weigh() -> Kernel:
-    return Kernel(_code, "weigh")
+    return Kernel("long_attention_code", "weigh")
 
 
 def softmax_to_bfloat16(scores: torch.Tensor) -> torch.Tensor:

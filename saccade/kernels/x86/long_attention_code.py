@@ -1,5 +1,5 @@
 """The instructions of `long_attention.py`'s kernel, compiled by Numba when a machine first asks for
-them (`kernel.py`).
+them (`kernel_object.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from saccade.kernels.x86.jit import claim, exponential, halves, narrow, reals
-from saccade.kernels.x86.kernel import Body
+from saccade.kernels.x86.kernel_object import Body
 
 
 def weigh() -> Body:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from types import ModuleType
 
 import torch
 
@@ -41,20 +40,14 @@ def locate(up: Sequence[Matrix], down: Sequence[Matrix]) -> Addresses | None:
     return Addresses(up_at, down_at, downs[0].inputs, PANEL)
 
 
-def _code() -> ModuleType:
-    from saccade.kernels.x86 import moe_code  # brings Numba, which only compiling needs
-
-    return moe_code
-
-
 @cache
 def _gated(outs: int) -> Kernel:
-    return Kernel(_code, "gated", outs)
+    return Kernel("moe_code", "gated", outs)
 
 
 @cache
 def _down(outs: int) -> Kernel:
-    return Kernel(_code, "down", outs)
+    return Kernel("moe_code", "down", outs)
 
 
 def compiled_experts(

@@ -1,5 +1,5 @@
 """The instructions of `moe.py`'s kernels, compiled by Numba when a machine first asks for them
-(`kernel.py`). A function here returns a kernel's body for some sizes.
+(`kernel_object.py`). A function here returns a kernel's body for some sizes.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -10,7 +10,7 @@ import numba
 import numpy as np
 
 from saccade.kernels.x86.jit import claim, exponential, fetch, longs, real, reals, words
-from saccade.kernels.x86.kernel import Body
+from saccade.kernels.x86.kernel_object import Body
 
 AHEAD_BYTES = 8192
 """Reading is so far ahead of work (measured: decision 011)."""

@@ -7,7 +7,6 @@ Imported only where it runs (`ops.X86Ops`).
 from __future__ import annotations
 
 from functools import cache
-from types import ModuleType
 
 import torch
 
@@ -70,17 +69,11 @@ def _parts(rows: int, kv_heads: int) -> int:
     )
 
 
-def _code() -> ModuleType:
-    from saccade.kernels.x86 import paged_code  # brings Numba, which only compiling needs
-
-    return paged_code
-
-
 @cache
 def _lay_out_singles() -> Kernel:
-    return Kernel(_code, "lay_out_singles")
+    return Kernel("paged_code", "lay_out_singles")
 
 
 @cache
 def _attend(dim: int, group: int) -> Kernel:
-    return Kernel(_code, "attend", dim, group)
+    return Kernel("paged_code", "attend", dim, group)

@@ -1,5 +1,5 @@
 """The instructions of `paged.py`'s kernel, compiled by Numba when a machine first asks for them
-(`kernel.py`).
+(`kernel_object.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -15,14 +15,16 @@ from saccade.kernels.x86.jit import (
     exponential,
     fetch,
     halves,
+    larger,
     longs,
     narrow,
     real,
     reals,
+    smaller,
     wide,
     words,
 )
-from saccade.kernels.x86.kernel import Body
+from saccade.kernels.x86.kernel_object import Body
 from saccade.kernels.x86.paged_call import BLOCK_KEYS
 
 ABREAST = 4
@@ -52,14 +54,14 @@ def _score(work, spots, keys, address, pages, start, end, last, heads, group, di
     """Score the keys [start, end), and put each query's largest score into the tops."""
     query, _, scores, tops, _, _ = spots
     for place in range(start, end):
-        _fetch(address + 2 * _begin(pages, min(place + AHEAD, last)), heads // group * dim)
+        _fetch(address + 2 * _begin(pages, smaller(place + AHEAD, last)), heads // group * dim)
         k = _begin(pages, place)
         for each in range(heads):
             total = np.float32(0)
             for d in range(dim):
                 total += wide(keys[k + each // group * dim + d]) * work[query + each * dim + d]
             work[scores + each * BLOCK_KEYS + place - start] = total
-            work[tops + each] = max(work[tops + each], total)
+            work[tops + each] = larger(work[tops + each], total)
 
 
 @numba.njit(inline="always")
@@ -87,7 +89,7 @@ def _sum(work, spots, values, address, pages, start, end, last, heads, group, di
     whole = end - (end - start) % ABREAST
     for place in range(start, whole, ABREAST):
         for i in range(AHEAD, AHEAD + ABREAST):
-            _fetch(address + 2 * _begin(pages, min(place + i, last)), heads // group * dim)
+            _fetch(address + 2 * _begin(pages, smaller(place + i, last)), heads // group * dim)
         a, b = _begin(pages, place), _begin(pages, place + 1)
         c, e = _begin(pages, place + 2), _begin(pages, place + 3)
         for each in range(heads):
@@ -124,7 +126,7 @@ def attend(dim: int, group: int) -> Body:
         item = claim(block)
         while item < block[1]:
             row, first = item // parts, item % parts * mine
-            length, at = int(lengths[row]), (row * kv_heads + first) * group * dim
+            length, at = np.int64(lengths[row]), (row * kv_heads + first) * group * dim
             pages = (table, lines[row] * width, page, kv_heads * dim, first * dim)
             query = item * heads * (2 * dim + BLOCK_KEYS + 3)
             summed = query + heads * dim
@@ -139,13 +141,13 @@ def attend(dim: int, group: int) -> Body:
                 work[tops + each] = work[before + each] = -np.float32(np.inf)
                 work[masses + each] = np.float32(0)
             for start in range(0, length, BLOCK_KEYS):
-                end = min(start + BLOCK_KEYS, length)
+                end = smaller(start + BLOCK_KEYS, length)
                 last = length - 1
                 _score(work, spots, keys, block[3], pages, start, end, last, heads, group, dim)
                 _weigh(work, spots, end - start, heads, dim)
                 _sum(work, spots, values, block[4], pages, start, end, last, heads, group, dim)
             for each in range(heads):
-                share = np.float32(1) / max(work[masses + each], np.float32(1e-30))
+                share = np.float32(1) / larger(work[masses + each], np.float32(1e-30))
                 for d in range(each * dim, (each + 1) * dim):
                     out[at + d] = narrow(work[summed + d] * share)
             item = claim(block)

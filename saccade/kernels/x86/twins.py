@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -124,12 +123,6 @@ TWINS: Mapping[Any, Twin] = {
 }
 
 
-def _code() -> ModuleType:
-    from saccade.kernels.x86 import twins_code  # brings Numba, which only compiling needs
-
-    return twins_code
-
-
 @cache
 def _kernel(name: str, *sizes: int) -> Kernel:
-    return Kernel(_code, name, *sizes)
+    return Kernel("twins_code", name, *sizes)

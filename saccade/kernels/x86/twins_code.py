@@ -8,8 +8,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from saccade.kernels.x86.jit import claim, halves, longs, narrow, reals, wide, words
-from saccade.kernels.x86.kernel import Body
+from saccade.kernels.x86.jit import (
+    claim,
+    halves,
+    larger,
+    longs,
+    narrow,
+    reals,
+    smaller,
+    wide,
+    words,
+)
+from saccade.kernels.x86.kernel_object import Body
 
 
 def gather(lane: int) -> Body:
@@ -26,11 +36,11 @@ def gather(lane: int) -> Body:
             for row in range(rows):
                 at = row * down
                 if not across:
-                    at = min(max(index[row], 0), count - 1) * down
+                    at = smaller(larger(index[row], 0), count - 1) * down
                 for column in range(columns):
                     place = column
                     if across:
-                        place = min(max(index[column], 0), count - 1)
+                        place = smaller(larger(index[column], 0), count - 1)
                     for part in range(lane):
                         out[(row * columns + column) * lane + part] = source[
                             at + place * right + part

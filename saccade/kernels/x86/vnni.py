@@ -7,7 +7,7 @@ brings.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 
@@ -15,7 +15,7 @@ from saccade.kernels.processor import has_vnni
 from saccade.kernels.x86.amx import has_amx
 from saccade.kernels.x86.jit_cache import run_on_threads
 from saccade.kernels.x86.machine_code import Function, compiled, source_text
-from saccade.kernels.x86.vnni_call import FIELDS, NAMES, TILED, Call
+from saccade.kernels.x86.vnni_call import FIELDS, TILED, Call
 
 
 def runs_vnni() -> bool:
@@ -23,20 +23,22 @@ def runs_vnni() -> bool:
     return has_vnni() and find_spec("llvmlite") is not None
 
 
-@cache
-def functions() -> Mapping[str, Function]:
-    """Return the functions by name (`vnni_call.NAMES`).
+def function(name: str) -> Function:
+    """Return the function with this name (`vnni_call.py`).
 
-    With AMX there is product_8_tiled too. Made once a process: about a second the first time on a
-    machine, then read from disk.
+    Only what a model calls is made, the first time on a machine, then read from disk.
     """
-    tiled = has_amx("amx-int8")
-    names = (*NAMES, *([TILED] if tiled else []))
+    pair = "product_8", TILED  # warm-up has too few rows for AMX: a prompt would wait for it
+    together = name in pair and has_amx("amx-int8")
+    return _functions(pair if together else (name,))[name]
 
+
+@cache
+def _functions(names: Sequence[str]) -> Mapping[str, Function]:
     def assembly(triple: str) -> str:
         from saccade.kernels.x86 import vnni_code  # brings llvmlite, which only compiling needs
 
-        return vnni_code.assembly(triple, tiled=tiled)
+        return vnni_code.assembly(triple, names)
 
     sources = map(source_text, ("vnni", "vnni_call", "llvm", "vnni_code"))
     return compiled(names, assembly, "\n".join((*names, *sources)))
@@ -48,4 +50,4 @@ def run(name: str, call: Mapping[str, int], pieces: int) -> None:
     call: FIELDS without `next`; those that it leaves out are 0.
     """
     said = Call(0, *(call.get(field, 0) for field in FIELDS[1:]))
-    run_on_threads(functions()[name], said, pieces)
+    run_on_threads(function(name), said, pieces)

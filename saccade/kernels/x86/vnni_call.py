@@ -32,8 +32,14 @@ BLOCKS = (64, 128, 256, 512)
 """How many inputs may be transformed together (`reference/hadamard.py`)."""
 LEAST_BLOCK = BLOCKS[0]
 """Inputs are padded to a multiple of so many."""
-TRANSFORMED = {f"quantise_8_{block}": block for block in BLOCKS}
-NAMES = ("quantise_4", "quantise_8", *TRANSFORMED, "product_4", "product_8")
+QUANTISE = {
+    "quantise_4": (4, LANES),
+    "quantise_8": (8, LANES),
+    **{f"quantise_8_{block}": (8, block) for block in BLOCKS},
+}
+"""The functions that quantise rows: bits of the matrix, and inputs transformed together."""
+PRODUCT = {"product_4": 4, "product_8": 8}
+"""The products: bits of the matrix."""
 TILED = "product_8_tiled"
 """The product of many rows by AMX."""
 FORMATS = ("float32", "bfloat16", "float16")

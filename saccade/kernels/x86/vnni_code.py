@@ -7,7 +7,7 @@ Owns the order in which numbers are loaded, multiplied and added. Leaves tensors
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from llvmlite import ir
 
@@ -46,12 +46,13 @@ from saccade.kernels.x86.vnni_call import (
     LARGEST,
     LEAST_SCALE,
     POINTERS,
+    PRODUCT,
+    QUANTISE,
     ROWS,
     TILE_INPUTS,
     TILE_PANELS,
     TILE_ROWS,
     TILED,
-    TRANSFORMED,
     WIDE,
     ZERO,
 )
@@ -62,17 +63,18 @@ PANEL = LANES * WIDE
 """Outputs that are a piece of work."""
 
 
-def assembly(triple: str, *, tiled: bool) -> str:
-    """Return LLVM's own text for all functions. tiled: with AMX's."""
+def assembly(triple: str, names: Iterable[str]) -> str:
+    """Return LLVM's own text for the functions with these names."""
     module = ir.Module()
     module.triple = triple
-    for bits in (4, 8):
-        _quantise(module, f"quantise_{bits}", bits)
-        _product(module, bits)
-    for name, block in TRANSFORMED.items():
-        _quantise(module, name, 8, block)
-    if tiled:
-        _product_tiled(module)
+    for name in names:
+        if name in QUANTISE:
+            _quantise(module, name, *QUANTISE[name])
+        elif name in PRODUCT:
+            _product(module, PRODUCT[name])
+        else:
+            assert name == TILED
+            _product_tiled(module)
     return str(module)
 
 
@@ -90,7 +92,7 @@ def _inputs(b: Value, said: dict[str, Value], bits: int) -> tuple[Value, Value]:
     return group, b.mul(group, said["groups"])
 
 
-def _quantise(module: Value, name: str, bits: int, block: int = LANES) -> None:
+def _quantise(module: Value, name: str, bits: int, block: int) -> None:
     """Quantise rows to int8, each group by its own largest value. A piece is a tile.
 
     block: inputs that Hadamard's transform joins before. A single vector stays as it is.

@@ -19,7 +19,7 @@ from saccade.kernels.matrix import Int4Matrix, Int4Panels, Int8Matrix, Matrix
 from saccade.kernels.reference.int4 import MIDDLE, numbers_of
 from saccade.kernels.x86.amx import has_amx, tile_setting
 from saccade.kernels.x86.large_pages import empty_words
-from saccade.kernels.x86.vnni import functions, run, runs_vnni
+from saccade.kernels.x86.vnni import run, runs_vnni
 from saccade.kernels.x86.vnni_call import (
     LANES,
     LARGEST,
@@ -63,7 +63,7 @@ def pack_panels(matrix: Int4Matrix) -> Int4Panels:
     groups = -(-matrix.inputs // group)
     inputs = groups * group
     panels = -(-outputs // PANEL)
-    words = _empty_words(panels, inputs // 8)
+    words = empty_words(panels, inputs // 8, PANEL)
     for first, count in _portions(panels, inputs):
         rows = slice(first * PANEL, (first + count) * PANEL)
         numbers = numbers_of(replace(matrix, words=matrix.words[rows]))
@@ -107,7 +107,7 @@ def pack_bytes(values: torch.Tensor) -> torch.Tensor:
     values = F.pad(values, (0, -values.shape[1] % step))
     outputs, inputs = values.shape
     panels = -(-outputs // PANEL)
-    words = _empty_words(panels, inputs // 4)
+    words = empty_words(panels, inputs // 4, PANEL)
     for first, count in _portions(panels, inputs):
         rows = values[first * PANEL : (first + count) * PANEL].contiguous()
         padded = F.pad(rows, (0, 0, 0, count * PANEL - len(rows)))
@@ -127,11 +127,6 @@ def _portions(panels: int, inputs: int) -> list[tuple[int, int]]:
     """Return (the first, how many) for the panels that are packed at a time."""
     count = max(1, PACKED_VALUES // max(1, PANEL * inputs))
     return [(first, min(count, panels - first)) for first in range(0, panels, count)]
-
-
-def _empty_words(panels: int, lines: int) -> torch.Tensor:
-    functions()  # where they cannot be made, loading fails, not the first request
-    return empty_words(panels, lines, PANEL)
 
 
 def quantise_outputs(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
