@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.matrix import Fp8Rows, Int4Matrix, Matrix
+from saccade.kernels.matrix import Fp8Rows, Matrix
 from saccade.kernels.reference import activation as activations
 from saccade.kernels.reference.activation import Activation
 from saccade.kernels.reference.delta import StateRows
@@ -53,11 +53,7 @@ def dense_linear(
     return activate(F.linear(x, weight, bias), activation)
 
 
-def as_it_is(weight: torch.Tensor) -> torch.Tensor:
-    return weight
-
-
-def as_packed(matrix: Int4Matrix) -> Matrix:
+def as_it_is(matrix: Matrix) -> Matrix:
     return matrix
 
 
@@ -103,8 +99,8 @@ class TritonOps(Ops):
     looks_up = True
 
     activate = staticmethod(activate)
-    pack = staticmethod(as_it_is)
-    lay_out_int4 = staticmethod(as_packed)
+    lay_out_dense = staticmethod(as_it_is)
+    lay_out_int4 = staticmethod(as_it_is)
     dense_linear = staticmethod(dense_linear)
     int4_linear = staticmethod(launch_int4)
     few_fp8_linear = staticmethod(launch_fp8)
