@@ -19,8 +19,8 @@ from saccade.kernels.x86 import ahead
 def begin_compiling(
     place: torch.device, dtype: torch.dtype, rank: int, ranks: int
 ) -> Callable[[], None]:
-    """Start the process beside the first rank, if kernels are missing that a model there needs, and
-    the ranks leave a core. Returns what ends it.
+    """Start the process beside rank 0 if kernels are missing and a core is left. Returns what ends
+    it.
 
     It ends with the calling thread, too. Its files are whole or absent, whenever that is.
     """
@@ -29,7 +29,11 @@ def begin_compiling(
         return lambda: None
     command = tied([sys.executable, "-m", ahead.__name__])
     # What it cannot compile, the worker compiles again, and says why not.
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    quiet = subprocess.DEVNULL
+    try:
+        process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)
+    except OSError:  # no process may be added here: the worker compiles all
+        return lambda: None
 
     def end() -> None:
         process.kill()

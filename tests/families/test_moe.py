@@ -128,7 +128,7 @@ def test_a_few_rows_compiled_are_the_products_one_by_one(rows: int) -> None:
     """bfloat16 rounds to 2 ** -8 of a value; first: this rank has the experts from there on."""
     layer = layer_of(128, 64, 6)
     if layer.places is None:
-        pytest.skip("this processor packs matrices in another way")
+        pytest.skip("this processor multiplies no bfloat16")
     x, routes = torch.randn(rows, 128).bfloat16(), route(torch.randn(rows, 9).bfloat16(), 3)
     for first in (0, 3):
         made = HALVES.expert_mlp(x, routes, layer, "silu", first).float()
@@ -142,7 +142,7 @@ def test_compiled_products_read_the_experts_that_have_rows(monkeypatch: pytest.M
 
     layer = layer_of(128, 64, 6)
     if layer.places is None:
-        pytest.skip("this processor packs matrices in another way")
+        pytest.skip("this processor multiplies no bfloat16")
     seen: list[Sequence[tuple[int, int]]] = []
     from saccade.kernels.x86.moe import compiled_experts as real
 

@@ -30,8 +30,7 @@ class PackedLinear(torch.nn.Module):
         return self.matrix.dense()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, self.in_features)
-        return self.matrix.multiply(self.ops, rows, self.bias).view(*x.shape[:-1], -1)
+        return self.matrix.multiply(self.ops, x, self.bias)
 
 
 def pack(model: Any, head: Any, ops: Ops) -> None:

@@ -1,8 +1,8 @@
 """Products with weight matrices, and the activation after them.
 
-On x86 processors a weight is kept in oneDNN's blocks and the activation is applied where the
-product is made. So calls skip any reordering, which counts most for few rows (decision 003).
-Stateless.
+On x86 processors a weight is kept in oneDNN's blocks, unless panels take it (`x86/dense.py`), and
+the activation is applied where the product is made. So calls skip any reordering, which counts most
+for few rows (decision 003). Stateless.
 """
 
 from __future__ import annotations

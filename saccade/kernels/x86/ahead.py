@@ -1,8 +1,8 @@
 """Compiles kernels before a model asks for them, where it has another core to do so:
 `python -m saccade.kernels.x86.ahead`, without PyTorch.
 
-Knows those kernels whose sizes are the same for all models. A model's process begins with the
-first that it needs, so the last come first here.
+Knows kernels that most models need, whose sizes are the same for all. A model's process begins with
+the first that it needs, so the last come first here.
 """
 
 from __future__ import annotations

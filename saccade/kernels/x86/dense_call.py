@@ -16,7 +16,7 @@ TILE_ROWS = 16
 BLOCK = 2 * TILE_ROWS
 """Rows that tiles multiply at a time."""
 TILE_INPUTS = 32
-"""Inputs of a tile: those of a matrix divide by them."""
+"""Inputs of a tile: matrices are padded to whole ones."""
 AHEAD_BYTES = 4096
 """How far before its use a line of a matrix is asked for: measured, decision 007."""
 FIELDS = (

@@ -12,9 +12,11 @@ import fcntl
 import hashlib
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 FOLDER = "code"
@@ -23,6 +25,9 @@ MOST_BYTES = 64 << 20
 DIGEST_BYTES = 32
 LOCKS = "making"
 """A file beside the folder. Who makes a file locks one byte there, numbered by the file's name."""
+LONGEST_SECONDS = 30.0
+"""A kernel takes a second or two. What takes longer is a process that was stopped."""
+POLL_SECONDS = 0.01
 LOCK_DIGITS = 15
 """Of a name: as many as a position in a file has room for."""
 
@@ -55,15 +60,42 @@ def kept(words: str, make: Callable[[], bytes]) -> bytes:
 def _alone(name: str) -> Iterator[None]:
     """Wait for another process that makes the file with this name, and let none begin.
 
-    The lock ends with its process. Where there can be none, both make the file.
+    The lock ends with its process. Where there is none, or one is held for `LONGEST_SECONDS`, both
+    make the file.
     """
-    folder = code_folder(FOLDER)
-    with ExitStack() as held:
-        with suppress(OSError):
-            if folder is not None:
-                file = held.enter_context(folder.with_name(LOCKS).open("ab"))
-                fcntl.lockf(file, fcntl.LOCK_EX, 1, int(name[:LOCK_DIGITS], 16))
+    folder, place = code_folder(FOLDER), int(name[:LOCK_DIGITS], 16)
+    file = None if folder is None else _locks(folder.with_name(LOCKS))
+    if file is None:
         yield
+        return
+    end = time.monotonic() + LONGEST_SECONDS
+    while not _lock(file, place) and time.monotonic() < end:
+        time.sleep(POLL_SECONDS)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.lockf(file, fcntl.LOCK_UN, 1, place)
+
+
+@cache
+def _locks(path: Path) -> int | None:
+    """Open the file, once a process: closing it would end all locks of the process."""
+    try:
+        return os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)
+    except OSError:
+        return None
+
+
+def _lock(file: int, place: int) -> bool:
+    """Return False while another process has the lock."""
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:  # no locks here
+        return True
+    return True
 
 
 def look(words: str) -> bytes | None:
@@ -84,10 +116,17 @@ def keep(words: str, content: bytes) -> None:
     folder = code_folder(FOLDER)
     if folder is None:
         return
-    with suppress(OSError), tempfile.TemporaryDirectory(dir=folder) as apart:
-        whole = Path(apart) / name
-        whole.write_bytes(_digest(name, content) + content)
-        whole.replace(folder / name)
+    with suppress(OSError):
+        # A file that is left behind counts, and goes when it is the oldest.
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+            apart = Path(file.name)
+            try:
+                file.write(_digest(name, content) + content)
+                file.flush()
+                apart.replace(folder / name)
+            except OSError:
+                apart.unlink()
+                raise
     with suppress(OSError):
         _bound(folder)
 

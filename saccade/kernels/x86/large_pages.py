@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 from threading import Lock
 
 import torch
@@ -13,12 +14,15 @@ MAPPED = 8 * HUGE
 """Bytes that are asked for at a time, for small matrices that share large pages."""
 LINE = 64
 """Bytes at whose multiples a matrix begins."""
+PACKED_VALUES = 1 << 24
+"""Values that are packed at a time."""
 
 
 class LargePages:
     """Memory of which small matrices take their parts one behind another.
 
-    What was mapped goes back to the system with the last matrix in it, the newest with the next.
+    What was mapped goes back to the system with the last matrix in it, but for the newest of small
+    ones. A large matrix has memory of its own.
     """
 
     def __init__(self) -> None:
@@ -26,18 +30,24 @@ class LargePages:
         self._taking = Lock()
 
     def take(self, size: int) -> torch.Tensor:
-        """Return uint8 [size] from the start of a cache line on."""
+        """Return uint8 [size] from the start of a cache line on. Raises MemoryError."""
+        if size > MAPPED:
+            return _map(size)
         with self._taking:
             if size > len(self._left):
-                self._left = _map(max(size, MAPPED))
+                self._left = _map(MAPPED)
             taken = self._left[:size]
             self._left = self._left[-(-size // LINE) * LINE :]
         return taken
 
 
 def _map(size: int) -> torch.Tensor:
-    mapped = mmap.mmap(-1, size + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    mapped.madvise(mmap.MADV_HUGEPAGE)
+    try:
+        mapped = mmap.mmap(-1, size + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{size} bytes for a matrix") from error
+    with suppress(OSError):  # a kernel without large pages
+        mapped.madvise(mmap.MADV_HUGEPAGE)
     memory = torch.frombuffer(mapped, dtype=torch.uint8)
     start = -memory.data_ptr() % HUGE
     return memory[start : start + size]
@@ -50,3 +60,9 @@ def empty_words(panels: int, lines: int, width: int) -> torch.Tensor:
     """Allocate int32 [panels, lines, width] at the start of a cache line."""
     memory = _PAGES.take(panels * lines * width * 4)
     return memory.view(torch.int32).view(panels, lines, width)
+
+
+def portions_of(panels: int, values: int) -> list[tuple[int, int]]:
+    """Return (the first, how many) for the panels that are packed at a time. values: of a panel."""
+    count = max(1, PACKED_VALUES // max(1, values))
+    return [(first, min(count, panels - first)) for first in range(0, panels, count)]

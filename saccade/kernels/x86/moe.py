@@ -20,8 +20,6 @@ from saccade.kernels.x86.dense import DensePanels
 from saccade.kernels.x86.dense_call import PANEL
 from saccade.kernels.x86.kernel import Kernel
 
-PAIRS = 4
-"""Pairs of inputs that are multiplied between two visits to the sums."""
 LONG = 8
 """Bytes of an address."""
 

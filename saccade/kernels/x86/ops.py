@@ -1,5 +1,5 @@
-"""What x86 processors run in bfloat16 by Numba's kernels; all else by PyTorch. Imported where Numba
-is installed.
+"""What x86 processors run in bfloat16 by machine code of our own; all else by PyTorch. Imported
+where Numba is installed.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def lay_out_dense(matrix: DenseMatrix) -> Matrix:
 
 
 class X86Ops(Ops):
-    """Numba's kernels, for bfloat16 alone.
+    """Machine code of our own, for bfloat16 alone.
 
     What has another dtype, as some norms' weights and an 8-bit cache, is PyTorch's.
     """

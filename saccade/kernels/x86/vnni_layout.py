@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from saccade.kernels.matrix import Int4Matrix, Int4Panels, Int8Matrix, Matrix
 from saccade.kernels.reference.int4 import MIDDLE, numbers_of
 from saccade.kernels.x86.amx import has_amx, tile_setting
-from saccade.kernels.x86.large_pages import empty_words
+from saccade.kernels.x86.large_pages import empty_words, portions_of
 from saccade.kernels.x86.vnni import run, runs_vnni
 from saccade.kernels.x86.vnni_call import (
     LANES,
@@ -46,8 +46,6 @@ TOP = 15
 """Scales are kept as float16 times a power of two, the largest below 2 ** TOP."""
 ONE = 0x3F800000
 """The bits of 1 in float32."""
-PACKED_VALUES = 1 << 24
-"""Values that are packed at a time."""
 
 
 def lay_out_int4(matrix: Int4Matrix) -> Matrix:
@@ -64,7 +62,7 @@ def pack_panels(matrix: Int4Matrix) -> Int4Panels:
     inputs = groups * group
     panels = -(-outputs // PANEL)
     words = empty_words(panels, inputs // 8, PANEL)
-    for first, count in _portions(panels, inputs):
+    for first, count in portions_of(panels, PANEL * inputs):
         rows = slice(first * PANEL, (first + count) * PANEL)
         numbers = numbers_of(replace(matrix, words=matrix.words[rows]))
         numbers = F.pad(numbers, (0, inputs - numbers.shape[1], 0, count * PANEL - len(numbers)))
@@ -108,7 +106,7 @@ def pack_bytes(values: torch.Tensor) -> torch.Tensor:
     outputs, inputs = values.shape
     panels = -(-outputs // PANEL)
     words = empty_words(panels, inputs // 4, PANEL)
-    for first, count in _portions(panels, inputs):
+    for first, count in portions_of(panels, PANEL * inputs):
         rows = values[first * PANEL : (first + count) * PANEL].contiguous()
         padded = F.pad(rows, (0, 0, 0, count * PANEL - len(rows)))
         each = padded.view(torch.int32).view(count, PANEL, inputs // 4)
@@ -121,12 +119,6 @@ def pad_scales(scales: torch.Tensor) -> torch.Tensor:
     """Return float32 [out], in memory for whole panels."""
     padded = F.pad(scales.float(), (0, -len(scales) % PANEL))
     return padded[: len(scales)]
-
-
-def _portions(panels: int, inputs: int) -> list[tuple[int, int]]:
-    """Return (the first, how many) for the panels that are packed at a time."""
-    count = max(1, PACKED_VALUES // max(1, PANEL * inputs))
-    return [(first, min(count, panels - first)) for first in range(0, panels, count)]
 
 
 def quantise_outputs(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
