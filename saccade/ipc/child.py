@@ -1,4 +1,5 @@
-"""Child processes: the only way to start one, talk to it, learn of its death and end it.
+"""Child processes that are parts of a server: the only way to start one, talk to it, learn of its
+death and end it.
 
 A child is a module, run in a session of its own. It inherits one end of a socket pair, a pipe for
 its last words, and the descriptors named by its boot message. So nothing has a name in any folder.

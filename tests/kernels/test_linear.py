@@ -139,5 +139,20 @@ def test_rows_of_any_shape_are_multiplied(ops: Ops) -> None:
     assert matrix.multiply(ops, x[:0]).shape == (0, 40)
 
 
+@pytest.mark.parametrize("shape", [(4, 32), (2, 128)], ids=str)
+def test_rows_of_another_width_are_refused(ops: Ops, shape: tuple[int, int]) -> None:
+    matrix = DenseMatrix(noise(40, 64).bfloat16()).ready(ops)
+    with pytest.raises(AssertionError):
+        matrix.multiply(ops, noise(*shape).bfloat16())
+
+
+def test_a_bias_may_lie_in_any_way(ops: Ops) -> None:
+    matrix, x = DenseMatrix(noise(40, 64).bfloat16()).ready(ops), noise(3, 64).bfloat16()
+    bias = noise(40, 2, seed=1)[:, 0]
+    assert torch.equal(matrix.multiply(ops, x, bias), matrix.multiply(ops, x, bias.clone()))
+    with pytest.raises(AssertionError):
+        matrix.multiply(ops, x, bias[:39])
+
+
 def test_float32_is_pytorchs(ops: Ops) -> None:
     assert isinstance(DenseMatrix(noise(512, 512)).ready(ops), DenseMatrix)

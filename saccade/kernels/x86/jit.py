@@ -146,7 +146,7 @@ def narrow(context, number):
 
 
 def _chosen(sign):
-    """Return the one of two numbers to which the other has this sign, or the first if neither."""
+    """Return min ("<") or max (">") of two signed numbers. A NaN in either gives the first."""
 
     @intrinsic
     def choose(context, first, second):

@@ -1,9 +1,9 @@
 """What this machine made once and keeps on disk: machine code, and what start-up measured, each
 under the words that it follows from.
 
-Owns the folder, which stays below a bound. A file begins with a digest over its words and content,
-so that one that is torn, or somebody else's, reads as absent. Whatever the disk refuses is made
-again by the next process.
+Owns the folder, which stays below a bound, and a file of locks beside it. A file begins with a
+digest over its words and content, so that one that is torn, or somebody else's, reads as absent.
+Whatever the disk refuses is made again by the next process.
 """
 
 from __future__ import annotations
