@@ -36,7 +36,7 @@ from saccade.kernels.x86.attention_call import (
     Call,
 )
 from saccade.kernels.x86.jit_cache import SHARED_VALUES, run_on_threads
-from saccade.kernels.x86.machine_code import Function, compiled, source_text
+from saccade.kernels.x86.machine_code import Function, compiled
 
 Kind = Literal["amx", "pairs"]
 """By which instructions: AMX's tiles, or AVX512-BF16's pairs."""
@@ -94,15 +94,8 @@ def functions(dim: int, kind: Kind, kept: torch.dtype) -> Mapping[str, Function]
 
     The first time on a machine takes a quarter of a second; later they are read from disk.
     """
-    item = kept.itemsize
-
-    def assembly(triple: str) -> str:
-        from saccade.kernels.x86 import attention_code  # llvmlite, which only compiling needs
-
-        return attention_code.assembly(triple, dim, kind, item)
-
-    sources = map(source_text, ("attention_call", "llvm", "attention_pack", "attention_code"))
-    return compiled(NAMES, assembly, "\n".join((*sources, str(dim), kind, str(item))))
+    agreed = "attention_call", "llvm", "attention_pack"
+    return compiled(NAMES, "attention_code", agreed, dim, kind, kept.itemsize)
 
 
 @lru_cache(maxsize=16)

@@ -2,8 +2,8 @@
 through llvmlite: by AMX's tiles, or by AVX512-BF16's pairs.
 
 Owns the order in which numbers are loaded, multiplied and added: a row's are those of its own
-sequence, in blocks of KEYS from the first on. Unaware of tensors. Only `attention.py` imports this,
-where llvmlite is installed.
+sequence, in blocks of KEYS from the first on. Unaware of tensors. Imported only to compile, where
+llvmlite is installed.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from saccade.kernels.x86.amx import has_amx, tile_setting
 from saccade.kernels.x86.dense_call import BLOCK, NAME, PANEL, TILE_INPUTS, Call
 from saccade.kernels.x86.jit_cache import run_on_threads
 from saccade.kernels.x86.large_pages import empty_words, portions_of
-from saccade.kernels.x86.machine_code import Function, compiled, source_text
+from saccade.kernels.x86.machine_code import Function, compiled
 
 PIECE_VALUES = 5 << 17
 """Values of a piece's rows, which a core's second cache holds for the most part while all panels
@@ -35,14 +35,7 @@ def product(tiled: bool) -> Function:
 
     The first time on a machine takes part of a second; later it is read from disk.
     """
-
-    def assembly(triple: str) -> str:
-        from saccade.kernels.x86 import dense_code  # brings llvmlite, which only compiling needs
-
-        return dense_code.assembly(triple, tiled=tiled)
-
-    sources = map(source_text, ("dense", "dense_call", "llvm", "dense_code"))
-    return compiled((NAME,), assembly, "\n".join((str(tiled), *sources)))[NAME]
+    return compiled((NAME,), "dense_code", ("dense_call", "llvm"), tiled)[NAME]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

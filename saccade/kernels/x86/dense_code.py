@@ -2,7 +2,7 @@
 vectors, told to LLVM through llvmlite.
 
 A row's sums are made in the same order in any batch, one input behind another. Owns that order.
-Unaware of tensors. Only `dense.py` imports this, where llvmlite is installed.
+Unaware of tensors. Imported only to compile, where llvmlite is installed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ OUTPUTS = ir.VectorType(I16, PANEL)
 """A row of a panel, in the bits of bfloat16."""
 
 
-def assembly(triple: str, *, tiled: bool) -> str:
+def assembly(triple: str, tiled: bool) -> str:
     """Return LLVM's own text for the function. A piece of work is a panel, for some rows.
 
     tiled: by AMX's tiles.

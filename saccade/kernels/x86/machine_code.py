@@ -10,6 +10,7 @@ import ctypes
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,22 +23,27 @@ Function = Callable[[int], None]
 
 
 def compiled(
-    names: Sequence[str], assembly: Callable[[str], str], sources: str
+    names: Sequence[str], code: str, agreed: Sequence[str] = (), *arguments: object
 ) -> Mapping[str, Function]:
-    """Compile assembly(the kind of machine) with LLVM, and return the functions with these names.
+    """Compile assembly(the kind of machine, *arguments) of the file `code` with LLVM. Returns the
+    functions with these names.
 
-    The assembly must depend on `sources` alone.
+    agreed: other files that the assembly depends on. The file is imported only to compile: it may
+    bring llvmlite.
     """
 
     def make() -> bytes:
         from llvmlite import binding
 
-        module = binding.parse_assembly(assembly(binding.get_process_triple()))
+        instructions = import_module(f"{__package__}.{code}")
+        text = instructions.assembly(binding.get_process_triple(), *arguments)
+        module = binding.parse_assembly(text)
         module.verify()
         made: bytes = _machine().emit_object(module)
         return made
 
-    words = "\n".join((describe_target(), source_text("machine_code"), sources))
+    texts = map(_source_text, ("machine_code", code, *agreed))
+    words = "\n".join((describe_target(), repr((names, arguments)), *texts))
     return link(kept_files.kept(words, make), names)
 
 
@@ -84,6 +90,6 @@ _ENGINES: list[Any] = []
 """What holds the memory of code that LLVM has linked: as long as the process."""
 
 
-def source_text(name: str) -> str:
+def _source_text(name: str) -> str:
     """Return the text of a module beside this one. It is not imported: it may need a compiler."""
     return Path(__file__).with_name(f"{name}.py").read_text()

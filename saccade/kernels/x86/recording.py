@@ -24,9 +24,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from saccade.kernels.reference.ops import Work
-from saccade.kernels.x86 import recording_code
 from saccade.kernels.x86.jit_cache import LISTENERS, parallel
-from saccade.kernels.x86.machine_code import Function, compiled, source_text
+from saccade.kernels.x86.machine_code import Function, compiled
 from saccade.kernels.x86.recording_code import ENTRY, HEADER, NAME
 from saccade.kernels.x86.twins import find_twin
 
@@ -258,4 +257,4 @@ def _address(function: Any) -> int:
 
 @cache
 def _run() -> Function:
-    return compiled((NAME,), recording_code.assembly, source_text("recording_code"))[NAME]
+    return compiled((NAME,), "recording_code")[NAME]

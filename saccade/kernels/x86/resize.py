@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.kernels.x86 import cpu_info
-from saccade.kernels.x86.machine_code import Function, compiled, source_text
+from saccade.kernels.x86.machine_code import Function, compiled
 from saccade.kernels.x86.resize_call import HEIGHT, NAMES, TAPS, WIDTH, Call
 
 Pixels = npt.NDArray[np.uint8]
@@ -52,15 +52,7 @@ def vector_bytes() -> int:
 @cache
 def functions() -> Mapping[str, Function]:
     """Return the functions by name. Made once a process, and kept on disk."""
-    wide = vector_bytes()
-
-    def assembly(triple: str) -> str:
-        from saccade.kernels.x86 import resize_code  # brings llvmlite, which only compiling needs
-
-        return resize_code.assembly(triple, wide=wide)
-
-    sources = map(source_text, ("resize", "resize_call", "llvm", "resize_code"))
-    return compiled(NAMES, assembly, "\n".join((str(wide), *sources)))
+    return compiled(NAMES, "resize_code", ("resize_call", "llvm"), vector_bytes())
 
 
 def resize_width(target: Pixels, source: Pixels, weights: AxisWeights) -> None:

@@ -1,7 +1,7 @@
 """The instructions that resize images of RGB bytes, told to LLVM through llvmlite.
 
 Each value is a sum of bytes times 16-bit weights, exact in 32 bits, so its order is free. Owns that
-order. Only `resize.py` imports this, where llvmlite is installed.
+order. Imported only to compile, where llvmlite is installed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CELL = 16
 PIXEL = 3
 
 
-def assembly(triple: str, *, wide: int) -> str:
+def assembly(triple: str, wide: int) -> str:
     """Return LLVM's own text for both functions. wide: bytes of the processor's vectors."""
     module = ir.Module()
     module.triple = triple

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from saccade.kernels.processor import has_vnni
 from saccade.kernels.x86.amx import has_amx
 from saccade.kernels.x86.jit_cache import run_on_threads
-from saccade.kernels.x86.machine_code import Function, compiled, source_text
+from saccade.kernels.x86.machine_code import Function, compiled
 from saccade.kernels.x86.vnni_call import FIELDS, TILED, Call
 
 
@@ -23,6 +23,7 @@ def runs_vnni() -> bool:
     return has_vnni() and find_spec("llvmlite") is not None
 
 
+@cache
 def function(name: str) -> Function:
     """Return the function with this name (`vnni_call.py`).
 
@@ -35,13 +36,7 @@ def function(name: str) -> Function:
 
 @cache
 def _functions(names: Sequence[str]) -> Mapping[str, Function]:
-    def assembly(triple: str) -> str:
-        from saccade.kernels.x86 import vnni_code  # brings llvmlite, which only compiling needs
-
-        return vnni_code.assembly(triple, names)
-
-    sources = map(source_text, ("vnni", "vnni_call", "llvm", "vnni_code"))
-    return compiled(names, assembly, "\n".join((*names, *sources)))
+    return compiled(names, "vnni_code", ("vnni_call", "llvm"), names)
 
 
 def run(name: str, call: Mapping[str, int], pieces: int) -> None:

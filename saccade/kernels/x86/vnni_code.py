@@ -2,7 +2,7 @@
 to LLVM through llvmlite.
 
 Owns the order in which numbers are loaded, multiplied and added. Leaves tensors to
-`vnni_layout.py`, which lays them out. Only `vnni.py` imports this, where llvmlite is installed.
+`vnni_layout.py`, which lays them out. Imported only to compile, where llvmlite is installed.
 """
 
 from __future__ import annotations
