@@ -333,7 +333,7 @@ class Chats:
 
 
 def compare_cached(model: Model, seed: int, name: str) -> Tally:
-    """One round: chats' cold answers, then the same in other circumstances."""
+    """Ask a round of chats cold, then in other circumstances, and compare the answers."""
     pixels = {f"{h}x{w}": model.resize(picture(h, w)) for h, w in PICTURES}
     chats, name = Chats(model, seed, pixels), f"{name} seed={seed}"
     whole, harness = Tally(), model.harness(0, {"page_size": random.Random(seed).choice((4, 16))})
@@ -373,7 +373,7 @@ class Tally:
 
 
 def compare(model: Model, seed: int, name: str) -> Tally:
-    """One round: answers without guesses, then with guesses of each kind."""
+    """Ask a round without guesses, then with guesses of each kind, and compare the answers."""
     rng, tally = random.Random(seed), Tally()
     exact = model.dtype == "float32"
     limits, depth = rng.choice(LIMITS[: None if exact else EVEN]), rng.choice((1, 2)[not exact :])

@@ -207,13 +207,13 @@ class DenseMatrix(Matrix):
         return self.values.to_dense() if self.values.is_mkldnn else self.values
 
     def multiply(self, ops: Products, x: Rows, bias: torch.Tensor | None = None, /) -> torch.Tensor:
-        return ops.dense_linear(_whole(x), self.values, bias)
+        return ops.dense_linear(whole_rows(x), self.values, bias)
 
     def product(
         self, ops: Products, x: Rows, bias: torch.Tensor | None, activation: Activation, /
     ) -> torch.Tensor:
         """Apply the activation where the product is made."""
-        return ops.dense_linear(_whole(x), self.values, bias, activation)
+        return ops.dense_linear(whole_rows(x), self.values, bias, activation)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -231,7 +231,7 @@ class Int8Matrix(Matrix):
     transformed: bool = False
 
     def multiply(self, ops: Products, x: Rows, bias: torch.Tensor | None = None, /) -> torch.Tensor:
-        return ops.int8_linear(_whole(x), self, bias)
+        return ops.int8_linear(whole_rows(x), self, bias)
 
     def logits(self, ops: Products, x: torch.Tensor, /) -> torch.Tensor:
         return ops.int8_linear(x, self, None, torch.float32)
@@ -340,7 +340,7 @@ class Int4Matrix(Matrix):
         return ops.lay_out_int4(self)
 
     def multiply(self, ops: Products, x: Rows, bias: torch.Tensor | None = None, /) -> torch.Tensor:
-        return ops.int4_linear(_whole(x), self, bias)
+        return ops.int4_linear(whole_rows(x), self, bias)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -367,10 +367,11 @@ class Int4Panels(Matrix):
         return _bytes_of(self.words, self.scales, self.zeros, self.order)
 
     def multiply(self, ops: Products, x: Rows, bias: torch.Tensor | None = None, /) -> torch.Tensor:
-        return ops.panels_linear(_whole(x), self, bias)
+        return ops.panels_linear(whole_rows(x), self, bias)
 
 
-def _whole(x: Rows) -> torch.Tensor:
+def whole_rows(x: Rows) -> torch.Tensor:
+    """Return rows that are not in 8 bits."""
     assert isinstance(x, torch.Tensor), "rows in 8 bits are for matrices that want these"
     return x
 

@@ -16,7 +16,7 @@ from saccade.kernels.reference.int4 import dense, pack_int4, quantise_int4
 from saccade.kernels.reference.int8 import int8_linear, pack_int8, quantise_matrix
 from saccade.kernels.x86 import jit_cache as native
 from saccade.kernels.x86 import kept_files
-from saccade.kernels.x86.large_pages import HUGE, LargePages
+from saccade.kernels.x86.panels import HUGE, LargePages
 from saccade.kernels.x86.vnni_layout import (
     PANEL,
     pack_panels,

@@ -13,13 +13,13 @@ from functools import cache
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.matrix import DenseMatrix, Matrix, Products, Rows
+from saccade.kernels.matrix import DenseMatrix, Matrix, Products, Rows, whole_rows
 from saccade.kernels.processor import has_bf16
 from saccade.kernels.x86.amx import has_amx, tile_setting
 from saccade.kernels.x86.dense_call import BLOCK, NAME, PANEL, TILE_INPUTS, Call
 from saccade.kernels.x86.jit_cache import run_on_threads
-from saccade.kernels.x86.large_pages import empty_words, portions_of
 from saccade.kernels.x86.machine_code import Function, compiled
+from saccade.kernels.x86.panels import empty_words, padded_bias, portions_of
 
 PIECE_VALUES = 5 << 17
 """Values of a piece's rows, which a core's second cache holds for the most part while all panels
@@ -53,8 +53,7 @@ class DensePanels(Matrix):
     def multiply(
         self, _ops: Products, x: Rows, bias: torch.Tensor | None = None, /
     ) -> torch.Tensor:
-        assert isinstance(x, torch.Tensor), "rows in 8 bits are for matrices that want these"
-        return dense_product(x, self, bias)
+        return dense_product(whole_rows(x), self, bias)
 
     def dense(self) -> torch.Tensor:
         rows = self.words.transpose(1, 2).contiguous().view(torch.bfloat16)
@@ -71,7 +70,6 @@ def lay_out(matrix: DenseMatrix) -> DensePanels:
     product(_tiled())  # where it cannot be made, loading fails, not the first request
     outputs, inputs = matrix.values.shape
     panels, more = -(-outputs // PANEL), -inputs % TILE_INPUTS
-    _zeros(panels)  # made here: a recording would repeat it
     words = empty_words(panels, (inputs + more) // 2, PANEL)
     for first, count in portions_of(panels, PANEL * (inputs + more)):
         rows = matrix.values[first * PANEL : (first + count) * PANEL]
@@ -93,9 +91,7 @@ def dense_product(
     result = torch.empty(*shape, matrix.outputs, dtype=x.dtype)
     if not (count := x.numel() // inputs):
         return result
-    added = _zeros(panels) if bias is None else bias.float().contiguous()
-    if more := panels * PANEL - len(added):
-        added = F.pad(added, (0, more))
+    added = padded_bias(bias, panels * PANEL)
     portions = -(-count // max(LEAST_ROWS, PIECE_VALUES // inputs))
     portion = -(-count // (portions * BLOCK)) * BLOCK
     first, last = tile_setting(min(count, BLOCK)), tile_setting(count % BLOCK or BLOCK)
@@ -120,8 +116,3 @@ def dense_product(
 
 def _tiled() -> bool:
     return has_amx("amx-bf16")
-
-
-@cache
-def _zeros(panels: int) -> torch.Tensor:
-    return torch.zeros(panels * PANEL)

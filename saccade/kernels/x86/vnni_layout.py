@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import replace
-from functools import cache
 
 import torch
 from torch.nn import functional as F
@@ -18,7 +17,7 @@ from torch.nn import functional as F
 from saccade.kernels.matrix import Int4Matrix, Int4Panels, Int8Matrix, Matrix
 from saccade.kernels.reference.int4 import MIDDLE, numbers_of
 from saccade.kernels.x86.amx import has_amx, tile_setting
-from saccade.kernels.x86.large_pages import empty_words, portions_of
+from saccade.kernels.x86.panels import empty_words, padded_bias, portions_of
 from saccade.kernels.x86.vnni import run, runs_vnni
 from saccade.kernels.x86.vnni_call import (
     LANES,
@@ -235,9 +234,7 @@ def _run(
     most = -(-count // TILE_ROWS) * TILE_ROWS
     quantised = torch.empty(most * inputs + count * 8 * groups, dtype=torch.uint8)
     rows, scales = quantised.data_ptr(), quantised.data_ptr() + most * inputs
-    added = _zeros(words.shape[0]) if bias is None else bias.float()
-    if more := -len(added) % PANEL:
-        added = F.pad(added, (0, more))
+    added = padded_bias(bias, words.shape[0] * PANEL)
     call = {
         "outputs": result.shape[1],
         "groups": groups,
@@ -268,11 +265,6 @@ def _run(
 def takes_tiles(rows: int, inputs: int) -> bool:
     """Return True if AMX multiplies this many rows."""
     return rows >= LEAST_TILED and inputs % TILE_INPUTS == 0 and has_amx("amx-int8")
-
-
-@cache
-def _zeros(panels: int) -> torch.Tensor:
-    return torch.zeros(panels * PANEL)
 
 
 def panels_reference(

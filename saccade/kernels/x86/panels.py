@@ -1,12 +1,16 @@
-"""Memory in large pages, which saves a core looking for pages, for matrices that own code reads."""
+"""What matrices in panels share: memory in large pages, which saves a core looking for pages, how
+much is packed at a time, and biases as long as whole panels.
+"""
 
 from __future__ import annotations
 
 import mmap
 from contextlib import suppress
+from functools import cache
 from threading import Lock
 
 import torch
+from torch.nn import functional as F
 
 HUGE = 1 << 21
 """Bytes of a large page."""
@@ -58,6 +62,7 @@ _PAGES = LargePages()
 
 def empty_words(panels: int, lines: int, width: int) -> torch.Tensor:
     """Allocate int32 [panels, lines, width] at the start of a cache line."""
+    _zeros(panels * width)  # made here: a recording would repeat it
     memory = _PAGES.take(panels * lines * width * 4)
     return memory.view(torch.int32).view(panels, lines, width)
 
@@ -66,3 +71,16 @@ def portions_of(panels: int, values: int) -> list[tuple[int, int]]:
     """Return (the first, how many) for the panels that are packed at a time. values: of a panel."""
     count = max(1, PACKED_VALUES // max(1, values))
     return [(first, min(count, panels - first)) for first in range(0, panels, count)]
+
+
+def padded_bias(bias: torch.Tensor | None, outputs: int) -> torch.Tensor:
+    """Return float32 [outputs]: the bias, if there is one, and zeros behind it."""
+    if bias is None:
+        return _zeros(outputs)
+    added = bias.float().contiguous()
+    return F.pad(added, (0, outputs - len(added))) if outputs > len(added) else added
+
+
+@cache
+def _zeros(outputs: int) -> torch.Tensor:
+    return torch.zeros(outputs)
