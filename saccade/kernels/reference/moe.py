@@ -40,12 +40,11 @@ class Sorted(NamedTuple):
 
 
 class Addresses(NamedTuple):
-    """Addresses of experts' matrices with `width` values each, in panels with `panel` outputs."""
+    """Addresses of experts' matrices with `width` values each."""
 
     up: tuple[int, ...]
     down: tuple[int, ...]
     width: int
-    panel: int
 
 
 class Experts(NamedTuple):

@@ -35,17 +35,17 @@ def locate(up: Sequence[Matrix], down: Sequence[Matrix]) -> Addresses | None:
     if any(size % PANEL for size in sizes):
         return None
     up_at, down_at = (tuple(each.words.data_ptr() for each in some) for some in (ups, downs))
-    return Addresses(up_at, down_at, downs[0].inputs, PANEL)
+    return Addresses(up_at, down_at, downs[0].inputs)
 
 
 @cache
-def _gated(outs: int) -> Kernel:
-    return Kernel("moe_code", "gated", outs)
+def _gated() -> Kernel:
+    return Kernel("moe_code", "gated")
 
 
 @cache
-def _down(outs: int) -> Kernel:
-    return Kernel("moe_code", "down", outs)
+def _down() -> Kernel:
+    return Kernel("moe_code", "down")
 
 
 def compiled_experts(
@@ -61,7 +61,6 @@ def compiled_experts(
     (expert, number of pairs), one after another.
     """
     width = places.width
-    outs = places.panel
     hidden, top, count = x.shape[1], shares.shape[1], len(order)
     starts = [0]
     for _, rows in runs:
@@ -79,8 +78,8 @@ def compiled_experts(
     parts = shares.flatten().float().index_select(0, torch.tensor(order, dtype=torch.int64))
     inner = torch.empty((2, count, width))
     out = torch.zeros_like(wide)
-    _gated(outs)(
-        len(runs) * (width // outs),
+    _gated()(
+        len(runs) * (width // PANEL),
         2 * len(runs) * width * hidden,
         wide.data_ptr(),
         inner.data_ptr(),
@@ -93,8 +92,8 @@ def compiled_experts(
         hidden,
         width,
     )
-    _down(outs)(
-        hidden // outs,
+    _down()(
+        hidden // PANEL,
         len(runs) * width * hidden,
         inner.data_ptr(),
         out.data_ptr(),

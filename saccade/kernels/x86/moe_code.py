@@ -9,6 +9,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from saccade.kernels.x86.dense_call import PANEL
 from saccade.kernels.x86.jit import claim, exponential, fetch, longs, real, reals, words
 from saccade.kernels.x86.kernel_object import Body
 
@@ -17,25 +18,25 @@ AHEAD_BYTES = 8192
 
 
 @numba.njit(inline="always")
-def _add_panel(size, matrix, pairs, x, sources, out, targets, column, first, last):
+def _add_panel(matrix, pairs, x, sources, out, targets, column, first, last):
     """Add `panel @ x[sources[v] ...]` to `out[targets[v] + column ...]` for visits v.
 
-    A visit makes `size` values. The panel's memory begins at `matrix`.
+    A visit makes `PANEL` values. The panel's memory begins at `matrix`.
     """
     panel = words(matrix)
     for pair in range(0, pairs, 4):
-        at = pair * size
-        for line in range(size // 4):
+        at = pair * PANEL
+        for line in range(PANEL // 4):
             fetch(matrix + 4 * at + AHEAD_BYTES + 64 * line)
         for v in range(first, last):
             s, t = sources[v] + 2 * pair, targets[v] + column
             x0, x1, x2, x3 = x[s], x[s + 1], x[s + 2], x[s + 3]
             x4, x5, x6, x7 = x[s + 4], x[s + 5], x[s + 6], x[s + 7]
-            for o in range(size):
+            for o in range(PANEL):
                 w0 = np.uint32(panel[at + o])
-                w1 = np.uint32(panel[at + size + o])
-                w2 = np.uint32(panel[at + 2 * size + o])
-                w3 = np.uint32(panel[at + 3 * size + o])
+                w1 = np.uint32(panel[at + PANEL + o])
+                w2 = np.uint32(panel[at + 2 * PANEL + o])
+                w3 = np.uint32(panel[at + 3 * PANEL + o])
                 out[t + o] += (
                     real(w0 << np.uint32(16)) * x0
                     + real(w0 & np.uint32(0xFFFF0000)) * x1
@@ -48,11 +49,8 @@ def _add_panel(size, matrix, pairs, x, sources, out, targets, column, first, las
                 )
 
 
-def gated(outs: int) -> Body:
-    """Return the kernel's body. An item is a panel of an expert's gates and one of gated values.
-
-    outs: outputs per panel.
-    """
+def gated() -> Body:
+    """Return the kernel's body. An item is a panel of an expert's gates and one of gated values."""
 
     def gated(block):
         x, gates, ups, shares = (
@@ -68,34 +66,32 @@ def gated(outs: int) -> Body:
             longs(block[9]),
         )
         inputs, width = block[10], block[11]
-        panels, size = width // outs, 2 * outs * inputs  # bytes of a panel
+        panels, size = width // PANEL, 2 * PANEL * inputs  # bytes of a panel
         while True:
             item = claim(block)
             if item >= block[1]:
                 return
             run, panel = item // panels, item % panels
-            first, last, column = starts[run], starts[run + 1], panel * outs
+            first, last, column = starts[run], starts[run + 1], panel * PANEL
             gate = matrices[run] + panel * size
             up = matrices[run] + (panels + panel) * size
             for v in range(first, last):
-                for o in range(outs):
+                for o in range(PANEL):
                     gates[targets[v] + column + o] = np.float32(0)
                     ups[targets[v] + column + o] = np.float32(0)
-            _add_panel(outs, gate, inputs // 2, x, sources, gates, targets, column, first, last)
-            _add_panel(outs, up, inputs // 2, x, sources, ups, targets, column, first, last)
+            _add_panel(gate, inputs // 2, x, sources, gates, targets, column, first, last)
+            _add_panel(up, inputs // 2, x, sources, ups, targets, column, first, last)
             for v in range(first, last):
                 at = targets[v] + column
-                for o in range(outs):
+                for o in range(PANEL):
                     g = gates[at + o]
                     gates[at + o] = g / (np.float32(1) + exponential(-g)) * ups[at + o] * shares[v]
 
     return gated
 
 
-def down(outs: int) -> Body:
-    """Return the kernel's body. An item is a panel with `outs` outputs, for all experts one after
-    another.
-    """
+def down() -> Body:
+    """Return the kernel's body. An item is a panel, for all experts one after another."""
 
     def down(block):
         gated, out = reals(block[2]), reals(block[3])
@@ -111,17 +107,16 @@ def down(outs: int) -> Body:
             if panel >= block[1]:
                 return
             for run in range(runs):
-                matrix = matrices[run] + panel * 2 * outs * width
+                matrix = matrices[run] + panel * 2 * PANEL * width
                 first, last = starts[run], starts[run + 1]
                 _add_panel(
-                    outs,
                     matrix,
                     width // 2,
                     gated,
                     sources,
                     out,
                     targets,
-                    panel * outs,
+                    panel * PANEL,
                     first,
                     last,
                 )
