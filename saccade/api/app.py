@@ -20,7 +20,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from saccade import __version__
 from saccade.api.about.elsewhere import advice, overview
@@ -44,6 +44,7 @@ from saccade.api.trace.image_trace import ImageCost
 from saccade.api.trace.request_trace import Journeys, RequestTimeline, note_failure
 from saccade.core.config import MIB
 from saccade.core.errors import InternalError, RequestError, Unauthorized
+from saccade.core.metrics import Metrics
 from saccade.core.options import ObservabilityOptions, ServeOptions, ServerOptions
 from saccade.edge import metrics_text as metrics
 from saccade.edge.admission import Admission
@@ -58,9 +59,13 @@ from saccade.plugins import plugins
 
 log = logging.getLogger("saccade")
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
+READY_PATHS = ("/health", "/healthz", "/ping", "/readyz")
+OPEN_PATHS = frozenset({*READY_PATHS, "/livez", "/version"})
 """Paths that answer without the API key, and on connections beyond the limit."""
 
+
+REASON = "saccade.reason"
+"""Key of a scope: the code of the error that the request ends with."""
 
 _OPEN_METRICS = "; a server started with --metrics-without-key asks for none here"
 
@@ -91,9 +96,10 @@ def build_app(
     keyless = OPEN_PATHS.union(*(plugin.plugin.keyless for plugin in mounted))
     app = Starlette(
         routes=routes,
-        middleware=_middleware(server, watch, record, keyless),
+        middleware=_middleware(server, watch, record, keyless, front.metrics),
         exception_handlers=_HANDLERS,
     )
+    front.metrics.set("saccade_build_info", 1, version=__version__, model=names[0])
     app.state.plugins, app.state.services = mounted, context.services
     return app
 
@@ -103,9 +109,10 @@ def _middleware(
     watch: ObservabilityOptions,
     record: Callable[[RequestTimeline], None] | None,
     keyless: Set[str],
+    metrics: Metrics,
 ) -> list[Middleware]:
     """Return the layers around every request, from the outside in."""
-    middleware = [Middleware(RequestIds)]
+    middleware = [Middleware(_CountedResponses, metrics=metrics), Middleware(RequestIds)]
     if not options.asks_for_key and is_loopback(options.host):
         own, origins = options.allowed_hosts, options.cors_origins
         middleware.append(Middleware(Guard, names=own, origins=origins))
@@ -144,8 +151,8 @@ def _own_routes(api: _Api) -> list[BaseRoute]:
     """Return the routes about the server itself."""
     return [
         Route("/flush_cache", api.flush_cache, methods=["POST"]),
-        Route("/health", api.health),
-        Route("/ping", api.health),
+        *(Route(path, api.health) for path in READY_PATHS),
+        Route("/livez", api.liveness),
         Route("/metrics", api.metrics),
         Route("/version", api.version),
     ]
@@ -255,6 +262,12 @@ class _Api:
         response.headers[INSTANCE_HEADER] = self.instance
         return response
 
+    async def liveness(self, _: Request) -> Response:
+        """Answer 503 only if a restart would help: a loading server is alive."""
+        status, reason = self.front.health
+        dead = status in ("failed", "stalled")
+        return json_response({"status": status, "reason": reason}, 503 if dead else 200)
+
     async def flush_cache(self, request: Request) -> Response:
         check_operator(request.scope)
         self.front.flush(embeddings=True)
@@ -271,6 +284,23 @@ class _Api:
 
     async def version(self, _: Request) -> Response:
         return json_response({"version": __version__, "accepts": READ})
+
+
+class _CountedResponses:
+    """Counts responses by status code, and by the error's code."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                code, reason = str(message["status"]), scope.get(REASON, "")
+                self._metrics.inc("saccade_http_responses_total", code=code, reason=reason)
+            await send(message)
+
+        await self._app(scope, receive, send_counted)
 
 
 class _KeyCheck:
@@ -291,7 +321,7 @@ class _KeyCheck:
                 "'x-api-key: KEY' or 'api-key: KEY'"
                 + (_OPEN_METRICS if scope["path"] == "/metrics" else "")
             )
-            await _error_response(scope["path"], error)(scope, receive, send)
+            await _error_response(scope, error)(scope, receive, send)
             return
         if client is not None:
             scope[CLIENT] = client
@@ -305,15 +335,16 @@ class _KeyCheck:
 # ---- responses
 
 
-def _error_response(path: str, error: RequestError) -> Response:
+def _error_response(scope: Scope, error: RequestError) -> Response:
     note_failure(error)
-    status, headers, body = refusal(path, error, request_id.get())
+    scope[REASON] = error.code or error.type
+    status, headers, body = refusal(scope["path"], error, request_id.get())
     return Response(body, status, headers, "application/json")
 
 
 async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return _error_response(request.url.path, error)
+    return _error_response(request.scope, error)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -326,6 +357,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         405: f"{request.method} is not allowed on {path[:200]}{advice(path)}",
     }
     code = {404: "not_found", 405: "method_not_allowed"}.get(status)
+    request.scope[REASON] = code or ""
     fault = ErrorBody(what.get(status, error.detail), "invalid_request_error", None, code)
     status, body = body_for(path, status, fault, request_id.get())
     return Response(body, status, error.headers, "application/json")
@@ -337,7 +369,7 @@ async def _on_leaver(_: Request, __: Exception) -> Response:
 
 
 async def _on_bug(request: Request, _: Exception) -> Response:
-    return _error_response(request.url.path, InternalError())
+    return _error_response(request.scope, InternalError())
 
 
 _HANDLERS = {
