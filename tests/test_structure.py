@@ -165,6 +165,33 @@ def test_a_module_imports_only_what_the_plan_allows() -> None:
     assert "has no place in the plan" in placeless
 
 
+def named_plugins(source: Source) -> Iterator[str]:
+    """Plugins that a file outside their folder imports or writes as a dotted name."""
+    own = ".".join(source.module.split(".")[:2])
+    names = {name for name, _ in imports(source)}
+    for node in source.nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names |= {name.removeprefix("saccade.") for name in re.findall(DOTTED, node.value)}
+    for name in sorted(names):
+        if name.startswith("plugins.") and not fits(name, own):
+            yield f"names {name}"
+
+
+DOTTED = re.compile(r"\bsaccade\.plugins\.[\w.]+")
+
+
+def test_shared_code_names_no_plugin() -> None:
+    assert not offenders(named_plugins, [each for each in FILES if PACKAGE in each.path.parents])
+    named = """
+        from saccade.plugins import messages
+        ROUTES = "saccade.plugins.batches.handlers:batch_routes"
+    """
+    for place in ("api/new.py", "plugins/files/__init__.py"):
+        found = offenders(named_plugins, planted(place, named))
+        assert len(found) == 2 and "plugins.messages" in found[1], found
+    assert not offenders(named_plugins, planted("plugins/batches/new.py", named.splitlines()[2]))
+
+
 def uses_of_ray(source: Source) -> Iterator[str]:
     if "route.ray" in {name for name, _ in imports(source)}:
         yield "imports route.ray"

@@ -6,8 +6,8 @@ and `stream.py` write. Knows nothing of tokens, templates or the engine.
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
@@ -19,17 +19,11 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from saccade import __version__
-from saccade.api.about.docs import docs_routes
 from saccade.api.about.elsewhere import advice, overview
-from saccade.api.about.openapi import describe
-from saccade.api.about.page import PAGE_PATHS, page_routes, state_route
-from saccade.api.batches.handlers import batch_routes
-from saccade.api.batches.runner import BatchRunner
-from saccade.api.batches.store import BatchStore
 from saccade.api.chat.fields import Reply
 from saccade.api.chat.read import read_chat, read_completion, read_detokenize, read_tokenize
 from saccade.api.chat.write import (
@@ -42,38 +36,36 @@ from saccade.api.chat.write import (
     TokenText,
     Writer,
 )
-from saccade.api.decisions.handlers import decision_routes
-from saccade.api.encode import encode_routes
-from saccade.api.files import file_routes
 from saccade.api.handlers import Endpoint, RequestHandler, json_response, send_json
-from saccade.api.messages.handlers import message_routes
-from saccade.api.operations import check_operator, operator_routes
+from saccade.api.mounting import ApiContext, mount
 from saccade.api.prompt_logprobs import PromptTeller, PromptView, scroll_count, texts_of
-from saccade.api.responses.handlers import response_routes
-from saccade.api.responses.store import ResponseStore
-from saccade.api.scores.handlers import score_routes
 from saccade.api.stream import AnswerContext, Choices, UsageWanted
 from saccade.api.trace.image_trace import ImageCost
 from saccade.api.trace.request_trace import Journeys, RequestTimeline, note_failure
 from saccade.core.config import MIB
 from saccade.core.errors import InternalError, RequestError, Unauthorized
+from saccade.core.metrics import Metrics
 from saccade.core.options import ObservabilityOptions, ServeOptions, ServerOptions
-from saccade.core.store import BATCHES
 from saccade.edge import metrics_text as metrics
 from saccade.edge.admission import Admission
-from saccade.edge.auth import CLIENT, Keys
+from saccade.edge.auth import CLIENT, Keys, check_operator
 from saccade.edge.body import READ, Bodies
 from saccade.edge.disconnect import while_connected
 from saccade.edge.guard import Guard, is_loopback
 from saccade.edge.headers import INSTANCE_HEADER, RequestIds, request_id
 from saccade.edge.refusal import ErrorBody, body_for, refusal
 from saccade.front.request_manager import RequestManager
+from saccade.plugins import plugins
 
 log = logging.getLogger("saccade")
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
+READY_PATHS = ("/health", "/healthz", "/ping", "/readyz")
+OPEN_PATHS = frozenset({*READY_PATHS, "/livez", "/version"})
 """Paths that answer without the API key, and on connections beyond the limit."""
 
+
+REASON = "saccade.reason"
+"""Key of a scope: the code of the error that the request ends with."""
 
 _OPEN_METRICS = "; a server started with --metrics-without-key asks for none here"
 
@@ -92,50 +84,35 @@ def build_app(
     assert names
     server, watch = options.server, options.watch
     bodies = Bodies(server.inflight_bytes, front.metrics, options.edge.body_timeout)
-    largest = server.max_body_mb * MIB
-    admission = Admission(front.permits, bodies, largest, front.check_ready)
+    admission = Admission(front.permits, bodies, server.max_body_mb * MIB, front.check_ready)
     door = RequestHandler(front, tuple(names), admission, watch)
-    store = ResponseStore(options.kept, front.metrics)
-    api = _Api(front, door, store.instance, int(time.time()))
-    runner: BatchRunner | None = None
-    routes = encode_routes(door)
-    if options.role.role != "encode":
-        routes = _public_routes(door, api, store)
-        operator = operator_routes(door, server)
-        runner = _build_runner(routes, front, largest)
-        routes = [*routes, *operator, *batch_routes(runner, bodies)]
-        routes += [] if server.disable_page else page_routes()
+    inner = Starlette(exception_handlers=_HANDLERS)
+    context = ApiContext(door, options, secrets.token_hex(4), int(time.time()), inner)
+    mounted = mount(plugins(), context)
+    api = _Api(front, door, context.instance, context.started)
+    routes = [route for plugin in mounted for route in plugin.routes]
+    routes += _own_routes(api) if options.role.role == "encode" else _public_routes(api)
+    inner.router.routes.extend(routes)
+    keyless = OPEN_PATHS.union(*(plugin.plugin.keyless for plugin in mounted))
     app = Starlette(
-        routes=[*routes, *_own_routes(api)],
-        middleware=_middleware(server, watch, record),
+        routes=routes,
+        middleware=_middleware(server, watch, record, keyless, front.metrics),
         exception_handlers=_HANDLERS,
     )
-    app.state.batches = runner
+    front.metrics.set("saccade_build_info", 1, version=__version__, model=names[0])
+    app.state.plugins, app.state.services = mounted, context.services
     return app
-
-
-def _build_runner(routes: Sequence[Route], front: RequestManager, largest: int) -> BatchRunner:
-    """Build the runner for batches. Their lines meet the same routes as any request, after the
-    keys.
-    """
-    files = front.intake.media.files
-    return BatchRunner(
-        Starlette(routes=list(routes), exception_handlers=_HANDLERS),
-        BatchStore(files.folder / BATCHES),
-        files,
-        front.permits,
-        front.metrics,
-        largest,
-    )
 
 
 def _middleware(
     options: ServerOptions,
     watch: ObservabilityOptions,
     record: Callable[[RequestTimeline], None] | None,
+    keyless: Set[str],
+    metrics: Metrics,
 ) -> list[Middleware]:
     """Return the layers around every request, from the outside in."""
-    middleware = [Middleware(RequestIds)]
+    middleware = [Middleware(_CountedResponses, metrics=metrics), Middleware(RequestIds)]
     if not options.asks_for_key and is_loopback(options.host):
         own, origins = options.allowed_hosts, options.cors_origins
         middleware.append(Middleware(Guard, names=own, origins=origins))
@@ -149,42 +126,33 @@ def _middleware(
             )
         )
     if keys := Keys(options):
-        open_paths = OPEN_PATHS | ({"/metrics"} if watch.metrics_without_key else set())
-        open_paths |= set() if options.disable_page else PAGE_PATHS
+        open_paths = keyless | ({"/metrics"} if watch.metrics_without_key else set())
         middleware.append(Middleware(_KeyCheck, keys=keys, open_paths=open_paths))
     if record is not None:
         middleware.append(Middleware(Journeys, record=record))
     return middleware
 
 
-def _public_routes(door: RequestHandler, api: _Api, store: ResponseStore) -> list[Route]:
-    """Return the routes for clients of a language model."""
-    admission = door.admission
+def _public_routes(api: _Api) -> list[BaseRoute]:
+    """Return the core's routes for clients of a language model."""
     return [
         Route("/v1/chat/completions", Endpoint(api.chat), methods=["POST"]),
         Route("/v1/completions", Endpoint(api.complete), methods=["POST"]),
-        *message_routes(door),
         *(Route(path, api.models) for path in ("/v1/models", "/v1/models/")),
         Route("/v1/models/{name:path}", api.model),
         Route("/tokenize", Endpoint(api.tokenize), methods=["POST"]),
         Route("/detokenize", Endpoint(api.detokenize), methods=["POST"]),
         Route("/reset_prefix_cache", api.reset_prefix_cache, methods=["POST"]),
-        Route("/openapi.json", api.openapi),
-        *docs_routes(),
-        *response_routes(door, store),
-        *score_routes(door),
-        *decision_routes(door),
-        *file_routes(door.front, admission.bodies, admission.largest),
-        state_route(door, api.started),
+        *_own_routes(api),
     ]
 
 
-def _own_routes(api: _Api) -> list[Route]:
+def _own_routes(api: _Api) -> list[BaseRoute]:
     """Return the routes about the server itself."""
     return [
         Route("/flush_cache", api.flush_cache, methods=["POST"]),
-        Route("/health", api.health),
-        Route("/ping", api.health),
+        *(Route(path, api.health) for path in READY_PATHS),
+        Route("/livez", api.liveness),
         Route("/metrics", api.metrics),
         Route("/version", api.version),
     ]
@@ -294,13 +262,19 @@ class _Api:
         response.headers[INSTANCE_HEADER] = self.instance
         return response
 
+    async def liveness(self, _: Request) -> Response:
+        """Answer 503 only if a restart would help: a loading server is alive."""
+        status, reason = self.front.health
+        dead = status in ("failed", "stalled")
+        return json_response({"status": status, "reason": reason}, 503 if dead else 200)
+
     async def flush_cache(self, request: Request) -> Response:
-        check_operator(request)
+        check_operator(request.scope)
         self.front.flush(embeddings=True)
         return Response()
 
     async def reset_prefix_cache(self, request: Request) -> Response:
-        check_operator(request)
+        check_operator(request.scope)
         self.front.flush(embeddings=False)
         return Response()
 
@@ -308,15 +282,31 @@ class _Api:
         text = metrics.render(await self.front.scrape())
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
-    async def openapi(self, _: Request) -> Response:
-        return json_response(await asyncio.to_thread(describe))
-
     async def version(self, _: Request) -> Response:
         return json_response({"version": __version__, "accepts": READ})
 
 
+class _CountedResponses:
+    """Counts responses by status code, and by the error's code."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                code, reason = str(message["status"]), scope.get(REASON, "")
+                self._metrics.inc("saccade_http_responses_total", code=code, reason=reason)
+            await send(message)
+
+        await self._app(scope, receive, send_counted)
+
+
 class _KeyCheck:
-    """Admits requests with a right key, and all requests for open paths."""
+    """Admits requests with a right key, and all requests for open paths. A path that ends with a
+    slash stands for all below it.
+    """
 
     def __init__(self, app: ASGIApp, keys: Keys, open_paths: Set[str]) -> None:
         self._app = app
@@ -325,31 +315,36 @@ class _KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = self._keys.client(scope)
-        if client is None and scope["path"] not in self._open_paths:
+        if client is None and not self._is_open(scope["path"]):
             error = Unauthorized(
                 "the API key is missing or wrong: send it as 'Authorization: Bearer KEY', "
                 "'x-api-key: KEY' or 'api-key: KEY'"
                 + (_OPEN_METRICS if scope["path"] == "/metrics" else "")
             )
-            await _error_response(scope["path"], error)(scope, receive, send)
+            await _error_response(scope, error)(scope, receive, send)
             return
         if client is not None:
             scope[CLIENT] = client
         await self._app(scope, receive, send)
 
+    def _is_open(self, path: str) -> bool:
+        folder = path[: path.find("/", 1) + 1]
+        return path in self._open_paths or (bool(folder) and folder in self._open_paths)
+
 
 # ---- responses
 
 
-def _error_response(path: str, error: RequestError) -> Response:
+def _error_response(scope: Scope, error: RequestError) -> Response:
     note_failure(error)
-    status, headers, body = refusal(path, error, request_id.get())
+    scope[REASON] = error.code or error.type
+    status, headers, body = refusal(scope["path"], error, request_id.get())
     return Response(body, status, headers, "application/json")
 
 
 async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return _error_response(request.url.path, error)
+    return _error_response(request.scope, error)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -362,6 +357,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         405: f"{request.method} is not allowed on {path[:200]}{advice(path)}",
     }
     code = {404: "not_found", 405: "method_not_allowed"}.get(status)
+    request.scope[REASON] = code or ""
     fault = ErrorBody(what.get(status, error.detail), "invalid_request_error", None, code)
     status, body = body_for(path, status, fault, request_id.get())
     return Response(body, status, error.headers, "application/json")
@@ -373,7 +369,7 @@ async def _on_leaver(_: Request, __: Exception) -> Response:
 
 
 async def _on_bug(request: Request, _: Exception) -> Response:
-    return _error_response(request.url.path, InternalError())
+    return _error_response(request.scope, InternalError())
 
 
 _HANDLERS = {

@@ -23,6 +23,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from saccade.api.handlers import Endpoint, RequestHandler
+from saccade.api.mounting import ApiContext
 from saccade.core.decoders import json_decoder
 from saccade.core.errors import ImageError, InvalidRequest, NotFound, OtherTower
 from saccade.core.exchange import (
@@ -49,8 +50,9 @@ MOST_PIXELS = 1 << 48
 UNKNOWN = "this image is not known here by its key: send its bytes"
 
 
-def encode_routes(door: RequestHandler) -> Sequence[Route]:
-    return (Route(ENCODE_PATH, Endpoint(EmbeddingDoor(door).embedding), methods=["POST"]),)
+def encode_routes(api: ApiContext) -> Sequence[Route]:
+    embedding = EmbeddingDoor(api.handler).embedding
+    return (Route(ENCODE_PATH, Endpoint(embedding), methods=["POST"]),)
 
 
 class EmbeddingDoor:

@@ -26,6 +26,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from saccade.api.mounting import ApiContext
 from saccade.api.paging import Paging, whole_number
 from saccade.api.warm import read_warm, warm_fields
 from saccade.core.client import SHARE, Client
@@ -123,9 +124,9 @@ class FileDeleted(Struct):
     deleted: bool = True
 
 
-def file_routes(front: RequestManager, bodies: Bodies, largest: int) -> list[Route]:
-    """Build the routes for files. `largest`: bytes in a body."""
-    files = _Files(front, bodies, largest)
+def file_routes(api: ApiContext) -> list[Route]:
+    admission = api.handler.admission
+    files = _Files(api.handler.front, admission.bodies, admission.largest)
     return [
         Route("/v1/files", files.create, methods=["POST"]),
         Route("/v1/files", files.list, methods=["GET"]),

@@ -19,10 +19,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from saccade.api.handlers import RequestHandler, json_response
+from saccade.api.mounting import ApiContext
 from saccade.core.errors import InvalidRequest, Unauthorized
-from saccade.core.options import ServerOptions
 from saccade.core.plan import MEMORY, Memory
-from saccade.edge.auth import client_of
+from saccade.edge.auth import check_operator
 from saccade.edge.body import Bodies, read_json
 from saccade.edge.guard import is_loopback
 from saccade.front.changes import PauseMode
@@ -87,9 +87,10 @@ _LOAD: Reader[LoadAdapter] = Reader(LoadAdapter)
 _UNLOAD: Reader[UnloadAdapter] = Reader(UnloadAdapter)
 
 
-def operator_routes(door: RequestHandler, options: ServerOptions) -> list[Route]:
+def operator_routes(api: ApiContext) -> list[Route]:
+    options = api.options.server
     closed = options.asks_for_key or is_loopback(options.host)
-    adapters = _Operations(door, door.admission.bodies, closed)
+    adapters = _Operations(api.handler, api.handler.admission.bodies, closed)
     return [
         *(
             Route(path, adapters.pause, methods=["POST"])
@@ -229,7 +230,7 @@ class _Operations:
     def _check(self, request: Request) -> None:
         """Raise Unauthorized unless the request may operate this server."""
         self.door.front.check_ready()
-        check_operator(request)
+        check_operator(request.scope)
         if not self.closed:
             raise Unauthorized(
                 "this server asks for no key and can be reached from other machines: start it with "
@@ -256,17 +257,6 @@ def _memory(tags: Sequence[str] | None) -> Sequence[Memory]:
             f"tags: expected {', '.join(MEMORY)}, got {unknown[0][:100]!r}", "tags"
         )
     return [each for each in MEMORY if not tags or each in tags]
-
-
-def check_operator(request: Request) -> None:
-    """Refuse one of several named keys, because all keys share caches and weights. Raises
-    Unauthorized.
-    """
-    client = client_of(request.scope)
-    if client.limited and client.name:
-        raise Unauthorized(
-            "caches and adapters are every key's: only the key of --api-key may change them"
-        )
 
 
 def _check_path(path: str) -> None:

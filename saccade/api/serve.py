@@ -21,7 +21,7 @@ import uvloop
 from rich.console import Console
 
 from saccade.api.app import OPEN_PATHS, build_app
-from saccade.api.batches.runner import BatchRunner
+from saccade.api.mounting import MountedPlugin, Services
 from saccade.api.trace.telemetry import Telemetry, check_installed
 from saccade.core.config import MIB
 from saccade.core.errors import ConfigError
@@ -47,6 +47,8 @@ FAILED_SECONDS = 5.0
 goes too.
 """
 
+RESUME_TICKS = 20
+"""Ticks, of 0.1 s, between looks at whether a plugin has work that waits for no request."""
 KEPT_BYTES = 32 << 20
 """Memory of answered requests that stays for the next: the body and images of 16 screenshots."""
 STOPPED_EARLY = 128 + signal.SIGINT
@@ -67,7 +69,8 @@ class Server(Serving):
         self._telemetry = None if url is None else Telemetry(url, front.metrics)
         record = None if self._telemetry is None else self._telemetry.record
         app = build_app(front, names, options, record)
-        self._batches: BatchRunner | None = app.state.batches
+        self._plugins: Sequence[MountedPlugin] = app.state.plugins
+        self._services: Services = app.state.services
         super().__init__(
             app,
             ConnectionLimiter(edge, front.metrics),
@@ -126,14 +129,16 @@ class Server(Serving):
                     "--host %s without --api-key: whoever can reach this port may use the server",
                     self._options.host,
                 )
-            if self._batches is not None:
-                self._batches.start()
+            self._services.start()
             on_ready(address, ready)
         except BaseException:
             self.should_exit = True
             raise
 
     async def on_tick(self, counter: int) -> bool:
+        if counter % RESUME_TICKS == 0:
+            for plugin in self._plugins:
+                await plugin.resume()
         if self._front.state == "failed" and not self.should_exit:
             self._failed_at = self._failed_at or time.monotonic()
             self.should_exit = time.monotonic() - self._failed_at > FAILED_SECONDS
@@ -142,8 +147,7 @@ class Server(Serving):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._front.state == "ready":
             log.info("stopping; requests that run have %g s to finish", self._grace)
-        if self._batches is not None:
-            await self._batches.stop()
+        await self._services.stop()
         draining = asyncio.create_task(self._front.drain(self._grace))
         await super().shutdown(sockets)
         draining.cancel()

@@ -210,6 +210,10 @@ DECLARED: tuple[Metric, ...] = (
     Metric("saccade_requests_running", "gauge", "Sequences that hold a slot"),
     Metric("saccade_requests_waiting", "gauge", "Sequences that wait for a slot or for pages"),
     Metric("saccade_kv_pages", "gauge", "KV pages by owner", ("owner",)),
+    Metric(
+        "saccade_kv_utilization", "gauge", "Fraction of the KV pages that sequences use, 0 to 1"
+    ),
+    Metric("saccade_kv_page_tokens", "gauge", "Tokens of a KV page"),
     Metric("saccade_kv_evictions_total", "counter", "Pages evicted from the prefix cache"),
     Metric(
         "saccade_kv_kept_bytes", "gauge", "Bytes of KV pages and states kept in a tier", ("tier",)
@@ -264,6 +268,15 @@ DECLARED: tuple[Metric, ...] = (
     ),
     # Requests as clients see them.
     Metric("saccade_requests_total", "counter", "Requests ended, by outcome", ("outcome",)),
+    Metric(
+        "saccade_http_responses_total",
+        "counter",
+        "HTTP responses by status code, and by the code of the error if there is one",
+        ("code", "reason"),
+    ),
+    Metric(
+        "saccade_build_info", "gauge", "1, with the version and the model", ("version", "model")
+    ),
     Metric("saccade_requests_in_flight", "gauge", "Requests accepted and not yet ended"),
     Metric(
         "saccade_request_bytes_held",
@@ -289,6 +302,7 @@ DECLARED: tuple[Metric, ...] = (
         "came too slowly (head), answers were not read (unread), a refused body went on (body)",
         ("reason",),
     ),
+    Metric("saccade_queue_seconds", "histogram", "Time from arrival to the start of prefill"),
     Metric("saccade_ttft_seconds", "histogram", "Time to first token"),
     Metric("saccade_itl_seconds", "histogram", "Time between tokens"),
     Metric("saccade_e2e_seconds", "histogram", "Time from arrival to the end of the answer"),

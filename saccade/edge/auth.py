@@ -15,7 +15,7 @@ from pathlib import Path
 from starlette.types import Scope
 
 from saccade.core.client import Client, client_address
-from saccade.core.errors import ConfigError
+from saccade.core.errors import ConfigError, Unauthorized
 from saccade.core.given_paths import read_text, reason, shown
 from saccade.core.options import ServerOptions
 from saccade.edge.headers import given_key
@@ -109,6 +109,17 @@ def client_of(scope: Scope) -> Client:
     """Return the request's sender. Without keys only the address is known."""
     found = scope.get(CLIENT)
     return found if isinstance(found, Client) else Client(address=_address(scope))
+
+
+def check_operator(scope: Scope) -> None:
+    """Refuse one of several named keys, because all keys share caches and weights. Raises
+    Unauthorized.
+    """
+    client = client_of(scope)
+    if client.limited and client.name:
+        raise Unauthorized(
+            "caches and adapters are every key's: only the key of --api-key may change them"
+        )
 
 
 def read_keys(path: Path) -> dict[str, str]:

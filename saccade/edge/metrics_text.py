@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import accumulate
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
@@ -36,7 +41,8 @@ class _Declared(Collector):
 
 
 def render(metrics: Metrics) -> bytes:
-    """Render all metrics in the format that `CONTENT_TYPE` names."""
+    """Render all metrics, and those of this process, in the format that `CONTENT_TYPE` names."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Declared(metrics))
+    ProcessCollector(registry=registry)
     return generate_latest(registry)

@@ -91,7 +91,10 @@ class LanguageHalf:
             speculative.drafter.measure(metrics)
         metrics.set("saccade_kv_pages", pool.free, owner="free")
         metrics.set("saccade_kv_pages", cached, owner="prefix")
-        metrics.set("saccade_kv_pages", pool.capacity - pool.free - cached, owner="sequences")
+        used = pool.capacity - pool.free - cached
+        metrics.set("saccade_kv_pages", used, owner="sequences")
+        metrics.set("saccade_kv_utilization", used / pool.capacity)
+        metrics.set("saccade_kv_page_tokens", pool.page_size)
 
     def _measure_kept(self, metrics: Metrics) -> None:
         """Copy the levels of what is kept beside the pool."""

@@ -495,7 +495,7 @@ class RequestManager:
             )
             answer.events.put_nowait(update)
             return
-        self._time(answer, len(delta.tokens))
+        self._time(answer, len(delta.tokens), delta.admitted)
         event = replace(
             answer.advance(delta),
             found=tuple(self._found(answer, outcome) for outcome in delta.images),
@@ -522,11 +522,12 @@ class RequestManager:
         wait = max(0.0, passed - spent.decode_ms - spent.encode_ms - spent.encoder_ms)
         return replace(found, wait_ms=wait, **asdict(spent))
 
-    def _time(self, answer: _Answer, num_tokens: int) -> None:
+    def _time(self, answer: _Answer, num_tokens: int, admitted: float) -> None:
         if not num_tokens or answer.request.caching.idle:
             return
         now = time.monotonic()
         if answer.last_news is None:
+            self.metrics.observe("saccade_queue_seconds", admitted - answer.request.arrival)
             self.metrics.observe("saccade_ttft_seconds", now - answer.request.arrival)
         else:
             for _ in range(num_tokens):

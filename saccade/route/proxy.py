@@ -37,7 +37,7 @@ from saccade.route.relay import pass_on, refusals, send_whole
 
 log = logging.getLogger("saccade")
 
-OWN_PATHS = frozenset({"/health", "/ping", "/metrics", "/version"})
+OWN_PATHS = frozenset({"/health", "/healthz", "/livez", "/metrics", "/ping", "/readyz", "/version"})
 SMALL_BODY = 1 << 16
 """Bytes of a body that is read on the event loop; more goes to a thread."""
 READERS = 2
@@ -170,7 +170,7 @@ class Proxy:
         elif path == "/version":
             content = msgspec.json.encode({"version": __version__, "accepts": READ})
         else:
-            status = 200 if self._fleet.ready else 503
+            status = 200 if self._fleet.ready or path == "/livez" else 503
             content = msgspec.json.encode(self._fleet.health())
         await send_whole(send, status, [(b"content-type", kind)], content)
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from saccade.api.about.page import PAGE_PATHS, WEB
+from saccade.api.about.page import FILES, WEB
 from saccade.core.options import ServerOptions
 from saccade.media.documents import has_renderer
 from tests.helpers.served import Served, serving
@@ -38,12 +38,12 @@ def test_the_page_is_made_of_its_own_files_only(served: Served) -> None:
         }
         for address in re.findall(r"https?://[^\"'` ]*", text):
             assert address == "http://www.w3.org/2000/svg"
-    assert seen == PAGE_PATHS
+    assert seen == FILES.keys()
 
 
 @pytest.mark.more
 def test_nothing_of_the_page_may_fetch_from_elsewhere_or_run_text(served: Served) -> None:
-    for path in PAGE_PATHS:
+    for path in FILES:
         answer = served.http.get(path)
         policy = dict(
             each.split(" ", 1) for each in answer.headers["content-security-policy"].split("; ")
@@ -93,7 +93,7 @@ def test_the_libraries_are_as_their_authors_published_them() -> None:
 def test_a_server_without_the_page_answers_as_before() -> None:
     options = ServerOptions(port=0, served_model_name=("demo",), disable_page=True)
     with serving(options) as served:
-        for path in PAGE_PATHS:
+        for path in FILES:
             answer = served.http.get(path)
             assert answer.status_code == 404
             told = f"there is no {path}; there is a description of its API at /docs"
@@ -143,7 +143,7 @@ def get(served: Served, path: str, key: str | None) -> httpx.Response:
 
 @pytest.mark.more
 def test_the_page_answers_without_a_key_and_the_state_does_not(keyed: Served) -> None:
-    for path in PAGE_PATHS:
+    for path in FILES:
         assert get(keyed, path, None).status_code == 200
     for path in ("/saccade/state", "/metrics"):
         assert get(keyed, path, None).status_code == 401

@@ -1,4 +1,4 @@
-"""GET /docs: `/openapi.json` in Swagger UI.
+"""GET /openapi.json, and GET /docs, which shows it in Swagger UI.
 
 Owns the viewer's files (`swagger/`, the library as its authors published it) and their permissions.
 Knows nothing of what the document says.
@@ -6,11 +6,17 @@ Knows nothing of what the document says.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
+from saccade.api.about.openapi import describe
 from saccade.api.about.page import ServedFile
+from saccade.api.handlers import json_response
+from saccade.api.mounting import ApiContext
 
 FOLDER = Path(__file__).parent / "swagger"
 FILES = {
@@ -24,6 +30,11 @@ POLICY = (
 """Content-Security-Policy: no script and no request but this server's own."""
 
 
-def docs_routes() -> list[Route]:
-    """Build a route for each of the viewer's files, which are read once."""
-    return [Route(path, ServedFile(FOLDER / name, POLICY).answer) for path, name in FILES.items()]
+def docs_routes(_: ApiContext) -> list[Route]:
+    """Build the routes. The viewer's files are read once."""
+    files = ((path, ServedFile(FOLDER / name, POLICY)) for path, name in FILES.items())
+    return [Route("/openapi.json", openapi), *(Route(path, file.answer) for path, file in files)]
+
+
+async def openapi(_: Request) -> Response:
+    return json_response(await asyncio.to_thread(describe))

@@ -20,7 +20,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from saccade import __version__
-from saccade.api.handlers import RequestHandler, json_response
+from saccade.api.handlers import json_response
+from saccade.api.mounting import ApiContext
 from saccade.core.client import Client
 from saccade.edge.auth import client_of
 from saccade.front.request_manager import RequestManager
@@ -40,8 +41,6 @@ FILES = {
     for path in WEB.rglob("*")
     if path.suffix in KINDS
 }
-PAGE_PATHS = frozenset(FILES)
-"""What the page is made of; it holds nothing that a key protects."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' blob: data:; media-src blob:; base-uri 'none'; form-action 'none'; "
@@ -111,17 +110,17 @@ class ServerState(Struct):
         )
 
 
-def state_route(door: RequestHandler, started: int) -> Route:
-    """Build the route /saccade/state. `started`: seconds since the epoch."""
+def state_routes(api: ApiContext) -> list[Route]:
+    handler = api.handler
 
     async def state(request: Request) -> Response:
         client = client_of(request.scope)
-        return json_response(ServerState.of(door.front, door.names[0], started, client))
+        return json_response(ServerState.of(handler.front, handler.names[0], api.started, client))
 
-    return Route("/saccade/state", state)
+    return [Route("/saccade/state", state)]
 
 
-def page_routes() -> list[Route]:
+def page_routes(_: ApiContext) -> list[Route]:
     """Build a route for each of the page's files, which are read once."""
     return [Route(path, ServedFile(file, POLICY).answer) for path, file in FILES.items()]
 

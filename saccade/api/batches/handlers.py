@@ -11,8 +11,11 @@ from starlette.routing import Route
 
 from saccade.api.batches.fields import BatchPage, BatchRequest
 from saccade.api.batches.runner import BatchRunner
+from saccade.api.batches.store import BatchStore
 from saccade.api.handlers import json_response
+from saccade.api.mounting import ApiContext
 from saccade.api.paging import Paging
+from saccade.core.store import BATCHES
 from saccade.edge.auth import client_of
 from saccade.edge.body import Bodies, read_json
 from saccade.front.fields import Reader
@@ -22,8 +25,16 @@ MOST_LISTED = 100
 _BATCH: Reader[BatchRequest] = Reader(BatchRequest)
 
 
-def batch_routes(runner: BatchRunner, bodies: Bodies) -> list[Route]:
-    batches = _Batches(runner, bodies)
+def batch_routes(api: ApiContext) -> list[Route]:
+    """Return the routes. Batches run once the model is loaded, each line as a request of its own,
+    behind the check of keys.
+    """
+    front, admission = api.handler.front, api.handler.admission
+    files = front.intake.media.files
+    store = BatchStore(files.folder / BATCHES)
+    runner = BatchRunner(api.app, store, files, front.permits, front.metrics, admission.largest)
+    api.services.add(runner)
+    batches = _Batches(runner, admission.bodies)
     return [
         Route("/v1/batches", batches.create, methods=["POST"]),
         Route("/v1/batches", batches.list, methods=["GET"]),

@@ -14,12 +14,13 @@ from starlette.types import Receive, Scope, Send
 from saccade.api.decisions.read import read_decisions
 from saccade.api.decisions.write import decision
 from saccade.api.handlers import Endpoint, RequestHandler, send_json
+from saccade.api.mounting import ApiContext
 from saccade.edge.disconnect import while_connected
 from saccade.front.readings import PromptReader
 
 
-def decision_routes(door: RequestHandler) -> list[Route]:
-    decisions = _Decisions(door, PromptReader(door.front))
+def decision_routes(api: ApiContext) -> list[Route]:
+    decisions = _Decisions(api.handler, PromptReader(api.handler.front))
     return [Route("/v1/decisions", Endpoint(decisions.create), methods=["POST"])]
 
 

@@ -24,6 +24,7 @@ from saccade.api.messages.write import (
     StreamEvent,
     WholeMessage,
 )
+from saccade.api.mounting import ApiContext
 from saccade.api.stream import AnswerContext
 from saccade.core.errors import RequestError
 from saccade.core.types import CacheMiss
@@ -36,8 +37,8 @@ from saccade.front.history_edits import AppliedEdit
 _encode = msgspec.json.Encoder().encode
 
 
-def message_routes(door: RequestHandler) -> list[Route]:
-    messages = _Messages(door)
+def message_routes(api: ApiContext) -> list[Route]:
+    messages = _Messages(api.handler)
     return [
         Route("/v1/messages", Endpoint(messages.create), methods=["POST"]),
         Route("/v1/messages/count_tokens", Endpoint(messages.count_tokens), methods=["POST"]),

@@ -26,6 +26,7 @@ from starlette.types import Receive, Scope, Send
 from saccade.api.chat.fields import Reply
 from saccade.api.chat.write import ChatShape
 from saccade.api.handlers import SMALL_BODY, Endpoint, RequestHandler, json_response, send_json
+from saccade.api.mounting import ApiContext
 from saccade.api.paging import Paging
 from saccade.api.responses.computer import acts_once
 from saccade.api.responses.fields import LOGPROBS, ReasoningConfig, ResponsesRequest, ResponseText
@@ -51,8 +52,9 @@ MOST_LISTED, USUALLY_LISTED = 100, 20
 _encode = msgspec.json.Encoder().encode
 
 
-def response_routes(door: RequestHandler, store: ResponseStore) -> list[Route]:
-    responses = _Responses(door, store)
+def response_routes(api: ApiContext) -> list[Route]:
+    store = ResponseStore(api.options.kept, api.handler.front.metrics, instance=api.instance)
+    responses = _Responses(api.handler, store)
     one = "/v1/responses/{id}"
     return [
         Route("/v1/responses", Endpoint(responses.create), methods=["POST"]),

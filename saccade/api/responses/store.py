@@ -117,13 +117,15 @@ class ResponseStore:
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
         most: int = MOST_KEPT,
+        instance: str = "",
     ) -> None:
+        """Build an empty store. `instance`: names this run of the server in the responses' ids."""
         self._budget_bytes = options.responses_mb * MIB
         self._most = most
         self._metrics = metrics
         self._clock = clock
         self._by_client: dict[str, OwnResponses] = {}
-        self.instance = secrets.token_hex(4)
+        self.instance = instance
         """This store among those of a fleet: the ids that it gives begin with it, so that a router
         knows where a conversation is kept.
         """

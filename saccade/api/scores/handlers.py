@@ -13,6 +13,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from saccade.api.handlers import Endpoint, RequestHandler, send_json
+from saccade.api.mounting import ApiContext
 from saccade.api.scores.read import read_embed, read_embeddings, read_rerank, read_score
 from saccade.api.scores.write import (
     cohere_list,
@@ -28,8 +29,8 @@ RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 SCORE_PATHS = ("/score", "/v1/score")
 
 
-def score_routes(door: RequestHandler) -> list[Route]:
-    scores = _Scores(door, PromptReader(door.front))
+def score_routes(api: ApiContext) -> list[Route]:
+    scores = _Scores(api.handler, PromptReader(api.handler.front))
     ranks = [Route(path, Endpoint(scores.rerank), methods=["POST"]) for path in RERANK_PATHS]
     pairs = [Route(path, Endpoint(scores.score), methods=["POST"]) for path in SCORE_PATHS]
     return [

@@ -1,0 +1,116 @@
+"""Routes of plugins, whose modules are imported at the first request for one of their paths."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pkgutil import resolve_name
+from typing import Protocol
+
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import Receive, Scope, Send
+
+from saccade.api.handlers import RequestHandler
+from saccade.core.options import ServeOptions
+from saccade.plugin import Plugin
+
+DEFAULT = f"{__name__}:has_clients"
+"""Which servers mount a plugin that does not say."""
+
+
+class Service(Protocol):
+    """Background work, such as running batches."""
+
+    def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+class Services:
+    """All background work of plugins, from when the model is loaded to the server's end."""
+
+    def __init__(self) -> None:
+        self._services: list[Service] = []
+        self._started = False
+
+    def add(self, service: Service) -> None:
+        """Add a service, and start it if the model is loaded."""
+        self._services.append(service)
+        if self._started:
+            service.start()
+
+    def start(self) -> None:
+        self._started = True
+        for service in self._services:
+            service.start()
+
+    async def stop(self) -> None:
+        self._started = False
+        for service in self._services:
+            await service.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class ApiContext:
+    """What a plugin's routes are built from."""
+
+    handler: RequestHandler
+    options: ServeOptions
+    instance: str  # names this run of the server, in headers and in the ids of stored responses
+    started: int  # seconds since the epoch
+    app: Starlette  # routes for clients, without the checks around them: for requests in batches
+    services: Services = field(default_factory=Services)
+
+
+class MountedPlugin:
+    """An ASGI application that imports a plugin when it is first called."""
+
+    def __init__(self, plugin: Plugin, api: ApiContext) -> None:
+        self.plugin = plugin
+        self._api = api
+        self._loading: asyncio.Task[Router] | None = None
+
+    @property
+    def routes(self) -> Iterator[BaseRoute]:
+        for path in self.plugin.paths:
+            yield Route(path, self)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (await self.load())(scope, receive, send)
+
+    async def load(self) -> Router:
+        """Import the plugin's routes once, in a thread."""
+        if self._loading is None or (self._loading.done() and self._loading.exception()):
+            self._loading = asyncio.create_task(self._load())
+        return await asyncio.shield(self._loading)
+
+    async def resume(self) -> None:
+        """Load the plugin if it has work that waits for no request."""
+        if self._loading is None and self.plugin.waiting:
+            waiting: Callable[[ApiContext], bool] = resolve_name(self.plugin.waiting)
+            if waiting(self._api):
+                await self.load()
+
+    async def _load(self) -> Router:
+        assert self.plugin.routes is not None
+        build: Callable[[ApiContext], Sequence[BaseRoute]] = await asyncio.to_thread(
+            resolve_name, self.plugin.routes
+        )
+        return Router(build(self._api))
+
+
+def mount(plugins: Sequence[Plugin], api: ApiContext) -> list[MountedPlugin]:
+    """Return the plugins whose routes these options ask for."""
+
+    def is_asked(plugin: Plugin) -> bool:
+        asked: Callable[[ServeOptions], bool] = resolve_name(plugin.asked or DEFAULT)
+        return asked(api.options)
+
+    return [MountedPlugin(plugin, api) for plugin in plugins if plugin.routes and is_asked(plugin)]
+
+
+def has_clients(options: ServeOptions) -> bool:
+    """Return True unless the server only encodes images for other servers."""
+    return options.role.role != "encode"

@@ -1,0 +1,24 @@
+"""Pause, sleep, new weights and adapters, for the operator of a server."""
+
+from saccade.plugin import Plugin
+
+PLUGIN = Plugin(
+    "operator",
+    routes="saccade.api.operations:operator_routes",
+    paths=(
+        "/pause",
+        "/pause_generation",
+        "/resume",
+        "/continue_generation",
+        "/is_paused",
+        "/update_weights",
+        "/update_weights_from_disk",
+        "/sleep",
+        "/wake_up",
+        "/is_sleeping",
+        "/release_memory_occupation",
+        "/resume_memory_occupation",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+    ),
+)

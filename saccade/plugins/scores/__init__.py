@@ -1,0 +1,17 @@
+"""Embeddings, ranks and scores, in the forms of OpenAI, Cohere, Jina and vLLM."""
+
+from saccade.plugin import Plugin
+
+PLUGIN = Plugin(
+    "scores",
+    routes="saccade.api.scores.handlers:score_routes",
+    paths=(
+        "/v1/embeddings",
+        "/v2/embed",
+        "/rerank",
+        "/v1/rerank",
+        "/v2/rerank",
+        "/score",
+        "/v1/score",
+    ),
+)
