@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -461,10 +462,13 @@ def run() -> int:
     try:
         if (command := next(iter(sys.argv[1:]), "")) in GONE_COMMANDS:
             raise ConfigError(f"saccade {command} is gone: {GONE_COMMANDS[command]}")
+        arguments = sys.argv[1:]
+        if command == "serve":
+            arguments = [command, *_in_our_words(arguments[1:])]
         if command in ("serve", "route", "proxy", "chat"):
-            check_spelling(sys.argv[2:])
-        check_words(sys.argv[1:])
-        status: int | None = app(result_action="return_value")
+            check_spelling(arguments[1:])
+        check_words(arguments)
+        status: int | None = app(arguments, result_action="return_value")
         return status or 0
     except SaccadeError as error:
         return _refuse(str(error))
@@ -472,6 +476,15 @@ def run() -> int:
         if error.filename is None:
             raise
         return _refuse(f"{shown(os.fsdecode(error.filename))}: {reason(error)}")
+
+
+def _in_our_words(arguments: Sequence[str]) -> list[str]:
+    from saccade.tools.foreign_options import translate, unread
+
+    note = partial(print, file=sys.stderr)
+    for line in unread(os.environ):
+        note(line)
+    return translate(arguments, note)
 
 
 def _refuse(why: str) -> int:

@@ -16,6 +16,8 @@ from saccade.api.about.openapi import describe
 from saccade.commands import SERVE_OPTIONS, TUNING
 from saccade.core.field_docs import field_docs
 from saccade.core.tuning import option
+from saccade.tools.foreign_options import ENVIRONMENT
+from saccade.tools.foreign_options import OPTIONS as FOREIGN
 
 ROOT = Path(__file__).parent.parent
 FACTS = sorted((ROOT / "saccade/families").rglob("facts.toml"))
@@ -56,6 +58,15 @@ def tuning_values() -> Iterator[Sequence[str]]:
         yield f"`{name}`", shown(value.default), value.meaning
 
 
+def foreign() -> Iterator[Sequence[str]]:
+    """Yield each option of another server, and what it is here."""
+    for name, each in FOREIGN.items():
+        here = each.instead or f"`{' '.join(each.ours)}`"
+        if each.unneeded:
+            here = f"not needed: {each.unneeded}"
+        yield f"`{name}`", here.replace("{}", "VALUE")
+
+
 def paths() -> Iterator[Sequence[str]]:
     """Yield path, methods and summary of what /openapi.json describes."""
     for path, operations in describe()["paths"].items():
@@ -90,6 +101,12 @@ PAGES = {
         "architectures": table(["architecture", "images"], [*architectures()]),
     },
     "docs/api.md": {"paths": table(["Path", "Methods", "What it does"], [*paths()])},
+    "docs/coming-from.md": {
+        "foreign options": table(["Theirs", "Here"], [*foreign()]),
+        "foreign variables": table(
+            ["Theirs", "Here"], [(f"`{name}`", what) for name, what in ENVIRONMENT.items()]
+        ),
+    },
     "docs/options.md": {
         "options": table(["Option", "Default", "Meaning"], [*options()]),
         "tuning values": table(["Value", "Default", "Meaning"], [*tuning_values()]),

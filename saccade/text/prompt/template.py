@@ -310,6 +310,11 @@ def _find_sources(
     `default` is used where there is no other.
     """
     if override is not None:
+        if not override.is_file():
+            raise CheckpointError(
+                f"--chat-template {override}: there is no such file; leave the option out to use "
+                "the checkpoint's own template"
+            )
         return {"default": _read_text(override)}, str(override)
     jinja = directory / "chat_template.jinja"
     if jinja.is_file():
