@@ -11,13 +11,14 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, CycloptsError, CycloptsPanel, Parameter
+from cyclopts.config import Env, Toml
 from cyclopts.help import DefaultFormatter, HelpPanel
 from cyclopts.types import ExistingFile
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -141,6 +142,7 @@ def flat(group: str) -> Parameter:
 
 NO_TUNING = re.compile(rf"^(?!({'|'.join(TUNING)})$)")
 """Names of fields that are options."""
+Config = Annotated[ExistingFile | None, Parameter(name="--config", group="Configuration")]
 Tuned = Annotated[tuple[str, ...], Parameter(name="--tune", group="Tuning", consume_multiple=False)]
 
 
@@ -150,7 +152,6 @@ Tuned = Annotated[tuple[str, ...], Parameter(name="--tune", group="Tuning", cons
 )
 def serve(
     model: str = "demo",
-    /,
     *,
     model_options: Annotated[ModelOptions, flat("Model")] = ModelOptions(),  # noqa: B008 - frozen
     engine: Annotated[EngineOptions, flat("Engine")] = EngineOptions(),  # noqa: B008
@@ -164,6 +165,7 @@ def serve(
     role: Annotated[RoleOptions, flat("Role")] = RoleOptions(),  # noqa: B008 - frozen
     answers: Annotated[AnswerOptions, flat("Answers")] = AnswerOptions(),  # noqa: B008 - frozen
     tune: Tuned = (),
+    config: Config = None,  # noqa: ARG001 - read by `_configured`
 ) -> int:
     """Serve a model at http://HOST:PORT/v1.
 
@@ -176,6 +178,10 @@ def serve(
         A tuning value, NAME=VALUE. Repeat the option for several. Saccade normally decides these
         values. You can set them for measurements. They may change with each release. The end of
         this help lists their names.
+    config:
+        A TOML file with options, such as `model = "demo"` and `max-running-requests = 8`. An option
+        may also be set in the environment, as SACCADE_MAX_RUNNING_REQUESTS=8. The command line has
+        priority over the environment, and the environment over the file.
     """
     tuning = Tuning(tune, SERVE_OPTIONS)
     options = ServeOptions(
@@ -468,6 +474,7 @@ def run() -> int:
         if command in ("serve", "route", "proxy", "chat"):
             check_spelling(arguments[1:])
         check_words(arguments)
+        app.config = [*_configured(arguments)] if command == "serve" else []
         status: int | None = app(arguments, result_action="return_value")
         return status or 0
     except SaccadeError as error:
@@ -476,6 +483,8 @@ def run() -> int:
         if error.filename is None:
             raise
         return _refuse(f"{shown(os.fsdecode(error.filename))}: {reason(error)}")
+    finally:
+        app.config = []
 
 
 def _in_our_words(arguments: Sequence[str]) -> list[str]:
@@ -485,6 +494,15 @@ def _in_our_words(arguments: Sequence[str]) -> list[str]:
     for line in unread(os.environ):
         note(line)
     return translate(arguments, note)
+
+
+def _configured(arguments: Sequence[str]) -> Iterator[Env | Toml]:
+    """Yield where else options are read from: the environment, then the file of --config."""
+    yield Env("SACCADE_", command=False, show=False)
+    for word, after in zip(arguments, (*arguments[1:], "")):
+        name, equals, value = word.partition("=")
+        if name == "--config":
+            yield Toml(value if equals else after, must_exist=True, use_commands_as_keys=False)
 
 
 def _refuse(why: str) -> int:
