@@ -56,7 +56,7 @@ class Source:
 
     @property
     def module(self) -> str:
-        """As the table has it: without `saccade.` in front."""
+        """As tests/imports.txt has it: without `saccade.` in front."""
         home = next(home for room, home in HOMES.items() if home / room in self.path.parents)
         inner = self.path.relative_to(PACKAGE if PACKAGE in self.path.parents else home)
         parts = inner.with_suffix("").parts
@@ -80,10 +80,11 @@ def offenders(
 
 
 def read_table() -> tuple[list[tuple[str, list[str]]], dict[str, list[str]]]:
-    """ARCHITECTURE.md's import table: (room, what it may import), and the same for functions."""
-    text = (ROOT / "ARCHITECTURE.md").read_text()
+    """Return (package, what it may import) of each line, and the same for functions."""
     rows, called = [], {}
-    for line in text.split("```imports\n")[1].split("```")[0].splitlines():
+    for line in (ROOT / "tests/imports.txt").read_text().splitlines():
+        if not line or line.startswith("#"):
+            continue
         room, _, targets = line.partition("<-")
         may = [target.strip() for target in targets.split(",") if target.strip()]
         if room.startswith("called:"):
@@ -97,7 +98,7 @@ ROWS, CALLED = read_table()
 
 
 def imports(source: Source) -> Iterator[tuple[str, bool]]:
-    """(module of ours as the table has it, whether it is imported at the top level)."""
+    """(module of ours as tests/imports.txt has it, whether it is imported at the top level)."""
     top = set(map(id, source.tree.body))
     for node in source.nodes:
         names: list[str] = []
@@ -142,7 +143,7 @@ def foreign_imports(source: Source) -> Iterator[str]:
         None,
     )
     if may is None:
-        yield "has no place in the plan: give it one in ARCHITECTURE.md"
+        yield "has no place in the plan: give it a line in tests/imports.txt"
         return
     for target, top in imports(source):
         allowed = may if top else [*may, *CALLED.get(module, [])]
