@@ -28,11 +28,11 @@ pytestmark = pytest.mark.slow  # in `make check`
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "saccade"
-BESIDE = {"saccade_bench": ROOT / "bench", "train": ROOT}
-"""Packages beside the server's, and the folders that hold them."""
+NEIGHBOURS = {"saccade_bench": ROOT / "bench", "train": ROOT}
+"""Packages next to the server's, and the folders that hold them."""
 RAY = PACKAGE / "route" / "ray.py"
 """Imports what only the extra `ray` brings."""
-HOMES = {"saccade": ROOT, **BESIDE}
+HOMES = {"saccade": ROOT, **NEIGHBOURS}
 
 
 @dataclass(frozen=True)
@@ -209,20 +209,20 @@ def test_ray_is_imported_by_one_module_which_nothing_imports() -> None:
     ]
 
 
-def uses_of_tiny(source: Source) -> Iterator[str]:
-    """Imports of checkpoints for tests by the server's own modules."""
-    if PACKAGE in source.path.parents and source.path.stem != "tiny":
+def uses_of_bench(source: Source) -> Iterator[str]:
+    """Imports of the packages next to the server's by its own modules."""
+    if PACKAGE in source.path.parents:
         for name, _ in imports(source):
-            if name.startswith("families.") and name.endswith(".tiny"):
+            if name.split(".")[0] in NEIGHBOURS:
                 yield f"imports {name}"
 
 
-def test_no_module_of_the_server_imports_tiny_checkpoints() -> None:
-    """They are installed beside it because the commands of saccade-bench make them."""
-    assert not offenders(uses_of_tiny)
-    text = "def f():\n    from saccade.families.gemma3 import tiny"
-    assert offenders(uses_of_tiny, planted("runtime/new.py", text)) == [
-        "saccade/runtime/new.py: imports families.gemma3.tiny"
+def test_no_module_of_the_server_imports_the_bench() -> None:
+    """Nor the fixtures in it: its wheel is installed without them."""
+    assert not offenders(uses_of_bench)
+    text = "def f():\n    from saccade_bench.fixtures import tiny"
+    assert offenders(uses_of_bench, planted("commands.py", text)) == [
+        "saccade/commands.py: imports saccade_bench.fixtures.tiny"
     ]
 
 

@@ -124,7 +124,7 @@ def rewrite(text: str, usual: Measured, others: Sequence[Measured]) -> str:
     by_machine = {name for name in read(text).by_machine if (Path(PACKAGE) / name).is_file()}
     for group in usual.files:
         every = [{*each.files[group]} for each in (usual, *others)]
-        varying = set.union(*every) - set.intersection(*every)
+        varying = every[0].union(*every) - every[0].intersection(*every)
         by_machine |= {name for name in varying if name.startswith(KERNELS)}
         for name in {*usual.files[group]} - (varying & by_machine):
             present.setdefault(name, set()).add(group)

@@ -16,9 +16,9 @@ from gguf import GGMLQuantizationType as Kind
 from tokenizers import Tokenizer
 
 from saccade.core.errors import CheckpointError
-from saccade.families.gemma4.tiny import E2B, EXPERTS, LARGE
 from saccade.families.registry import load_spec
 from saccade.gguf.folder import write_folder
+from saccade_bench.fixtures.families.gemma4 import E2B, EXPERTS, LARGE
 from saccade_bench.fixtures.gguf_kinds import KindFiles, write_kind
 from saccade_bench.fixtures.tiny import make_checkpoint, picture, reference
 from saccade_bench.fixtures.tiny_any import make_any
