@@ -166,6 +166,24 @@ def test_a_module_imports_only_what_the_plan_allows() -> None:
     assert "has no place in the plan" in placeless
 
 
+def nested(paths: Iterable[Path]) -> list[str]:
+    """Folders of model families within another's."""
+    home = PACKAGE / "families"
+    folders = {path.relative_to(home).parent for path in paths if home in path.parents}
+    return sorted(str(folder) for folder in folders if len(folder.parts) > 1)
+
+
+def test_no_family_imports_another() -> None:
+    """What several share is in `families/kit/`."""
+    text = "from saccade.families.qwen_vl import images\nfrom saccade.families.kit import hybrid"
+    for folder in ("gemma3", "kit"):
+        assert offenders(foreign_imports, planted(f"families/{folder}/new.py", text)) == [
+            f"saccade/families/{folder}/new.py: may not import families.qwen_vl.images"
+        ]
+    assert not nested(source.path for source in FILES)
+    assert nested([PACKAGE / "families/qwen_vl/dots_ocr/net.py"]) == ["qwen_vl/dots_ocr"]
+
+
 def uses_of_ray(source: Source) -> Iterator[str]:
     if "route.ray" in {name for name, _ in imports(source)}:
         yield "imports route.ray"

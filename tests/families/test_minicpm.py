@@ -29,7 +29,7 @@ from saccade.core.config import EncoderConfig, QuantizationMode
 from saccade.core.errors import CheckpointError, ConfigError, ImageError, InvalidRequest
 from saccade.core.metrics import Metrics
 from saccade.core.types import Image, ImageKey
-from saccade.families.base_spec import LONGEST_ASPECT
+from saccade.families.kit.base_spec import LONGEST_ASPECT
 from saccade.families.minicpm.images import slice_grid, slice_size, view_size
 from saccade.families.minicpm.spec import MiniCPMSpec, SlicePlaceholder
 from saccade.families.registry import load_spec

@@ -21,7 +21,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
 from saccade.core.errors import ConfigError, ImageError
 from saccade.core.family import BEHAVIOURS, FamilySpec, KVSpec, heads_cache, latent_cache
 from saccade.core.types import Grid, Image, ImageKey
-from saccade.families.qwen_vl.images import ImageRules, smart_resize
+from saccade.families.kit.native_images import ImageRules, smart_resize
 from saccade.families.qwen_vl.vision import window_order
 from saccade.families.registry import load_spec
 from saccade.runtime.weights.checkpoint_weights import load_net
