@@ -21,6 +21,7 @@ from saccade.families.family import Family
 from saccade.families.quantization import read_quantization
 
 if TYPE_CHECKING:
+    from saccade.gguf.kinds import GgufFacts
     from saccade.nn.family_model import FamilyModel
 
 
@@ -49,6 +50,14 @@ def find_family(name: str) -> Family:
         if name in family.architectures or name in family.model_types:
             return family
     return next(family for family in families() if family.package)
+
+
+@cache
+def gguf_facts() -> GgufFacts:
+    """Return what all families state about GGUF files."""
+    from saccade.gguf.known import join_facts  # here: folders of other files need none of it
+
+    return join_facts(resolve_name(family.gguf) for family in families() if family.gguf)
 
 
 def load_spec(folder: Path, options: Sequence[str] = ()) -> FamilySpec:

@@ -128,7 +128,7 @@ def test_the_spec_side_imports_no_torch(checkpoint: Callable[..., Path]) -> None
     folder = checkpoint("qwen3_vl")
     program = f"""
 import pathlib, sys
-from saccade.families.checkpoint import resolve_model
+from saccade.core.model_folder import resolve_model
 from saccade.families.registry import load_spec
 spec = load_spec(resolve_model({str(folder)!r}))
 spec.recipe(100, 100, spec.pixel_bounds)
