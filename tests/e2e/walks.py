@@ -133,7 +133,7 @@ def rewrite(text: str, usual: Measured, others: Sequence[Measured]) -> str:
         entry, dash, reason = line.partition(" - ")
         name, colon, _ = entry.partition(":")
         if count := COUNT.fullmatch(line):
-            size = _size(usual.files[count[1]], by_machine)
+            size = max(_size(each.files[count[1]], by_machine) for each in (usual, *others))
             lines.append(f"{usual.unit} of {count[1]}: {size}")
         elif not colon or line.startswith("#"):
             lines.append(line)
