@@ -162,18 +162,18 @@ def measure(folder: Path) -> tuple[Measured, Measured]:
             requests: list[dict[str, Any] | None] = [None, *bodies(7)]
             for number, body in enumerate(requests, IDLE):
                 settle(server)
-                turn(switch, number)
+                set_switch(switch, number)
                 if body is None:
                     time.sleep(3)
                 else:
                     ask(server, body)
-                turn(switch, 0)
-            turn(switch, LOADED)
+                set_switch(switch, 0)
+            set_switch(switch, LOADED)
             wait_for_modules(server, folder)
     return walks_of(folder), loads_of(folder)
 
 
-def turn(switch: Path, number: int) -> None:
+def set_switch(switch: Path, number: int) -> None:
     """Say what to record from now on. The processes map the file, so it keeps its size."""
     with switch.open("r+b") as file:
         file.write(bytes([number]))
