@@ -52,6 +52,7 @@ TOGETHER = {
         *("scores", "serve", "structured", "video"),
     ),
     "hurried": ("fuzz", "names"),
+    "measured": ("loads", "walks"),
 }
 """Servers of `tests/e2e/conftest.py`, and who asks them."""
 

@@ -28,11 +28,11 @@ pytestmark = pytest.mark.slow  # in `make check`
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "saccade"
-BESIDE = {"saccade_bench": ROOT / "bench", "train": ROOT}
-"""Packages beside the server's, and the folders that hold them."""
+NEIGHBOURS = {"saccade_bench": ROOT / "bench", "train": ROOT}
+"""Packages next to the server's, and the folders that hold them."""
 RAY = PACKAGE / "route" / "ray.py"
 """Imports what only the extra `ray` brings."""
-HOMES = {"saccade": ROOT, **BESIDE}
+HOMES = {"saccade": ROOT, **NEIGHBOURS}
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Source:
 
     @property
     def module(self) -> str:
-        """As the table has it: without `saccade.` in front."""
+        """As tests/imports.txt has it: without `saccade.` in front."""
         home = next(home for room, home in HOMES.items() if home / room in self.path.parents)
         inner = self.path.relative_to(PACKAGE if PACKAGE in self.path.parents else home)
         parts = inner.with_suffix("").parts
@@ -80,10 +80,11 @@ def offenders(
 
 
 def read_table() -> tuple[list[tuple[str, list[str]]], dict[str, list[str]]]:
-    """ARCHITECTURE.md's import table: (room, what it may import), and the same for functions."""
-    text = (ROOT / "ARCHITECTURE.md").read_text()
+    """Return (package, what it may import) of each line, and the same for functions."""
     rows, called = [], {}
-    for line in text.split("```imports\n")[1].split("```")[0].splitlines():
+    for line in (ROOT / "tests/imports.txt").read_text().splitlines():
+        if not line or line.startswith("#"):
+            continue
         room, _, targets = line.partition("<-")
         may = [target.strip() for target in targets.split(",") if target.strip()]
         if room.startswith("called:"):
@@ -97,7 +98,7 @@ ROWS, CALLED = read_table()
 
 
 def imports(source: Source) -> Iterator[tuple[str, bool]]:
-    """(module of ours as the table has it, whether it is imported at the top level)."""
+    """(module of ours as tests/imports.txt has it, whether it is imported at the top level)."""
     top = set(map(id, source.tree.body))
     for node in source.nodes:
         names: list[str] = []
@@ -142,7 +143,7 @@ def foreign_imports(source: Source) -> Iterator[str]:
         None,
     )
     if may is None:
-        yield "has no place in the plan: give it one in ARCHITECTURE.md"
+        yield "has no place in the plan: give it a line in tests/imports.txt"
         return
     for target, top in imports(source):
         allowed = may if top else [*may, *CALLED.get(module, [])]
@@ -192,6 +193,24 @@ def test_shared_code_names_no_plugin() -> None:
     assert not offenders(named_plugins, planted("plugins/batches/new.py", named.splitlines()[2]))
 
 
+def nested(paths: Iterable[Path]) -> list[str]:
+    """Folders of model families within another's."""
+    home = PACKAGE / "families"
+    folders = {path.relative_to(home).parent for path in paths if home in path.parents}
+    return sorted(str(folder) for folder in folders if len(folder.parts) > 1)
+
+
+def test_no_family_imports_another() -> None:
+    """What several share is in `families/kit/`."""
+    text = "from saccade.families.qwen_vl import images\nfrom saccade.families.kit import hybrid"
+    for folder in ("gemma3", "kit"):
+        assert offenders(foreign_imports, planted(f"families/{folder}/new.py", text)) == [
+            f"saccade/families/{folder}/new.py: may not import families.qwen_vl.images"
+        ]
+    assert not nested(source.path for source in FILES)
+    assert nested([PACKAGE / "families/qwen_vl/dots_ocr/net.py"]) == ["qwen_vl/dots_ocr"]
+
+
 def uses_of_ray(source: Source) -> Iterator[str]:
     if "route.ray" in {name for name, _ in imports(source)}:
         yield "imports route.ray"
@@ -235,20 +254,20 @@ def test_ray_is_imported_by_one_module_which_nothing_imports() -> None:
     ]
 
 
-def uses_of_tiny(source: Source) -> Iterator[str]:
-    """Imports of checkpoints for tests by the server's own modules."""
-    if PACKAGE in source.path.parents and source.path.stem != "tiny":
+def uses_of_bench(source: Source) -> Iterator[str]:
+    """Imports of the packages next to the server's by its own modules."""
+    if PACKAGE in source.path.parents:
         for name, _ in imports(source):
-            if name.startswith("families.") and name.endswith(".tiny"):
+            if name.split(".")[0] in NEIGHBOURS:
                 yield f"imports {name}"
 
 
-def test_no_module_of_the_server_imports_tiny_checkpoints() -> None:
-    """They are installed beside it because the commands of saccade-bench make them."""
-    assert not offenders(uses_of_tiny)
-    text = "def f():\n    from saccade.families.gemma3 import tiny"
-    assert offenders(uses_of_tiny, planted("runtime/new.py", text)) == [
-        "saccade/runtime/new.py: imports families.gemma3.tiny"
+def test_no_module_of_the_server_imports_the_bench() -> None:
+    """Nor the fixtures in it: its wheel is installed without them."""
+    assert not offenders(uses_of_bench)
+    text = "def f():\n    from saccade_bench.fixtures import tiny"
+    assert offenders(uses_of_bench, planted("commands.py", text)) == [
+        "saccade/commands.py: imports saccade_bench.fixtures.tiny"
     ]
 
 

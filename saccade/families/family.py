@@ -1,4 +1,4 @@
-"""What a folder in families/ states about itself, as `FAMILY` in its `__init__.py`."""
+"""What the `__init__.py` of a folder in families/ states: a `Family`, or one per generation."""
 
 from __future__ import annotations
 

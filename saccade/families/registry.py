@@ -1,17 +1,16 @@
-"""Architecture name -> family: each folder next to this file that states a `FAMILY`.
+"""Architecture name -> family: each `Family` in the `__init__.py` of a folder next to this file.
 
 Imports the modules of the one family that is asked for. Only `family_model` imports torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules, resolve_name
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from saccade.core.errors import CheckpointError, ConfigError
@@ -22,21 +21,22 @@ from saccade.families.family import Family
 from saccade.families.quantization import read_quantization
 
 if TYPE_CHECKING:
+    from saccade.gguf.kinds import GgufFacts
     from saccade.nn.family_model import FamilyModel
 
 
 @cache
 def families() -> tuple[Family, ...]:
     """Return all families, by the names of their folders."""
-    return tuple(_stated(import_module("saccade.families")))
-
-
-def _stated(package: ModuleType) -> Iterator[Family]:
-    for found in iter_modules(package.__path__, f"{package.__name__}."):
-        if found.ispkg:
-            folder = import_module(found.name)
-            yield folder.FAMILY
-            yield from _stated(folder)
+    package = import_module("saccade.families")
+    folders = (
+        import_module(found.name)
+        for found in iter_modules(package.__path__, f"{package.__name__}.")
+        if found.ispkg
+    )
+    return tuple(
+        each for folder in folders for each in vars(folder).values() if isinstance(each, Family)
+    )
 
 
 def architectures() -> tuple[str, ...]:
@@ -50,6 +50,14 @@ def find_family(name: str) -> Family:
         if name in family.architectures or name in family.model_types:
             return family
     return next(family for family in families() if family.package)
+
+
+@cache
+def gguf_facts() -> GgufFacts:
+    """Return what all families state about GGUF files."""
+    from saccade.gguf.known import join_facts  # here: folders of other files need none of it
+
+    return join_facts(resolve_name(family.gguf) for family in families() if family.gguf)
 
 
 def load_spec(folder: Path, options: Sequence[str] = ()) -> FamilySpec:

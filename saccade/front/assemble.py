@@ -19,7 +19,7 @@ from saccade.core.store import CARDS
 from saccade.engine.link import EarlyEngine, EngineProcess
 from saccade.engine.sizing import arena_bytes, resolve_encoder
 from saccade.families.checkpoint import read_pooling
-from saccade.families.registry import load_spec
+from saccade.families.registry import gguf_facts, load_spec
 from saccade.front.adapters import AdapterBook, read_names
 from saccade.front.answer_rules import load_sampling_defaults
 from saccade.front.changes import EngineChanges
@@ -56,7 +56,7 @@ def build_front(
 
 def _assemble(model: str, serving: ServeOptions, early: EarlyEngine | None) -> RequestManager:
     options, engine, role = serving.model, serving.engine, serving.role
-    folder = resolve_checkpoint(model, options)
+    folder = resolve_checkpoint(model, options, gguf_facts)
     spec = load_spec(folder, options.family_option)
     check_proven(spec, folder, options)
     # The engine decides this, once it sees the device; what works on no device need not wait for

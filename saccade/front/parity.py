@@ -11,6 +11,7 @@ from typing import Any
 from saccade.core.errors import CheckpointError, RequestError
 from saccade.core.options import ServeOptions
 from saccade.core.types import Size
+from saccade.families.registry import gguf_facts
 from saccade.families.transformers_any.parity import (
     NEW_TOKENS,
     SIZES,
@@ -38,7 +39,7 @@ async def check_parity(front: RequestManager, model: str, options: ServeOptions)
     """
     if options.model.parity != "generate":
         return
-    spec, folder = front.intake.spec, resolve_checkpoint(model, options.model)
+    spec, folder = front.intake.spec, resolve_checkpoint(model, options.model, gguf_facts)
     dtype = spec.dtype if options.model.dtype == "auto" else options.model.dtype
     if dtype not in SLACK:
         raise CheckpointError(f"--parity generate: set --dtype; the checkpoint says {dtype}")

@@ -12,8 +12,8 @@ from typing import Any
 
 from saccade.gguf.fields import MetadataFields, read_generation
 from saccade.gguf.header import GgufFile
-from saccade.gguf.kinds import ModelKind, Source
-from saccade.gguf.known import known_facts, projector, text_kind
+from saccade.gguf.kinds import GgufFacts, ModelKind, Source
+from saccade.gguf.known import projector, text_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,17 @@ class Configs:
     defaults: tuple[str, ...] = ()
 
 
-def make_configs(model: GgufFile, tower: GgufFile | None, tensors: set[str]) -> Configs:
+def make_configs(
+    model: GgufFile, tower: GgufFile | None, tensors: set[str], facts: GgufFacts
+) -> Configs:
     """Make the configs from a language model's file, its tower's, and all tensor names.
 
     A split model gives its first file. Raises CheckpointError naming file and field, for files that
     do not belong together too.
     """
-    kind = text_kind(model)
-    projected = projector(tower) if tower else ""
-    found = _model(model, tower, projected)
+    kind = text_kind(model, facts)
+    projected = projector(tower, facts) if tower else ""
+    found = _model(model, tower, projected, facts.models)
     text = kind.config(MetadataFields(model, f"{model.architecture}."), tensors)
     config: dict[str, Any] = {
         "architectures": [found.architecture],
@@ -51,8 +53,13 @@ def make_configs(model: GgufFile, tower: GgufFile | None, tensors: set[str]) -> 
     return Configs({"config.json": config, **files, **seen.files}, seen.defaults)
 
 
-def _model(model: GgufFile, tower: GgufFile | None, kind: str) -> ModelKind:
-    arch, models = model.architecture, known_facts().models
+def _model(
+    model: GgufFile,
+    tower: GgufFile | None,
+    kind: str,
+    models: Mapping[tuple[str, str], ModelKind],
+) -> ModelKind:
+    arch = model.architecture
     if (arch, kind) in models:
         return models[arch, kind]
     if tower is None:

@@ -12,18 +12,19 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
 
 from saccade.core.errors import CheckpointError
+from saccade.core.model_folder import ELSEWHERE, check_revision, hub_errors, resolve_model
 from saccade.core.options import ModelOptions, cache_folder
-from saccade.families.checkpoint import ELSEWHERE, check_revision, hub_errors, resolve_model
 from saccade.gguf.config import make_configs
 from saccade.gguf.header import SPLIT, GgufFile, part_of, read_header
-from saccade.gguf.known import made_tensors
+from saccade.gguf.kinds import GgufFacts
+from saccade.gguf.known import made_tensors, text_kind
 from saccade.gguf.tokenizer import make_tokenizer, tokenizer_settings
 
 SUFFIX = ".gguf"
@@ -37,11 +38,13 @@ FORM = 2
 logger = logging.getLogger("saccade")
 
 
-def resolve_checkpoint(model: str, options: ModelOptions) -> Path:
+def resolve_checkpoint(model: str, options: ModelOptions, facts: Callable[[], GgufFacts]) -> Path:
     """Return the folder of `model`.
 
     `model` is "demo", a folder with a checkpoint, a hub id, or GGUF files, for which a folder is
     made: a file, or a folder or a hub repository, with `:FILE` where it has several files.
+
+    facts: those of all families, called for GGUF files.
 
     Raises CheckpointError that says what to do.
     """
@@ -52,11 +55,11 @@ def resolve_checkpoint(model: str, options: ModelOptions) -> Path:
         if wanted is not None:
             raise CheckpointError(f"{model}:{wanted}: {model} is a file already")
         tower = _given(options.mmproj) if options.mmproj else None
-        return write_folder(_parts(path), tower or _neighbour(path))
+        return write_folder(_parts(path), tower or _neighbour(path), facts())
     if path.is_dir() and not (path / "config.json").is_file() and _names(path):
-        return _of_folder(path, wanted, options.mmproj)
+        return _of_folder(path, wanted, options.mmproj, facts())
     if not path.exists() and _wants_gguf(model, wanted):
-        return write_folder(*_download(model, wanted, options))
+        return write_folder(*_download(model, wanted, options), facts())
     if given := options.mmproj or wanted:
         raise CheckpointError(f"{given}: {model} has no *.gguf file, which it would belong to")
     return resolve_model(model, options.revision)
@@ -71,7 +74,7 @@ def split_file(model: str) -> tuple[str, str | None]:
     return (model, None) if whole else (name, wanted)
 
 
-def write_folder(models: Sequence[Path], tower: Path | None) -> Path:
+def write_folder(models: Sequence[Path], tower: Path | None, facts: GgufFacts) -> Path:
     """Make the folder for a language model's file (a split one's files) and its tower's.
 
     Raises CheckpointError naming the file.
@@ -80,7 +83,7 @@ def write_folder(models: Sequence[Path], tower: Path | None) -> Path:
     sight = read_header(tower) if tower else None
     if sight is not None and sight.architecture != "clip":
         raise sight.refuse("it holds no vision tower: give --mmproj the file that does")
-    files = _json_files(parts, sight)
+    files = _json_files(parts, sight, facts)
     folder = cache_folder("gguf") / _name(files)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -95,12 +98,14 @@ def write_folder(models: Sequence[Path], tower: Path | None) -> Path:
     return folder
 
 
-def _json_files(parts: Sequence[GgufFile], tower: GgufFile | None) -> dict[str, str]:
+def _json_files(
+    parts: Sequence[GgufFile], tower: GgufFile | None, facts: GgufFacts
+) -> dict[str, str]:
     """Return the JSON files' texts by name."""
     first = parts[0]
-    configs = make_configs(first, tower, {name for each in parts for name in each.tensors})
+    configs = make_configs(first, tower, {name for each in parts for name in each.tensors}, facts)
     for each in (*parts, *((tower,) if tower else ())):
-        made_tensors(each)  # whose refusals come before anything is started
+        made_tensors(each, facts)  # whose refusals come before anything is started
     if configs.defaults:
         logger.info(
             "%s does not say, and gets defaults of its kind: %s",
@@ -110,7 +115,7 @@ def _json_files(parts: Sequence[GgufFile], tower: GgufFile | None) -> dict[str, 
     where = [str(each.path.absolute()) for each in (*parts, *((tower,) if tower else ()))]
     files: dict[str, Mapping[str, Any]] = {
         **configs.files,
-        "tokenizer.json": make_tokenizer(first),
+        "tokenizer.json": make_tokenizer(first, text_kind(first, facts).keep_space),
         "tokenizer_config.json": tokenizer_settings(first),
         ELSEWHERE: {"files": where},
     }
@@ -149,11 +154,11 @@ def _neighbour(model: Path) -> Path | None:
     return _tower([name for name in _names(model.parent) if name != model.name], model.parent)
 
 
-def _of_folder(folder: Path, wanted: str | None, mmproj: str | None) -> Path:
+def _of_folder(folder: Path, wanted: str | None, mmproj: str | None, facts: GgufFacts) -> Path:
     names = _names(folder)
     model = folder / choose(names, wanted, str(folder))
     tower = _given_in(folder, mmproj) if mmproj else _tower(names, folder)
-    return write_folder(_parts(model), tower)
+    return write_folder(_parts(model), tower, facts)
 
 
 def _given_in(folder: Path, name: str) -> Path:
@@ -210,7 +215,7 @@ def _download(repo: str, file: str | None, options: ModelOptions) -> tuple[list[
 
     Shows the hub's own progress bars. Raises CheckpointError.
     """
-    from huggingface_hub import HfApi, snapshot_download  # as in families/checkpoint.py
+    from huggingface_hub import HfApi, snapshot_download  # as in core/model_folder.py
 
     with hub_errors(repo):
         names = HfApi().list_repo_files(repo, revision=options.revision)

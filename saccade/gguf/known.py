@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
-from pkgutil import resolve_name
+from collections.abc import Iterable
 
-from saccade.families.registry import families
 from saccade.gguf.header import GgufFile
 from saccade.gguf.kinds import GgufFacts, NamedTensors, TextKind
 from saccade.gguf.made import Made
@@ -13,10 +11,9 @@ from saccade.gguf.made import Made
 FOLDER_MAY = "another may work from its Hugging Face folder"
 
 
-@cache
-def known_facts() -> GgufFacts:
-    """Return the facts of all families."""
-    found = [resolve_name(family.gguf) for family in families() if family.gguf]
+def join_facts(stated: Iterable[GgufFacts]) -> GgufFacts:
+    """Return the facts of all families as one."""
+    found = [*stated]
     return GgufFacts(
         models={key: model for each in found for key, model in each.models.items()},
         texts={key: text for each in found for key, text in each.texts.items()},
@@ -24,9 +21,9 @@ def known_facts() -> GgufFacts:
     )
 
 
-def text_kind(file: GgufFile) -> TextKind:
+def text_kind(file: GgufFile, facts: GgufFacts) -> TextKind:
     """Return a language model's kind. Raises CheckpointError that lists the known ones."""
-    arch, texts = file.architecture, known_facts().texts
+    arch, texts = file.architecture, facts.texts
     if arch == "clip":
         raise file.refuse("it is a vision tower: give the language model's file, this as --mmproj")
     if arch not in texts:
@@ -37,12 +34,12 @@ def text_kind(file: GgufFile) -> TextKind:
     return texts[arch]
 
 
-def projector(file: GgufFile) -> str:
+def projector(file: GgufFile, facts: GgufFacts) -> str:
     """Return the way from the tower's rows to tokens, which tells the family.
 
     Raises CheckpointError.
     """
-    towers = known_facts().towers
+    towers = facts.towers
     for name in ("clip.projector_type", "clip.vision.projector_type"):
         if isinstance(found := file.metadata.get(name), str):
             if found in towers:
@@ -54,7 +51,7 @@ def projector(file: GgufFile) -> str:
     raise file.refuse("clip.projector_type is missing: give the --mmproj file of a model with one")
 
 
-def made_tensors(file: GgufFile) -> dict[str, Made]:
+def made_tensors(file: GgufFile, facts: GgufFacts) -> dict[str, Made]:
     """Return the checkpoint's tensors in this file, by transformers' names.
 
     Unknown tensors keep their own name.
@@ -63,7 +60,7 @@ def made_tensors(file: GgufFile) -> dict[str, Made]:
     """
     named: NamedTensors
     if file.architecture == "clip":
-        named = known_facts().towers[projector(file)](file)
+        named = facts.towers[projector(file, facts)](file)
     else:
-        named = text_kind(file).names(file)
+        named = text_kind(file, facts).names(file)
     return dict(named)

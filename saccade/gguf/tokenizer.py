@@ -7,13 +7,13 @@ give other tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from saccade.core.byte_pairs import merges_of as all_merges
 from saccade.gguf.header import GgufFile
-from saccade.gguf.known import FOLDER_MAY, known_facts
+from saccade.gguf.known import FOLDER_MAY
 
 _TAIL = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -86,10 +86,11 @@ ROLES = {
 }
 
 
-def make_tokenizer(file: GgufFile) -> dict[str, Any]:
+def make_tokenizer(file: GgufFile, keep_space: Collection[str] | None = None) -> dict[str, Any]:
     """Make tokenizer.json.
 
-    Raises CheckpointError if the vocabulary is missing or another kind.
+    keep_space: that of the model's `TextKind`. Raises CheckpointError if the vocabulary is missing
+    or another kind.
     """
     model = _text(file, "model")
     if model not in MAKERS:
@@ -98,7 +99,7 @@ def make_tokenizer(file: GgufFile) -> dict[str, Any]:
         )
     if file.metadata.get(f"{PREFIX}add_eos_token") is True:
         raise file.refuse(f"{PREFIX}add_eos_token is not supported")
-    vocabulary = FileVocabulary.read(file)
+    vocabulary = FileVocabulary.read(file, keep_space)
     return {
         "version": "1.0",
         "truncation": None,
@@ -151,8 +152,7 @@ def _spaced(
 ) -> dict[str, Any]:
     """Return tokenizer.json's parts for characters with a sign in place of a space."""
     spaced = file.metadata.get(f"{PREFIX}add_space_prefix") is not False
-    known_text = known_facts().texts.get(str(file.metadata.get("general.architecture")))
-    keep = known_text.keep_space if known_text else None
+    keep = vocabulary.keep_space
     known = vocabulary.numbered(NORMAL, BYTE, UNKNOWN)
     at = file.metadata.get(f"{PREFIX}unknown_token_id")
     unknown = vocabulary.tokens[at] if isinstance(at, int) and at in known.values() else None
@@ -237,13 +237,14 @@ def _begun(
 
 @dataclass(frozen=True, slots=True)
 class FileVocabulary:
-    """Tokens, and the type of each."""
+    """Tokens, and the type of each. keep_space: see `TextKind`."""
 
     tokens: Sequence[str]
     types: Sequence[int]
+    keep_space: Collection[str] | None
 
     @classmethod
-    def read(cls, file: GgufFile) -> FileVocabulary:
+    def read(cls, file: GgufFile, keep_space: Collection[str] | None) -> FileVocabulary:
         """Read the vocabulary. Raises CheckpointError for a damaged one."""
         tokens, types = _list(file, "tokens", str), _list(file, "token_type", int)
         if len(tokens) != len(types):
@@ -251,7 +252,7 @@ class FileVocabulary:
         taken = [token for token, kind in zip(tokens, types) if kind == NORMAL]
         if len(set(taken)) < len(taken):
             raise file.refuse("two tokens of its vocabulary are the same: the file is damaged")
-        return cls(tokens, types)
+        return cls(tokens, types, keep_space)
 
     def of_type(self, kind: int) -> dict[str, int]:
         return {token: at for at, token in enumerate(self.tokens) if self.types[at] == kind}

@@ -1,6 +1,6 @@
 """Qwen3.5's language model, which MiniCPM-V 4.6 has too. Its layers use the gated delta rule, or
 attention whose output is gated. Each is followed by an MLP, or by experts and one that is shared. A
-family reads its shape (`families/hybrid.py`).
+family reads its shape (`families/kit/hybrid.py`).
 
 Norms hold their weights minus 1. Rotary tables are computed once per forward and shared by all
 attention layers.

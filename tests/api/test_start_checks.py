@@ -18,7 +18,7 @@ from saccade.api.app import build_app
 from saccade.api.serve import serve
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.options import AnswerOptions, ModelOptions, ServeOptions
-from saccade.families.base_spec import BaseSpec
+from saccade.families.kit.base_spec import BaseSpec
 from saccade.families.registry import load_spec
 from saccade.front import parity
 from saccade.front.assemble import check_proven

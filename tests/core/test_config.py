@@ -29,6 +29,7 @@ from saccade.core.config import (
 )
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.family import FamilySpec
+from saccade.core.model_folder import DEMO
 from saccade.core.options import (
     CacheOptions,
     ConnectionOptions,
@@ -46,7 +47,7 @@ from saccade.engine.process import limits_of
 from saccade.engine.ranks import resolve_parallel
 from saccade.engine.sizing import VIT_GRAPH_SIZES, arena_bytes, kv_page_bytes, resolve
 from saccade.engine.startup_report import LoadFacts, describe, describe_intake
-from saccade.families.checkpoint import DEMO, Section
+from saccade.families.checkpoint import Section
 from saccade.families.registry import load_spec
 from saccade.ipc.environment import engine_environment
 from saccade.llm import _take

@@ -16,6 +16,7 @@ from tests.e2e.ways import KEY, TOWER
 
 if TYPE_CHECKING:
     from tests.e2e.rays import RayFleet
+    from tests.e2e.walks import Measured
 
 
 @pytest.fixture(scope="session")
@@ -41,6 +42,17 @@ def hurried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     bounds = ("--context-length", "1024", "--files-dir", str(folder / "files"))
     with serving("demo", folder, *clocks, *bounds) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Measured, Measured]:
+    """What requests enter, and what processes load. The lists are of x86-64 with Numba."""
+    from saccade.kernels.device import has_numba
+    from tests.e2e.walks import measure
+
+    if not has_numba():
+        pytest.skip("another processor, or no Numba")
+    return measure(tmp_path_factory.mktemp("walks"))
 
 
 @pytest.fixture(scope="session")

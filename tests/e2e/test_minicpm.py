@@ -15,8 +15,8 @@ import torch
 from tokenizers import Tokenizer
 
 from saccade.families.minicpm.spec import MiniCPMSpec
-from saccade.families.minicpm.tiny import SCALE, SliceReference
 from saccade.families.registry import load_spec
+from saccade_bench.fixtures.families.minicpm import SCALE, SliceReference
 from saccade_bench.fixtures.server import serving
 from saccade_bench.fixtures.tiny import picture, reference
 from tests.e2e.test_serve import (

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from saccade.core.config import EncoderMode, QuantizationMode
 from saccade.core.plan import Change, Changed, Plan
 from saccade.core.types import AdapterRef, Caching, Request
-from saccade.families.registry import load_spec
+from saccade.families.registry import gguf_facts, load_spec
 from saccade.gguf.folder import write_folder
 from saccade.nn import adapter_files
 from saccade.nn.protocol import FamilyNet
@@ -251,7 +251,7 @@ def test_a_model_of_gguf_files_takes_adapters(
     stored = load_file(made["a"].folder / "adapter_model.safetensors")
     assert any("linear_attn" in name for name in stored) == (family == "qwen3_5")
     tokenizer = Tokenizer.from_file(str(files.rounded / "tokenizer.json"))
-    net = loaded(write_folder([files.model], files.mmproj))
+    net = loaded(write_folder([files.model], files.mmproj, gguf_facts()))
     engine = Engine(Model(net, tokenizer, whole, made))
     assert engine.load("a").error == ""
     outcomes = engine.harness.run([engine.request(name) for name in engine.loaded])

@@ -11,12 +11,12 @@ from types import FunctionType, ModuleType
 import pytest
 
 from saccade.core.config import Hardware
+from saccade.core.model_folder import DEMO
 from saccade.core.options import CacheOptions, EngineOptions, ModelOptions
 from saccade.core.plan import StepResult
 from saccade.core.types import Caching, Request, SamplingParams
 from saccade.engine.process import build_scheduler
 from saccade.engine.sizing import resolve
-from saccade.families.checkpoint import DEMO
 from saccade.families.registry import load_spec
 from saccade.sched.scheduler import GenerationScheduler
 

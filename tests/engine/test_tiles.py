@@ -17,7 +17,7 @@ import torch
 from saccade.core.config import EmbeddingBudgets, EncoderMode
 from saccade.core.family import CanvasTile, FamilySpec
 from saccade.core.types import Request
-from saccade.families.base_spec import BaseSpec
+from saccade.families.kit.base_spec import BaseSpec
 from saccade.nn.protocol import GridFacts
 from saccade_bench.fixtures.harness import Harness, Outcome
 from saccade_bench.fixtures.rank_group import ThreadRankGroup

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from saccade.core.errors import CheckpointError
+from saccade.core.model_folder import resolve_model
 from saccade.core.options import ModelOptions
-from saccade.families.checkpoint import resolve_model
-from saccade.families.registry import load_spec
+from saccade.families.registry import gguf_facts, load_spec
 from saccade.gguf.folder import resolve_checkpoint
 from saccade_bench.lab.qwen import qwen
 
@@ -54,7 +54,7 @@ def test_what_is_no_model_is_said_to_be_none(folder: Path, model: str, message: 
 def test_what_is_on_this_machine_has_no_revision(folder: Path, model: str) -> None:
     (folder / "model.Q4_K_M.gguf").touch()
     with pytest.raises(CheckpointError, match=r"--revision v2: .* is on this machine"):
-        resolve_checkpoint(model.format(folder=folder), ModelOptions(revision="v2"))
+        resolve_checkpoint(model.format(folder=folder), ModelOptions(revision="v2"), gguf_facts)
 
 
 def test_a_hub_id_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

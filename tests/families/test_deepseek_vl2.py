@@ -20,12 +20,6 @@ from saccade.core.family import latent_cache
 from saccade.core.options import EngineOptions, ModelOptions
 from saccade.engine.sizing import resolve
 from saccade.families.deepseek_vl2.spec import DeepseekSpec
-from saccade.families.deepseek_vl2.tiny import (
-    EDGE,
-    HEADS,
-    SIDE,
-    DeepseekReference,
-)
 from saccade.families.registry import load_spec
 from saccade.kernels.attention_backends import BACKENDS
 from saccade.kernels.reference.ops import Ops
@@ -33,6 +27,12 @@ from saccade.media.sources.source import ImageSource, in_company
 from saccade.runtime.attention import pick_attention
 from saccade.text.prompt.template import ChatTemplate
 from saccade.text.prompt.template import Tokenizer as TextTokenizer
+from saccade_bench.fixtures.families.deepseek_vl2 import (
+    EDGE,
+    HEADS,
+    SIDE,
+    DeepseekReference,
+)
 from saccade_bench.fixtures.server import serving
 from saccade_bench.fixtures.tiny import picture
 from tests.e2e.test_serve import (

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from saccade.core.errors import CheckpointError, ImageError
-from saccade.families.config_readers import HALF
-from saccade.families.qwen_vl.dots_ocr.spec import DotsSpec
-from saccade.families.qwen_vl.images import ImageRules
+from saccade.families.dots_ocr.spec import DotsSpec
+from saccade.families.kit.config_readers import HALF
+from saccade.families.kit.native_images import ImageRules
 from saccade.families.registry import load_spec
 from tests.families.conftest import Changed, listed
 

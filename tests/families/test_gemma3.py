@@ -16,10 +16,10 @@ import torch
 
 from saccade.core.config import QuantizationMode
 from saccade.families.gemma3.spec import Gemma3Spec
-from saccade.families.gemma3.tiny import BEGIN, TOKENS
 from saccade.families.registry import load_spec
 from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.runtime.weights.quant_policy import LoadTally
+from saccade_bench.fixtures.families.gemma3 import BEGIN, TOKENS
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.tiny import Reference, make_checkpoint
 from tests.families.answers import CASES, NEW_TOKENS, Case, Model, check

@@ -21,10 +21,13 @@ from transformers.models.gemma4_unified.modeling_gemma4_unified import (
 
 from saccade.core.errors import ConfigError, ImageError
 from saccade.core.family import PixelBounds
-from saccade.families.base_spec import Placeholder
 from saccade.families.gemma4.images import fit
 from saccade.families.gemma4.spec import Gemma4Spec
-from saccade.families.gemma4.tiny import (
+from saccade.families.kit.base_spec import Placeholder
+from saccade.families.registry import load_spec
+from saccade.nn.protocol import Pack
+from saccade.runtime.weights.checkpoint_weights import load_net
+from saccade_bench.fixtures.families.gemma4 import (
     E2B,
     EXPERTS,
     FULL,
@@ -34,9 +37,6 @@ from saccade.families.gemma4.tiny import (
     TOKENS,
     published_masks,
 )
-from saccade.families.registry import load_spec
-from saccade.nn.protocol import Pack
-from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.rank_group import ThreadRankGroup
 from saccade_bench.fixtures.tiny import Reference, picture

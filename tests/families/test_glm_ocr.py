@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from transformers.models.glm46v.image_processing_pil_glm46v import smart_resize
 
 from saccade.core.errors import CheckpointError, ImageError
-from saccade.families.config_readers import CLIP_MEAN, CLIP_STD
-from saccade.families.qwen_vl.glm_ocr.images import GlmRules
-from saccade.families.qwen_vl.glm_ocr.spec import GlmSpec
+from saccade.families.glm_ocr.images import GlmRules
+from saccade.families.glm_ocr.spec import GlmSpec
+from saccade.families.kit.config_readers import CLIP_MEAN, CLIP_STD
 from saccade.families.registry import load_spec
 from saccade_bench.fixtures.tiny import Reference
 from tests.families.conftest import Changed, check_hub, listed

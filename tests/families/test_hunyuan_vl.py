@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from transformers.models.hunyuan_vl.image_processing_pil_hunyuan_vl import smart_resize
 
 from saccade.core.errors import CheckpointError, ImageError
-from saccade.families.config_readers import HALF
-from saccade.families.qwen_vl.hunyuan_vl.images import LineRules
-from saccade.families.qwen_vl.hunyuan_vl.spec import HunyuanSpec
-from saccade.families.qwen_vl.hunyuan_vl.vision import lines
+from saccade.families.hunyuan_vl.images import LineRules
+from saccade.families.hunyuan_vl.spec import HunyuanSpec
+from saccade.families.hunyuan_vl.vision import lines
+from saccade.families.kit.config_readers import HALF
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights.checkpoint_weights import load_net

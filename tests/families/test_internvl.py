@@ -20,13 +20,13 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optim
 from saccade.families.internvl.images import TileRules, tile_grid
 from saccade.families.internvl.net import InternVLModel
 from saccade.families.internvl.spec import InternVLSpec
-from saccade.families.internvl.tiny import LARGER, MOST_TILES, SIDE
 from saccade.families.registry import load_spec
 from saccade.parallel import Shard
 from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.text.prompt.special_tokens import Literals
 from saccade.text.prompt.template import ChatTemplate
 from saccade.text.prompt.template import Tokenizer as TextTokenizer
+from saccade_bench.fixtures.families.internvl import LARGER, MOST_TILES, SIDE
 from saccade_bench.fixtures.rank_group import shards, together
 from saccade_bench.fixtures.tiny import Reference, picture
 from tests.families.conftest import Refusals, Refused, listed

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from saccade.core.errors import CheckpointError, ImageError
 from saccade.core.family import PixelBounds
-from saccade.families.config_readers import HALF
-from saccade.families.deepseek_vl2.kimi_vl.images import PaddedRules
-from saccade.families.deepseek_vl2.kimi_vl.spec import KimiSpec
-from saccade.families.deepseek_vl2.kimi_vl.tiny import published_pixels, published_size
+from saccade.families.kimi_vl.images import PaddedRules
+from saccade.families.kimi_vl.spec import KimiSpec
+from saccade.families.kit.config_readers import HALF
 from saccade.families.registry import load_spec
+from saccade_bench.fixtures.families.kimi_vl import published_pixels, published_size
 from tests.families.conftest import Changed, Refusals, listed
 
 FAMILY = "kimi_vl"

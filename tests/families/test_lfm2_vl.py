@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from saccade.core.errors import CheckpointError, ImageError
 from saccade.core.types import Size
-from saccade.families.base_spec import LONGEST_ASPECT
-from saccade.families.config_readers import HALF
+from saccade.families.kit.base_spec import LONGEST_ASPECT
+from saccade.families.kit.config_readers import HALF
 from saccade.families.lfm2_vl.images import ThumbnailRules, tile_grid, view_size
 from saccade.families.lfm2_vl.spec import Lfm2Spec
-from saccade.families.lfm2_vl.tiny import arithmetic
 from saccade.families.registry import load_spec
+from saccade_bench.fixtures.families.lfm2_vl import arithmetic
 
 Changed = Callable[..., Path]
 FAMILY = "lfm2_vl"

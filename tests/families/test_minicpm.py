@@ -29,10 +29,9 @@ from saccade.core.config import EncoderConfig, QuantizationMode
 from saccade.core.errors import CheckpointError, ConfigError, ImageError, InvalidRequest
 from saccade.core.metrics import Metrics
 from saccade.core.types import Image, ImageKey
-from saccade.families.base_spec import LONGEST_ASPECT
+from saccade.families.kit.base_spec import LONGEST_ASPECT
 from saccade.families.minicpm.images import slice_grid, slice_size, view_size
 from saccade.families.minicpm.spec import MiniCPMSpec, SlicePlaceholder
-from saccade.families.minicpm.tiny import IMAGE, MOST, SCALE, TOKENS, SliceReference
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet, Pack
 from saccade.runtime.vision.packed_encoder import PackedEncoder, cut_segments, drain
@@ -41,6 +40,7 @@ from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.runtime.weights.quant_policy import LoadTally
 from saccade.text.prompt.template import ChatTemplate
 from saccade.text.prompt.template import Tokenizer as TextTokenizer
+from saccade_bench.fixtures.families.minicpm import IMAGE, MOST, SCALE, TOKENS, SliceReference
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.tiny import Reference, picture
 from saccade_bench.fixtures.tiny import reference as load_reference

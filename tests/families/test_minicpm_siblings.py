@@ -21,8 +21,8 @@ from saccade.core.errors import InvalidRequest
 from saccade.core.types import Image, ImageKey
 from saccade.families.minicpm.positions import canvas_block
 from saccade.families.minicpm.spec import CanvasSpec, MiniCPMSpec
-from saccade.families.minicpm.tiny import FINE, IMAGE, TOKENS
 from saccade.families.registry import load_spec
+from saccade_bench.fixtures.families.minicpm import FINE, IMAGE, TOKENS
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.tiny import Reference, picture
 from saccade_bench.fixtures.tiny import reference as load_reference

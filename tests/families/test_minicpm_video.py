@@ -22,12 +22,12 @@ from saccade.core.errors import ImageError, InvalidRequest
 from saccade.core.types import Image, ImageKey, Request, SamplingParams
 from saccade.core.video import FrameTimes, VideoOptions
 from saccade.families.minicpm.spec import MiniCPMSpec
-from saccade.families.minicpm.tiny import IMAGE, TOKENS, SliceReference
 from saccade.families.minicpm.video import VIDEO, FrameRules
 from saccade.families.registry import load_spec
 from saccade.media.content import encode_array
 from saccade.media.formats.decode import decode_into
 from saccade.runtime.weights.checkpoint_weights import load_net
+from saccade_bench.fixtures.families.minicpm import IMAGE, TOKENS, SliceReference
 from saccade_bench.fixtures.harness import Harness
 from saccade_bench.fixtures.tiny import picture, reference
 from saccade_bench.lab.qwen import tell_grid

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from saccade.families.deepseek_vl2.kimi_vl.net import KimiModel
 from saccade.families.deepseek_vl2.net import DeepseekModel
+from saccade.families.dots_ocr.net import DotsModel
 from saccade.families.gemma3.net import Gemma3Model
 from saccade.families.gemma4.net import Gemma4Model
+from saccade.families.glm_ocr.net import GlmModel
+from saccade.families.hunyuan_vl.net import HunyuanModel
 from saccade.families.internvl.net import InternVLModel
+from saccade.families.kimi_vl.net import KimiModel
 from saccade.families.minicpm.net import MiniCPMModel
-from saccade.families.qwen_vl.dots_ocr.net import DotsModel
-from saccade.families.qwen_vl.glm_ocr.net import GlmModel
-from saccade.families.qwen_vl.hunyuan_vl.net import HunyuanModel
+from saccade.families.paddleocr_vl.net import PaddleModel
 from saccade.families.qwen_vl.net import QwenVLModel
-from saccade.families.qwen_vl.paddleocr_vl.net import PaddleModel
-from saccade.families.qwen_vl.qwen3_5.net import Qwen35Model
+from saccade.families.qwen_vl.qwen3_5_net import Qwen35Model
 from saccade.families.smolvlm.net import SmolVLMModel
 from saccade.nn.family_model import FamilyModel
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import smart_resize
 
 from saccade.core.errors import CheckpointError, ImageError
-from saccade.families.config_readers import HALF
-from saccade.families.qwen_vl.paddleocr_vl.images import PaddleRules
-from saccade.families.qwen_vl.paddleocr_vl.spec import PaddleSpec
+from saccade.families.kit.config_readers import HALF
+from saccade.families.paddleocr_vl.images import PaddleRules
+from saccade.families.paddleocr_vl.spec import PaddleSpec
 from saccade.families.registry import load_spec
 from saccade_bench.fixtures.tiny import Reference
 from tests.families.conftest import Changed, check_hub, listed

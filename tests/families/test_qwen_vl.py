@@ -21,7 +21,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
 from saccade.core.errors import ConfigError, ImageError
 from saccade.core.family import BEHAVIOURS, FamilySpec, KVSpec, heads_cache, latent_cache
 from saccade.core.types import Grid, Image, ImageKey
-from saccade.families.qwen_vl.images import ImageRules, smart_resize
+from saccade.families.kit.native_images import ImageRules, smart_resize
 from saccade.families.qwen_vl.vision import window_order
 from saccade.families.registry import load_spec
 from saccade.runtime.weights.checkpoint_weights import load_net
@@ -128,7 +128,7 @@ def test_the_spec_side_imports_no_torch(checkpoint: Callable[..., Path]) -> None
     folder = checkpoint("qwen3_vl")
     program = f"""
 import pathlib, sys
-from saccade.families.checkpoint import resolve_model
+from saccade.core.model_folder import resolve_model
 from saccade.families.registry import load_spec
 spec = load_spec(resolve_model({str(folder)!r}))
 spec.recipe(100, 100, spec.pixel_bounds)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from saccade.core.errors import CheckpointError, ConfigError
-from saccade.families.qwen_vl.spec import RaisedSpec
+from saccade.families.kit.grid_spec import RaisedSpec
 from saccade.families.registry import load_spec
 
 

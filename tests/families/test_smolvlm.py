@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from saccade.core.errors import CheckpointError
-from saccade.families import config_readers
+from saccade.families.kit import config_readers
 from saccade.families.registry import load_spec
 from saccade.families.smolvlm.spec import SmolVLMSpec
 from saccade.text.prompt.template import ChatTemplate

@@ -25,8 +25,8 @@ from saccade.families.step3_vl import pixels
 from saccade.families.step3_vl.config import PerceptionConfig
 from saccade.families.step3_vl.images import CropRules, Sides, canvas_size, plan_crops, read_images
 from saccade.families.step3_vl.spec import CropPlaceholder, Step3VLSpec
-from saccade.families.step3_vl.tiny import VISION, published_crops
 from saccade.runtime.weights.checkpoint_weights import load_net
+from saccade_bench.fixtures.families.step3_vl import VISION, published_crops
 from saccade_bench.fixtures.tiny import Reference, picture
 from tests.families.conftest import Changed, Refusals, Refused, listed
 from tests.families.forwarding import CPU, Session, encode, load

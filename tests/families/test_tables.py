@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from saccade import families
-from saccade_bench.fixtures.tiny import tinies
+from saccade.families.registry import find_family
+from saccade_bench.fixtures.tiny import Tiny, tinies
 
 ROOT = Path(__file__).parents[2]
-HOME = Path(families.__path__[0])
 
 
 def test_tables_of_docs_are_current() -> None:
@@ -22,9 +21,10 @@ def test_tables_of_docs_are_current() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("path", sorted(HOME.rglob("tiny.py")), ids=lambda path: path.parent.name)
-def test_a_family_with_tiny_checkpoints_says_what_it_serves(path: Path) -> None:
-    rows = tomllib.loads((path.parent / "facts.toml").read_text())["family"]
+@pytest.mark.parametrize("tiny", tinies().values(), ids=tinies())
+def test_a_family_with_tiny_checkpoints_says_what_it_serves(tiny: Tiny) -> None:
+    folder = find_family(tiny.architecture).spec.split(":")[0].rpartition(".")[0].replace(".", "/")
+    rows = tomllib.loads((ROOT / folder / "facts.toml").read_text())["family"]
     assert all(len(row) == 4 and row["models"] for row in rows)
 
 

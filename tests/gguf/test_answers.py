@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType as Kind
 from tokenizers import Tokenizer
 
 from saccade.core.options import ModelOptions
-from saccade.families.registry import load_spec
+from saccade.families.registry import gguf_facts, load_spec
 from saccade.gguf.folder import resolve_checkpoint, write_folder
 from saccade_bench.fixtures.gguf_files import Files, write_files
 from saccade_bench.fixtures.tiny import Reference, picture, reference
@@ -61,7 +61,7 @@ def test_greedy_answers_about_images_are_those_of_transformers(
     files = made(family, Kind[kind])
     theirs = reference(files.rounded)
     images = [theirs.resize(picture(*size, seed=at)) for at, size in enumerate(SIZES)]
-    folder = write_folder([files.model], files.mmproj)
+    folder = write_folder([files.model], files.mmproj, gguf_facts())
     tokens = prompt(theirs, len(images))
     session = Session(load(folder), tokens, images, page_size=None)
     expected = theirs.logits(session.tokens, images)
@@ -73,7 +73,7 @@ def test_greedy_answers_about_images_are_those_of_transformers(
 def test_a_head_that_the_file_lacks_is_the_embedding(made: Callable[..., Files]) -> None:
     files = made("qwen3_vl", Kind.Q8_0, tie=True)
     theirs = reference(files.rounded)
-    folder = write_folder([files.model], files.mmproj)
+    folder = write_folder([files.model], files.mmproj, gguf_facts())
     assert load_spec(folder).text.tied  # type: ignore[attr-defined]
     session = Session(load(folder), prompt(theirs, 0), [], page_size=None)
     expected = theirs.logits(session.tokens)
@@ -83,7 +83,7 @@ def test_a_head_that_the_file_lacks_is_the_embedding(made: Callable[..., Files])
 def test_a_language_model_without_a_tower_answers_text(made: Callable[..., Files]) -> None:
     files = made("qwen3_5", Kind.Q8_0)
     theirs = reference(files.rounded)
-    folder = write_folder([files.model], None)
+    folder = write_folder([files.model], None, gguf_facts())
     assert not load_spec(folder).sees_images
     session = Session(load(folder), prompt(theirs, 0), [], page_size=None)
     expected = theirs.logits(session.tokens)
@@ -96,8 +96,8 @@ def test_a_split_model_is_read_by_any_part(made: Callable[..., Files]) -> None:
     parts = sorted(files.model.parent.glob("model-*-of-*.gguf"))
     assert len(parts) == 2
     options = ModelOptions(mmproj=str(files.mmproj))
-    folder = resolve_checkpoint(str(parts[1]), options)
-    assert folder == resolve_checkpoint(str(parts[0]), options)
+    folder = resolve_checkpoint(str(parts[1]), options, gguf_facts)
+    assert folder == resolve_checkpoint(str(parts[0]), options, gguf_facts)
     session = Session(load(folder), prompt(theirs, 0), [], page_size=None)
     expected = theirs.logits(session.tokens)
     torch.testing.assert_close(session.prefill(), expected, atol=3e-4, rtol=0.0)

@@ -20,7 +20,7 @@ from gguf import GGMLQuantizationType as Kind
 from tokenizers import Tokenizer
 
 from saccade.core.errors import CheckpointError
-from saccade.families.registry import load_spec
+from saccade.families.registry import gguf_facts, load_spec
 from saccade.families.transformers_any.facts import OwnProcessor
 from saccade.families.transformers_any.processor import load_processor, process
 from saccade.gguf.config import make_configs
@@ -56,7 +56,7 @@ def made(folder: Path, name: str, kind: str = "F32") -> KindFiles:
 
 def folder_of(files: KindFiles) -> Path:
     """What a server reads. Published limits of images are too large here."""
-    folder = write_folder([files.model], files.mmproj)
+    folder = write_folder([files.model], files.mmproj, gguf_facts())
     told = json.loads((folder / PROCESSOR).read_text())
     told["size"] = image_processor(files.rounded)["size"]
     (folder / PROCESSOR).write_text(json.dumps(told))
@@ -136,7 +136,7 @@ def test_every_tensor_has_the_bits_of_the_checkpoints(both: tuple[KindFiles, Ser
 def test_a_towers_language_model_answers_texts_alone(both: tuple[KindFiles, Served]) -> None:
     files, _ = both
     theirs, tokens = any_reference(files.rounded).model, list(range(11, 60))
-    folder = write_folder([files.model], None)
+    folder = write_folder([files.model], None, gguf_facts())
     assert not load_spec(folder).sees_images
     expected = theirs(input_ids=torch.tensor([tokens])).logits[0]
     found = Session(load(folder), tokens, [], page_size=None).prefill()
@@ -146,7 +146,7 @@ def test_a_towers_language_model_answers_texts_alone(both: tuple[KindFiles, Serv
 @pytest.mark.parametrize("name", ["pixtral", "glm4v"])
 def test_tokens_and_template_are_the_files(tmp_path: Path, name: str) -> None:
     files = made(tmp_path, name)
-    folder = write_folder([files.model], files.mmproj)
+    folder = write_folder([files.model], files.mmproj, gguf_facts())
     ours, theirs = (
         Tokenizer.from_file(str(each / "tokenizer.json")) for each in (folder, files.rounded)
     )
@@ -158,7 +158,7 @@ def test_tokens_and_template_are_the_files(tmp_path: Path, name: str) -> None:
 
 def test_published_limits_of_images_are_told(tmp_path: Path) -> None:
     files = made(tmp_path, "glm4v")
-    folder = write_folder([files.model], files.mmproj)
+    folder = write_folder([files.model], files.mmproj, gguf_facts())
     told = json.loads((folder / PROCESSOR).read_text())
     assert told["size"] == {"shortest_edge": 12_544, "longest_edge": 9_633_792}
 
@@ -195,9 +195,9 @@ def headers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Files]:
 def refusal(files: Files) -> str:
     model, tower = files
     with pytest.raises(CheckpointError) as refused:
-        make_configs(model, tower, {*model.tensors, *tower.tensors})
+        make_configs(model, tower, {*model.tensors, *tower.tensors}, gguf_facts())
         for each in files:
-            made_tensors(each)
+            made_tensors(each, gguf_facts())
     return str(refused.value)
 
 
@@ -287,9 +287,11 @@ def test_sizes_that_no_tower_has_end_in_a_typed_error(
     headers: dict[str, Files], fields: dict[str, Any], tmp_path: Path
 ) -> None:
     model, tower = headers["glm4v"]
-    good = write_folder([model.path], tower.path)
+    good = write_folder([model.path], tower.path, gguf_facts())
     folder = Path(shutil.copytree(good, tmp_path / "bad"))
-    configs = make_configs(model, changed(tower, fields), {*model.tensors, *tower.tensors})
+    configs = make_configs(
+        model, changed(tower, fields), {*model.tensors, *tower.tensors}, gguf_facts()
+    )
     for name, data in configs.files.items():
         (folder / name).write_text(json.dumps(data))
     with pytest.raises(CheckpointError):

@@ -16,6 +16,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.options import ModelOptions
+from saccade.families.registry import gguf_facts
 from saccade.gguf import header
 from saccade.gguf.config import make_configs
 from saccade.gguf.folder import choose, resolve_checkpoint, write_folder
@@ -153,7 +154,7 @@ def test_a_tensor_that_a_layer_misses_is_named(files: Files, tmp_path: Path) -> 
     model.write_bytes(
         files.model.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_no.weight")
     )
-    folder = write_folder([model], files.mmproj)
+    folder = write_folder([model], files.mmproj, gguf_facts())
     with pytest.raises(CheckpointError, match=r"language_model\.layers\.1\.mlp\.up_proj\.weight"):
         load(folder)
 
@@ -169,20 +170,20 @@ def test_files_that_do_not_belong_together_are_refused(
 ) -> None:
     second = write_files(gguf_checkpoint("qwen2_5_vl"), tmp_path, Kind.F32)
     with pytest.raises(CheckpointError, match=r"a tower of qwen2\.5vl_merger.*not go with qwen3vl"):
-        write_folder([files.model], second.mmproj)
+        write_folder([files.model], second.mmproj, gguf_facts())
     with pytest.raises(CheckpointError, match=r"holds no vision tower"):
-        write_folder([files.model], second.model)
+        write_folder([files.model], second.model, gguf_facts())
     with pytest.raises(CheckpointError, match=r"it is a vision tower: give the language model's"):
-        write_folder([files.mmproj], files.mmproj)
+        write_folder([files.mmproj], files.mmproj, gguf_facts())
     with pytest.raises(CheckpointError, match=r"a file of its own: give it as --mmproj"):
-        write_folder([files.model], None)
+        write_folder([files.model], None, gguf_facts())
     narrow = changed(files.model, qwen3vl__embedding_length=128)
     names = set(narrow.tensors)
     with pytest.raises(CheckpointError, match="puts out 64 values, the language model takes 128"):
-        make_configs(narrow, read_header(files.mmproj), names)
+        make_configs(narrow, read_header(files.mmproj), names, gguf_facts())
     flat = changed(files.model, qwen3vl__n_deepstack_layers=3)
     with pytest.raises(CheckpointError, match=r"2 extra levels, but model\.gguf takes 3"):
-        make_configs(flat, read_header(files.mmproj), names)
+        make_configs(flat, read_header(files.mmproj), names, gguf_facts())
 
 
 @pytest.mark.parametrize(
@@ -205,17 +206,17 @@ def test_metadata_that_make_no_model_are_named(
 ) -> None:
     model = changed(files.model, **fields)
     with pytest.raises(CheckpointError, match=words.replace("|", r"\|")):
-        make_configs(model, read_header(files.mmproj), set(model.tensors))
+        make_configs(model, read_header(files.mmproj), set(model.tensors), gguf_facts())
 
 
 def test_parts_that_are_missing_are_named(files: Files, tmp_path: Path) -> None:
     bare = changed(files.mmproj, tensors=False)
     with pytest.raises(CheckpointError, match=r"no tensor mm\.2\.weight"):
-        make_configs(read_header(files.model), bare, set())
+        make_configs(read_header(files.model), bare, set(), gguf_facts())
     part = tmp_path / "model-00001-of-00002.gguf"
     part.write_bytes(files.model.read_bytes())
     with pytest.raises(CheckpointError, match=r"other parts are not there: model-00002-of-00002"):
-        resolve_checkpoint(str(part), ModelOptions())
+        resolve_checkpoint(str(part), ModelOptions(), gguf_facts)
 
 
 def test_without_the_package_the_extra_is_named(
@@ -249,23 +250,23 @@ def test_options_that_name_no_file_are_refused(
     files: Files, gguf_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match="--mmproj nothing: there is no such file"):
-        resolve_checkpoint(str(files.model), ModelOptions(mmproj="nothing"))
+        resolve_checkpoint(str(files.model), ModelOptions(mmproj="nothing"), gguf_facts)
     with pytest.raises(CheckpointError, match="is a file already"):
-        resolve_checkpoint(f"{files.model}:Q8_0", ModelOptions())
+        resolve_checkpoint(f"{files.model}:Q8_0", ModelOptions(), gguf_facts)
     with pytest.raises(CheckpointError, match=r"absent\.gguf: there is no such file"):
-        resolve_checkpoint(str(tmp_path / "absent.gguf"), ModelOptions())
+        resolve_checkpoint(str(tmp_path / "absent.gguf"), ModelOptions(), gguf_facts)
     with pytest.raises(CheckpointError, match=r"has no \*\.gguf file"):
-        resolve_checkpoint(f"{gguf_checkpoint('qwen3_vl')}:Q8_0", ModelOptions())
+        resolve_checkpoint(f"{gguf_checkpoint('qwen3_vl')}:Q8_0", ModelOptions(), gguf_facts)
 
 
 def test_a_folder_and_a_file_beside_its_tower_are_enough(
     files: Files, link: Callable[..., Path]
 ) -> None:
     folder = link(files)
-    whole = resolve_checkpoint(str(folder), ModelOptions())
-    assert resolve_checkpoint(str(folder / "tiny-Q8_0.gguf"), ModelOptions()) == whole
-    assert resolve_checkpoint(f"{folder}:Q8_0", ModelOptions()) == whole
-    assert resolve_checkpoint(f"{folder}:tiny-Q8_0.gguf", ModelOptions()) == whole
+    whole = resolve_checkpoint(str(folder), ModelOptions(), gguf_facts)
+    assert resolve_checkpoint(str(folder / "tiny-Q8_0.gguf"), ModelOptions(), gguf_facts) == whole
+    assert resolve_checkpoint(f"{folder}:Q8_0", ModelOptions(), gguf_facts) == whole
+    assert resolve_checkpoint(f"{folder}:tiny-Q8_0.gguf", ModelOptions(), gguf_facts) == whole
 
 
 def test_a_folder_with_a_colon_in_its_name_is_a_folder(
@@ -273,8 +274,8 @@ def test_a_folder_with_a_colon_in_its_name_is_a_folder(
 ) -> None:
     folder = link(files)
     named = folder.rename(folder.with_name("both:Q8_0"))
-    found = resolve_checkpoint(str(named), ModelOptions())
-    assert found == resolve_checkpoint(f"{named}:Q8_0", ModelOptions())
+    found = resolve_checkpoint(str(named), ModelOptions(), gguf_facts)
+    assert found == resolve_checkpoint(f"{named}:Q8_0", ModelOptions(), gguf_facts)
 
 
 @pytest.fixture
@@ -302,10 +303,10 @@ def test_of_a_hub_repository_the_chosen_file_and_the_tower_are_fetched(
     names = ["README.md", "tiny-Q8_0.gguf", "tiny-Q4_0.gguf", "mmproj-tiny-F16.gguf"]
     monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", lambda *_, **__: names)
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetched)
-    found = resolve_checkpoint("someone/tiny-GGUF:Q8_0", ModelOptions(revision="main"))
-    assert found == resolve_checkpoint(str(folder), ModelOptions())
+    found = resolve_checkpoint("someone/tiny-GGUF:Q8_0", ModelOptions(revision="main"), gguf_facts)
+    assert found == resolve_checkpoint(str(folder), ModelOptions(), gguf_facts)
     assert wanted == [("main", ["tiny-Q8_0.gguf", "mmproj-tiny-F16.gguf"])]
     with pytest.raises(CheckpointError, match=r"someone/tiny-GGUF: several of its \*\.gguf files"):
-        resolve_checkpoint("someone/tiny-GGUF", ModelOptions())
+        resolve_checkpoint("someone/tiny-GGUF", ModelOptions(), gguf_facts)
     with pytest.raises(CheckpointError, match="there is no folder"):
-        resolve_checkpoint("./a/tiny-GGUF", ModelOptions())
+        resolve_checkpoint("./a/tiny-GGUF", ModelOptions(), gguf_facts)

@@ -16,9 +16,9 @@ from gguf import GGMLQuantizationType as Kind
 from tokenizers import Tokenizer
 
 from saccade.core.errors import CheckpointError
-from saccade.families.gemma4.tiny import E2B, EXPERTS, LARGE
-from saccade.families.registry import load_spec
+from saccade.families.registry import gguf_facts, load_spec
 from saccade.gguf.folder import write_folder
+from saccade_bench.fixtures.families.gemma4 import E2B, EXPERTS, LARGE
 from saccade_bench.fixtures.gguf_kinds import KindFiles, write_kind
 from saccade_bench.fixtures.tiny import make_checkpoint, picture, reference
 from saccade_bench.fixtures.tiny_any import make_any
@@ -100,7 +100,7 @@ def test_texts_are_answered_as_by_transformers(tmp_path: Path, name: str, kind: 
     model = getattr(transformers, config["architectures"][0])
     theirs = model.from_pretrained(files.rounded, dtype=torch.float32).eval()
     tokens = list(range(11, 60))
-    folder = write_folder([files.model], None)
+    folder = write_folder([files.model], None, gguf_facts())
     assert not load_spec(folder).sees_images
     session = Session(load(folder), tokens, [], page_size=None)
     with torch.inference_mode():
@@ -124,7 +124,7 @@ def test_images_are_answered_about_as_by_transformers(tmp_path: Path, name: str,
     tokenizer = Tokenizer.from_file(str(files.rounded / "tokenizer.json"))
     shown = [token for _ in images for token in tokenizer.encode(theirs.placeholder).ids]
     tokens = [11, 12, *shown, 30, 31, 32]
-    folder = write_folder([files.model], files.mmproj)
+    folder = write_folder([files.model], files.mmproj, gguf_facts())
     if family in UNTOLD:
         shutil.copy(files.rounded / PROCESSOR, folder / PROCESSOR)
     session = Session(load(folder), tokens, images, page_size=None)
@@ -142,7 +142,7 @@ def smol(tmp_path_factory: pytest.TempPathFactory) -> KindFiles:
 
 def test_a_towers_language_model_answers_texts_alone(smol: KindFiles) -> None:
     """The file says llama, which transformers' modules compute."""
-    assert load_spec(write_folder([smol.model], None)).family == "transformers_any"
+    assert load_spec(write_folder([smol.model], None, gguf_facts())).family == "transformers_any"
 
 
 def test_files_that_do_not_belong_together_are_refused_by_name(
@@ -150,11 +150,13 @@ def test_files_that_do_not_belong_together_are_refused_by_name(
 ) -> None:
     other = write_kind(make_checkpoint(tmp_path / "made", "gemma3", tie=True), tmp_path / "out")
     with pytest.raises(CheckpointError, match="a tower of gemma3, which does not go with llama"):
-        write_folder([smol.model], other.mmproj)
+        write_folder([smol.model], other.mmproj, gguf_facts())
 
 
 def test_what_files_hold_is_what_the_folders_tokenizer_makes(smol: KindFiles) -> None:
     theirs = Tokenizer.from_file(str(smol.rounded / "tokenizer.json"))
-    ours = Tokenizer.from_file(str(write_folder([smol.model], None) / "tokenizer.json"))
+    ours = Tokenizer.from_file(
+        str(write_folder([smol.model], None, gguf_facts()) / "tokenizer.json")
+    )
     for text in ("1234 éàü 日本語 \n\n x", "<image>a <row_1_col_2> b<|im_end|>", "don't  stop"):
         assert ours.encode(text).ids == theirs.encode(text).ids

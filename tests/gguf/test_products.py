@@ -14,6 +14,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from saccade.families.qwen_vl.net import QwenVLModel
+from saccade.families.registry import gguf_facts
 from saccade.gguf.folder import write_folder
 from saccade.kernels.matrix import DenseMatrix, Int4Matrix, Int4Panels, Int8Matrix
 from saccade.kernels.ops import pick_ops
@@ -43,7 +44,7 @@ def pair(gguf_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPath
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", str(base))
             files = write_files(gguf_checkpoint("qwen3_vl"), base, Kind[kind], Kind.F32)
-            return write_folder([files.model], files.mmproj), files.rounded
+            return write_folder([files.model], files.mmproj, gguf_facts()), files.rounded
 
     return made
 
@@ -74,7 +75,7 @@ def test_heads_in_llama_cpps_order_stay_in_four_bits(
     """Rows of whole blocks are put in order, as values are."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     files = write_files(gguf_checkpoint("qwen3_5"), tmp_path, Kind.Q4_1, Kind.F32)
-    net, line = load(write_folder([files.model], files.mmproj), "auto")
+    net, line = load(write_folder([files.model], files.mmproj, gguf_facts()), "auto")
     whole, _ = load(files.rounded, "none")
     assert line.startswith("13 matrices of the language model in int4, as the checkpoint has them")
     torch.testing.assert_close(logits(net), logits(whole), atol=1e-4, rtol=1e-4)

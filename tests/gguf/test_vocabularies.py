@@ -17,7 +17,9 @@ from tokenizers.normalizers import Prepend, Replace
 from tokenizers.normalizers import Sequence as Normalizers
 from tokenizers.trainers import BpeTrainer
 
+from saccade.families.registry import gguf_facts
 from saccade.gguf.header import GgufFile
+from saccade.gguf.known import text_kind
 from saccade.gguf.tokenizer import make_tokenizer
 from tests.gguf.test_tokenizer import texts
 
@@ -140,7 +142,9 @@ def test_merges_follow_from_scores_as_in_sentencepiece(*, spaced: bool) -> None:
         mine = ours.encode(plain, add_special_tokens=False).ids
         assert mine == theirs.encode(plain).ids, repr(plain)
     phi = GgufFile(Path("made.gguf"), {**metadata, "general.architecture": "phi3"}, {})
-    stripped = Tokenizer.from_str(json.dumps(make_tokenizer(phi)))
+    stripped = Tokenizer.from_str(
+        json.dumps(make_tokenizer(phi, text_kind(phi, gguf_facts()).keep_space))
+    )
     ids = [each.encode("<|end|> \na").ids for each in (stripped, ours)]
     assert ids[0] == stripped.encode("<|end|>a").ids != ids[1]
     assert ours.decode(ours.encode("a  b\n").ids) == "a  b\n"

@@ -19,7 +19,6 @@ import torch
 
 from saccade.core.config import EncoderConfig, KVConfig, StepGraphSizes
 from saccade.core.types import Request
-from saccade.families.gemma4.tiny import E2B, EXPERTS
 from saccade.families.lfm2_vl.spec import Lfm2Spec
 from saccade.families.minicpm.spec import MiniCPMSpec
 from saccade.families.registry import load_spec
@@ -30,6 +29,7 @@ from saccade.runtime.begun_step import Step
 from saccade.runtime.weights import checkpoint_weights as weights
 from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.runtime.worker import Worker
+from saccade_bench.fixtures.families.gemma4 import E2B, EXPERTS
 from saccade_bench.fixtures.harness import Harness, Outcome
 from saccade_bench.fixtures.tiny import make_checkpoint, picture
 from saccade_bench.lab.qwen import tell_grid

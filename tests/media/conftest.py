@@ -17,7 +17,7 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.recipe import ImageRecipe
 from saccade.core.types import Grid
-from saccade.families.qwen_vl.images import ImageRules
+from saccade.families.kit.native_images import ImageRules
 from saccade.families.qwen_vl.video import QwenVideo
 from saccade.media.media import Media
 from saccade.media.workers.fork_server import ForkServers

@@ -15,7 +15,7 @@ import PIL.Image
 import pytest
 
 from saccade.core.recipe import whole
-from saccade.families.qwen_vl.images import ImageRules, smart_resize
+from saccade.families.kit.native_images import ImageRules, smart_resize
 from saccade.media.content import encode_image
 from saccade.media.formats.decode import Target, _decode_png, decode, decode_into, turn
 from saccade.media.formats.header import probe

@@ -11,7 +11,7 @@ from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.core.shown_url import MOST, shown_url
 from saccade.edge.upstream import parse_worker
-from saccade.families.qwen_vl.images import ImageRules, smart_resize
+from saccade.families.kit.native_images import ImageRules, smart_resize
 from saccade.media.sources.fetch import Fetcher
 from saccade.tools.server import root, unreachable
 

@@ -24,7 +24,6 @@ from saccade.core.types import AdapterRef, Caching, Request
 from saccade.families.deepseek_vl2.spec import DeepseekSpec
 from saccade.families.gemma3.spec import Gemma3Spec
 from saccade.families.gemma4.spec import Gemma4Spec
-from saccade.families.gemma4.tiny import EXPERTS
 from saccade.families.lfm2_vl.spec import Lfm2Spec
 from saccade.families.minicpm.spec import MiniCPMSpec
 from saccade.kernels import device as placement
@@ -35,6 +34,7 @@ from saccade.parallel import WHOLE
 from saccade.runtime.adapters import AdapterTable, open_table
 from saccade.runtime.weights import checkpoint_weights as weights
 from saccade.runtime.worker import Worker
+from saccade_bench.fixtures.families.gemma4 import EXPERTS
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.fixtures.tiny import make_checkpoint, picture
 from saccade_bench.lab.qwen import tell_grid

@@ -8,14 +8,14 @@ import pytest
 import saccade.demo
 from saccade.core.errors import ConfigError
 from saccade.core.options import ReasoningParser, ToolParser
-from saccade.families.gemma3.tiny import CHAT_TEMPLATE as GEMMA3
-from saccade.families.gemma4.tiny import CHAT_TEMPLATE as GEMMA4
 from saccade.families.qwen_vl.spec import TEMPLATES
 from saccade.text.answer.answer_format import FORMATS, AnswerFormat, find_answer_format
 from saccade.text.answer.formats.gemma import CHANNEL
 from saccade.text.answer.reasoning import THINK
 from saccade.text.grammar.json_size import Extent, extent
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
+from saccade_bench.fixtures.families.gemma3 import CHAT_TEMPLATE as GEMMA3
+from saccade_bench.fixtures.families.gemma4 import CHAT_TEMPLATE as GEMMA4
 from tests.text.templates import GLM, LLAMA, MISTRAL, QWEN2_VL, QWEN3_VL, STRICT, THINKING
 
 DEMO = Path(saccade.demo.__file__).parent / "model"

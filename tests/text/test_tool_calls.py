@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import Environment
 
-from saccade.families.gemma4.tiny import CHAT_TEMPLATE
 from saccade.text.answer.answer_format import FORMATS
 from saccade.text.answer.json_call import JsonScanner
 from saccade.text.answer.reader import AnswerEvent, AnswerReader, WholeAnswer, gather
@@ -24,6 +23,7 @@ from saccade.text.answer.tool_calls import (
     Text,
     ToolCalls,
 )
+from saccade_bench.fixtures.families.gemma4 import CHAT_TEMPLATE
 
 TOOLS: dict[str, Any] = {
     "look": {

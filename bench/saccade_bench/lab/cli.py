@@ -100,7 +100,7 @@ def make_checkpoint(
     if preset is not None and model is None and quantize is None:
         print(write(preset, out, seed=seed))
     elif preset is None and model is not None and quantize is not None:
-        from saccade.families.checkpoint import resolve_model
+        from saccade.core.model_folder import resolve_model
         from saccade_bench.lab.quantise import quantise_checkpoint
 
         make_folder(out)

@@ -15,7 +15,7 @@ from pathlib import Path
 from saccade.core.config import GIB, EmbeddingBudgets, PageTierConfig
 from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
-from saccade.families.qwen_vl.images import ImageRules, smart_resize
+from saccade.families.kit.native_images import ImageRules, smart_resize
 from saccade.sched.limits import SchedulerLimits
 from saccade_bench.lab.options import MachineOptions, ProfileName
 from saccade_bench.lab.qwen import qwen

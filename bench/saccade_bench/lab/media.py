@@ -40,9 +40,9 @@ from saccade.core.errors import ConfigError
 from saccade.core.extras import how_to_install
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
+from saccade.core.model_folder import resolve_model
 from saccade.core.options import MediaOptions
 from saccade.core.plan import PixelSlot
-from saccade.families.checkpoint import resolve_model
 from saccade.families.registry import load_spec
 from saccade.kernels.ops import pick_ops
 from saccade.media.content import Budget, digest, identify

@@ -13,7 +13,7 @@ import numpy as np
 
 from saccade.core.family import FamilySpec
 from saccade.core.types import Grid
-from saccade.families.base_spec import BaseSpec
+from saccade.families.kit.base_spec import BaseSpec
 from saccade.families.qwen_vl.spec import QwenVLSpec
 
 

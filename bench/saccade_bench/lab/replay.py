@@ -19,8 +19,8 @@ from typing import Any
 
 from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
+from saccade.core.model_folder import resolve_model
 from saccade.core.types import ImageKey, Span
-from saccade.families.checkpoint import resolve_model
 from saccade.families.registry import load_spec
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
 from saccade_bench.lab.costs import Machine

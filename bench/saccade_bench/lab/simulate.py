@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from saccade.core.errors import ConfigError
-from saccade.families.checkpoint import resolve_model
+from saccade.core.model_folder import resolve_model
 from saccade.families.registry import load_spec
 from saccade_bench.counted import counted
 from saccade_bench.lab.costs import Profile, load_profile

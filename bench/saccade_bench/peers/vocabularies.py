@@ -34,6 +34,7 @@ from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import Tokenizer, pre_tokenizers
 
+from saccade.families.registry import gguf_facts
 from saccade.gguf.header import GgufFile, read_header
 from saccade.gguf.tokenizer import make_tokenizer
 from saccade_bench.fixtures.real_model import fetch
@@ -233,7 +234,8 @@ def compare(file: GgufFile, name: str, read: Sequence[tuple[str, list[str]]]) ->
     """
     library, make = REFERENCES[name]
     theirs = make(file)
-    made = make_tokenizer(file)
+    kind = gguf_facts().texts.get(file.architecture)
+    made = make_tokenizer(file, kind.keep_space if kind else None)
     special = {each["id"] for each in made["added_tokens"] if each["special"]}
     ours = Tokenizer.from_str(json.dumps(made))
     count, differ, lost, shown = 0, 0, 0, list[str]()

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from saccade.core.family import TileLayout
-from saccade.families.base_spec import ImageLayout
-from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, HALF
 from saccade.families.deepseek_vl2.images import CandidateRules
 from saccade.families.internvl.images import TileRules
+from saccade.families.kit.base_spec import ImageLayout
+from saccade.families.kit.config_readers import CLIP_MEAN, CLIP_STD, HALF
 from saccade.families.minicpm.images import SliceRules
 from saccade.families.smolvlm.images import SplitRules
 from saccade.families.step3_vl.images import CropRules, Sides

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from saccade.core.errors import CheckpointError, ConfigError
-from saccade.families.checkpoint import DEMO
+from saccade.core.model_folder import DEMO
 from saccade_bench.lab import machine
 from saccade_bench.lab.machine import CpuClock, describe
 from saccade_bench.lab.media import bench_media

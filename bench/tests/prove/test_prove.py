@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from saccade.core.errors import ConfigError
-from saccade.families.checkpoint import DEMO
+from saccade.core.model_folder import DEMO
 from saccade.families.registry import load_spec
 from saccade_bench.fixtures.server import Server, serving
 from saccade_bench.options import ProveOptions, TargetOptions

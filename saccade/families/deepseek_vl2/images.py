@@ -11,9 +11,9 @@ from saccade.core.errors import CheckpointError
 from saccade.core.family import CanvasTile, LargestImage, PixelBounds
 from saccade.core.recipe import Box, ImageRecipe, ImageView
 from saccade.core.types import Grid, Size
-from saccade.families.base_spec import check_aspect, fingerprint
 from saccade.families.checkpoint import Checkpoint, Section, read_json
-from saccade.families.config_readers import HALF, read_colours
+from saccade.families.kit.base_spec import check_aspect, fingerprint
+from saccade.families.kit.config_readers import HALF, read_colours
 from saccade.nn.tower_config import Colours, SiglipConfig
 
 ALONE = (0, 0)

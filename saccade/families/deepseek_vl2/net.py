@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from saccade.families.deepseek_vl2.spec import DeepseekSpec
-from saccade.families.deepseek_vl2.text import deepseek_decoder
 from saccade.families.deepseek_vl2.vision import DeepseekTower
-from saccade.nn.family_model import FamilyModel, language_matrices
+from saccade.families.kit.deepseek_decoder import QUANTISABLE, deepseek_decoder
+from saccade.nn.family_model import FamilyModel
 from saccade.nn.protocol import LanguageModel, VisionNet
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
@@ -32,11 +32,7 @@ class DeepseekModel(FamilyModel):
         (r"^(vision_model\..*)\.attn\.qkv\.", r"\1.self_attn.qkv."),
         (r"^(vision_model\..*)\.attn\.proj\.", r"\1.self_attn.out_proj."),
     )
-    quantisable = language_matrices(
-        r"(self_attn\.([qokv]|q_[ab])_proj|self_attn\.kv_a_proj_with_mqa"
-        r"|(mlp|mlp\.shared_experts|mlp\.experts\.\d+)\.[a-z]+_proj)\.weight"
-        r"|mlp\.experts\.[a-z_]+_proj"
-    )
+    quantisable = QUANTISABLE
     unused = ("vision_model.attn_pool.",)  # the tower's own head
 
     def tower(self, weights: Weights, shard: Shard) -> VisionNet:

@@ -5,50 +5,21 @@ Runs without torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.core.errors import CheckpointError
-from saccade.core.family import Cuts, KVSpec, Templates, heads_cache, latent_cache
-from saccade.families.base_spec import BLIND, AttendingTower, BaseSpec, Placeholder, plain_cuts
+from saccade.core.family import Templates
 from saccade.families.checkpoint import Checkpoint
-from saccade.families.config_readers import read_tokenizer
-from saccade.families.deepseek_vl2.config import DeepseekText, read_text, read_vision
+from saccade.families.deepseek_vl2.config import read_vision
 from saccade.families.deepseek_vl2.images import NO_IMAGES, CandidateRules, read_images
+from saccade.families.kit.base_spec import BLIND, Placeholder
+from saccade.families.kit.config_readers import read_tokenizer
+from saccade.families.kit.deepseek_text import LatentSpec, read_text
 from saccade.nn.tower_config import SiglipConfig
 
 TEMPLATES = Templates(default=Path(__file__).parent / "chat.jinja")
 IMAGE = "<image>"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentSpec(BaseSpec):
-    """The answers for DeepSeek's language model behind any tower."""
-
-    vision: AttendingTower
-    text: DeepseekText
-
-    def kv_spec(self, ranks: int = 1) -> KVSpec:
-        shape, latent = self.text.shape, self.text.latent
-        if latent is None:
-            return KVSpec((heads_cache(shape.kv_heads, shape.head_dim, ranks),) * shape.layers)
-        return KVSpec((latent_cache(latent.width),) * shape.layers)
-
-    @property
-    def cuts(self) -> Cuts:
-        text, experts = self.text.shape, self.text.shape.experts
-        width = experts.width if experts else 0
-        shared = self.text.routing.shared * width if self.text.routing else 0
-        return replace(
-            plain_cuts(text, self.vision),
-            text=(
-                (text.heads, "attention heads"),
-                (text.intermediate, "MLP values"),
-                *(((shared, "values of shared experts"),) if shared else ()),
-            ),
-            experts=experts.count if experts else 0,
-            expert_width=width,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

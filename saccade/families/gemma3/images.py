@@ -11,9 +11,9 @@ from saccade.core.errors import CheckpointError
 from saccade.core.family import LargestImage, PixelBounds
 from saccade.core.recipe import ImageRecipe, Resample, whole
 from saccade.core.types import Grid
-from saccade.families.base_spec import fingerprint
 from saccade.families.checkpoint import Section
-from saccade.families.config_readers import HALF, read_colours, read_resample, require_flags
+from saccade.families.kit.base_spec import fingerprint
+from saccade.families.kit.config_readers import HALF, read_colours, read_resample, require_flags
 from saccade.nn.tower_config import Colours, SiglipConfig
 
 ONE: Grid = (0, 0)

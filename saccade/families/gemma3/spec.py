@@ -11,7 +11,9 @@ from typing import Literal
 
 from saccade.core.errors import CheckpointError
 from saccade.core.family import Cuts, KVSpec, Templates, heads_cache
-from saccade.families.base_spec import (
+from saccade.families.checkpoint import Checkpoint, Section, read_json
+from saccade.families.gemma3.images import NO_IMAGES, SquareRules, read_images
+from saccade.families.kit.base_spec import (
     BLIND,
     NO_TEMPLATES,
     BaseSpec,
@@ -19,8 +21,7 @@ from saccade.families.base_spec import (
     ShapedText,
     plain_cuts,
 )
-from saccade.families.checkpoint import Checkpoint, Section, read_json
-from saccade.families.config_readers import (
+from saccade.families.kit.config_readers import (
     SiglipDefaults,
     read_layer_types,
     read_siglip,
@@ -30,7 +31,6 @@ from saccade.families.config_readers import (
     require_kind,
     text_section,
 )
-from saccade.families.gemma3.images import NO_IMAGES, SquareRules, read_images
 from saccade.nn.text_config import RopeConfig
 from saccade.nn.tower_config import SiglipConfig
 

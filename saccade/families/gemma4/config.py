@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from saccade.core.errors import CheckpointError
 from saccade.core.family import Divisible
 from saccade.families.checkpoint import Section
-from saccade.families.config_readers import read_axial, refuse_flags, require_kind
 from saccade.families.gemma4.layers import LayerShape, Rope, read_layers, read_ropes
+from saccade.families.kit.config_readers import read_axial, refuse_flags, require_kind
 from saccade.nn.text_config import ExpertsConfig
 
 KINDS = ("gemma4", "gemma4_unified")

@@ -12,10 +12,10 @@ from saccade.core.errors import CheckpointError, ImageError
 from saccade.core.family import LargestImage, PixelBounds
 from saccade.core.recipe import ImageRecipe, Resample, whole
 from saccade.core.types import Grid
-from saccade.families.base_spec import fingerprint
 from saccade.families.checkpoint import Section
-from saccade.families.config_readers import read_resample, require_flags
 from saccade.families.gemma4.config import EmbedderConfig, TowerConfig
+from saccade.families.kit.base_spec import fingerprint
+from saccade.families.kit.config_readers import read_resample, require_flags
 
 BUDGETS = (70, 140, 280, 560, 1120)
 """Most tokens of an image, as the model was trained for."""

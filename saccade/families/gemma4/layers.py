@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Section
-from saccade.families.config_readers import read_layer_types
+from saccade.families.kit.config_readers import read_layer_types
 
 FULL, NEAR = "full_attention", "sliding_attention"
 ROPES = {FULL: ("proportional", 1e6, 0.25), NEAR: ("default", 1e4, 1.0)}

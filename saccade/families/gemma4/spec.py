@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 
 from saccade.core.errors import CheckpointError
 from saccade.core.family import Cuts, KVSpec, heads_cache
-from saccade.families.base_spec import BLIND, BaseSpec, FamilyOptions, Placeholder, read_options
 from saccade.families.checkpoint import Checkpoint, Section
-from saccade.families.config_readers import read_token, text_section
 from saccade.families.gemma4.config import (
     EmbedderConfig,
     Gemma4Text,
@@ -22,6 +20,8 @@ from saccade.families.gemma4.config import (
     read_vision,
 )
 from saccade.families.gemma4.images import BUDGETS, NO_IMAGES, BudgetRules, read_images
+from saccade.families.kit.base_spec import BLIND, BaseSpec, FamilyOptions, Placeholder, read_options
+from saccade.families.kit.config_readers import read_token, text_section
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Section
-from saccade.families.config_readers import (
+from saccade.families.kit.config_readers import (
     check_heads,
     check_side,
     read_head_dim,

@@ -12,10 +12,10 @@ from saccade.core.errors import CheckpointError
 from saccade.core.family import CanvasTile, LargestImage, PixelBounds
 from saccade.core.recipe import Box, ImageRecipe, ImageTile, ImageView, Resample
 from saccade.core.types import Grid
-from saccade.families.base_spec import fingerprint
 from saccade.families.checkpoint import Section
-from saccade.families.config_readers import CLIP_MEAN, CLIP_STD, check_made_for, read_colours
 from saccade.families.internvl.config import InternVisionConfig
+from saccade.families.kit.base_spec import fingerprint
+from saccade.families.kit.config_readers import CLIP_MEAN, CLIP_STD, check_made_for, read_colours
 from saccade.nn.tower_config import Colours
 
 RESAMPLES: dict[int, Resample] = {2: "bilinear", 3: "bicubic"}

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from saccade.core.errors import CheckpointError
 from saccade.core.family import Cuts, Templates
-from saccade.families.base_spec import DecoderSpec, Placeholder, plain_cuts
 from saccade.families.checkpoint import Checkpoint, Section, read_json
 from saccade.families.internvl.config import (
     KINDS,
@@ -21,6 +20,7 @@ from saccade.families.internvl.config import (
 )
 from saccade.families.internvl.images import TileRules, read_images
 from saccade.families.internvl.video import read_video
+from saccade.families.kit.base_spec import DecoderSpec, Placeholder, plain_cuts
 
 TEMPLATES = Templates(
     tools=Path(__file__).parent / "tools.jinja", marks=("<|im_start|>", "<IMG_CONTEXT>")

@@ -16,8 +16,8 @@ from saccade.core.recipe import ImageRecipe, whole
 from saccade.core.types import Grid
 from saccade.core.video import MOST_FRAMES, FrameTimes, VideoOptions
 from saccade.families.checkpoint import Checkpoint
-from saccade.families.config_readers import read_colours
 from saccade.families.internvl.images import TileRules
+from saccade.families.kit.config_readers import read_colours
 
 MARK, CONTENT = "<video>", "<IMG_CONTEXT>"
 LEAST_FRAMES = 4

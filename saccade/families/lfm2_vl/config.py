@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Section
-from saccade.families.config_readers import (
+from saccade.families.kit.config_readers import (
     SiglipDefaults,
     read_head_dim,
     read_layer_types,

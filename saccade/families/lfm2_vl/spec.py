@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from saccade.core.errors import CheckpointError
 from saccade.core.family import Cache, Cuts, KVSpec, heads_cache
 from saccade.core.types import Image
-from saccade.families.base_spec import BaseSpec, Ids, ImagePiece, Placeholder, plain_cuts
 from saccade.families.checkpoint import Checkpoint
-from saccade.families.config_readers import read_tokenizer
+from saccade.families.kit.base_spec import BaseSpec, Ids, ImagePiece, Placeholder, plain_cuts
+from saccade.families.kit.config_readers import read_tokenizer
 from saccade.families.lfm2_vl.config import (
     ConvolutionConfig,
     ProjectorConfig,

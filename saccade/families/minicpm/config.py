@@ -11,13 +11,13 @@ from typing import Literal
 
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Section
-from saccade.families.config_readers import (
+from saccade.families.kit.config_readers import (
     SiglipDefaults,
     read_siglip,
     refuse_flags,
     require_kind,
 )
-from saccade.families.hybrid import read_hybrid
+from saccade.families.kit.hybrid import read_hybrid
 from saccade.nn.hybrid_config import HybridConfig
 from saccade.nn.text_config import TextConfig
 from saccade.nn.tower_config import SiglipConfig

@@ -13,14 +13,14 @@ from saccade.core.errors import CheckpointError
 from saccade.core.family import CanvasTile, LargestImage, PixelBounds
 from saccade.core.recipe import Box, ImageRecipe, ImageView, Resample, stacked
 from saccade.core.types import Grid, Size
-from saccade.families.base_spec import (
+from saccade.families.checkpoint import Checkpoint, Section
+from saccade.families.kit.base_spec import (
     LONGEST_ASPECT,
     check_aspect,
     fingerprint,
     stacked_bounds,
 )
-from saccade.families.checkpoint import Checkpoint, Section
-from saccade.families.config_readers import HALF, read_colours, read_resample, require_flags
+from saccade.families.kit.config_readers import HALF, read_colours, read_resample, require_flags
 from saccade.families.minicpm.config import MergingTower, Sibling, read_mode
 from saccade.nn.tower_config import Colours
 

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from saccade.core.errors import CheckpointError, InvalidRequest
 from saccade.core.family import Cuts, KVSpec
 from saccade.core.types import Grid, Image, Span
-from saccade.families.base_spec import (
+from saccade.families.checkpoint import Checkpoint, Section, read_json
+from saccade.families.kit.base_spec import (
     BaseSpec,
     FamilyOptions,
     Ids,
@@ -25,9 +26,8 @@ from saccade.families.base_spec import (
     plain_cuts,
     read_options,
 )
-from saccade.families.checkpoint import Checkpoint, Section, read_json
-from saccade.families.config_readers import read_tokenizer
-from saccade.families.hybrid import hybrid_caches, hybrid_cuts
+from saccade.families.kit.config_readers import read_tokenizer
+from saccade.families.kit.hybrid import hybrid_caches, hybrid_cuts
 from saccade.families.minicpm.config import (
     MERGES,
     MergingTower,

@@ -17,7 +17,7 @@ from saccade.core.recipe import ImageRecipe
 from saccade.core.types import Grid
 from saccade.core.video import MOST_FRAMES, FrameTimes, VideoOptions
 from saccade.families.checkpoint import Checkpoint
-from saccade.families.config_readers import read_colours
+from saccade.families.kit.config_readers import read_colours
 from saccade.families.minicpm.config import MERGES
 from saccade.families.minicpm.images import SliceRules
 

@@ -12,9 +12,10 @@ from typing import Literal
 
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Section
-from saccade.families.config_readers import (
+from saccade.families.kit.config_readers import (
     EXPERT_COUNTS,
     experts_config,
+    read_axes,
     read_head_dim,
     read_rope,
     read_text_config,
@@ -158,17 +159,3 @@ def _rope(variant: Variant, text: Section, head_dim: int) -> RopeConfig:
     )
     usual = (24, 20, 20) if third else (16, 24, 24)
     return RopeConfig(theta, read_axes(rope, head_dim, usual), interleaved=third)
-
-
-def read_axes(rope: Section, head_dim: int, usual: tuple[int, int, int]) -> tuple[int, ...]:
-    """Return how many of a head's angles turn by time, by row and by column.
-
-    usual: where the file is silent. Raises CheckpointError.
-    """
-    sections = rope.integers("mrope_section", default=usual)
-    if len(sections) != 3 or sum(sections) != head_dim // 2:
-        raise CheckpointError(
-            f"{rope.where}: mrope_section {list(sections)} must be three figures that sum to "
-            f"{head_dim // 2}"
-        )
-    return sections

@@ -1,32 +1,24 @@
 """What a Qwen-VL checkpoint says without tensors: sizes, prompts, rotary positions.
 
 One spec serves Qwen2-VL, Qwen2.5-VL and Qwen3-VL (dense and with experts): they differ in
-configuration only. Formulas for positions follow these models' `get_rope_index` in transformers,
-and are tested against them. Runs without torch.
+configuration only. Runs without torch.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
 
-import numpy as np
-import numpy.typing as npt
-
-from saccade.core.errors import ConfigError
 from saccade.core.family import ScoreTemplates, Templates
-from saccade.core.types import Grid, Span
-from saccade.families.base_spec import (
-    DecoderSpec,
+from saccade.families.checkpoint import Checkpoint, read_pooling
+from saccade.families.kit.base_spec import (
     FamilyOptions,
     Placeholder,
     read_options,
 )
-from saccade.families.checkpoint import Checkpoint, Section, read_pooling
-from saccade.families.config_readers import text_section
+from saccade.families.kit.config_readers import text_section
+from saccade.families.kit.grid_spec import GridSpec
 from saccade.families.qwen_vl.config import (
     PatchEmbedding,
     VisionConfig,
@@ -34,7 +26,7 @@ from saccade.families.qwen_vl.config import (
     read_variant,
     read_vision,
 )
-from saccade.families.qwen_vl.images import ImageRules, RaisedRules, read_images
+from saccade.families.qwen_vl.images import read_images
 from saccade.families.qwen_vl.video import QwenVideo, read_video
 
 SCORES = ScoreTemplates(
@@ -65,87 +57,6 @@ class QwenOptions(FamilyOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GridSpec(DecoderSpec):
-    """CPU facts of a model that counts an image's tokens by time, row and column."""
-
-    images: ImageRules
-
-    position_axes = 3
-
-    @property
-    def image_token_id(self) -> int:
-        return self.placeholder.marks[0]
-
-    def image_positions(self, grid: Grid) -> npt.NDArray[np.int64]:
-        h, w = grid[1] // self.images.merge, grid[2] // self.images.merge
-        return np.indices((1, h, w)).reshape(3, -1)
-
-    def positions(
-        self,
-        tokens: Sequence[int],
-        spans: Sequence[Span],
-        blocks: Sequence[npt.NDArray[np.int64]],
-    ) -> tuple[npt.NDArray[np.int64], int]:
-        """Return the mRoPE positions [3, T], and the next position.
-
-        An image takes as many steps as its longer side has merged patches, whatever its token
-        count. A video's pairs, whose `time` is set, begin at one position, apart on the time axis.
-        What follows them goes on behind the largest (as in transformers 4).
-        """
-        positions = np.empty((3, len(tokens)), dtype=np.int64)
-        done = position = begin = 0
-        in_video = False
-        for span in spans:
-            block = blocks[span.image]
-            assert span.offset == 0 and span.length == block.shape[1], (
-                "a Qwen-VL image stands in one piece"
-            )
-            if not (in_video and span.time is not None and span.start == done):
-                begin = position = _count_on(positions, done, span.start, position)
-            shown = positions[:, span.start : span.end]
-            np.add(block, begin, out=shown)
-            shown[0] += span.time or 0
-            # the last token of each stands furthest on every axis
-            position = max(position, int(shown[:, -1].max()) + 1)
-            done, in_video = span.end, span.time is not None
-        return positions, _count_on(positions, done, len(tokens), position)
-
-
-@dataclass(frozen=True, slots=True)
-class SizeOptions(FamilyOptions):
-    """size: bounds on images, a JSON object as the image processor's file has it."""
-
-    size: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RaisedSpec(GridSpec):
-    """CPU facts of a model that enlarges images with an edge shorter than a token's."""
-
-    images: RaisedRules
-
-    def with_options(self, options: Mapping[str, str]) -> Self:
-        given = options.get("size", "a JSON object")
-        chosen = read_options(SizeOptions, self.family, options, size=(given,))
-        if not chosen.size:
-            return self
-        size = read_size(chosen.size)
-        return replace(self, images=self.images.sized(size))
-
-
-def read_size(given: str) -> Section:
-    """Return the bounds that a user has chosen. Raises ConfigError."""
-    where = f"--family-option size={given}"
-    try:
-        size = json.loads(given)
-    except ValueError:
-        size = None
-    if not isinstance(size, dict) or not size.keys() <= {"shortest_edge", "longest_edge"}:
-        raise ConfigError(f"{where}: write a JSON object with shortest_edge and longest_edge")
-    return Section(where, size)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class QwenVLSpec(GridSpec):
     """CPU facts of one Qwen-VL checkpoint."""
 
@@ -160,15 +71,6 @@ class QwenVLSpec(GridSpec):
     @property
     def embedding_width(self) -> int:
         return self.text.hidden * (1 + len(self.vision.deepstack_layers))
-
-
-def _count_on(positions: npt.NDArray[np.int64], start: int, end: int, position: int) -> int:
-    """Fill [start, end) on all three axes with `position`, `position + 1`, ...
-
-    Returns the next position.
-    """
-    positions[:, start:end] = np.arange(position, position + end - start)
-    return position + end - start
 
 
 def qwen_vl_spec(checkpoint: Checkpoint) -> QwenVLSpec:

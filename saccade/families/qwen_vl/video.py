@@ -23,14 +23,14 @@ from saccade.core.recipe import ImageRecipe, whole
 from saccade.core.types import Grid
 from saccade.core.video import MOST_FRAMES, FrameTimes, VideoOptions, images_of
 from saccade.families.checkpoint import Checkpoint
-from saccade.families.qwen_vl.config import Variant
-from saccade.families.qwen_vl.images import (
+from saccade.families.kit.native_images import (
     LONGEST_SIDE,
     MAX_ASPECT_RATIO,
     ImageRules,
     read_rules,
     smart_resize,
 )
+from saccade.families.qwen_vl.config import Variant
 
 START, PAD, END = "<|vision_start|>", "<|video_pad|>", "<|vision_end|>"
 FRAME_TOKENS = 768

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from saccade.core.types import Grid
+from saccade.families.kit.native_images import LONGEST_SIDE, ImageRules
 from saccade.families.qwen_vl.config import PatchEmbedding, VisionConfig
-from saccade.families.qwen_vl.images import LONGEST_SIDE, ImageRules
 from saccade.kernels.matrix import DenseMatrix
 from saccade.kernels.reference.patchify import patchify
 from saccade.nn.linear import Linear

@@ -12,9 +12,9 @@ from saccade.core.errors import CheckpointError
 from saccade.core.family import CanvasTile, LargestImage, PixelBounds
 from saccade.core.recipe import BLACK, Box, ImageRecipe, ImageView, Resample
 from saccade.core.types import Grid, Size
-from saccade.families.base_spec import fingerprint
 from saccade.families.checkpoint import Section
-from saccade.families.config_readers import (
+from saccade.families.kit.base_spec import fingerprint
+from saccade.families.kit.config_readers import (
     HALF,
     read_colours,
     read_resample,

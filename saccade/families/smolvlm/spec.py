@@ -13,9 +13,9 @@ from pathlib import Path
 from saccade.core.errors import CheckpointError
 from saccade.core.family import Templates
 from saccade.core.types import Image
-from saccade.families.base_spec import DecoderSpec, Ids, ImagePiece, Placeholder
 from saccade.families.checkpoint import Checkpoint, Section
-from saccade.families.config_readers import (
+from saccade.families.kit.base_spec import DecoderSpec, Ids, ImagePiece, Placeholder
+from saccade.families.kit.config_readers import (
     SiglipDefaults,
     read_head_dim,
     read_rope,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Section
-from saccade.families.config_readers import (
+from saccade.families.kit.config_readers import (
     check_channels,
     check_halves,
     check_side,

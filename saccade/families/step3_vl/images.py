@@ -13,9 +13,9 @@ from saccade.core.errors import CheckpointError
 from saccade.core.family import CanvasTile, LargestImage, PixelBounds
 from saccade.core.recipe import Box, ImageRecipe, OwnPixels
 from saccade.core.types import Grid, Size
-from saccade.families.base_spec import check_aspect, fingerprint
 from saccade.families.checkpoint import Section
-from saccade.families.config_readers import (
+from saccade.families.kit.base_spec import check_aspect, fingerprint
+from saccade.families.kit.config_readers import (
     CLIP_MEAN,
     CLIP_STD,
     Colour,

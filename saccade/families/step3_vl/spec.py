@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from saccade.core.errors import CheckpointError
 from saccade.core.types import Image
-from saccade.families.base_spec import DecoderSpec, Ids, ImagePiece, Placeholder
 from saccade.families.checkpoint import Checkpoint
-from saccade.families.config_readers import read_token, read_tokenizer
+from saccade.families.kit.base_spec import DecoderSpec, Ids, ImagePiece, Placeholder
+from saccade.families.kit.config_readers import read_token, read_tokenizer
 from saccade.families.step3_vl.config import PerceptionConfig, read_text, read_vision
 from saccade.families.step3_vl.images import CropRules, read_images
 from saccade.nn.text_config import TextConfig

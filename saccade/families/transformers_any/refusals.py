@@ -10,7 +10,7 @@ from typing import Any
 
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import Section
-from saccade.families.config_readers import read_heads
+from saccade.families.kit.config_readers import read_heads
 from saccade.families.transformers_any.facts import TextFacts
 
 BOTH_WAYS = "its images attend to themselves in both directions, which no layer of it asks for"

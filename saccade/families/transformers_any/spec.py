@@ -23,9 +23,9 @@ from saccade.core.family import Cuts, KVSpec, LargestImage, PixelBounds, Templat
 from saccade.core.pixel_tensors import PixelTensor, canvas_size
 from saccade.core.recipe import ImageRecipe, OwnPixels
 from saccade.core.types import Grid, Image, Span
-from saccade.families.base_spec import check_count, fingerprint
 from saccade.families.checkpoint import Checkpoint, Section
-from saccade.families.config_readers import text_section
+from saccade.families.kit.base_spec import check_count, fingerprint
+from saccade.families.kit.config_readers import text_section
 from saccade.families.transformers_any.facts import (
     ImageFacts,
     Inspector,

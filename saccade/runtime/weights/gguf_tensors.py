@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from saccade.core.errors import CheckpointError
+from saccade.families.registry import gguf_facts
 from saccade.gguf.header import TensorInfo, known_formats, read_header
 from saccade.gguf.known import made_tensors
 from saccade.gguf.made import Heads, Made
@@ -68,7 +69,7 @@ class GgufTensors:
     def __init__(self, path: Path) -> None:
         """Read the file's header. Raises CheckpointError."""
         self._path = path
-        self._made = made_tensors(read_header(path))
+        self._made = made_tensors(read_header(path), gguf_facts())
 
     def keys(self) -> Sequence[str]:
         return list(self._made)

@@ -1,0 +1,88 @@
+"""Where a model's folder is: on this machine, or on the Hugging Face hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from saccade.core.errors import CheckpointError
+
+DEMO = Path(__file__).parents[1] / "demo" / "model"
+"""The built-in model's folder."""
+ELSEWHERE = "gguf.json"
+"""A folder's file that lists weights which lie in GGUF files, in place of *.safetensors."""
+DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tiktoken.model"]
+
+
+def resolve_model(model: str, revision: str | None = None) -> Path:
+    """Return the folder of `model`: "demo", a folder, or a Hugging Face hub id.
+
+    A hub id is downloaded on first use, with the hub's own progress bars.
+
+    Raises CheckpointError that names the remedy.
+    """
+    folder = DEMO if model == "demo" else Path(model).expanduser()
+    check_revision(model, folder, revision)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise CheckpointError(
+                f"{folder} has no config.json: give the folder that holds the model's "
+                "config.json and *.safetensors"
+            )
+        return folder
+    if folder.exists():
+        raise CheckpointError(f"{folder} is a file: give the folder that holds it")
+    parts = model.split("/")
+    if len(parts) != 2 or not all(parts) or model.startswith((".", "~")):
+        raise CheckpointError(
+            f"there is no folder {model!r}, and it is no hub id (like "
+            "Qwen/Qwen3-VL-2B-Instruct) either"
+        )
+    return _download(model, revision)
+
+
+def check_revision(model: str, path: Path, revision: str | None) -> None:
+    """Raise CheckpointError if `revision` is given for a model on this machine."""
+    if revision is not None and path.exists():
+        raise CheckpointError(
+            f"--revision {revision}: {model} is on this machine, and only a hub model has "
+            "revisions; leave it out, or give the hub id"
+        )
+
+
+def _download(repo: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download  # here: it takes long to import
+
+    with hub_errors(repo):
+        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=DOWNLOADED))
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"{repo} on the hub has no config.json: it is not a transformers checkpoint (of "
+            f"*.gguf files name one, as in {repo}:Q4_K_M)"
+        )
+    return folder
+
+
+@contextmanager
+def hub_errors(repo: str) -> Iterator[None]:
+    """Turn the hub's errors about a repository into CheckpointError that names the remedy."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise CheckpointError(
+            f"{repo} is gated: accept its terms on the hub, then run `hf auth login`"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"the hub has no {repo} (if it is private: `hf auth login`); there is no such "
+            "folder either"
+        ) from error
+    except (errors.HfHubHTTPError, OSError) as error:
+        # What is below tells more: of a hub out of reach the hub's words are a paragraph.
+        why = str(error.__cause__ or error).partition("\n")[0]
+        raise CheckpointError(
+            f"cannot download {repo} (you may fetch it elsewhere and give its folder): {why}"
+        ) from error

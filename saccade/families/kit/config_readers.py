@@ -1,0 +1,369 @@
+"""Fields that several families' config.json and image processors have in common, read and checked.
+
+Every function raises CheckpointError with the file and the field. Runs without torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+
+from saccade.core.errors import CheckpointError
+from saccade.core.recipe import Resample
+from saccade.families.checkpoint import Section
+from saccade.nn.text_config import ExpertsConfig, RopeConfig, TextConfig, Yarn, yarn_scale
+from saccade.nn.tower_config import SiglipConfig
+
+Colour = tuple[float, float, float]
+"""A value for red, green and blue, of 0 to 1."""
+HALF: Colour = (0.5, 0.5, 0.5)
+RESAMPLES: dict[int, Resample] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
+"""Pillow's numbers."""
+FIRST_LANCZOS = (2, 12)
+"""PyTorch's first release that resizes by Lanczos."""
+EXPERT_COUNTS = ("num_experts", "num_local_experts")
+"""Names of the number of experts; the second since transformers 5."""
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Read the tokenizer in a checkpoint's tokenizer.json. Raises CheckpointError."""
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises nothing narrower
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def text_section(config: Section) -> Section:
+    """Return the section with the language model's fields."""
+    return config.section("text_config") if config.has("text_config") else config
+
+
+def refuse_unsupported(text: Section, *flags: str) -> None:
+    """Raise CheckpointError if one of `flags` is set, or the activation is other than silu."""
+    refuse_flags(text, *flags)
+    if (activation := text.text("hidden_act", default="silu")) != "silu":
+        raise CheckpointError(f"{text.where}: hidden_act {activation!r} is not supported")
+
+
+def refuse_flags(section: Section, *flags: str) -> None:
+    """Raise CheckpointError if one of `flags` is set."""
+    for name in flags:
+        if section.flag(name):
+            raise CheckpointError(f"{section.where}: {name} is not supported")
+
+
+def require_flags(section: Section, *flags: str) -> None:
+    """Raise CheckpointError if one of `flags` is false."""
+    for name in flags:
+        if not section.flag(name, default=True):
+            raise CheckpointError(f"{section.where}: {name} false is not supported")
+
+
+def require_kind(section: Section, kind: str) -> None:
+    """Raise CheckpointError if the section names another `model_type`."""
+    if (found := section.text("model_type", default=kind)) != kind:
+        raise CheckpointError(f"{section.where}: model_type {found!r} is not supported")
+
+
+def read_token(config: Section, vocab: int, *names: str, default: int) -> int:
+    """Return a token that stands for images.
+
+    Raises CheckpointError if it is beyond the vocabulary.
+    """
+    token = config.integer(*names, default=default)
+    if not 0 <= token < vocab:
+        raise CheckpointError(
+            f"{config.where}: image token {token} is beyond the vocabulary of {vocab} tokens"
+        )
+    return token
+
+
+def read_heads(text: Section) -> tuple[int, int]:
+    """Return the numbers of query heads and of key and value heads. Raises CheckpointError."""
+    heads = text.count("num_attention_heads")
+    kv_heads = text.count("num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        raise CheckpointError(
+            f"{text.where}: {heads} query heads cannot share {kv_heads} key/value heads evenly"
+        )
+    return heads, kv_heads
+
+
+def read_text_config(
+    text: Section,
+    rope: RopeConfig,
+    head_dim: int,
+    *,
+    tied: bool,
+    qkv_bias: bool = False,
+    qk_norm: bool = False,
+    experts: ExpertsConfig | None = None,
+) -> TextConfig:
+    """Return a language model whose sizes have their usual names.
+
+    Raises CheckpointError if a field is missing or has the wrong kind.
+    """
+    heads, kv_heads = read_heads(text)
+    return TextConfig(
+        vocab_size=text.count("vocab_size"),
+        hidden=text.count("hidden_size"),
+        intermediate=text.integer("intermediate_size"),
+        layers=text.layers("num_hidden_layers"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        rms_eps=text.number("rms_norm_eps"),
+        rope=rope,
+        context_length=text.count("max_position_embeddings"),
+        qkv_bias=qkv_bias,
+        qk_norm=qk_norm,
+        tied=tied,
+        experts=experts,
+    )
+
+
+def read_head_dim(text: Section) -> int:
+    """Return `head_dim`, or each head's equal share of `hidden_size`. Raises CheckpointError."""
+    hidden, (heads, _) = text.count("hidden_size"), read_heads(text)
+    return text.count("head_dim", default=hidden // heads)
+
+
+def read_colours(processor: Section, mean: Colour, std: Colour) -> tuple[Colour, Colour]:
+    """Return `image_mean` and `image_std`, or `mean` and `std` by default.
+
+    Raises CheckpointError.
+    """
+    means = processor.numbers("image_mean", default=mean)
+    stds = processor.numbers("image_std", default=std)
+    if len(means) != 3 or len(stds) != 3:
+        raise CheckpointError(
+            f"{processor.where}: image_mean and image_std must have three values each"
+        )
+    if min(stds) <= 0:
+        raise CheckpointError(f"{processor.where}: image_std must be above 0, not {stds}")
+    return (means[0], means[1], means[2]), (stds[0], stds[1], stds[2])
+
+
+def experts_config(text: Section) -> ExpertsConfig:
+    """Return which layers have experts, as transformers' `Qwen3MoeDecoderLayer` decides.
+
+    Raises CheckpointError.
+    """
+    count, top = text.integer(*EXPERT_COUNTS), text.integer("num_experts_per_tok")
+    if not 1 <= top <= count:
+        raise CheckpointError(
+            f"{text.where}: num_experts_per_tok must be from 1 to {count} (num_experts), not {top}"
+        )
+    plain = text.integers("mlp_only_layers", default=())
+    step = max(1, text.integer("decoder_sparse_step", default=1))
+    layers = range(text.layers("num_hidden_layers"))
+    sparse = frozenset(i for i in layers if i not in plain and not (i + 1) % step)
+    return ExpertsConfig(sparse, count, top, text.integer("moe_intermediate_size"))
+
+
+def read_rope(text: Section, *kinds: str) -> Section:
+    """Return the rotary embedding's section, under its old or new name.
+
+    kinds: the supported types, by default Qwen-VL's. Raises CheckpointError for others.
+    """
+    kinds = kinds or ("default", "mrope")
+    rope = text.section("rope_parameters" if text.has("rope_parameters") else "rope_scaling")
+    kind = rope.text("rope_type", "type", default="default")
+    if kind not in kinds:
+        raise CheckpointError(
+            f"{rope.where}: rope type {kind!r} is not supported ({' and '.join(kinds)} are)"
+        )
+    return rope
+
+
+def read_theta(text: Section, rope: Section) -> float:
+    """Return the base of the rotary embedding.
+
+    It is in `rope`, as `read_rope` found it, or in an older file's `text`. Raises CheckpointError.
+    """
+    return rope.positive("rope_theta", default=text.positive("rope_theta", default=1e4))
+
+
+def read_layer_types(text: Section, count: int, kinds: Collection[str]) -> tuple[str, ...]:
+    """Return the kind of each of `count` layers, or nothing if the file does not list them.
+
+    Raises CheckpointError.
+    """
+    if not text.has("layer_types"):
+        return ()
+    listed = text.data["layer_types"]
+    known = isinstance(listed, list) and set(map(str, listed)) <= set(kinds)
+    if not known or len(listed) != count:
+        raise CheckpointError(
+            f"{text.where}: layer_types must name {count} layers, each one of {', '.join(kinds)}"
+        )
+    return tuple(listed)
+
+
+def read_yarn(text: Section, rope: Section, theta: float) -> Yarn | None:
+    """Read long rope as transformers' `_compute_yarn_parameters` does.
+
+    Returns None if `rope`, as `read_rope` found it, has another type. Raises CheckpointError.
+    """
+    if rope.text("rope_type", "type", default="default") != "yarn":
+        return None
+    longest = text.integer("max_position_embeddings", default=2048)
+    original = rope.number("original_max_position_embeddings", default=longest)
+    factor = rope.number("factor", default=longest / original if original else 0.0)
+    # A 0 is as if nothing were said.
+    fast = rope.number("beta_fast", default=0) or 32.0
+    slow = rope.number("beta_slow", default=0) or 1.0
+    weight, whole = rope.number("mscale", default=0), rope.number("mscale_all_dim", default=0)
+    amplitude = yarn_scale(factor)
+    if weight and whole:
+        divisor = yarn_scale(factor, whole)
+        amplitude = yarn_scale(factor, weight) / divisor if divisor else 0.0
+    amplitude = rope.number("attention_factor", default=amplitude)
+    known = math.isfinite(amplitude)
+    if not known or factor < 1 or original < 1 or min(slow, amplitude) <= 0 or fast < slow:
+        raise CheckpointError(
+            f"{rope.where}: yarn needs factor and original_max_position_embeddings of at least 1, "
+            "beta_slow and attention_factor (or what mscale and mscale_all_dim make of it) above "
+            "0, and beta_fast of at least beta_slow"
+        )
+    if theta <= 1:
+        raise CheckpointError(f"{rope.where}: rope_theta must be above 1 with yarn, not {theta}")
+    return Yarn(factor, original, fast, slow, amplitude, rope.flag("truncate", default=True))
+
+
+def read_resample(processor: Section, default: int) -> Resample:
+    """Return the resize filter.
+
+    With an older PyTorch, Lanczos becomes bicubic, as in transformers' `TorchvisionBackend`. Raises
+    CheckpointError.
+    """
+    number = processor.integer("resample", default=default)
+    if number not in RESAMPLES:
+        raise CheckpointError(
+            f"{processor.where}: resample {number} is not supported (1, 2 and 3 are)"
+        )
+    if RESAMPLES[number] == "lanczos" and _torch_release() < FIRST_LANCZOS:
+        return "bicubic"
+    return RESAMPLES[number]
+
+
+def _torch_release() -> tuple[int, int]:
+    major, minor = version("torch").split(".")[:2]
+    return int(major), int(minor)
+
+
+def check_side(vision: Section, side: int, patch: int, merge: int) -> None:
+    """Raise CheckpointError unless whole tokens, merge x merge patches each, fill an image."""
+    if min(side, patch, merge) < 1 or side % (patch * merge):
+        raise CheckpointError(
+            f"{vision.where}: image_size {side} is no multiple of {merge} patches of {patch} pixels"
+        )
+
+
+def check_made_for(section: Section, **sizes: int) -> None:
+    """Raise CheckpointError if one of these fields has another size than the tower's."""
+    for name, size in sizes.items():
+        if (value := section.integer(name, default=size)) != size:
+            raise CheckpointError(
+                f"{section.where}: {name} is {value}, but the vision tower was made for {size}"
+            )
+
+
+def check_halves(vision: Section, name: str, hidden: int, heads: int) -> None:
+    """Raise CheckpointError unless two axes can turn half of each head's values, pair by pair.
+
+    name: the field that holds `hidden`.
+    """
+    if hidden % (4 * heads):
+        raise CheckpointError(
+            f"{vision.where}: {name} {hidden} must be a multiple of 4 values for each of "
+            f"{heads} heads"
+        )
+
+
+def check_channels(vision: Section) -> None:
+    """Raise CheckpointError unless images have three channels."""
+    if vision.integer("num_channels", default=3) != 3:
+        raise CheckpointError(f"{vision.where}: num_channels must be 3")
+
+
+def check_heads(section: Section, hidden: int, heads: int) -> None:
+    """Raise CheckpointError unless heads divide the values evenly."""
+    if hidden % heads:
+        raise CheckpointError(f"{section.where}: {hidden} values do not divide into {heads} heads")
+
+
+def read_axial(vision: Section) -> Section:
+    """Return the section of a rotary embedding by row and column.
+
+    Raises CheckpointError for another type.
+    """
+    rope = vision.section("rope_parameters")
+    if (kind := rope.text("rope_type", default="axial")) != "axial":
+        raise CheckpointError(f"{rope.where}: rope type {kind!r} is not supported (axial is)")
+    return rope
+
+
+class SiglipDefaults(NamedTuple):
+    """Sizes from transformers' class, used where a tower's configuration is silent."""
+
+    hidden: int
+    heads: int
+    side: int
+    patch: int
+
+
+def read_siglip(vision: Section, merge: int, out: int, absent: SiglipDefaults) -> SiglipConfig:
+    """Read a SigLIP tower, which merges merge x merge patches into a token with `out` values.
+
+    Raises CheckpointError.
+    """
+    side = vision.integer("image_size", default=absent.side)
+    patch = vision.integer("patch_size", default=absent.patch)
+    # Pixels in no whole patch are left out, as a convolution leaves them out.
+    if min(patch, merge) < 1 or side < patch or side // patch % merge:
+        check_side(vision, side, patch, merge)
+    return siglip_shape(vision, side, patch, merge, out, absent)
+
+
+def siglip_shape(
+    vision: Section, side: int, patch: int, merge: int, out: int, absent: SiglipDefaults
+) -> SiglipConfig:
+    """Return a SigLIP tower whose sizes in pixels are read. Raises CheckpointError."""
+    check_channels(vision)
+    hidden = vision.count("hidden_size", default=absent.hidden)
+    heads = vision.count("num_attention_heads", default=absent.heads)
+    check_heads(vision, hidden, heads)
+    return SiglipConfig(
+        depth=vision.layers("num_hidden_layers", default=12),
+        hidden=hidden,
+        heads=heads,
+        intermediate=vision.integer("intermediate_size", default=3072),
+        activation=vision.text("hidden_act", default="gelu_pytorch_tanh"),
+        norm_eps=vision.number("layer_norm_eps", default=1e-6),
+        side=side,
+        patch=patch,
+        merge=merge,
+        out_hidden=out,
+    )
+
+
+def read_axes(rope: Section, head_dim: int, usual: tuple[int, int, int]) -> tuple[int, ...]:
+    """Return how many of a head's angles turn by time, by row and by column.
+
+    usual: where the file is silent. Raises CheckpointError.
+    """
+    sections = rope.integers("mrope_section", default=usual)
+    if len(sections) != 3 or sum(sections) != head_dim // 2:
+        raise CheckpointError(
+            f"{rope.where}: mrope_section {list(sections)} must be three figures that sum to "
+            f"{head_dim // 2}"
+        )
+    return sections
