@@ -8,7 +8,6 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -21,36 +20,13 @@ import pytest
 
 from saccade import AsyncSendOnce, SendOnce
 from saccade.core.errors import ConfigError
-from saccade.core.options import ConnectionOptions, ServerOptions
-from saccade.core.route_options import ProxyOptions
+from saccade.core.options import ServerOptions
 from saccade.proxy.app import ServerAddress
-from saccade.proxy.run import ProxyServer
 from tests.helpers.images import data_url, png
-from tests.helpers.served import Served, serving
+from tests.helpers.served import Served, proxied, serving
 
 CHAT = "/v1/chat/completions"
 NAMED = "saccade_named_bytes_total"
-
-
-@contextmanager
-def proxied(upstream: str, **options: Any) -> Iterator[tuple[str, ProxyServer]]:
-    """A proxy's address, and the proxy."""
-    ready = threading.Event()
-    found: list[str] = []
-    proxy = ProxyServer(ProxyOptions(upstream=upstream, port=0, **options), ConnectionOptions())
-
-    def on_ready(address: str) -> None:
-        found.append(address)
-        ready.set()
-
-    thread = threading.Thread(target=lambda: asyncio.run(proxy.run_until_told(on_ready)))
-    thread.start()
-    try:
-        assert ready.wait(30), "the proxy did not start"
-        yield found[0], proxy
-    finally:
-        proxy.should_exit = True
-        thread.join(30)
 
 
 @pytest.fixture(scope="module")
