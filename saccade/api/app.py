@@ -110,6 +110,7 @@ def build_app(
         middleware=_middleware(server, watch, record),
         exception_handlers=_HANDLERS,
     )
+    app.router.redirect_slashes = False  # the connection drops a slash at a path's end
     app.state.batches = runner
     return app
 
@@ -164,7 +165,7 @@ def _public_routes(door: RequestHandler, api: _Api, store: ResponseStore) -> lis
         Route("/v1/chat/completions", Endpoint(api.chat), methods=["POST"]),
         Route("/v1/completions", Endpoint(api.complete), methods=["POST"]),
         *message_routes(door),
-        *(Route(path, api.models) for path in ("/v1/models", "/v1/models/")),
+        Route("/v1/models", api.models),
         Route("/v1/models/{name:path}", api.model),
         Route("/tokenize", Endpoint(api.tokenize), methods=["POST"]),
         Route("/detokenize", Endpoint(api.detokenize), methods=["POST"]),

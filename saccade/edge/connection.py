@@ -357,6 +357,8 @@ class Connection(HttpToolsProtocol):
         self._deadline = None
         self._crowd.busy(self)
         super().on_headers_complete()
+        # A redirect would cost a body, and name http:// where a proxy in front speaks TLS.
+        self.scope["path"] = self.scope["path"].rstrip("/") or "/"
         names = dict(self.headers)
         message.in_body, message.given, message.tail = True, 0, b""
         if b"transfer-encoding" not in names:

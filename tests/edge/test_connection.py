@@ -4,6 +4,7 @@ answer them as if they spoke plain HTTP/1.1, however their bytes are cut.
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import time
@@ -223,6 +224,35 @@ def test_a_tunnel_is_refused(address: str) -> None:
     for target in ("example.com:443", "/v1/models"):
         answer = raw.ask(address, raw.head("CONNECT", target, content_length=2) + b"{}")
         assert answer.status in (400, 405)
+
+
+# ---- a slash at a path's end
+
+
+@pytest.mark.parametrize("name", {**REQUESTS, **ANSWERED_EARLY})
+@pytest.mark.sparse
+def test_a_slash_at_a_paths_end_changes_no_answer(address: str, name: str) -> None:
+    request = build(name, "x-forwarded-proto: https")
+    expected = raw.ask(address, request)
+    answer = raw.ask(address, request.replace(b" HTTP/1.1", b"/?a=b HTTP/1.1", 1))
+    assert answer.status == expected.status and "location" not in answer.headers
+    assert OWN.sub(b"-", answer.body) == OWN.sub(b"-", expected.body)
+
+
+def test_no_route_redirects_to_another_scheme_or_host(
+    addresses: dict[str, str], address: str
+) -> None:
+    paths = json.loads(raw.ask(addresses["server"], raw.head("GET", "/openapi.json")).body)["paths"]
+    for path in (*paths, "/", "/docs", "/health", "/metrics", "/nothing"):
+        for method in ("GET", "PUT", *(["POST"] if path.startswith("/v1/") else [])):
+            plain, slashed = (
+                raw.ask(address, raw.head(method, path + end, content_length=0))
+                for end in ("", "/")
+            )
+            if slashed.status == 307:
+                assert (path, method, slashed.headers["location"]) == ("/docs", "GET", "../docs")
+            else:
+                assert slashed.status == plain.status, (method, path)
 
 
 # ---- HTTP/1.0

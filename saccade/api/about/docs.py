@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from saccade.api.about.page import ServedFile
@@ -26,4 +28,12 @@ POLICY = (
 
 def docs_routes() -> list[Route]:
     """Build a route for each of the viewer's files, which are read once."""
-    return [Route(path, ServedFile(FOLDER / name, POLICY).answer) for path, name in FILES.items()]
+    files = {path: ServedFile(FOLDER / name, POLICY) for path, name in FILES.items()}
+    page = files.pop("/docs")
+
+    async def docs(request: Request) -> Response:
+        if request.scope["raw_path"].endswith(b"/"):
+            return RedirectResponse("../docs")  # the page's links are relative
+        return await page.answer(request)
+
+    return [Route("/docs", docs), *(Route(path, file.answer) for path, file in files.items())]
