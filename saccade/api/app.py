@@ -356,16 +356,22 @@ async def _on_request_error(request: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """Answer Starlette's own 404 and 405."""
     assert isinstance(error, HTTPException)
-    path, status = request.url.path, error.status_code
-    routes = {route.path for route in request.app.routes if isinstance(route, Route)}
-    what = {
-        404: f"there is no {path[:200]}{advice(path) or overview(routes)}",
-        405: f"{request.method} is not allowed on {path[:200]}{advice(path)}",
-    }
-    code = {404: "not_found", 405: "method_not_allowed"}.get(status)
-    fault = ErrorBody(what.get(status, error.detail), "invalid_request_error", None, code)
+    path, status, headers = request.url.path, error.status_code, error.headers
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    code, what = None, error.detail
+    if status == 404:
+        known = {route.path for route in routes}
+        code, what = "not_found", f"there is no {path[:200]}{advice(path) or overview(known)}"
+    elif status == 405:
+        here = [route.methods or () for route in routes if route.path_regex.match(path)]
+        allowed = sorted({method for methods in here for method in methods})
+        headers = {"allow": ", ".join(allowed)}
+        use = " or ".join(method for method in allowed if method != "HEAD")
+        what = f"{request.method} is not allowed on {path[:200]}{advice(path) or f': use {use}'}"
+        code = "method_not_allowed"
+    fault = ErrorBody(what, "invalid_request_error", None, code)
     status, body = body_for(path, status, fault, request_id.get())
-    return Response(body, status, error.headers, "application/json")
+    return Response(body, status, headers, "application/json")
 
 
 async def _on_leaver(_: Request, __: Exception) -> Response:
