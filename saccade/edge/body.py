@@ -1,4 +1,5 @@
-"""Request bodies on their way in: their size, their pace, and the bytes held at a time.
+"""Request bodies on their way in: their size, their pace, the bytes held at a time, and the threads
+that look into them.
 
 Knows nothing of the content. One event loop; no locks.
 """

@@ -15,6 +15,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass, field
+from threading import Lock
 
 import msgspec
 import pybase64
@@ -70,18 +71,24 @@ Flow = Generator[Attempt | VersionQuestion, AttemptReply, None]
 @dataclass(slots=True)
 class Savings:
     """What was saved: bytes of bodies as clients sent them, and as they went on; images by how they
-    went.
+    went. Several threads may count.
     """
 
     bytes_in: int = 0
     bytes_out: int = 0
     sent: int = 0
     named: int = 0
+    _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
+
+    def count_body(self, body: Body) -> None:
+        with self._lock:
+            self.bytes_in += len(body)
 
     def count(self, attempt: Attempt) -> None:
-        self.bytes_out += len(attempt.body)
-        self.sent += attempt.brought
-        self.named += attempt.named - attempt.brought
+        with self._lock:
+            self.bytes_out += len(attempt.body)
+            self.sent += attempt.brought
+            self.named += attempt.named - attempt.brought
 
     def __str__(self) -> str:
         images = f"images sent {self.sent} times and named {self.named} times"
@@ -197,7 +204,7 @@ class ServerConversation:
 
         sender: the key, by which servers tell tenants apart.
         """
-        self.savings.bytes_in += len(body)
+        self.savings.count_body(body)
         named = NamedBody(body)
         if named.names:
             if self._reads is None:
@@ -208,7 +215,7 @@ class ServerConversation:
 
     def unchanged(self, body: Body) -> Flow:
         """Yield a body as it is."""
-        self.savings.bytes_in += len(body)
+        self.savings.count_body(body)
         yield self._counted(Attempt(body))
 
     def _send_named(self, named: NamedBody, sender: str) -> Generator[Attempt, AttemptReply, bool]:
