@@ -37,7 +37,7 @@ from saccade.api.chat.write import (
     Writer,
 )
 from saccade.api.handlers import Endpoint, RequestHandler, json_response, send_json
-from saccade.api.mounting import ApiContext, mount
+from saccade.api.mounting import ApiContext, methods_of, mount
 from saccade.api.prompt_logprobs import PromptTeller, PromptView, scroll_count, texts_of
 from saccade.api.stream import AnswerContext, Choices, UsageWanted
 from saccade.api.trace.image_trace import ImageCost
@@ -99,6 +99,7 @@ def build_app(
         middleware=_middleware(server, watch, record, keyless, front.metrics),
         exception_handlers=_HANDLERS,
     )
+    app.router.redirect_slashes = False  # the connection drops a slash at a path's end
     front.metrics.set("saccade_build_info", 1, version=__version__, model=names[0])
     app.state.plugins, app.state.services = mounted, context.services
     return app
@@ -138,7 +139,7 @@ def _public_routes(api: _Api) -> list[BaseRoute]:
     return [
         Route("/v1/chat/completions", Endpoint(api.chat), methods=["POST"]),
         Route("/v1/completions", Endpoint(api.complete), methods=["POST"]),
-        *(Route(path, api.models) for path in ("/v1/models", "/v1/models/")),
+        Route("/v1/models", api.models),
         Route("/v1/models/{name:path}", api.model),
         Route("/tokenize", Endpoint(api.tokenize), methods=["POST"]),
         Route("/detokenize", Endpoint(api.detokenize), methods=["POST"]),
@@ -350,17 +351,22 @@ async def _on_request_error(request: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """Answer Starlette's own 404 and 405."""
     assert isinstance(error, HTTPException)
-    path, status = request.url.path, error.status_code
-    routes = {route.path for route in request.app.routes if isinstance(route, Route)}
-    what = {
-        404: f"there is no {path[:200]}{advice(path) or overview(routes)}",
-        405: f"{request.method} is not allowed on {path[:200]}{advice(path)}",
-    }
-    code = {404: "not_found", 405: "method_not_allowed"}.get(status)
+    path, status, headers = request.url.path, error.status_code, error.headers
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    code, what = None, error.detail
+    if status == 404:
+        known = {route.path for route in routes}
+        code, what = "not_found", f"there is no {path[:200]}{advice(path) or overview(known)}"
+    elif status == 405:
+        allowed = sorted(methods_of(routes, path))
+        headers = {"allow": ", ".join(allowed)}
+        use = " or ".join(method for method in allowed if method != "HEAD")
+        what = f"{request.method} is not allowed on {path[:200]}{advice(path) or f': use {use}'}"
+        code = "method_not_allowed"
     request.scope[REASON] = code or ""
-    fault = ErrorBody(what.get(status, error.detail), "invalid_request_error", None, code)
+    fault = ErrorBody(what, "invalid_request_error", None, code)
     status, body = body_for(path, status, fault, request_id.get())
-    return Response(body, status, error.headers, "application/json")
+    return Response(body, status, headers, "application/json")
 
 
 async def _on_leaver(_: Request, __: Exception) -> Response:

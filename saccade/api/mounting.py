@@ -70,6 +70,7 @@ class MountedPlugin:
     def __init__(self, plugin: Plugin, api: ApiContext) -> None:
         self.plugin = plugin
         self._api = api
+        self.loaded: list[BaseRoute] = []
         self._loading: asyncio.Task[Router] | None = None
 
     @property
@@ -98,7 +99,19 @@ class MountedPlugin:
         build: Callable[[ApiContext], Sequence[BaseRoute]] = await asyncio.to_thread(
             resolve_name, self.plugin.routes
         )
-        return Router(build(self._api))
+        self.loaded = list(build(self._api))
+        return Router(self.loaded, redirect_slashes=False)
+
+
+def methods_of(routes: Sequence[BaseRoute], path: str) -> set[str]:
+    """Return the methods that a path allows, in plugins as far as they are loaded."""
+    found: set[str] = set()
+    for route in routes:
+        if isinstance(route, Route) and route.path_regex.match(path):
+            inner = route.endpoint
+            found |= methods_of(inner.loaded, path) if isinstance(inner, MountedPlugin) else set()
+            found |= route.methods or set()
+    return found
 
 
 def mount(plugins: Sequence[Plugin], api: ApiContext) -> list[MountedPlugin]:

@@ -1,4 +1,5 @@
-"""Request bodies on their way in: their size, their pace, and the bytes held at a time.
+"""Request bodies on their way in: their size, their pace, the bytes held at a time, and the threads
+that look into them.
 
 Knows nothing of the content. One event loop; no locks.
 """
@@ -9,6 +10,7 @@ import asyncio
 import codecs
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +36,12 @@ BODY_PAUSE = 30.0
 BODY_LEAST = 64 * 1024
 """A body must bring so many bytes within so many seconds, or its end."""
 SMALL_BODY = 256 * 1024
+MAX_ON_LOOP = 1 << 16
+"""Bytes of a body that is looked into on the event loop; more goes to a thread."""
+LARGE_BODY = 1 << 22
+"""Bytes of a body that is looked into while no other such is: that takes a few times its size."""
+THREADS = 2
+"""For bodies in between."""
 SENT_SHARE = 1 / 4
 """Bytes that bodies may name are kept beside those of requests in flight, up to this share."""
 READ = ("application/json", KIND)
@@ -45,6 +53,29 @@ small ones.
 """
 
 
+class BodyThreads:
+    """Threads that look into bodies. Large bodies have a separate one, so that none waits for them.
+
+    They start with the first work.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(THREADS, "saccade-body")
+        self._large = ThreadPoolExecutor(1, "saccade-large-body")
+
+    async def run(self, nbytes: int, work: Callable[[], T]) -> T:
+        """Do work on so many bytes, in a thread unless they are few."""
+        if nbytes <= MAX_ON_LOOP:
+            return work()
+        pool = self._pool if nbytes <= LARGE_BODY else self._large
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
+
+    def close(self) -> None:
+        """Drop the work that has not begun."""
+        for pool in (self._pool, self._large):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
 class Bodies:
     """Bytes held for requests in flight, `limit` in all.
 
@@ -54,6 +85,7 @@ class Bodies:
     def __init__(self, limit: int, metrics: Metrics, seconds: float = 300.0) -> None:
         self.limit = limit
         self.seconds = seconds
+        self.threads = BodyThreads()
         self.held = 0
         self.of: Counter[str] = Counter()
         """By the name of the key."""
@@ -194,21 +226,17 @@ async def _read_related(request: Request, held: Held, largest: int) -> bytearray
     """
     boundary = boundary_of(request.headers["content-type"])
     body = await read_whole(request, held, largest)
-    parts = await _aside(len(body), partial(RelatedBody, body, boundary))
+    threads = held.bodies.threads
+    parts = await threads.run(len(body), partial(RelatedBody, body, boundary))
     found = parts.find(held.bodies.sent, held.client)
     size = parts.size(found)
     if size > largest:
         raise _too_large(largest)
     held.resize(len(body) + size)
-    whole = await _aside(size, partial(parts.whole, found))
+    whole = await threads.run(size, partial(parts.whole, found))
     held.bodies.count_named(sum(len(found[name]) for name in found.keys() - parts.brought.keys()))
     held.resize(size)
     return whole
-
-
-async def _aside(nbytes: int, work: Callable[[], T]) -> T:
-    """Do work on so many bytes, in a thread unless they are few."""
-    return work() if nbytes <= SMALL_BODY else await asyncio.to_thread(work)
 
 
 def announced(request: Request) -> int:
@@ -237,6 +265,8 @@ async def pieces(request: Request, held: Held, largest: int) -> AsyncGenerator[b
 
 
 def _too_large(largest: int) -> TooLarge:
+    if largest < MIB:  # less than the option can say
+        return TooLarge(f"the body is larger than {largest >> 10} KiB, the limit of this path")
     return TooLarge(f"the body is larger than {largest // MIB} MiB, the limit (--max-body-mb)")
 
 

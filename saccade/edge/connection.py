@@ -12,12 +12,17 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, cast
+from types import SimpleNamespace
+from typing import Any, Literal, cast
 
 import httptools
 from starlette.datastructures import Headers
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from saccade.core.errors import (
     HeadTooLarge,
@@ -47,6 +52,7 @@ MEAGRE, MEAGRE_CHUNKS = 32, 4_000
 LINGER_SECONDS = 20.0
 """A client that still sends after it was refused has so long to notice, before it is cut off."""
 EMPTY_LINE = b"\r\n\r\n"
+_FRAMING = (b"content-length", b"transfer-encoding")
 
 
 @dataclass(slots=True)
@@ -56,7 +62,8 @@ class _Message:
     `given`: head bytes given to the parser or, in a chunked body, those since the last content
     byte. `left`: body bytes still to come; None if the framing ends the body. `chunks`, `content`:
     body pieces and bytes that the parser has produced. `keep_alive`: True if the client keeps the
-    connection. `refused`: why the request is refused.
+    connection. `refused`: why the request is refused. `body_parser`: reads the body of a request
+    that offers an upgrade, which the connection's parser would skip.
     """
 
     given: int = 0
@@ -69,6 +76,7 @@ class _Message:
     left: int | None = None
     keep_alive: bool = True
     refused: RequestError | None = None
+    body_parser: httptools.HttpRequestParser | None = None
 
     @property
     def meagre(self) -> bool:
@@ -104,6 +112,29 @@ class _Outlet:
         if not waiting or taken > self._taken or not self._since:
             self._taken, self._since = taken, now
         return now - self._since
+
+
+class _UnframedSend:
+    """Sends an answer to an HTTP/1.0 client, which knows no chunks (RFC 9112, 6.1).
+
+    Without a length, the answer ends with its connection.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._send = cycle.send
+        self._has_length = False
+
+    async def __call__(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self._has_length = any(
+                name == b"content-length" for name, _ in message.get("headers", ())
+            )
+        if not self._has_length:
+            # uvicorn then writes each piece as it is.
+            self._cycle.chunked_encoding = False
+            self._cycle.expected_content_length = len(message.get("body", b""))
+        await self._send(message)
 
 
 class _Flow(FlowControl):
@@ -231,7 +262,8 @@ class Connection(HttpToolsProtocol):
             if self._message.ended:
                 if not self.cycle.response_complete:
                     break
-                self._message = _Message()
+                # A trailer can leave the parser in a state that skips all that follows.
+                self._message, self.parser = _Message(), httptools.HttpRequestParser(self)
             elif self._is_full():
                 break
             budget -= self._feed()
@@ -286,9 +318,9 @@ class Connection(HttpToolsProtocol):
     def _parse(self, piece: bytes) -> None:
         message = self._message
         try:
-            self.parser.feed_data(piece)
+            (message.body_parser or self.parser).feed_data(piece)
         except httptools.HttpParserUpgrade:
-            pass  # answered as if it had not asked
+            pass  # declined: `body_parser` reads on
         except httptools.HttpParserError as error:
             message.refused = message.refused or InvalidRequest(
                 f"this is not valid HTTP: {error}", code="invalid_http"
@@ -325,6 +357,8 @@ class Connection(HttpToolsProtocol):
         self._deadline = None
         self._crowd.busy(self)
         super().on_headers_complete()
+        # A redirect would cost a body, and name http:// where a proxy in front speaks TLS.
+        self.scope["path"] = self.scope["path"].rstrip("/") or "/"
         names = dict(self.headers)
         message.in_body, message.given, message.tail = True, 0, b""
         if b"transfer-encoding" not in names:
@@ -333,6 +367,22 @@ class Connection(HttpToolsProtocol):
         message.keep_alive = self.cycle.keep_alive and self._welcome
         # Until the body is there: an answer before that ends the connection.
         self.cycle.keep_alive = False
+        if self.parser.get_http_version() == "1.0":
+            self.cycle.waiting_for_100_continue = False
+            self.cycle.send = _UnframedSend(self.cycle)  # type: ignore[method-assign]
+        if self.parser.should_upgrade():
+            message.body_parser = self._body_parser()
+
+    def _body_parser(self) -> httptools.HttpRequestParser:
+        """Return a parser that has read the head without its offer of an upgrade.
+
+        The offer is declined, so the request is as if it had none (RFC 9110, 7.8).
+        """
+        framing = [name + b": " + value for name, value in self.headers if name in _FRAMING]
+        callbacks = SimpleNamespace(on_body=self.on_body, on_message_complete=self._end_message)
+        parser = httptools.HttpRequestParser(callbacks)
+        parser.feed_data(b"\r\n".join([b"POST / HTTP/1.1", *framing, b"", b""]))
+        return parser
 
     def _objection(self) -> RequestError | None:
         """Return the refusal for a bad head, or None."""
@@ -377,8 +427,11 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._message.refused is not None:
-            return
+        # With an offered upgrade, this parser stops after the head.
+        if self._message.refused is None and not self.parser.should_upgrade():
+            self._end_message()
+
+    def _end_message(self) -> None:
         self._message.ended = True
         if not self.cycle.response_started:
             self.cycle.keep_alive = self._message.keep_alive and not self._stopping

@@ -20,7 +20,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 from typing import Any, Protocol
 
 import msgspec
@@ -43,7 +42,8 @@ _BOUNDARY = re.compile(r'(?:^|;)\s*boundary="?([A-Za-z0-9_-]{16,70})"?\s*(?:;|$)
 _CONTENT_ID = re.compile(
     rb"^content-id:[ \t]*<((?:blake3|sha256)-[0-9a-f]{64})>[ \t]*\r?$", re.I | re.M
 )
-_NAME = re.compile(rb"cid:((?:blake3|sha256)-[0-9a-f]{64})@")
+_NAME_BEFORE = re.compile(rb"cid:((?:blake3|sha256)-[0-9a-f]{64})\Z")
+_LONGEST_DIGEST = len("cid:blake3-") + 64
 _HEAD_END = b"\r\n\r\n"
 
 
@@ -74,13 +74,9 @@ class RelatedBody:
         """Split a body and compare its parts with their names. Raises InvalidRequest."""
         first, *others = _parts(body, boundary.encode())
         self.json = _content(first, 0)[1]
-        self._places = list(islice(_names(self.json, boundary.encode()), MOST_NAMES + 1))
-        if len(self._places) > MOST_NAMES:
-            raise InvalidRequest(
-                f"the body names bytes more than {MOST_NAMES} times, the limit: send fewer images, "
-                "or send them in the JSON",
-                code="too_many_names",
-            )
+        end = len(boundary) + len("\r\n--") + len(first)
+        span = end - len(self.json), end
+        self._places = list(_names(body, span, b"@" + boundary.encode()))
         self.names = list(dict.fromkeys(name for *_, name in self._places))
         self.brought = self._read(others)
 
@@ -151,12 +147,28 @@ class RelatedBody:
         return salt if isinstance(salt, str) else ""
 
 
-def _names(json: memoryview, boundary: bytes) -> Iterator[tuple[int, int, str]]:
-    """Yield where names stand, and which."""
-    for each in _NAME.finditer(json):
-        end = each.end() + len(boundary)
-        if json[each.end() : end] == boundary:
-            yield each.start(), end, each[1].decode()
+def _names(
+    body: bytes | bytearray, span: tuple[int, int], mark: bytes
+) -> Iterator[tuple[int, int, str]]:
+    """Yield where names stand in the JSON at `span`, and which. Raises InvalidRequest for too many.
+
+    Looks for the boundary in `mark`, which the client chose so that it occurs in names alone.
+    """
+    start, last = span
+    end = start
+    for _ in range(MOST_NAMES):
+        if (at := body.find(mark, end, last)) < 0:
+            return
+        end = at + len(mark)
+        name = _NAME_BEFORE.search(body, max(start, at - _LONGEST_DIGEST), at)
+        if name is not None:
+            yield name.start() - start, end - start, name[1].decode()
+    if body.find(mark, end, last) >= 0:
+        raise InvalidRequest(
+            f"the body names bytes more than {MOST_NAMES} times, the limit: send fewer images, "
+            "or send them in the JSON",
+            code="too_many_names",
+        )
 
 
 def _parts(body: bytes | bytearray, boundary: bytes) -> list[memoryview]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
+from itertools import islice
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -44,14 +45,17 @@ UNSEEN = {
 }
 """Parts of other models, and what to do instead."""
 _TAG = re.compile(r"Invalid value '(\w+)'")
-_PATH = re.compile(r" - at (?:key in )?`\$(.*?)`$", re.DOTALL)
 _FIELD = re.compile(r"Object (?:contains unknown|missing required) field `(.*?)`", re.DOTALL)
 _QUOTED = re.compile(r"Expected `(?:int|float|bool)\b.*, got `str`")
-_SEARCHED = 4 << 20
-"""Bytes of a text that are searched for why it is no JSON."""
-_HALF_PAIR = re.compile(
-    rb"(?<!\\)(?:\\\\)*\\u(?:d[89ab][0-9a-f]{2}(?!\\ud[c-f])|d[c-f][0-9a-f]{2})", re.IGNORECASE
+_SEARCHED, _MAX_ESCAPES = 4 << 20, 1 << 16
+"""Bytes of a text, and escapes in them, that are searched for why it is no JSON."""
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F]|u([dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
 )
+"""One escape, or a pair of surrogates. The group: half of a pair. It begins with one character,
+which is found fast.
+"""
 
 
 class Reader(Generic[V]):
@@ -116,12 +120,31 @@ def not_json(
     at = path or "the body"
     if isinstance(error, RecursionError):
         why = f"{at} is nested too deeply"
-    elif half := _HALF_PAIR.search(memoryview(raw)[:_SEARCHED]):
-        shown = half.group()[-6:].decode()
-        why = f"{at}: {shown} is half of a surrogate pair, which is no character: send both halves"
+    elif half := _half_pair(raw):
+        why = f"{at}: {half} is half of a surrogate pair, which is no character: send both halves"
     else:
         why = f"{at} is not valid JSON: {error}"
     return InvalidRequest(why, path or None, "invalid_json")
+
+
+def _half_pair(raw: bytes | bytearray | msgspec.Raw) -> str:
+    """Return the first half of a surrogate pair without its other half, or ""."""
+    for escape in islice(_ESCAPE.finditer(memoryview(raw)[:_SEARCHED]), _MAX_ESCAPES):
+        if escape[1] is not None:
+            return f"\\u{escape[1].decode()}"
+    return ""
+
+
+def _split_path(message: str) -> tuple[str, str]:
+    """Return msgspec's message without the place at its end, and that place.
+
+    The message quotes what a client sent, so it is read from its end.
+    """
+    text, _, place = message.rpartition(" - at ")
+    place = place.removeprefix("key in ")
+    if place.startswith("`$") and place.endswith("`"):
+        return text, place[2:-1].replace("[...]", "")
+    return message, ""
 
 
 def explain(message: str, schema: inspect.Type, path: str) -> InvalidRequest:
@@ -130,8 +153,7 @@ def explain(message: str, schema: inspect.Type, path: str) -> InvalidRequest:
 
     A field with one allowed value stands for a feature missing from this server.
     """
-    at = _PATH.search(message)
-    text, below = (message[: at.start()], at.group(1).replace("[...]", "")) if at else (message, "")
+    text, below = _split_path(message)
     path = f"{path}{below}" if path else below.lstrip(".")
     field = _FIELD.match(text)
     if field:

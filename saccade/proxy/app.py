@@ -2,16 +2,14 @@
 back as it is.
 
 Owns a request's share of memory on its way. What to send is `send_once.py`'s, and all judgement is
-the server's. Knows nothing of dialects. One event loop, and one thread that looks into bodies.
+the server's. Knows nothing of dialects. One event loop, and threads that look into bodies.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import ssl
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -47,8 +45,6 @@ from saccade.route.relay import pass_on, refusals
 log = logging.getLogger("saccade")
 
 CONNECT_SECONDS = 20.0
-ASIDE = 1 << 16
-"""Bytes of a body from which a thread looks into it."""
 _KEYS = (b"authorization", b"x-api-key", b"api-key")
 _WRITTEN_ANEW = (b"host", b"accept-encoding")
 """A named Host is the proxy's own. Compressed streams could not be passed on event by event."""
@@ -102,7 +98,7 @@ class NamingProxy:
         self._upstream = address.connect()
         permits = Permits(options.max_requests, "--max-requests")
         self._admission = Admission(permits, bodies, options.max_body_mb * MIB, lambda: None)
-        self._thread = ThreadPoolExecutor(1, "saccade-names")
+        self._threads = bodies.threads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with (
@@ -114,7 +110,7 @@ class NamingProxy:
 
     def close(self) -> None:
         self._upstream.drop()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     async def _relay(self, scope: Scope, send: Send, body: bytearray, held: Held) -> None:
         """Send what the flow says, until an answer is the client's. Raises ReplicaLost."""
@@ -142,13 +138,10 @@ class NamingProxy:
         return self.sender.unchanged(body)
 
     async def _advance(
-        self, flow: Flow, reply: AttemptReply | None, nbytes: int = 0
+        self, flow: Flow, reply: AttemptReply | None, nbytes: int
     ) -> Attempt | VersionQuestion | None:
-        """Return what to send next, or None at the end. Takes turns with other bodies."""
-        work = partial(_step, flow, reply)
-        if nbytes < ASIDE:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        """Return what to send next, or None at the end. `nbytes`: the size of the body."""
+        return await self._threads.run(nbytes, partial(_step, flow, reply))
 
     async def _send(
         self,

@@ -7,10 +7,8 @@ answer's first byte, and the words for an answer that breaks off. Reads as much 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
@@ -38,11 +36,6 @@ from saccade.route.relay import pass_on, refusals, send_whole
 log = logging.getLogger("saccade")
 
 OWN_PATHS = frozenset({"/health", "/healthz", "/livez", "/metrics", "/ping", "/readyz", "/version"})
-SMALL_BODY = 1 << 16
-"""Bytes of a body that is read on the event loop; more goes to a thread."""
-READERS = 2
-LARGE_BODY = 1 << 24
-"""Bytes of a body that is read while no other such is: reading takes a few times its size."""
 MOST_TRIES = 2
 """Workers that a request reaches, each of which died before the first byte: should the request be
 what they died of, it shall not end them all. It is sent once more than that at most: where a
@@ -60,8 +53,7 @@ class Proxy:
         permits = Permits(options.max_requests, "--max-requests")
         largest = options.max_body_mb * MIB
         self._admission = Admission(permits, bodies, largest, self._check_ready)
-        self._readers = ThreadPoolExecutor(READERS, "saccade-route")
-        self._large_reader = ThreadPoolExecutor(1, "saccade-route-large")
+        self._threads = bodies.threads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with refusals(scope["path"], send) as answer:
@@ -83,12 +75,8 @@ class Proxy:
         began = time.perf_counter()
         if not body:
             bearing = bearing_of_path(scope["path"])
-        elif len(body) <= SMALL_BODY:
-            bearing = bearing_of_body(body)
         else:
-            loop = asyncio.get_running_loop()
-            readers = self._readers if len(body) <= LARGE_BODY else self._large_reader
-            bearing = await loop.run_in_executor(readers, partial(bearing_of_body, body))
+            bearing = await self._threads.run(len(body), partial(bearing_of_body, body))
         self._metrics.observe("saccade_route_rank_seconds", time.perf_counter() - began)
         return bearing if self._options.affinity == "image" else bearing.blind()
 

@@ -579,6 +579,26 @@ def test_what_is_not_there_is_a_404_or_405_in_openais_shape(served: Served) -> N
         and wrong.json()["error"]["code"] == "method_not_allowed"
     )
     assert wrong.headers["allow"] == "POST"
+    assert wrong.json()["error"]["message"].endswith("on /v1/chat/completions: use POST")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("PUT", "/v1/files", "GET, HEAD, POST"),
+        ("POST", "/v1/files/file-1", "DELETE, GET, HEAD"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("GET", "/v1/messages", "POST"),
+        ("POST", "/health", "GET, HEAD"),
+    ],
+)
+def test_a_405_names_every_method_of_the_path(
+    served: Served, method: str, path: str, allow: str
+) -> None:
+    answer = served.http.request(method, path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allow)
+    used = " or ".join(each for each in allow.split(", ") if each != "HEAD")
+    assert answer.json()["error"]["message"] == f"{method} is not allowed on {path}: use {used}"
 
 
 @its_own
@@ -619,7 +639,9 @@ def test_metrics_are_prometheus_text_with_every_declared_name(served: Served) ->
     response = served.http.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
     families = {
-        family.name: family.type for family in text_string_to_metric_families(response.text)
+        family.name: family.type
+        for family in text_string_to_metric_families(response.text)
+        if not family.name.startswith("process_")  # prometheus_client's own
     }
     assert families == {metric.name.removesuffix("_total"): metric.kind for metric in DECLARED}
     assert {

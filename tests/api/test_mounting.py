@@ -133,6 +133,7 @@ def test_a_method_that_a_plugin_lacks_is_405_in_its_own_words(tmp_path: Path) ->
     assert anthropic.status_code == openai.status_code == 405
     assert anthropic.json()["type"] == "error"
     assert openai.json()["error"]["code"] == "method_not_allowed"
+    assert anthropic.headers["allow"] == openai.headers["allow"] == "POST"
 
 
 def test_options_decide_what_is_mounted(tmp_path: Path) -> None:

@@ -272,6 +272,19 @@ def test_a_body_over_the_limit_is_a_413(strict: Served, announced: bool) -> None
     assert "--max-body-mb" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "path", ["/v1/batches", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"]
+)
+def test_a_413_names_the_limit_that_was_passed(strict: Served, path: str) -> None:
+    body = b'{"x": "%s"}' % bytes(70_000)
+    answer = strict.http.post(
+        path, content=body, headers={**AUTHORISED, "content-type": b"application/json"}
+    )
+    assert answer.status_code == 413
+    message = answer.json()["error"]["message"]
+    assert message == "the body is larger than 64 KiB, the limit of this path"
+
+
 def test_a_full_server_says_when_to_come_back(strict: Served) -> None:
     strict.engine.paused = True
     url = f"{strict.address}/v1/chat/completions"

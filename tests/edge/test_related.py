@@ -146,6 +146,24 @@ def test_a_hundred_thousand_names_are_refused_before_any_is_looked_up() -> None:
         RelatedBody(body({"a": names}), BOUNDARY)
 
 
+class Searched(bytes):
+    """A body that counts the searches in it."""
+
+    searches = 0
+
+    def find(self, *wanted: Any) -> int:
+        self.searches += 1
+        return super().find(*wanted)
+
+
+def test_a_boundary_in_no_name_counts_as_one() -> None:
+    assert RelatedBody(body({"a": f"@{BOUNDARY}" * 8192}), BOUNDARY).names == []
+    sent = Searched(body({"a": f"@{BOUNDARY}" * 100_000}))
+    with pytest.raises(InvalidRequest, match="8192"):
+        RelatedBody(sent, BOUNDARY)
+    assert sent.searches < 8300
+
+
 def test_what_comes_along_replaces_nothing_that_the_body_names() -> None:
     sent, told = SentBytes(2 * OVERHEAD), {"a": [cid(name(RED)), cid(name(BLUE))]}
     sent.put(Client(), "", name(RED), RED)

@@ -29,7 +29,7 @@ from saccade.core.options import (
     ServeOptions,
     ServerOptions,
 )
-from saccade.core.route_options import RouteOptions
+from saccade.core.route_options import ProxyOptions, RouteOptions
 from saccade.families.registry import load_spec
 from saccade.front.answer_rules import load_sampling_defaults
 from saccade.front.input_processor import InputProcessor
@@ -37,6 +37,7 @@ from saccade.front.request_manager import RequestManager
 from saccade.front.score_prompts import Scoring
 from saccade.front.sessions.sessions import Sessions
 from saccade.media.media import Media
+from saccade.proxy.run import ProxyServer
 from saccade.route.run import RouteServer
 from saccade.text.answer.answer_format import FORMATS, SILENT, AnswerFormat
 from saccade.text.answer.reasoning import THINK
@@ -181,6 +182,27 @@ def routed(
         router.should_exit = True
         thread.join(30)
         assert not thread.is_alive(), "the router did not end"
+
+
+@contextmanager
+def proxied(upstream: str, **options: Any) -> Iterator[tuple[str, ProxyServer]]:
+    """A proxy's address, and the proxy."""
+    ready = threading.Event()
+    found: list[str] = []
+    proxy = ProxyServer(ProxyOptions(upstream=upstream, port=0, **options), ConnectionOptions())
+
+    def on_ready(address: str) -> None:
+        found.append(address)
+        ready.set()
+
+    thread = threading.Thread(target=lambda: asyncio.run(proxy.run_until_told(on_ready)))
+    thread.start()
+    try:
+        assert ready.wait(30), "the proxy did not start"
+        yield found[0], proxy
+    finally:
+        proxy.should_exit = True
+        thread.join(30)
 
 
 @pytest.fixture(scope="module")

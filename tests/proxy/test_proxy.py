@@ -8,7 +8,6 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -21,36 +20,15 @@ import pytest
 
 from saccade import AsyncSendOnce, SendOnce
 from saccade.core.errors import ConfigError
-from saccade.core.options import ConnectionOptions, ServerOptions
-from saccade.core.route_options import ProxyOptions
+from saccade.core.options import ServerOptions
+from saccade.edge.body import LARGE_BODY, MAX_ON_LOOP
+from saccade.proxy import send_once
 from saccade.proxy.app import ServerAddress
-from saccade.proxy.run import ProxyServer
 from tests.helpers.images import data_url, png
-from tests.helpers.served import Served, serving
+from tests.helpers.served import Served, proxied, serving
 
 CHAT = "/v1/chat/completions"
 NAMED = "saccade_named_bytes_total"
-
-
-@contextmanager
-def proxied(upstream: str, **options: Any) -> Iterator[tuple[str, ProxyServer]]:
-    """A proxy's address, and the proxy."""
-    ready = threading.Event()
-    found: list[str] = []
-    proxy = ProxyServer(ProxyOptions(upstream=upstream, port=0, **options), ConnectionOptions())
-
-    def on_ready(address: str) -> None:
-        found.append(address)
-        ready.set()
-
-    thread = threading.Thread(target=lambda: asyncio.run(proxy.run_until_told(on_ready)))
-    thread.start()
-    try:
-        assert ready.wait(30), "the proxy did not start"
-        yield found[0], proxy
-    finally:
-        proxy.should_exit = True
-        thread.join(30)
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +164,31 @@ def test_uploads_and_questions_pass(server: Served, proxy: Served) -> None:
 def test_a_web_page_may_not_use_it(proxy: Served) -> None:
     for headers in ({"host": "evil.example"}, {"origin": "https://evil.example"}):
         assert proxy.http.get("/v1/models", headers=headers).status_code == 403
+
+
+def test_a_large_body_holds_no_other(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, gate, scan = threading.Event(), threading.Event(), send_once._named
+
+    def wait_and_scan(body: bytes) -> Iterator[tuple[int, int, str]]:
+        if len(body) > LARGE_BODY:
+            begun.set()
+            assert gate.wait(30)
+        return scan(body)
+
+    monkeypatch.setattr(send_once, "_named", wait_and_scan)
+    picture = {"messages": [user(data_url(png("red", (72, 64)) + bytes(2 * MAX_ON_LOOP)))]}
+    with proxied(server.address) as (address, _):
+        headers = {"content-type": "application/json"}
+        content = {"content": b'"' * (LARGE_BODY + 1), "headers": headers, "timeout": 30}
+        large = threading.Thread(target=httpx.post, args=(address + CHAT,), kwargs=content)
+        large.start()
+        try:
+            assert begun.wait(30)
+            assert httpx.post(address + CHAT, json=picture).is_success
+            assert large.is_alive()
+        finally:
+            gate.set()
+            large.join(30)
 
 
 def test_bodies_have_a_bound(server: Served) -> None:

@@ -8,6 +8,7 @@ import base64
 import json
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -132,6 +133,31 @@ def test_a_body_that_is_no_json_stays(body: bytes) -> None:
     server = Server()
     (attempt,) = send(ServerConversation(), body, server)
     assert attempt == Attempt(body)
+
+
+class Searched(bytes):
+    """A body that counts the searches in it."""
+
+    searches = 0
+
+    def find(self, *wanted: Any) -> int:
+        self.searches += 1
+        return super().find(*wanted)
+
+
+@pytest.mark.parametrize("piece", [b'"', b'"",', b'"' + b"A" * 511, b'"a":"b",', b";base64,"])
+def test_a_body_costs_searches_by_its_size_and_not_by_its_quotes(piece: bytes) -> None:
+    body = Searched(piece * (1_000_000 // len(piece)) + b'"')
+    assert NamedBody(body).names == ()
+    assert body.searches <= len(body) // (LEAST // 2) + 1
+
+
+def test_base64_is_found_wherever_it_stands() -> None:
+    long = base64.b64encode(data(1, LEAST // 4 * 3)).decode()
+    assert len(long) == LEAST
+    for before in range(0, 2 * LEAST, 7):
+        text = json.dumps(["-" * before, long, "", f"data:image/png;base64,{long}", "y"])
+        assert len(NamedBody(text.encode())._places) == 2
 
 
 def test_a_body_names_no_more_than_servers_read(monkeypatch: pytest.MonkeyPatch) -> None:

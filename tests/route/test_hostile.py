@@ -8,16 +8,23 @@ import asyncio
 import json
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from functools import partial
+from typing import Any
 
 import httpx
 import msgspec
 import pytest
 
 from saccade.core.options import ConnectionOptions
-from saccade.core.route_options import RouteOptions
+from saccade.core.route_options import ProxyOptions, RouteOptions
 from saccade.edge.upstream import MOST_WAITING, PIECE_BYTES, Upstream, WorkerGone
+from saccade.proxy.run import ProxyServer
 from saccade.route import affinity as keys
 from saccade.route import fleet
 from saccade.route.affinity import MOST_PARTS, MOST_VALUES, AffinityKey, bearing_of_body
@@ -117,10 +124,22 @@ def upstream(made: Worker) -> Upstream:
 @asynccontextmanager
 async def routing(*workers: Worker, **options: int) -> AsyncIterator[httpx.AsyncClient]:
     told = RouteOptions(workers=tuple(each.url for each in workers), port=0, **options)  # type: ignore[arg-type]
-    router, ready = RouteServer(told, ConnectionOptions()), asyncio.Event()
-    found: list[str] = []
+    async with running(RouteServer(told, ConnectionOptions())) as client:
+        yield client
+
+
+@asynccontextmanager
+async def proxying(upstream: Worker) -> AsyncIterator[httpx.AsyncClient]:
+    options = ProxyOptions(upstream=upstream.url, port=0)
+    async with running(ProxyServer(options, ConnectionOptions())) as client:
+        yield client
+
+
+@asynccontextmanager
+async def running(relay: RouteServer | ProxyServer) -> AsyncIterator[httpx.AsyncClient]:
+    ready, found = asyncio.Event(), list[str]()
     serving = asyncio.create_task(
-        router.run_until_told(lambda address: (found.append(address), ready.set())[0])
+        relay.run_until_told(lambda address: (found.append(address), ready.set())[0])
     )
     try:
         await ready.wait()
@@ -128,7 +147,7 @@ async def routing(*workers: Worker, **options: int) -> AsyncIterator[httpx.Async
         async with httpx.AsyncClient(base_url=found[0], timeout=20, limits=limits) as client:
             yield client
     finally:
-        router.should_exit = True
+        relay.should_exit = True
         await serving
 
 
@@ -146,6 +165,7 @@ NONSENSE = {
     "a status below all": b"HTTP/1.1 000 x\r\ncontent-length: 0\r\n\r\n",
     "a status above all": b"HTTP/1.1 999 x\r\ncontent-length: 0\r\n\r\n",
     "another protocol": b"HTTP/1.1 101 Switching\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n",
+    "another protocol, unnamed": b"HTTP/1.1 101 Switching\r\n\r\n" + answer(b"{}"),
     "two lengths": OK + b"content-length: 1\r\ncontent-length: 2\r\n\r\nxx",
     "a length and chunks": OK + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n",
     "a length below zero": OK + b"content-length: -1\r\n\r\n",
@@ -332,6 +352,47 @@ def test_a_length_that_does_not_fit_is_nobodys_fault(
     asyncio.run(scenario())
     ours = [each for each in caplog.records if each.name.startswith(("uvicorn", "saccade"))]
     assert not [each for each in ours if each.exc_info], "a traceback"
+
+
+OFFER = b"connection: Upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n"
+OLD = b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+PLAIN = {
+    "an offer of another protocol": OK + OFFER + b"content-length: 8\r\n\r\nanswered",
+    "such an offer, chunked": CHUNKED[:-2] + OFFER + b"\r\n" + chunk(b"answered") + b"0\r\n\r\n",
+    "such an offer, at first": b"HTTP/1.1 103 x\r\n" + OFFER + b"\r\n" + answer(b"answered"),
+    "an end by closing": OK + b"\r\nanswered",
+    "HTTP/1.0": b"HTTP/1.0 200 OK\r\n\r\nanswered",
+    "a stream by HTTP/1.0": OLD + b"answered",
+}
+
+
+@pytest.mark.sparse(pairs=True)
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("relay", [routing, proxying])
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+async def test_an_answer_passes_whole_and_without_what_is_of_its_connection(
+    name: str, relay: Callable[[Worker], AbstractAsyncContextManager[Any]], version: bytes
+) -> None:
+    async with worker() as made, relay(made) as client:
+        made.tell = lambda path, body: PLAIN[name] if path == "/odd" else answer(b"{}")
+        made.closes = True
+        url = client.base_url
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        lines = b"host: localhost\r\n" + OFFER + b"content-length: 2\r\n\r\n{}"
+        writer.write(b"POST /odd HTTP/" + version + b"\r\n" + lines)
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        assert head.startswith(b"http/1.1 200") and b"upgrade" not in head
+        if b"content-length" in head:
+            assert await reader.readexactly(8) == b"answered"
+        elif version == b"1.0":
+            assert b"transfer-encoding" not in head and await reader.read() == b"answered"
+        else:
+            assert b"transfer-encoding: chunked" in head
+            assert await reader.readuntil(b"0\r\n\r\n") == chunk(b"answered") + b"0\r\n\r\n"
+        writer.close()
+        sent = made.heads[-1].lower()
+        assert b"content-length: 2\r\n" in sent
+        assert not any(word in sent for word in (b"upgrade", b"http2", b"connection"))
 
 
 async def test_one_request_that_kills_who_gets_it_does_not_kill_all() -> None:

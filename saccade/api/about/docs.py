@@ -10,7 +10,7 @@ import asyncio
 from pathlib import Path
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from saccade.api.about.openapi import describe
@@ -32,8 +32,19 @@ POLICY = (
 
 def docs_routes(_: ApiContext) -> list[Route]:
     """Build the routes. The viewer's files are read once."""
-    files = ((path, ServedFile(FOLDER / name, POLICY)) for path, name in FILES.items())
-    return [Route("/openapi.json", openapi), *(Route(path, file.answer) for path, file in files)]
+    files = {path: ServedFile(FOLDER / name, POLICY) for path, name in FILES.items()}
+    page = files.pop("/docs")
+
+    async def docs(request: Request) -> Response:
+        if request.scope["raw_path"].endswith(b"/"):
+            return RedirectResponse("../docs")  # the page's links are relative
+        return await page.answer(request)
+
+    return [
+        Route("/openapi.json", openapi),
+        Route("/docs", docs),
+        *(Route(path, file.answer) for path, file in files.items()),
+    ]
 
 
 async def openapi(_: Request) -> Response:

@@ -365,7 +365,7 @@ class Fetcher:
         limit = self._options.max_image_bytes
         if size > limit:
             raise TooLarge(
-                f"the image is over {limit / 1e6:.0f} MB encoded; compress it, or start the "
+                f"the image is over {limit / 1e6:.3g} MB encoded; compress it, or start the "
                 "server with a larger --tune max_image_bytes=N",
                 code="image_too_large",
             )
