@@ -505,7 +505,7 @@ def test_text_completions_refuse_as_precisely(
 
 
 def test_an_unknown_parameter_is_called_unsupported(served: Served) -> None:
-    assert refused(served, frobnicate=1)["code"] == "unsupported_parameter"
+    assert refused(served, frobnicate=1)["code"] == "unknown_parameter"
 
 
 def test_a_value_that_is_none_of_few_is_answered_with_those(served: Served) -> None:

@@ -1,7 +1,7 @@
 """The items of a conversation in POST /v1/responses, and their reading into messages.
 
 Owns their schemas, and the way from items to messages: the model's words, thoughts and calls in one
-turn are one message. Unknown keys are ignored, as answers carry many when sent back. Knows nothing
+turn are one message. Knows nothing
 of the rest of a body, of stores or of HTTP.
 """
 
@@ -34,7 +34,7 @@ from saccade.front.image_parts import (
     region_of,
 )
 from saccade.front.part_defaults import PageNumber, PartDefaults
-from saccade.front.refused_words import RefusedWords
+from saccade.front.unread_fields import IgnoredFields, UnsupportedFields
 from saccade.front.video_parts import VIDEO_OPTIONS, InputVideoPart, Rate, read_video
 from saccade.media.content import Detail
 from saccade.media.sources.source import Address, SentFile
@@ -43,8 +43,12 @@ LONGEST_ID = 256
 """Characters of an id that a client gives."""
 
 
-class SparseItem(RefusedWords, omit_defaults=True, kw_only=True):
-    """Items and contents, which a store keeps without what they leave out."""
+class SparseItem(UnsupportedFields, omit_defaults=True, kw_only=True):
+    """Items and texts, which a store keeps without what they leave out."""
+
+
+class SparseMedia(IgnoredFields, omit_defaults=True, kw_only=True):
+    """Images, videos and files, which a store keeps in the same way."""
 
 
 Id = Annotated[str, Meta(max_length=LONGEST_ID)]
@@ -90,7 +94,7 @@ class SummaryContent(SparseItem, tag_field="type", tag="summary_text"):
     text: str
 
 
-class ImageContent(SparseItem, tag_field="type", tag="input_image", kw_only=True):
+class ImageContent(SparseMedia, tag_field="type", tag="input_image", kw_only=True):
     """An image: a URL (data: too), an uploaded file, or the digest of bytes sent before."""
 
     image_url: str | None = None
@@ -104,7 +108,7 @@ class ImageContent(SparseItem, tag_field="type", tag="input_image", kw_only=True
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
-class FileContent(SparseItem, tag_field="type", tag="input_file", kw_only=True):
+class FileContent(SparseMedia, tag_field="type", tag="input_file", kw_only=True):
     """A file: a PDF, or an image."""
 
     file_id: Id | None = None
@@ -120,7 +124,7 @@ class FileContent(SparseItem, tag_field="type", tag="input_file", kw_only=True):
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
-class VideoContent(SparseItem, tag_field="type", tag="input_video", kw_only=True):
+class VideoContent(SparseMedia, tag_field="type", tag="input_video", kw_only=True):
     """A video: a URL (data: too), or an uploaded file; otherwise as a chat's `input_video`."""
 
     video_url: str | None = None
@@ -189,7 +193,7 @@ class ComputerCallItem(SparseItem, tag_field="type", tag="computer_call", kw_onl
     status: Status | None = None
 
 
-class ScreenshotContent(RefusedWords, tag_field="type", tag="computer_screenshot", kw_only=True):
+class ScreenshotContent(IgnoredFields, tag_field="type", tag="computer_screenshot", kw_only=True):
     """A screenshot: a URL (data: too), or an uploaded file. detail, max_pixels: as of images."""
 
     image_url: str | None = None
