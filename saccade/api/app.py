@@ -100,7 +100,7 @@ def build_app(
     runner: BatchRunner | None = None
     routes = encode_routes(door)
     if options.role.role != "encode":
-        routes = _public_routes(door, api, store)
+        routes = _public_routes(door, api, store, options.kept.refuse_unsupported_tools)
         operator = operator_routes(door, server)
         runner = _build_runner(routes, front, largest)
         routes = [*routes, *operator, *batch_routes(runner, bodies)]
@@ -157,7 +157,9 @@ def _middleware(
     return middleware
 
 
-def _public_routes(door: RequestHandler, api: _Api, store: ResponseStore) -> list[Route]:
+def _public_routes(
+    door: RequestHandler, api: _Api, store: ResponseStore, refuse_tools: bool
+) -> list[Route]:
     """Return the routes for clients of a language model."""
     admission = door.admission
     return [
@@ -171,7 +173,7 @@ def _public_routes(door: RequestHandler, api: _Api, store: ResponseStore) -> lis
         Route("/reset_prefix_cache", api.reset_prefix_cache, methods=["POST"]),
         Route("/openapi.json", api.openapi),
         *docs_routes(),
-        *response_routes(door, store),
+        *response_routes(door, store, refuse_tools),
         *score_routes(door),
         *decision_routes(door),
         *file_routes(door.front, admission.bodies, admission.largest),

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from saccade.api.messages.read import _MESSAGE
-from saccade.api.responses.items import read_item
+from saccade.api.responses.items import read_items
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import Request
 from saccade.ipc.messages import Submit
@@ -565,6 +565,6 @@ def test_parts_that_sound_are_refused_by_name_in_every_dialect(api: str, kind: s
     message = {"role": "user", "content": [{"type": kind, "url": "https://example.com/a"}]}
     raw = msgspec.Raw(msgspec.json.encode(message))
     with pytest.raises(InvalidRequest) as refused:
-        _ = read_item(raw, "input[0]") if api == "responses" else _MESSAGE.json(raw, "input[0]")
+        _ = read_items(raw, "input[0]") if api == "responses" else _MESSAGE.json(raw, "input[0]")
     assert "audio is not taken" in str(refused.value)
     assert refused.value.param == "input[0].content[0].type"

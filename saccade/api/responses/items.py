@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from saccade.api.responses.computer import WORDS, read_actions
+from saccade.api.responses.other_items import translate
 from saccade.core.decoders import convert, json_decoder
 from saccade.core.errors import InvalidRequest
 from saccade.front.addresses import image_address, image_url
@@ -265,6 +266,7 @@ class _Kind(Struct):
 
 
 _KIND: Reader[_Kind] = Reader(_Kind)
+_OTHER: Reader[dict[str, Any]] = Reader(dict[str, Any])
 _ITEM: msgspec.json.Decoder[Item] = json_decoder(Item)
 
 
@@ -273,20 +275,28 @@ def new_id(kind: str) -> str:
     return _PREFIXES[kind] + secrets.token_hex(16)
 
 
-def read_item(raw: msgspec.Raw, place: str) -> Item | ReferenceItem:
-    """Read an item from a request. Raises InvalidRequest that names the fault's place below
-    `place`.
+@dataclass(frozen=True, slots=True)
+class PlacedItem:
+    """An item of a request, or a stored one, packed, and its path in the body. where: its content's
+    path, unless that is one of its fields.
+    """
+
+    item: Item | ReferenceItem | bytes
+    place: str
+    where: str = ""
+
+
+def read_items(raw: msgspec.Raw, place: str) -> list[PlacedItem]:
+    """Read an item of a request: one, or a call with its result, or none that the model reads.
+    Raises InvalidRequest that names the fault's place below `place`.
     """
     kind = _KIND.json(raw, place).type or "message"
-    reader = _KINDS.get(kind)
-    if reader is None:
-        raise InvalidRequest(
-            f"{place}.type: {kind[:100]!r} is not supported: items are {', '.join(_KINDS)}",
-            f"{place}.type",
-            "unsupported_parameter",
-        )
-    item: Item | ReferenceItem = reader.json(raw, place)
-    return item
+    if (reader := _KINDS.get(kind)) is not None:
+        return [PlacedItem(reader.json(raw, place), place)]
+    return [
+        PlacedItem(_KINDS[item["type"]].value(item, place), place, where)
+        for item, where in translate(_OTHER.json(raw, place), kind, place)
+    ]
 
 
 def pack(item: Item) -> tuple[str, bytes]:
@@ -430,7 +440,7 @@ class ItemReader:
                 role = "system" if role == "developer" else role
                 self._add(Message(role, content, marks=marks, place=where))
             case ResultItem():
-                where = f"{place}.output"
+                where = where or f"{place}.output"
                 content, marks = _content(item.output, where, self._limits)
                 self._add(Message("tool", content, {"tool_call_id": item.call_id}, marks, where))
 
