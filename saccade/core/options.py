@@ -306,7 +306,9 @@ class MediaOptions:
         "MiB of shared memory for decoded images before they reach the engine. It holds at least "
         "the model's largest image.",
     )
-    max_pages: int = tuned(200, "Maximum pages in a PDF. The server refuses longer ones.")
+    max_pages: int = tuned(
+        200, "Maximum pages of a PDF that a request shows. It may choose them from a longer file."
+    )
     # clocks and memory
     fetch_timeout: float = tuned(
         10.0,
