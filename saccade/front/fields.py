@@ -242,7 +242,7 @@ def _choices(kind: inspect.Type, names: list[str]) -> list[object]:
     """
     match kind:
         case inspect.UnionType(types):
-            return [choice for each in types for choice in _choices(each, names)]
+            return [*dict.fromkeys(choice for each in types for choice in _choices(each, names))]
         case inspect.ListType(item):
             return _choices(item, names)
         case inspect.StructType() if names:

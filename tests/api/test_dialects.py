@@ -37,7 +37,7 @@ Read = Callable[[bytearray], GenerationRequest]
 
 def read_response(body: bytearray) -> GenerationRequest:
     inquiry = read_responses(body, CONTEXT)
-    return response_request(inquiry.request, [], inquiry.items)  # type: ignore[arg-type]
+    return response_request(inquiry.request, [], inquiry.items)
 
 
 READ: dict[str, Read] = {
@@ -218,6 +218,46 @@ def test_words_that_say_nothing_change_nothing(dialect: str, nothing: Any) -> No
     assert said(dialect, {**text, **words}, **words).prompt == said(dialect, text).prompt
 
 
+@pytest.mark.parametrize("dialect", ["chat", "responses"])
+def test_allowed_values_are_listed_once(dialect: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        said(dialect, {"type": "input_image", "image_url": "https://a.b/c.png", "detail": "full"})
+    assert refused.value.message.count('"low"') == 1, refused.value.message
+
+
+@pytest.mark.parametrize("dialect", ["chat", "responses"])
+def test_a_missing_image_names_every_field_that_would_do(dialect: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        said(dialect, {"type": "input_image"})
+    where = f"{CONTENT[dialect]}[0].content[0].file_id"
+    assert refused.value.message == f"{where}: this parameter or image_url is required"
+    assert refused.value.code == "missing_required_parameter"
+
+
+WEAK: list[tuple[str, dict[str, Any], str]] = [
+    ("chat", {"messages": [{"role": "narrator", "content": "x"}]}, "invalid_value"),
+    ("chat", {"messages": []}, "invalid_value"),
+    ("chat", {"n": 0}, "invalid_value"),
+    ("chat", {"temperature": "hot"}, "invalid_value"),
+    ("chat", {"stream_options": {"include_usage": True}}, "invalid_value"),
+    ("chat", {"stream": True, "stream_options": {"x": 1}}, "unknown_parameter"),
+    ("chat", {"messages": [{"role": "user"}]}, "missing_required_parameter"),
+    ("messages", {"messages": [{"role": "user"}]}, "missing_required_parameter"),
+    ("messages", {"max_tokens": "x"}, "invalid_value"),
+    ("messages", {"tool_choice": {"type": "tool"}}, "invalid_value"),
+    ("responses", {"top_logprobs": 3}, "invalid_value"),
+    ("responses", {"input": 5}, "invalid_value"),
+    ("responses", {"reasoning": 5}, "invalid_value"),
+]
+
+
+@pytest.mark.parametrize(("dialect", "fields", "code"), WEAK)
+def test_every_refusal_has_a_code(dialect: str, fields: dict[str, Any], code: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        READ[dialect](bytearray(json.dumps({**BODY[dialect], **fields}).encode()))
+    assert refused.value.code == code, refused.value.message
+
+
 EXTRAS = {
     "name": None,
     "index": 0,
@@ -287,7 +327,8 @@ def test_a_neutral_value_changes_nothing_and_others_are_refused_by_name(dialect:
     plain, schema = body_of(dialect), SCHEMAS[dialect][0]
     neutral = {name: each for name, each in schema.neutral.items() if name in NEUTRAL}
     for name in neutral.keys() - own_fields(dialect):
-        for value in (None, *neutral[name]):
+        harmless: list[Any] = [None, *neutral[name]]
+        for value in harmless:
             assert body_of(dialect, **{name: value}) == plain, (name, value)
         for value in ODD:
             if value in neutral[name] or name in schema.ignored:

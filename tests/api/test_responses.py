@@ -208,7 +208,7 @@ def asked_of(*items: Any, **fields: Any) -> GenerationRequest:
     """The request that these items are read into."""
     body = bytearray(msgspec.json.encode({"input": list(items), **fields}))
     inquiry = read_responses(body, CONTEXT)
-    return response_request(inquiry.request, [], inquiry.items)  # type: ignore[arg-type]
+    return response_request(inquiry.request, [], inquiry.items)
 
 
 def chat_of(ask: GenerationRequest) -> Chat:

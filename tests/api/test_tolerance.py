@@ -512,6 +512,15 @@ def test_a_path_of_another_base_url_says_what_that_should_be(
         assert (error["code"], error["status"]) == (404, "NOT_FOUND")
 
 
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize("below", ["", "/msgbatch_1", "/msgbatch_1/results", "/msgbatch_1/cancel"])
+def test_batches_of_messages_are_refused_by_name(served: Served, method: str, below: str) -> None:
+    answer = served.http.request(method, f"/v1/messages/batches{below}")
+    assert answer.status_code == 404 and answer.json()["type"] == "error"
+    assert answer.json()["error"]["type"] == "not_found_error"
+    assert "POST /v1/batches" in answer.json()["error"]["message"]
+
+
 def test_what_only_might_save_time_is_accepted(served: Served) -> None:
     for fields in (
         {"prediction": {"type": "content", "content": "Hello!"}},
