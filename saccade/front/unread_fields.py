@@ -132,7 +132,7 @@ NEUTRAL: Neutral = {
     "separate_reasoning": (True,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True, False),
-    "stream_reasoning": (True, False),
+    "stream_reasoning": (True,),
     "structural_tag": (),
     "top_logprobs_num": (0,),
     "truncate": ("NONE",),

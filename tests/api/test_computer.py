@@ -628,7 +628,8 @@ def test_a_call_outside_the_next_screen_is_refused_where_its_own_is_gone(
     with pytest.raises(openai.BadRequestError) as found:
         respond(served, [{"role": "user", "content": "Go on."}, past, result])
     assert found.value.param == "input[1].actions[0]" and "512 x 256" in found.value.message
-    call = {"type": "tool_use", "id": "a", "name": "left_click", "toolset_name": "computer"}
+    call: dict[str, Any] = {"type": "tool_use", "id": "a", "name": "left_click"}
+    call["toolset_name"] = "computer"
     call["input"] = {"coordinate": [5000, 20]}
     seen = {"type": "tool_result", "tool_use_id": "a", "content": [claude_image((512, 256))]}
     messages = [

@@ -307,7 +307,7 @@ def long_file() -> bytes:
 def test_the_limit_counts_the_pages_that_are_asked_for(served: Served, long_file: bytes) -> None:
     sent = upload(served, long_file)
     assert sent.status_code == 200 and sent.json()["pages"] == 311
-    part = {"type": "file", "file": {"file_id": sent.json()["id"]}}
+    part: dict[str, Any] = {"type": "file", "file": {"file_id": sent.json()["id"]}}
     bare = {"documents": "text", "pages": [311, 310]}
     for each in (part, file_part(long_file)):
         answer = chat(served, each, saccade=bare)
