@@ -522,7 +522,7 @@ def test_a_value_that_is_none_of_few_is_answered_with_those(served: Served) -> N
         '"refusal", "image_url", "image_file", "file", "image", "input_text" or "input_image" is '
         "supported"
     )
-    assert part["param"] == "messages[1].content[0].type" and part["code"] is None
+    assert part["param"] == "messages[1].content[0].type" and part["code"] == "invalid_value"
 
 
 def test_a_prompt_beyond_the_context_is_refused_with_both_figures_before_any_decoding(
