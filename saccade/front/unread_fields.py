@@ -230,6 +230,7 @@ class IgnoredFields(Struct, forbid_unknown_fields=True, kw_only=True):
     unless a part reads them. All others are refused.
     """
 
+    _meta: Any = None  # MCP's
     alt: Any = None
     alt_text: Any = None
     altText: Any = None  # noqa: N815 - web pages' name
@@ -241,6 +242,7 @@ class IgnoredFields(Struct, forbid_unknown_fields=True, kw_only=True):
     contentType: Any = None  # noqa: N815 - Vercel's name
     content_type: Any = None
     created_at: Any = None
+    description: Any = None
     extra_content: Any = None
     fileName: Any = None  # noqa: N815 - web pages' name
     file_name: Any = None
