@@ -1,8 +1,7 @@
 """A flat JSON object, read into groups of fields by topic.
 
 Owns the rules for every body. It bounds what is inspected before anything is built. Null means "not
-given". Other servers' fields are accepted with the value that changes nothing, and unknown fields
-are refused by name.
+given". Names that no group has are judged by `front/unread_fields.py`.
 
 A body's class is a dataclass whose attributes are groups (msgspec Structs, or such dataclasses
 again). The names of all groups' fields are the body's keys. A group that may be None is None in a
@@ -12,7 +11,8 @@ body without its fields. Knows no field.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from types import NoneType
 from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
@@ -20,15 +20,16 @@ import msgspec
 import numpy as np
 
 from saccade.core.errors import InvalidRequest
-from saccade.front.fields import Reader, not_json, only, unsupported
+from saccade.front.fields import Reader, not_json, only, says_nothing, unknown, unsupported
+from saccade.front.unread_fields import IGNORED, INSTEAD, NEUTRAL, Neutral
 
 F = TypeVar("F")
-Neutral = Mapping[str, tuple[Any, ...]]
-"""Fields of other servers, and the values in which they change nothing. None of them: null only."""
 
 _SLICE = 1 << 20
 _NULL = b"null"
 _LONGEST_NEUTRAL = 200
+_NEAR = 0.75
+"""How alike two names are, of 1, where one may be a slip for the other."""
 _ROOM = 65_536
 _PER_TOKEN = 8
 """JSON values that a body may have: so many, and so many per token of the context."""
@@ -83,12 +84,12 @@ class BodySchema(Generic[F]):
     def __init__(
         self,
         kind: type[F],
-        neutral: Neutral,
-        ignored: frozenset[str],
+        neutral: Neutral | None = None,
+        ignored: Iterable[str] = (),
         most_bytes: Mapping[str, int] | None = None,
     ) -> None:
-        """Derive the schema from the class. `ignored`: keys that identify and change nothing, with
-        any value.
+        """Derive the schema from the class. `neutral`, `ignored`: what this body has beyond the
+        table of all bodies.
 
         `most_bytes`: bounds on the JSON in some fields. Beyond its bound, a field is refused
         unread.
@@ -101,8 +102,8 @@ class BodySchema(Generic[F]):
             for group in self.groups
             for field in msgspec.structs.fields(group)
         }
-        self._neutral = neutral
-        self._ignored = ignored
+        self.neutral = {**NEUTRAL, **(neutral or {})}
+        self.ignored = IGNORED.union(ignored) - self._fields.keys()
         self._most_bytes = most_bytes or {}
 
     def read(self, body: bytearray, context_length: int) -> F:
@@ -115,7 +116,7 @@ class BodySchema(Generic[F]):
         raws = open_object(body)
         values: dict[type[msgspec.Struct], dict[str, Any]] = {}
         for name, raw in raws.items():
-            if name in self._ignored or bytes(memoryview(raw)[:5]) == _NULL:
+            if name in self.ignored or bytes(memoryview(raw)[:5]) == _NULL:
                 continue
             field = self._fields.get(name)
             size, most = len(memoryview(raw)), self._most_bytes.get(name)
@@ -125,7 +126,7 @@ class BodySchema(Generic[F]):
             if field is not None:
                 values.setdefault(field.group, {})[name] = field.reader.json(raw, name)
             else:
-                self._check_neutral(name, raw)
+                self._check_unread(name, raw)
         for name, field in self._fields.items():
             if field.required and name not in values.get(field.group, ()):
                 raise InvalidRequest(
@@ -134,21 +135,31 @@ class BodySchema(Generic[F]):
         request: F = self._body.build(values)
         return request
 
-    def _check_neutral(self, name: str, raw: msgspec.Raw) -> None:
-        allowed = self._neutral.get(name)
-        if not allowed:
-            raise unsupported(name)
+    def _check_unread(self, name: str, raw: msgspec.Raw) -> None:
+        """Refuse a name that no group has, unless its value changes nothing."""
+        neutral = self.neutral.get(name)
         if len(memoryview(raw)) <= _LONGEST_NEUTRAL:
             try:
                 value = msgspec.json.decode(raw)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise not_json(error, raw, name) from None
-            if any(
-                value == each and isinstance(value, bool) == isinstance(each, bool)
-                for each in allowed
-            ):
+            if says_nothing(value) if neutral is None else _is_one_of(value, neutral):
                 return
-        raise only(name, list(allowed))
+        if neutral is None:
+            raise unknown(name, self._instead(name))
+        if neutral and name not in INSTEAD:
+            raise only(name, list(neutral))
+        raise unsupported(name, INSTEAD.get(name, ""))
+
+    def _instead(self, name: str) -> str:
+        near = difflib.get_close_matches(name[:_LONGEST_NEUTRAL], self._fields, 1, _NEAR)
+        return INSTEAD.get(name) or (f"did you mean {near[0]}?" if near else "")
+
+
+def _is_one_of(value: object, allowed: Iterable[object]) -> bool:
+    return any(
+        value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed
+    )
 
 
 def open_object(body: bytearray) -> dict[str, msgspec.Raw]:

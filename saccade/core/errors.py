@@ -61,6 +61,8 @@ class RequestError(SaccadeError):
 class InvalidRequest(RequestError):
     """400: the request is malformed, or asks for something unsupported."""
 
+    code = "invalid_value"
+
 
 class ImageError(InvalidRequest):
     """400: an image cannot be fetched, read or afforded. `param` names the message part."""

@@ -306,7 +306,9 @@ class MediaOptions:
         "MiB of shared memory for decoded images before they reach the engine. It holds at least "
         "the model's largest image.",
     )
-    max_pages: int = tuned(200, "Maximum pages in a PDF. The server refuses longer ones.")
+    max_pages: int = tuned(
+        200, "Maximum pages of a PDF that a request shows. It may choose them from a longer file."
+    )
     # clocks and memory
     fetch_timeout: float = tuned(
         10.0,
@@ -454,11 +456,15 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True)
 class ResponseOptions:
-    """The responses that POST /v1/responses keeps, for previous_response_id and GET.
+    """The responses that POST /v1/responses keeps, for previous_response_id and GET, and its tools.
 
     With several keys, each key sees its own responses and fills at most half the budget.
     """
 
+    refuse_unsupported_tools: bool = False
+    """Answer 400 if a request of POST /v1/responses offers tools that this server does not run,
+    such as web_search. By default these are left out, and the answer lists them.
+    """
     responses_mb: int = tuned(
         256,
         "MiB of memory for responses and their conversations. The least recently used are dropped "

@@ -6,6 +6,7 @@ Knows nothing of fetching.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from saccade.core.errors import InvalidRequest
 from saccade.media.sources.source import Digest, FileId
@@ -25,7 +26,7 @@ def address(file_id: str | None, url: str | None, place: str, *names: str) -> st
         return FileId(file_id)
     if url is not None:
         return image_url(url)
-    raise missing(f"{place}.{names[0]}")
+    raise missing(f"{place}.{names[0]}", names[1:])
 
 
 def image_address(
@@ -47,6 +48,7 @@ def image_url(given: str) -> str:
     return f"data:;base64,{given}" if bare else given
 
 
-def missing(path: str) -> InvalidRequest:
-    """Return the refusal for an absent required field."""
-    return InvalidRequest(f"{path}: this parameter is required", path, "missing_required_parameter")
+def missing(path: str, others: Sequence[str] = ()) -> InvalidRequest:
+    """Return the refusal for an absent required field, in place of which `others` would do."""
+    words = " or ".join(["this parameter", *others])
+    return InvalidRequest(f"{path}: {words} is required", path, "missing_required_parameter")

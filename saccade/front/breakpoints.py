@@ -21,7 +21,7 @@ from msgspec import Struct
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import LONGEST_TTL, MAX_BREAKPOINTS
 from saccade.front.fields import Reader
-from saccade.front.refused_words import RefusedWords
+from saccade.front.unread_fields import IgnoredFields, UnsupportedFields
 
 Lifetime = str
 """So many seconds, minutes or hours: "30s", "5m", "12h"; checked by `seconds_of`."""
@@ -61,8 +61,15 @@ class PromptCacheOptions(Struct, forbid_unknown_fields=True):
     """The server computes and caches the prompt without an answer."""
 
 
-class Marked(RefusedWords, kw_only=True):
-    """A part or message that may carry a mark."""
+class Marked(UnsupportedFields, kw_only=True):
+    """A message or a text that may carry a mark."""
+
+    cache_control: CacheControl | None = None
+    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
+
+
+class MarkedMedia(IgnoredFields, kw_only=True):
+    """An image, a video or a file that may carry a mark."""
 
     cache_control: CacheControl | None = None
     prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
@@ -122,7 +129,7 @@ def seconds_of(ttl: str, place: str) -> int:
     return seconds
 
 
-def read_mark(marked: Marked, place: str, part: int | None = None) -> Mark:
+def read_mark(marked: Marked | MarkedMedia, place: str, part: int | None = None) -> Mark:
     """Read the mark that a part or message carries. Raises InvalidRequest as `seconds_of`."""
     control, point = marked.cache_control, marked.prompt_cache_breakpoint
     if control is not None:

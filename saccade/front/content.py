@@ -1,9 +1,8 @@
 """Messages and content parts in OpenAI's form: JSON over HTTP, or Python objects.
 
 Owns the schemas for messages and text, and reads them into `conversation.Message`s;
-`image_parts.py` and `video_parts.py` have the other parts. Unknown keys are ignored, for other
-servers' and SDKs' answers carry many when sent back. Keys that would change what the model sees are
-refused (`refused_words.py`). Knows nothing of templates or of fetching images.
+`image_parts.py` and `video_parts.py` have the other parts, `unread_fields.py` the names that are
+not read. Knows nothing of templates or of fetching images.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from msgspec import Meta, Struct
 from saccade.core.decoders import json_decoder
 from saccade.core.errors import InvalidRequest
 from saccade.front.addresses import missing
-from saccade.front.breakpoints import Mark, Marked, read_mark
+from saccade.front.breakpoints import Mark, Marked, MarkedMedia, read_mark
 from saccade.front.conversation import Message, MessageText, Part, tool_call
 from saccade.front.fields import UNSEEN, Integer, Reader, too_long
 from saccade.front.image_parts import (
@@ -299,7 +298,7 @@ def _marks(message: ChatMessage, place: str, before: int) -> Iterator[Mark]:
         yield read_mark(message, place)
 
 
-def _is_marked(holder: Marked) -> bool:
+def _is_marked(holder: Marked | MarkedMedia) -> bool:
     return holder.cache_control is not None or holder.prompt_cache_breakpoint is not None
 
 

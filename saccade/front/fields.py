@@ -31,6 +31,8 @@ Nothing = (
     | None
 )
 """A value that says nothing, in a field that would change what the model sees."""
+_MAX_DROPPED = 32
+"""Unknown names in one value that may say nothing."""
 _SOMETHING = re.compile(
     r"Expected `(?:array|str|object)` of length <= 0|Expected `str \| object \| array \| null`"
 )
@@ -46,6 +48,8 @@ UNSEEN = {
 """Parts of other models, and what to do instead."""
 _TAG = re.compile(r"Invalid value '(\w+)'")
 _FIELD = re.compile(r"Object (?:contains unknown|missing required) field `(.*?)`", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`", re.DOTALL)
+_STEP = re.compile(r"\[(\d+)\]|\.?([^.\[]+|\[\.\.\.\])")
 _QUOTED = re.compile(r"Expected `(?:int|float|bool)\b.*, got `str`")
 _SEARCHED, _MAX_ESCAPES = 4 << 20, 1 << 16
 """Bytes of a text, and escapes in them, that are searched for why it is no JSON."""
@@ -92,12 +96,21 @@ class Reader(Generic[V]):
     def value(self, value: object, path: str) -> V:
         """Convert a Python value. Raises as `json`."""
         try:
-            converted: V = convert(_tidy(value), self._kind, str_keys=True)
-        except msgspec.ValidationError as error:
-            raise explain(str(error), self._schema, path) from None
+            return self._convert(_tidy(value), path)
         except RecursionError as error:
             raise not_json(error, b"", path) from None
-        return converted
+
+    def _convert(self, value: Any, path: str) -> V:
+        for _ in range(_MAX_DROPPED):
+            try:
+                converted: V = convert(value, self._kind, str_keys=True)
+            except msgspec.ValidationError as error:
+                message = str(error)
+                if not _drop_nothing(value, message):
+                    break
+            else:
+                return converted
+        raise explain(message, self._schema, path)
 
 
 def _tidy(value: Any) -> Any:
@@ -111,6 +124,26 @@ def _tidy(value: Any) -> Any:
     if isinstance(value, list):
         return [_tidy(each) for each in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _drop_nothing(value: Any, message: str) -> bool:
+    """Remove the unknown field that msgspec's message names, if its value says nothing."""
+    field, at = _UNKNOWN.match(message), _PATH.search(message)
+    if field is None:
+        return False
+    try:
+        for index, name in _STEP.findall(at.group(1) if at else ""):
+            value = value[int(index) if index else name]
+        if nothing := says_nothing(value[field.group(1)]):
+            del value[field.group(1)]
+    except (KeyError, TypeError):  # in an object of any names, which msgspec writes as [...]
+        return False
+    return nothing
+
+
+def says_nothing(value: object) -> bool:
+    """Return True for a value that says nothing under a name that no dialect knows."""
+    return value is None or value is False or value in ("", [], {})
 
 
 def not_json(
@@ -159,7 +192,7 @@ def explain(message: str, schema: inspect.Type, path: str) -> InvalidRequest:
     if field:
         path = f"{path}.{field.group(1)}" if path else field.group(1)
         if "unknown" in text:
-            return unsupported(path)
+            return unknown(path)
         return InvalidRequest(
             f"{path}: this parameter is required", path, "missing_required_parameter"
         )
@@ -181,10 +214,18 @@ def explain(message: str, schema: inspect.Type, path: str) -> InvalidRequest:
     return InvalidRequest(f"{path}: {text}" if path else f"the body: {text}", path or None)
 
 
-def unsupported(path: str) -> InvalidRequest:
-    """Return the refusal for an unknown parameter."""
+def unsupported(
+    path: str, instead: str = "", code: str = "unsupported_parameter"
+) -> InvalidRequest:
+    """Return the refusal for a parameter. `instead`: what to do."""
     path = path if len(path) <= 200 else path[:200] + "..."
-    return InvalidRequest(f"{path}: this parameter is not supported", path, "unsupported_parameter")
+    advice = f": {instead}" if instead else ""
+    return InvalidRequest(f"{path}: this parameter is not supported{advice}", path, code)
+
+
+def unknown(path: str, instead: str = "") -> InvalidRequest:
+    """Return the refusal for a name that is no parameter's."""
+    return unsupported(path, instead, "unknown_parameter")
 
 
 def only(path: str, choices: list[Any]) -> InvalidRequest:
@@ -223,7 +264,7 @@ def _choices(kind: inspect.Type, names: list[str]) -> list[object]:
     """
     match kind:
         case inspect.UnionType(types):
-            return [choice for each in types for choice in _choices(each, names)]
+            return [*dict.fromkeys(choice for each in types for choice in _choices(each, names))]
         case inspect.ListType(item):
             return _choices(item, names)
         case inspect.StructType() if names:

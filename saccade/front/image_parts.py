@@ -2,7 +2,8 @@
 in Anthropic's Messages and transformers' chats.
 
 Owns the schemas, and reads them into sources. The fields inside `image_url` and `file` decide the
-image, and unknown ones are refused. Knows nothing of messages, or of fetching images.
+image. Those that are not read are `unread_fields.py`'s. Knows nothing of messages, or of fetching
+images.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from saccade.core.errors import InvalidRequest
 from saccade.front.addresses import image_address, image_url, missing
-from saccade.front.breakpoints import Marked
+from saccade.front.breakpoints import MarkedMedia
 from saccade.front.fields import Integer, Positive
 from saccade.front.part_defaults import PageNumber, PartDefaults
+from saccade.front.unread_fields import IgnoredFields
 from saccade.media.content import Budget, Detail
 from saccade.media.sources.source import (
     Address,
@@ -36,6 +38,7 @@ T = TypeVar("T")
 ImageName = Annotated[str, Meta(min_length=1, max_length=256)]
 DigestName = Annotated[str, Meta(pattern="^(blake3|sha256)-[0-9a-f]{64}$")]
 """The name of bytes that the client has sent."""
+ContentHash = Annotated[str, Meta(pattern="^(sha256[:-])?[0-9a-fA-F]{64}$")]
 Corners = Annotated[list[Integer], Meta(min_length=4, max_length=4)]
 """[x0, y0, x1, y1], from the left and from the top of the upright image."""
 
@@ -43,7 +46,7 @@ Corners = Annotated[list[Integer], Meta(min_length=4, max_length=4)]
 # ---- schemas
 
 
-class Pixels(Struct, kw_only=True):
+class Pixels(IgnoredFields, kw_only=True):
     """Bounds on the pixels of an image after resizing, and the region that is shown."""
 
     min_pixels: Positive | None = None
@@ -52,7 +55,7 @@ class Pixels(Struct, kw_only=True):
     digest: DigestName | None = None
 
 
-class ImageSizeOptions(Marked, kw_only=True):
+class ImageSizeOptions(MarkedMedia, kw_only=True):
     """The same, beside an image."""
 
     min_pixels: Positive | None = None
@@ -61,7 +64,7 @@ class ImageSizeOptions(Marked, kw_only=True):
     detail: Detail | None = None
 
 
-class ImageURL(Pixels, forbid_unknown_fields=True, kw_only=True):
+class ImageURL(Pixels, kw_only=True):
     """An image's address: a URL, its bytes in base64, or the digest of bytes sent before.
 
     detail: low is at most 512 x 512 = 262144 pixels (`LOW_DETAIL_PIXELS`), unless `max_pixels` says
@@ -70,11 +73,13 @@ class ImageURL(Pixels, forbid_unknown_fields=True, kw_only=True):
     """
 
     url: str | None = None
+    content_hash: ContentHash | None = None
+    """The SHA-256 of the image's bytes, as in SGLang. Without a url it names bytes sent before."""
     detail: Detail | None = None
     format: str | None = None
 
 
-class UploadedFile(Pixels, forbid_unknown_fields=True, kw_only=True):
+class UploadedFile(Pixels, kw_only=True):
     """An image uploaded with POST /v1/files, or inline: `file_data` is a data: URL or base64. Of a
     part `file`, also a PDF, with an image for each page, or for one `page`.
     """
@@ -87,20 +92,20 @@ class UploadedFile(Pixels, forbid_unknown_fields=True, kw_only=True):
     page: PageNumber | None = None
 
 
-class InlineSource(Struct, tag_field="type", tag="base64", forbid_unknown_fields=True):
+class InlineSource(IgnoredFields, tag_field="type", tag="base64", kw_only=True):
     """The bytes of an image, as Anthropic's Messages have them. media_type: the client's claim."""
 
     data: str
     media_type: str | None = None
 
 
-class LinkedSource(Struct, tag_field="type", tag="url", forbid_unknown_fields=True):
+class LinkedSource(IgnoredFields, tag_field="type", tag="url", kw_only=True):
     """An image's address, as Anthropic's Messages have it."""
 
     url: str
 
 
-class UploadedSource(Struct, tag_field="type", tag="file", forbid_unknown_fields=True):
+class UploadedSource(IgnoredFields, tag_field="type", tag="file", kw_only=True):
     """An uploaded image, as Anthropic's Messages have it."""
 
     file_id: str
@@ -202,10 +207,12 @@ def read_image(part: AnyImagePart, place: str, defaults: PartDefaults) -> ImageS
 def _image_url(part: ImagePart, place: str) -> Named:
     given, uuid = part.image_url, part.uuid or ""
     if isinstance(given, ImageURL):
-        where = f"{place}.image_url"
-        if given.digest is not None:
+        where, digest = f"{place}.image_url", given.digest
+        if digest is None and given.url is None and given.content_hash is not None:
+            digest = f"sha256-{given.content_hash[-64:].lower()}"
+        if digest is not None:
             return Named(
-                image_address(given.digest, None, given.url, where, "file_id", "url"), given, uuid
+                image_address(digest, None, given.url, where, "file_id", "url"), given, uuid
             )
         if given.url is None:
             raise missing(f"{where}.url")

@@ -1,8 +1,8 @@
 """Videos as clients send them: a file by URL, upload or base64, or the client's own frames. Wishes
 stand beside or inside, and for a whole request.
 
-Owns the schemas, and reads them into `VideoSource`. The fields inside `video_url` decide the video,
-and unknown ones are refused. Knows nothing of fetching or looking at a video.
+Owns the schemas, and reads them into `VideoSource`. The fields inside `video_url` decide the video.
+Those that are not read are `unread_fields.py`'s. Knows nothing of fetching or looking at a video.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from msgspec import Meta, Struct
 from saccade.core.errors import InvalidRequest
 from saccade.core.video import MOST_FRAMES, VideoOptions, check_video_options
 from saccade.front.addresses import address, image_url, missing
-from saccade.front.breakpoints import Marked
+from saccade.front.breakpoints import MarkedMedia
 from saccade.front.fields import Natural, Positive
+from saccade.front.unread_fields import IgnoredFields
 from saccade.media.sources.source import Address, FileId, VideoSource, source_from_object
 
 Rate = Annotated[float, Meta(gt=0)]
@@ -29,7 +30,7 @@ MOST_PARTS = 4 * MOST_FRAMES
 """Entries of a list that are looked at."""
 
 
-class VideoLook(Struct, kw_only=True):
+class VideoLook(IgnoredFields, kw_only=True):
     """The way to look at a video. fps: frames for each second (for sent frames: as taken).
     num_frames: frames altogether. max_frames: at most. min_pixels, max_pixels: for a frame after
     resizing; they alone then decide its size. total_pixels: for all frames together.
@@ -43,7 +44,7 @@ class VideoLook(Struct, kw_only=True):
     total_pixels: Positive | None = None
 
 
-class VideoURL(VideoLook, forbid_unknown_fields=True, kw_only=True):
+class VideoURL(VideoLook, kw_only=True):
     """The place of a video: a URL, or its bytes in base64."""
 
     url: str
@@ -57,7 +58,7 @@ class FrameFile(Struct, forbid_unknown_fields=True):
     file_id: str
 
 
-class MarkedVideo(Marked, kw_only=True):
+class MarkedVideo(MarkedMedia, kw_only=True):
     """The same as `VideoLook`, beside a video."""
 
     fps: Rate | None = None

@@ -248,6 +248,12 @@ class Documents:
         begun = time.monotonic()
         sizes = await self._sizes(file, reads.salt, reads.asker)
         shown = _places(source.view.pages, len(sizes))
+        if len(shown) > (most := self._options.max_pages):
+            raise ImageError(
+                f"the request shows {len(shown)} pages; the limit is {most}: choose fewer with "
+                '"pages", or start the server with a larger --tune max_pages=PAGES',
+                code="too_many_pages",
+            )
         if source.region is not None and len(shown) > 1:
             raise InvalidRequest(
                 f"{source.region.param}: the PDF has {len(sizes)} pages: name the region's with "
@@ -321,10 +327,6 @@ class Documents:
                 return msgspec.msgpack.encode(found)
 
             sizes = _SIZES.decode(await self._flights.join(name, asker, measure))
-        if len(sizes) > (most := self._options.max_pages):
-            raise ImageError(
-                f"the PDF has {len(sizes)} pages; the limit is {most}", code="too_many_pages"
-            )
         return sizes
 
     async def _known(

@@ -505,7 +505,7 @@ def test_text_completions_refuse_as_precisely(
 
 
 def test_an_unknown_parameter_is_called_unsupported(served: Served) -> None:
-    assert refused(served, frobnicate=1)["code"] == "unsupported_parameter"
+    assert refused(served, frobnicate=1)["code"] == "unknown_parameter"
 
 
 def test_a_value_that_is_none_of_few_is_answered_with_those(served: Served) -> None:
@@ -522,7 +522,7 @@ def test_a_value_that_is_none_of_few_is_answered_with_those(served: Served) -> N
         '"refusal", "image_url", "image_file", "file", "image", "input_text" or "input_image" is '
         "supported"
     )
-    assert part["param"] == "messages[1].content[0].type" and part["code"] is None
+    assert part["param"] == "messages[1].content[0].type" and part["code"] == "invalid_value"
 
 
 def test_a_prompt_beyond_the_context_is_refused_with_both_figures_before_any_decoding(

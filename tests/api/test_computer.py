@@ -619,6 +619,29 @@ def test_a_screen_that_is_trimmed_away_is_known_by_the_next(served: Served) -> N
     assert "Go on." in prompt(served)
 
 
+def test_a_call_outside_the_next_screen_is_refused_where_its_own_is_gone(
+    served: Served, claude: Any
+) -> None:
+    past = {"type": "computer_call", "call_id": "c", "actions": [{**CLICK, "x": 5000, "y": 20}]}
+    output = {"type": "computer_screenshot", "image_url": shot((512, 256))}
+    result = {"type": "computer_call_output", "call_id": "c", "output": output}
+    with pytest.raises(openai.BadRequestError) as found:
+        respond(served, [{"role": "user", "content": "Go on."}, past, result])
+    assert found.value.param == "input[1].actions[0]" and "512 x 256" in found.value.message
+    call: dict[str, Any] = {"type": "tool_use", "id": "a", "name": "left_click"}
+    call["toolset_name"] = "computer"
+    call["input"] = {"coordinate": [5000, 20]}
+    seen = {"type": "tool_result", "tool_use_id": "a", "content": [claude_image((512, 256))]}
+    messages = [
+        {"role": "user", "content": "Go on."},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [seen]},
+    ]
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        message(claude, messages)
+    assert "messages[1].content[0].input" in str(refused.value)
+
+
 def test_a_request_without_a_screen_enters_nothing_of_it(served: Served) -> None:
     intake = served.front.intake
     known = {step.__self__ for step in (intake._actions.begin, intake._actions.place)}  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ once.
 from __future__ import annotations
 
 import json
+import re
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -12,14 +13,21 @@ from typing import Any
 import msgspec
 import pytest
 
+from saccade.api.batches.fields import BATCH
+from saccade.api.body_schema import BodySchema
+from saccade.api.chat.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE_CHAT, TOKENIZE_TEXT
 from saccade.api.chat.read import read_chat
+from saccade.api.decisions.fields import DECISIONS
+from saccade.api.messages.fields import COUNT_TOKENS, MESSAGES
 from saccade.api.messages.read import read_message
+from saccade.api.responses.fields import RESPONSES
 from saccade.api.responses.read import read_responses, response_request
+from saccade.api.scores.fields import EMBED, EMBEDDINGS, RERANK, SCORE
 from saccade.core.errors import InvalidRequest
 from saccade.front.content import LONGEST_NAME, MOST_CALLS
 from saccade.front.conversation import Chat, MessageText
 from saccade.front.prompt_encoder import GenerationRequest
-from saccade.front.refused_words import RefusedWords
+from saccade.front.unread_fields import IGNORED, NEUTRAL, IgnoredFields, UnsupportedFields
 from saccade.media.sources.source import Base64, FileId, ImageSource
 from saccade.text.grammar.tools import MAX_DESCRIPTION_CHARACTERS, MAX_TOOLS
 
@@ -29,7 +37,7 @@ Read = Callable[[bytearray], GenerationRequest]
 
 def read_response(body: bytearray) -> GenerationRequest:
     inquiry = read_responses(body, CONTEXT)
-    return response_request(inquiry.request, [], inquiry.items)  # type: ignore[arg-type]
+    return response_request(inquiry.request, [], inquiry.items)
 
 
 READ: dict[str, Read] = {
@@ -153,7 +161,7 @@ def test_a_field_that_is_renamed_leaves_the_words_around_it() -> None:
 
 # ---- what would change what the model sees
 
-WORDS = RefusedWords.__struct_fields__
+WORDS = UnsupportedFields.__struct_fields__
 NAMED = ("image", "images", "attachments", "experimental_attachments", "files", "parts", "video")
 SIZES = ("resized_height", "image_max_pixels", "size", "detail", "nframes", "total_pixels", "fps")
 CONTENT = {"chat": "messages", "messages": "messages", "responses": "input"}
@@ -199,7 +207,7 @@ def test_a_size_beside_an_image_that_is_not_read_is_refused_by_name(
     with pytest.raises(InvalidRequest) as refused:
         said(dialect, {**IMAGES[dialect], word: 224})
     assert refused.value.param == f"{CONTENT[dialect]}[0].content[0].{word}"
-    assert refused.value.code == "unsupported_parameter"
+    assert refused.value.code == "unknown_parameter"
 
 
 @pytest.mark.parametrize("dialect", READ)
@@ -208,6 +216,46 @@ def test_words_that_say_nothing_change_nothing(dialect: str, nothing: Any) -> No
     text = {"type": TEXTS[dialect], "text": "Hi"}
     words = dict.fromkeys((word for word in WORDS if word != "audio"), nothing)
     assert said(dialect, {**text, **words}, **words).prompt == said(dialect, text).prompt
+
+
+@pytest.mark.parametrize("dialect", ["chat", "responses"])
+def test_allowed_values_are_listed_once(dialect: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        said(dialect, {"type": "input_image", "image_url": "https://a.b/c.png", "detail": "full"})
+    assert refused.value.message.count('"low"') == 1, refused.value.message
+
+
+@pytest.mark.parametrize("dialect", ["chat", "responses"])
+def test_a_missing_image_names_every_field_that_would_do(dialect: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        said(dialect, {"type": "input_image"})
+    where = f"{CONTENT[dialect]}[0].content[0].file_id"
+    assert refused.value.message == f"{where}: this parameter or image_url is required"
+    assert refused.value.code == "missing_required_parameter"
+
+
+WEAK: list[tuple[str, dict[str, Any], str]] = [
+    ("chat", {"messages": [{"role": "narrator", "content": "x"}]}, "invalid_value"),
+    ("chat", {"messages": []}, "invalid_value"),
+    ("chat", {"n": 0}, "invalid_value"),
+    ("chat", {"temperature": "hot"}, "invalid_value"),
+    ("chat", {"stream_options": {"include_usage": True}}, "invalid_value"),
+    ("chat", {"stream": True, "stream_options": {"x": 1}}, "unknown_parameter"),
+    ("chat", {"messages": [{"role": "user"}]}, "missing_required_parameter"),
+    ("messages", {"messages": [{"role": "user"}]}, "missing_required_parameter"),
+    ("messages", {"max_tokens": "x"}, "invalid_value"),
+    ("messages", {"tool_choice": {"type": "tool"}}, "invalid_value"),
+    ("responses", {"top_logprobs": 3}, "invalid_value"),
+    ("responses", {"input": 5}, "invalid_value"),
+    ("responses", {"reasoning": 5}, "invalid_value"),
+]
+
+
+@pytest.mark.parametrize(("dialect", "fields", "code"), WEAK)
+def test_every_refusal_has_a_code(dialect: str, fields: dict[str, Any], code: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        READ[dialect](bytearray(json.dumps({**BODY[dialect], **fields}).encode()))
+    assert refused.value.code == code, refused.value.message
 
 
 EXTRAS = {
@@ -227,11 +275,158 @@ EXTRAS = {
 
 
 @pytest.mark.parametrize("dialect", READ)
-def test_other_keys_stay_accepted(dialect: str) -> None:
+def test_other_keys_of_messages_and_texts_stay_accepted(dialect: str) -> None:
     text = {"type": TEXTS[dialect], "text": "Hi"}
     assert said(dialect, {**text, **EXTRAS}, **EXTRAS).prompt == said(dialect, text).prompt
-    image = IMAGES[dialect]
-    assert said(dialect, {**image, **EXTRAS}).prompt == said(dialect, image).prompt
+
+
+# ---- names that are not read: one rule in every dialect
+
+QUESTION = {"type": "predicate", "instructions": "So?"}
+SCHEMAS: dict[str, tuple[BodySchema[Any], dict[str, Any]]] = {
+    "chat": (CHAT, {"messages": HI}),
+    "completion": (COMPLETION, {"prompt": "x"}),
+    "tokenized chat": (TOKENIZE_CHAT, {"messages": HI}),
+    "tokenized text": (TOKENIZE_TEXT, {"prompt": "x"}),
+    "detokenized": (DETOKENIZE, {"tokens": [1]}),
+    "responses": (RESPONSES, {"input": "x"}),
+    "messages": (MESSAGES, BODY["messages"]),
+    "counted": (COUNT_TOKENS, {"messages": HI, "model": "m"}),
+    "embeddings": (EMBEDDINGS, {"input": "x"}),
+    "embed": (EMBED, {"texts": ["x"]}),
+    "rerank": (RERANK, {"query": "x", "documents": ["y"]}),
+    "score": (SCORE, {"text_1": "x", "text_2": "y"}),
+    "decisions": (DECISIONS, {"input": "x", "questions": [QUESTION]}),
+    "batch": (BATCH, {"input_file_id": "file-1", "endpoint": "/v1/responses"}),
+}
+ODD: list[Any] = [7.25, "zzz", True, [1], {"a": 1}]
+
+
+def body_of(dialect: str, **fields: Any) -> Any:
+    schema, body = SCHEMAS[dialect]
+    return schema.read(bytearray(json.dumps({**body, **fields}).encode()), CONTEXT)
+
+
+def own_fields(dialect: str) -> set[str]:
+    groups = SCHEMAS[dialect][0].groups
+    return {field.encode_name for group in groups for field in msgspec.structs.fields(group)}
+
+
+@pytest.mark.parametrize("dialect", SCHEMAS)
+def test_a_name_that_cannot_change_an_answer_is_ignored(dialect: str) -> None:
+    plain = body_of(dialect)
+    names = IGNORED - own_fields(dialect)
+    assert names >= {"client_metadata", "provider", "session_id", "cache_prompt", "anthropic_beta"}
+    for name in names:
+        for value in ODD:
+            assert body_of(dialect, **{name: value}) == plain, name
+
+
+@pytest.mark.parametrize("dialect", SCHEMAS)
+def test_a_neutral_value_changes_nothing_and_others_are_refused_by_name(dialect: str) -> None:
+    plain, schema = body_of(dialect), SCHEMAS[dialect][0]
+    neutral = {name: each for name, each in schema.neutral.items() if name in NEUTRAL}
+    for name in neutral.keys() - own_fields(dialect):
+        harmless: list[Any] = [None, *neutral[name]]
+        for value in harmless:
+            assert body_of(dialect, **{name: value}) == plain, (name, value)
+        for value in ODD:
+            if value in neutral[name] or name in schema.ignored:
+                continue
+            with pytest.raises(InvalidRequest) as refused:
+                body_of(dialect, **{name: value})
+            assert refused.value.param == name and refused.value.message.startswith(f"{name}: ")
+            assert refused.value.code in ("unsupported_parameter", "invalid_value"), name
+
+
+@pytest.mark.parametrize("dialect", SCHEMAS)
+def test_a_name_that_no_server_has_may_only_say_nothing(dialect: str) -> None:
+    plain = body_of(dialect)
+    nothing: list[Any] = [None, False, "", [], {}]
+    for value in nothing:
+        assert body_of(dialect, frobnicate=value) == plain
+    for value in (0, 1, *ODD):
+        with pytest.raises(InvalidRequest) as refused:
+            body_of(dialect, frobnicate=value)
+        assert (refused.value.param, refused.value.code) == ("frobnicate", "unknown_parameter")
+    slip = max(own_fields(dialect), key=len)
+    with pytest.raises(InvalidRequest) as refused:
+        body_of(dialect, **{slip[:-1]: 7.25})
+    assert refused.value.message.endswith(f"did you mean {slip}?")
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("repeat_penalty", "use repetition_penalty"),
+        ("extra_body", "send its fields in the body itself"),
+        ("n_predict", "use max_tokens"),
+    ],
+)
+def test_another_servers_word_is_refused_with_ours(name: str, advice: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        body_of("chat", **{name: {"top_k": 3}})
+    assert refused.value.message == f"{name}: this parameter is not supported: {advice}"
+
+
+# ---- and in parts of messages
+
+NOTES = {name: {"any": ["value"]} for name in IgnoredFields.__struct_fields__}
+CHANGING = re.findall(
+    r"\w+",
+    """
+    maxPixels max_dimension maxDimension scale resize rotate rotation bbox roi mediaResolution
+    media_resolution max_tiles max_soft_tokens mm_processor_kwargs images_kwargs quality dpi
+    zoom crop_box tile_size patch_size num_frames_max imageDetail image_detail providerOptions
+    provider_options experimental_providerMetadata providerMetadata extras thumbnail background
+    resized_height size start_time end_time video_metadata content_hash_of
+    """,
+)
+VIDEOS: dict[str, dict[str, Any]] = {
+    "chat": {"type": "video_url", "video_url": {"url": "https://a.b/c.mp4"}},
+    "messages": {"type": "video", "source": {"type": "url", "url": "https://a.b/c.mp4"}},
+    "responses": {"type": "input_video", "video_url": "https://a.b/c.mp4"},
+}
+FILES: dict[str, dict[str, Any]] = {
+    "chat": {"type": "file", "file": {"file_id": "file-1"}},
+    "messages": {"type": "document", "source": {"type": "url", "url": "https://a.b/c.pdf"}},
+    "responses": {"type": "input_file", "file_id": "file-1"},
+}
+PARTS = [(d, kind[d]) for kind in (IMAGES, VIDEOS, FILES) for d in READ]
+
+
+def inner_of(part: dict[str, Any]) -> str | None:
+    """The key of the object within a part that has its address."""
+    return next((key for key, value in part.items() if isinstance(value, dict)), None)
+
+
+def places(part: dict[str, Any], fields: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The part with fields of its own, and with fields within, each with their path."""
+    inner = inner_of(part)
+    found = [("", {**part, **fields})]
+    return found if inner is None else [*found, (inner, {**part, inner: {**part[inner], **fields}})]
+
+
+@pytest.mark.parametrize(("dialect", "part"), PARTS, ids=str)
+def test_notes_of_a_part_are_ignored_and_other_names_are_refused(
+    dialect: str, part: dict[str, Any]
+) -> None:
+    plain = said(dialect, part).prompt
+    read = {"cache_control", "prompt_cache_breakpoint", "citations", "uuid", "title", "format"}
+    read |= {"filename", "media_type", "source_type", "id"}
+    for _, noted in places(part, {n: v for n, v in NOTES.items() if n not in read}):
+        assert said(dialect, noted).prompt == plain
+    for _, noted in places(part, {"citations": {"enabled": False}}):
+        assert said(dialect, noted).prompt == plain
+    for name in CHANGING:
+        for _, nothing in places(part, {name: []}):
+            assert said(dialect, nothing).prompt == plain, name
+        for inner, changed in places(part, {name: {"x": 64}}):
+            with pytest.raises(InvalidRequest) as refused:
+                said(dialect, changed)
+            param = refused.value.param or ""
+            assert param.startswith(f"{CONTENT[dialect]}[0].content[0].{inner}"), param
+            assert param.endswith(name) and refused.value.code == "unknown_parameter", param
 
 
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptV"
@@ -267,6 +462,18 @@ def test_other_libraries_shapes_of_an_image_are_honoured_in_chats(
     (source,) = chat.sources
     assert isinstance(source, ImageSource) and source.url == expected
     assert source.param == "messages[0].content[0]" and source.budget.max_pixels == 4096
+
+
+@pytest.mark.parametrize("begin", ["", "sha256:", "sha256-"])
+def test_sglangs_content_hash_names_an_image_or_goes_with_its_url(begin: str) -> None:
+    digest, hash_ = f"sha256-{'ab' * 32}", f"{begin}{'AB' * 32}"
+    named = said("chat", {"type": "image_url", "image_url": {"content_hash": hash_}}).prompt
+    assert named == said("chat", {"type": "image_url", "image_url": {"digest": digest}}).prompt
+    both = said("chat", {"type": "image_url", "image_url": {"url": URL, "content_hash": hash_}})
+    assert both.prompt == said("chat", {"type": "image_url", "image_url": {"url": URL}}).prompt
+    with pytest.raises(InvalidRequest) as refused:
+        said("chat", {"type": "image_url", "image_url": {"content_hash": "ab"}})
+    assert refused.value.param == "messages[0].content[0].image_url.content_hash"
 
 
 @pytest.mark.parametrize("place", ["image", "document", "tool_result"])

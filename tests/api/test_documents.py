@@ -299,6 +299,40 @@ def office(name: str) -> bytes:
     return file.getvalue()
 
 
+@pytest.fixture(scope="module")
+def long_file() -> bytes:
+    return pdf([Sheet([f"number {number}"]) for number in range(1, 312)])
+
+
+def test_the_limit_counts_the_pages_that_are_asked_for(served: Served, long_file: bytes) -> None:
+    sent = upload(served, long_file)
+    assert sent.status_code == 200 and sent.json()["pages"] == 311
+    part: dict[str, Any] = {"type": "file", "file": {"file_id": sent.json()["id"]}}
+    bare = {"documents": "text", "pages": [311, 310]}
+    for each in (part, file_part(long_file)):
+        answer = chat(served, each, saccade=bare)
+        assert answer.status_code == 200, answer.text
+        assert "number 311" in text_of(submitted(served)[-1])
+    one = {**part, "file": {**part["file"], "page": 250}}
+    assert chat(served, one).status_code == 200
+    for asked in ({}, {"saccade": {"documents": "text", "pages": [*range(1, 202)]}}):
+        error = refused(chat(served, part, **asked))
+        assert error["code"] == "too_many_pages" and error["param"] == "messages[0].content[1]"
+    beyond = refused(chat(served, part, saccade={"pages": [312]}))
+    assert beyond["code"] == "no_such_page"
+
+
+def test_a_file_of_more_pages_than_are_opened_is_refused(served: Served) -> None:
+    page = b"3 0 obj<</Type/Page/Parent 2 0 R/MediaBox[0 0 9 9]>>endobj\n"
+    kids = b"3 0 R " * 12_000
+    tree = b"2 0 obj<</Type/Pages/Count 12000/Kids[" + kids + b"]>>endobj\n"
+    root = b"1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj\n"
+    data = b"%PDF-1.7\n" + root + tree + page + b"trailer<</Root 1 0 R>>\n%%EOF\n"
+    for answer in (upload(served, data), chat(served, file_part(data), saccade={"pages": [5]})):
+        error = refused(answer)
+        assert error["code"] == "too_many_pages" and "12000 pages" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("data", "code", "says"),
     [

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from saccade.api.messages.read import _MESSAGE
-from saccade.api.responses.items import read_item
+from saccade.api.responses.items import read_items
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import Request
 from saccade.ipc.messages import Submit
@@ -512,6 +512,15 @@ def test_a_path_of_another_base_url_says_what_that_should_be(
         assert (error["code"], error["status"]) == (404, "NOT_FOUND")
 
 
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize("below", ["", "/msgbatch_1", "/msgbatch_1/results", "/msgbatch_1/cancel"])
+def test_batches_of_messages_are_refused_by_name(served: Served, method: str, below: str) -> None:
+    answer = served.http.request(method, f"/v1/messages/batches{below}")
+    assert answer.status_code == 404 and answer.json()["type"] == "error"
+    assert answer.json()["error"]["type"] == "not_found_error"
+    assert "POST /v1/batches" in answer.json()["error"]["message"]
+
+
 def test_what_only_might_save_time_is_accepted(served: Served) -> None:
     for fields in (
         {"prediction": {"type": "content", "content": "Hello!"}},
@@ -565,6 +574,6 @@ def test_parts_that_sound_are_refused_by_name_in_every_dialect(api: str, kind: s
     message = {"role": "user", "content": [{"type": kind, "url": "https://example.com/a"}]}
     raw = msgspec.Raw(msgspec.json.encode(message))
     with pytest.raises(InvalidRequest) as refused:
-        _ = read_item(raw, "input[0]") if api == "responses" else _MESSAGE.json(raw, "input[0]")
+        _ = read_items(raw, "input[0]") if api == "responses" else _MESSAGE.json(raw, "input[0]")
     assert "audio is not taken" in str(refused.value)
     assert refused.value.param == "input[0].content[0].type"

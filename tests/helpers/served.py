@@ -26,6 +26,7 @@ from saccade.core.options import (
     ConnectionOptions,
     MediaOptions,
     ObservabilityOptions,
+    ResponseOptions,
     ServeOptions,
     ServerOptions,
 )
@@ -105,6 +106,7 @@ def serving(
     context: int = CONTEXT,
     watch: ObservabilityOptions | None = None,
     model: str = "",
+    kept: ResponseOptions | None = None,
 ) -> Iterator[Served]:
     """A server whose engine says "Hello!" until its `reply` is changed. model: its name."""
     options = options or ServerOptions(port=0, served_model_name=("demo", "other"))
@@ -119,6 +121,7 @@ def serving(
             server=options,
             edge=edge or ConnectionOptions(),
             watch=watch or ObservabilityOptions(),
+            kept=kept or ResponseOptions(),
         )
         server = Server(front, options.served_model_name, told)
 

@@ -23,8 +23,10 @@ _ABSENT = {
     "/v1/assistants": "there are no assistants here",
     "/v1/threads": "there are no threads here",
     "/v1/realtime": "there are no sessions here",
+    "/v1/messages/batches": "batches are files of requests, POST /v1/batches, whose lines may be "
+    "messages",
 }
-"""Paths of OpenAI's API that are not here."""
+"""Paths of OpenAI's and Anthropic's APIs that are not here."""
 _FOR_PEOPLE = {"/": "a page to try the server", "/docs": "a description of its API"}
 _BASE = "the base URL of OpenAI's clients is this server's address with /v1 at its end"
 _ROOTLESS = ("/chat", "/completions", "/responses", "/models", "/files", "/embeddings")

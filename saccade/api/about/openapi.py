@@ -40,7 +40,7 @@ from saccade.core.decoders import json_decoder
 from saccade.core.types import SAMPLING_BOUNDS
 from saccade.edge.refusal import ErrorResponse, speaks_anthropic
 from saccade.front.content import ChatMessage
-from saccade.front.refused_words import RefusedWords, SpokenAnswer
+from saccade.front.unread_fields import IgnoredFields, SpokenAnswer, UnsupportedFields
 
 _ABOUT = (
     "A server for models that read text, images, PDFs and videos. It speaks the APIs of OpenAI and "
@@ -153,11 +153,11 @@ def describe() -> dict[str, Any]:
         *_BATCHES,
     ]
     types += sorted({kind for _, kind in _CHANGES}, key=str)
-    types += [RefusedWords]
+    types += [UnsupportedFields, IgnoredFields]
     for kind in types:
         json_decoder(kind)  # its fields are looked up, before msgspec does it beside other threads
     _, components = msgspec.json.schema_components(types, ref_template=_REF, schema_hook=_raw)
-    _leave_out_refused(components)
+    _leave_out_unread(components)
     for (group, field), names in _BELOW.items():
         kinds = [{"$ref": _REF.format(name=name)} for name in names]
         items = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
@@ -244,14 +244,15 @@ _READ: tuple[type[Any], ...] = (
 _TOKENIZE: tuple[BodySchema[Any], ...] = (chat_fields.TOKENIZE_CHAT, chat_fields.TOKENIZE_TEXT)
 
 
-def _leave_out_refused(components: dict[str, Any]) -> None:
-    """Leave out the fields that must stay empty."""
-    refused = components.pop(RefusedWords.__name__)["properties"]
+def _leave_out_unread(components: dict[str, Any]) -> None:
+    """Leave out the fields that must stay empty, and those that are ignored."""
+    unread = [components.pop(kind.__name__) for kind in (UnsupportedFields, IgnoredFields)]
     del components[SpokenAnswer.__name__]
     for shape in components.values():
         fields = shape.get("properties", {})
-        for name in [name for name in fields if fields[name] == refused.get(name)]:
-            del fields[name]
+        for name in list(fields):
+            if any(fields[name] == each["properties"].get(name) for each in unread):
+                del fields[name]
 
 
 def _raw(kind: type[Any]) -> dict[str, Any]:

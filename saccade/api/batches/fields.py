@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Struct, field
 
+from saccade.api.body_schema import BodySchema
 from saccade.api.responses.fields import Metadata
 
 Endpoint = Literal[
@@ -43,7 +45,7 @@ class ExpiresAfter(Struct):
 
 
 class BatchRequest(Struct):
-    """Body for POST /v1/batches."""
+    """What a batch answers, and until when."""
 
     input_file_id: str
     """An uploaded file with purpose batch and one request per line."""
@@ -54,6 +56,16 @@ class BatchRequest(Struct):
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
     """How long result files stay. Default: until you delete them."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchBody:
+    """Body for POST /v1/batches."""
+
+    batch: BatchRequest
+
+
+BATCH: BodySchema[BatchBody] = BodySchema(BatchBody)
 
 
 class BatchLine(Struct):

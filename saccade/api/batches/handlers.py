@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from saccade.api.batches.fields import BatchPage, BatchRequest
+from saccade.api.batches.fields import BATCH, BatchPage
 from saccade.api.batches.runner import BatchRunner
 from saccade.api.batches.store import BatchStore
 from saccade.api.handlers import json_response
@@ -18,11 +17,9 @@ from saccade.api.paging import Paging
 from saccade.core.store import BATCHES
 from saccade.edge.auth import client_of
 from saccade.edge.body import Bodies, read_json
-from saccade.front.fields import Reader
 
 LARGEST = 1 << 16
 MOST_LISTED = 100
-_BATCH: Reader[BatchRequest] = Reader(BatchRequest)
 
 
 def batch_routes(api: ApiContext) -> list[Route]:
@@ -53,7 +50,7 @@ class _Batches:
     async def create(self, request: Request) -> Response:
         with self.bodies.hold(request, LARGEST) as held:
             body = await read_json(request, held, LARGEST)
-            asked = _BATCH.json(msgspec.Raw(bytes(body)), "")
+            asked = BATCH.read(body, LARGEST).batch
             return json_response((await self.runner.add_batch(asked, held.client)).body())
 
     async def list(self, request: Request) -> Response:

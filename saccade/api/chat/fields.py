@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from saccade.api.body_schema import BodySchema, Neutral
+from saccade.api.body_schema import BodySchema
 from saccade.api.restraint import Restraint
 from saccade.core.types import MAX_LOGPROBS
 from saccade.front.breakpoints import (
@@ -357,52 +357,11 @@ class DetokenizeRequest:
     tokens: Tokens
 
 
-_NEUTRAL: Neutral = {
-    "add_special_tokens": (False,),
-    "audio": (),
-    "best_of": (1,),
-    "detokenize": (True,),
-    "documents": ([],),
-    "early_stopping": (False,),
-    "echo": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "include_reasoning": (True,),
-    "length_penalty": (1,),
-    "logits_processors": ([],),
-    "media_io_kwargs": ({},),
-    "modalities": (["text"],),
-    "no_stop_trim": (False,),
-    "parallel_tool_calls": (True, False),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "separate_reasoning": (True,),
-    "store": (False,),
-    "stream_reasoning": (True,),
-    "suffix": ("",),
-    "typical_p": (1,),
-    "use_beam_search": (False,),
-}
-_IGNORED = frozenset(
-    {
-        "guided_decoding_backend",
-        "metadata",
-        "request_id",
-        "rid",
-        "safety_identifier",
-        "user",
-    }
-)
 _MOST_BYTES = dict.fromkeys(Structure.__struct_fields__, 1 << 20)
 """A schema with all its white space; without, its own limit is an eighth."""
 
-CHAT = BodySchema(ChatCompletionRequest, _NEUTRAL, _IGNORED, _MOST_BYTES)
-COMPLETION = BodySchema(
-    CompletionRequest,
-    {**_NEUTRAL, "add_special_tokens": (True,)},
-    _IGNORED | {"prediction"},
-    _MOST_BYTES,
-)
-TOKENIZE_CHAT = BodySchema(TokenizeChatRequest, _NEUTRAL, _IGNORED)
-TOKENIZE_TEXT = BodySchema(TokenizeTextRequest, _NEUTRAL, _IGNORED)
-DETOKENIZE = BodySchema(DetokenizeRequest, {"skip_special_tokens": (False,)}, _IGNORED)
+CHAT = BodySchema(ChatCompletionRequest, {"add_special_tokens": (False,)}, most_bytes=_MOST_BYTES)
+COMPLETION = BodySchema(CompletionRequest, {"add_special_tokens": (True,)}, most_bytes=_MOST_BYTES)
+TOKENIZE_CHAT = BodySchema(TokenizeChatRequest)
+TOKENIZE_TEXT = BodySchema(TokenizeTextRequest)
+DETOKENIZE = BodySchema(DetokenizeRequest, {"skip_special_tokens": (False,)})

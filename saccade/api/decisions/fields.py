@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Raw, Struct
 
-from saccade.api.body_schema import BodySchema, Neutral
+from saccade.api.body_schema import BodySchema
 from saccade.api.chat.fields import LONGEST_CACHE_KEY, LONGEST_SALT
 from saccade.front.breakpoints import PromptCacheOptions
 from saccade.front.part_defaults import ImageLimits
-from saccade.front.refused_words import RefusedWords
+from saccade.front.unread_fields import UnsupportedFields
 
 MOST_QUESTIONS = 400
 MOST_CHOICES = 255
@@ -23,13 +23,13 @@ LONGEST_NAME = 256
 Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
 
 
-class QuestionText(RefusedWords, tag_field="type", tag="input_text"):
+class QuestionText(UnsupportedFields, tag_field="type", tag="input_text"):
     """Text in a question."""
 
     text: str
 
 
-class QuestionJSON(RefusedWords, tag_field="type", tag="input_json"):
+class QuestionJSON(UnsupportedFields, tag_field="type", tag="input_json"):
     """JSON within a question, seen by the model as text."""
 
     data: dict[str, Any] | list[dict[str, Any]]
@@ -39,7 +39,7 @@ class QuestionJSON(RefusedWords, tag_field="type", tag="input_json"):
 Instructions = str | list[QuestionText | QuestionJSON]
 
 
-class PredicateQuestion(RefusedWords, tag_field="type", tag="predicate", kw_only=True):
+class PredicateQuestion(UnsupportedFields, tag_field="type", tag="predicate", kw_only=True):
     """The probability that a statement about the input is true."""
 
     instructions: Instructions
@@ -47,14 +47,14 @@ class PredicateQuestion(RefusedWords, tag_field="type", tag="predicate", kw_only
     name: Name | None = None
 
 
-class Choice(RefusedWords, kw_only=True):
+class Choice(UnsupportedFields, kw_only=True):
     """A value to choose from."""
 
     value: str | bool
     description: str | None = None
 
 
-class ChoiceQuestion(RefusedWords, tag_field="type", tag="choice", kw_only=True):
+class ChoiceQuestion(UnsupportedFields, tag_field="type", tag="choice", kw_only=True):
     """Asks which one value fits the input."""
 
     instructions: Instructions
@@ -64,14 +64,14 @@ class ChoiceQuestion(RefusedWords, tag_field="type", tag="choice", kw_only=True)
     name: Name | None = None
 
 
-class Level(RefusedWords, kw_only=True):
+class Level(UnsupportedFields, kw_only=True):
     """A level that a score may have, the lowest first."""
 
     label: str
     description: str | None = None
 
 
-class ScoreQuestion(RefusedWords, tag_field="type", tag="score", kw_only=True):
+class ScoreQuestion(UnsupportedFields, tag_field="type", tag="score", kw_only=True):
     """Asks for one among some levels, in order."""
 
     instructions: Instructions
@@ -111,7 +111,4 @@ class DecisionsRequest:
     scope: DecisionScope
 
 
-_NEUTRAL: Neutral = {}
-_IGNORED = frozenset({"safety_identifier", "user", "request_id"})
-
-DECISIONS: BodySchema[DecisionsRequest] = BodySchema(DecisionsRequest, _NEUTRAL, _IGNORED)
+DECISIONS: BodySchema[DecisionsRequest] = BodySchema(DecisionsRequest)

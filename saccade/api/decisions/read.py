@@ -26,7 +26,7 @@ from saccade.api.decisions.fields import (
     QuestionText,
     ScoreQuestion,
 )
-from saccade.api.responses.items import ItemReader, MessageItem, ReferenceItem, read_item
+from saccade.api.responses.items import ItemReader, MessageItem, ReferenceItem, read_items
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import FieldNames, PromptReading
 from saccade.front.breakpoints import read_cache_request
@@ -98,10 +98,10 @@ def _messages(raw: msgspec.Raw, scope: DecisionScope, context_length: int) -> tu
     check_lengths(raws, context_length, "input")
     for index, each in enumerate(raws):
         place = f"input[{index}]"
-        found = read_item(each, place)
-        if isinstance(found, ReferenceItem):
-            raise InvalidRequest(f"{place}: no earlier response is read here", place)
-        reader.add_item(found, place)
+        for found in read_items(each, place):
+            if isinstance(found.item, ReferenceItem | bytes):
+                raise InvalidRequest(f"{place}: no earlier response is read here", place)
+            reader.add_item(found.item, place, found.where)
     if not reader.messages:
         raise InvalidRequest("input: the list is empty", "input")
     return reader.messages

@@ -1,7 +1,7 @@
 """Anthropic's request bodies (POST /v1/messages): the schemas.
 
-Owns the accepted fields. Unknown keys of messages and blocks are ignored, as clients send answers
-back with many. Knows nothing of reading a body (`read.py`).
+Owns the accepted fields. `front/unread_fields.py` has the names that are not read. Knows nothing of
+reading a body (`read.py`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,18 @@ from saccade.front.fields import Positive
 from saccade.front.history_edits import ClearToolUses
 from saccade.front.image_parts import Corners, DigestName
 from saccade.front.part_defaults import DocumentOptions, PageNumber
-from saccade.front.refused_words import RefusedWords
+from saccade.front.unread_fields import Citations, IgnoredFields, UnsupportedFields
 from saccade.front.video_parts import Rate
 
 
-class MarkedBlock(RefusedWords, kw_only=True):
-    """A block that may carry a mark."""
+class MarkedBlock(UnsupportedFields, kw_only=True):
+    """A block of text or of tools that may carry a mark."""
+
+    cache_control: CacheControl | None = None
+
+
+class MediaBlock(IgnoredFields, kw_only=True):
+    """A block with an image, a video or a document, that may carry a mark."""
 
     cache_control: CacheControl | None = None
 
@@ -37,26 +43,26 @@ class TextBlock(MarkedBlock, tag_field="type", tag="text", kw_only=True):
     text: str
 
 
-class Base64Source(Struct, tag_field="type", tag="base64", forbid_unknown_fields=True):
+class Base64Source(IgnoredFields, tag_field="type", tag="base64", kw_only=True):
     """An image's bytes."""
 
     data: str
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
 
 
-class URLSource(Struct, tag_field="type", tag="url", forbid_unknown_fields=True):
+class URLSource(IgnoredFields, tag_field="type", tag="url", kw_only=True):
     """An image's address."""
 
     url: str
 
 
-class FileSource(Struct, tag_field="type", tag="file", forbid_unknown_fields=True):
+class FileSource(IgnoredFields, tag_field="type", tag="file", kw_only=True):
     """An image that was uploaded."""
 
     file_id: str
 
 
-class DigestSource(Struct, tag_field="type", tag="digest", forbid_unknown_fields=True):
+class DigestSource(IgnoredFields, tag_field="type", tag="digest", kw_only=True):
     """An image that was sent before: our extension."""
 
     digest: DigestName
@@ -71,7 +77,7 @@ class Transformations(Struct, forbid_unknown_fields=True):
     """
 
 
-class ImageBlock(MarkedBlock, tag_field="type", tag="image", kw_only=True):
+class ImageBlock(MediaBlock, tag_field="type", tag="image", kw_only=True):
     """An image. min_pixels, max_pixels, region: our extension, as in a chat's parts."""
 
     source: Base64Source | URLSource | FileSource | DigestSource
@@ -82,21 +88,21 @@ class ImageBlock(MarkedBlock, tag_field="type", tag="image", kw_only=True):
     region: Corners | None = None
 
 
-class VideoBytes(Struct, tag_field="type", tag="base64", forbid_unknown_fields=True):
+class VideoBytes(IgnoredFields, tag_field="type", tag="base64", kw_only=True):
     """A video's bytes."""
 
     data: str
     media_type: Annotated[str, Meta(pattern="^video/")] = "video/mp4"
 
 
-class FramesSource(Struct, tag_field="type", tag="frames", forbid_unknown_fields=True):
+class FramesSource(IgnoredFields, tag_field="type", tag="frames", kw_only=True):
     """Frames that the client has taken, in their order: their URLs, or uploaded files."""
 
     frames: list[Any]
     """The frames, in order."""
 
 
-class VideoBlock(MarkedBlock, tag_field="type", tag="video", kw_only=True):
+class VideoBlock(MediaBlock, tag_field="type", tag="video", kw_only=True):
     """A video: our extension, with the fields that a chat's `video_url` has."""
 
     source: VideoBytes | URLSource | FileSource | FramesSource
@@ -108,7 +114,7 @@ class VideoBlock(MarkedBlock, tag_field="type", tag="video", kw_only=True):
     total_pixels: Positive | None = None
 
 
-class PlainSource(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+class PlainSource(IgnoredFields, tag_field="type", tag="text", kw_only=True):
     """A document's text."""
 
     data: str
@@ -116,28 +122,21 @@ class PlainSource(Struct, tag_field="type", tag="text", forbid_unknown_fields=Tr
     media_type: Literal["text/plain"]
 
 
-class PDFBytes(Struct, tag_field="type", tag="base64", forbid_unknown_fields=True):
+class PDFBytes(IgnoredFields, tag_field="type", tag="base64", kw_only=True):
     """A PDF's bytes."""
 
     data: str
     media_type: Literal["application/pdf"] = "application/pdf"
 
 
-class PartsSource(Struct, tag_field="type", tag="content", forbid_unknown_fields=True):
+class PartsSource(IgnoredFields, tag_field="type", tag="content", kw_only=True):
     """A document that consists of texts and images."""
 
     content: str | list[TextBlock | ImageBlock]
     """A text, or texts and images."""
 
 
-class Citations(Struct):
-    """True if the answer is to cite places in a document."""
-
-    enabled: Literal[False] | None = None
-    """Must be false, because answers never cite their sources."""
-
-
-class DocumentBlock(MarkedBlock, tag_field="type", tag="document", kw_only=True):
+class DocumentBlock(MediaBlock, tag_field="type", tag="document", kw_only=True):
     """A document: a PDF, a text, or texts and images. min_pixels, max_pixels, page, region: our
     extension, as in a chat's parts.
     """
@@ -155,7 +154,7 @@ class DocumentBlock(MarkedBlock, tag_field="type", tag="document", kw_only=True)
     region: Corners | None = None
 
 
-class ThinkingBlock(RefusedWords, tag_field="type", tag="thinking"):
+class ThinkingBlock(UnsupportedFields, tag_field="type", tag="thinking"):
     """Reasoning from an earlier answer."""
 
     thinking: str
@@ -164,7 +163,7 @@ class ThinkingBlock(RefusedWords, tag_field="type", tag="thinking"):
     """Another server's proof. This server ignores it."""
 
 
-class RedactedBlock(RefusedWords, tag_field="type", tag="redacted_thinking"):
+class RedactedBlock(UnsupportedFields, tag_field="type", tag="redacted_thinking"):
     """Reasoning readable by its maker alone: accepted, and left out."""
 
     data: str
@@ -199,7 +198,7 @@ Shown = TextBlock | ImageBlock | VideoBlock | DocumentBlock
 Block = Shown | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock
 
 
-class InputMessage(RefusedWords):
+class InputMessage(UnsupportedFields):
     """A message in the conversation."""
 
     role: Literal["user", "assistant", "system"]
@@ -407,17 +406,7 @@ class MessagesRequest:
     sender: Sender
 
 
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "billing_policy": (),
-    "compaction": (),
-    "container": (),
-    "fallback_credit_token": (),
-    "fallbacks": ([],),
-    "inference_geo": ("global",),
-    "mcp_servers": ([],),
-    "speed": ("standard",),
-}
-_IGNORED = frozenset({"betas"})
-
-COUNT_TOKENS = BodySchema(CountTokensRequest, {**_NEUTRAL, "max_tokens": ()}, _IGNORED)
-MESSAGES = BodySchema(MessagesRequest, _NEUTRAL, _IGNORED)
+COUNT_TOKENS = BodySchema(
+    CountTokensRequest, ignored=Drawing.__struct_fields__ + Sender.__struct_fields__
+)
+MESSAGES = BodySchema(MessagesRequest)

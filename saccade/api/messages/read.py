@@ -27,6 +27,7 @@ from saccade.api.messages.fields import (
     InputMessage,
     Inquiry,
     MarkedBlock,
+    MediaBlock,
     MessagesRequest,
     PartsSource,
     PDFBytes,
@@ -280,7 +281,9 @@ class _Content:
         self.parts += _parts(block, place, self.view)
         self.mark(block, place, len(self.parts) - 1)
 
-    def mark(self, block: MarkedBlock | BrowserState, place: str, part: int | None = None) -> None:
+    def mark(
+        self, block: MarkedBlock | MediaBlock | BrowserState, place: str, part: int | None = None
+    ) -> None:
         """Add a block's mark: after this part, or after the whole message."""
         if block.cache_control is not None:
             where = f"{place}.cache_control"

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from saccade.api.body_schema import BodySchema, Neutral
+from saccade.api.body_schema import BodySchema
 from saccade.api.chat.fields import LONGEST_SALT, Effort, SaccadeOptions, Sampling, Verbosity
 from saccade.api.responses.items import Id
 from saccade.api.restraint import Restraint
@@ -174,11 +174,4 @@ class ResponsesRequest:
     delivery: ResponseDelivery
 
 
-_NEUTRAL: Neutral = {
-    "background": (False,),
-    "context_management": ([],),
-    "n": (1,),
-}
-_IGNORED = frozenset({"request_id"})
-
-RESPONSES: BodySchema[ResponsesRequest] = BodySchema(ResponsesRequest, _NEUTRAL, _IGNORED)
+RESPONSES: BodySchema[ResponsesRequest] = BodySchema(ResponsesRequest)

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -30,8 +30,20 @@ from saccade.api.mounting import ApiContext
 from saccade.api.paging import Paging
 from saccade.api.responses.computer import acts_once
 from saccade.api.responses.fields import LOGPROBS, ReasoningConfig, ResponsesRequest, ResponseText
-from saccade.api.responses.items import Item, ReferenceItem, pack, pack_output, unpack
-from saccade.api.responses.read import ResponseInquiry, read_responses, response_request
+from saccade.api.responses.items import (
+    PlacedItem,
+    ReferenceItem,
+    pack,
+    pack_output,
+    unpack,
+)
+from saccade.api.responses.read import (
+    ResponseInquiry,
+    ignored_tools,
+    is_run,
+    read_responses,
+    response_request,
+)
 from saccade.api.responses.store import KeptTurn, Packed, ResponseStore
 from saccade.api.responses.write import Ended, ResponseEvent, ResponseStream
 from saccade.api.stream import AnswerContext
@@ -54,7 +66,7 @@ _encode = msgspec.json.Encoder().encode
 
 def response_routes(api: ApiContext) -> list[Route]:
     store = ResponseStore(api.options.kept, api.handler.front.metrics, instance=api.instance)
-    responses = _Responses(api.handler, store)
+    responses = _Responses(api.handler, store, api.options.kept.refuse_unsupported_tools)
     one = "/v1/responses/{id}"
     return [
         Route("/v1/responses", Endpoint(responses.create), methods=["POST"]),
@@ -178,7 +190,10 @@ class ResponseTeller:
                 else {"type": "comparison_response_not_found"}
             )
         if (trace := self._context.trace) is not UNSET:
-            more["saccade"] = msgspec.to_builtins(trace)
+            more["saccade"] = {
+                **self._stream.response.get("saccade", {}),
+                **msgspec.to_builtins(trace),
+            }
         events = self._stream.closing_events(how, usage, **more)
         self._on_end(self._stream.response)
         return events
@@ -187,8 +202,9 @@ class ResponseTeller:
 class _Responses:
     """The handlers."""
 
-    def __init__(self, door: RequestHandler, store: ResponseStore) -> None:
+    def __init__(self, door: RequestHandler, store: ResponseStore, refuse_tools: bool) -> None:
         self._door = door
+        self._refuse_tools = refuse_tools
         self._store = store
         self._running: dict[tuple[str, str], Running] = {}  # by owner and id
 
@@ -215,10 +231,11 @@ class _Responses:
     ) -> AsyncIterator[tuple[ResponseAsked, Held]]:
         """Read a request, and hold its share of memory."""
         async with self._door.admission.admit(scope, receive) as (body, held):
-            inquiry = await self._door.read_body(read_responses, body)
+            reader = partial(read_responses, refuse_tools=self._refuse_tools)
+            inquiry = await self._door.read_body(reader, body)
             before = self._before(inquiry.request, held.client)
             items = self._items(inquiry, held.client)
-            named = sum(len(item) for item in items if isinstance(item, bytes))
+            named = sum(len(each.item) for each in items if isinstance(each.item, bytes))
             held.reserve(named + (0 if before is None else before.total))
             read = partial(
                 exchange,
@@ -247,26 +264,26 @@ class _Responses:
             return name is None or bool(self._store.find(client, name, "prompt_cache_options"))
         return False
 
-    def _items(self, inquiry: ResponseInquiry, client: Client) -> list[Item | bytes]:
+    def _items(self, inquiry: ResponseInquiry, client: Client) -> list[PlacedItem]:
         """Return a request's items. Items named by id come packed.
 
         Each item may be named once, so that reading takes only as much memory as the body and the
         kept items.
         """
         named = set[str]()
-        for i, item in enumerate(inquiry.items):
-            if isinstance(item, ReferenceItem):
+        for placed in inquiry.items:
+            if isinstance(item := placed.item, ReferenceItem):
                 if item.id in named:
-                    place = f"input[{i}].id"
+                    where = f"{placed.place}.id"
                     raise InvalidRequest(
-                        f"{place}: the item {item.id[:200]!r} is named twice: name it once", place
+                        f"{where}: the item {item.id[:200]!r} is named twice: name it once", where
                     )
                 named.add(item.id)
         return [
-            self._store.item(client, item.id, f"input[{i}].id")
-            if isinstance(item, ReferenceItem)
-            else item
-            for i, item in enumerate(inquiry.items)
+            replace(each, item=self._store.item(client, each.item.id, f"{each.place}.id"))
+            if isinstance(each.item, ReferenceItem)
+            else each
+            for each in inquiry.items
         ]
 
     async def _answer(self, send: Send, found: ResponseAsked, held: Held) -> None:
@@ -340,7 +357,7 @@ class _Responses:
 
 def exchange(
     request: ResponsesRequest,
-    given: Sequence[Item | bytes],
+    given: Sequence[PlacedItem],
     before: KeptTurn | None,
     keeps: bool,
     comparable: bool,
@@ -352,9 +369,12 @@ def exchange(
     """
     turns = [] if before is None else before.chain()
     past = [unpack(item) for turn in turns for _, item in (*turn.items, *turn.answer)]
-    items = [unpack(item) if isinstance(item, bytes) else item for item in given]
+    items = [
+        replace(each, item=unpack(each.item)) if isinstance(each.item, bytes) else each
+        for each in given
+    ]
     made = response_request(request, past, items)
-    packed = tuple(pack(item) for item in items) if keeps else None
+    packed = tuple(pack(each.item) for each in items) if keeps else None  # type: ignore[arg-type]
     delivery = request.delivery
     reply = Reply(model=delivery.model, stream=delivery.stream, saccade=delivery.saccade)
     return ResponseAsked(request, [made], reply, before, packed, comparable)
@@ -383,6 +403,7 @@ def opened(name: str, model: str, found: ResponseAsked, sampling: SamplingParams
     form, delivery = request.form, request.delivery
     text, reasoning = form.text or ResponseText(), form.reasoning or ReasoningConfig()
     kind = {"type": "text"} if text.format is None else _given(text.format)
+    ignored = ignored_tools(form)
     # Fields that nothing here decides have the values of OpenAI's API.
     return {
         "id": name,
@@ -409,12 +430,13 @@ def opened(name: str, model: str, found: ResponseAsked, sampling: SamplingParams
         "temperature": sampling.temperature,
         "text": {"format": kind, "verbosity": text.verbosity or "medium"},
         "tool_choice": form.tool_choice or "auto",
-        "tools": form.tools or [],
+        "tools": [tool for tool in form.tools or () if is_run(tool)],
         "top_logprobs": form.top_logprobs or 0,
         "top_p": sampling.top_p,
         "truncation": request.asked.truncation or "disabled",
         "usage": None,
         "user": delivery.user,
+        **({"saccade": {"ignored_tools": ignored}} if ignored else {}),
     }
 
 

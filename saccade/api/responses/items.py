@@ -1,7 +1,7 @@
 """The items of a conversation in POST /v1/responses, and their reading into messages.
 
 Owns their schemas, and the way from items to messages: the model's words, thoughts and calls in one
-turn are one message. Unknown keys are ignored, as answers carry many when sent back. Knows nothing
+turn are one message. Knows nothing
 of the rest of a body, of stores or of HTTP.
 """
 
@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from saccade.api.responses.computer import WORDS, read_actions
+from saccade.api.responses.other_items import translate
 from saccade.core.decoders import convert, json_decoder
 from saccade.core.errors import InvalidRequest
 from saccade.front.addresses import image_address, image_url
@@ -34,7 +35,7 @@ from saccade.front.image_parts import (
     region_of,
 )
 from saccade.front.part_defaults import PageNumber, PartDefaults
-from saccade.front.refused_words import RefusedWords
+from saccade.front.unread_fields import IgnoredFields, UnsupportedFields
 from saccade.front.video_parts import VIDEO_OPTIONS, InputVideoPart, Rate, read_video
 from saccade.media.content import Detail
 from saccade.media.sources.source import Address, SentFile
@@ -43,8 +44,12 @@ LONGEST_ID = 256
 """Characters of an id that a client gives."""
 
 
-class SparseItem(RefusedWords, omit_defaults=True, kw_only=True):
-    """Items and contents, which a store keeps without what they leave out."""
+class SparseItem(UnsupportedFields, omit_defaults=True, kw_only=True):
+    """Items and texts, which a store keeps without what they leave out."""
+
+
+class SparseMedia(IgnoredFields, omit_defaults=True, kw_only=True):
+    """Images, videos and files, which a store keeps in the same way."""
 
 
 Id = Annotated[str, Meta(max_length=LONGEST_ID)]
@@ -90,7 +95,7 @@ class SummaryContent(SparseItem, tag_field="type", tag="summary_text"):
     text: str
 
 
-class ImageContent(SparseItem, tag_field="type", tag="input_image", kw_only=True):
+class ImageContent(SparseMedia, tag_field="type", tag="input_image", kw_only=True):
     """An image: a URL (data: too), an uploaded file, or the digest of bytes sent before."""
 
     image_url: str | None = None
@@ -104,7 +109,7 @@ class ImageContent(SparseItem, tag_field="type", tag="input_image", kw_only=True
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
-class FileContent(SparseItem, tag_field="type", tag="input_file", kw_only=True):
+class FileContent(SparseMedia, tag_field="type", tag="input_file", kw_only=True):
     """A file: a PDF, or an image."""
 
     file_id: Id | None = None
@@ -120,7 +125,7 @@ class FileContent(SparseItem, tag_field="type", tag="input_file", kw_only=True):
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
-class VideoContent(SparseItem, tag_field="type", tag="input_video", kw_only=True):
+class VideoContent(SparseMedia, tag_field="type", tag="input_video", kw_only=True):
     """A video: a URL (data: too), or an uploaded file; otherwise as a chat's `input_video`."""
 
     video_url: str | None = None
@@ -189,7 +194,7 @@ class ComputerCallItem(SparseItem, tag_field="type", tag="computer_call", kw_onl
     status: Status | None = None
 
 
-class ScreenshotContent(RefusedWords, tag_field="type", tag="computer_screenshot", kw_only=True):
+class ScreenshotContent(IgnoredFields, tag_field="type", tag="computer_screenshot", kw_only=True):
     """A screenshot: a URL (data: too), or an uploaded file. detail, max_pixels: as of images."""
 
     image_url: str | None = None
@@ -261,6 +266,7 @@ class _Kind(Struct):
 
 
 _KIND: Reader[_Kind] = Reader(_Kind)
+_OTHER: Reader[dict[str, Any]] = Reader(dict[str, Any])
 _ITEM: msgspec.json.Decoder[Item] = json_decoder(Item)
 
 
@@ -269,20 +275,28 @@ def new_id(kind: str) -> str:
     return _PREFIXES[kind] + secrets.token_hex(16)
 
 
-def read_item(raw: msgspec.Raw, place: str) -> Item | ReferenceItem:
-    """Read an item from a request. Raises InvalidRequest that names the fault's place below
-    `place`.
+@dataclass(frozen=True, slots=True)
+class PlacedItem:
+    """An item of a request, or a stored one, packed, and its path in the body. where: its content's
+    path, unless that is one of its fields.
+    """
+
+    item: Item | ReferenceItem | bytes
+    place: str
+    where: str = ""
+
+
+def read_items(raw: msgspec.Raw, place: str) -> list[PlacedItem]:
+    """Read an item of a request: one, or a call with its result, or none that the model reads.
+    Raises InvalidRequest that names the fault's place below `place`.
     """
     kind = _KIND.json(raw, place).type or "message"
-    reader = _KINDS.get(kind)
-    if reader is None:
-        raise InvalidRequest(
-            f"{place}.type: {kind[:100]!r} is not supported: items are {', '.join(_KINDS)}",
-            f"{place}.type",
-            "unsupported_parameter",
-        )
-    item: Item | ReferenceItem = reader.json(raw, place)
-    return item
+    if (reader := _KINDS.get(kind)) is not None:
+        return [PlacedItem(reader.json(raw, place), place)]
+    return [
+        PlacedItem(_KINDS[item["type"]].value(item, place), place, where)
+        for item, where in translate(_OTHER.json(raw, place), kind, place)
+    ]
 
 
 def pack(item: Item) -> tuple[str, bytes]:
@@ -426,7 +440,7 @@ class ItemReader:
                 role = "system" if role == "developer" else role
                 self._add(Message(role, content, marks=marks, place=where))
             case ResultItem():
-                where = f"{place}.output"
+                where = where or f"{place}.output"
                 content, marks = _content(item.output, where, self._limits)
                 self._add(Message("tool", content, {"tool_call_id": item.call_id}, marks, where))
 

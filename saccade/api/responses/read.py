@@ -23,14 +23,22 @@ from saccade.api.responses.fields import (
     ResponseText,
     TextFormat,
 )
-from saccade.api.responses.items import Item, ItemReader, MessageItem, ReferenceItem, read_item
+from saccade.api.responses.items import (
+    Item,
+    ItemReader,
+    MessageItem,
+    PlacedItem,
+    ReferenceItem,
+    read_items,
+)
 from saccade.core.errors import InvalidRequest
 from saccade.core.types import FieldNames
+from saccade.front.addresses import missing
 from saccade.front.answer_rules import NO_ANSWER_RULES
 from saccade.front.breakpoints import read_cache_request
 from saccade.front.content import check_lengths
 from saccade.front.conversation import Chat
-from saccade.front.fields import unsupported
+from saccade.front.fields import says_nothing, unknown, unsupported
 from saccade.front.history_edits import DropOldest
 from saccade.front.part_defaults import PartDefaults
 from saccade.front.prompt_encoder import GenerationRequest
@@ -44,20 +52,53 @@ class ResponseInquiry:
     """A body after reading. `items`: its input, as items."""
 
     request: ResponsesRequest
-    items: tuple[Item | ReferenceItem, ...]
+    items: tuple[PlacedItem, ...]
 
 
-def read_responses(body: bytearray, context_length: int) -> ResponseInquiry:
-    """Read the inquiry in a body. Raises InvalidRequest that names the field."""
+def read_responses(
+    body: bytearray, context_length: int, refuse_tools: bool = False
+) -> ResponseInquiry:
+    """Read the inquiry in a body. refuse_tools: tools that this server does not run are an error.
+
+    Raises InvalidRequest that names the field.
+    """
     request = RESPONSES.read(body, context_length)
     _check(request)
+    if refuse_tools and (ignored := ignored_tools(request.form)):
+        where = f"{ignored[0]['param']}.type"
+        raise InvalidRequest(
+            f"{where}: {ignored[0]['type'][:100]!r} is a tool that this server does not run: only "
+            '"function" and "computer" are supported, which your program runs',
+            where,
+            "unsupported_parameter",
+        )
     given = request.asked.input
     if isinstance(given, str):
-        return ResponseInquiry(request, (MessageItem(role="user", content=given),))
+        return ResponseInquiry(request, (_said(given),))
     check_lengths(given, context_length, "input")
-    items = tuple(read_item(raw, f"input[{i}]") for i, raw in enumerate(given))
+    items = tuple(item for i, raw in enumerate(given) for item in read_items(raw, f"input[{i}]"))
     request.asked.input = []  # it lies in the body, which is let go
+    if not (items or request.asked.previous_response_id):
+        items = (_said(""),)
     return ResponseInquiry(request, items)
+
+
+def _said(text: str) -> PlacedItem:
+    return PlacedItem(MessageItem(role="user", content=text), "input", "input")
+
+
+def ignored_tools(form: ResponseForm) -> list[dict[str, str]]:
+    """Return the tools that are left out: their places and types."""
+    return [
+        {"param": f"tools[{index}]", "type": str(tool.get("type"))}
+        for index, tool in enumerate(form.tools or ())
+        if not is_run(tool)
+    ]
+
+
+def is_run(tool: dict[str, Any]) -> bool:
+    """Return True for a tool that a client's program runs for this server."""
+    return is_computer(tool) or tool.get("type") == "function"
 
 
 def _check(request: ResponsesRequest) -> None:
@@ -74,10 +115,6 @@ def _check(request: ResponsesRequest) -> None:
             raise InvalidRequest(message, f"include[{i}]")
     if form.top_logprobs and LOGPROBS not in (form.include or ()):
         raise InvalidRequest(f'top_logprobs needs include ["{LOGPROBS}"]', "top_logprobs")
-    if isinstance(request.asked.input, list) and not (
-        request.asked.input or request.asked.previous_response_id
-    ):
-        raise InvalidRequest("input: the list is empty", "input")
 
 
 _NAMES = FieldNames(
@@ -92,7 +129,7 @@ _NAMES = FieldNames(
 
 
 def response_request(
-    request: ResponsesRequest, before: Sequence[Item], items: Sequence[Item]
+    request: ResponsesRequest, before: Sequence[Item], items: Sequence[PlacedItem]
 ) -> GenerationRequest:
     """Build the request for an answer. `before`: the conversation so far. `items`: the new items.
 
@@ -106,9 +143,9 @@ def response_request(
     # The conversation: kept turns, then the new items.
     for item in before:
         reader.add_item(item, "previous_response_id")
-    single = isinstance(asked.input, str)
-    for index, item in enumerate(items):
-        reader.add_item(item, "input" if single else f"input[{index}]", "input" if single else "")
+    for placed in items:
+        assert not isinstance(placed.item, ReferenceItem | bytes)  # they have been looked up
+        reader.add_item(placed.item, placed.place, placed.where)
     if not (messages := reader.messages):
         raise InvalidRequest("input: there is nothing in it to answer", "input")
     text = form.text or ResponseText()
@@ -168,19 +205,13 @@ def _constraint(text: TextFormat | None) -> OutputConstraint | None:
 
 def _tool(tool: dict[str, Any], place: str) -> Tool | None:
     kind = tool.get("type")
-    if is_computer(tool):
-        return None
+    if not (isinstance(kind, str) and kind):
+        raise missing(f"{place}.type")
     if kind != "function":
-        raise InvalidRequest(
-            f"{place}.type: {str(kind)[:100]!r} is a tool that this server does not run: only "
-            '"function" and "computer" are supported, which your program runs',
-            f"{place}.type",
-            "unsupported_parameter",
-        )
-    if unknown := set(tool) - {"type", "name", "description", "parameters", "strict"}:
-        name = f"{place}.{sorted(unknown)[0]}"
-        if any(tool[key] is not None for key in unknown):
-            raise unsupported(name)
+        return None  # a computer, or a tool that is left out
+    for name in sorted(set(tool) - _TOOL_FIELDS):
+        if not says_nothing(tool[name]):
+            raise unknown(f"{place}.{name}")
     if not isinstance(tool.get("name"), str):
         raise InvalidRequest(
             f"{place}.name: this parameter is required, as a text",
@@ -190,11 +221,24 @@ def _tool(tool: dict[str, Any], place: str) -> Tool | None:
     return read_function(tool, place)
 
 
+_TOOL_FIELDS = frozenset(
+    {
+        "type",
+        "name",
+        "description",
+        "parameters",
+        "strict",
+        "defer_loading",  # the model sees every tool
+        "output_schema",  # no part of what a model reads
+    }
+)
+
+
 def _tool_set(form: ResponseForm) -> ToolSet | None:
-    if not form.tools and form.tool_choice is None:
-        return None
     tools = read_each(form.tools, _tool)
     choice = _tool_choice(form.tool_choice, form.tools or (), tools)
+    if choice is None and not any(map(is_run, form.tools or ())):
+        return None
     return ToolSet(tools, choice, form.parallel_tool_calls is not False)
 
 
@@ -214,6 +258,12 @@ def _tool_choice(
         if kind == "allowed_tools" and isinstance(allowed, list):
             offered = {tool.name for tool in tools}
             return _allowed(choice.get("mode"), allowed, offered, computer)
+        if any(kind == tool.get("type") for tool in given if not is_run(tool)):
+            raise InvalidRequest(
+                f"tool_choice: {str(kind)[:100]!r} is a tool that this server does not run",
+                "tool_choice",
+                "unsupported_parameter",
+            )
     raise InvalidRequest(
         'tool_choice: expected "none", "auto", "required", {"type": "function", "name": ...} or '
         '{"type": "allowed_tools", "mode": ..., "tools": [...]}',

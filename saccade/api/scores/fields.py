@@ -10,12 +10,12 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Raw, Struct, field
 
-from saccade.api.body_schema import BodySchema, Neutral
+from saccade.api.body_schema import BodySchema
 from saccade.api.chat.fields import LONGEST_SALT
 from saccade.front.content import ContentPart
 from saccade.front.image_parts import ImageURL
 from saccade.front.part_defaults import ImageLimits
-from saccade.front.refused_words import RefusedWords
+from saccade.front.unread_fields import IgnoredFields, Neutral, UnsupportedFields
 
 MOST_INPUTS = 2048
 """Inputs or documents of one request, as OpenAI has it."""
@@ -62,19 +62,19 @@ class EmbeddingsRequest:
     scope: ScoreScope
 
 
-class CohereImage(RefusedWords, tag_field="type", tag="image_url", kw_only=True):
+class CohereImage(IgnoredFields, tag_field="type", tag="image_url", kw_only=True):
     """An image in /v2/embed."""
 
     image_url: str | ImageURL
 
 
-class CohereText(RefusedWords, tag_field="type", tag="text", kw_only=True):
+class CohereText(UnsupportedFields, tag_field="type", tag="text", kw_only=True):
     """A text in /v2/embed."""
 
     text: str
 
 
-class CohereInput(RefusedWords, kw_only=True):
+class CohereInput(UnsupportedFields, kw_only=True):
     """Texts and images with one embedding together."""
 
     content: list[CohereText | CohereImage]
@@ -113,7 +113,7 @@ class EmbedRequest:
     scope: ScoreScope
 
 
-class ScoredContent(RefusedWords, kw_only=True):
+class ScoredContent(UnsupportedFields, kw_only=True):
     """A query or a document: its text, or its content in parts."""
 
     text: str | None = None
@@ -175,18 +175,10 @@ _NEUTRAL: Neutral = {
     "add_generation_prompt": (True, False),
     "add_special_tokens": (True,),
     "continue_final_message": (True, False),
-    "embed_dtype": ("float32",),
-    "max_chunks_per_doc": (),
-    "max_tokens_per_doc": (),
-    "normalize": (True,),
-    "priority": (0,),
-    "truncate": ("NONE",),
-    "use_activation": (True,),
 }
 """The template is the model's own (`core.family.ScoreTemplates`), whatever is said of it."""
-_IGNORED = frozenset({"request_id", "user"})
 
-EMBEDDINGS: BodySchema[EmbeddingsRequest] = BodySchema(EmbeddingsRequest, _NEUTRAL, _IGNORED)
-EMBED: BodySchema[EmbedRequest] = BodySchema(EmbedRequest, _NEUTRAL, _IGNORED)
-RERANK: BodySchema[RerankRequest] = BodySchema(RerankRequest, _NEUTRAL, _IGNORED)
-SCORE: BodySchema[ScoreRequest] = BodySchema(ScoreRequest, _NEUTRAL, _IGNORED)
+EMBEDDINGS: BodySchema[EmbeddingsRequest] = BodySchema(EmbeddingsRequest, _NEUTRAL)
+EMBED: BodySchema[EmbedRequest] = BodySchema(EmbedRequest, _NEUTRAL)
+RERANK: BodySchema[RerankRequest] = BodySchema(RerankRequest, _NEUTRAL)
+SCORE: BodySchema[ScoreRequest] = BodySchema(ScoreRequest, _NEUTRAL)

@@ -144,14 +144,13 @@ class TranslateActions:
     ) -> Message:
         """Return the model's turn with each action in the model's words."""
         screen = self._screen(chat, shots, index)
-        known = translator.tool.display is not None or any(each.message < index for each in shots)
         calls: list[dict[str, Any]] = []
         for number, call in enumerate(message.fields["tool_calls"]):
             past = message.actions.get(number)
             if past is None:
                 calls.append(call)
                 continue
-            if screen is not None and known:
+            if screen is not None:
                 _check_on(screen, past)
             for name, arguments in translator.told(past.action, past.words, screen):
                 calls.append(tool_call(call.get("id"), name, arguments))

@@ -48,6 +48,8 @@ PAGE_BYTES = 512 * MIB
 """Memory that reading a page may take beside the file: a scan of 100 Mpx in colour fits."""
 OUTBOX_BYTES = 256 * MIB
 """The most that one page may answer with."""
+MAX_FILE_PAGES = 10_000
+"""Pages of a file that is opened. Their sizes are decoded on the event loop, in 3 ms."""
 PAGE_SHARE, DOCUMENT_SHARE = 0.25, 3.0
 """Of `decode_timeout`: the processor time that a page may take, and that a document may."""
 PATIENCE = 2.0
@@ -132,7 +134,8 @@ class DocumentPool:
         self._options = options
         self._metrics = metrics
         self._refused = RefusedBytes()
-        room = SIZES_HEAD_BYTES + SIZE_BYTES * options.max_pages
+        self._max_pages = max(MAX_FILE_PAGES, options.max_pages)
+        room = SIZES_HEAD_BYTES + SIZE_BYTES * self._max_pages
         self._measuring = _Readers(fork_servers, options, metrics, self._refused, 1, room)
         self._reading = _Readers(
             fork_servers, options, metrics, self._refused, options.workers, OUTBOX_BYTES
@@ -147,10 +150,10 @@ class DocumentPool:
     async def sizes(self, file: DocumentBytes) -> list[tuple[float, float]]:
         """Return (height, width) of each page in points. Raises ImageError, EngineUnavailable."""
         seconds = PAGE_SHARE * self._options.decode_timeout
-        budget = _Budget(seconds, self._options.max_pages, "sizes")
+        budget = _Budget(seconds, self._max_pages, "sizes")
         (piece,) = await self._measuring.do([_Work(file, None, budget)])
         sizes = _read(_SIZES, piece)
-        if not 1 <= len(sizes) <= self._options.max_pages or not all(
+        if not 1 <= len(sizes) <= self._max_pages or not all(
             0 < side < 1e9 for size in sizes for side in size
         ):
             raise ImageError(LOST, code="invalid_document")
@@ -282,7 +285,7 @@ class _Readers:
             slot.number,
             slot.serial,
             len(data),
-            self._options.max_pages,
+            max(MAX_FILE_PAGES, self._options.max_pages),
             () if work.page is None else (work.page,),
             PAGE_BYTES + 2 * len(data),
             max(0.0, min(self._page_seconds, work.budget.left)),

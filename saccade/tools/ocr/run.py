@@ -41,8 +41,6 @@ from saccade.tools.server import root
 
 INTERRUPTED = 130
 MOST_AT_ONCE = 256
-MOST_PAGES = 10_000
-"""Of a PDF, for a server that this command starts."""
 LAST_LINES = 15
 _FENCED = re.compile(r"```(?:markdown|md)?\n(.*)\n```", re.DOTALL)
 
@@ -109,7 +107,7 @@ def _served(model: str | None, console: Console) -> Iterator[str]:
     if model is None:
         raise ConfigError("name a model with --model, or a running server with --base-url")
     port = free_port(0)
-    words = (model, "--port", str(port), "--tune", f"max_pages={MOST_PAGES}")
+    words = (model, "--port", str(port))
     address = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile() as printed, own_server(*words, output=printed) as server:
         try:
