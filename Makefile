@@ -68,7 +68,8 @@ docs: .venv/.installed  ## the documents as a site, in build/docs
 	@echo "open build/docs/index.html"
 
 check-docs: .venv/.installed
-	$(BIN)/mkdocs build --quiet --site-dir build/docs
+	@# Not --quiet: that hides warnings from strict mode, which then counts none.
+	@said=$$($(BIN)/mkdocs build --site-dir build/docs 2>&1) || { echo "$$said"; exit 1; }
 
 bench: .venv/.installed  ## Saccade beside transformers' generate on the same checkpoint
 	$(BIN)/python -m saccade_bench.generate $(ARGS)
