@@ -18,7 +18,7 @@ CPU_INDEX ?=
 
 .venv/.installed: pyproject.toml bench/pyproject.toml constraints.txt scripts/install.py
 	@$(PYTHON) scripts/install.py --venv .venv --goal "$$GOAL"
-	@echo "setting up .venv: PyTorch (0.2 GB; with CUDA 2.7 GB), then some 100 packages (0.3 GB)"
+	@echo "setting up .venv: PyTorch (0.2 GB; with CUDA 2.7 GB), then some 100 packages (0.3 GB): some minutes"
 	@$(BIN)/python scripts/install.py --goal "$$GOAL" $(if $(CPU_INDEX),--cpu-index $(CPU_INDEX)) -e '.[dev]' -e ./bench
 	@touch $@
 
