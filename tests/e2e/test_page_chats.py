@@ -195,6 +195,11 @@ def test_a_conversation_is_exported_and_imported_with_its_images(page: Browser) 
     assert page.run(summary).startswith("1 image seen before; "), "the same bytes"
 
 
+def values(*each: Any) -> tuple[Any, ...]:
+    """Values of types that no conversation has."""
+    return each
+
+
 NO_LIST = 'it has no list of "messages".'
 NO_ROLE = 'its message 2 needs a role of "user", "assistant" or "system".'
 NO_TEXT = "its message 2 has neither a text nor a list of parts."
@@ -204,22 +209,28 @@ NO_FRAMES = "its message 2 has a video without frames."
 NOT_JSON = ("no JSON", "", "{", "{'messages': []}")
 WITHOUT_MESSAGES: tuple[Any, ...] = (
     *({}, None, [], 5, "text", True, [{"role": "user", "content": "x"}]),
-    *({"messages": each} for each in (None, {}, 5, "text", {"length": 1})),
+    *({"messages": each} for each in values(None, {}, 5, "text", {"length": 1})),
 )
 BAD_MESSAGES: tuple[tuple[Any, str], ...] = (
-    *((each, "its message 2 is not an object.") for each in (None, 5, "text", [])),
-    *(({"role": each, "content": "x"}, NO_ROLE) for each in ("tool", None, 5, ["user"], {})),
+    *((each, "its message 2 is not an object.") for each in values(None, 5, "text", [])),
+    *(({"role": each, "content": "x"}, NO_ROLE) for each in values("tool", None, 5, ["user"], {})),
     ({}, NO_ROLE),
-    *(({"role": "assistant", "content": each}, NO_TEXT) for each in (None, 5, {}, [None], ["x"])),
+    *(
+        ({"role": "assistant", "content": each}, NO_TEXT)
+        for each in values(None, 5, {}, [None], ["x"])
+    ),
     ({"role": "user"}, NO_TEXT),
     *(
         (
             {"role": "user", "content": [{"type": "text", "text": each}]},
             "its message 2 has a text part without a text.",
         )
-        for each in (None, 5, {"toString": 1})
+        for each in values(None, 5, {"toString": 1})
     ),
-    *(({"role": "user", "content": [{"type": each}]}, NO_PART) for each in (None, "audio", {})),
+    *(
+        ({"role": "user", "content": [{"type": each}]}, NO_PART)
+        for each in values(None, "audio", {})
+    ),
     *(
         ({"role": "user", "content": [{"type": "image_url", "image_url": each}]}, NO_DATA)
         for each in (

@@ -17,6 +17,7 @@ from saccade.core.errors import ConfigError, SaccadeError
 from saccade.core.tuning import option, tuning_values
 from saccade.tools.chat import ask_server
 from saccade.tools.server import refusal
+from tests.helpers.images import png
 from tests.tools.server import Script, ScriptedServer
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +40,10 @@ def test_a_chat_that_is_refused_says_the_servers_words(
     server.script = Script(refuse=lambda number, body: 400, key="secret")
     with pytest.raises(SaccadeError, match=r"^refused by script$"):
         ask_server(server.url, "secret", None, "x", (), 4)
+    picture = tmp_path / "a.png"
+    picture.write_bytes(png())
+    with pytest.raises(SaccadeError, match=r"^refused by script$"):  # no session: no next question
+        ask_server(server.url, "secret", None, "x", (picture,), 4)
     for model in (None, "named"):
         with pytest.raises(SaccadeError, match=r"no key .--api-key KEY."):
             ask_server(server.url, None, model, "x", (), 4)
