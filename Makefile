@@ -18,7 +18,7 @@ CPU_INDEX ?=
 
 .venv/.installed: pyproject.toml bench/pyproject.toml constraints.txt scripts/install.py
 	@$(PYTHON) scripts/install.py --venv .venv --goal "$$GOAL"
-	@echo "setting up .venv: PyTorch (0.2 GB; with CUDA 2.7 GB), then some 100 packages (0.3 GB)"
+	@echo "setting up .venv: PyTorch (0.2 GB; with CUDA 2.7 GB), then some 100 packages (0.3 GB): some minutes"
 	@$(BIN)/python scripts/install.py --goal "$$GOAL" $(if $(CPU_INDEX),--cpu-index $(CPU_INDEX)) -e '.[dev]' -e ./bench
 	@touch $@
 
@@ -68,7 +68,8 @@ docs: .venv/.installed  ## the documents as a site, in build/docs
 	@echo "open build/docs/index.html"
 
 check-docs: .venv/.installed
-	$(BIN)/mkdocs build --quiet --site-dir build/docs
+	@# Not --quiet: that hides warnings from strict mode, which then counts none.
+	@said=$$($(BIN)/mkdocs build --site-dir build/docs 2>&1) || { echo "$$said"; exit 1; }
 
 bench: .venv/.installed  ## Saccade beside transformers' generate on the same checkpoint
 	$(BIN)/python -m saccade_bench.generate $(ARGS)

@@ -89,10 +89,35 @@ SERVE_OPTIONS = (
 BASIC = basic_options(SERVE_OPTIONS)
 TUNING = tuning_values(SERVE_OPTIONS)
 
-GONE_COMMANDS = {
-    "batch": "upload the file to /v1/files with purpose=batch, and name its id in POST /v1/batches"
+_FETCHES = "`saccade serve MODEL` downloads a model from the hub if it is not on this machine."
+_LISTS = (
+    "`GET /v1/models` lists what a running server serves. Models are folders, GGUF files, and hub "
+    "ids, which the hub's own cache keeps."
+)
+_STATE = "One server serves one model. `GET /health` and the web UI show its state."
+_REMOVES = (
+    "A model is a folder or a file: delete that. Models from the hub are in the hub's own cache."
+)
+_BATCH = "Upload the file to /v1/files with purpose=batch, and name its id in POST /v1/batches."
+OTHER_COMMANDS = {
+    **dict.fromkeys(("pull", "download"), _FETCHES),
+    "run": "`saccade serve MODEL` serves a model with a web UI, and "
+    "`saccade chat --model MODEL QUESTION` asks it one question.",
+    **dict.fromkeys(("list", "ls", "models"), _LISTS),
+    **dict.fromkeys(("ps", "status"), _STATE),
+    **dict.fromkeys(("rm", "remove", "delete"), _REMOVES),
+    "stop": "Ctrl-C or SIGTERM stops `saccade serve` once running answers have ended.",
+    "help": "`saccade --help` lists the commands.",
+    **dict.fromkeys(("batch", "run-batch"), _BATCH),
 }
-"""Commands of earlier versions, and what does their work now."""
+"""Commands of other servers and of earlier versions, and what to do instead."""
+EXAMPLES = """\
+Examples:
+
+* `saccade serve demo`
+* `SACCADE_API_KEY=KEY saccade serve Qwen/Qwen3-VL-2B-Instruct --host 0.0.0.0`
+
+All options: `--help-advanced`"""
 
 
 class BasicOptions(DefaultFormatter):
@@ -125,6 +150,21 @@ def check_spelling(tokens: Sequence[str]) -> None:
             raise ConfigError(f"{name} names no folder now: --embedding-cache-dir {folder} {name}")
 
 
+def check_command(command: str) -> None:
+    """Raise ConfigError for a command that does not exist, with what to type instead."""
+    names = [name for name in app if not name.startswith("-")]
+    if not command or command.startswith("-") or command in names:
+        return
+    if instead := OTHER_COMMANDS.get(command.lower()):
+        raise ConfigError(f"saccade has no command {command}. {instead}")
+    what = f"saccade has no command {shown(command)}"
+    if "/" in command or command.endswith(".gguf") or Path(command).is_dir():
+        raise ConfigError(f"{what}. To serve this model, type `saccade serve {shown(command)}`.")
+    nearest = get_close_matches(command.lower(), names, n=1)
+    meant = f"Did you mean `saccade {nearest[0]}`? " if nearest else ""
+    raise ConfigError(f"{what}. {meant}`saccade --help` lists the commands.")
+
+
 def check_words(tokens: Sequence[str]) -> None:
     """Raise ConfigError for a word that is not UTF-8, which no message could carry."""
     for token in tokens:
@@ -148,7 +188,7 @@ Tuned = Annotated[tuple[str, ...], Parameter(name="--tune", group="Tuning", cons
 
 @app.command(
     help_formatter=DefaultFormatter() if ADVANCED else BasicOptions(),
-    help_epilogue=tuning_help(SERVE_OPTIONS) if ADVANCED else "All options: --help-advanced",
+    help_epilogue=tuning_help(SERVE_OPTIONS) if ADVANCED else EXAMPLES,
 )
 def serve(
     model: str = "demo",
@@ -466,8 +506,7 @@ def run() -> int:
     if sys.argv[1:2] != ["serve"]:  # whose server takes Ctrl-C over, once it can end in order
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        if (command := next(iter(sys.argv[1:]), "")) in GONE_COMMANDS:
-            raise ConfigError(f"saccade {command} is gone: {GONE_COMMANDS[command]}")
+        check_command(command := next(iter(sys.argv[1:]), ""))
         arguments = sys.argv[1:]
         if command == "serve":
             arguments = [command, *_in_our_words(arguments[1:])]

@@ -88,7 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(line, flush=True)
             if not wants_to_go_on():
                 return 1
-        return tool.install(*wanted) or tool.install(*constraints, *rest)
+        print("installing torch (1 of 2) ...", flush=True)
+        if status := tool.install(*wanted):
+            return status
+        print(f"installing {shlex.join(rest)} (2 of 2) ...", flush=True)
+        return tool.install(*constraints, *rest)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         return 130
@@ -210,7 +214,7 @@ class Installer(Protocol):
         ...
 
     def install(self, *arguments: str) -> int:
-        """Its exit status."""
+        """Its exit status. Prints warnings and errors alone, unless `arguments` have -v."""
         ...
 
 
@@ -240,7 +244,7 @@ class Pip:
         ]
 
     def install(self, *arguments: str) -> int:
-        return subprocess.run([*self.command, *arguments]).returncode
+        return subprocess.run([*self.command, "--quiet", *arguments]).returncode
 
 
 class Uv:
@@ -275,7 +279,7 @@ class Uv:
         ]
 
     def install(self, *arguments: str) -> int:
-        return subprocess.run(self._pip("install", *arguments)).returncode
+        return subprocess.run(self._pip("install", "--quiet", *arguments)).returncode
 
     def _pip(self, verb: str, *arguments: str) -> list[str]:
         return [self._program, "pip", verb, "--python", sys.executable, *arguments]

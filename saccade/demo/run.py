@@ -30,7 +30,6 @@ from rich.text import Text
 from saccade.demo import PICTURES
 from saccade.ipc.own_server import free_port, own_server, wait_until_ready
 
-START_TIMEOUT = 120.0
 SCRIPT = Path(sys.executable).with_name("saccade")
 """Where installers put the command."""
 COUNTED = {"encoded": "saccade_images_encoded_total", "reused": "saccade_image_hits_total"}
@@ -93,7 +92,7 @@ def run(
         own_server("demo", "--port", str(port), starter=starter) as server,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client,
     ):
-        wait_until_ready(str(client.base_url), server, START_TIMEOUT)
+        wait_until_ready(str(client.base_url), server)
         right = converse(client, console, QUESTIONS, out)
         if not exit_after:
             serve_on(console, server, port, out)

@@ -8,7 +8,6 @@ kills the server. Knows nothing of what the server is asked.
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import socket
@@ -19,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from select import POLLIN, poll
 from typing import IO, NoReturn
 
@@ -27,6 +27,9 @@ import httpx
 from saccade.core.errors import StartupError
 from saccade.ipc.tied import tied
 
+SILENT_SECONDS = 120.0
+"""A server that makes no progress for so long while it starts is given up."""
+HEALTH_SECONDS = 5.0
 GRACE_SECONDS = 60.0
 """A server gets so long to end in order before it is killed."""
 ENDINGS = signal.SIGTERM, signal.SIGHUP
@@ -53,21 +56,40 @@ def own_server(
 
 
 def wait_until_ready(
-    address: str, server: subprocess.Popen[bytes], seconds: float = math.inf
+    address: str, server: subprocess.Popen[bytes], silent_seconds: float = SILENT_SECONDS
 ) -> None:
-    """Poll /health. Raises StartupError when the server ends, or takes longer than `seconds`."""
-    deadline = time.monotonic() + seconds
-    with httpx.Client(base_url=address, timeout=120) as client:
+    """Poll /health as long as the server makes progress: it answers, or it computes.
+
+    A server that answers watches its own processes, and ends if they stop. Raises StartupError when
+    the server ends, or makes no progress for `silent_seconds`.
+    """
+    spent, deadline = 0, time.monotonic() + silent_seconds
+    with httpx.Client(base_url=address, timeout=HEALTH_SECONDS) as client:
         while time.monotonic() < deadline:
             if server.poll() is not None:
                 raise StartupError(
                     f"the server ended with status {server.returncode} before it was ready"
                 )
+            answer = None
             with suppress(httpx.TransportError):
-                if client.get("/health").is_success:
-                    return
+                answer = client.get("/health")
+            if answer is not None and answer.is_success:
+                return
+            before, spent = spent, _cpu_ticks(server.pid)
+            if answer is not None or spent > before:
+                deadline = time.monotonic() + silent_seconds
             time.sleep(0.1)
-    raise StartupError(f"the server was not ready after {seconds:.0f} seconds")
+    raise StartupError(
+        f"the server made no progress for {silent_seconds:.0f} seconds; its log says where it "
+        "stopped. Type the same command again"
+    )
+
+
+def _cpu_ticks(pid: int) -> int:
+    with suppress(OSError):
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(after_name[11]) + int(after_name[12])  # utime, stime
+    return 0
 
 
 def free_port(wanted: int) -> int:

@@ -14,7 +14,7 @@ from saccade.core.errors import ImageError
 from saccade.media.formats import heif
 
 READABLE = (
-    "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, JPEG 2000, ICO or PPM" + " (HEIC, too)" * heif.INSTALLED
+    "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, JPEG 2000, " + "HEIC, " * heif.INSTALLED + "ICO or PPM"
 )
 OTHER_KINDS = (
     *("WebM or Matroska", "Flash", "Ogg", "MPEG", "Windows Media", "MP4 or QuickTime"),
@@ -44,22 +44,23 @@ _NO_IMAGE = {
     f"no image: {kind}": _Sentence(f"the image is {kind}; images must be {READABLE}")
     for kind in (
         *(f"{video} video bytes" for video in OTHER_KINDS),
-        *("an SVG drawing", "an HTML page", "a PDF document", "text", "in no format we know"),
+        *("an SVG drawing", "an HTML page", "a PDF document", "text", "in an unknown format"),
         "gzip-compressed",
         "a HEIF image of another codec than HEVC",
     )
 }
 _BAD_HEADER = {
     f"bad header: {kind}": _Sentence(
-        f"the image starts like a {kind} but its header cannot be read: it is damaged or cut short"
+        f"the image starts like {'an' if kind[0] in 'AI' else 'a'} {kind} but its header cannot be "
+        "read: it is damaged or cut short"
     )
     for kind in IMAGE_KINDS
 }
 _IMAGE = {
     "empty": _Sentence("the image is empty (0 bytes)"),
     "no heic": _Sentence(heif.MISSING),
-    "cut array": _Sentence("the image is an array, and it is cut short"),
-    "no pixels": _Sentence("the image is {} x {} px: there is nothing to see"),
+    "cut array": _Sentence("the image array is cut short"),
+    "no pixels": _Sentence("the image is {} x {} px: it has no pixels"),
     "too many pixels": _Sentence(
         "the image is {} x {} px ({:.0f} Mpx); the limit is {:.0f} Mpx: resize it, or start the "
         "server with a larger --max-image-pixels",
@@ -71,38 +72,42 @@ _IMAGE = {
 }
 _VIDEO = {
     "no frames": _Sentence("the video has no frames"),
-    "frame rate": _Sentence("the video says that it has {:g} frames a second"),
+    "frame rate": _Sentence("the video's header gives a frame rate of {:g}: save it again"),
     "no video here": _Sentence(
-        "it is no video that is read here (mp4, mov, mkv, webm, avi or ts), or damaged"
+        "the video is in another format than mp4, mov, mkv, webm, avi or ts, or it is damaged"
     ),
     "damaged video": _Sentence("the video is damaged or cut short"),
     "streams": _Sentence("the video has {} streams; the limit is {}"),
-    "no video stream": _Sentence("the file has no video in it"),
-    "codec": _Sentence("the video's codec is none of h264, hevc, vp8, vp9, av1, mjpeg, mpeg4"),
+    "no video stream": _Sentence("the file contains no video stream"),
+    "codec": _Sentence(
+        "the video's codec is not supported: use h264, hevc, vp8, vp9, av1, mjpeg or mpeg4"
+    ),
     "frame size": _Sentence(
         "the video's frames are {} x {} px; the limit is {} on a side and {:.0f} Mpx",
         "image_too_large",
     ),
-    "length": _Sentence("the video says that it lasts {:g} s; the limit is {:g} hours"),
-    "packets": _Sentence("the video has more than {} packets: cut it"),
+    "length": _Sentence("the video's header gives a length of {:g} s; the limit is {:g} hours"),
+    "packets": _Sentence("the video has more than {} packets: send a shorter one"),
 }
 _PIXELS = {
     "no threads": _Sentence(heif.NO_THREADS),
-    "another size": _Sentence("its header promised {} x {} px, its content has {} x {}"),
+    "another size": _Sentence("its header says {} x {} px, but its content is {} x {} px"),
     "damaged": _Sentence("it is damaged or cut short"),
     "truncated": _Sentence("its file is truncated"),
     "scans": _Sentence("it has more than {} scans: save it again"),
     "memory": _Sentence("decoding it takes more memory than an image of its size should"),
-    "late load": _Sentence("its decoder needs what image workers may not have"),
-    "processor": _Sentence("the model's own processor does not take it"),
-    "frame beyond": _Sentence("frame {} is wanted of {}"),
-    "frame missing": _Sentence("frame {} of it is not there, or cannot be decoded"),
+    "late load": _Sentence(
+        "its decoder needs a library that image workers may not load: send it as PNG or JPEG"
+    ),
+    "processor": _Sentence("the model's own image processor rejects it"),
+    "frame beyond": _Sentence("frame {} was requested, but it has {}"),
+    "frame missing": _Sentence("its frame {} is missing or damaged"),
     "frames change size": _Sentence("its frames change size in mid-stream, to {} x {}"),
     "crash": _Sentence("its decoder crashed"),
 }
 _DOCUMENT = {
     "encrypted": _Sentence(
-        "the PDF is encrypted, and passwords are not taken: send it without one",
+        "the PDF is encrypted, and passwords are not supported: send it without one",
         "encrypted_document",
     ),
     "damaged document": _Sentence(
@@ -115,7 +120,7 @@ _DOCUMENT = {
         "too_many_pages",
     ),
     "page size": _Sentence(
-        "page {} of the PDF is {:g} x {:g} points: save it again on paper of a usual size",
+        "page {} of the PDF is {:g} x {:g} points: save it again on a common paper size",
         "invalid_document",
     ),
     "page": _Sentence("page {} of the PDF cannot be read: save it again", "invalid_document"),

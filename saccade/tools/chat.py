@@ -186,7 +186,10 @@ class _Session:
                 if response.is_error:
                     text = response.read().decode(errors="replace")
                     why = refusal(response.status_code, text)
-                    raise SaccadeError(why + self._forget_images(response.status_code))
+                    removed = self._forget_images(response.status_code)
+                    raise SaccadeError(
+                        f"{why.rstrip('.')}. {removed}" if removed and explain else why
+                    )
                 answer, told = print_stream(response)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise unreachable(self._address, error) from None
@@ -197,14 +200,12 @@ class _Session:
         return told
 
     def _forget_images(self, status: int) -> str:
-        """Report on a refused question's images.
-
-        Images that may have caused the refusal are left out of the next question.
-        """
+        """Remove images that may have caused the refusal. Returns what to tell in a session."""
         if not self.parts or status not in REFUSED:
             return ""
         number, self.parts = len(self.parts), []
-        return f" ({'its image does' if number == 1 else 'its images do'} not go with the next one)"
+        removed = "The image was" if number == 1 else f"The {number} images were"
+        return f"{removed} removed: add another with /image"
 
     def _is_ours(self) -> bool:
         """Return True if the server knows the field that asks for the trace.

@@ -57,9 +57,10 @@ def menu(page: Browser, title: str, words: str) -> None:
         f".find((each) => each.querySelector('.chat')?.textContent === {json.dumps(title)})"
     )
     page.wait_for(item)
-    page.run(f"{item}.querySelector('details').open = true")
+    if not page.run("document.getElementById('chat-menu').matches(':popover-open')"):
+        page.run(f"{item}.querySelector('.more').click()")
     page.run(
-        f"[...{item}.querySelectorAll('.menu button')]"
+        "[...document.querySelectorAll('#chat-menu:popover-open button')]"
         f".find((each) => each.textContent === {json.dumps(words)}).click()"
     )
 
@@ -194,26 +195,150 @@ def test_a_conversation_is_exported_and_imported_with_its_images(page: Browser) 
     assert page.run(summary).startswith("1 image seen before; "), "the same bytes"
 
 
+def values(*each: Any) -> tuple[Any, ...]:
+    """Values of types that no conversation has."""
+    return each
+
+
+NO_LIST = 'it has no list of "messages".'
+NO_ROLE = 'its message 2 needs a role of "user", "assistant" or "system".'
+NO_TEXT = "its message 2 has neither a text nor a list of parts."
+NO_PART = "its message 2 has a part of a type that this page does not show."
+NO_DATA = "its message 2 has a file that is not in it as a data: URL in base64."
+NO_FRAMES = "its message 2 has a video without frames."
+NOT_JSON = ("no JSON", "", "{", "{'messages': []}")
+WITHOUT_MESSAGES: tuple[Any, ...] = (
+    *({}, None, [], 5, "text", True, [{"role": "user", "content": "x"}]),
+    *({"messages": each} for each in values(None, {}, 5, "text", {"length": 1})),
+)
+BAD_MESSAGES: tuple[tuple[Any, str], ...] = (
+    *((each, "its message 2 is not an object.") for each in values(None, 5, "text", [])),
+    *(({"role": each, "content": "x"}, NO_ROLE) for each in values("tool", None, 5, ["user"], {})),
+    ({}, NO_ROLE),
+    *(
+        ({"role": "assistant", "content": each}, NO_TEXT)
+        for each in values(None, 5, {}, [None], ["x"])
+    ),
+    ({"role": "user"}, NO_TEXT),
+    *(
+        (
+            {"role": "user", "content": [{"type": "text", "text": each}]},
+            "its message 2 has a text part without a text.",
+        )
+        for each in values(None, 5, {"toString": 1})
+    ),
+    *(
+        ({"role": "user", "content": [{"type": each}]}, NO_PART)
+        for each in values(None, "audio", {})
+    ),
+    *(
+        ({"role": "user", "content": [{"type": "image_url", "image_url": each}]}, NO_DATA)
+        for each in (
+            *(None, "data:image/png;base64,aaaa", {"url": {"toString": 1}}),
+            *({"url": "http://127.0.0.1:1/secret"}, {"url": "data:text/html;base64,aaaa"}),
+            *({"url": "data:image/png;base64,a"}, {"url": "data:image/png;base64,a=aa"}),
+        )
+    ),
+    ({"role": "user", "content": [{"type": "file", "file": {"filename": {}}}]}, NO_DATA),
+    *(
+        ({"role": "user", "content": [{"type": "video", **each}]}, NO_FRAMES)
+        for each in (
+            {},
+            {"video": 5, "fps": 1, "max_pixels": 1},
+            {"video": ["data:image/png;base64,aaaa"], "fps": "x", "max_pixels": 1},
+        )
+    ),
+)
+
+
+def refusal(page: Browser, text: str) -> str:
+    """What the page says of a file; the conversation that is shown stays."""
+    take(page, "other.json", text)
+    words = notice(page)
+    assert len(page.run(TURNS)) == 2
+    page.run("document.getElementById('notice').hidden = true")
+    return words.removeprefix("other.json was not imported: ")
+
+
+def test_a_file_that_is_no_conversation_is_refused_in_plain_words(page: Browser) -> None:
+    ask(page, "Hi")
+    assert {refusal(page, each) for each in NOT_JSON} == {"it is not JSON."}
+    for each in WITHOUT_MESSAGES:
+        assert refusal(page, json.dumps(each)) == NO_LIST, each
+    system = {"role": "system", "content": "x"}
+    for messages in ([], [system]):
+        assert refusal(page, json.dumps({"messages": messages})) == "it has no message to show."
+    for message, words in BAD_MESSAGES:
+        assert refusal(page, json.dumps({"messages": [system, message]})) == words, message
+    assert not page.complaints
+
+
+THOUGHTS = "[...document.querySelectorAll('.thoughts')].map((each) => each.lastChild.textContent)"
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("content", "thoughts", "answer"),
     [
-        "no JSON",
-        "null",
-        "[]",
-        '{"messages": []}',
-        '{"messages": [{"role": "tool", "content": "x"}]}',
-        '{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": '
-        '{"url": "http://127.0.0.1:1/secret"}}]}]}',
-        '{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": '
-        '{"url": "data:text/html;base64,aaaa"}}]}]}',
-        '{"messages": [{"role": "user", "content": 5}]}',
+        ("<think>\nHm.\n</think>\n\nFour.", ["Hm."], "Four."),
+        ("Hm.</think>Four.", ["Hm."], "Four."),  # the prompt had the opening tag
+        ("<think>Hm.", ["Hm."], ""),
+        ("<think></think>Four.", [], "Four."),
+        ("Write <think> and </think>.", [], "Write <think> and </think>."),
+        ("Four.", [], "Four."),
     ],
 )
-def test_a_file_that_is_no_conversation_is_refused_by_name(page: Browser, text: str) -> None:
-    ask(page, "Hi")
-    take(page, "other.json", text)
-    assert notice(page).startswith("other.json was not imported: it ")
-    assert len(page.run(TURNS)) == 2, "what was shown stays"
+def test_reasoning_of_an_imported_answer_is_folded(
+    page: Browser, content: str, thoughts: list[str], answer: str
+) -> None:
+    said = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": content}]
+    take(page, "other.json", json.dumps({"title": "T", "messages": said}))
+    page.wait_for(f"{TURNS}.length === 2")
+    assert page.run(THOUGHTS) == thoughts
+    assert page.run(TURNS)[1] == answer
+
+
+def test_an_imported_answer_may_name_its_reasoning_in_a_field(page: Browser) -> None:
+    said = [
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "Four.", "reasoning_content": "Hm."},
+    ]
+    take(page, "other.json", json.dumps({"messages": said}))
+    page.wait_for(f"{TURNS}.length === 2")
+    assert page.run(THOUGHTS) == ["Hm."] and page.run(TURNS)[1] == "Four."
+    page.wait_for(f"{TITLES}[0] === 'other.json'")
+
+
+def test_the_menu_of_a_conversation_moves_nothing(page: Browser) -> None:
+    answer_with(page, "Hello")
+    ask(page, "One")
+    new_chat(page)
+    ask(page, "Two")
+    page.wait_for(f"{TITLES}.length === 2")
+    places = (
+        "[...document.querySelectorAll('#chat-list li')].map((each) => "
+        "each.getBoundingClientRect().top)"
+    )
+    before = page.run(places)
+    page.run("document.querySelector('#chat-list .more').click()")
+    menu_open = "document.getElementById('chat-menu').matches(':popover-open')"
+    assert page.run(menu_open) and page.run(places) == before
+    left, top, right, bottom = page.run(
+        "(({left, top, right, bottom}) => [left, top, right, bottom])"
+        "(document.getElementById('chat-menu').getBoundingClientRect())"
+    )
+    assert left >= 0 and top >= 0 and right <= 1280 and bottom <= 800
+    # Escape closes it, and stops no answer.
+    page.run(FAKE % NEVER)
+    page.run("document.getElementById('question').value = 'Three'")
+    page.run("document.getElementById('send').click()")
+    page.wait_for("!document.getElementById('stop').hidden")
+    if not page.run(menu_open):
+        page.run("document.querySelector('#chat-list .more').click()")
+    press(page, "Escape")
+    page.wait_for(f"!{menu_open}")
+    assert not page.run("document.getElementById('stop').hidden")
+    press(page, "Escape")
+    page.wait_for("document.getElementById('stop').hidden")
 
 
 def test_a_hostile_file_stays_text(page: Browser) -> None:

@@ -258,7 +258,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     ),
     "jpeg 50,000 x 50,000": (jpeg_header(50_000, 50_000), "50000 x 50000 px"),
     "bomb": (bomb(40_000, 40_000), "40000 x 40000 px"),
-    "no height": (jpeg_header(0, 100), "cut short|nothing to see"),
+    "no height": (jpeg_header(0, 100), "cut short|it has no pixels"),
     "gif 10,000 frames": (many_frames(), "60000 x 60000 px"),
     "jpeg of padding": (b"\xff\xd8" + b"\xff" * 2**22, "cut short"),
     "jpeg of frames": (
@@ -272,7 +272,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "jpeg 2000 of boxes": (JP2 + struct.pack(">I4s", 8, b"free") * 2**18, "damaged"),
     "jpeg 2000 of endless boxes": (JP2 + struct.pack(">I4s", 2, b"free") * 9, "damaged"),
     "ico of a bomb": (icon_of(bomb(40_000, 40_000)), "40000 x 40000 px"),
-    "ico of nothing": (b"\0\0\1\0\1\0" + bytes(16), "damaged|nothing to see"),
+    "ico of nothing": (b"\0\0\1\0\1\0" + bytes(16), "damaged|it has no pixels"),
     "ico cut": (encode(noise(64, 64), "ICO")[:20], "damaged"),
     "ppm 60,000 x 60,000": (b"P6 60000 60000 255\n", "60000 x 60000 px"),
     "ppm of a comment": (b"P6\n#" + bytes(2**22), "damaged"),

@@ -118,7 +118,7 @@ def test_images_that_the_server_refuses_go_with_no_later_question(
         refuse=lambda number, body: 400 if "http://x/bad.png" in pictures(body) else None,
     )
     told = said(server, capsys, "/image http://x/bad.png", "what?", "hello").splitlines()
-    assert told[1] == "error: refused by script (its image does not go with the next one)"
+    assert told[1] == "error: refused by script. The image was removed: add another with /image"
     assert told[2] == "yes"
     assert [pictures(body) for body in server.seen.bodies[-2:]] == [["http://x/bad.png"], []]
 

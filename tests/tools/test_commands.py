@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from difflib import get_close_matches
@@ -11,12 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from saccade.commands import BASIC, HELP, SERVE_OPTIONS, app, run
+from saccade.commands import BASIC, EXAMPLES, HELP, OTHER_COMMANDS, SERVE_OPTIONS, app, run
 from saccade.core.errors import ConfigError, SaccadeError
 from saccade.core.tuning import option, tuning_values
 from saccade.tools.chat import ask_server
 from saccade.tools.server import refusal
+from tests.helpers.images import png
 from tests.tools.server import Script, ScriptedServer
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.first
@@ -36,6 +40,10 @@ def test_a_chat_that_is_refused_says_the_servers_words(
     server.script = Script(refuse=lambda number, body: 400, key="secret")
     with pytest.raises(SaccadeError, match=r"^refused by script$"):
         ask_server(server.url, "secret", None, "x", (), 4)
+    picture = tmp_path / "a.png"
+    picture.write_bytes(png())
+    with pytest.raises(SaccadeError, match=r"^refused by script$"):  # no session: no next question
+        ask_server(server.url, "secret", None, "x", (picture,), 4)
     for model in (None, "named"):
         with pytest.raises(SaccadeError, match=r"no key .--api-key KEY."):
             ask_server(server.url, None, model, "x", (), 4)
@@ -112,9 +120,53 @@ def test_no_option_is_taken_for_a_misspelt_help() -> None:
     assert [each for each in every if get_close_matches(each, HELP, n=1, cutoff=0.75)] == []
 
 
-def test_a_command_of_earlier_versions_says_what_does_its_work_now(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["batch", "requests.jsonl"], "no command batch. Upload the file to /v1/files"),
+        (["pull", "Qwen/Qwen3-VL-2B-Instruct"], "no command pull. `saccade serve MODEL` downloads"),
+        (["download"], "no command download. `saccade serve MODEL` downloads"),
+        (["run", "demo"], "no command run. `saccade serve MODEL` serves a model"),
+        (["list"], "no command list. `GET /v1/models` lists"),
+        (["ls"], "no command ls. `GET /v1/models` lists"),
+        (["ps"], "no command ps. One server serves one model."),
+        (["rm", "demo"], "no command rm. A model is a folder or a file"),
+        (["stop"], "no command stop. Ctrl-C or SIGTERM"),
+        (["help"], "no command help. `saccade --help` lists the commands."),
+        (["serv", "demo"], "no command serv. Did you mean `saccade serve`?"),
+        (["SERVE"], "no command SERVE. Did you mean `saccade serve`?"),
+        (["simulat"], "no command simulat. Did you mean `saccade simulate`?"),
+        (["xyz"], "no command xyz. `saccade --help` lists the commands."),
+        (["Qwen/Qwen3-VL-2B-Instruct"], "type `saccade serve Qwen/Qwen3-VL-2B-Instruct`."),
+        (["some.gguf"], "type `saccade serve some.gguf`."),
+        (["tests"], "type `saccade serve tests`."),
+        (["\udcff"], "no command \\udcff. `saccade --help`"),
+    ],
+)
+def test_an_unknown_command_says_what_to_type(
+    words: list[str],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["saccade", "batch", "requests.jsonl"])
+    monkeypatch.setattr(sys, "argv", ["saccade", *words])
+    monkeypatch.chdir(ROOT)
     assert run() == 1
-    assert "saccade batch is gone: upload the file to /v1/files" in capsys.readouterr().err
+    assert told in capsys.readouterr().err
+
+
+def test_no_command_that_exists_is_among_those_of_other_servers() -> None:
+    assert OTHER_COMMANDS.keys().isdisjoint(app)
+
+
+def test_the_help_of_serve_has_commands_that_parse(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        app(["serve", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    examples = re.findall(r"saccade (serve [^-`][^`]+)`", EXAMPLES)
+    assert len(examples) == 2
+    for example in examples:
+        assert f"saccade {example}" in told
+        app.parse_args(example.split())

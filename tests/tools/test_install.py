@@ -181,9 +181,7 @@ class Fresh:
 
 def began(said: str) -> int:
     """Where pip or uv begins to fetch."""
-    found = re.search("Installing collected packages|Prepared|Installed", said)
-    assert found is not None
-    return found.start()
+    return said.index("installing torch (1 of 2) ...")
 
 
 CPU_SET = {"torch==2.13.0+cpu", "filelock==1.0", "thing==1.0"}
@@ -202,6 +200,17 @@ def test_without_a_driver_torch_comes_from_the_index_of_cpu_builds(
     told = said.index("torch 2.13.0+cpu and what it needs: ")
     assert told < began(said), "the size is said before it starts"
     assert "CUDA" not in said
+    *_, first, second = said.splitlines()
+    assert first == "installing torch (1 of 2) ...", "pip and uv say nothing of success"
+    assert second == "installing thing (2 of 2) ..."
+
+
+@pytest.mark.more
+def test_what_cannot_be_installed_is_told(tool: str, public: Index, tmp_path: Path) -> None:
+    fresh = Fresh(tmp_path, tool, public.url)
+    command = [*fresh.command("--torch", "any"), "no-such-thing"]
+    done = subprocess.run(command, env=fresh.env, capture_output=True, text=True)
+    assert done.returncode and "no-such-thing" in done.stderr
 
 
 @pytest.mark.more

@@ -159,7 +159,7 @@ def _what_else(data: Encoded) -> str:
     is_text = all(byte >= 32 or byte in b"\t\r\n" for byte in start) and "\ufffd" not in start[
         :-3
     ].decode(errors="replace")
-    return "text" if is_text else "in no format we know"
+    return "text" if is_text else "in an unknown format"
 
 
 def _video(head: bytes) -> str | None:

@@ -15,12 +15,12 @@ INSTALLED = find_spec("pillow_heif") is not None
 FORMATS = ("HEIF",) if INSTALLED else ()
 """By Pillow's name."""
 MISSING = (
-    "the image is a HEIC image, and this server has nothing to read it with: send it as JPEG, "
+    "the image is a HEIC image, which this server cannot read: send it as JPEG, "
     f"or {ask_operator('heic')}"
 )
 NO_THREADS = (
-    "it is a HEIC image, and the kernel of this server cannot bound the threads that its decoder "
-    "needs: send it as JPEG"
+    "it is a HEIC image, and this server's kernel cannot limit its decoder's threads: send it as "
+    "JPEG"
 )
 SAMPLE = base64.b64decode(
     "AAAAHGZ0eXBoZWljAAAAAG1pZjFoZWljbWlhZgAAAVZtZXRhAAAAAAAAACFoZGxyAAAAAAAAAABwaWN0AAAAAAAAAAAA"

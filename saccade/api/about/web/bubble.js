@@ -57,13 +57,13 @@ export class AnswerBubble {
     this.timer ??= setTimeout(() => this.#render(), PAUSE);
   }
 
-  /** All of it is there. */
-  finish() {
+  /** All of it is there. budget: where several answers share one. */
+  finish(budget) {
     this.#stopWaiting();
     clearTimeout(this.timer);
-    this.#render();
     this.whole.classList.remove("running");
     this.whole.removeAttribute("aria-busy");
+    this.#render(budget);
     const { note, trace } = this.turn;
     if (note) this.whole.append(this.#note(note));
     this.whole.append(
@@ -93,14 +93,14 @@ export class AnswerBubble {
     this.waiting.remove();
   }
 
-  #render() {
+  #render(budget) {
     const { text, reasoning } = this.turn;
     if (reasoning) {
       this.thoughts ??= this.#thoughtsBox();
       this.thoughts.lastChild.textContent = reasoning;
     }
     const began = performance.now();
-    this.text.replaceChildren(rendered(text));
+    this.text.replaceChildren(rendered(text, budget));
     const spent = performance.now() - began;
     // A long answer takes long to render: no more than a quarter of the time goes there.
     this.timer = null;

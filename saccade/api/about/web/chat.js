@@ -4,7 +4,11 @@
 import { chat, Refused, Unreachable } from "./api.js";
 import { AnswerBubble, questionBubble, waitingFor } from "./bubble.js";
 import { button, element, number } from "./dom.js";
+import { Budget } from "./markdown.js";
 import { imagesAt, messagesOf, partOf, placesOf } from "./messages.js";
+
+const MAX_SHOWN = 60; // turns, until earlier ones are asked for
+const TEXTS = 5; // how many of the largest texts may be rendered at once
 
 export class Conversation {
   /** log: the element that it is shown in; settings: what goes beside the messages;
@@ -22,7 +26,7 @@ export class Conversation {
   /** Show these turns in place of what is there. */
   show(turns) {
     this.turns = turns;
-    this.log.replaceChildren(...turns.map((turn, i) => this.#bubble(turn, i)));
+    this.log.replaceChildren(...this.#bubbles(turns.length));
     if (turns.at(-1)?.role === "user") this.log.append(this.#unanswered(turns.length));
   }
 
@@ -86,24 +90,48 @@ export class Conversation {
       stream_options: { include_usage: true },
       saccade: { trace: true },
     };
+    let cut = false;
     for await (const chunk of chat(body, signal)) {
       for (const { delta, finish_reason: finish } of chunk.choices) {
         turn.text += delta.content ?? "";
         turn.reasoning += delta.reasoning_content ?? "";
         if (delta.content || delta.reasoning_content) following(this.log, () => shown.update());
-        if (finish === "length") turn.note = cutAt(body.max_tokens);
+        cut ||= finish === "length";
       }
       turn.model = chunk.model ?? turn.model;
       turn.trace = chunk.saccade ?? turn.trace;
       turn.usage = chunk.usage ?? turn.usage;
     }
+    if (cut) turn.note = cutAfter(turn.usage?.completion_tokens);
   }
 
-  #bubble(turn, i) {
+  /** The last turns before `end`, after a button that shows those before them. */
+  #bubbles(end) {
+    const first = Math.max(0, end - MAX_SHOWN);
+    const budget = new Budget(TEXTS);
+    const made = [];
+    for (let i = end - 1; i >= first; i--) made.unshift(this.#bubble(this.turns[i], i, budget));
+    return first ? [this.#earlier(first), ...made] : made;
+  }
+
+  #earlier(end) {
+    const view = this.log.parentElement;
+    return button(
+      `Show earlier messages (${number(end)})`,
+      (pressed) => {
+        const below = view.scrollHeight - view.scrollTop; // what is read stays where it is
+        pressed.replaceWith(...this.#bubbles(end));
+        view.scrollTop = view.scrollHeight - below;
+      },
+      { class: "earlier" },
+    );
+  }
+
+  #bubble(turn, i, budget) {
     if (turn.role === "user") return questionBubble(turn, () => this.on.edit(i));
     const made = this.#answerBubble(turn, i);
     made.images = imagesAt(this.turns, turn.seen);
-    made.finish();
+    made.finish(budget);
     return made.whole;
   }
 
@@ -132,9 +160,11 @@ function noteOf(error) {
   return { kind: "error", words: error.message };
 }
 
-const cutAt = (most) => ({
+const cutAfter = (tokens) => ({
   kind: "small",
-  words: most ? `Cut off after ${number(most)} tokens; Options has the limit.` : "Cut off.",
+  words: tokens
+    ? `Cut off after ${number(tokens)} tokens. You can set another limit in Options.`
+    : "Cut off.",
 });
 
 /** Do something that makes the log longer; its end stays in sight if it was. */

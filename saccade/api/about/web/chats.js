@@ -20,6 +20,7 @@ export class Chats {
       target.value = "";
       for (const file of files) await this.import(file);
     });
+    byId("chat-list").addEventListener("scroll", () => byId("chat-menu").hidePopover());
     this.heads = [];
     this.unkept = new Map(); // by id, {head, turns} of those for which the browser had no room
     this.renaming = null;
@@ -126,9 +127,8 @@ export class Chats {
       wanted.every((word) => words.includes(word) || title.toLowerCase().includes(word)),
     );
     const list = byId("chat-list");
-    const open = list.querySelector("details[open]")?.closest("li").dataset.id;
     const focus = list.contains(document.activeElement) ? document.activeElement : null;
-    list.replaceChildren(...found.map((head) => this.#item(head, open === head.id)));
+    list.replaceChildren(...found.map((head) => this.#item(head)));
     if (focus) refocus(list, focus);
     const size = this.heads.reduce((sum, head) => sum + head.size, 0);
     byId("kept").textContent = this.heads.length
@@ -137,7 +137,7 @@ export class Chats {
     byId("none-found").hidden = !wanted.length || found.length > 0;
   }
 
-  #item(head, isOpen) {
+  #item(head) {
     const { id, title } = head;
     const item = element("li", { "data-id": id });
     if (this.renaming === id) {
@@ -145,36 +145,46 @@ export class Chats {
       return item;
     }
     const shown = id === sessionStorage.getItem(TAB) ? { "aria-current": "true" } : {};
-    const menu = element(
-      "details",
-      isOpen ? { open: "" } : {},
-      element("summary", { "aria-label": `More for ${title}`, title: "More" }, "⋯"),
-      element(
-        "div",
-        { class: "menu" },
-        button("Rename", () => {
-          this.renaming = id;
-          this.#list();
-          byId("chat-list").querySelector("input")?.select();
-        }),
-        button("Export as JSON", async () =>
-          download(title, "json", await asJson({ title, turns: await this.#turnsOf(id) })),
-        ),
-        button("Export as Markdown", async () =>
-          download(title, "md", asMarkdown({ title, turns: await this.#turnsOf(id) })),
-        ),
-        this.#deleteButton(id),
-      ),
-    );
-    item.append(button(title, () => this.open(id), { class: "chat", title, ...shown }), menu);
+    const more = button("⋯", (pressed) => this.#fillMenu(head, pressed), {
+      class: "more",
+      title: "More",
+      "aria-label": `More for ${title}`,
+      popovertarget: "chat-menu",
+    });
+    item.append(button(title, () => this.open(id), { class: "chat", title, ...shown }), more);
     return item;
+  }
+
+  /** The menu of a conversation, next to the button that opens it. */
+  #fillMenu({ id, title }, opener) {
+    const menu = byId("chat-menu");
+    const choice = (words, act) => button(words, () => (menu.hidePopover(), act()));
+    menu.replaceChildren(
+      choice("Rename", () => {
+        this.renaming = id;
+        this.#list();
+        byId("chat-list").querySelector("input")?.select();
+      }),
+      choice("Export as JSON", async () =>
+        download(title, "json", await asJson({ title, turns: await this.#turnsOf(id) })),
+      ),
+      choice("Export as Markdown", async () =>
+        download(title, "md", asMarkdown({ title, turns: await this.#turnsOf(id) })),
+      ),
+      this.#deleteButton(id),
+    );
+    const { left, top, bottom } = opener.getBoundingClientRect();
+    const above = bottom > innerHeight / 2;
+    menu.style.left = `min(${left}px, 100vw - 12rem)`;
+    menu.style.top = above ? "auto" : `${bottom}px`;
+    menu.style.bottom = above ? `${innerHeight - top}px` : "auto";
   }
 
   /** The first press asks, the second deletes. */
   #deleteButton(id) {
     return button("Delete", (made) => {
       if (made.textContent === "Delete") made.textContent = "Delete for good";
-      else this.forget(id);
+      else byId("chat-menu").hidePopover(), this.forget(id);
     });
   }
 
@@ -200,6 +210,6 @@ export class Chats {
 /** Give the focus to what stands where this element stood before the list was made anew. */
 function refocus(list, before) {
   const { id } = before.closest("li")?.dataset ?? {};
-  for (const each of list.querySelectorAll("li button, li summary"))
+  for (const each of list.querySelectorAll("li button"))
     if (each.closest("li").dataset.id === id && each.textContent === before.textContent) each.focus();
 }

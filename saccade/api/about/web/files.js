@@ -73,32 +73,40 @@ export async function part({ name, url, file, frames, seconds, pixels }) {
   return { type: "video_url", video_url: { url: data } };
 }
 
-/** A part of a message as it is shown and sent; of data in the message alone. Throws Error. */
+/** A message that this page cannot show; says why, after "message 2". */
+export class Unreadable extends Error {}
+
+/** A part of a message as it is shown and sent; of data in the message alone. Throws Unreadable. */
 export async function fromPart(given) {
-  switch (given?.type) {
+  switch (given.type) {
     case "image_url":
       return readImage("image", blobOf(given.image_url?.url, "image/"));
     case "video_url":
       return { name: "video", file: blobOf(given.video_url?.url, "") };
     case "file":
-      return { name: String(given.file?.filename), file: blobOf(given.file?.file_data, PDF) };
+      return { name: nameOf(given.file?.filename), file: blobOf(given.file?.file_data, PDF) };
     case "video":
       return watched(given);
     default:
-      throw new Error(`a part of type "${given?.type}"`);
+      throw new Unreadable("has a part of a type that this page does not show");
   }
 }
 
+const nameOf = (name) => (typeof name === "string" && name ? name : "file");
+
 function watched({ video: frames, fps, max_pixels: pixels }) {
+  if (!Array.isArray(frames) || !frames.length || !(fps > 0 && pixels > 0))
+    throw new Unreadable("has a video without frames");
   for (const frame of frames) blobOf(frame, "image/");
-  if (!frames.length || !(fps > 0 && pixels > 0)) throw new Error("a video without frames");
   return { name: "screen", frames, seconds: 1 / fps, pixels };
 }
 
 /** The bytes of a data URL. type: how its type must begin. */
 function blobOf(url, type) {
-  const [, found, data] = /^data:([^;,]*);base64,([A-Za-z0-9+/=]*)$/.exec(url) ?? [];
-  if (data === undefined || !found.startsWith(type)) throw new Error("a file that is no data: URL");
+  const [, found, data] =
+    (typeof url === "string" && /^data:([^;,]*);base64,([A-Za-z0-9+/]*)={0,2}$/.exec(url)) || [];
+  if (!found?.startsWith(type) || data.length % 4 === 1)
+    throw new Unreadable("has a file that is not in it as a data: URL in base64");
   return new Blob([Uint8Array.from(atob(data), (each) => each.charCodeAt(0))], { type: found });
 }
 

@@ -118,7 +118,7 @@ async function newChat() {
 }
 
 function escape(event) {
-  if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
+  if (event.key !== "Escape" || document.querySelector("dialog[open], :popover-open")) return;
   if (conversation.running) conversation.stop();
   else if (composer.editing !== null) composer.clear();
   else if (!byId("options").hidden) settings.open(false);

@@ -1,12 +1,15 @@
 // Markdown becomes elements. The text is hostile: HTML in it stays text, and what is left is
-// sanitised once more, with a list of what may stand there. Only the sanitiser makes HTML.
+// sanitised once more, with a list of what may stand there. Only the sanitiser makes HTML. A text
+// that costs more than its budget, or that the parser fails on, is shown as it was written.
 
-import { Marked } from "./vendor/marked.esm.js";
+import { Lexer, Marked, Parser } from "./vendor/marked.esm.js";
 import "./vendor/purify.min.js";
 import { copyButton, element } from "./dom.js";
-import { extensions, lheading, showFormulas } from "./math.js";
+import { extensions, showFormulas } from "./math.js";
 
-const LONGEST = 200_000; // characters; more is shown as it is
+const MAX_CHARS = 200_000; // of a text
+const MAX_DEPTH = 40; // of lists, quotes and emphasis within each other
+const MAX_INLINE_CHARS = 20_000; // of a paragraph: the parser copies it at each bracket
 
 const ALLOWED = {
   ALLOWED_TAGS: (
@@ -32,10 +35,71 @@ const lineBreak = {
   renderer: () => "<br>",
 };
 
+/** What may be spent on one text, or on several that share it. Counts, so that a text is shown
+ * alike on every machine. */
+export class Budget {
+  constructor(texts = 1) {
+    this.tokens = texts * 20_000; // the elements that the browser lays out
+    this.scanned = texts * 30_000_000; // characters of paragraphs that the parser reads, again and again
+    this.tex = texts * 50_000; // characters of formulas
+  }
+
+  spend(scanned) {
+    this.tokens -= 1;
+    this.scanned -= scanned;
+    if (this.tokens < 0 || this.scanned < 0) throw new RangeError("the budget is spent");
+  }
+}
+
+class BoundedLexer extends Lexer {
+  #depth = 0;
+
+  constructor(options, budget) {
+    super(options);
+    this.budget = budget;
+  }
+
+  blockTokens(...from) {
+    return this.#within(() => super.blockTokens(...from));
+  }
+
+  inlineTokens(source, tokens) {
+    if (source.length > MAX_INLINE_CHARS) throw new RangeError("a paragraph is too long");
+    this.budget.spend(source.length);
+    return this.#within(() => super.inlineTokens(source, tokens));
+  }
+
+  #within(lex) {
+    if (++this.#depth > MAX_DEPTH) throw new RangeError("nested too deeply");
+    const tokens = lex();
+    this.#depth -= 1;
+    return tokens;
+  }
+}
+
+/** Asked for each token, before the parser's own rules: counts it, and makes none. */
+const counting = (level, cost) => ({
+  name: `counting-${level}`,
+  level,
+  tokenizer(source) {
+    this.lexer.budget.spend(cost(source));
+  },
+});
+
 const marked = new Marked({ gfm: true, breaks: true });
 marked.use({
-  extensions: [lineBreak, ...extensions],
-  tokenizer: { html: () => undefined, tag: () => undefined, lheading }, // HTML is text, but for <br>
+  extensions: [
+    lineBreak,
+    ...extensions,
+    counting("block", () => 0), // its rules stop at a line or a blank line
+    counting("inline", (source) => source.length),
+  ],
+  tokenizer: {
+    html: () => undefined, // HTML is text, but for <br>
+    tag: () => undefined,
+    code: () => undefined, // models fence their code: four blanks are no more than blanks
+    lheading: () => undefined, // "---" below a line is a rule, "=" a part of a formula
+  },
   renderer: {
     image({ href, text, tokens }) {
       return this.link({ href, tokens: tokens ?? [{ type: "text", raw: text, text }] });
@@ -44,10 +108,21 @@ marked.use({
   },
 });
 
-/** The elements that a text in Markdown comes to. */
-export function rendered(text) {
-  if (text.length > LONGEST) return element("div", { class: "plain" }, text);
-  const made = sanitised(marked.parse(text));
+/** The elements that a text in Markdown comes to. Never throws. */
+export function rendered(text, budget = new Budget()) {
+  try {
+    return parsed(text, budget);
+  } catch {
+    return plain(text); // whatever the parser stumbled over
+  }
+}
+
+const plain = (text) => element("div", { class: "plain" }, text);
+
+function parsed(text, budget) {
+  if (text.length > MAX_CHARS) return plain(text);
+  const tokens = new BoundedLexer(marked.defaults, budget).lex(text);
+  const made = sanitised(Parser.parse(tokens, marked.defaults));
   for (const link of made.querySelectorAll("a")) {
     link.target = "_blank";
     link.rel = "noopener noreferrer nofollow";
@@ -63,7 +138,7 @@ export function rendered(text) {
     table.replaceWith(box);
     box.append(table);
   }
-  showFormulas(made);
+  showFormulas(made, budget);
   return made;
 }
 

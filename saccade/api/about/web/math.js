@@ -3,8 +3,7 @@
 
 import { element } from "./dom.js";
 
-const LONGEST = 4000; // characters of a formula
-const MOST = 300; // formulas of a text
+const MAX_CHARS = 4000; // of a formula
 
 const LIMITS = { throwOnError: true, trust: false, maxExpand: 200, maxSize: [40, 40] };
 const ALLOWED = {
@@ -13,19 +12,41 @@ const ALLOWED = {
   IN_PLACE: true,
 };
 
-// As pandoc has it: "$5 and $10" is money.
+// As pandoc has it: "$5 and $10" is money. Each stops at the first end, and reads nothing twice.
 const INLINE = [
   /^\$\$((?:\\[\s\S]|[^\\$])+)\$\$/,
   /^\$(?![\s$])((?:\\.|[^\\$\n`])+?)(?<!\s)\$(?!\d)/,
-  /^\\\(([\s\S]+?)\\\)/,
-  /^\\\[([\s\S]+?)\\\]/,
+  /^\\\(((?:(?!\\\))[\s\S])+)\\\)/,
+  /^\\\[((?:(?!\\\])[\s\S])+)\\\]/,
 ];
-const BLOCK = [/^ {0,3}\$\$([\s\S]+?)\$\$[ \t]*(?:\n|$)/, /^ {0,3}\\\[([\s\S]+?)\\\][ \t]*(?:\n|$)/];
+const BLOCK = [
+  /^ {0,3}\$\$((?:\\[\s\S]|\$(?!\$)|[^\\$])+)\$\$[ \t]*(?:\n|$)/,
+  /^ {0,3}\\\[((?:(?!\\\])[\s\S])+)\\\][ \t]*(?:\n|$)/,
+];
+const ENDS = { "(": "\\)", "[": "\\]", $: "$" }; // by the last character that opens a formula
+const OPENING = /^ {0,3}(?:\$\$?|\\[([])/;
+const DOLLARS = /^\${3,}/; // which open no formula
 
 function token(type, patterns, source) {
-  const match = patterns.map((pattern) => pattern.exec(source)).find(Boolean);
-  if (!match || match[1].length > LONGEST) return undefined;
-  return { type, raw: match[0], tex: match[0].trim() };
+  const [opening] = OPENING.exec(source) ?? [];
+  const near = source.slice(0, MAX_CHARS + 1);
+  if (!opening || !near.includes(ENDS[opening.at(-1)], opening.length)) return undefined;
+  const raw = patterns.map((pattern) => pattern.exec(near)?.[0]).find(Boolean);
+  return raw && raw.length <= MAX_CHARS ? { type, raw, tex: raw.trim() } : undefined;
+}
+
+function inlineToken(source) {
+  const [raw] = DOLLARS.exec(source) ?? [];
+  return raw ? { type: "text", raw, text: raw } : token("formula", INLINE, source);
+}
+
+/** Where a later line of this paragraph begins a formula. */
+function blockStart(source) {
+  for (const { index, 1: opening } of source.matchAll(/\n(?:[ \t]*\n| {0,3}(\$\$|\\\[))/g)) {
+    if (!opening) break; // a blank line
+    if (token("formulaBlock", BLOCK, source.slice(index + 1))) return index + 1;
+  }
+  return -1;
 }
 
 const text = (words) =>
@@ -37,30 +58,27 @@ export const extensions = [
     name: "formula",
     level: "inline",
     start: (source) => source.search(/\$|\\[([]/),
-    tokenizer: (source) => token("formula", INLINE, source),
+    tokenizer: inlineToken,
     renderer: ({ tex }) => `<var>${text(tex)}</var>`,
   },
   {
     name: "formulaBlock",
     level: "block",
-    start: (source) => source.search(/^ {0,3}(?:\$\$|\\\[)/m),
+    start: blockStart,
     tokenizer: (source) => token("formulaBlock", BLOCK, source),
     renderer: ({ tex }) => `<p><var>${text(tex)}</var></p>\n`,
   },
 ];
 
-/** A line of "=" in a formula makes no heading of what stands above. */
-export function lheading(source) {
-  const above = source.slice(0, source.search(/\n {0,3}(?:=+|-+)[ \t]*(?:\n|$)/) + 1);
-  return /^ {0,3}(?:\$\$|\\\[)/m.test(above) ? undefined : false;
-}
-
 let library = null; // once it is there
 let fetching = null;
 
-/** Show the formulas below an element: at once if the library is there, else as soon as it is. */
-export function showFormulas(root) {
-  const found = [...root.querySelectorAll("var")].slice(0, MOST);
+/** Show the formulas below an element: at once if the library is there, else as soon as it is.
+ * Those beyond the budget stay as they were written. */
+export function showFormulas(root, budget) {
+  const found = [...root.querySelectorAll("var")].filter(
+    ({ textContent: { length } }) => budget.tex >= length && ((budget.tex -= length), true),
+  );
   if (!found.length) return;
   if (library) return found.forEach(typeset);
   fetching ??= import("./vendor/temml.mjs").then(
@@ -79,10 +97,9 @@ function typeset(place) {
   const made = element("span");
   try {
     library.render(tex, made, { ...LIMITS, displayMode });
+    place.replaceChildren(globalThis.DOMPurify.sanitize(made.firstChild, ALLOWED));
   } catch {
     return; // no TeX, or none that the library knows
   }
-  const math = globalThis.DOMPurify.sanitize(made.firstChild, ALLOWED);
-  place.replaceChildren(math);
   place.className = displayMode ? "formula display" : "formula";
 }

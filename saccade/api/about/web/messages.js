@@ -1,6 +1,6 @@
 // A conversation as the server takes it, and back; and where the server's words for its places lead.
 
-import { fromPart, part } from "./files.js";
+import { fromPart, part, Unreadable } from "./files.js";
 
 /** The turns of a conversation as messages. */
 export async function messagesOf(turns, system) {
@@ -13,19 +13,54 @@ export async function messagesOf(turns, system) {
   return messages;
 }
 
-/** Messages as turns: what `messagesOf` makes, and what is like it. Throws Error for what is not. */
+/** Messages as turns: what `messagesOf` makes, and what is like it. Throws Unreadable. */
 export async function turnsOf(messages) {
   const turns = [];
-  for (const { role, content } of messages) {
-    if (role === "system") continue;
-    if (!["user", "assistant"].includes(role)) throw new Error(`a message of "${role}"`);
-    const parts = typeof content === "string" ? [{ type: "text", text: content }] : content;
-    const text = parts.filter(({ type }) => type === "text").map((each) => String(each.text));
-    const others = parts.filter(({ type }) => type !== "text");
-    const turn = { role, text: text.join("\n"), images: await Promise.all(others.map(fromPart)) };
-    turns.push(role === "user" ? turn : { ...turn, reasoning: "", seen: [], note: null });
-  }
+  for (const [i, message] of messages.entries())
+    try {
+      const turn = await turnOf(message);
+      if (turn) turns.push(turn);
+    } catch (error) {
+      if (error instanceof Unreadable) throw new Unreadable(`message ${i + 1} ${error.message}`);
+      throw error;
+    }
   return turns;
+}
+
+/** A message as a turn; null for one that is not shown. */
+async function turnOf(message) {
+  if (!isObject(message)) throw new Unreadable("is not an object");
+  const { role, content } = message;
+  if (role === "system") return null;
+  if (role !== "user" && role !== "assistant")
+    throw new Unreadable('needs a role of "user", "assistant" or "system"');
+  const parts = typeof content === "string" ? [{ type: "text", text: content }] : content;
+  if (!Array.isArray(parts) || !parts.every(isObject))
+    throw new Unreadable("has neither a text nor a list of parts");
+  const texts = parts.filter(({ type }) => type === "text").map(({ text }) => text);
+  if (!texts.every((text) => typeof text === "string"))
+    throw new Unreadable("has a text part without a text");
+  const images = await Promise.all(parts.filter(({ type }) => type !== "text").map(fromPart));
+  const text = texts.join("\n");
+  if (role === "user") return { role, text, images };
+  return { role, ...split(text, message.reasoning_content), images, seen: [], note: null };
+}
+
+const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
+
+/** An answer's {text, reasoning}: other servers leave the latter between its tags, the first of
+ * which may have been a part of the prompt. */
+function split(text, reasoning) {
+  if (typeof reasoning === "string" && reasoning) return { text, reasoning };
+  const [opening, closing] = ["<think>", "</think>"].map((tag) => text.indexOf(tag));
+  const begins = opening >= 0 && !text.slice(0, opening).trim();
+  const bare = closing >= 0 && (opening < 0 || opening > closing);
+  if (!begins && !bare) return { text, reasoning: "" };
+  const end = closing < 0 ? text.length : closing;
+  return {
+    text: text.slice(end).replace("</think>", "").trimStart(),
+    reasoning: text.slice(begins ? opening + "<think>".length : 0, end).trim(),
+  };
 }
 
 /** For every file of it the place that the server calls it, as [turn, file]. */

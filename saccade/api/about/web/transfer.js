@@ -2,6 +2,7 @@
 // to any server of this API; Markdown, for people.
 
 import { element } from "./dom.js";
+import { Unreadable } from "./files.js";
 import { messagesOf, turnsOf } from "./messages.js";
 
 const MOST_BYTES = 128 << 20; // of a file
@@ -31,14 +32,22 @@ export async function fromJson(file) {
   try {
     saved = JSON.parse(await file.text());
   } catch {
-    throw new Error("it is no JSON");
+    throw new Error("it is not JSON");
   }
+  const messages = saved?.messages;
+  if (!Array.isArray(messages)) throw new Error('it has no list of "messages"');
+  const turns = await readable(messages);
+  if (!turns.length) throw new Error("it has no message to show");
+  const title = typeof saved.title === "string" && saved.title ? saved.title : file.name;
+  return { title: title.slice(0, 80), turns };
+}
+
+async function readable(messages) {
   try {
-    const turns = await turnsOf(saved.messages);
-    if (!turns.length) throw new Error("no message");
-    return { title: String(saved.title ?? file.name).slice(0, 80), turns };
+    return await turnsOf(messages);
   } catch (error) {
-    throw new Error(`it holds no conversation that this page knows (${error.message})`);
+    if (error instanceof Unreadable) throw new Error(`its ${error.message}`);
+    throw new Error("its messages cannot be shown");
   }
 }
 
