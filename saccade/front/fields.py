@@ -128,11 +128,12 @@ def _tidy(value: Any) -> Any:
 
 def _drop_nothing(value: Any, message: str) -> bool:
     """Remove the unknown field that msgspec's message names, if its value says nothing."""
-    field, at = _UNKNOWN.match(message), _PATH.search(message)
+    text, place = _split_path(message)
+    field = _UNKNOWN.match(text)
     if field is None:
         return False
     try:
-        for index, name in _STEP.findall(at.group(1) if at else ""):
+        for index, name in _STEP.findall(place):
             value = value[int(index) if index else name]
         if nothing := says_nothing(value[field.group(1)]):
             del value[field.group(1)]
@@ -176,7 +177,7 @@ def _split_path(message: str) -> tuple[str, str]:
     text, _, place = message.rpartition(" - at ")
     place = place.removeprefix("key in ")
     if place.startswith("`$") and place.endswith("`"):
-        return text, place[2:-1].replace("[...]", "")
+        return text, place[2:-1]
     return message, ""
 
 
@@ -186,7 +187,8 @@ def explain(message: str, schema: inspect.Type, path: str) -> InvalidRequest:
 
     A field with one allowed value stands for a feature missing from this server.
     """
-    text, below = _split_path(message)
+    text, place = _split_path(message)
+    below = place.replace("[...]", "")
     path = f"{path}{below}" if path else below.lstrip(".")
     field = _FIELD.match(text)
     if field:
