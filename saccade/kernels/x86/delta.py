@@ -22,20 +22,20 @@ from saccade.kernels.x86.kernel import Kernel, bits
 class StateRows:
     """Rows as `reference.delta.StateRows`, in order, read from the batch's own memory.
 
-    keeps: by row, the line that also gets the state after it, or `NO_LINE`.
+    keeps: by row, the line that also gets the state after it, or `NO_LINE`. None: no row has one.
     """
 
     q_starts: torch.Tensor  # [R + 1] int32
     kv_lengths: torch.Tensor  # [R] int32
     lines: torch.Tensor  # [R] int64
-    keeps: torch.Tensor  # [R] int64
+    keeps: torch.Tensor | None = None  # [R] int64
 
     @classmethod
     def of(
         cls, q_starts: torch.Tensor, kv_lengths: torch.Tensor, lines: torch.Tensor, _singles: int
     ) -> StateRows:
         assert q_starts.dtype == kv_lengths.dtype == torch.int32 and lines.dtype == torch.int64
-        return cls(q_starts, kv_lengths, lines, torch.full_like(lines, NO_LINE))
+        return cls(q_starts, kv_lengths, lines)
 
     def with_kept(self, kept: Mapping[int, int]) -> StateRows:
         """Return the same rows, keeping the states after some.
@@ -48,8 +48,9 @@ class StateRows:
     @property
     def numbers(self) -> tuple[int, ...]:
         """The numbers by which kernels read the rows."""
-        parts = self.q_starts, self.kv_lengths, self.lines, self.keeps
-        return *(part.data_ptr() for part in parts), len(self.kv_lengths)
+        parts = self.q_starts, self.kv_lengths, self.lines
+        keeps = 0 if self.keeps is None else self.keeps.data_ptr()
+        return *(part.data_ptr() for part in parts), keeps, len(self.kv_lengths)
 
 
 @cache
@@ -86,7 +87,7 @@ def compiled_conv(
     assert x.stride(1) == 1 and weight.is_contiguous() and states[0].is_contiguous()
     taps, channels = weight.shape
     items = -(-channels // CHANNELS)
-    out = torch.zeros((len(x), channels), dtype=x.dtype)
+    out = torch.empty((len(x), channels), dtype=x.dtype)
     sums = torch.empty((items, CHANNELS))
     addresses = (each.data_ptr() for each in (x, weight, out, states, sums))
     sizes = channels, x.stride(0), states.stride(0)
@@ -116,7 +117,7 @@ def compiled_delta(
     assert states[0].is_contiguous() and decay.is_contiguous() and beta.is_contiguous()
     width = math.gcd(COLUMNS, value_dim)
     items = heads * value_dim // width
-    out = torch.zeros((tokens, heads, value_dim), dtype=v.dtype)
+    out = torch.empty((tokens, heads, value_dim), dtype=v.dtype)
     memory = torch.empty((items, 3 * key_dim + 4 * width))
     addresses = (each.data_ptr() for each in (q, k, v, out, decay, beta, states, memory))
     _gated_delta(key_dim, value_dim, heads // key_heads)(

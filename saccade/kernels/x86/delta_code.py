@@ -80,6 +80,7 @@ def causal_conv(taps: int, width: int, silu: bool) -> Body:
             longs(block[9]),
             longs(block[10]),
         )
+        keeping = block[10] != 0
         rows, channels, stride, line_stride = block[11], block[12], block[13], block[14]
         while True:
             item = claim(block)
@@ -89,7 +90,12 @@ def causal_conv(taps: int, width: int, silu: bool) -> Body:
             count, total = smaller(width, channels - first), item * width
             for row in range(rows):
                 start, length = starts[row], starts[row + 1] - starts[row]
-                if not lengths[row] or not length:
+                if not lengths[row]:
+                    for token in range(start, start + length):
+                        for c in range(count):
+                            out[token * channels + first + c] = np.uint16(0)
+                    continue
+                if not length:
                     continue
                 state = lines[row] * line_stride + first
                 if lengths[row] == length:
@@ -121,7 +127,7 @@ def causal_conv(taps: int, width: int, silu: bool) -> Body:
                     inputs = halves(source)
                     for c in range(count):
                         states[state + tap * channels + c] = inputs[c]
-                if keeps[row] >= 0:
+                if keeping and keeps[row] >= 0:
                     kept = keeps[row] * line_stride + first
                     for tap in range(before):
                         for c in range(count):
@@ -203,6 +209,7 @@ def gated_delta(key_dim: int, value_dim: int, width: int, group: int) -> Body:
             longs(block[12]),
             longs(block[13]),
         )
+        keeping = block[13] != 0
         rows, heads, stride, line_stride, eps = (
             block[14],
             block[15],
@@ -222,7 +229,13 @@ def gated_delta(key_dim: int, value_dim: int, width: int, group: int) -> Body:
             base = block[9]
             for row in range(rows):
                 start, end = starts[row], starts[row + 1]
-                if not lengths[row] or start == end:
+                if not lengths[row]:
+                    for token in range(start, end):
+                        for c in range(width):
+                            at = (token * heads + head) * value_dim + column + c
+                            out[at] = np.uint16(0)
+                    continue
+                if start == end:
                     continue
                 state = lines[row] * line_stride + head * key_dim * value_dim + column
                 if lengths[row] == end - start:
@@ -271,7 +284,7 @@ def gated_delta(key_dim: int, value_dim: int, width: int, group: int) -> Body:
                         result = grown * memory[read + width + c] + both * added
                         out[to + column + c] = narrow(result)
                     key, last = last, key
-                if keeps[row] >= 0:
+                if keeping and keeps[row] >= 0:
                     kept = keeps[row] * line_stride + head * key_dim * value_dim + column
                     for d in range(key_dim):
                         for c in range(width):

@@ -144,6 +144,7 @@ class X86Ops(Ops):
 
     kind = "x86"
     compiles = "decode"
+    steady_states = True
 
     lay_out_dense = staticmethod(lay_out_dense)
     activate = staticmethod(activate)
