@@ -12,7 +12,7 @@ import pytest
 from saccade.core.config import KVConfig
 from saccade.kernels.x86.attention import best_kind
 from saccade_bench import same_answers
-from saccade_bench.same_answers import CACHED_FAMILIES, CACHED_FORM, CHATS, CIRCUMSTANCES, ROUNDS
+from saccade_bench.same_answers import CACHED, CHATS, CIRCUMSTANCES, ROUNDS
 
 pytestmark = pytest.mark.skipif(
     best_kind() is None, reason="the processor multiplies no bfloat16, or no llvmlite"
@@ -20,12 +20,12 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.first
-@pytest.mark.parametrize("family", CACHED_FAMILIES)
+@pytest.mark.parametrize(("family", "form"), CACHED)
 @pytest.mark.parametrize("scales", [None, (1.0, 1.0), (0.5, 0.25)], ids=["16", "8", "8 scaled"])
 def test_a_hit_has_the_bits_of_its_cold_answer(
-    family: str, scales: tuple[float, float] | None, tmp_path: Path
+    family: str, form: str, scales: tuple[float, float] | None, tmp_path: Path
 ) -> None:
-    model = same_answers.Model.make(tmp_path, family, CACHED_FORM)
+    model = same_answers.Model.make(tmp_path, family, form)
     if scales is not None:
         layers = model.net.spec.kv_spec().kv_layers
         model = replace(model, kv=KVConfig("fp8_e4m3", (scales,) * layers))
