@@ -13,9 +13,9 @@ right ones, wrong ones, and a mixture, each worth a row whatever it costs. Token
 log-probabilities' tokens must be equal. Ends by itself; the last line says how many of how many
 were.
 
-With --caches, each round asks chats of a bfloat16 or int8 checkpoint cold: one request at a time, nothing
-cached. Then it asks them again where earlier rounds are cached, where all but the last page is,
-side by side, in small chunks, and with too few pages for all. Tokens and the bits of their
+With --caches, each round asks chats of a bfloat16 or int8 checkpoint cold: one request at a time,
+nothing cached. Then it asks them again where earlier rounds are cached, where all but the last page
+is, side by side, in small chunks, and with too few pages for all. Tokens and the bits of their
 log-probabilities must be equal.
 """
 

@@ -109,7 +109,7 @@ def attention_for(
             f"--attention-backend {name}: it reads no cache of 8 bits; use --kv-cache-dtype auto"
         )
     made: dict[tuple[int, ...], AttentionBackend] = {}
-    steady = not states or ops.steady_states
+    steady = not states or ops.sequential_states
     for cache in caches.values():
         heads, dim = cache.keys.shape[1:]
         if (heads, dim) not in made:

@@ -8,10 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from saccade.core.config import KVConfig
+from saccade.families.registry import load_spec
+from saccade.kernels.ops import pick_ops
+from saccade.kernels.reference import delta
+from saccade.kernels.reference.ops import Ops
 from saccade.kernels.x86.attention import best_kind
+from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade_bench import same_answers
+from saccade_bench.fixtures.harness import Harness
+from saccade_bench.fixtures.tiny import make_checkpoint
 from saccade_bench.same_answers import CACHED, CHATS, CIRCUMSTANCES, ROUNDS
 
 pytestmark = pytest.mark.skipif(
@@ -32,3 +40,23 @@ def test_a_hit_has_the_bits_of_its_cold_answer(
     tally = same_answers.compare_cached(model, 1, family)
     assert tally.compared == CHATS * ROUNDS * (2 + len(CIRCUMSTANCES))
     assert tally.equal == tally.compared and tally.cached > 0
+
+
+def test_a_worker_whose_states_are_computed_in_chunks_is_not_batch_invariant(
+    tmp_path: Path,
+) -> None:
+    place, dtype = torch.device("cpu"), torch.bfloat16
+    ours = pick_ops(place, dtype)
+
+    class Chunked(type(ours)):  # type: ignore[misc]
+        sequential_states = False
+        state_rows = staticmethod(delta.StateRows.of)
+        causal_conv = staticmethod(delta.causal_conv)
+        gated_delta = staticmethod(delta.gated_delta)
+
+    def measured(ops: Ops) -> bool:
+        net = load_net(load_spec(tmp_path), tmp_path, device=place, dtype=dtype, ops=ops)
+        return Harness(net, dtype="bfloat16").worker.batch_invariant
+
+    make_checkpoint(tmp_path, "qwen3_5")
+    assert measured(ours) and not measured(Chunked())

@@ -56,8 +56,9 @@ class Ops:
 
     kind: these kernels' folder. compiles: kernels compiled at first launch, due before the first
     request. stacks: a layer's experts are one tensor. samples: one kernel draws tokens. looks_up: a
-    rotation's rows are looked up as heads are turned. steady_states: `causal_conv` and `gated_delta`
-    read rows from the batch's memory alone, so rows with one token take the same calls in every step.
+    rotation's rows are looked up as heads are turned. sequential_states: states are
+    computed token by token, in one order for prompts and decode, and rows are read from the batch's
+    memory alone, so that steps can be recorded.
     """
 
     kind: Literal["reference", "x86", "triton"] = "reference"
@@ -65,7 +66,7 @@ class Ops:
     stacks = False
     samples = False
     looks_up = False
-    steady_states = False
+    sequential_states = False
 
     def record(self, _work: Work, /) -> Recorded | None:
         """Do the work, and return what repeats it.

@@ -1,7 +1,8 @@
-"""The gated delta rule of `reference/delta.py` and what stands around it, for bfloat16 on CPUs.
+"""The gated delta rule of `reference/delta.py`, its convolution, gates and norm, for bfloat16 on
+CPUs.
 
-A sequence's tokens follow each other in one order of sums, in a prompt as in decode. So its bits do
-not depend on how it is cut. Knows tensors only. Imported only where it runs (`ops.X86Ops`).
+Tokens are computed one after another, in prompts as in decode. So results are batch-invariant and
+do not depend on chunk boundaries. Knows tensors only. Imported only where it runs (`ops.X86Ops`).
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from saccade.kernels.x86.kernel import Kernel, bits
 
 
 @dataclass(frozen=True, slots=True)
-class StateRows:
-    """Rows as `reference.delta.StateRows`, in order, read from the batch's own memory.
+class SequentialRows:
+    """Rows as `reference.delta.StateRows`, read from the batch's own memory.
 
     keeps: by row, the line that also gets the state after it, or `NO_LINE`. None: no row has one.
     """
@@ -33,11 +34,11 @@ class StateRows:
     @classmethod
     def of(
         cls, q_starts: torch.Tensor, kv_lengths: torch.Tensor, lines: torch.Tensor, _singles: int
-    ) -> StateRows:
+    ) -> SequentialRows:
         assert q_starts.dtype == kv_lengths.dtype == torch.int32 and lines.dtype == torch.int64
         return cls(q_starts, kv_lengths, lines)
 
-    def with_kept(self, kept: Mapping[int, int]) -> StateRows:
+    def with_kept(self, kept: Mapping[int, int]) -> SequentialRows:
         """Return the same rows, keeping the states after some.
 
         kept: the memory line by a row's first token.
@@ -79,7 +80,7 @@ def compiled_conv(
     x: torch.Tensor,
     weight: torch.Tensor,
     states: torch.Tensor,
-    rows: StateRows,
+    rows: SequentialRows,
     *,
     silu: bool = True,
 ) -> torch.Tensor:  # [T, C]
@@ -108,7 +109,7 @@ def compiled_delta(
     decay: torch.Tensor,
     beta: torch.Tensor,
     states: torch.Tensor,
-    rows: StateRows,
+    rows: SequentialRows,
 ) -> torch.Tensor:  # [T, Hv, Dv]
     """Do as `reference.delta.gated_delta`. q, k and v are views of one tensor's columns."""
     tokens, heads, value_dim = v.shape

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 CHANNELS = 256
-"""Channels that one item of a convolution's kernel makes."""
+"""Channels of one item of a convolution's kernel."""
 COLUMNS = 32
-"""Of a state, in one item of the delta rule: they stay in a core's first cache."""
+"""Columns of a state in one item of the delta rule: they fit into a core's L1 cache."""
 NO_LINE = -1
-"""Where a row's state is kept nowhere else."""
+"""The line of a row whose state is stored nowhere else."""

@@ -65,15 +65,15 @@ def delta_gates() -> Body:
 
 
 def causal_conv(taps: int, width: int, silu: bool) -> Body:
-    """Return the kernel's body. An item is up to `width` channels, of all rows in order.
+    """Return the kernel's body. An item is up to `width` channels, for all rows.
 
-    Each token takes the same instructions, wherever its row begins.
+    Each token runs the same instructions, wherever its row begins.
     """
     before = taps - 1
 
     def causal_conv(block):
-        x, weight, out = halves(block[2]), halves(block[3]), halves(block[4])
-        states, sums = halves(block[5]), reals(block[6])
+        weight, out, states = halves(block[3]), halves(block[4]), halves(block[5])
+        sums = reals(block[6])
         starts, lengths, lines, keeps = (
             words(block[7]),
             words(block[8]),
@@ -187,9 +187,9 @@ def _pass_over(key_dim: int, width: int):
 
 
 def gated_delta(key_dim: int, value_dim: int, width: int, group: int) -> Body:
-    """Return the kernel's body. An item is `width` columns of a head's states, of all rows in order.
+    """Return the kernel's body. An item is `width` columns of a head's states, for all rows.
 
-    Token follows token, so a sequence's sums have one order however it is cut into rows.
+    Tokens are computed one after another, so the order of sums does not depend on rows.
     """
     pass_over = _pass_over(key_dim, width)
     blocks, scale = value_dim // width, np.float32(key_dim**-0.5)
@@ -298,7 +298,12 @@ def gated_rms_norm() -> Body:
     """Return the kernel's body. An item is a token."""
 
     def gated_rms_norm(block):
-        x, gate, weight, out = halves(block[2]), halves(block[3]), halves(block[4]), halves(block[5])
+        x, gate, weight, out = (
+            halves(block[2]),
+            halves(block[3]),
+            halves(block[4]),
+            halves(block[5]),
+        )
         heads, dim, stride, eps = block[6], block[7], block[8], real(block[9])
         while True:
             token = claim(block)

@@ -17,14 +17,14 @@ from saccade.kernels.reference.moe import Addresses, Experts, Routes, sort_visit
 from saccade.kernels.reference.ops import Ops, Recorded, Work
 from saccade.kernels.reference.paged import PagedCache
 from saccade.kernels.reference.rotary import Rotation
-from saccade.kernels.x86.dense import lay_out, lays_out
 from saccade.kernels.x86.delta import (
-    StateRows,
+    SequentialRows,
     compiled_conv,
     compiled_delta,
     compiled_delta_gates,
     compiled_gated_rms_norm,
 )
+from saccade.kernels.x86.dense import lay_out, lays_out
 from saccade.kernels.x86.draw import compiled_draw
 from saccade.kernels.x86.layer import (
     compiled_centre,
@@ -144,7 +144,7 @@ class X86Ops(Ops):
 
     kind = "x86"
     compiles = "decode"
-    steady_states = True
+    sequential_states = True
 
     lay_out_dense = staticmethod(lay_out_dense)
     activate = staticmethod(activate)
@@ -158,7 +158,7 @@ class X86Ops(Ops):
     gate_heads = staticmethod(compiled_gate_heads)
     gated_rms_norm = staticmethod(compiled_gated_rms_norm)
     turn_and_cache = staticmethod(turn_and_cache)
-    state_rows = staticmethod(StateRows.of)
+    state_rows = staticmethod(SequentialRows.of)
     delta_gates = staticmethod(compiled_delta_gates)
     causal_conv = staticmethod(compiled_conv)
     gated_delta = staticmethod(compiled_delta)
