@@ -13,9 +13,9 @@ right ones, wrong ones, and a mixture, each worth a row whatever it costs. Token
 log-probabilities' tokens must be equal. Ends by itself; the last line says how many of how many
 were.
 
-With --caches, each round asks chats of a bfloat16 checkpoint cold: one request at a time, nothing
-cached. Then it asks them again where earlier rounds are cached, where all but the last page is,
-side by side, in small chunks, and with too few pages for all. Tokens and the bits of their
+With --caches, each round asks chats of a bfloat16 or int8 checkpoint cold: one request at a time,
+nothing cached. Then it asks them again where earlier rounds are cached, where all but the last page
+is, side by side, in small chunks, and with too few pages for all. Tokens and the bits of their
 log-probabilities must be equal.
 """
 
@@ -125,16 +125,21 @@ PROMPTS = 12
 CHOICES = 3
 MOST = 6
 """Guesses of a sequence in a step."""
-CACHED_FAMILIES = (
-    "qwen3_vl",
-    "qwen2_5_vl",
-    "smolvlm",
-    "internvl",
-    "small-qwen3-vl",
-    "small-qwen2.5-vl",
+CACHED: tuple[tuple[str, str], ...] = (
+    ("qwen3_vl", "bfloat16"),
+    ("qwen2_5_vl", "bfloat16"),
+    ("smolvlm", "bfloat16"),
+    ("internvl", "bfloat16"),
+    ("small-qwen3-vl", "bfloat16"),
+    ("small-qwen2.5-vl", "bfloat16"),
+    ("wide-qwen3.5", "bfloat16"),
+    ("wide-qwen3.5", "int8"),
+    ("minicpmv4_7", "bfloat16"),
+    ("lfm2_vl", "bfloat16"),
 )
-"""The last two are presets: their matrices are wide enough for libraries to cut their sums."""
-CACHED_FORM = "bfloat16"
+"""Families or presets, and forms. Presets have matrices wide enough for libraries to cut their
+sums. The last four keep a state per sequence.
+"""
 CHATS, ROUNDS = 6, 3
 PICTURES = ((112, 140), (84, 56), (56, 196))
 """Heights and widths of pictures before they are resized."""
@@ -407,9 +412,9 @@ def main() -> None:
     args = parser.parse_args()
     set_threads()
     end = time.monotonic() + args.seconds
-    names = [(family, form) for form in FORMS if form != CACHED_FORM for family in FAMILIES]
+    names = [(family, form) for form in FORMS if form != "bfloat16" for family in FAMILIES]
     if args.caches:
-        names = [(family, CACHED_FORM) for family in CACHED_FAMILIES]
+        names = [*CACHED]
     names = [each for each in names if args.only in " ".join(each)]
     tallies = {name: Tally() for name in names}
     models: dict[tuple[str, str], Model] = {}

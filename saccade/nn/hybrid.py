@@ -32,12 +32,13 @@ class GatedAttention:
     gates are one product, in that order.
     """
 
-    __slots__ = ("group", "heads", "kv_heads", "layer", "out", "qk_norm", "wide")
+    __slots__ = ("group", "heads", "kv_heads", "layer", "ops", "out", "qk_norm", "wide")
 
     def __init__(
         self, weights: Weights, name: str, config: TextConfig, shard: Shard, layer: int
     ) -> None:
         self.layer = layer
+        self.ops = weights.ops
         dim, hidden = config.head_dim, config.hidden
         self.heads = shard.divide(config.heads, "attention heads")
         sharing = shard.over(config.kv_heads)
@@ -74,7 +75,7 @@ class GatedAttention:
         wide = self.wide(x).unflatten(1, (2 * (self.heads + self.kv_heads), -1))
         qkv, gates = wide.split((self.heads + 2 * self.kv_heads, self.heads), dim=1)
         attended = attention(qkv, rotation, self.qk_norm, self.layer)
-        return self.out((attended * torch.sigmoid(gates)).flatten(1))
+        return self.out(self.ops.gate_heads(attended, gates).flatten(1))
 
 
 class GatedDelta:
@@ -146,9 +147,7 @@ class GatedDelta:
         both = self.thin.multiply(self.ops, x)
         if (present := self.thin_added.active.now) is not None:
             both = self.thin_added.add_to_product(self.ops, x, both, present)
-        betas, steps = both.chunk(2, dim=1)
-        decay = self.ops.softplus(steps.float() + self.bias) * self.rate
-        beta = torch.sigmoid(betas).float()
+        decay, beta = self.ops.delta_gates(both, self.bias, self.rate)
         read = attention.recurrence(DeltaInputs(mixed, self.taps, decay, beta), self.layer)
         gated = self.ops.gated_rms_norm(read, gate.view(read.shape), self.norm, self.eps)
         return self.out(gated.flatten(1))

@@ -109,7 +109,7 @@ def attention_for(
             f"--attention-backend {name}: it reads no cache of 8 bits; use --kv-cache-dtype auto"
         )
     made: dict[tuple[int, ...], AttentionBackend] = {}
-    steady = not states
+    steady = not states or ops.sequential_states
     for cache in caches.values():
         heads, dim = cache.keys.shape[1:]
         if (heads, dim) not in made:
@@ -156,7 +156,7 @@ class PagedAttention:
         Once a batch is planned, these read from its memory and from backends' where rows stand.
         """
         single = len(batch.tokens) == len(batch.slots)
-        if not (self.steady and single) or len(batch.splice_rows):
+        if not (self.steady and single) or len(batch.splice_rows) or batch.kept:
             return False
         return self._reach is None or int(batch.kv_lengths.max()) <= self._reach
 

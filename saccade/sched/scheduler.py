@@ -110,8 +110,6 @@ class GenerationScheduler:
         self._slots = list(range(limits.max_running))[::-1]  # free: workers close before they open
         self._closing: list[int] = []
         self._gives_back = False
-        # Parts look at each token before the next.
-        self._plan_steps = 1 if self._parts.every else limits.plan_steps
         self._flights: deque[Flight] = deque()  # planned, not yet applied; the oldest first
 
     # ---- requests and pixels come in
@@ -329,7 +327,7 @@ class GenerationScheduler:
             most = min(most, IDLE_TOKENS)
         # Rows that decode are beside a step's tokens in the workers' memory: an image always fits.
         tokens = max(self.limits.whole_image_tokens, most - decoding)
-        builder = PlanBuilder(tokens, self._count_steps() if self._plan_steps > 1 else 1)
+        builder = PlanBuilder(tokens, self._count_steps() if self.limits.plan_steps > 1 else 1)
         if self.arrivals is not None:
             self.arrivals.begin_plan(idle=not (self.running or len(self.waiting)))
         self.image_scheduler.begin_plan(builder)
@@ -349,16 +347,21 @@ class GenerationScheduler:
     def _count_steps(self) -> int:
         """Return how many steps the next plan may hold, and get the pages for these.
 
-        It holds several where all that is left to do is to decode, and no grammar looks at each
-        token before the next.
+        It holds several where all that is left to do is to decode, and no grammar or part looks at
+        each token before the next.
         """
-        steps, size = self._plan_steps, self.pool.page_size
+        steps, size = self.limits.plan_steps, self.pool.page_size
         if len(self.waiting) or self.idle_work.active or self.image_scheduler.busy:
             return 1
         for sequence in self.running:
             if not sequence.decoding or sequence.grammar_state is not None:
                 return 1
             steps = min(steps, sequence.draws_left(self.token_limit) or steps)
+            assert sequence.run is not None, "it runs"
+            for part in self._parts_of(sequence):
+                steps = part.limit_steps(sequence.run, steps)
+        if steps == 1:
+            return 1
         for sequence in self.running:
             run = sequence.run
             if run is None or not sequence.draws_left(self.token_limit):
@@ -602,6 +605,10 @@ class GenerationScheduler:
                 self.image_scheduler.read_ended(key, event == "read")
         if result.skipped:
             flight.take_back()
+            for _, sequence, run in flight.rows:
+                if sequence.run is run:
+                    for part in self._parts_of(sequence):
+                        part.skipped(run)
             self.counts.steps -= flight.left
         elif result.exhausted:
             kept = (sequence for _, sequence, run in flight.rows if sequence.run is run)

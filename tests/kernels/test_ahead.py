@@ -31,7 +31,7 @@ from saccade.kernels.x86.kept_files import TALLY
 
 draw._draw(), layer._gate(), layer._sigmoid_gate(), layer._turn(), paged._lay_out_singles()
 for adds in (False, True):
-    layer._add_rms_norm(adds), layer._layer_norm(adds)
+    layer._add_rms_norm(adds, 16), layer._layer_norm(adds)
 for name in ("times_reals", "place_beside", "negative", "add_halves"):
     twins._kernel(name)
 for lane in (1, 4):

@@ -121,12 +121,16 @@ def test_queries_and_keys_are_turned_and_cached(
     assert near(ours[-32 * kv_heads * dim :], wanted[-32 * kv_heads * dim :])  # as they are
 
 
-def test_a_stream_is_added_to_and_normalised() -> None:
-    x, delta, weight = noise(7, 200), noise(7, 200, seed=1), noise(200, seed=2)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_stream_is_added_to_and_normalised(dtype: torch.dtype) -> None:
+    """By weights of either dtype, in the same order of sums for one row as for many."""
+    x, delta, weight = noise(70, 200), noise(70, 200, seed=1), noise(200, seed=2).to(dtype)
     ours, wanted = (torch.cat(ops.add_rms_norm(x, delta, weight, 1e-6)) for ops in (OURS, PLAIN))
     assert near(ours, wanted, 2)
-    assert torch.equal(ours[:7], x + delta)
-    assert torch.equal(OURS.rms_norm(ours[:7], weight, 1e-6), ours[7:])
+    assert torch.equal(ours[:70], x + delta)
+    assert torch.equal(OURS.rms_norm(ours[:70], weight, 1e-6), ours[70:])
+    alone = [OURS.rms_norm(ours[at : at + 1], weight, 1e-6) for at in range(70)]
+    assert torch.equal(torch.cat(alone), ours[70:])
 
 
 @pytest.mark.parametrize("offset", [0.0, 30.0])

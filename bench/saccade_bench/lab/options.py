@@ -29,6 +29,7 @@ PresetName = Literal[
     "small-qwen2.5-vl",
     "small-qwen3-vl",
     "small-qwen3.5",
+    "wide-qwen3.5",
     "small-qwen3-vl-moe",
     "cut-qwen3-vl-30b-a3b",
     "tiny-qwen2-vl",

@@ -219,6 +219,16 @@ PRESETS: dict[str, Preset] = {
         SMALL | HEADS_OF_64 | _delta(4, 8, 64) | _rope((3, 3, 2), partial_rotary_factor=0.25),
         SMALL_TOWER,
     ),
+    # Sizes that no library cuts evenly, to compare bits.
+    "wide-qwen3.5": _made(
+        "qwen3_5",
+        _text(640, 4, 10, 2, 1000)
+        | FEW
+        | HEADS_OF_64
+        | _delta(5, 10, 64)
+        | _rope((3, 3, 2), partial_rotary_factor=0.25),
+        _tower(2, 256, 4, 1024, 640),
+    ),
     "small-qwen3-vl-moe": _made(
         "qwen3_vl_moe",
         SMALL | HEADS_OF_64 | _rope((12, 10, 10)) | _experts(32, 4, 256),

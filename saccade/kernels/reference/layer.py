@@ -70,3 +70,8 @@ def gate(gate_up: torch.Tensor, act: Activation) -> torch.Tensor:
     """Return `act(gate) * up` [T, I] from gate_up [T, 2 I]: the gate's values, then up's."""
     left, right = gate_up.chunk(2, dim=-1)
     return activate(left, act) * right
+
+
+def gate_heads(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """Return `x * sigmoid(gates)`, both [T, H, D]."""
+    return x * torch.sigmoid(gates)

@@ -56,7 +56,9 @@ class Ops:
 
     kind: these kernels' folder. compiles: kernels compiled at first launch, due before the first
     request. stacks: a layer's experts are one tensor. samples: one kernel draws tokens. looks_up: a
-    rotation's rows are looked up as heads are turned.
+    rotation's rows are looked up as heads are turned. sequential_states: states are
+    computed token by token, in one order for prompts and decode, and rows are read from the batch's
+    memory alone, so that steps can be recorded.
     """
 
     kind: Literal["reference", "x86", "triton"] = "reference"
@@ -64,6 +66,7 @@ class Ops:
     stacks = False
     samples = False
     looks_up = False
+    sequential_states = False
 
     def record(self, _work: Work, /) -> Recorded | None:
         """Do the work, and return what repeats it.
@@ -104,6 +107,7 @@ class Ops:
     add_rms_norm = staticmethod(layer.add_rms_norm)
     add_layer_norm = staticmethod(layer.add_layer_norm)
     gate = staticmethod(layer.gate)
+    gate_heads = staticmethod(layer.gate_heads)
 
     def gated_rms_norm(
         self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
@@ -113,6 +117,17 @@ class Ops:
         The gate is in float32.
         """
         return (self.rms_norm(x, weight, eps) * F.silu(gate.float())).to(x.dtype)
+
+    def delta_gates(
+        self, both: torch.Tensor, bias: torch.Tensor, rate: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the delta rule's decay (logarithms) and beta, [T, H] float32 each.
+
+        both [T, 2 H]: the projections for beta, then those for the decay. bias, rate [H] float32.
+        """
+        betas, steps = both.chunk(2, dim=1)
+        decay = self.softplus(steps.float() + bias) * rate
+        return decay, torch.sigmoid(betas).float()
 
     def add_rms_norm_rows(
         self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, group: int

@@ -25,8 +25,8 @@ KERNELS: tuple[tuple[str, str, *tuple[int, ...]], ...] = (
     ("twins_code", "gather", 1),
     ("layer_code", "gate", GATE_VALUES),
     ("paged_code", "lay_out_singles"),
-    ("layer_code", "add_rms_norm", True),
-    ("layer_code", "add_rms_norm", False),
+    ("layer_code", "add_rms_norm", True, 16),
+    ("layer_code", "add_rms_norm", False, 16),
 )
 
 

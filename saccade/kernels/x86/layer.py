@@ -18,8 +18,8 @@ from saccade.kernels.x86.layer_call import GATE_VALUES
 
 
 @cache
-def _turn_and_cache(dim: int, turned: int, across: bool, has_norm: bool) -> Kernel:
-    return Kernel("layer_code", "turn_and_cache", dim, turned, across, has_norm)
+def _turn_and_cache(dim: int, turned: int, across: bool, norm_bits: int) -> Kernel:
+    return Kernel("layer_code", "turn_and_cache", dim, turned, across, norm_bits)
 
 
 def compiled_turn_and_cache(
@@ -43,7 +43,7 @@ def compiled_turn_and_cache(
     weight, eps = qk_norm or (None, 0.0)
     assert weight is None or weight.is_contiguous()
     q = torch.empty((tokens, heads, dim), dtype=qkv.dtype)
-    _turn_and_cache(dim, cos.shape[1], across, weight is not None)(
+    _turn_and_cache(dim, cos.shape[1], across, 0 if weight is None else _bits_of(weight))(
         tokens,
         qkv.numel(),
         qkv.data_ptr(),
@@ -62,16 +62,21 @@ def compiled_turn_and_cache(
     return q
 
 
+def _bits_of(weight: torch.Tensor) -> int:
+    return 8 * weight.itemsize
+
+
 @cache
-def _add_rms_norm(adds: bool) -> Kernel:
-    return Kernel("layer_code", "add_rms_norm", adds)
+def _add_rms_norm(adds: bool, weight_bits: int) -> Kernel:
+    return Kernel("layer_code", "add_rms_norm", adds, weight_bits)
 
 
 def compiled_rms_norm(
     x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Do as `layer.add_rms_norm`. Without `delta`, return `x` and its norm."""
-    return _normed(_add_rms_norm(delta is not None), x, delta, (weight,), eps)
+    kernel = _add_rms_norm(delta is not None, _bits_of(weight))
+    return _normed(kernel, x, delta, (weight,), eps)
 
 
 def _normed(
@@ -142,6 +147,20 @@ def compiled_sigmoid_gate(x: torch.Tensor, first: float, third: float) -> torch.
     out, count = torch.empty_like(x), x.numel()
     numbers = x.data_ptr(), out.data_ptr(), count, bits(first), bits(third)
     _sigmoid_gate()(-(-count // GATE_VALUES), count, *numbers)
+    return out
+
+
+@cache
+def _gate_heads() -> Kernel:
+    return Kernel("layer_code", "gate_heads")
+
+
+def compiled_gate_heads(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """Do as `layer.gate_heads`."""
+    assert x.is_contiguous() and gates.stride()[1:] == x.stride()[1:]
+    out, size = torch.empty_like(x), x[0].numel()
+    numbers = x.data_ptr(), gates.data_ptr(), out.data_ptr(), size, gates.stride(0)
+    _gate_heads()(len(x), x.numel(), *numbers)
     return out
 
 

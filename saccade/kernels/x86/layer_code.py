@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import numba
 import numpy as np
 
 from saccade.kernels.x86.jit import (
@@ -26,12 +27,22 @@ from saccade.kernels.x86.jit import (
 from saccade.kernels.x86.kernel_object import Body
 
 
-def turn_and_cache(dim: int, turned: int, across: bool, has_norm: bool) -> Body:
+@numba.njit(inline="always")
+def _same(value):
+    return value
+
+
+WEIGHTS = (halves, wide), (reals, _same)
+"""How norms' weights are read: in bfloat16, in float32."""
+
+
+def turn_and_cache(dim: int, turned: int, across: bool, norm_bits: int) -> Body:
     """Return the body for heads with `dim` values, where the first `turned` are turned.
 
-    An item is a token. across: pairs are halves.
+    An item is a token. across: pairs are halves. norm_bits: of the norm's weights, or 0 without.
     """
-    half = turned // 2
+    half, has_norm = turned // 2, norm_bits > 0
+    numbers, widen = WEIGHTS[norm_bits == 32]
 
     def turn_and_cache(block):
         qkv, q_out, keys, values = (
@@ -41,7 +52,7 @@ def turn_and_cache(dim: int, turned: int, across: bool, has_norm: bool) -> Body:
             halves(block[5]),
         )
         weight, cos, sin, slots = (
-            halves(block[6]),
+            numbers(block[6]),
             reals(block[7]),
             reals(block[8]),
             longs(block[9]),
@@ -61,7 +72,7 @@ def turn_and_cache(dim: int, turned: int, across: bool, has_norm: bool) -> Body:
                     root = np.float32(1) / math.sqrt(squares / np.float32(dim) + eps)
                     for d in range(dim):  # rounded where the reference rounds: before the turn
                         qkv[at + d] = narrow(
-                            wide(qkv[at + d]) * root * wide(weight[head * dim + d])
+                            wide(qkv[at + d]) * root * widen(weight[head * dim + d])
                         )
                 for i in range(half):
                     one, two = (i, i + half) if across else (2 * i, 2 * i + 1)
@@ -77,14 +88,15 @@ def turn_and_cache(dim: int, turned: int, across: bool, has_norm: bool) -> Body:
     return turn_and_cache
 
 
-def add_rms_norm(adds: bool) -> Body:
+def add_rms_norm(adds: bool, weight_bits: int) -> Body:
     """Return the kernel's body. An item is a row."""
+    numbers, widen = WEIGHTS[weight_bits == 32]
 
     def add_rms_norm(block):
         x, delta, weight, total, normed = (
             halves(block[2]),
             halves(block[3]),
-            halves(block[4]),
+            numbers(block[4]),
             halves(block[5]),
             halves(block[6]),
         )
@@ -105,7 +117,7 @@ def add_rms_norm(adds: bool) -> Body:
                     squares += wide(x[at + i]) * wide(x[at + i])
             root = np.float32(1) / math.sqrt(squares / np.float32(size) + eps)
             for i in range(size):
-                normed[at + i] = narrow(wide(total[at + i]) * root * wide(weight[i]))
+                normed[at + i] = narrow(wide(total[at + i]) * root * widen(weight[i]))
 
     return add_rms_norm
 
@@ -192,6 +204,30 @@ def sigmoid_gate(most: int) -> Body:
                 out[i] = narrow(x / (np.float32(1) + power))
 
     return sigmoid_gate
+
+
+def gate_heads() -> Body:
+    """Return the kernel's body. An item is a token."""
+
+    def gate_heads(block):
+        x, gates, out, size, stride = (
+            halves(block[2]),
+            halves(block[3]),
+            halves(block[4]),
+            block[5],
+            block[6],
+        )
+        while True:
+            token = claim(block)
+            if token >= block[1]:
+                return
+            for i in range(size):
+                power = exponential(-wide(gates[token * stride + i]))
+                # rounded as the reference does
+                share = wide(narrow(np.float32(1) / (np.float32(1) + power)))
+                out[token * size + i] = narrow(wide(x[token * size + i]) * share)
+
+    return gate_heads
 
 
 def gate(most: int) -> Body:

@@ -17,10 +17,18 @@ from saccade.kernels.reference.moe import Addresses, Experts, Routes, sort_visit
 from saccade.kernels.reference.ops import Ops, Recorded, Work
 from saccade.kernels.reference.paged import PagedCache
 from saccade.kernels.reference.rotary import Rotation
+from saccade.kernels.x86.delta import (
+    SequentialRows,
+    compiled_conv,
+    compiled_delta,
+    compiled_delta_gates,
+    compiled_gated_rms_norm,
+)
 from saccade.kernels.x86.dense import lay_out, lays_out
 from saccade.kernels.x86.draw import compiled_draw
 from saccade.kernels.x86.layer import (
     compiled_centre,
+    compiled_gate_heads,
     compiled_layer_norm,
     compiled_rms_norm,
     compiled_sigmoid_gate,
@@ -34,6 +42,8 @@ from saccade.kernels.x86.recording import NotRecorded, Recording
 FEW_ROWS = 32
 """So many rows and fewer read experts' matrices faster than they multiply them."""
 HALF = torch.bfloat16
+WEIGHTS = HALF, torch.float32
+"""Of norms: where a checkpoint holds them minus 1, they are kept in float32."""
 SIGMOIDS: dict[Activation, tuple[float, float]] = {
     "gelu_tanh": (SLOPE, 0.044715 * SLOPE),
     "quick_gelu": (1.702, 0.0),
@@ -84,7 +94,7 @@ def rotate_(rotation: Rotation, x: torch.Tensor) -> None:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    if x.dtype == weight.dtype == HALF and weight.dim() == 1 and x.is_contiguous():
+    if x.dtype == HALF and weight.dtype in WEIGHTS and weight.dim() == 1 and x.is_contiguous():
         return compiled_rms_norm(x, None, weight, eps)[1]
     return norm.rms_norm(x, weight, eps)
 
@@ -92,7 +102,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if x.dtype == delta.dtype == weight.dtype == HALF:
+    if x.dtype == delta.dtype == HALF and weight.dtype in WEIGHTS:
         return compiled_rms_norm(x, delta, weight, eps)
     return layer.add_rms_norm(x, delta, weight, eps)
 
@@ -112,7 +122,7 @@ def turn_and_cache(
     out_slots: torch.Tensor,
 ) -> torch.Tensor:
     weight = qkv if qk_norm is None else qk_norm.weight
-    if not cache.keys.dtype == qkv.dtype == weight.dtype == HALF:
+    if not (cache.keys.dtype == qkv.dtype == HALF and weight.dtype in WEIGHTS):
         return layer.turn_and_cache(qkv, kv_heads, rotation, qk_norm, cache, out_slots)
     ready, across = rotation.ready(), rotation.pairs == "halves"
     return compiled_turn_and_cache(
@@ -134,6 +144,7 @@ class X86Ops(Ops):
 
     kind = "x86"
     compiles = "decode"
+    sequential_states = True
 
     lay_out_dense = staticmethod(lay_out_dense)
     activate = staticmethod(activate)
@@ -144,7 +155,13 @@ class X86Ops(Ops):
     add_rms_norm = staticmethod(add_rms_norm)
     add_layer_norm = staticmethod(add_layer_norm)
     gate = staticmethod(gate)
+    gate_heads = staticmethod(compiled_gate_heads)
+    gated_rms_norm = staticmethod(compiled_gated_rms_norm)
     turn_and_cache = staticmethod(turn_and_cache)
+    state_rows = staticmethod(SequentialRows.of)
+    delta_gates = staticmethod(compiled_delta_gates)
+    causal_conv = staticmethod(compiled_conv)
+    gated_delta = staticmethod(compiled_delta)
     draw_few = staticmethod(compiled_draw)
 
     def record(self, work: Work, /) -> Recorded | None:

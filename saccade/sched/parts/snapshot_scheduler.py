@@ -116,6 +116,13 @@ class SnapshotScheduler(StepPart):
         """
         return min(most, self._answer - 1 - (run.planned + 1) % self._answer)
 
+    def limit_steps(self, run: Run, most: int) -> int:
+        """End a plan before the step after which the next snapshot is due.
+
+        A plan's first step may have one.
+        """
+        return min(most, self._answer - (run.planned + 1) % self._answer)
+
     def planned(self, run: Run, row: Row, builder: PlanBuilder) -> None:
         """Save the state after the row at a snapshot point.
 
@@ -131,6 +138,12 @@ class SnapshotScheduler(StepPart):
             source = run.slot if row.keep == NO_LINE else row.keep
             builder.snapshot.append(StateCopy(source, line))
             states.planned.append(Save(end, line))
+
+    def skipped(self, run: Run) -> None:
+        """Free the lines of states that were not reached."""
+        states = self._runs[run]
+        while states.planned and states.planned[-1].tokens > run.planned:
+            self._snapshots.release(states.planned.pop().line)
 
     def computed(self, sequence: Sequence, run: Run, before: int) -> None:  # noqa: ARG002
         """Attach the snapshots of findable pages, but those that a duplicate hides."""

@@ -53,6 +53,10 @@ class SpeculativeDecoding(StepPart):
         """Begin without draft tokens."""
         self._runs[run] = Speculation()
 
+    def limit_steps(self, run: Run, most: int) -> int:  # noqa: ARG002
+        """Return 1: guesses look at each token before the next."""
+        return 1
+
     def decode(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> Row:
         """Plan the newest token's row, and a row for each draft token behind it."""
         speculation, width = self._runs[run], builder.width

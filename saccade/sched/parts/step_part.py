@@ -28,6 +28,13 @@ class StepPart:
         """Return the end, perhaps an earlier one, of a chunk that could go to `end`."""
         return end
 
+    def limit_steps(self, run: Run, most: int) -> int:  # noqa: ARG002
+        """Return how many steps, up to `most`, a plan may hold where the run only decodes.
+
+        `planned` and `decode` see the first step alone.
+        """
+        return most
+
     def planned(self, run: Run, row: Row, builder: PlanBuilder) -> None:
         """Take note of a planned row, the last in a chunk."""
 
@@ -43,6 +50,9 @@ class StepPart:
     ) -> Iterable[PlannedOutcome]:
         """Return the outcomes that count, for rows whose sequences may end meanwhile."""
         return outcomes
+
+    def skipped(self, run: Run) -> None:
+        """Take back what was noted of tokens beyond `run.planned`, whose steps were skipped."""
 
     def computed(self, sequence: Sequence, run: Run, before: int) -> None:
         """Use KV, newly valid and findable from `before` up to `run.computed`."""
