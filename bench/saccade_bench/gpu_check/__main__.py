@@ -35,7 +35,7 @@ from typing import Any
 
 from saccade_bench.gpu_check.archive import Archive
 from saccade_bench.gpu_check.figures import Figure, printed
-from saccade_bench.gpu_check.machine import explain, hardware, versions
+from saccade_bench.gpu_check.machine import explain, hardware, keep_line, versions
 from saccade_bench.gpu_check.plan import unpack
 from saccade_bench.gpu_check.report import COMMAND, failed, write_report
 from saccade_bench.gpu_check.run import Outcome, StageRunner
@@ -145,6 +145,9 @@ def carry_out(
     well = sum(each.status == "ok" for each in runner.outcomes)
     skipped = len(runner.outcomes) - well - len(bad)
     print(f"{out / 'report.md'}: {well} stages ok, {len(bad)} failed, {skipped} skipped")
+    if device == "cuda":
+        print("Before anything is mended, commit all of it:")
+        print(f"  {keep_line(str(out), facts['hardware'].get('gpu', ''))}")
     return 1 if bad else 0
 
 

@@ -1,7 +1,7 @@
 """What is sent to a machine with a GPU, word by word: the two commands, with what to carry and how
 long each may take.
 
-    python -m saccade_bench.gpu_check.plan --prepare    (once, with a network: fills .whl, 6 MB)
+    python -m saccade_bench.gpu_check.plan --prepare    (once, with a network: fills .whl, 19 MB)
     python -m saccade_bench.gpu_check.plan              (prints the commands)
 """
 
@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from saccade_bench.gpu_check.machine import COMMIT, ROOT
+from saccade_bench.gpu_check.machine import COMMIT, ROOT, keep_line
 from saccade_bench.gpu_check.stages import COMMANDS, Command
 
 CARRIED = ".whl"
@@ -22,6 +22,8 @@ CARRIED = ".whl"
 BEFORE = f"{CARRIED}/a.json"
 """Where the second command looks for the first one's summary.json."""
 MOST_CHARACTERS = 2000
+MAX_CARRIED_BYTES = 64 << 20
+"""Of one command: tracked files and what is carried."""
 LIST = Path(__file__).with_name("wheels.txt")
 THERE = frozenset(
     {
@@ -58,9 +60,15 @@ def plan() -> Iterator[str]:
     """For people, and for who sends it."""
     folder = ROOT / CARRIED
     wheels = sorted(folder.glob("*.whl"))
-    size = sum(path.stat().st_size for path in wheels) / 1e6
+    size = sum(path.stat().st_size for path in wheels)
     lacking = len(wheel_names()) - len(wheels)
-    yield f"Carry {CARRIED}: {len(wheels)} wheels, {size:.1f} MB."
+    whole = size + tracked_bytes()
+    yield (
+        f"Carry {CARRIED}: {len(wheels)} wheels, {size / 1e6:.1f} MB, with the tree "
+        f"{whole / (1 << 20):.1f} of {MAX_CARRIED_BYTES >> 20} MiB."
+    )
+    if whole > MAX_CARRIED_BYTES:
+        yield "NOT READY: that is too much for one command"
     if lacking > 0 or not (folder / COMMIT).is_file():
         yield f"NOT READY: {lacking} wheels or {CARRIED}/{COMMIT} are not there: --prepare"
     for command in COMMANDS.values():
@@ -70,7 +78,15 @@ def plan() -> Iterator[str]:
         yield line_of(command)
     yield ""
     yield f"Between them: copy A's summary.json to {BEFORE}: what failed is run again, first."
-    yield "Afterwards: python -m saccade_bench.gpu_check.report PLACE --fill docs/speed.md"
+    yield "Afterwards, before anything is mended, commit all that came back, and fill the table:"
+    yield f"  {keep_line('PLACE')} --fill docs/speed.md"
+
+
+def tracked_bytes() -> int:
+    """The size of the tree that travels."""
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True).stdout
+    paths = (ROOT / name.decode() for name in names.split(b"\0") if name)
+    return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def prepare(folder: Path) -> int:
@@ -86,7 +102,8 @@ def prepare(folder: Path) -> int:
 
 
 def wheel_names() -> list[str]:
-    lines = (line.split("#")[0].strip() for line in LIST.read_text().splitlines())
+    """Names without versions."""
+    lines = (line.split("#")[0].split("=")[0].strip() for line in LIST.read_text().splitlines())
     return [line for line in lines if line]
 
 

@@ -46,7 +46,7 @@ class Command:
         return self.seconds - 10.0
 
 
-FACTS = Stage("facts", "facts", "what the machine is", (), 0, 25)
+FACTS = Stage("facts", "facts", "what the machine is", (), 0, 35)
 CORRECTNESS = Stage(
     "correctness", "correctness", "kernels and the engine beside their references", TESTS, 20, 130
 )
@@ -64,7 +64,7 @@ A = Command(
         Stage(
             "serving", "serving", "chats, streams beside images, probe, over HTTP", SERVER, 45, 112
         ),
-        Stage("profile", "profile_step", "one decode step, kernel by kernel", ENGINE, 15, 25),
+        Stage("profile", "profile_step", "one decode step, kernel by kernel", ENGINE, 15, 39),
     ),
     470.0,
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import (
     get_aspect_ratio_preserving_size,
     pad_along_first_dim,
 )
-from transformers.models.gemma4_unified import modeling_gemma4_unified
 
 from saccade_bench.fixtures.references import (
     Reference,
@@ -318,9 +318,12 @@ class UnifiedTiny(Gemma4Tiny):
         return name
 
     def read_reference(self, folder: Path, dtype: torch.dtype) -> Reference:
-        module: Any = modeling_gemma4_unified
-        module.create_masks_for_generate = published_masks
+        _unified().create_masks_for_generate = published_masks
         return super().read_reference(folder, dtype)
+
+
+def _unified() -> Any:
+    return import_module("transformers.models.gemma4_unified.modeling_gemma4_unified")
 
 
 def published_masks(block_sequence_ids: torch.Tensor | None = None, **told: Any) -> Any:
@@ -330,9 +333,7 @@ def published_masks(block_sequence_ids: torch.Tensor | None = None, **told: Any)
     """
     if block_sequence_ids is None:
         return create_masks_for_generate(**told)
-    return modeling_gemma4_unified.create_masks_for_vision_model(
-        block_sequence_ids=block_sequence_ids, **told
-    )
+    return _unified().create_masks_for_vision_model(block_sequence_ids=block_sequence_ids, **told)
 
 
 TINY = {"gemma4": Gemma4Tiny(), "gemma4_unified": UnifiedTiny()}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +12,6 @@ import numpy as np
 import PIL.Image
 import torch
 from transformers import BatchFeature
-from transformers.models.minicpm_ocr.image_processing_minicpm_ocr import (
-    MiniCPMOcrImageProcessor,
-    MiniCPMOcrImageProcessorKwargs,
-)
 from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import (
     MiniCPMV4_6ImageProcessorPil,
 )
@@ -71,28 +69,38 @@ CHAT_TEMPLATE = """\
 {%- if not enable_thinking -%}{{ '<think>\\n\\n</think>\\n\\n' }}{%- endif -%}{%- endif -%}"""
 
 
-class PageProcessor(MiniCPMV4_6ImageProcessorPil):
-    """MiniCPM-OCR's processor, resizing as its torchvision backend does."""
+@cache
+def page_processor() -> Any:
+    """Return the processor's class. Older transformers lack MiniCPM-OCR."""
+    from transformers.models.minicpm_ocr.image_processing_minicpm_ocr import (
+        MiniCPMOcrImageProcessor,
+        MiniCPMOcrImageProcessorKwargs,
+    )
 
-    downsample_mode = "4x"
-    small_image_upsize = "always"
-    valid_kwargs = MiniCPMOcrImageProcessorKwargs
+    class PageProcessor(MiniCPMV4_6ImageProcessorPil):
+        """MiniCPM-OCR's processor, resizing as its torchvision backend does."""
 
-    def _preprocess(  # type: ignore[override]
-        self, images: list[np.ndarray], **settings: Any
-    ) -> BatchFeature:
-        """Plan, resize and cut by transformers' class, of which no more needs torchvision."""
-        theirs: Any = object.__new__(MiniCPMOcrImageProcessor)
-        theirs.resize = lambda image, size, **_: torch.from_numpy(
-            resize_planes(image.numpy(), (size.height, size.width), "bicubic")
-        )
-        theirs.rescale_and_normalize = lambda bytes_as_floats, *_: bytes_as_floats
-        planes = [torch.from_numpy(np.ascontiguousarray(each)) for each in images]
-        own = {"disable_grouping": True} | settings | {"return_tensors": None}
-        made = dict(MiniCPMOcrImageProcessor._preprocess(theirs, planes, **own))
-        made["pixel_values"] = made["pixel_values"].to(torch.uint8).numpy()
-        made["target_sizes"] = made["target_sizes"].numpy()
-        return BatchFeature(made)
+        downsample_mode = "4x"
+        small_image_upsize = "always"
+        valid_kwargs = MiniCPMOcrImageProcessorKwargs
+
+        def _preprocess(  # type: ignore[override]
+            self, images: list[np.ndarray], **settings: Any
+        ) -> BatchFeature:
+            """Plan, resize and cut by transformers' class, of which no more needs torchvision."""
+            theirs: Any = object.__new__(MiniCPMOcrImageProcessor)
+            theirs.resize = lambda image, size, **_: torch.from_numpy(
+                resize_planes(image.numpy(), (size.height, size.width), "bicubic")
+            )
+            theirs.rescale_and_normalize = lambda bytes_as_floats, *_: bytes_as_floats
+            planes = [torch.from_numpy(np.ascontiguousarray(each)) for each in images]
+            own = {"disable_grouping": True} | settings | {"return_tensors": None}
+            made = dict(MiniCPMOcrImageProcessor._preprocess(theirs, planes, **own))
+            made["pixel_values"] = made["pixel_values"].to(torch.uint8).numpy()
+            made["target_sizes"] = made["target_sizes"].numpy()
+            return BatchFeature(made)
+
+    return PageProcessor
 
 
 class SliceReference(Reference):
@@ -270,7 +278,6 @@ class PageTiny(MiniTiny):
     """MiniCPM-OCR: four times as many tokens, from slices a quarter as large."""
 
     architecture = "MiniCPMOcrForConditionalGeneration"
-    processor_class = PageProcessor
     variants = {  # noqa: RUF012
         "as it is": {},
         "tied": {"tie": True},
@@ -280,6 +287,9 @@ class PageTiny(MiniTiny):
     def processor(self, _: Layout) -> dict[str, Any]:
         own = {"image_processor_type": "MiniCPMOcrImageProcessor", "downsample_mode": "4x"}
         return PROCESSOR | own | {"scale_resolution": PAGE_SCALE, "max_slice_nums": 3}
+
+    def image_processor(self, folder: Path) -> Any:
+        return page_processor().from_pretrained(folder)
 
 
 TINY = {"minicpmv4_6": MiniTiny(), "minicpmv4_7": CanvasTiny(), "minicpm_ocr": PageTiny()}
