@@ -46,7 +46,7 @@ COMMAND = "command.json"
 FIGURES = ".figures.jsonl"
 UNKNOWN = "a GPU that did not say its name"
 BEGIN, END = "<!-- gpu-check -->", "<!-- end of gpu-check -->"
-HEAD = "| card | figure | measured | floor | published by others | when, commit |"
+HEAD = "| card | figure | measured | floor | SGLang or vLLM | when, commit |"
 SHOWN = (
     *("tests failed", "copy", "products of bf16"),
     *("decode, *, batch 1", "decode, *, batch 64", "decode, *, batch 256", "prefill, *"),

@@ -449,7 +449,7 @@ def test_a_report_is_made_of_what_a_command_printed(tmp_path: Path) -> None:
     assert report.main([str(tmp_path / "back"), "--out", str(out), "--card", CARD]) == 0
     (stage,) = json.loads((out / "summary.json").read_text())["stages"]
     assert stage["name"] == "speed" and stage["figures"][0]["value"] == 141.5
-    assert stage["figures"][0]["of_target"] == pytest.approx(141.5 / (220 * 3.0 / 4.3))
+    assert stage["figures"][0]["of_target"] == pytest.approx(141.5 / (253 * 3.0 / 4.3))
 
 
 def test_a_table_is_filled_with_the_cards_name_in_every_row(tmp_path: Path) -> None:
