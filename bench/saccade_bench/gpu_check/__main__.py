@@ -1,7 +1,7 @@
 """Everything that needs a GPU, on a CUDA machine without network and without an installation, in
-two commands: `plan.py` prints them, with what to carry.
+three commands: `plan.py` prints them, with what to carry.
 
-    make gpu-check-a PYTHON=python3 ARGS="--out bench/results/h200"    (and -b)
+    make gpu-check-a PYTHON=python3 ARGS="--out bench/results/h200"    (and -b, -c)
     (or: PYTHONPATH=.:bench python3 -m saccade_bench.gpu_check --command a --out bench/results/h200)
 
 `make gpu-check` is all stages of `stages.py`. Each is a process of its own, ended at its limit, the
@@ -57,7 +57,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--budget", type=float, help="seconds for everything")
     parser.add_argument("--limit", type=float, help="seconds of any stage, instead of its own")
     parser.add_argument(
-        "--command", choices=tuple(COMMANDS), help="the stages of one of the two commands (all)"
+        "--command", choices=tuple(COMMANDS), help="the stages of one of the commands (all)"
     )
     parser.add_argument(
         "--after",

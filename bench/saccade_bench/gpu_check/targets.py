@@ -131,12 +131,6 @@ RULES = (
         below=1.0,
     ),
     Rule(
-        "cliff, *",
-        "Some programs have much more work than others, or there are too few: count programs and "
-        "keys of each against what the device has (kernels/triton/paged.py).",
-        below=0.3,
-    ),
-    Rule(
         "paged decode, *",
         "Compare pieces in the same table: if another size is faster, change LEAST_PIECE in "
         "kernels/triton/paged_decode.py; if none is, try DECODE tiles of 32 or 128 keys, or 3 "
@@ -153,23 +147,6 @@ RULES = (
         "If a library leads, choose it inside graphs; if Triton's best tile leads, make it TILE "
         "in kernels/triton/segments.py.",
         below=0.6,
-    ),
-    Rule(
-        "sampler, greedy *",
-        "One program per row leaves most of the GPU idle at few rows: split a row among programs "
-        "and merge, as paged decode does.",
-        below=0.3,
-    ),
-    Rule(
-        "sampler, *",
-        "Each bisection reads the row again from L2: count passes; keep a row's candidates in "
-        "shared memory after the first one, or split a row among programs.",
-        below=0.05,
-    ),
-    Rule(
-        "pass, *",
-        "Far from a copy: look at bytes per access and occupancy with `python -m "
-        "saccade_bench.lab.aot`; one token per program is small at few columns, try two.",
     ),
     Rule(
         "profile, *, share of the step in which the GPU computes",

@@ -93,14 +93,15 @@ def test_wheels_are_unpacked_without_pip(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", look], env=environment, check=True)
 
 
-# ---- two commands
+# ---- three commands
 
 
 def test_each_command_ends_in_time_whatever_its_stages_do() -> None:
-    """Both, with two starts and transfers, fit into what such a machine is lent for."""
+    """All, with two starts and transfers, fit into what such a machine is lent for."""
     for command in COMMANDS.values():
         assert most_seconds(command.stages) <= command.budget < command.seconds
-    assert COMMANDS["a"].seconds <= 470 and COMMANDS["b"].seconds <= 200
+    assert sum(command.seconds for command in COMMANDS.values()) + 3 * 90 <= 1800
+    assert all(command.seconds < 600 for command in COMMANDS.values())
     names = [stage.name for command in COMMANDS.values() for stage in command.stages]
     assert len(names) == len({*names}) and {*names} <= {stage.name for stage in STAGES}
 
@@ -246,6 +247,10 @@ WORK = """
     """
 
 
+SEVERAL = [name for name, command in COMMANDS.items() if len(command.stages) > 1]
+"""Commands in which something runs after a stage has ended."""
+
+
 def alive(pid: int) -> bool:
     try:
         return "Z (zombie)" not in Path(f"/proc/{pid}/status").read_text()
@@ -303,13 +308,14 @@ def kill_between(
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("name", broad(COMMANDS, keep=["a"]))
+@pytest.mark.parametrize("name", broad(SEVERAL, keep=["a"]))
 def test_killed_at_any_moment_the_archive_holds_all_finished_stages(
     tmp_path: Path, staged: Path, name: str
 ) -> None:
     """Of each command, killed while any of its stages runs."""
     rng = random.Random(name)
-    after = rng.sample(range(1, len(COMMANDS[name].stages)), 2)
+    stages = len(COMMANDS[name].stages)
+    after = rng.sample(range(1, stages), min(2, stages - 1))
     for done in after:
         out = tmp_path / f"out{done}"
         words = ("--command", name, "--out", str(out), "--device", "cpu", "--quick")
@@ -322,7 +328,7 @@ def test_killed_at_any_moment_the_archive_holds_all_finished_stages(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", SEVERAL)
 def test_a_real_command_killed_at_any_second_leaves_its_figures_and_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
