@@ -32,14 +32,9 @@ from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade_bench.fixtures import tiny
 from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.lab.aot_launch import digest_of, once, stubbed
-from saccade_bench.lab.checkpoint import make_checkpoint
-from tests.helpers.shown import shown_size
+from tests.families.every import SEEING
+from tests.helpers.shown import shown_canvas
 
-PRESETS = (
-    *("tiny-qwen2-vl", "tiny-qwen2.5-vl", "tiny-qwen3-vl", "tiny-qwen3-vl-moe"),
-    *("tiny-qwen3.5", "tiny-qwen3.5-moe", "tiny-internvl", "gemma3", "gemma4"),
-    *("smolvlm", "step3_vl", "deepseek_vl_v2"),
-)
 DRAWN = 7
 """What every row draws: nothing computes it."""
 
@@ -53,8 +48,7 @@ def traffic(over: Harness) -> list[Request]:
         tokens = [int(each) for each in rng.integers(5, 60, rng.integers(1, 60))]
         shown = []
         if at == 0:
-            size, mark = shown_size(spec)
-            pixels = rng.integers(0, 256, (*size, 3), np.uint8)
+            pixels, mark = shown_canvas(spec)
             tokens.insert(len(tokens) // 2, mark)
             shown = [over.image(pixels, "one")]
         way: dict[str, Any] = {} if at % 2 else {"temperature": 1.0, "top_p": 0.9, "top_k": 5}
@@ -62,7 +56,7 @@ def traffic(over: Harness) -> list[Request]:
     return asked
 
 
-def run(preset: str, kept: KVDtype) -> list[str]:
+def run(family: str, kept: KVDtype) -> list[str]:
     """What went wrong with a family whose cache has that format."""
     drawn = sample_gpu.launch_sample
 
@@ -75,10 +69,7 @@ def run(preset: str, kept: KVDtype) -> list[str]:
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
-        if preset in tiny.tinies():
-            tiny.make_checkpoint(folder, preset)
-        else:
-            make_checkpoint(preset, folder)
+        tiny.make_checkpoint(folder, family)
         cpu = torch.device("cpu")
         net = load_net(load_spec(folder), folder, dtype=torch.bfloat16, device=cpu, ops=TritonOps())
         unit = net.spec.patch_unit
@@ -110,9 +101,9 @@ def run(preset: str, kept: KVDtype) -> list[str]:
                 asked = traffic(over)
                 outcomes = over.run(asked)
         except Exception as error:  # whatever Triton or the launcher raises is the outcome
-            return [f"{preset}: {type(error).__name__}: {str(error)[:400]}"]
-    return [f"{preset}: {name} is compiled where it is launched" for name in alone] + [
-        f"{preset}: request {id} ended after {len(each.tokens)} tokens: {each.error}"
+            return [f"{family}: {type(error).__name__}: {str(error)[:400]}"]
+    return [f"{family}: {name} is compiled where it is launched" for name in alone] + [
+        f"{family}: request {id} ended after {len(each.tokens)} tokens: {each.error}"
         for id, each in outcomes.items()
         if each.error or len(each.tokens) != 5
     ]
@@ -121,7 +112,7 @@ def run(preset: str, kept: KVDtype) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 1 where a launch fails."""
     parser = argparse.ArgumentParser(prog="python -m tests.launching", description=__doc__)
-    parser.add_argument("presets", nargs="*", default=PRESETS)
+    parser.add_argument("families", nargs="*", default=SEEING)
     args = parser.parse_args(argv)
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # as saccade_bench.lab.aot
 
@@ -129,13 +120,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         bad = []
         set_threads()
         with stubbed() as stub:
-            for preset in args.presets:
+            for family in args.families:
                 before = stub.launches
-                bad += run(preset, "fp8_e4m3" if preset == "tiny-qwen3-vl" else "auto")
-                print(f"{preset}: {stub.launches - before} launches")
+                bad += run(family, "fp8_e4m3" if family == "qwen3_vl" else "auto")
+                print(f"{family}: {stub.launches - before} launches")
         return bad
 
-    return once(digest_of(["saccade", "bench/saccade_bench/lab", "tests"], *args.presets), work)
+    return once(digest_of(["saccade", "bench/saccade_bench/lab", "tests"], *args.families), work)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from saccade.core.family import FamilySpec
 from saccade.families.deepseek_vl2.spec import DeepseekSpec
 from saccade.families.gemma3.spec import Gemma3Spec
@@ -13,9 +15,22 @@ from saccade.families.lfm2_vl.spec import Lfm2Spec
 from saccade.families.minicpm.spec import MiniCPMSpec
 from saccade.families.smolvlm.spec import SmolVLMSpec
 from saccade.families.step3_vl.spec import Step3VLSpec
+from saccade_bench.fixtures.tiny import picture
+from saccade_bench.lab.qwen import tell_grid
 
 
-def shown_size(spec: FamilySpec) -> tuple[tuple[int, int], int]:
+def shown_canvas(spec: FamilySpec, seed: int = 5) -> tuple[np.ndarray, int]:
+    """Return the pixels, whose grid is known, and the token."""
+    (height, width), mark = _size(spec)
+    canvas = np.ascontiguousarray(picture(height, width, seed=seed))
+    if isinstance(spec, MiniCPMSpec):  # the whole, and two slices of two tokens below it
+        tell_grid(canvas, (1, 2, 1, 2, 2, 1))
+    if isinstance(spec, Lfm2Spec):  # two tiles, and the whole, of as many tokens, below them
+        tell_grid(canvas, (1, 2, 1, 2))
+    return canvas, mark
+
+
+def _size(spec: FamilySpec) -> tuple[tuple[int, int], int]:
     """Height and width in pixels, and the token."""
     if isinstance(spec, Gemma3Spec):
         return (spec.vision.side, spec.vision.side), spec.placeholder.marks[0]

@@ -19,8 +19,6 @@ import torch
 
 from saccade.core.config import EncoderConfig, KVConfig, StepGraphSizes
 from saccade.core.types import Request
-from saccade.families.lfm2_vl.spec import Lfm2Spec
-from saccade.families.minicpm.spec import MiniCPMSpec
 from saccade.families.registry import load_spec
 from saccade.kernels import device as placement
 from saccade.kernels.reference.ops import Ops
@@ -29,12 +27,10 @@ from saccade.runtime.begun_step import Step
 from saccade.runtime.weights import checkpoint_weights as weights
 from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.runtime.worker import Worker
-from saccade_bench.fixtures.families.gemma4 import E2B, EXPERTS
 from saccade_bench.fixtures.harness import Harness, Outcome
-from saccade_bench.fixtures.tiny import make_checkpoint, picture
-from saccade_bench.lab.qwen import tell_grid
+from saccade_bench.fixtures.tiny import make_checkpoint, tinies
 from tests.families.every import SEEING
-from tests.helpers.shown import shown_size
+from tests.helpers.shown import shown_canvas
 from tests.kernels.conftest import HAS_GPU
 from tests.packing import PACKED, quantise_packed
 from tests.quantising import FORMATS, quantise
@@ -114,12 +110,7 @@ def fitting(net: FamilyNet, changes: dict[str, Any]) -> dict[str, Any]:
 def requests(over: Harness, max_tokens: int = 6) -> list[Request]:
     """Text, an image, both with a shared beginning."""
     spec: Any = over.net.spec
-    (height, width), mark = shown_size(spec)
-    canvas = np.ascontiguousarray(picture(height, width, seed=5))
-    if isinstance(spec, MiniCPMSpec):  # the whole, and two slices of two tokens below it
-        tell_grid(canvas, (1, 2, 1, 2, 2, 1))
-    if isinstance(spec, Lfm2Spec):  # two tiles, and the whole, of as many tokens, below them
-        tell_grid(canvas, (1, 2, 1, 2))
+    canvas, mark = shown_canvas(spec)
     shown = over.image(canvas, "shown")
     rng = np.random.default_rng(3)
     text = [int(each) for each in rng.integers(5, 60, 21)]
@@ -185,12 +176,14 @@ def test_kernels_answer_as_pytorch_does(
     assert run(over, requests(over), depth) == expected
 
 
-@pytest.mark.parametrize(("text", "chunk"), [(EXPERTS, 9), (E2B, 5)], ids=["as 26B-A4B", "as E2B"])
+@pytest.mark.parametrize(("variant", "chunk"), [("as 26B-A4B", 9), ("as E2B", 5)])
 def test_gemma_4_of_other_sizes_answers_as_pytorch_does(
-    tmp_path: Path, text: dict[str, Any], chunk: int
+    tmp_path: Path, variant: str, chunk: int
 ) -> None:
     """Experts beside MLPs; images that see one way, and are cut where a chunk ends."""
-    folder = make_checkpoint(tmp_path, "gemma4", text=text)
+    tiny = tinies()["gemma4"]
+    tiny.require()
+    folder = make_checkpoint(tmp_path, "gemma4", **tiny.variants[variant])
     found = []
     for by_kernels in (False, True):
         net = load(folder, by_kernels)

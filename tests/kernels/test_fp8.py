@@ -14,11 +14,31 @@ from saccade.kernels.reference.fp8 import dense, put_rows, to_fp8
 from saccade.kernels.reference.ops import Ops
 
 pytest.importorskip("triton")
+import triton
+import triton.language as tl
+
 from saccade.kernels.triton import fp8 as fp8_gpu
 from saccade.kernels.triton import tiling
-from saccade.kernels.triton.fp8 import launch_fp8
+from saccade.kernels.triton.fp8 import as_rows, launch_fp8
 from tests.helpers.tensors import noise
 from tests.kernels.conftest import bounds
+
+
+@triton.jit
+def _convert(weights, out, count: tl.constexpr):
+    at = tl.arange(0, count)
+    tl.store(out + at, as_rows(tl.load(weights + at), out.dtype.element_ty))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_every_weight_of_eight_bits_is_converted_exactly(device: str, dtype: torch.dtype) -> None:
+    """Also by way of float32. The interpreter does not know which bits are no number."""
+    weights = torch.arange(256, dtype=torch.uint8, device=device).view(FP8)
+    out = torch.empty(256, dtype=dtype, device=device)
+    _convert[(1,)](weights, out, 256)
+    numbers = ~weights.float().isnan()
+    assert torch.equal(out.float()[numbers], weights.float()[numbers])
+
 
 TOLERANCE = bounds(2e-5, 2e-2)
 

@@ -1,7 +1,7 @@
 """Everything that needs a GPU, on a CUDA machine without network and without an installation, in
-two commands: `plan.py` prints them, with what to carry.
+three commands: `plan.py` prints them, with what to carry.
 
-    make gpu-check-a PYTHON=python3 ARGS="--out bench/results/h200"    (and -b)
+    make gpu-check-a PYTHON=python3 ARGS="--out bench/results/h200"    (and -b, -c)
     (or: PYTHONPATH=.:bench python3 -m saccade_bench.gpu_check --command a --out bench/results/h200)
 
 `make gpu-check` is all stages of `stages.py`. Each is a process of its own, ended at its limit, the
@@ -35,7 +35,7 @@ from typing import Any
 
 from saccade_bench.gpu_check.archive import Archive
 from saccade_bench.gpu_check.figures import Figure, printed
-from saccade_bench.gpu_check.machine import explain, hardware, versions
+from saccade_bench.gpu_check.machine import explain, hardware, keep_line, versions
 from saccade_bench.gpu_check.plan import unpack
 from saccade_bench.gpu_check.report import COMMAND, failed, write_report
 from saccade_bench.gpu_check.run import Outcome, StageRunner
@@ -57,7 +57,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--budget", type=float, help="seconds for everything")
     parser.add_argument("--limit", type=float, help="seconds of any stage, instead of its own")
     parser.add_argument(
-        "--command", choices=tuple(COMMANDS), help="the stages of one of the two commands (all)"
+        "--command", choices=tuple(COMMANDS), help="the stages of one of the commands (all)"
     )
     parser.add_argument(
         "--after",
@@ -145,6 +145,9 @@ def carry_out(
     well = sum(each.status == "ok" for each in runner.outcomes)
     skipped = len(runner.outcomes) - well - len(bad)
     print(f"{out / 'report.md'}: {well} stages ok, {len(bad)} failed, {skipped} skipped")
+    if device == "cuda":
+        print("Before anything is mended, commit all of it:")
+        print(f"  {keep_line(str(out), facts['hardware'].get('gpu', ''))}")
     return 1 if bad else 0
 
 

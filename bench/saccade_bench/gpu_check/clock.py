@@ -28,8 +28,8 @@ def copies_for(nbytes: int, device: torch.device) -> int:
 
 
 @torch.inference_mode()
-def device_ms(works: Sequence[Work], device: torch.device) -> float:
-    """Median milliseconds of one call; `works` take turns."""
+def device_ms(works: Sequence[Work], device: torch.device, *, graph: bool = True) -> float:
+    """Return the median milliseconds of one call. `works` take turns. graph: capture them."""
     if device.type == "cpu":
         return _clocked(lambda: [work() for work in works], 1) / len(works)
     for work in works:  # compiles, plans, fills workspaces
@@ -37,7 +37,7 @@ def device_ms(works: Sequence[Work], device: torch.device) -> float:
     once = _clocked(lambda: [work() for work in works], 2, torch.cuda.synchronize) / len(works)
     rounds = max(1, min(int(GRAPH_MS / max(once, 1e-3)), MOST_CALLS) // len(works))
     calls = [work for _ in range(rounds) for work in works]
-    run = _captured(calls) or (lambda: [work() for work in calls])
+    run = (graph and _captured(calls)) or (lambda: [work() for work in calls])
     run()
     runs = max(FEWEST_RUNS, min(MOST_RUNS, int(MEASURE_MS / max(once * len(calls), 1e-3))))
     times = []

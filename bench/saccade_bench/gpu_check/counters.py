@@ -1,5 +1,6 @@
 """Stage `counters`: what ncu counts in the kernels that decide the most, one call of each: the
-attention of the largest image, of a prompt over a long prefix, and of 64 sequences that decode.
+attention of the largest image, of a prompt over a long prefix, and of 64 sequences that decode, a
+product with FP8 weights, and the sampler.
 
 Its report is the text in counters.txt. With --calls this module is the process that ncu looks at.
 """
@@ -13,8 +14,12 @@ from functools import partial
 
 import torch
 
+from saccade.kernels.matrix import Fp8Matrix
+from saccade.kernels.reference.fp8 import to_fp8
 from saccade.kernels.reference.paged import plain_cache
+from saccade.kernels.triton.fp8 import launch_fp8
 from saccade.kernels.triton.paged import launch_paged
+from saccade.kernels.triton.sample import launch_sample
 from saccade.kernels.triton.segments import launch_segments
 from saccade_bench.gpu_check.attention import (
     DIM,
@@ -29,9 +34,9 @@ from saccade_bench.gpu_check.figures import FigureFile, stage_arguments
 from saccade_bench.gpu_check.machine import ROOT
 
 MODULE = "saccade_bench.gpu_check.counters"
-KERNELS = "regex:_attend|_prefill|_decode"
+KERNELS = "regex:_attend|_prefill|_decode|_product|_sample"
 SECTIONS = ("SpeedOfLight", "Occupancy", "WarpStateStats")
-MOST_LAUNCHES = "6"
+MOST_LAUNCHES = "9"
 
 
 def call_each(device: torch.device) -> None:
@@ -47,6 +52,15 @@ def call_each(device: torch.device) -> None:
         slots = int(rows.page_table.max() + 1) * PAGE
         cache = plain_cache(noise(slots, KV_HEADS, DIM), noise(slots, KV_HEADS, DIM))
         launch_paged(noise(sum(new), HEADS, DIM), cache, rows, DIM**-0.5)
+    weight = Fp8Matrix(to_fp8(noise(19_456, 2560)), torch.ones(19_456, 1, device=device), 2560)
+    for rows_count in (1, 64):
+        launch_fp8(noise(rows_count, 2560), weight)
+        logits = torch.randn(rows_count, 151_936, device=device)
+        logits[:, :40] *= 8  # as trained models have them: a few stand out
+        slots = torch.arange(rows_count, device=device)
+        params = torch.tensor([[1.0, 0.95, 0.0]] * rows_count, device=device)
+        uniforms = torch.rand(rows_count, dtype=torch.float64, device=device)
+        launch_sample(logits, slots, params, torch.zeros_like(slots, dtype=torch.int32), uniforms)
     torch.cuda.synchronize()
 
 

@@ -121,6 +121,7 @@ def stage_arguments(doc: str | None, arguments: list[str] | None = None) -> Any:
     parser.add_argument("--products", type=float, default=H200.products, help="operations/s")
     parser.add_argument("--preset", default="qwen3-vl-8b")
     parser.add_argument("--fp8", action="store_true", help="weights of the language model in FP8")
+    parser.add_argument("--cold", action="store_true", help="of stage serving: without caches")
     parser.add_argument("--calls", action="store_true", help="of stage counters, within ncu")
     parser.add_argument("--tests", type=Path, help="a file of pytest's names, a line each")
     args = parser.parse_args(arguments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -55,6 +56,14 @@ def explain(absent: Mapping[str, Sequence[str]]) -> str:
         "--wheels .whl (a package may need others in turn; each run says what is still missing)"
     )
     return "\n".join(lines)
+
+
+def keep_line(place: str, gpu: str = "") -> str:
+    """The command that lays out what a check found in `place` as files to commit."""
+    words = re.findall(r"\w+", gpu.lower())
+    name = next((word for word in words if word not in ("nvidia", "geforce", "rtx")), "GPU")
+    module = "PYTHONPATH=.:bench python3 -m saccade_bench.gpu_check.report"
+    return f"{module} {place} --out bench/results/{name}"
 
 
 def hardware() -> dict[str, Any]:

@@ -1,27 +1,38 @@
-"""What is sent to a machine with a GPU, word by word: the two commands, with what to carry and how
-long each may take.
+"""What is sent to a machine with a GPU, word by word: the three commands, with what to carry and
+how long each may take.
 
-    python -m saccade_bench.gpu_check.plan --prepare    (once, with a network: fills .whl, 6 MB)
+    python -m saccade_bench.gpu_check.plan --prepare    (once, with a network: fills .whl, 32 MB)
     python -m saccade_bench.gpu_check.plan              (prints the commands)
 """
 
 from __future__ import annotations
 
 import argparse
+import lzma
+import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from saccade_bench.gpu_check.machine import COMMIT, ROOT
+from saccade_bench.gpu_check.machine import COMMIT, ROOT, keep_line
 from saccade_bench.gpu_check.stages import COMMANDS, Command
 
 CARRIED = ".whl"
 """Ignored by git, so it travels by its name."""
 BEFORE = f"{CARRIED}/a.json"
-"""Where the second command looks for the first one's summary.json."""
+"""Where later commands look for the first one's summary.json."""
+FA3 = "_vllm_fa3_C.abi3.so"
+FA3_WHEEL = "vllm==0.21.0"
+FA3_MODULE = Path(__file__).parent / "carried" / "flash_attn_interface.py"
+"""What makes the library a package that `find_fa3` knows. Its wheel has 248 MB, the
+library 13 by xz.
+"""
 MOST_CHARACTERS = 2000
+MAX_CARRIED_BYTES = 64 << 20
+"""Of one command: tracked files and what is carried."""
 LIST = Path(__file__).with_name("wheels.txt")
 THERE = frozenset(
     {
@@ -38,6 +49,7 @@ THERE = frozenset(
 """Packages that such a machine is known to have, with what these need in turn."""
 PLATFORMS = (
     "manylinux_2_31_x86_64",  # llguidance
+    "manylinux_2_24_x86_64",  # vllm
     "manylinux_2_28_x86_64",
     "manylinux_2_17_x86_64",
     "manylinux2014_x86_64",
@@ -47,7 +59,7 @@ PLATFORMS = (
 
 def line_of(command: Command) -> str:
     """The shell's line, to be run in the repository's root; $OUT is the folder that comes back."""
-    after = f" --after {BEFORE}" if command.name != "a" else ""
+    after = f" --after {BEFORE}" if command.name == "c" else ""
     run = (
         f"python3 -u -m saccade_bench.gpu_check --command {command.name} --wheels {CARRIED}{after}"
     )
@@ -58,9 +70,15 @@ def plan() -> Iterator[str]:
     """For people, and for who sends it."""
     folder = ROOT / CARRIED
     wheels = sorted(folder.glob("*.whl"))
-    size = sum(path.stat().st_size for path in wheels) / 1e6
+    size = sum(path.stat().st_size for path in folder.glob("*.*"))
     lacking = len(wheel_names()) - len(wheels)
-    yield f"Carry {CARRIED}: {len(wheels)} wheels, {size:.1f} MB."
+    whole = size + tracked_bytes()
+    yield (
+        f"Carry {CARRIED}: {len(wheels)} wheels, {size / 1e6:.1f} MB, with the tree "
+        f"{whole / (1 << 20):.1f} of {MAX_CARRIED_BYTES >> 20} MiB."
+    )
+    if whole > MAX_CARRIED_BYTES:
+        yield "NOT READY: that is too much for one command"
     if lacking > 0 or not (folder / COMMIT).is_file():
         yield f"NOT READY: {lacking} wheels or {CARRIED}/{COMMIT} are not there: --prepare"
     for command in COMMANDS.values():
@@ -69,8 +87,16 @@ def plan() -> Iterator[str]:
         yield f"{command.name.upper()}, at most {command.seconds:.0f} s: {stages}"
         yield line_of(command)
     yield ""
-    yield f"Between them: copy A's summary.json to {BEFORE}: what failed is run again, first."
-    yield "Afterwards: python -m saccade_bench.gpu_check.report PLACE --fill docs/speed.md"
+    yield f"Before C: copy A's summary.json to {BEFORE}: what failed is run again, first."
+    yield "Afterwards, before anything is mended, commit all that came back, and fill the table:"
+    yield f"  {keep_line('PLACE')} --fill docs/speed.md"
+
+
+def tracked_bytes() -> int:
+    """The size of the tree that travels."""
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True).stdout
+    paths = (ROOT / name.decode() for name in names.split(b"\0") if name)
+    return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def prepare(folder: Path) -> int:
@@ -79,23 +105,28 @@ def prepare(folder: Path) -> int:
     (folder / Path(BEFORE).name).unlink(missing_ok=True)  # of another check
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     (folder / COMMIT).write_text(head.stdout)
-    return download(folder)
+    return download(folder) or carry_fa3(folder)
 
 
 # ---- packages, as wheels
 
 
 def wheel_names() -> list[str]:
-    lines = (line.split("#")[0].strip() for line in LIST.read_text().splitlines())
+    """Names without versions."""
+    lines = (line.split("#")[0].split("=")[0].strip() for line in LIST.read_text().splitlines())
     return [line for line in lines if line]
 
 
-def download_command(out: Path, python: str) -> list[str]:
-    """pip's, for a machine other than this one."""
+def pip_download(out: Path, python: str) -> list[str]:
+    """pip's command, for a machine other than this one."""
     tags = [word for platform in PLATFORMS for word in ("--platform", platform)]
     which = ("--no-deps", "--only-binary", ":all:", "--python-version", python)
     whole = ("-m", "pip", "download", *which, *tags, "--dest", str(out))
-    return [sys.executable, *whole, "--requirement", str(LIST)]
+    return [sys.executable, *whole]
+
+
+def download_command(out: Path, python: str) -> list[str]:
+    return [*pip_download(out, python), "--requirement", str(LIST)]
 
 
 def download(out: Path, python: str = "3.12") -> int:
@@ -103,8 +134,28 @@ def download(out: Path, python: str = "3.12") -> int:
     return subprocess.run(download_command(out, python), check=False).returncode
 
 
+def carry_fa3(folder: Path, python: str = "3.12") -> int:
+    """Pack the library of FlashAttention-3 out of vLLM's wheel, which is built for the same torch
+    and CUDA. Return pip's status.
+    """
+    if (packed := folder / f"{FA3}.xz").is_file():
+        return 0
+    with tempfile.TemporaryDirectory() as name:
+        if status := subprocess.run(
+            [*pip_download(Path(name), python), FA3_WHEEL], check=False
+        ).returncode:
+            return status
+        (path,) = Path(name).glob("*.whl")
+        with zipfile.ZipFile(path) as wheel:
+            (member,) = (each for each in wheel.namelist() if each.endswith(FA3))
+            packed.write_bytes(lzma.compress(wheel.read(member), preset=9))
+    return 0
+
+
 def unpack(folder: Path, site: Path) -> list[str]:
-    """All wheels of a folder into `site`, without pip; names of those that could not be."""
+    """Unpack all wheels of a folder into `site`, without pip, and FlashAttention-3. Return names of
+    those that could not be.
+    """
     spoilt = []
     for path in sorted(folder.glob("*.whl")):
         try:
@@ -112,6 +163,12 @@ def unpack(folder: Path, site: Path) -> list[str]:
                 wheel.extractall(site)
         except (OSError, zipfile.BadZipFile):
             spoilt.append(path.name)
+    if (packed := folder / f"{FA3}.xz").is_file():
+        try:
+            (site / FA3).write_bytes(lzma.decompress(packed.read_bytes()))
+            shutil.copy(FA3_MODULE, site)
+        except (OSError, lzma.LZMAError, EOFError):
+            spoilt.append(packed.name)
     return spoilt
 
 

@@ -1,5 +1,6 @@
-"""Stage `profile`: one decode step of Qwen3-VL-8B, kernel by kernel: how often, how long, and how
-long the device waits between them. The language model has a few layers, which are all alike.
+"""Stage `profile`: steps of Qwen3-VL-8B, kernel by kernel: how often, how long, and how long the
+device waits between them. Decode, greedy and sampled, a chunk of a prompt, and a prompt behind a
+long prefix. The language model has a few layers, which are all alike.
 
 Writes profile.md beside its figures.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -59,11 +60,15 @@ def gaps_of(spans: Sequence[Span]) -> dict[str, list[float]]:
     return found
 
 
-def record(engine: EngineHere, rows: int, context: int, *, cuda: bool) -> list[Span]:
+def record(
+    engine: EngineHere, rows: int, context: int, temperature: float, *, cuda: bool
+) -> list[Span]:
     """What ran while `rows` sequences decoded."""
     # The first ones have drawn a token in each step of the others' prompts.
     chunks = -(-rows * context // engine.config.chunk_tokens)
-    requests = [engine.request(context, STEPS + chunks + 4) for _ in range(rows)]
+    requests = [
+        engine.request(context, STEPS + chunks + 4, temperature=temperature) for _ in range(rows)
+    ]
     recorder = profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU])
     drawing: set[str] = set()
     steps = 0
@@ -82,6 +87,31 @@ def record(engine: EngineHere, rows: int, context: int, *, cuda: bool) -> list[S
         steps += 1
 
     engine.run(requests, watch)
+    return spans_of(recorder, cuda=cuda)
+
+
+def record_chunk(engine: EngineHere, tokens: int, prefix: int, *, cuda: bool) -> list[Span]:
+    """What ran in the last step of a prompt, of so many tokens behind a prefix of whole chunks."""
+    assert prefix % engine.config.chunk_tokens == 0 and tokens <= engine.config.chunk_tokens
+    recorder = profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU])
+    steps = 0
+
+    def watch(_: Sequence[str]) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == prefix // engine.config.chunk_tokens:
+            recorder.start()
+
+    if not prefix:
+        recorder.start()
+    engine.run([engine.request(prefix + tokens, 1)], watch, in_flight=1)
+    if cuda:
+        torch.cuda.synchronize()
+    recorder.stop()
+    return spans_of(recorder, cuda=cuda)
+
+
+def spans_of(recorder: profile, *, cuda: bool) -> list[Span]:
     wanted = "CUDA" if cuda else "CPU"
     return [
         Span(event.name, event.time_range.start, event.time_range.end)
@@ -120,14 +150,14 @@ def table(title: str, spans: Sequence[Span], steps: int) -> Iterator[str]:
     yield ""
 
 
-def measure(engine: EngineHere, name: str, rows: int, args: Any, file: FigureFile) -> None:
-    context = 20 if args.quick else 1000
-    spans = record(engine, rows, context, cuda=args.device == "cuda")
+def measure(
+    work: Callable[[], list[Span]], metric: str, steps: int, args: Any, file: FigureFile
+) -> None:
+    """Add figures of what `work` records, and its tables."""
+    spans = work()
     if not spans:
         raise RuntimeError("the profiler recorded nothing")
     span = max(each.end for each in spans) - min(each.begin for each in spans)
-    steps = STEPS
-    metric = f"profile, {name}, batch {rows}"
     share = 100 * busy_us(spans) / span
     note = f"{span / steps:.0f} us a step, profiler's own cost included"
     title = f"{metric}, share of the step in which the GPU computes"
@@ -158,9 +188,24 @@ def main() -> int:
                 torch.ones(1, device="cuda").add_(1)
         engine, name = build(args)
         engine.run([engine.request(20, 4)])  # what happens once
-        for rows in (2,) if args.quick else (1, 64):
-            work_of = partial(measure, engine, name, rows, args, file)
-            file.attempt(f"profile, {name}, batch {rows}", work_of)
+        cuda = args.device == "cuda"
+        context = 20 if args.quick else 1000
+        prompts = ((20, 0),) if args.quick else ((8192, 0), (3700, 3 * 8192))
+        batches = (2,) if args.quick else (1, 64)
+        works: dict[str, tuple[Callable[[], list[Span]], int]] = {
+            f"batch {rows}{way}": (
+                partial(record, engine, rows, context, temperature, cuda=cuda),
+                STEPS,
+            )
+            for rows in batches
+            for way, temperature in (("", 0.0), (", temperature 1", 1.0))
+        }
+        for tokens, prefix in prompts:
+            last = partial(record_chunk, engine, tokens, prefix, cuda=cuda)
+            works[f"{tokens} tokens over {prefix + tokens}"] = last, 1
+        for title, (recorded, steps) in works.items():
+            metric = f"profile, {name}, {title}"
+            file.attempt(metric, partial(measure, recorded, metric, steps, args, file))
         engine.worker.close()
 
     file.attempt("profile", work)

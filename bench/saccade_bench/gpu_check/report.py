@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ from typing import Any
 from saccade_bench.gpu_check.archive import unpack_into
 from saccade_bench.gpu_check.correctness import RESULTS
 from saccade_bench.gpu_check.figures import Figure, read_figures, read_printed
+from saccade_bench.gpu_check.machine import keep_line
 from saccade_bench.gpu_check.pytest_results import read_results
 from saccade_bench.gpu_check.run import LONGEST_TAIL, OUTCOMES, Outcome
 from saccade_bench.gpu_check.targets import (
@@ -44,7 +46,7 @@ COMMAND = "command.json"
 FIGURES = ".figures.jsonl"
 UNKNOWN = "a GPU that did not say its name"
 BEGIN, END = "<!-- gpu-check -->", "<!-- end of gpu-check -->"
-HEAD = "| card | figure | measured | floor | published by others | when, commit |"
+HEAD = "| card | figure | measured | floor | SGLang or vLLM | when, commit |"
 SHOWN = (
     *("tests failed", "copy", "products of bf16"),
     *("decode, *, batch 1", "decode, *, batch 64", "decode, *, batch 256", "prefill, *"),
@@ -204,6 +206,8 @@ def _markdown(facts: dict[str, Any], outcomes: Sequence[Outcome]) -> Iterator[st
             f"Floors and targets are those of {speeds.copy / 1e12:.2f} TB/s and "
             f"{speeds.products / 1e12:.0f} TFLOP/s."
         )
+    if real:
+        yield f"Before anything is mended, commit all of it: `{keep_line('PLACE', gpu)}`."
     yield ""
     yield "| stage | | seconds | |"
     yield "|---|---|---|---|"
@@ -303,9 +307,9 @@ def read_place(place: Path, folder: Path) -> None:
         if path.name.endswith((".tar.gz", ".tgz")):
             unpack_into(path.read_bytes(), folder)
     for path in files:
-        if path.name.endswith((".json", ".jsonl", ".log", ".md")):
+        if path.name.endswith((".json", ".jsonl", ".log", ".md", ".txt")):
             (folder / path.name).write_bytes(path.read_bytes())
-        elif path.suffix == ".txt":
+        if path.suffix == ".txt":
             for stage, figures in read_printed(path.read_text(errors="replace")).items():
                 lost = folder / f"{stage}{FIGURES}"
                 if not lost.is_file():
@@ -315,7 +319,7 @@ def read_place(place: Path, folder: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("places", type=Path, nargs="+", metavar="PLACE")
-    parser.add_argument("--out", type=Path, help="folder for report.md and summary.json")
+    parser.add_argument("--out", type=Path, help="folder for all of it: report, figures, logs")
     parser.add_argument("--card", help="the GPU's name, where what came back does not say it")
     parser.add_argument(
         "--fill", type=Path, nargs="+", default=[], help="texts whose table of figures is filled"
@@ -332,9 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print((folder / "report.md").read_text())
             if args.out:
                 out = args.out if len(args.places) == 1 else args.out / f"{number + 1}"
-                out.mkdir(parents=True, exist_ok=True)
-                for made in ("report.md", "summary.json"):
-                    (out / made).write_bytes((folder / made).read_bytes())
+                shutil.copytree(folder, out, dirs_exist_ok=True)
         for text in args.fill if _is_real(facts) else ():
             fill_table(text, table_rows(facts, outcomes))
     return 0

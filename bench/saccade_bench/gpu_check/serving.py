@@ -1,6 +1,7 @@
 """Stage `serving`: the real server on a model of random weights, and clients over HTTP: a chat of
-eight rounds with a new image each, answers to text streamed beside new images, and a probe of how
-many images one request may have.
+eight rounds with a new image each, answers to text streamed beside new images, the same request
+again, windows that move on, many requests at once, and a probe of how many images one request may
+have. With --cold a chat alone, on a server that keeps no KV and no embeddings.
 
 One server for all of them; what one client does not get done stops no other.
 """
@@ -16,7 +17,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -44,9 +45,18 @@ the host's memory would be registered beside the first requests.
 """
 
 
+NO_CACHES = (
+    *("--tune", "disable_radix_cache=true", "--embedding-cache-device-mb", "0"),
+    *("--tune", "embedding_cache_host_mb=0", "--tune", "kv_cache_host_mb=0"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of what clients send. chats: sizes of images, by name; the other clients send the first."""
+    """Of what clients send. chats: sizes of images, by name; the other clients send the first.
+    at_once: requests with one new image each, and as many at a time. workloads: the programs of
+    `saccade_bench.workloads`, of which the tables are kept.
+    """
 
     chats: tuple[tuple[str, str], ...]
     rounds: int
@@ -57,11 +67,19 @@ class Sizes:
     every: float
     probed: int
     step: int
+    at_once: tuple[int, int]
+    workloads: tuple[tuple[str, ...], ...]
 
 
 CHATS = (("1440p", "2560x1440"), ("1080p", "1920x1080"), ("720p", "1280x720"))
-FULL = Sizes(CHATS, 8, 32, 8, 1500, 8, 0.7, 24, 8)
-QUICK = Sizes((("96p", "160x96"), ("64p", "96x64")), 2, 4, 2, 600, 3, 0.05, 2, 1)
+WORKLOADS = (
+    ("identical", "--size", "2560x1440", "--counts", "1", "8", "16", "--users", "1"),
+    ("window", "--published", "--turns", "4"),
+)
+FULL = Sizes(CHATS, 8, 32, 8, 1500, 8, 0.7, 24, 8, (64, 16), WORKLOADS)
+SMALL_CHATS = (("96p", "160x96"), ("64p", "96x64"))
+SMALL_WORKLOADS = (("identical", "--size", "96x64", "--counts", "1", "--turns", "2"),)
+QUICK = Sizes(SMALL_CHATS, 2, 4, 2, 600, 3, 0.05, 2, 1, (3, 2), SMALL_WORKLOADS)
 
 
 class ServingStage:
@@ -74,6 +92,7 @@ class ServingStage:
         self._device: str = args.device
         self._preset = "tiny-qwen3-vl" if args.quick else args.preset
         self._sizes = QUICK if args.quick else FULL
+        self._cold: bool = args.cold
         self._until = time.monotonic() + args.seconds
 
     def run(self) -> None:
@@ -82,15 +101,47 @@ class ServingStage:
             began = time.monotonic()
             with self._serving(folder, port) as url:
                 took = time.monotonic() - began
-                self._file.add(Figure(f"start of a server, {self._preset}", took, "s"))
-                for name, resolution in self._sizes.chats:
-                    chat = partial(self._chat, url, name, resolution)
-                    self._file.attempt(f"chat at {name}", chat)
-                self._file.attempt("streams", partial(self._streams, url))
-                self._file.attempt("probe", partial(self._probe, url))
-                self._file.attempt("steps by graphs", partial(self._replays, url))
+                self._file.add(Figure(f"start of a server{self._where}", took, "s"))
+                for name, work in self._clients(url):
+                    self._file.attempt(name, work)
+
+    @property
+    def _where(self) -> str:
+        return f", {self._preset}{', without caches' if self._cold else ''}"
 
     # ---- clients
+
+    def _clients(self, url: str) -> Iterator[tuple[str, Callable[[], Figure | None]]]:
+        sizes = self._sizes
+        for name, resolution in sizes.chats[: 1 if self._cold else None]:
+            yield f"chat at {name}", partial(self._chat, url, name, resolution)
+        if self._cold:
+            return
+        yield "streams", partial(self._streams, url)
+        for name, resolution in sizes.chats[1:]:
+            yield f"new images at {name}", partial(self._at_once, url, name, resolution)
+        for words in sizes.workloads:
+            yield words[0], partial(self._workload, url, words)
+        yield "probe", partial(self._probe, url)
+        yield "steps by graphs", partial(self._replays, url)
+
+    def _at_once(self, url: str, name: str, resolution: str) -> Figure:
+        """Requests a second, each with an image of its own."""
+        output, (count, abreast) = self._new(f"images-{name}.jsonl"), self._sizes.at_once
+        shape = ("--image-resolution", resolution, "--random-input-len", "100")
+        load = ("--num-prompts", str(count), "--max-concurrency", str(abreast))
+        answer = ("--random-output-len", str(self._sizes.answer))
+        self._client("bench", "serve", *shape, *load, *answer, url=url, output=output)
+        summary = next(each for each in lines_of(output) if each["kind"] == "summary")
+        metric = f"new images at {name}, {abreast} at a time"
+        rate = summary["throughput"]["requests"]
+        return Figure(metric, rate, "req/s", more=True, note=f"of {count}")
+
+    def _workload(self, url: str, words: Sequence[str]) -> None:
+        left = max(1.0, self._until - time.monotonic())
+        command = [sys.executable, "-m", "saccade_bench.workloads", *words, "--base-url", url]
+        with self._new(f"{words[0]}.txt").open("w") as out:
+            subprocess.run(command, check=True, timeout=left, cwd=ROOT, stdout=out)
 
     def _chat(self, url: str, name: str, resolution: str) -> None:
         sizes, output = self._sizes, self._new(f"chat-{name}.jsonl")
@@ -101,7 +152,7 @@ class ServingStage:
         self._client("bench", "serve", *data, *shape, *load, *answer, url=url, output=output)
         requests = [each for each in lines_of(output) if each["kind"] == "request"]
         for number, ms in enumerate(ttft_by_round(requests), 1):
-            metric = f"chat at {name}, TTFT of round {number}"
+            metric = f"chat at {name}{', no caches' if self._cold else ''}, TTFT of round {number}"
             note = "the quicker of two chats"
             self._file.add(Figure(metric, ms, "ms", note=note))
 
@@ -149,7 +200,7 @@ class ServingStage:
         subprocess.run(whole, check=True, timeout=left, cwd=ROOT)
 
     def _new(self, name: str) -> Path:
-        output = self._folder / f"serving-{name}"
+        output = self._folder / f"serving-{'cold-' if self._cold else ''}{name}"
         output.unlink(missing_ok=True)
         return output
 
@@ -160,10 +211,11 @@ class ServingStage:
         """Yields its address once it is ready. Raises RuntimeError where it is not in time."""
         dummy = ("--tune", "load_format=dummy", "--dtype", "bfloat16")
         where = ("--port", str(port), "--device", self._device)
-        more = SMALL_SERVER if self._quick else HOST_TIERS
+        more = SMALL_SERVER if self._quick else () if self._cold else HOST_TIERS
+        more += NO_CACHES if self._cold else ()
         words = ("serve", str(folder), "--served-model-name", "m", *dummy, *where, *more)
         command = tied("saccade", *words)
-        with (self._folder / "serving-server.log").open("w") as log:
+        with self._new("server.log").open("w") as log:
             # In the session of this stage: whoever ends the stage ends the server too.
             process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
             try:

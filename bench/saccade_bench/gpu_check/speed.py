@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 
 import torch
 
@@ -89,7 +89,7 @@ def measure(args: object, file: FigureFile) -> None:
     note = f"of these {loaded - began:.1f} to make the weights, the rest kernels and graphs"
     file.add(Figure(f"start, {name}", time.perf_counter() - began, "s", note=note))
     speed: float = args.copy  # type: ignore[attr-defined]
-    batches, drawn_rows = ((1, 2), 2) if quick else ((1, 64, 256), 64)
+    batches, drawn = ((1, 2), (2,)) if quick else ((1, 8, 64, 256), (1, 8, 64))
     for rows in batches:
         metric = f"decode, {name}, batch {rows}"
         floor = rows / (step_bytes(model, engine, dtype, rows) / speed)
@@ -97,10 +97,10 @@ def measure(args: object, file: FigureFile) -> None:
         file.attempt(metric, work, unit="tok/s")
     metric = f"prefill, {name}, chunks of {64 if quick else CHUNK}"
     file.attempt(metric, partial(prefill, engine, metric, quick=quick), unit="tok/s")
-    for way, drawn in () if fp8 else DRAWN.items():  # of one batch: prompts cost more than draws
-        metric = f"decode, {name}, batch {drawn_rows}, {way}"
-        floor = drawn_rows / (step_bytes(model, engine, dtype, drawn_rows) / speed)
-        work = partial(decode, engine, metric, drawn_rows, floor, drawn, quick=quick)
+    for rows, (way, numbers) in () if fp8 else product(drawn, DRAWN.items()):
+        metric = f"decode, {name}, batch {rows}, {way}"
+        floor = rows / (step_bytes(model, engine, dtype, rows) / speed)
+        work = partial(decode, engine, metric, rows, floor, numbers, quick=quick)
         file.attempt(metric, work, unit="tok/s")
     if device == "cuda":
         peak = torch.cuda.max_memory_reserved() / (1 << 30)

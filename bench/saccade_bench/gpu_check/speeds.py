@@ -1,5 +1,8 @@
-"""Stage `speeds`: how fast this machine copies and multiplies, which every other stage's floors and
-targets follow from; and how fast host memory crosses to the device, pinned or not.
+"""Stage `speeds`: how fast this machine moves bytes and multiplies. All floors and targets follow
+from it. Also how fast host memory crosses to the device, pinned or not.
+
+A copy by PyTorch, a copy and a read by Triton are each timed in and out of CUDA graphs, and
+products of three shapes. The fastest counts: a floor that a kernel can beat is none.
 """
 
 from __future__ import annotations
@@ -7,17 +10,27 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
+import triton
+import triton.language as tl
+from torch.nn import functional
 
 from saccade.runtime.vision.streams import Pinned
 from saccade_bench.gpu_check.clock import device_ms
 from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments
 from saccade_bench.gpu_check.targets import COPY, PRODUCTS
 
-COPIED_BYTES = 1 << 30
-SIDE = 8192
+COPIED_BYTES = 4 << 30
+SHAPES = {
+    "8192 x 8192 to 8192": (8192, 8192, 8192),
+    "gate and up of 8192 tokens": (8192, 4096, 24_576),
+    "down of 8192 tokens": (8192, 12_288, 4096),
+}
+"""Rows, inputs and outputs: a square, and products of Qwen3-VL-8B's language model."""
 CROSSING_BYTES = {
     "an image of 1440p": 11 << 20,
     "an embedding of it": 115 << 20,
@@ -26,22 +39,63 @@ CROSSING_BYTES = {
 PIECE_BYTES = 1 << 30
 """Of host memory that is registered in one call."""
 REPEATS = 7
+BLOCK, WARPS = 8192, 8
+"""Values of a program, and its warps."""
 
 
-def copy_speed(device: torch.device, nbytes: int) -> Figure:
-    """Read and written together."""
-    source = torch.empty(nbytes, dtype=torch.uint8, device=device)
+@triton.jit
+def _copy(source, target, block: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    tl.store(target + at, tl.load(source + at))
+
+
+@triton.jit
+def _read(source, sums, block: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    tl.store(sums + tl.program_id(0), tl.sum(tl.load(source + at), 0))
+
+
+def movers(device: torch.device, nbytes: int) -> dict[str, tuple[int, Callable[[], object]]]:
+    """Return the bytes moved by each way to move them, and a call of it."""
+    source = torch.zeros(nbytes // 4, dtype=torch.int32, device=device)
     target = torch.empty_like(source)
-    ms = device_ms([lambda: target.copy_(source)], device)
-    return Figure(COPY, 2 * nbytes / ms / 1e6, "GB/s", more=True, note=f"of {nbytes >> 20} MiB")
+    grid = (source.numel() // BLOCK,)
+    shape = {"block": BLOCK, "num_warps": WARPS}
+    return {
+        "copy by torch": (2 * nbytes, lambda: target.copy_(source)),
+        "copy by triton": (2 * nbytes, lambda: _copy[grid](source, target, **shape)),
+        "read by triton": (nbytes, lambda: _read[grid](source, target, **shape)),
+    }
 
 
-def product_speed(device: torch.device, side: int) -> Figure:
+def moving(device: torch.device, nbytes: int, work: Callable[[], object], *, graph: bool) -> Figure:
+    speed = nbytes / device_ms([work], device, graph=graph) / 1e6
+    return Figure("", speed, "GB/s", more=True, note=f"{nbytes >> 20} MiB moved")
+
+
+def multiplying(device: torch.device, shape: tuple[int, int, int]) -> Figure:
+    rows, inputs, outputs = shape
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    ms = device_ms([partial(torch.mm, a, b)], device)
-    note = f"of {side} x {side}, {dtype}".replace("torch.", "")
-    return Figure(PRODUCTS, 2.0 * side**3 / ms / 1e9, "TFLOP/s", more=True, note=note)
+    a = torch.randn(rows, inputs, device=device).to(dtype)
+    weight = torch.randn(outputs, inputs, device=device).to(dtype)
+    ms = device_ms([partial(functional.linear, a, weight)], device)
+    note = f"{rows} x {inputs} to {outputs}, {dtype}".replace("torch.", "")
+    return Figure("", 2.0 * rows * inputs * outputs / ms / 1e9, "TFLOP/s", more=True, note=note)
+
+
+def fastest(file: FigureFile, metric: str, ways: Mapping[str, Callable[[], Figure]]) -> None:
+    """Add a figure for each way, and the greatest as `metric`."""
+    found: list[Figure] = []
+
+    def measure(name: str, work: Callable[[], Figure]) -> Figure:
+        found.append(replace(work(), metric=name))
+        return found[-1]
+
+    for name, work in ways.items():
+        file.attempt(name, partial(measure, name, work))
+    if found:
+        best = max(found, key=lambda each: each.value or 0.0)
+        file.add(replace(best, metric=metric, note=f"{best.metric}, {best.note}"))
 
 
 def crossing(device: torch.device, name: str, nbytes: int, *, pinned: bool, up: bool) -> Figure:
@@ -76,9 +130,20 @@ def registering(device: torch.device, nbytes: int) -> Figure:
 def main() -> int:
     args = stage_arguments(__doc__)
     device, file = torch.device(args.device), FigureFile(args.figures)
-    nbytes, side = (1 << 22, 128) if args.quick else (COPIED_BYTES, SIDE)
-    file.attempt(COPY, partial(copy_speed, device, nbytes), unit="GB/s")
-    file.attempt(PRODUCTS, partial(product_speed, device, side), unit="TFLOP/s")
+    quick = {"small": (64, 64, 64)}
+    moves = movers(device, 1 << 20 if args.quick else COPIED_BYTES)
+    graphs = {", in a graph": True, "": False} if args.device == "cuda" else {"": False}
+    copies = {
+        f"{name}{where}": partial(moving, device, nbytes, work, graph=graph)
+        for name, (nbytes, work) in moves.items()
+        for where, graph in graphs.items()
+    }
+    fastest(file, COPY, copies)
+    shapes = quick if args.quick else SHAPES
+    products = {
+        f"product, {name}": partial(multiplying, device, each) for name, each in shapes.items()
+    }
+    fastest(file, PRODUCTS, products)
     if args.device == "cuda":
         for name, size in CROSSING_BYTES.items():
             for pinned, up in ((True, True), (False, True), (True, False)):

@@ -49,6 +49,7 @@ TYPES = {
     torch.float8_e4m3fn: "fp8e4nv",
     torch.bool: "i1",
 }
+PRODUCT = re.compile(r"\b(HGMMA|HMMA|UTCHMMA|UTCOMMA)\b")
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 RECORD = Path("bench/results/aot")
 """Where what was measured last is committed, a file per architecture."""
@@ -103,6 +104,7 @@ class MachineCode:
     loads: int
     stores: int
     products: tuple[str, ...]
+    slow_conversions: int = 0  # of one value each, to bfloat16, in loops of products
 
 
 class Recorder:
@@ -217,8 +219,21 @@ def compile_launch(launch: KernelLaunch, arch: int) -> MachineCode:
         warps=int(compiled.metadata.num_warps),
         loads=_widest(ptx, "ld"),
         stores=_widest(ptx, "st"),
-        products=tuple(sorted(Counter(re.findall(r"\b(HGMMA|HMMA|UTCHMMA|UTCOMMA)\b", code)))),
+        products=tuple(sorted(Counter(PRODUCT.findall(code)))),
+        slow_conversions=max(
+            (each.count("F2F.BF16") for each in loops_of(code) if PRODUCT.search(each)), default=0
+        ),
     )
+
+
+def loops_of(code: str) -> Iterator[str]:
+    """What nvdisasm prints of each loop: from a label to the last branch back to it."""
+    labels = {
+        found[1]: found.start() for found in re.finditer(r"^(\.L_x_\d+):", code, re.MULTILINE)
+    }
+    for branch in re.finditer(r"\bBRA\b[^\n]*?`\((\.L_x_\d+)\)", code):
+        if labels[branch[1]] < branch.start():
+            yield code[labels[branch[1]] : branch.start()]
 
 
 def _run(tool: str, *args: str) -> str:
@@ -244,6 +259,11 @@ def complaints(
             f"loads of {code.loads} and stores of {code.stores} bytes at most, "
             f"promised are {promise.access}"
         )
+    if code.slow_conversions:
+        found.append(
+            f"{code.slow_conversions} conversions to bfloat16 of one value each in a loop of "
+            "products (F2F.BF16): convert by way of float32"
+        )
     if promise.hgmma and "HGMMA" not in code.products:
         found.append(f"no HGMMA, only {', '.join(code.products) or 'no products'}")
     return found
@@ -253,7 +273,9 @@ def recorded_code(before: Mapping[str, Any], digest: str) -> MachineCode | None:
     """None where another source was recorded."""
     if before.get("digest") != digest:
         return None
-    figures = {field.name: before[field.name] for field in fields(MachineCode)}
+    figures = {
+        field.name: before[field.name] for field in fields(MachineCode) if field.name in before
+    }
     return MachineCode(**figures | {"products": tuple(figures["products"])})
 
 

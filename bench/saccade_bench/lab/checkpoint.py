@@ -113,6 +113,7 @@ def _write_family_preset(folder: Path, preset: FamilyPreset) -> None:
     from saccade_bench.fixtures.tiny import tinies
 
     tiny = tinies()[preset.tiny]
+    tiny.require()
     settings = {} if tiny.template is None else {"chat_template": tiny.template}
     special = dict.fromkeys((*SPECIAL, *tiny.special, *preset.special))
     ids = _write_tokenizer(folder, preset.words, [*special], settings | dict(tiny.settings))

@@ -41,6 +41,41 @@ def test_promises_are_for_one_architecture_and_records_for_all() -> None:
     assert compare(replace(CODE, registers=120), asdict(CODE)) == ["registers 100 -> 120"]
 
 
+PLANTED = """
+import torch, triton, triton.language as tl
+from saccade_bench.lab.aot import PROMISED, KernelLaunch, compile_launch, complaints
+from saccade_bench.lab.aot_case import Promise
+
+@triton.jit
+def multiply(x, weight, out, inputs, wide: tl.constexpr):
+    n, k = tl.arange(0, 64), tl.arange(0, 64)
+    acc = tl.zeros([64, 64], tl.float32)
+    for at in range(0, inputs, 64):
+        row = tl.load(x + n[None, :] * inputs + at + k[:, None])
+        values = tl.load(weight + n[:, None] * inputs + at + k[None, :])
+        values = values.to(tl.float32) if wide else values
+        acc = tl.dot(values.to(row.dtype), row, acc)
+    tl.store(out + n[:, None] * 64 + n[None, :], acc)
+
+for wide in (False, True):
+    types = {"x": "*bf16", "weight": "*fp8e4nv", "out": "*fp32", "inputs": "i32"}
+    types["wide"] = "constexpr"
+    code = compile_launch(KernelLaunch(multiply, types, {"wide": wide}, {}, {}), PROMISED)
+    print(wide, *complaints(Promise(access=0), code, PROMISED))
+"""
+
+
+def test_slow_conversions_in_a_loop_of_products_are_refused(tmp_path: Path) -> None:
+    """Of 8 bits to bfloat16, which GPUs take one value at a time."""
+    (tmp_path / "planted.py").write_text(PLANTED)
+    environment = {key: each for key, each in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'bench'}"}
+    command = [sys.executable, str(tmp_path / "planted.py")]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    slow, quick = ended.stdout.splitlines()
+    assert "F2F.BF16" in slow and quick == "True", ended.stderr
+
+
 def test_a_record_stands_for_what_it_was_compiled_from_alone() -> None:
     before = json.loads(json.dumps(asdict(CODE) | {"digest": "one"}))
     assert recorded_code(before, "one") == CODE

@@ -6,12 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton")
+from saccade.core.types import Image, ImageKey
+from saccade.families.registry import load_spec
 from saccade_bench.lab import aot_launch
+from saccade_bench.lab.qwen import grids
+from tests.helpers.shown import shown_canvas
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = """
@@ -98,3 +103,19 @@ def test_every_kernel_and_every_family_is_launched() -> None:
     """What `make check` does. A family's worker: warm-up, graphs, chunks, images, drawn tokens."""
     for module in ("saccade_bench.lab.aot_launch", "tests.launching"):
         assert "FAILED" not in run("-m", module)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("family", ["lfm2_vl", "minicpmv4_7", "qwen3_vl"])
+def test_a_family_has_an_image_to_launch_kernels_with(
+    family: str, checkpoint: Callable[..., Path]
+) -> None:
+    """Its grid is known, also where the canvas does not show it."""
+    spec = load_spec(checkpoint(family))
+    canvas, mark = shown_canvas(spec)
+    (grid,) = grids(spec, [canvas])
+    key = ImageKey(bytes(32), bytes(16))
+    size = (canvas.shape[0], canvas.shape[1])
+    image = Image(key, grid, spec.num_tokens(grid), spec.num_patches(grid), size)
+    tokens, spans = spec.expand_prompt([7, mark, 8], [image])
+    assert spans and len(tokens) > len([7, mark, 8])

@@ -23,6 +23,7 @@ from saccade.kernels.reference.activation import Activation
 from saccade.kernels.reference.moe import Routes
 from saccade.kernels.triton.activation import GATES, activated
 from saccade.kernels.triton.attention import Tile
+from saccade.kernels.triton.fp8 import as_rows
 
 FEW = Tile(rows=16, keys=32, warps=4, stages=4)
 """Tiles: pairs, and outputs (`keys`) of a program. Few pairs cost what their weights do."""
@@ -146,10 +147,10 @@ def _multiply(
         weight = tl.load(weight_at + done, mask=known[:, None] & inside[None, :], other=0.0)
         row = tl.load(row_at + done, mask=here[None, :] & inside[:, None], other=0.0)
         if groups <= 1:
-            acc = tl.dot(weight.to(row.dtype), row, acc, input_precision="ieee")
+            acc = tl.dot(as_rows(weight, row.dtype), row, acc, input_precision="ieee")
         else:
             scale = tl.load(scales + at * groups + done // group, mask=known, other=0.0)
-            part = tl.dot(weight.to(row.dtype), row, input_precision="ieee")
+            part = tl.dot(as_rows(weight, row.dtype), row, input_precision="ieee")
             acc += part * scale[:, None]
     if groups == 1:
         acc *= tl.load(scales + at, mask=known, other=0.0)[:, None]

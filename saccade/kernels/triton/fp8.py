@@ -32,6 +32,16 @@ INPUTS = 128
 """Inputs that are multiplied at a time, at most."""
 
 
+@triton.jit
+def as_rows(weight, dtype: tl.constexpr):
+    """Convert weights to the data type of the rows, exactly. GPUs convert 8 bits to float16 and
+    float32 to bfloat16 in pairs, but float16 to bfloat16 one by one, on their slowest unit.
+    """
+    if weight.dtype == dtype or dtype != tl.bfloat16:
+        return weight.to(dtype)
+    return weight.to(tl.float32).to(dtype)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _product(
     x,
@@ -65,10 +75,10 @@ def _product(
         weight = tl.load(weight_at + at, mask=(n < outputs)[:, None] & here[None, :], other=0.0)
         row = tl.load(x_at + at, mask=(m < rows)[None, :] & here[:, None], other=0.0)
         if groups == 1:
-            acc = tl.dot(weight.to(row.dtype), row, acc, input_precision="ieee")
+            acc = tl.dot(as_rows(weight, row.dtype), row, acc, input_precision="ieee")
         else:
             scale = tl.load(scales + n * groups + at // group, mask=n < outputs, other=0.0)
-            part = tl.dot(weight.to(row.dtype), row, input_precision="ieee")
+            part = tl.dot(as_rows(weight, row.dtype), row, input_precision="ieee")
             acc += part * scale[:, None]
     if groups == 1:
         acc *= tl.load(scales + n, mask=n < outputs, other=0.0)[:, None]
@@ -114,13 +124,13 @@ def _few(
         weight = tl.load(weight_at + at, mask=known, other=0.0)
         row = tl.load(x_at + at, mask=known_m & here[:, :, None], other=0.0)
         if groups == 1:
-            acc = tl.dot(weight.to(row.dtype), row, acc, input_precision="ieee")
+            acc = tl.dot(as_rows(weight, row.dtype), row, acc, input_precision="ieee")
         else:
             first = at + tl.arange(0, splits) * block_k
             scale_at = n[None, :] * groups + (first // group)[:, None]
             inside = known_n & (first < inputs)[:, None]
             scale = tl.load(scales + scale_at, mask=inside, other=0.0)
-            part = tl.dot(weight.to(row.dtype), row, input_precision="ieee")
+            part = tl.dot(as_rows(weight, row.dtype), row, input_precision="ieee")
             acc += part * scale[:, :, None]
     y = tl.sum(acc, 0)
     if groups == 1:
