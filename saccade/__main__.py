@@ -27,16 +27,22 @@ def main() -> None:
     is interrupted as usual.
     """
     signal.signal(signal.SIGINT, leave)
-    begin_imports()
-    from saccade.commands import run
-
-    end_imports()
-
     try:
+        begin_imports()
+        from saccade.commands import run
+
+        end_imports()
         status = run()
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         status = INTERRUPTED
+    except (ImportError, AttributeError):
+        from saccade.core.extras import too_new
+
+        if not (why := too_new()):
+            raise
+        print(f"error: {why}", file=sys.stderr)
+        status = 1
     if status == INTERRUPTED:  # the interpreter would take most of a second to put itself away
         sys.stdout.flush()
         sys.stderr.flush()

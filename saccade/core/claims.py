@@ -20,13 +20,9 @@ from pathlib import Path
 
 from saccade.core.errors import ConfigError
 from saccade.core.given_paths import reason, shown
+from saccade.core.private_folder import OTHERS, SAFELY
 
 log = logging.getLogger("saccade")
-
-SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""No link is followed, and a pipe that nobody writes to is waited for by nobody."""
-OTHERS = stat.S_IWGRP | stat.S_IWOTH
-
 
 _SIZED = re.compile(r"(.*):([-+]?\d[^/:]*)", re.DOTALL)
 _SIZE = re.compile(r"(\d{1,12})(\w+)", re.ASCII)

@@ -23,9 +23,9 @@ SALT_BYTES = 16
 class Client:
     """A request's sender.
 
-    `name`: the key's name, "" with at most one key. `address`: the connection's source, "" for
-    calls from Python. `limited`: True if this is one among several clients, each held to `SHARE` of
-    the total.
+    `name`: the key's name, "" for the key from --api-key, and without keys. `address`: the
+    connection's source, "" for calls from Python. `limited`: True if this is one among several
+    clients, each held to `SHARE` of the total.
     """
 
     name: str = ""
@@ -51,9 +51,9 @@ class Client:
     def share(self, given: str) -> str:
         """Return the name under which the client's requests take turns.
 
-        It is the key's name, else the salt's, else the address.
+        It is the key's name where there are several, else the salt's, else the address.
         """
-        if self.name:
+        if self.limited and self.name:
             return f"key {self.name}"
         return f"salt {self.salt(given)}" if given else self.address
 

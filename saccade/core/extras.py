@@ -1,11 +1,15 @@
 """How to install what a message misses: the line to type on this machine, for its operator; and
-words for clients, who learn nothing of this machine.
+words for clients, who learn nothing of this machine. Also which installed packages are too new.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2]
@@ -30,3 +34,42 @@ def ask_operator(extra: str) -> str:
     """Return what a client can do about a missing extra, as part of a sentence."""
     line = f"python {SCRIPT} '.[{extra}]' in the folder of Saccade's source"
     return f"have the server's operator install the extra `{extra}` ({line})"
+
+
+_BOUND = re.compile(r"([\w.-]+)[^;<]*<(\d+(?:\.\d+)*)")
+"""A requirement's name, and the first version that is too new."""
+
+
+def too_new() -> str:
+    """Return a sentence about installed packages that are newer than Saccade allows, or ""."""
+    with suppress(PackageNotFoundError):
+        return describe_too_new(requires("saccade") or ())
+    return ""
+
+
+def describe_too_new(requirements: Iterable[str]) -> str:
+    found = list(_too_new(requirements))
+    if not found:
+        return ""
+    installed = ", ".join(f"{name} {has}" for name, has, _ in found)
+    wanted = " ".join(f"'{name}<{bound}'" for name, _, bound in found)
+    return (
+        f"too new for this version of Saccade: {installed}. Install older ones: pip install "
+        f"{wanted}"
+    )
+
+
+def _too_new(requirements: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield names, versions and bounds. A pre-release of a bound is as new as the bound."""
+    for bounded in map(_BOUND.match, requirements):
+        with suppress(PackageNotFoundError):
+            if bounded and _release(has := version(bounded[1])) >= _release(bounded[2]):
+                yield bounded[1], has, bounded[2]
+
+
+def _release(text: str) -> list[int]:
+    """Return the numbers of a version, without the zeros at its end."""
+    numbers = [int(part) for part in re.findall(r"\d+", re.split(r"[^\d.]|\.[^\d]", text)[0])]
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return numbers

@@ -22,7 +22,8 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
 
     Raises CheckpointError that names the remedy.
     """
-    folder = DEMO if model == "demo" else Path(model).expanduser()
+    # Processes in other folders read it.
+    folder = DEMO if model == "demo" else Path(model).expanduser().absolute()
     check_revision(model, folder, revision)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -56,6 +57,7 @@ def _download(repo: str, revision: str | None) -> Path:
 
     with hub_errors(repo):
         folder = Path(snapshot_download(repo, revision=revision, allow_patterns=DOWNLOADED))
+        folder = folder.absolute()
     if not (folder / "config.json").is_file():
         raise CheckpointError(
             f"{repo} on the hub has no config.json: it is not a transformers checkpoint (of "

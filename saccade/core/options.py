@@ -30,6 +30,7 @@ from saccade.core.config import (
 from saccade.core.errors import ConfigError
 from saccade.core.given_paths import check_given
 from saccade.core.page_store import PAGES
+from saccade.core.private_folder import cache_folder
 from saccade.core.store import SHARED, UPLOADS
 from saccade.core.tuning import basic, tuned
 
@@ -655,12 +656,6 @@ class ServeOptions:
     kept: ResponseOptions = field(default_factory=ResponseOptions)
     watch: ObservabilityOptions = field(default_factory=ObservabilityOptions)
     role: RoleOptions = field(default_factory=RoleOptions)
-
-
-def cache_folder(name: str) -> Path:
-    """Return the folder `name` in the user's cache folder. It may still be missing."""
-    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(root).expanduser() / "saccade" / name
 
 
 def share_of_memory(limit_mb: int | None) -> int:

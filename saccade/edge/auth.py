@@ -33,7 +33,8 @@ _LINE = re.compile(r"([A-Za-z0-9._-]{1,64})[ \t]*(?::|[ \t])[ \t]*(\S+)")
 class Keys:
     """The keys by name. The key from --api-key has the name "".
 
-    With at most one key, all clients are alike.
+    A key's cache and files are under its name from the start, so that adding or removing another
+    changes nothing for it.
     """
 
     def __init__(self, options: ServerOptions) -> None:
@@ -100,7 +101,7 @@ class Keys:
                 names[key] = name
         several = len(names) > 1
         return [
-            (key.encode(), Client(name if several else "", "", options.share_cache, several))
+            (key.encode(), Client(name, "", options.share_cache, several))
             for key, name in names.items()
         ]
 

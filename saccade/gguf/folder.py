@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,8 @@ from blake3 import blake3
 
 from saccade.core.errors import CheckpointError
 from saccade.core.model_folder import ELSEWHERE, check_revision, hub_errors, resolve_model
-from saccade.core.options import ModelOptions, cache_folder
+from saccade.core.options import ModelOptions
+from saccade.core.private_folder import cache_folder, private_folder
 from saccade.gguf.config import make_configs
 from saccade.gguf.header import SPLIT, GgufFile, part_of, read_header
 from saccade.gguf.kinds import GgufFacts
@@ -84,16 +84,15 @@ def write_folder(models: Sequence[Path], tower: Path | None, facts: GgufFacts) -
     if sight is not None and sight.architecture != "clip":
         raise sight.refuse("it holds no vision tower: give --mmproj the file that does")
     files = _json_files(parts, sight, facts)
-    folder = cache_folder("gguf") / _name(files)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name, text in files.items():
-            draft = folder / f".{name}.{os.getpid()}"
-            draft.write_text(text, encoding="utf-8")
-            draft.replace(folder / name)
+        folder = cache_folder("gguf") / _name(files)
+        with private_folder(folder) as kept:
+            for name, text in files.items():
+                kept.write(name, text.encode())
     except OSError as error:
         raise CheckpointError(
-            f"{folder}: the JSON files of {models[0]} cannot be written: {error.strerror}"
+            f"the JSON files of {models[0]} cannot be written to the cache folder "
+            f"($XDG_CACHE_HOME, or ~/.cache): {error.strerror}"
         ) from None
     return folder
 

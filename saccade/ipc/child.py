@@ -1,11 +1,11 @@
 """Child processes that are parts of a server: the only way to start one, talk to it, learn of its
 death and end it.
 
-A child is a module, run in a session of its own. It inherits one end of a socket pair, a pipe for
-its last words, and the descriptors named by its boot message. So nothing has a name in any folder.
-Messages are frames: length, kind, msgpack fields. The kind is the index of the message's type in a
-list shared by both ends. The kernel kills a child whose parent is gone, and a pidfd reports a
-child's end to the parent at once. Knows nothing of the content of messages.
+A child is a module, run in a session of its own and in the root folder. It inherits one end of a
+socket pair, a pipe for its last words, and the descriptors named by its boot message. So nothing
+has a name in any folder. Messages are frames: length, kind, msgpack fields. The kind is the index
+of the message's type in a list shared by both ends. The kernel kills a child whose parent is gone,
+and a pidfd reports a child's end to the parent at once. Knows nothing of the content of messages.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import msgspec
 
 from saccade.core.decoders import msgpack_decoder
 from saccade.ipc.memory import end_imports
+from saccade.ipc.python import start_python
 from saccade.ipc.tied import end_with
 
 HEARTBEAT_SECONDS = 0.5
@@ -270,7 +271,7 @@ class Child:
         inherit: Iterable[int] = (),
         environment: Mapping[str, str] | None = None,
     ) -> Child:
-        """Start `python -m module`, which must call `enter`. `boot` is a dataclass.
+        """Start a process that runs `module`, which must call `enter`. `boot` is a dataclass.
 
         The child keeps the descriptors `inherit` under the same numbers, and dies with the calling
         thread.
@@ -281,12 +282,14 @@ class Child:
         arguments = (theirs.fileno(), words_fd, os.getpid())
         try:
             # A session of its own: Ctrl-C in a terminal is for the front.
-            process = subprocess.Popen(
-                [sys.executable, "-m", STARTER, module, *map(str, arguments)],
+            process = start_python(
+                STARTER,
+                module,
+                *map(str, arguments),
+                environment=environment,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), words_fd, *inherit),
                 start_new_session=True,
-                env=environment,
             )
         except BaseException:
             ours.close()

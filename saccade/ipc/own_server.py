@@ -13,7 +13,6 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from typing import IO, NoReturn
 import httpx
 
 from saccade.core.errors import StartupError
-from saccade.ipc.tied import tied
+from saccade.ipc.tied import start_tied
 
 SILENT_SECONDS = 120.0
 """A server that makes no progress for so long while it starts is given up."""
@@ -45,10 +44,10 @@ def own_server(
     The command ends with whoever reads what it prints, and with `starter`, another process.
     output: a file for what the server prints.
     """
-    command = tied([sys.executable, "-m", "saccade", "serve", *options])
     with endings_raised(), _watched(starter):
         # A session of its own: Ctrl-C comes here first, and the server is then stopped in order.
-        server = subprocess.Popen(command, start_new_session=True, stdout=output, stderr=output)
+        words = ("serve", *options)
+        server = start_tied("saccade", *words, start_new_session=True, stdout=output, stderr=output)
         try:
             yield server
         finally:

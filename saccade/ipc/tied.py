@@ -1,7 +1,7 @@
 """Processes that end with their starter, however the starter ends.
 
-`python -m saccade.ipc.tied PARENT COMMAND...`: the kernel kills the command when PARENT, the id of
-its starter, is gone. Knows nothing of the command.
+`saccade.ipc.tied PARENT COMMAND...`: the kernel kills the command when PARENT, the id of its
+starter, is gone. Knows nothing of the command.
 """
 
 from __future__ import annotations
@@ -9,15 +9,28 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
+
+from saccade.ipc.python import python_command, python_environment
 
 _PR_SET_PDEATHSIG = 1
 
 
 def tied(command: Sequence[str]) -> list[str]:
     """Return the words that run `command` until it ends or the calling thread does."""
-    return [sys.executable, "-m", "saccade.ipc.tied", str(os.getpid()), *command]
+    return python_command("saccade.ipc.tied", str(os.getpid()), *command)
+
+
+def start_tied(module: str, *words: str, **options: Any) -> subprocess.Popen[Any]:
+    """Start a process that runs a module of Saccade until it ends or the calling thread does.
+
+    options: those of `subprocess.Popen`. Raises OSError.
+    """
+    command = tied(python_command(module, *words))
+    return subprocess.Popen(command, env=python_environment(os.environ), **options)
 
 
 def end_with(parent: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ import httpx
 
 from saccade.core.errors import StartupError
 from saccade.edge.headers import INSTANCE_HEADER
-from saccade.ipc.tied import tied
+from saccade.ipc.tied import start_tied
 
 ANNOUNCED = "serving at "
 """What a server says once it is ready, before its address (`api/serve.py`)."""
@@ -44,8 +43,9 @@ class OwnedServer:
         words = ["serve", model, *options, "--host", host, "--port", "0"]
         if "--metrics-without-key" not in options:
             words.append("--metrics-without-key")
-        self._process = subprocess.Popen(
-            tied([sys.executable, "-m", "saccade", *words]),
+        self._process = start_tied(
+            "saccade",
+            *words,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

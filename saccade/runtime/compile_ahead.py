@@ -5,13 +5,12 @@ compiles on one core. Knows which models need them, not what they are (`kernels/
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 
 import torch
 
 from saccade.core.options import usable_cores
-from saccade.ipc.tied import tied
+from saccade.ipc.tied import start_tied
 from saccade.kernels.ops import pick_ops
 from saccade.kernels.x86 import ahead
 
@@ -27,11 +26,10 @@ def begin_compiling(
     compiles = rank == 0 and pick_ops(place, dtype).kind == "x86" and usable_cores() > ranks
     if not compiles or not ahead.find_missing():
         return lambda: None
-    command = tied([sys.executable, "-m", ahead.__name__])
     # What it cannot compile, the worker compiles again, and says why not.
     quiet = subprocess.DEVNULL
     try:
-        process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)
+        process = start_tied(ahead.__name__, cwd="/", stdin=quiet, stdout=quiet, stderr=quiet)
     except OSError:  # no process may be added here: the worker compiles all
         return lambda: None
 

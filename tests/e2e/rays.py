@@ -46,7 +46,7 @@ class RayFleet(Fleet):
         found = {}
         for each in psutil.Process(self.router.process.pid).children(recursive=True):
             with suppress(psutil.Error, ValueError):  # one that has yet to listen
-                if each.cmdline()[1:4] == ["-m", "saccade", "serve"]:
+                if each.cmdline()[3:5] == ["saccade", "serve"]:
                     (port,) = (
                         at.laddr.port for at in each.net_connections("tcp") if at.status == "LISTEN"
                     )

@@ -173,7 +173,7 @@ def encoders_of(fleet: RayFleet) -> list[psutil.Process]:
     for each in psutil.Process(fleet.router.process.pid).children(recursive=True):
         with suppress(psutil.Error):
             words = each.cmdline()
-            if words[1:4] == ["-m", "saccade", "serve"] and "encode" in words:
+            if words[3:5] == ["saccade", "serve"] and "encode" in words:
                 found.append(each)
     return found
 

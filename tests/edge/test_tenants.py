@@ -253,7 +253,33 @@ def test_a_file_of_keys_is_read_again_when_it_changes(
         assert keys.client(scope("key-new")) and not caplog.text, "it is said once"
     path.write_text("anna:key-d")
     now[0] += tenant.LOOK_SECONDS
-    assert keys.client(scope("key-d")) == Client("", "10.0.0.1")
+    assert keys.client(scope("key-d")) == Client("anna", "10.0.0.1")
+
+
+def test_a_key_keeps_its_cache_and_files_while_others_come_and_go(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("anna:key-a\n")
+    options = ServerOptions(port=0, served_model_name=NAME, api_keys_file=str(path))
+    with serving(options) as served, ExitStack() as stack:
+        anna, ben = (
+            stack.enter_context(
+                openai.OpenAI(base_url=f"{served.address}/v1", api_key=key, max_retries=0)
+            )
+            for key in ("key-a", "key-b")
+        )
+        file = anna.files.create(file=("a.png", png(), "image/png"), purpose="vision")
+        for keys in ("anna:key-a\n", "anna:key-a\nben:key-b\n", "anna:key-a\n\n"):
+            path.write_text(keys)
+            time.sleep(tenant.LOOK_SECONDS)
+            ask(anna)
+            assert anna.files.retrieve(file.id).id == file.id
+            if "ben" in keys:
+                ask(ben)
+                with pytest.raises(openai.NotFoundError):
+                    ben.files.retrieve(file.id)
+        salts = [request.cache_salt for request in submitted(served)]
+    assert salts[0] == salts[1] == salts[3] != salts[2]
+    assert all(salts)
 
 
 def test_a_file_of_keys_in_utf_16_is_refused_by_that_name(tmp_path: Path) -> None:
@@ -270,16 +296,17 @@ def test_a_key_may_come_in_any_of_the_usual_headers(keys_file: str) -> None:
     assert not keys.client({"headers": [(b"api-key", b"key-x")], "client": None})
 
 
-def test_with_one_key_or_none_nobody_is_told_from_anybody(tmp_path: Path) -> None:
+def test_with_one_key_or_none_clients_are_told_apart_by_their_address(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("anna:key-a\n")
-    for options, key in (
-        (ServerOptions(api_key="k"), "k"),
-        (ServerOptions(api_keys_file=str(path)), "key-a"),
+    for options, key, name in (
+        (ServerOptions(api_key="k"), "k", ""),
+        (ServerOptions(api_keys_file=str(path)), "key-a", "anna"),
     ):
         found = Keys(options).client(scope(key))
-        assert found == Client("", "10.0.0.1")
-        assert found.salt("") == "" and found.share("") == "10.0.0.1"
+        assert found == Client(name, "10.0.0.1")
+        assert found.share("") == "10.0.0.1", "whose turns are by address"
+        assert (found.salt("") == "") == (name == "")
     assert len(Keys(ServerOptions())) == 0
     assert client_of({"client": ("2001:db8::1", 1)}).address == "2001:db8::/64"
     assert client_of({}).share("") == ""

@@ -143,7 +143,8 @@ def test_code_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     assert [kept_files.kept(what, make) for what in ("a", "a", "b")] == [b"code"] * 3
     assert len(made) == 2
-    assert len(list((tmp_path / "saccade" / "code").iterdir())) == 2
+    names = {path.name for path in (tmp_path / "saccade" / "code").iterdir()}
+    assert names == {kept_files.LOCKS, *map(kept_files.name_of, "ab")}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "saccade" / "code" / "none"))
     (tmp_path / "saccade" / "code" / "none").touch()
     assert kept_files.kept("c", make) == b"code", "where nothing can be kept"

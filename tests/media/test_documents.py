@@ -447,6 +447,36 @@ def test_a_page_of_another_is_read_after_one_of_a_long_document(
     assert served_in_turn[:2] == ["mallory", "anna"]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("what", ["pages", "sizes"])
+async def test_no_client_holds_all_workers_however_slow_its_pages_are(
+    monkeypatch: pytest.MonkeyPatch, what: str, workers: int
+) -> None:
+    """One client's orders do not end before another has its page, and a third one's after that."""
+    run, served, others_done = document_pool._Readers._run, list[str](), asyncio.Event()
+
+    async def held(readers: Any, slot: Any, work: Any) -> None:
+        served.append(work.asker.client)
+        if work.asker.client == "mallory" and (work.page is None) == (what == "sizes"):
+            await others_done.wait()
+        await run(readers, slot, work)
+
+    monkeypatch.setattr(document_pool._Readers, "_run", held)
+    async with pool(media_workers=workers) as reader:
+        long = pdf([Sheet([f"page {number}"]) for number in range(6)])
+        hostile = [asyncio.create_task(all_pages(reader, long, "mallory", 6)) for _ in range(3)]
+        slow = 1 if what == "sizes" else 3 + workers  # whose sizes are known by then
+        async with asyncio.timeout(60):
+            while served.count("mallory") < slow:
+                await asyncio.sleep(0)
+            for client in ("anna", "ben", "anna"):
+                await all_pages(reader, GOOD, client, 2)
+        assert served.count("mallory") == slow, "the worker that is left is not hers"
+        others_done.set()
+        await asyncio.gather(*hostile)
+    assert served.count("mallory") == 3 * 7
+
+
 async def all_pages(reader: DocumentPool, data: bytes, client: str, count: int) -> None:
     file = DocumentBytes(digest(data), data, Requester(client, tenant=client))
     await reader.sizes(file)

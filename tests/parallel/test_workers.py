@@ -30,7 +30,7 @@ def test_ranks_are_the_same_program_and_one_that_cannot_load_is_reported_with_it
 ) -> None:
     with ProcessRankGroup(2, Arena.create(4096)) as rank_group:
         # Of the arguments, the numbers of two descriptors may differ.
-        programs = {tuple(process.cmdline()[3:4]) for process in rank_group.processes}
+        programs = {tuple(process.cmdline()[4:5]) for process in rank_group.processes}
         assert programs == {("saccade.runtime.process",)}
         assert len(rank_group.processes) == 2
         with pytest.raises(WorkersLost, match=r"^rank [01]: ") as caught:

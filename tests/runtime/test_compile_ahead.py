@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+from functools import partial
+
 import psutil
 import pytest
 import torch
@@ -22,7 +25,8 @@ LONG = ["sleep", "600"]
 def first_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """On two cores, with a process that takes long in place of one that compiles."""
     monkeypatch.setattr(compile_ahead, "usable_cores", lambda: 2)
-    monkeypatch.setattr(compile_ahead, "tied", lambda _: LONG)
+    start = partial(subprocess.Popen, LONG)
+    monkeypatch.setattr(compile_ahead, "start_tied", lambda _, **options: start(**options))
     monkeypatch.setattr(ahead, "find_missing", lambda: [ahead.KERNELS[0]])
 
 

@@ -26,7 +26,7 @@ def test_the_package_is_found_from_the_folder_that_holds_the_clone(tmp_path: Pat
         pytest.skip("setuptools is too old for this project")
     clone, installed = tmp_path / "saccade", tmp_path / "installed"
     shutil.copytree(ROOT / "saccade" / "core", clone / "saccade" / "core")
-    for name in ("pyproject.toml", "README.md", "LICENSE", "saccade/__init__.py"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "saccade/__init__.py"):
         shutil.copy(ROOT / name, clone / name)
     built = subprocess.run([sys.executable, "-c", BUILD], cwd=clone, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr

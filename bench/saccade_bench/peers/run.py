@@ -39,6 +39,7 @@ from statistics import median
 import psutil
 from rich.console import Console
 
+from saccade.ipc.python import python_command
 from saccade_bench.ab import Side, StartedServer, running
 from saccade_bench.lab.machine import describe
 from saccade_bench.load.images import DrawnImage, data_url, encode
@@ -145,7 +146,7 @@ def sides(folder: Path, name: str, args: argparse.Namespace) -> list[Side]:
         label, _, command = text.partition("=")
         found.append(Side(label, core + command.format(port="{port}", **words)))
     own = (
-        f"{core}{shlex.quote(sys.executable)} -m saccade serve {words['folder']} --port {{port}} "
+        f"{core}{shlex.join(python_command('saccade'))} serve {words['folder']} --port {{port}} "
         f"--served-model-name {name} --threads {args.threads} "
     )
     for text in args.saccade:

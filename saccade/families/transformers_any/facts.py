@@ -7,7 +7,6 @@ its configuration and its processor. Runs without torch.
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,13 +24,15 @@ from blake3 import blake3
 
 from saccade.core.decoders import json_decoder
 from saccade.core.errors import CheckpointError, ImageError
-from saccade.core.options import cache_folder
 from saccade.core.pixel_tensors import PixelTensor
+from saccade.core.private_folder import cache_folder, private_folder
 from saccade.core.types import Size, Span
 from saccade.ipc.child import Channel, Child, Codec, Disconnected
 from saccade.ipc.environment import image_environment
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+KEPT = "transformers"
+"""The folder of facts in the user's cache folder."""
 MODULE = "saccade.families.transformers_any.inspector"
 KNOWN_SIZES: tuple[Size, ...] = ((16, 16), (64, 64), (256, 256), (1440, 2560))
 """Those that every start asks for: of the tower's warm-up, of its fingerprint, of its pace."""
@@ -351,19 +352,16 @@ def read_facts(processor: OwnProcessor, inspector: Inspector) -> ModelFacts:
     Raises CheckpointError with the reason if the checkpoint cannot be served.
     """
     folder = Path(processor.folder)
-    path = cache_folder("transformers") / f"{_name(folder, processor.choices)}.json"
-    with suppress(OSError, msgspec.MsgspecError):
-        return json_decoder(ModelFacts).decode(path.read_bytes())
+    name = f"{_name(folder, processor.choices)}.json"
+    with suppress(OSError, msgspec.MsgspecError), private_folder(cache_folder(KEPT)) as kept:
+        return json_decoder(ModelFacts).decode(kept.read(name))
     answer = inspector.ask(ModelQuestion())
     if isinstance(answer, NoAnswer):
         inspector.close()
         raise CheckpointError(f"{folder / 'config.json'}: {answer.why}")
     assert isinstance(answer, ModelFacts)
-    with suppress(OSError):  # it will be asked again
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_bytes(msgspec.json.encode(answer))
-        part.replace(path)
+    with suppress(OSError), private_folder(cache_folder(KEPT)) as kept:  # or it is asked again
+        kept.write(name, msgspec.json.encode(answer))
     return answer
 
 

@@ -7,7 +7,7 @@ the first that it needs, so the last come first here.
 
 from __future__ import annotations
 
-from saccade.kernels.x86.kept_files import FOLDER, code_folder, name_of, there
+from saccade.kernels.x86.kept_files import name_of, there, usable
 from saccade.kernels.x86.kernel_object import describe, object_file
 from saccade.kernels.x86.layer_call import GATE_VALUES
 
@@ -32,7 +32,7 @@ KERNELS: tuple[tuple[str, str, *tuple[int, ...]], ...] = (
 
 def find_missing() -> list[tuple[str, str, *tuple[int, ...]]]:
     """Return the kernels that are not kept. Returns none where nothing can be."""
-    if code_folder(FOLDER) is None:
+    if not usable():
         return []
     return [kernel for kernel in KERNELS if not there(name_of(describe(*kernel)))]
 

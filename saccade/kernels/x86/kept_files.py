@@ -1,7 +1,7 @@
 """What this machine made once and keeps on disk: machine code, and what start-up measured, each
 under the words that it follows from.
 
-Owns the folder, which stays below a bound, and a file of locks beside it. A file begins with a
+Owns the folder, which stays below a bound, and a file of locks in it. A file begins with a
 digest over its words and content, so that one that is torn, or somebody else's, reads as absent.
 Whatever the disk refuses is made again by the next process.
 """
@@ -11,20 +11,22 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import tempfile
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
+
+from saccade.core.private_folder import PrivateFolder, cache_folder, private_folder
 
 FOLDER = "code"
+NAME = re.compile("[0-9a-f]{64}")
 MOST_BYTES = 64 << 20
 """Past this the files that were used longest ago go. A model's take less than a megabyte."""
 DIGEST_BYTES = 32
 LOCKS = "making"
-"""A file beside the folder. Who makes a file locks one byte there, numbered by the file's name."""
+"""A file in the folder. Who makes a file locks one byte there, numbered by the file's name."""
 LONGEST_SECONDS = 30.0
 """A kernel takes a second or two. What takes longer is a process that was stopped."""
 POLL_SECONDS = 0.01
@@ -63,8 +65,7 @@ def _alone(name: str) -> Iterator[None]:
     The lock ends with its process. Where there is none, or one is held for `LONGEST_SECONDS`, both
     make the file.
     """
-    folder, place = code_folder(FOLDER), int(name[:LOCK_DIGITS], 16)
-    file = None if folder is None else _locks(folder.with_name(LOCKS))
+    file, place = _locks(os.environ.get("XDG_CACHE_HOME")), int(name[:LOCK_DIGITS], 16)
     if file is None:
         yield
         return
@@ -79,10 +80,14 @@ def _alone(name: str) -> Iterator[None]:
 
 
 @cache
-def _locks(path: Path) -> int | None:
-    """Open the file, once a process: closing it would end all locks of the process."""
+def _locks(_root: str | None) -> int | None:
+    """Open the file, once a process: closing it would end all locks of the process.
+
+    _root: what the folder follows from.
+    """
     try:
-        return os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)
+        with _folder() as folder:
+            return folder.open(LOCKS, os.O_CREAT | os.O_WRONLY)
     except OSError:
         return None
 
@@ -100,87 +105,71 @@ def _lock(file: int, place: int) -> bool:
 
 def look(words: str) -> bytes | None:
     """Return what is kept under `words`, or `None`."""
-    folder, name = code_folder(FOLDER), name_of(words)
-    if folder is None or (content := _read(folder / name)) is None:
-        return None
-    TALLY.found.append(name)
-    with suppress(OSError):
-        os.utime(folder / name)
-    return content
+    name = name_of(words)
+    with suppress(OSError), _folder() as folder:
+        content = _read(folder, name)
+        if content is not None:
+            TALLY.found.append(name)
+            folder.touch(name)
+        return content
+    return None
 
 
 def keep(words: str, content: bytes) -> None:
     """Keep `content` under `words`, if there is a place."""
     name = name_of(words)
     TALLY.made.append(name)
-    folder = code_folder(FOLDER)
-    if folder is None:
-        return
-    with suppress(OSError):
-        # A file that is left behind counts, and goes when it is the oldest.
-        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-            apart = Path(file.name)
-            try:
-                file.write(_digest(name, content) + content)
-                file.flush()
-                apart.replace(folder / name)
-            except OSError:
-                apart.unlink()
-                raise
-    with suppress(OSError):
-        _bound(folder)
+    with suppress(OSError), _folder() as folder:
+        try:
+            folder.write(name, _digest(name, content) + content)
+        finally:
+            _bound(folder)
+
+
+def usable() -> bool:
+    """Return True if files can be kept."""
+    with suppress(OSError), _folder() as folder:
+        return folder.writable()
+    return False
 
 
 def there(name: str) -> bool:
     """Return True if the file with this name can be read whole."""
-    folder = code_folder(FOLDER)
-    return folder is not None and _read(folder / name) is not None
+    with suppress(OSError), _folder() as folder:
+        return _read(folder, name) is not None
+    return False
+
+
+@contextmanager
+def _folder() -> Iterator[PrivateFolder]:
+    with private_folder(cache_folder(FOLDER)) as folder:
+        yield folder
 
 
 def name_of(words: str) -> str:
     return hashlib.sha256(words.encode()).hexdigest()
 
 
-def _read(path: Path) -> bytes | None:
-    try:
-        whole = path.read_bytes()
-    except OSError:
-        return None
+def _read(folder: PrivateFolder, name: str) -> bytes | None:
+    whole = folder.read(name)
     digest, content = whole[:DIGEST_BYTES], whole[DIGEST_BYTES:]
-    return content if digest == _digest(path.name, content) else None
+    return content if digest == _digest(name, content) else None
 
 
 def _digest(name: str, content: bytes) -> bytes:
     return hashlib.sha256(name.encode() + content).digest()
 
 
-def _bound(folder: Path) -> None:
-    """Remove what was used longest ago until all is within the bound."""
-    found = sorted(((entry.stat(), entry.path) for entry in os.scandir(folder)), key=_used)
-    total = sum(stat.st_size for stat, _ in found)
-    for stat, path in found:
+def _bound(folder: PrivateFolder) -> None:
+    """Remove what was used longest ago until all is within the bound.
+
+    Files with other names than ours are left alone.
+    """
+    found = [entry for entry in folder.entries() if NAME.fullmatch(entry[0])]
+    total = sum(stat.st_size for _, stat in found)
+    for name, stat in sorted(found, key=lambda entry: entry[1].st_mtime_ns):
         if total <= MOST_BYTES:
             return
         with suppress(OSError):  # a folder where another process writes
-            Path(path).unlink()
+            folder.remove(name)
             total -= stat.st_size
-
-
-def _used(entry: tuple[os.stat_result, str]) -> int:
-    return entry[0].st_mtime_ns
-
-
-def code_folder(name: str) -> Path | None:
-    """Return the folder `name` for this user's code, made if need be.
-
-    Returns `None` if the folder cannot be kept, or others could put their code there.
-    """
-    try:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = root / "saccade" / name
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
-    except (OSError, RuntimeError):  # a user without a home, too
-        return None
-    safe = found.st_uid == os.getuid() and not found.st_mode & 0o022
-    return folder if safe and os.access(folder, os.W_OK) else None

@@ -65,7 +65,7 @@ class Stored:
     """One upload.
 
     `created` is in nanoseconds since the epoch. `expires`, in seconds, is `None` for a file that
-    stays. `owner` is the name of the sender's key, where keys are several.
+    stays. `owner` is the name of the sender's key.
     """
 
     id: str

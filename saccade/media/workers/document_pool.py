@@ -2,7 +2,8 @@
 text, their pixels.
 
 Owns the work waiting for these workers. An order is one page, so that clients take turns after
-each. Sizes are known in a moment and have their own worker. Processor time is limited for a page
+each. One worker is reserved for clients without an order in flight: no client's slow pages hold all
+workers. Sizes are known in a moment and have their own worker. Processor time is limited for a page
 and for a document. What takes more, or costs a worker, is refused for a while. The workers start
 with the first document. Knows nothing of names, or how pages are used.
 """
@@ -10,6 +11,7 @@ with the first document. Knows nothing of names, or how pages are used.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from signal import SIGKILL
@@ -194,11 +196,22 @@ class _Readers:
         workers: int,
         outbox: int,
     ) -> None:
-        """Set up the workers. `outbox` is the bytes that an order may answer with."""
+        """Set up the workers, `workers` for each client and one reserved for the others. `outbox`
+        is the bytes that an order may answer with.
+        """
         memory = PAGE_BYTES + 3 * options.max_image_bytes + SLACK_BYTES
         self._slots = WorkerSlots(
-            fork_servers.readers, None, workers, memory, metrics, self._dispatch, self._fail, outbox
+            fork_servers.readers,
+            None,
+            workers + 1,
+            memory,
+            metrics,
+            self._dispatch,
+            self._fail,
+            outbox,
         )
+        self._in_flight: Counter[str] = Counter()
+        """Orders by client."""
         self._options = options
         self._metrics = metrics
         self._refused = refused
@@ -240,13 +253,18 @@ class _Readers:
 
     def _dispatch(self) -> None:
         """Give work to idle workers."""
-        while self._slots.idle() and (work := self._turns.take_next()):
+        while self._slots.idle() and (work := self._turns.take_next(self._has_worker)):
             slot = self._slots.idle(work.asker.tenant)
             assert slot is not None
             slot.busy = True
+            self._in_flight[work.asker.client] += 1
             task = asyncio.create_task(self._run(slot, work))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def _has_worker(self, work: _Work) -> bool:
+        """Return False if the last idle worker is reserved for other clients."""
+        return self._slots.num_idle > 1 or not self._in_flight[work.asker.client]
 
     def _fail(self, why: str) -> None:
         while work := self._turns.take_next():
@@ -275,6 +293,8 @@ class _Readers:
                 self._refuse(work, crash, work.use)
         finally:
             slot.free()
+            self._in_flight[work.asker.client] -= 1
+            self._in_flight += Counter()  # without zeros: clients come and go
         self._dispatch()
 
     async def _read(self, slot: WorkerSlot, work: _Work) -> bytes:

@@ -211,6 +211,11 @@ class WorkerSlots:
         slots = self._slots if self._channel is not None else ()
         return min([slot for slot in slots if not slot.busy], key=cost, default=None)
 
+    @property
+    def num_idle(self) -> int:
+        """Count the idle slots."""
+        return sum(not slot.busy for slot in self._slots)
+
     def start(self) -> None:
         """Start the supervisor in the background, on the running loop, unless started."""
         if self._task is None:

@@ -2,10 +2,10 @@
 
 A file appears under its name only when whole (write, rename). Files with such a name that do not
 fit it (`items.py`) are removed when they are found or read, except folders and files that could not
-be looked at: the next run may succeed. All other names are left alone. Where the kind of item asks
-for it, the folder is locked, and its owner and the files' must be this server's user, since whoever
-else can write there can make everything fit. Writing through a link in the folder's place is
-refused. Knows nothing of threads.
+be looked at: the next run may succeed. All other names are left alone. The owner of the folder and
+of its files must be this server's user, since whoever else can write there can make everything fit.
+Where the kind of item asks for it, the folder is locked. Writing through a link in the folder's
+place is refused. Knows nothing of threads.
 """
 
 from __future__ import annotations
@@ -68,12 +68,11 @@ class Folder(Generic[K]):
 
     def _begin(self, user: int) -> tuple[tuple[K, int], ...]:
         """Return what an earlier run left. user: this server's in the root folder."""
+        remedy = (
+            ", who can make files that this server would read: remove it, or name another folder"
+        )
+        self._own(user, remedy)
         if self._items.lone:
-            self._own(
-                user,
-                ", who can make pages that this server would read: remove it, or name another "
-                "folder",
-            )
             self._lock = locked(self.folder / "lock")
         with opened_folder(self.folder):
             return self._scan()

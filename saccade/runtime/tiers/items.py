@@ -76,7 +76,7 @@ class ItemHeader:
 
 class Items(Protocol[K]):
     """One kind of item of one model. what: its name in logs. layout: of the root folder. folder:
-    below it, this model's. lone: one server has the folder, and nobody else's file is believed.
+    below it, this model's. lone: one server has the folder.
     durable: a file is forced to the disk before it has its name.
     """
 
