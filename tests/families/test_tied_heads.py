@@ -1,5 +1,5 @@
-"""A head stored beside `tie_word_embeddings: true`: another one than the token embedding is used, as
-transformers 5 uses it; an equal one is the embedding's own table.
+"""A head stored with `tie_word_embeddings: true`: one that differs from the token embedding is
+used, as in transformers 5; an equal one is the embedding's own table.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def flagged(folder: Path, flag: bool | None = True) -> Path:
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor], str, str], object]) -> None:
-    """Change the tensors. change: takes them, and the stored names of the embedding and the head."""
+    """Change the tensors. change: takes them, and the names of the embedding and the head."""
     canonical = family_model(load_spec(folder)).canonical_name
     for path in folder.glob("*.safetensors"):
         tensors = {name: value.clone() for name, value in load_file(path).items()}

@@ -22,9 +22,9 @@ from saccade.families.config_readers import (
     Colour,
     check_made_for,
     read_colours,
-    require_flags,
+    read_resample,
 )
-from saccade.families.qwen_vl.config import VisionConfig
+from saccade.families.qwen_vl.config import Variant, VisionConfig
 
 MAX_ASPECT_RATIO = 200
 LONGEST_SIDE = 16384
@@ -83,7 +83,7 @@ class ImageRules:
                 f"the image is {width} x {height} px; the limit is "
                 f"{LONGEST_SIDE * self.patch} px on a side"
             )
-        return whole(size, self.grid(*size))
+        return whole(size, self.grid(*size), self.resample)
 
     def settings(self, family: str, recipe: ImageRecipe) -> bytes:
         """Return the fingerprint.
@@ -106,6 +106,8 @@ class ImageRules:
 
 
 Rules = TypeVar("Rules", bound=ImageRules)
+CLASS_BOUNDS = (56 * 56, 28 * 28 * 1280)
+"""Pixels of an image, at least and at most, where the image processor's file has no size."""
 NO_IMAGES = ImageRules(1, 1, 0, 0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 """Those of a checkpoint without a vision tower."""
 
@@ -167,25 +169,27 @@ class RaisedRules(ImageRules):
         found = ImageRules.recipe(self, height, width, bounds)
         if min(height, width) < self.factor:
             found = ImageRules.recipe(self, *self.raised(height, width), bounds)
-        return replace(found, resample=self.resample)
-
-
-def check_pixels(processor: Section) -> None:
-    """Raise CheckpointError unless pixels are resized, rescaled by 1/255 and normalised."""
-    require_flags(processor, "do_resize", "do_rescale", "do_normalize")
-    if not math.isclose(processor.number("rescale_factor", default=1 / 255), 1 / 255):
-        raise CheckpointError(f"{processor.where}: rescale_factor is not supported but for 1/255")
+        return found
 
 
 def read_images(processor: Section, vision: VisionConfig) -> ImageRules:
-    """Return the rules that the image processor's file asks for. Raises CheckpointError."""
+    """Return the rules that the image processor's file asks for. Raises CheckpointError.
+
+    Absent fields have the values of transformers' class, which serves all Qwen-VL models, and an
+    absent file those of the published checkpoints.
+    """
     patch, merge, frames = vision.patch, vision.merge, vision.temporal_patch
     check_made_for(processor, patch_size=patch, merge_size=merge, temporal_patch_size=frames)
-    newer = vision.variant == "qwen3_vl"
-    bounds = (256 * 256, 4096 * 4096) if newer else (56 * 56, 28 * 28 * 16384)
+    newer = vision.variant == "qwen3_vl" and not processor.data
+    bounds = CLASS_BOUNDS if processor.data else published_bounds(vision.variant)
     colours = (HALF, HALF) if newer else (CLIP_MEAN, CLIP_STD)
     absent = ImageRules(patch, merge, *bounds, *colours, temporal_patch=frames)
-    return read_rules(processor, absent)
+    return replace(read_rules(processor, absent), resample=read_resample(processor, 3))
+
+
+def published_bounds(variant: Variant) -> tuple[int, int]:
+    """Return the pixels of an image, at least and at most, in the published checkpoints."""
+    return (256 * 256, 4096 * 4096) if variant == "qwen3_vl" else (56 * 56, 28 * 28 * 16384)
 
 
 def read_rules(processor: Section, absent: Rules) -> Rules:
