@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -87,13 +87,18 @@ def pack(numbers: Numbers, bits: int, axis: int, places: tuple[int, ...] = ()) -
     return torch.from_numpy(np.ascontiguousarray(np.moveaxis(packed, -1, axis)))
 
 
-def quantise_packed(folder: Path, format: PackedFormat, out: Path) -> tuple[Path, Path]:
+def quantise_packed(
+    folder: Path,
+    format: PackedFormat,
+    out: Path,
+    chosen: Callable[[str], bool] = is_projection,
+) -> tuple[Path, Path]:
     """(quantised, twin) of the float checkpoint in `folder`, below `out`."""
     quantised, twin = (Path(shutil.copytree(folder, out / name)) for name in ("quantised", "twin"))
     tensors = load_file(folder / "model.safetensors")
     stored, whole = dict(tensors), dict(tensors)
     for name, weight in tensors.items():
-        if is_projection(name) and "layers.1.self_attn.k_proj" not in name:
+        if chosen(name) and "layers.1.self_attn.k_proj" not in name:
             module = name.removesuffix("weight")
             del stored[name]
             whole[name], pieces = _quantise(weight, format)

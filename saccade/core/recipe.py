@@ -125,9 +125,9 @@ class ImageRecipe:
         return self.views == (ImageView(self.canvas),) and not (self.through or self.own)
 
 
-def whole(size: Size, grid: Grid = ()) -> ImageRecipe:
+def whole(size: Size, grid: Grid = (), resample: Resample = "bicubic") -> ImageRecipe:
     """Return a recipe that resizes the whole image to `size`."""
-    return ImageRecipe(size, grid, (ImageView(size),))
+    return ImageRecipe(size, grid, (ImageView(size),), resample=resample)
 
 
 def stacked(upper: Size, lower: Size, grid: Grid, resample: Resample) -> ImageRecipe:

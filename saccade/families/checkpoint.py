@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,25 +63,41 @@ class Section:
 
     Methods take alternative names for moved fields, and the first present wins. They raise
     CheckpointError naming file and field.
+
+    used: each field of the file that was looked up, with its section.
     """
 
     where: str
     data: Mapping[str, Any]
+    used: set[tuple[str, str]] = field(default_factory=set, compare=False, repr=False)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the value of any type as in the file, also null, or `default` if it is absent."""
+        self.used.add((self.where, name))
+        return self.data.get(name, default)
+
+    def looked_up(self, name: str) -> bool:
+        """Return True for a field that a method has looked for, present or absent."""
+        return (self.where, name) in self.used
 
     def has(self, name: str) -> bool:
-        return self.data.get(name) is not None
+        return self.get(name) is not None
 
     def filled(self, absent: Mapping[str, Any]) -> Section:
         """Return this section with values for its absent fields."""
         missing = {name: value for name, value in absent.items() if not self.has(name)}
-        return Section(self.where, {**self.data, **missing})
+        return self.changed(missing)
+
+    def changed(self, values: Mapping[str, Any]) -> Section:
+        """Return this section with other values."""
+        return replace(self, data={**self.data, **values})
 
     def section(self, name: str) -> Section:
         """Return the object under `name`, or an empty section if it is missing."""
-        value = self.data.get(name)
+        value = self.get(name)
         if value is not None and not isinstance(value, dict):
             raise CheckpointError(f"{self.where}: {name} must be an object, not {value!r}")
-        return Section(f"{self.where}: {name}", value or {})
+        return Section(f"{self.where}: {name}", value or {}, self.used)
 
     def integer(self, *names: str, default: int | None = None) -> int:
         value = self._first(names, default)
@@ -148,8 +164,9 @@ class Section:
         return tuple(float(item) for item in value)
 
     def _first(self, names: tuple[str, ...], default: object) -> Any:
-        for name in names:
-            if (value := self.data.get(name)) is not None:
+        values = [self.get(name) for name in names]
+        for value in values:
+            if value is not None:
                 return value
         if default is None:
             raise CheckpointError(f"{self.where}: {' or '.join(names)} is missing")
@@ -234,21 +251,23 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
     Raises CheckpointError naming the file.
     """
-    processor = read_json(folder / "preprocessor_config.json", required=False)
-    processors = read_json(folder / "processor_config.json", required=False)
-    if not processor.data:
-        processor = processors.section("image_processor")
-    video = processors.section("video_processor")
-    if not video.data:
-        video = read_json(folder / "video_preprocessor_config.json", required=False)
+    own = read_json(folder / "processor_config.json", required=False)
     config = read_json(folder / "config.json")
     return Checkpoint(
         folder=folder,
         config=config,
         generation=read_json(folder / "generation_config.json", required=False),
-        processor=processor,
-        video=video,
+        processor=_processor(own, "image_processor", folder / "preprocessor_config.json"),
+        video=_processor(own, "video_processor", folder / "video_preprocessor_config.json"),
     )
+
+
+def _processor(own: Section, name: str, older: Path) -> Section:
+    """Return what processor_config.json has under `name`, or else the older file.
+
+    transformers 5 has this order for images and for videos.
+    """
+    return own.section(name) if own.has(name) else read_json(older, required=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from saccade.core.family import FamilySpec
 from saccade.families.checkpoint import read_checkpoint
 from saccade.families.family import Family
 from saccade.families.quantization import read_quantization
+from saccade.families.unread_fields import refuse_unread
 
 if TYPE_CHECKING:
     from saccade.gguf.kinds import GgufFacts
@@ -80,6 +81,8 @@ def load_spec(folder: Path, options: Sequence[str] = ()) -> FamilySpec:
             + how_to_install(f".[{family.package}]")
         )
     spec: FamilySpec = resolve_name(family.spec)(checkpoint)
+    if not family.package:  # whose modules read all fields themselves
+        refuse_unread(checkpoint)
     return spec.with_options(_read_options(options)) if options else spec
 
 

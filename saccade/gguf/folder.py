@@ -80,6 +80,12 @@ def write_folder(models: Sequence[Path], tower: Path | None, facts: GgufFacts) -
     Raises CheckpointError naming the file.
     """
     parts = [read_header(path) for path in models]
+    for part in parts[1:]:
+        if part.architecture != parts[0].architecture:
+            raise part.refuse(
+                f"it holds {part.architecture}, and is no part of {models[0].name} "
+                f"({parts[0].architecture}): give a vision tower's file as --mmproj"
+            )
     sight = read_header(tower) if tower else None
     if sight is not None and sight.architecture != "clip":
         raise sight.refuse("it holds no vision tower: give --mmproj the file that does")

@@ -160,11 +160,10 @@ class Decoder(Generic[M]):
         *,
         rope: Rope,
         around_one: bool = False,
-        own_head: bool = False,
     ) -> None:
         """Build the embedding, the layers, the norm and the head.
 
-        `around_one`: as in DecoderLayer. `own_head`: as `own` in `nn.embedding.make_head`.
+        `around_one`: as in DecoderLayer.
         """
         table = (config.vocab_size, config.hidden)
         self.hidden = config.hidden
@@ -177,7 +176,7 @@ class Decoder(Generic[M]):
             config.rms_eps,
             around_one=around_one,
         )
-        self.head = make_head(weights, self.embedding, tied=config.tied, own=own_head)
+        self.head = make_head(weights, self.embedding, tied=config.tied)
         self.rope = rope
 
     def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
@@ -210,15 +209,15 @@ class Decoder(Generic[M]):
 
 
 def attention_decoder(
-    weights: Weights, config: TextConfig, shard: Shard, *, own_head: bool = False
+    weights: Weights, config: TextConfig, shard: Shard
 ) -> Decoder[CausalAttention]:
-    """Build Qwen2's or Qwen3's decoder, by its configuration. own_head: as in `Decoder`."""
+    """Build Qwen2's or Qwen3's decoder, by its configuration."""
     heads = HeadsConfig.of(config)
 
     def mixer(layer: int, name: str) -> CausalAttention:
         return CausalAttention(weights, f"{name}.self_attn", heads, shard, layer)
 
-    return plain_decoder(weights, config, shard, mixer, own_head=own_head)
+    return plain_decoder(weights, config, shard, mixer)
 
 
 def plain_decoder(
@@ -228,12 +227,11 @@ def plain_decoder(
     mixer: Callable[[int, str], M],
     *,
     rope: Rope | None = None,
-    own_head: bool = False,
 ) -> Decoder[M]:
     """Build a decoder whose layers differ in their mixers, and have the MLPs or experts of Qwen.
 
     mixer: makes a layer's from its number and its name. rope: by default, the configuration's over
-    whole heads. own_head: as in `Decoder`.
+    whole heads.
     """
     return Decoder(
         weights,
@@ -241,7 +239,6 @@ def plain_decoder(
         shard,
         lambda layer: _plain_layer(weights, layer, config, shard, partial(mixer, layer)),
         rope=rope or MultiRope(config.rope, config.head_dim, weights.device),
-        own_head=own_head,
     )
 
 

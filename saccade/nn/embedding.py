@@ -4,6 +4,8 @@ logits.
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from torch.nn import functional as F
 
@@ -11,6 +13,8 @@ from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
 HEAD = "lm_head.weight"
+
+logger = logging.getLogger("saccade")
 
 
 class TokenEmbedding:
@@ -72,14 +76,22 @@ class TokenHead:
         return everyones.transpose(0, 1).reshape(x.shape[0], -1)[:, : self.vocab_size]
 
 
-def make_head(
-    weights: Weights, embedding: TokenEmbedding, *, tied: bool, own: bool = True
-) -> TokenHead:
+def make_head(weights: Weights, embedding: TokenEmbedding, *, tied: bool) -> TokenHead:
     """Make the head behind `embedding`, whose table it shares if `tied`.
 
-    `own`: use a head found in the file even if `tied`. Older files leave out that theirs is untied.
+    A stored head with other values is used even if `tied`, as in transformers 5. Each rank compares
+    its own rows: sharing equal ones changes no logits.
     """
-    if not tied or (own and weights.has(HEAD)):
-        table = embedding.vocab_size, embedding.table.shape[1]
-        embedding = TokenEmbedding(weights, HEAD, table, embedding.shard)
+    shape = embedding.vocab_size, embedding.table.shape[1]
+    if tied and weights.has(HEAD):
+        part = Part(HEAD, shape, embedding.part.index)
+        tied = weights.equals(part, embedding.table)
+        if not tied:
+            logger.warning(
+                "the checkpoint's %s differs from its token embedding: it is used, although "
+                "config.json sets tie_word_embeddings",
+                HEAD,
+            )
+    if not tied:
+        embedding = TokenEmbedding(weights, HEAD, shape, embedding.shard)
     return TokenHead(weights, embedding)

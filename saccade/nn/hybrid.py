@@ -230,16 +230,13 @@ def hybrid_model(
     config: TextConfig,
     hybrid: HybridConfig,
     shard: Shard,
-    *,
-    own_head: bool = False,
 ) -> Decoder[GatedAttention | GatedDelta]:
-    """Make the whole language model. own_head: as in `Decoder`."""
+    """Make the whole language model."""
     return Decoder(
         weights,
         config,
         shard,
         lambda layer: hybrid_layer(weights, layer, config, hybrid, shard),
         rope=MultiRope(config.rope, hybrid.rotary_dim, weights.device),
-        own_head=own_head,
         around_one=True,
     )

@@ -60,6 +60,13 @@ class Weights(Protocol):
         """Return True for a tensor's canonical name. Random weights have any."""
         ...
 
+    def equals(self, part: Part, values: torch.Tensor, /) -> bool:
+        """Return True if the stored tensor's wanted slice has these values. Random weights do.
+
+        values: as `load` would return them. Raises CheckpointError as `load` does.
+        """
+        ...
+
     def fits(self, part: Part, /) -> bool:
         """Return True for a tensor with the given shape. Random weights have any."""
         ...

@@ -153,11 +153,94 @@ def test_the_trial_shows_all_kinds_of_tokens_around_images(
     sizes = prompts.telling_sizes(spec)
     shown = {token for size in sizes for token in spec.sizes.facts(size).tokens}
     assert shown == {token for each in spec.images.largest for token in each.tokens}
-    assert 2 <= len(sizes) <= prompts.MOST_IMAGES
+    assert 3 <= len(sizes) <= prompts.MOST_IMAGES + 1
+
+
+def test_the_trial_shows_images_side_by_side_and_at_both_ends(
+    checkpoint: Callable[[str], AnySpec],
+) -> None:
+    spec = checkpoint("llava")
+    prompt = prompts.image_prompt(spec, prompts.telling_sizes(spec), torch.float32)
+    first, second, *_, last = prompt.spans
+    assert first.start == 0 and second.start == first.end
+    assert last.end == len(prompt.tokens)
+
+
+def test_a_trial_costs_few_forwards(
+    checkpoint: Callable[[str], AnySpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the model's own: one token; a prompt and a decode step, of text and of an image; of
+    several images only what the decoder is handed.
+    """
+    asked, ours = [], []
+    ask, run = trial._ask, net.AnyText.run
+
+    def counted(model: Any, prompt: ProbePrompt, *, stop: bool) -> OwnAnswer:
+        asked.append(stop)
+        return ask(model, prompt, stop=stop)
+
+    def run_counted(self: Any, x: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
+        ours.append(len(x))
+        return run(self, x, *rest, **more)
+
+    monkeypatch.setattr(trial, "_ask", counted)
+    monkeypatch.setattr(net.AnyText, "run", run_counted)
+    loaded(checkpoint("llava"))
+    assert asked == [False, True, False]
+    assert len(ours) == 6, "one token, three prompts, and two with a token behind"
+
+
+@pytest.mark.parametrize(
+    ("argument", "change", "reason"),
+    [
+        ("position_ids", lambda each: each + 1, "another position behind a prompt"),
+        ("attention_mask", torch.zeros_like, "a mask of its own behind a prompt"),
+        ("logits", lambda each: each.flip(0), "its logits of a decode step"),
+    ],
+)
+def test_a_decode_step_that_differs_is_refused(
+    checkpoint: Callable[[str], AnySpec],
+    monkeypatch: pytest.MonkeyPatch,
+    argument: str,
+    change: Callable[[torch.Tensor], torch.Tensor],
+    reason: str,
+) -> None:
+    """The prompt is as ever."""
+    ask = trial._ask
+
+    def other(model: Any, prompt: ProbePrompt, *, stop: bool) -> OwnAnswer:
+        found = ask(model, prompt, stop=stop)
+        if found.step is None:
+            return found
+        step = found.step
+        if argument == "logits":
+            return replace(found, step=replace(step, logits=change(step.logits)))
+        told = torch.full((1, 1), len(prompt.tokens))
+        arguments = {**step.arguments, argument: change(step.arguments.get(argument, told))}
+        return replace(found, step=replace(step, arguments=arguments))
+
+    monkeypatch.setattr(trial, "_ask", other)
+    refused(checkpoint("llava"), f"its .*{reason}".replace("its .*its", "its"))
+
+
+def test_a_model_that_takes_no_images_side_by_side_is_tried_with_letters_between(
+    checkpoint: Callable[[str], AnySpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, asked = trial._ask, []
+
+    def picky(model: Any, prompt: ProbePrompt, *, stop: bool) -> OwnAnswer:
+        asked.append(prompt.spans)
+        if len(prompt.spans) > 1 and prompt.spans[0].end == prompt.spans[1].start:
+            raise RuntimeError("no images side by side")
+        return ask(model, prompt, stop=stop)
+
+    monkeypatch.setattr(trial, "_ask", picky)
+    loaded(checkpoint("llava"))
+    assert len(asked) == 4 and asked[2][0].end < asked[2][1].start
 
 
 def told(tokens: tuple[int, ...], rows: torch.Tensor) -> OwnAnswer:
-    prompt = ProbePrompt(tokens, spec_positions(len(tokens)), {})
+    prompt = ProbePrompt(tokens, spec_positions(len(tokens)), len(tokens), {})
     return OwnAnswer(prompt, Handed({"inputs_embeds": rows[None]}, None), None)
 
 

@@ -182,8 +182,37 @@ def test_files_that_do_not_belong_together_are_refused(
     with pytest.raises(CheckpointError, match="puts out 64 values, the language model takes 128"):
         make_configs(narrow, read_header(files.mmproj), names, gguf_facts())
     flat = changed(files.model, qwen3vl__n_deepstack_layers=3)
-    with pytest.raises(CheckpointError, match=r"2 extra levels, but model\.gguf takes 3"):
+    with pytest.raises(CheckpointError, match=r"2 extra levels .* model\.gguf .* takes 3"):
         make_configs(flat, read_header(files.mmproj), names, gguf_facts())
+
+
+@pytest.mark.parametrize("model", ["qwen3_5", "qwen3_5_moe"])
+def test_a_tower_with_levels_that_the_model_does_not_take_is_refused(
+    files: Files, gguf_checkpoint: Callable[..., Path], tmp_path: Path, model: str
+) -> None:
+    hybrid = write_files(gguf_checkpoint(model), tmp_path, Kind.F32)
+    with pytest.raises(CheckpointError, match=r"2 extra levels .* takes 0: give the --mmproj"):
+        write_folder([hybrid.model], files.mmproj)
+    with pytest.raises(CheckpointError, match=r"0 extra levels .* takes 2: give the --mmproj"):
+        write_folder([files.model], hybrid.mmproj)
+    assert write_folder([hybrid.model], hybrid.mmproj)
+    # Some converters list the levels of a tower that has none.
+    listed = changed(hybrid.mmproj, clip__vision__is_deepstack_layers=[True, True])
+    header, names = read_header(hybrid.model), set(read_header(hybrid.model).tensors)
+    assert make_configs(header, listed, names)
+
+
+@pytest.mark.parametrize("model", ["qwen3_5", "qwen3_vl"])
+def test_a_file_of_another_model_is_no_part_of_one(
+    files: Files, gguf_checkpoint: Callable[..., Path], tmp_path: Path, model: str
+) -> None:
+    first = write_files(gguf_checkpoint(model), tmp_path, Kind.F32)
+    for tower in (None, first.mmproj):
+        with pytest.raises(CheckpointError, match=r"holds clip, and is no part of model\.gguf"):
+            write_folder([first.model, first.mmproj], tower)
+    other = write_files(gguf_checkpoint("qwen2_vl"), tmp_path / "other", Kind.F32)
+    with pytest.raises(CheckpointError, match="holds qwen2vl, and is no part of"):
+        write_folder([first.model, other.model], first.mmproj)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,9 @@ class Counting:
 
     def found(self, _name: str, _values: torch.Tensor, /) -> None: ...
 
+    def equals(self, part: Part, values: torch.Tensor) -> bool:
+        return self.weights.equals(part, values)
+
     def fits(self, part: Part) -> bool:
         return self.weights.fits(part)
 

@@ -170,7 +170,7 @@ def read_images(checkpoint: Checkpoint, vision: SiglipConfig) -> CandidateRules:
 
 
 def _candidates(config: Section, side: int) -> tuple[tuple[int, int], ...]:
-    listed = config.data.get("candidate_resolutions", [[side, side]])
+    listed = config.get("candidate_resolutions", [[side, side]])
     sizes = listed if isinstance(listed, list) else []
     found = tuple(
         (each[0], each[1])

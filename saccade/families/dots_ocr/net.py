@@ -27,4 +27,4 @@ class DotsModel(FamilyModel):
         return DotsTower(weights, self.spec.vision, self.spec.images, shard)
 
     def text(self, weights: Weights, shard: Shard) -> LanguageModel:
-        return attention_decoder(weights, self.spec.text, shard, own_head=True)
+        return attention_decoder(weights, self.spec.text, shard)

@@ -5,12 +5,18 @@ Images are Qwen2-VL's, and their tokens count positions as text does. Runs witho
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from saccade.families.checkpoint import Checkpoint, Section
 from saccade.families.dots_ocr.config import DotsConfig, read_text, read_vision
 from saccade.families.kit.base_spec import DecoderSpec, Placeholder
-from saccade.families.kit.config_readers import CLIP_MEAN, CLIP_STD, check_made_for, read_token
+from saccade.families.kit.config_readers import (
+    CLIP_MEAN,
+    CLIP_STD,
+    check_made_for,
+    read_resample,
+    read_token,
+)
 from saccade.families.kit.native_images import ImageRules, read_rules
 from saccade.nn.text_config import TextConfig
 
@@ -46,4 +52,4 @@ def _images(processor: Section, vision: DotsConfig) -> ImageRules:
     check_made_for(processor, patch_size=patch, merge_size=merge)
     bounds = 56 * 56, 28 * 28 * 1280
     absent = ImageRules(patch, merge, *bounds, CLIP_MEAN, CLIP_STD, temporal_patch=1)
-    return read_rules(processor, absent)
+    return replace(read_rules(processor, absent), resample=read_resample(processor, 3))

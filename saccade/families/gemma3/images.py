@@ -13,7 +13,7 @@ from saccade.core.recipe import ImageRecipe, Resample, whole
 from saccade.core.types import Grid
 from saccade.families.checkpoint import Section
 from saccade.families.kit.base_spec import fingerprint
-from saccade.families.kit.config_readers import HALF, read_colours, read_resample, require_flags
+from saccade.families.kit.config_readers import HALF, read_colours, read_resample
 from saccade.nn.tower_config import Colours, SiglipConfig
 
 ONE: Grid = (0, 0)
@@ -73,7 +73,6 @@ def read_images(processor: Section, vision: SiglipConfig) -> SquareRules:
             f"{processor.where}: do_pan_and_scan true is not supported: an image would be several "
             "in the prompt; set it to false, as Google's checkpoints have it"
         )
-    require_flags(processor, "do_resize", "do_rescale", "do_normalize")
     size = processor.section("size")
     found = size.integer("height", default=224), size.integer("width", default=224)
     if found != (vision.side, vision.side):

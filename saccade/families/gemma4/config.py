@@ -178,7 +178,7 @@ def read_kind(config: Section) -> str:
 def read_text(config: Section, text: Section) -> Gemma4Text:
     """Return the language model. Raises CheckpointError."""
     # A null is said: images then see themselves in one direction.
-    text = Section(text.where, {**ABSENT[read_kind(config)], **text.data})
+    text = text.changed({**ABSENT[read_kind(config)], **text.data})
     refuse_flags(text, "attention_bias")
     sight = text.text("use_bidirectional_attention", default="")
     if sight not in ("", "vision"):
@@ -212,7 +212,7 @@ def read_text(config: Section, text: Section) -> Gemma4Text:
 
 
 def _per_layer(text: Section, vocab: int) -> PerLayer | None:
-    width = text.data.get("hidden_size_per_layer_input", 256)
+    width = text.get("hidden_size_per_layer_input", 256)
     if not width:
         return None
     found = PerLayer(

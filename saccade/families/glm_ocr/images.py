@@ -20,7 +20,7 @@ from saccade.families.kit.config_readers import (
     read_colours,
     read_resample,
 )
-from saccade.families.kit.native_images import RaisedRules, check_pixels
+from saccade.families.kit.native_images import RaisedRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,6 @@ def read_images(processor: Section, vision: CogConfig) -> GlmRules:
     """Return the rules that the image processor's file asks for. Raises CheckpointError."""
     patch, merge, frames = vision.patch, vision.merge, vision.frames
     check_made_for(processor, patch_size=patch, merge_size=merge, temporal_patch_size=frames)
-    check_pixels(processor)
     colours = read_colours(processor, CLIP_MEAN, CLIP_STD)
     resample = read_resample(processor, 3)
     rules = GlmRules(patch, merge, 0, 0, *colours, resample, temporal_patch=frames)

@@ -61,7 +61,6 @@ class GlmModel(FamilyModel):
             shard,
             lambda layer: sandwich_layer(weights, layer, config, shard),
             rope=MultiRope(config.rope, config.head_dim, weights.device),
-            own_head=True,
         )
 
     def harmless(self, name: str) -> bool:

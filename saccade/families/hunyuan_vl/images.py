@@ -44,6 +44,7 @@ def read_images(processor: Section, vision: LearnedConfig) -> LineRules:
     """Return the rules that the image processor's file asks for. Raises CheckpointError."""
     patch, merge = vision.patch, vision.merge
     check_made_for(processor, patch_size=patch, merge_size=merge, temporal_patch_size=1)
+    processor.get("resample")  # the hub's file has 1, and the model's code resizes by 3
     bounds = 512 * 512, 2048 * 2048
     absent = LineRules(patch, merge, *bounds, CLIP_MEAN, CLIP_STD, temporal_patch=1)
     return read_rules(processor, absent)

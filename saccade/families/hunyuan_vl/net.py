@@ -103,4 +103,4 @@ class HunyuanModel(FamilyModel):
             return LateNormAttention(weights, f"{name}.self_attn", heads, shard, layer)
 
         rope = kind(config.rope, config.head_dim, weights.device)
-        return plain_decoder(weights, config, shard, mixer, rope=rope, own_head=True)
+        return plain_decoder(weights, config, shard, mixer, rope=rope)

@@ -85,7 +85,7 @@ def read_video(checkpoint: Checkpoint, tiles: TileRules) -> InternVideo | None:
     sides = {size.integer(name, default=tiles.side) for name in ("height", "width")}
     if sides != {tiles.side} or read_colours(section, *tiles.colours) != tiles.colours:
         return None
-    shift = section.data.get("initial_shift", True)
+    shift = section.get("initial_shift", True)
     return InternVideo(
         tiles,
         fps=section.number("fps", default=2.0),

@@ -123,5 +123,4 @@ def deepseek_decoder(
         shard,
         lambda layer: _layer(weights, layer, text, shard),
         rope=MultiRope(text.shape.rope, text.rotary_dim, weights.device),
-        own_head=True,
     )

@@ -18,7 +18,6 @@ from saccade.families.kit.base_spec import fingerprint
 from saccade.families.kit.config_readers import (
     Colour,
     read_colours,
-    require_flags,
 )
 
 MAX_ASPECT_RATIO = 200
@@ -78,7 +77,7 @@ class ImageRules:
                 f"the image is {width} x {height} px; the limit is "
                 f"{LONGEST_SIDE * self.patch} px on a side"
             )
-        return whole(size, self.grid(*size))
+        return whole(size, self.grid(*size), self.resample)
 
     def settings(self, family: str, recipe: ImageRecipe) -> bytes:
         """Return the fingerprint.
@@ -101,6 +100,8 @@ class ImageRules:
 
 
 Rules = TypeVar("Rules", bound=ImageRules)
+CLASS_BOUNDS = (56 * 56, 28 * 28 * 1280)
+"""Pixels of an image, at least and at most, where the image processor's file has no size."""
 NO_IMAGES = ImageRules(1, 1, 0, 0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 """Those of a checkpoint without a vision tower."""
 
@@ -162,14 +163,7 @@ class RaisedRules(ImageRules):
         found = ImageRules.recipe(self, height, width, bounds)
         if min(height, width) < self.factor:
             found = ImageRules.recipe(self, *self.raised(height, width), bounds)
-        return replace(found, resample=self.resample)
-
-
-def check_pixels(processor: Section) -> None:
-    """Raise CheckpointError unless pixels are resized, rescaled by 1/255 and normalised."""
-    require_flags(processor, "do_resize", "do_rescale", "do_normalize")
-    if not math.isclose(processor.number("rescale_factor", default=1 / 255), 1 / 255):
-        raise CheckpointError(f"{processor.where}: rescale_factor is not supported but for 1/255")
+        return found
 
 
 def read_rules(processor: Section, absent: Rules) -> Rules:

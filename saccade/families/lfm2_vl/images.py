@@ -20,7 +20,7 @@ from saccade.families.kit.base_spec import (
     fingerprint,
     stacked_bounds,
 )
-from saccade.families.kit.config_readers import HALF, read_colours, read_resample, require_flags
+from saccade.families.kit.config_readers import HALF, read_colours, read_resample
 from saccade.nn.tower_config import Colours, SiglipConfig
 
 MOST_TILES = 100
@@ -187,7 +187,6 @@ def tile_grid(size: Size, tile: int, fewest: int, most: int) -> tuple[int, int]:
 def read_images(processor: Section, vision: SiglipConfig) -> ThumbnailRules:
     """Return the tiles that the image processor's file asks for. Raises CheckpointError."""
     where = processor.where
-    require_flags(processor, "do_resize", "do_rescale", "do_normalize")
     for name, known in (("encoder_patch_size", vision.patch), ("downsample_factor", vision.merge)):
         if (value := processor.integer(name, default=known)) != known:
             raise CheckpointError(f"{where}: {name} is {value}, but {known} in config.json")

@@ -83,4 +83,4 @@ class Lfm2Model(FamilyModel):
             taps = convolutions.taps
             return ShortConvolution(weights, f"{name}.conv", config.hidden, taps, shard, layer)
 
-        return plain_decoder(weights, config, shard, mixer, own_head=True)
+        return plain_decoder(weights, config, shard, mixer)

@@ -20,7 +20,7 @@ from saccade.families.kit.base_spec import (
     fingerprint,
     stacked_bounds,
 )
-from saccade.families.kit.config_readers import HALF, read_colours, read_resample, require_flags
+from saccade.families.kit.config_readers import HALF, read_colours, read_resample
 from saccade.families.minicpm.config import MergingTower, Sibling, read_mode
 from saccade.nn.tower_config import Colours
 
@@ -221,9 +221,6 @@ def most_of_all(scale: int, unit: int, most: int, longest: float) -> int:
 def read_images(checkpoint: Checkpoint, vision: MergingTower, sibling: Sibling) -> SliceRules:
     """Return the slices that the checkpoint's files ask for. Raises CheckpointError."""
     processor = checkpoint.processor
-    require_flags(processor, "do_resize", "do_rescale", "do_normalize")
-    if not math.isclose(processor.number("rescale_factor", default=1 / 255), 1 / 255):
-        raise CheckpointError(f"{processor.where}: rescale_factor is not supported but for 1/255")
     patch = processor.integer("patch_size", default=14)
     if patch != vision.siglip.patch:
         raise CheckpointError(

@@ -26,7 +26,7 @@ class MiniCPMModel(FamilyModel):
         return MiniCPMTower(weights, self.spec.vision, self.spec.images, shard)
 
     def text(self, weights: Weights, shard: Shard) -> LanguageModel:
-        return hybrid_model(weights, self.spec.text, self.spec.hybrid, shard, own_head=True)
+        return hybrid_model(weights, self.spec.text, self.spec.hybrid, shard)
 
     def harmless(self, name: str) -> bool:
         """Count also the merger within a tower that leaves it out."""

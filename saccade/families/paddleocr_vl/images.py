@@ -11,7 +11,7 @@ from typing import Self
 from saccade.core.types import Size
 from saccade.families.checkpoint import Section
 from saccade.families.kit.config_readers import CLIP_MEAN, CLIP_STD, check_made_for, read_resample
-from saccade.families.kit.native_images import RaisedRules, check_pixels, read_rules
+from saccade.families.kit.native_images import RaisedRules, read_rules
 from saccade.families.paddleocr_vl.config import FittedConfig
 
 
@@ -36,7 +36,6 @@ def read_images(processor: Section, vision: FittedConfig) -> PaddleRules:
     """Return the rules that the image processor's file asks for. Raises CheckpointError."""
     patch, merge = vision.patch, vision.merge
     check_made_for(processor, patch_size=patch, merge_size=merge, temporal_patch_size=1)
-    check_pixels(processor)
     bounds, resample = (384 * 384, 1536 * 1536), read_resample(processor, 3)
     absent = PaddleRules(patch, merge, *bounds, CLIP_MEAN, CLIP_STD, resample, temporal_patch=1)
     rules = read_rules(processor, absent)

@@ -34,4 +34,4 @@ class PaddleModel(FamilyModel):
         return FittedTower(weights, self.spec.vision, self.spec.images, shard)
 
     def text(self, weights: Weights, shard: Shard) -> LanguageModel:
-        return attention_decoder(weights, self.spec.text, shard, own_head=True)
+        return attention_decoder(weights, self.spec.text, shard)

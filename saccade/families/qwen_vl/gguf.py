@@ -76,6 +76,9 @@ BARE = {
 BLOCK = {"ln1": "norm1", "ln2": "norm2", "attn_out": "attn.proj", "attn_qkv": "attn.qkv"}
 """Modules that a block of every tower has."""
 PATCH = "v.patch_embd.weight"
+NEWEST = "qwen3vl_merger"
+PIXELS = ((56 * 56, 28 * 28 * 16384), (256 * 256, 4096 * 4096))
+"""Of an image, at least and at most, in the published checkpoints; the second those of `NEWEST`."""
 
 
 def see(source: Source) -> Seen:
@@ -83,14 +86,14 @@ def see(source: Source) -> Seen:
     model, sight, kind = source.model, source.sight, source.kind
     tower, fields = sight.file, MetadataFields(model, f"{model.architecture}.")
     vision = _vision(sight, kind, source.check_width("mm.2.weight"))
-    levels = fields.integer("n_deepstack_layers", 0)
-    if model.architecture.startswith("qwen3vl") and levels != len(deepstack_layers(tower)):
+    levels, taken = _levels(tower), fields.integer("n_deepstack_layers", 0)
+    if levels != taken:
         raise tower.refuse(
-            f"a tower of {len(deepstack_layers(tower))} extra levels, but {model.path.name} takes "
-            f"{levels}: give the --mmproj file of the same model"
+            f"a tower of {levels} extra levels (deepstack), but {model.path.name} "
+            f"({model.architecture}) takes {taken}: give the --mmproj file of the same model"
         )
     config = {"vision_config": vision, **require_tokens(model, SPECIAL)}
-    processor = _processor(sight, vision)
+    processor = _processor(sight, vision, kind)
     return Seen(config, {"preprocessor_config.json": processor}, _defaults(sight, kind))
 
 
@@ -189,7 +192,7 @@ def _vision(fields: MetadataFields, kind: str, out: int) -> dict[str, Any]:
     }
 
 
-def _processor(fields: MetadataFields, vision: Mapping[str, Any]) -> dict[str, Any]:
+def _processor(fields: MetadataFields, vision: Mapping[str, Any], kind: str) -> dict[str, Any]:
     processor = {
         "image_processor_type": "Qwen2VLImageProcessor",
         "patch_size": vision["patch_size"],
@@ -198,11 +201,8 @@ def _processor(fields: MetadataFields, vision: Mapping[str, Any]) -> dict[str, A
         "image_mean": fields.numbers("image_mean", 3),
         "image_std": fields.numbers("image_std", 3),
     }
-    for name in ("min_pixels", "max_pixels"):
-        if fields.has(f"image_{name}"):
-            processor[name] = fields.integer(f"image_{name}")
-        else:
-            fields.missing.append(f"{fields.prefix}image_{name}")
+    for name, bound in zip(("min_pixels", "max_pixels"), PIXELS[kind == NEWEST], strict=True):
+        processor[name] = fields.integer(f"image_{name}", bound)
     return processor
 
 
@@ -215,6 +215,12 @@ def deepstack_layers(file: GgufFile) -> tuple[int, ...]:
     """Return the tower's layers whose rows are extra levels."""
     found = file.metadata.get("clip.vision.is_deepstack_layers", [])
     return tuple(at for at, is_one in enumerate(found) if is_one) if isinstance(found, list) else ()
+
+
+def _levels(tower: GgufFile) -> int:
+    """Count the extra levels that the file has tensors of: some list levels, and have none."""
+    stored = any(name.startswith("v.deepstack.") for name in tower.tensors)
+    return len(deepstack_layers(tower)) if stored else 0
 
 
 def _language(file: GgufFile) -> NamedTensors:
@@ -303,7 +309,7 @@ class Hybrid:
 
 
 def _tower(file: GgufFile) -> NamedTensors:
-    third = _kind(file) == "qwen3vl_merger"
+    third = _kind(file) == NEWEST
     merger = "linear_fc1", "linear_fc2"
     outer = {
         "v.patch_embd.bias": f"{TOWER}.patch_embed.proj.bias",

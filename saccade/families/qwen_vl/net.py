@@ -5,7 +5,6 @@ from __future__ import annotations
 from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade.families.qwen_vl.vision import VisionTower
 from saccade.nn.decoder import attention_decoder
-from saccade.nn.embedding import HEAD
 from saccade.nn.family_model import FamilyModel, language_matrices
 from saccade.nn.protocol import LanguageModel, VisionNet
 from saccade.nn.weights import Weights
@@ -35,7 +34,3 @@ class QwenVLModel(FamilyModel):
 
     def text(self, weights: Weights, shard: Shard) -> LanguageModel:
         return attention_decoder(weights, self.spec.text, shard)
-
-    def harmless(self, name: str) -> bool:
-        """Count also a head stored for a model whose configuration ties it."""
-        return super().harmless(name) or (self.spec.text.tied and name == HEAD)

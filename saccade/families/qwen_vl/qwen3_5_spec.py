@@ -12,7 +12,7 @@ from typing import Literal
 
 from saccade.core.errors import ConfigError
 from saccade.core.family import Cuts, KVSpec, heads_cache
-from saccade.families.checkpoint import Checkpoint, Section
+from saccade.families.checkpoint import Checkpoint
 from saccade.families.kit.base_spec import BLIND, plain_cuts, read_options
 from saccade.families.kit.config_readers import text_section
 from saccade.families.kit.hybrid import hybrid_caches, hybrid_cuts, read_hybrid
@@ -80,7 +80,7 @@ def qwen3_5_spec(checkpoint: Checkpoint) -> Qwen35Spec:
     if checkpoint.architecture() not in TEXT_ONLY:
         # Some files name the levels that the tower has not got.
         tower = config.section("vision_config")
-        tower = Section(tower.where, {**tower.data, "deepstack_visual_indexes": []})
+        tower = tower.changed({"deepstack_visual_indexes": []})
         vision = read_vision("qwen3_vl", config, tower, text.hidden)
         images = read_images(checkpoint.processor, vision)
         placeholder = read_placeholder(checkpoint, 248056)

@@ -23,6 +23,13 @@ from saccade.core.recipe import ImageRecipe, whole
 from saccade.core.types import Grid
 from saccade.core.video import MOST_FRAMES, FrameTimes, VideoOptions, images_of
 from saccade.families.checkpoint import Checkpoint
+from saccade.families.kit.config_readers import (
+    CLIP_MEAN,
+    CLIP_STD,
+    HALF,
+    check_made_for,
+    read_resample,
+)
 from saccade.families.kit.native_images import (
     LONGEST_SIDE,
     MAX_ASPECT_RATIO,
@@ -103,7 +110,7 @@ class QwenVideo:
                 f"{LONGEST_SIDE * self.rules.patch} px on a side"
             )
         patch = self.rules.patch
-        return whole(size, (1, rows // patch, columns // patch))
+        return whole(size, (1, rows // patch, columns // patch), self.rules.resample)
 
     def grid(self, recipe: ImageRecipe) -> Grid:
         return (self.frames, *recipe.grid[1:])
@@ -211,7 +218,12 @@ def read_video(checkpoint: Checkpoint, variant: Variant, image: ImageRules) -> Q
         if third
         else (LEAST_TOKENS * unit, FRAME_TOKENS * unit)
     )
-    rules = read_rules(section, replace(image, min_pixels=least, max_pixels=most))
+    check_made_for(section, patch_size=image.patch, merge_size=image.merge)
+    absent = replace(image, min_pixels=least, max_pixels=most)
+    if section.data:  # without it, transformers' class takes the image processor's fields
+        mean, std = (HALF, HALF) if third else (CLIP_MEAN, CLIP_STD)
+        absent = replace(absent, mean=mean, std=std, resample=read_resample(section, 3))
+    rules = read_rules(section, absent)
     temporal = section.integer("temporal_patch_size", default=2)
     colours = (rules.mean, rules.std), (image.mean, image.std)
     if colours[0] != colours[1] or (temporal, image.temporal_patch) != (2, 2):

@@ -18,7 +18,6 @@ from saccade.families.kit.config_readers import (
     HALF,
     read_colours,
     read_resample,
-    require_flags,
 )
 from saccade.nn.tower_config import Colours, SiglipConfig
 
@@ -160,7 +159,6 @@ def read_images(processor: Section, vision: SiglipConfig) -> SplitRules:
         raise CheckpointError(
             f"{tile.where}: longest_edge is {side}, but the vision tower was made for {vision.side}"
         )
-    require_flags(processor, "do_resize", "do_rescale", "do_normalize")
     size = processor.section("size")
     edge = size.integer("longest_edge", default=4 * 364)
     most = min(LONGEST, MOST_ACROSS * side)

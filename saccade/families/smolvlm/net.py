@@ -70,4 +70,4 @@ class SmolVLMModel(FamilyModel):
         return smolvlm_tower(weights, self.spec.vision, self.spec.images, shard)
 
     def text(self, weights: Weights, shard: Shard) -> LanguageModel:
-        return attention_decoder(weights, self.spec.text, shard, own_head=True)
+        return attention_decoder(weights, self.spec.text, shard)

@@ -45,4 +45,4 @@ class Step3VLModel(FamilyModel):
         return PerceptionTower(weights, self.spec.vision, self.spec.images, shard)
 
     def text(self, weights: Weights, shard: Shard) -> LanguageModel:
-        return attention_decoder(weights, self.spec.text, shard, own_head=True)
+        return attention_decoder(weights, self.spec.text, shard)

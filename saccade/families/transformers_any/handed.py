@@ -54,16 +54,20 @@ class Enough(Exception):
 
 
 class Watch:
-    """Records a decoder's first call, as in `Handed`."""
+    """Records a decoder's first call, as in `Handed`, and the arguments of its second.
+
+    later: a decode step's, of one token.
+    """
 
     def __init__(self, stop: bool, images: Collection[str]) -> None:
         self.arguments: Mapping[str, Any] | None = None
+        self.later: Mapping[str, Any] | None = None
         self.states: torch.Tensor | None = None
         self._stop = stop
         self._images = images
 
     def before(self, decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.arguments is not None:
+        if self.later is not None:
             return
         signature = inspect.signature(decoder.forward)
         found = dict(signature.bind_partial(*args, **kwargs).arguments)
@@ -71,6 +75,9 @@ class Watch:
             if each.kind is inspect.Parameter.VAR_KEYWORD:
                 found |= found.pop(name, {})
         told = {name: each for name, each in found.items() if _says(name, each)}
+        if self.arguments is not None:
+            self.later = told
+            return
         if EMBEDDINGS not in told and found.get("input_ids") is not None:
             if told.keys() & self._images:
                 self.arguments = {n: each for n, each in told.items() if n not in self._images}
@@ -125,12 +132,31 @@ def find_difference(ours: Handed, theirs: Handed) -> str | None:
                 return "its decoder is handed other positions than are known here"
         elif not alike(value, own):
             return f"its decoder is handed other {name} than are made here"
-    mask = theirs.arguments.get(MASK)
-    if mask is not None and not (isinstance(mask, torch.Tensor) and mask.dim() == 2 and mask.all()):
+    if not _sees_all(theirs.arguments.get(MASK)):
         return "its decoder is handed a mask of its own, which no cache here follows"
     if ours.states is None or theirs.states is None or same_states(ours.states, theirs.states):
         return None
     return "what its decoder makes of a prompt is not what is computed here"
+
+
+def find_step_difference(ours: Handed, later: Mapping[str, Any]) -> str | None:
+    """Return why a decode step differs from the model's own, or None if both are alike.
+
+    ours: the call with the prompt and the step's token. later: the arguments of the model's own.
+    """
+    own = later.get(POSITIONS)
+    if own is not None and not _same_places(ours.arguments[POSITIONS][..., -1:], own):
+        return "its decoder is handed another position behind a prompt than is known here"
+    if not _sees_all(later.get(MASK)):
+        return (
+            "its decoder is handed a mask of its own behind a prompt, which no cache here follows"
+        )
+    return None
+
+
+def _sees_all(mask: Any) -> bool:
+    """Return True for no mask, or one that hides no token."""
+    return mask is None or (isinstance(mask, torch.Tensor) and mask.dim() == 2 and bool(mask.all()))
 
 
 def same_states(ours: torch.Tensor, theirs: torch.Tensor) -> bool:

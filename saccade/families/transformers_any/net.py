@@ -17,7 +17,13 @@ from saccade.core.errors import CheckpointError, ConfigError
 from saccade.families.checkpoint import IMAGES_ADAPTER, weights_elsewhere
 from saccade.families.transformers_any import check, trial
 from saccade.families.transformers_any.attention import NAME, PagedCall
-from saccade.families.transformers_any.handed import LOGITS, alike, find_difference, watch
+from saccade.families.transformers_any.handed import (
+    LOGITS,
+    alike,
+    find_difference,
+    find_step_difference,
+    watch,
+)
 from saccade.families.transformers_any.head import AfterHead, ways
 from saccade.families.transformers_any.layered import Learned, for_layers, own_rows
 from saccade.families.transformers_any.merged import merge_adapter
@@ -147,9 +153,26 @@ class AnyText:
                 raise Unservable(why)
             if each.logits is None or watched.states is None:
                 continue
-            logits = self.logits(watched.states[-1:])[0]
-            if not alike(logits, each.logits.float(), LOGITS[watched.states.dtype]):
+            if not self._same_logits(watched.states, each.logits):
                 raise Unservable("its logits of a prompt are not those of its own generate")
+            self._compare_step(each, batch.embeddings, spec)
+
+    def _compare_step(self, own: trial.OwnAnswer, rows: torch.Tensor, spec: AnySpec) -> None:
+        """Raise Unservable if the decode step behind a prompt comes out differently here."""
+        assert own.step is not None, "its layers were run"
+        prompt = own.prompt.followed_by(own.step.token)
+        with watch(self.decoder) as watched:
+            batch = trial.batch_of(prompt, rows, self.embedding.weight.device)
+            self(batch, check.PromptAttention(spec.facts.text))
+        assert watched.handed is not None and watched.states is not None
+        if why := find_step_difference(watched.handed, own.step.arguments):
+            raise Unservable(why)
+        if not self._same_logits(watched.states, own.step.logits):
+            raise Unservable("its logits of a decode step are not those of its own generate")
+
+    def _same_logits(self, states: torch.Tensor, theirs: torch.Tensor) -> bool:
+        """Return True if the last token's logits are the model's own but for rounding."""
+        return alike(self.logits(states[-1:])[0], theirs.float(), LOGITS[states.dtype])
 
     def _telling_token(self, spec: AnySpec) -> torch.Tensor:
         """Return [1]: the token with the largest embedding, except those for images."""

@@ -7,7 +7,7 @@ to `trial.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -35,15 +35,22 @@ TEXTS = ("x", "y", "z", "x", "y")
 class ProbePrompt:
     """One prompt in both worlds.
 
-    inputs: as the model's own forward takes it. canvases: its images', as towers take them here,
-    each with its recipe.
+    next_position: that of the token behind it. inputs: as the model's own forward takes it.
+    canvases: its images', as towers take them here, each with its recipe.
     """
 
     tokens: tuple[int, ...]
     positions: npt.NDArray[np.int64]  # [axes, T]
+    next_position: int
     inputs: Mapping[str, torch.Tensor]
     spans: tuple[Span, ...] = ()
     canvases: tuple[tuple[ImageRecipe, npt.NDArray[np.uint8]], ...] = ()
+
+    def followed_by(self, token: int) -> ProbePrompt:
+        """Return the prompt with one more token of text."""
+        last = np.full((len(self.positions), 1), self.next_position)
+        positions = np.concatenate((self.positions, last), axis=1)
+        return replace(self, tokens=(*self.tokens, token), positions=positions)
 
 
 def text_prompt(spec: AnySpec) -> ProbePrompt:
@@ -52,10 +59,10 @@ def text_prompt(spec: AnySpec) -> ProbePrompt:
     others = {*images.seen, *(t for each in images.sizes for t in each.tokens)} if images else set()
     usual = [token for token in range(spec.vocab_size) if token not in others]
     tokens = tuple(usual[:: max(1, len(usual) // WORDS)][:WORDS])
-    positions, _ = spec.positions(tokens, (), ())
+    positions, behind = spec.positions(tokens, (), ())
     ids = torch.tensor([tokens])
     return ProbePrompt(
-        tokens, positions, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        tokens, positions, behind, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     )
 
 
@@ -72,14 +79,14 @@ def few_sizes(spec: AnySpec) -> tuple[Size, ...]:
 
 
 def telling_sizes(spec: AnySpec) -> tuple[Size, ...]:
-    """Return two or more small sizes whose images show all kinds of tokens around them."""
+    """Return three or more small sizes whose images show all kinds of tokens around them."""
     known = _by_tokens(spec)
     found, seen = [known[0]], set(known[0].tokens)
     for each in (known[1], *known[2:]):
         if len(found) == 1 or (len(found) < MOST_IMAGES and not seen.issuperset(each.tokens)):
             found.append(each)
             seen.update(each.tokens)
-    return tuple(each.size for each in found)
+    return tuple(each.size for each in (*found, known[0]))
 
 
 def _by_tokens(spec: AnySpec) -> list[SizeFacts]:
@@ -94,16 +101,23 @@ def _by_tokens(spec: AnySpec) -> list[SizeFacts]:
     )
 
 
-def image_prompt(spec: AnySpec, sizes: Sequence[Size], dtype: torch.dtype) -> ProbePrompt:
-    """Build a prompt with letters, and an image at each size between them.
+def image_prompt(
+    spec: AnySpec, sizes: Sequence[Size], dtype: torch.dtype, *, apart: bool = False
+) -> ProbePrompt:
+    """Build a prompt with letters around the image at one size, or between images at several.
+
+    The first two of several begin the prompt side by side, and the last ends it. apart: letters are
+    between all.
 
     Raises Unservable if the processor's own tokens differ from ours, and what a processor raises.
     """
     processor = load_processor(spec.processor)
     pixels = [checkered(size) for size in sizes]
-    text = TEXTS[0] + "".join(
-        processor.image_token + TEXTS[1 + at % (len(TEXTS) - 1)] for at in range(len(sizes))
-    )
+    image = processor.image_token
+    text = TEXTS[0] + image + TEXTS[1]
+    if len(sizes) > 1:
+        between = TEXTS if apart else ("", *TEXTS)
+        text = image + "".join(text + image for text, _ in zip(between, sizes[1:]))
     made = ask_text(processor, text, [PIL.Image.fromarray(each) for each in pixels])
     recipes = [spec.recipe(*size, spec.pixel_bounds) for size in sizes]
     images = [
@@ -117,7 +131,7 @@ def image_prompt(spec: AnySpec, sizes: Sequence[Size], dtype: torch.dtype) -> Pr
     if list(tokens) != made["input_ids"][0].tolist():
         raise Unservable("its processor writes other tokens around images than are known here")
     blocks = [spec.image_positions(each.grid) for each in images]
-    positions, _ = spec.positions(tokens, spans, blocks)
+    positions, behind = spec.positions(tokens, spans, blocks)
     inputs = {
         name: each.to(dtype) if each.is_floating_point() and not name.endswith("mask") else each
         for name, each in made.items()
@@ -129,4 +143,4 @@ def image_prompt(spec: AnySpec, sizes: Sequence[Size], dtype: torch.dtype) -> Pr
         assert recipe.own is not None
         draw(canvas, recipe.own.argument, each)
         canvases.append((recipe, canvas))
-    return ProbePrompt(tokens, positions, inputs, spans, tuple(canvases))
+    return ProbePrompt(tokens, positions, behind, inputs, spans, tuple(canvases))

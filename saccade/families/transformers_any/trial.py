@@ -6,7 +6,8 @@ the same, and come to the same. What cannot be tried is refused. The same code s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,21 +29,34 @@ from saccade.families.transformers_any.refusals import Unservable
 from saccade.families.transformers_any.spec import AnySpec
 from saccade.nn.protocol import Batch
 
+logger = logging.getLogger("saccade")
 TEXT = "transformers' own generate does not answer a prompt of text"
 IMAGES = "transformers' own generate does not answer a prompt with an image"
 OURS = "what is computed here does not take a prompt"
 
 
 @dataclass(frozen=True, slots=True)
+class OwnStep:
+    """The decode step behind a prompt: its token, what the decoder was handed, and the logits [V]
+    of the token after it.
+    """
+
+    token: int
+    arguments: Mapping[str, Any]
+    logits: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class OwnAnswer:
     """A prompt, and what the model's own `generate` made from it.
 
-    logits: the next token's, [V]. None: the decoder's layers were not run.
+    logits: the next token's, [V]. step: what follows. None: the decoder's layers were not run.
     """
 
     prompt: ProbePrompt
     handed: Handed
     logits: torch.Tensor | None
+    step: OwnStep | None = None
 
 
 @contextmanager
@@ -69,10 +83,23 @@ def run_own(model: Any, spec: AnySpec) -> tuple[OwnAnswer, ...]:
     if spec.sees_images:
         with refusing(spec, IMAGES):
             trials += [
-                _ask(model, image_prompt(spec, sizes, model.dtype), stop=stop)
-                for sizes, stop in ((telling_sizes(spec), True), (few_sizes(spec), False))
+                _ask_several(model, spec),
+                _ask(model, image_prompt(spec, few_sizes(spec), model.dtype), stop=False),
             ]
     return tuple(trials)
+
+
+def _ask_several(model: Any, spec: AnySpec) -> OwnAnswer:
+    """Ask about several images, two of them side by side if the model's own code takes such."""
+    sizes, dtype = telling_sizes(spec), model.dtype
+    glued = image_prompt(spec, sizes, dtype)
+    try:
+        return _ask(model, glued, stop=True)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # transformers raises what it pleases
+        logger.info("images side by side are not tried: its own generate raises %s", error)
+    return _ask(model, image_prompt(spec, sizes, dtype, apart=True), stop=True)
 
 
 def _ask(model: Any, prompt: ProbePrompt, *, stop: bool) -> OwnAnswer:
@@ -82,7 +109,8 @@ def _ask(model: Any, prompt: ProbePrompt, *, stop: bool) -> OwnAnswer:
     """
     settings: Any = transformers.GenerationConfig
     greedy = settings(
-        max_new_tokens=1,
+        max_new_tokens=2,
+        min_new_tokens=2,
         do_sample=False,
         num_beams=1,  # a checkpoint's own settings may say more
         cache_implementation="dynamic",
@@ -90,14 +118,20 @@ def _ask(model: Any, prompt: ProbePrompt, *, stop: bool) -> OwnAnswer:
         return_dict_in_generate=True,
         output_logits=True,
     )
-    logits = None
+    made = None
     inputs = {name: each.to(model.device) for name, each in prompt.inputs.items()}
     images = inputs.keys() - TEXT_KEYS
     with watch(model.get_decoder(), stop=stop, images=images) as watched:
-        logits = model.generate(**inputs, generation_config=greedy).logits[0][0]
+        made = model.generate(**inputs, generation_config=greedy)
     if watched.handed is None:
         raise Unservable("its own generate does not call its decoder")
-    return OwnAnswer(prompt, watched.handed, logits)
+    if made is None:
+        return OwnAnswer(prompt, watched.handed, None)
+    if watched.later is None:
+        raise Unservable("its own generate does not call its decoder for a second token")
+    (first,), (second,) = made.logits
+    step = OwnStep(int(made.sequences[0, -2]), watched.later, second)
+    return OwnAnswer(prompt, watched.handed, first, step)
 
 
 def batch_of(prompt: ProbePrompt, rows: torch.Tensor, device: torch.device) -> Batch:

@@ -285,7 +285,10 @@ class CheckpointWeights:
         return whole
 
     def has(self, name: str) -> bool:
-        return name in self._files
+        return name in self._files or name in self._packed
+
+    def equals(self, part: Part, values: torch.Tensor) -> bool:
+        return self._stored(part.name).equals(part, values)
 
     def fits(self, part: Part) -> bool:
         return part.name in self._files and self._files.describe(part.name)[1] == part.shape

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,8 @@ from saccade.runtime.weights.tensors import Gauge, TensorFiles
 
 FORMATS = frozenset({"F32", "F16", "BF16"})
 """What weights may be stored in, as safetensors calls it."""
+CHUNK_ROWS = 4096
+"""Rows of a matrix that are compared at a time, so that no second copy of it is in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,13 @@ class StoredTensor(ABC):
     def restore(self, part: Part, target: torch.Tensor) -> None:
         """Write the wanted slice into `target`, in its dtype. Call after `check`."""
 
+    def equals(self, _part: Part, _values: torch.Tensor) -> bool:
+        """Return True if the wanted rows have these values, in the values' dtype.
+
+        A quantised tensor is its own, whatever it would be restored to.
+        """
+        return False
+
     def product(self, _stored: Sequence[StoredTensor], _parts: Sequence[Part]) -> Matrix | None:
         """Stack the given tensors, this one first, as one matrix in their stored few bits.
 
@@ -100,12 +109,27 @@ class PlainTensor(StoredTensor):
     def check(self, part: Part) -> None:
         check_shape(self.loading.files, part, FORMATS)
 
+    def equals(self, part: Part, values: torch.Tensor) -> bool:
+        self.check(part)
+        read, chunks = self.loading.files.read_slice, values.split(CHUNK_ROWS)
+        return all(
+            torch.equal(read(chunk).to(known), known)
+            for chunk, known in zip(row_chunks(part), chunks)
+        )
+
     def restore(self, part: Part, target: torch.Tensor) -> None:
         piece = self.loading.files.read_slice(part)
         target.copy_(piece)
         if not part.limit:
             self.check_finite(target)
         self.loading.gauge.update(piece.nbytes)
+
+
+def row_chunks(part: Part) -> Iterator[Part]:
+    """Yield a matrix's wanted rows, `CHUNK_ROWS` at a time."""
+    first, end, _ = part.index[0].indices(part.shape[0]) if part.index else (0, part.shape[0], 1)
+    for start in range(first, end, CHUNK_ROWS):
+        yield Part(part.name, part.shape, (slice(start, min(start + CHUNK_ROWS, end)),))
 
 
 def check_shape(files: TensorFiles, part: Part, formats: frozenset[str]) -> None:

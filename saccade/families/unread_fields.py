@@ -1,0 +1,201 @@
+"""Fields of a checkpoint's JSON files that transformers reads and a family's spec does not.
+
+One table says of each why it may stay unread, and for which values. Any other value is refused by
+name, in every family, so that no field is ignored in silence. `tests/families/
+test_unread_fields.py` compares the table with transformers' classes. Runs without torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from saccade.core.errors import CheckpointError
+from saccade.families.checkpoint import Checkpoint, Section
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """Why a field may stay unread. neutral: the values for which it may, by default all."""
+
+    why: str
+    neutral: tuple[Any, ...] | None = None
+
+    def allows(self, value: Any) -> bool:
+        """Return True for a value that changes nothing here. A list is as its items are."""
+        if self.neutral is None or value is None:
+            return True
+        if isinstance(value, list):
+            return all(map(self.allows, value))
+        return any(_equal(value, each) for each in self.neutral)
+
+
+def _equal(value: Any, other: Any) -> bool:
+    numbers = [each for each in (value, other) if type(each) in (int, float)]
+    if len(numbers) == 2:
+        return math.isclose(value, other, rel_tol=1e-6)
+    return type(value) is type(other) and bool(value == other)
+
+
+Fields = Mapping[str, Unread]
+
+TRAINING = Unread("training only")
+TENSORS = Unread("about a call's tensors, which servers make themselves")
+NOT_A_MODEL = Unread("prompts and answers get these tokens from the tokenizer and chat template")
+AS_SIZES = Unread("sizes follow from other fields", ())
+WINDOWS = Unread("used with use_sliding_window alone, which is refused")
+
+PIXELS: Fields = {
+    "do_resize": Unread("images are resized to whole tokens", (True,)),
+    "do_rescale": Unread("pixels are divided by 255", (True,)),
+    "rescale_factor": Unread("pixels are divided by 255", (1 / 255,)),
+    "do_normalize": Unread("pixels are normalised by image_mean and image_std", (True,)),
+    "image_mean": Unread("used with do_normalize alone, which the family refuses"),
+    "image_std": Unread("used with do_normalize alone, which the family refuses"),
+    "resample": Unread("images are resized by bicubic filters (3)", (3,)),
+    "do_center_crop": Unread("images are not cropped", (False,)),
+    "crop_size": Unread("used with do_center_crop alone, which is refused"),
+    "pad_size": Unread("images are not padded to a common size", ()),
+    "do_pad": Unread("makes one size of a call's images, which are encoded one by one here"),
+    "do_convert_rgb": Unread("images are made RGB, which changes none that is RGB"),
+    "default_to_square": Unread("how a number as `size` is meant; `size` must be an object"),
+    "size": Unread("the family's other fields decide sizes"),
+    "image_seq_length": Unread("tokens are counted from an image's size"),
+    "crop_to_patches": Unread("the model's own processor sets it whatever the file says"),
+    "return_row_col_info": Unread("the model's own processor sets it"),
+    "pan_and_scan_min_crop_size": Unread("used with do_pan_and_scan alone, which is refused"),
+    "pan_and_scan_max_num_crops": Unread("used with do_pan_and_scan alone, which is refused"),
+    "pan_and_scan_min_ratio_to_activate": Unread("used with do_pan_and_scan alone"),
+    "data_format": TENSORS,
+    "input_data_format": TENSORS,
+    "device": TENSORS,
+    "disable_grouping": TENSORS,
+    "return_tensors": TENSORS,
+}
+"""Of an image processor's file, and a video processor's."""
+
+VIDEOS: Fields = PIXELS | {
+    "do_sample_frames": Unread("frames are sampled as fps, num_frames and requests say"),
+    "fps": Unread("these models sample by max_num_frames alone"),
+    "num_frames": Unread("these models sample by max_num_frames alone"),
+    "video_metadata": TENSORS,
+    "return_metadata": TENSORS,
+    "use_image_id": Unread("read from the image processor's file"),
+    # of transformers' classes for videos that no family here takes
+    "max_image_size": Unread("videos of these models are not taken"),
+    "max_duration": Unread("videos of these models are not taken"),
+    "max_soft_tokens": Unread("videos of these models are not taken"),
+    "pooling_kernel_size": Unread("videos of these models are not taken"),
+}
+
+SIZE: Fields = dict.fromkeys(
+    (
+        *("height", "width", "shortest_edge", "longest_edge"),
+        *("max_height", "max_width", "min_pixels", "max_pixels"),
+    ),
+    AS_SIZES,
+)
+"""Of an object that says a size, where the family reads others of its words."""
+
+TEXT: Fields = {
+    "attention_dropout": TRAINING,
+    "initializer_range": TRAINING,
+    "output_router_logits": TRAINING,
+    "router_aux_loss_coef": TRAINING,
+    "pretraining_tp": TRAINING,
+    "use_cache": Unread("keys and values are always cached"),
+    "bos_token_id": NOT_A_MODEL,
+    "eos_token_id": NOT_A_MODEL,
+    "eod_token_id": NOT_A_MODEL,
+    "sep_token_id": NOT_A_MODEL,
+    "pad_token_id": NOT_A_MODEL,
+    "tie_word_embeddings": Unread("the flag at the top counts, and a stored head before it"),
+    "head_dim": Unread("heads with latents have sizes of their own fields"),
+    "hidden_act": Unread("MLPs have silu", ("silu",)),
+    "layer_types": Unread("each layer sees all tokens before it", ("full_attention",)),
+    "sliding_window": WINDOWS,
+    "max_window_layers": WINDOWS,
+    "use_sliding_window": Unread("each layer sees all tokens before it", (False,)),
+    "num_experts": Unread("used with enable_moe_block alone"),
+    "top_k_experts": Unread("used with enable_moe_block alone"),
+    "moe_intermediate_size": Unread("used with enable_moe_block alone"),
+}
+"""Of the language model's section of config.json."""
+
+VISION: Fields = {
+    "attention_dropout": TRAINING,
+    "hidden_dropout_prob": TRAINING,
+    "projection_dropout": TRAINING,
+    "drop_path_rate": TRAINING,
+    "initializer_range": TRAINING,
+    "layer_scale_init_value": TRAINING,
+    "use_mask_token": TRAINING,
+    "in_channels": Unread("images have three channels", (3,)),
+    "in_chans": Unread("images have three channels", (3,)),
+    "num_channels": Unread("images have three channels", (3,)),
+    "image_size": Unread("the tower has no positions of one size"),
+    "insert_layer_id": Unread("the field at the top counts"),
+    "vision_use_head": Unread("the tower's own head is not used"),
+    "max_position_embeddings": Unread("rotations are computed for any image"),
+    "img_max_token_num": Unread("not used by transformers' modules"),
+    "max_vit_seq_len": Unread("not used by transformers' modules"),
+    "min_image_size": Unread("not used by transformers' modules"),
+    "out_hidden_size": Unread("the language model's width counts, as the tensors have it"),
+    "text_hidden_size": Unread("the language model's width counts, as the tensors have it"),
+}
+"""Of the tower's section of config.json."""
+
+TOP: Fields = TEXT | {
+    "audio_config": Unread("sounds are not taken"),
+    "boa_token_id": NOT_A_MODEL,
+    "eoa_token_index": NOT_A_MODEL,
+    "im_start_id": NOT_A_MODEL,
+    "im_end_id": NOT_A_MODEL,
+    "im_newline_id": NOT_A_MODEL,
+    "image_start_token_id": NOT_A_MODEL,
+    "image_end_token_id": NOT_A_MODEL,
+    "video_start_token_id": NOT_A_MODEL,
+    "video_end_token_id": NOT_A_MODEL,
+    "video_token_id": NOT_A_MODEL,
+    "vision_start_token_id": NOT_A_MODEL,
+    "vision_end_token_id": NOT_A_MODEL,
+    "image_size": Unread("the tower's section counts"),
+}
+"""Of config.json outside its sections. Older files have the language model's fields there."""
+
+SECTIONS: Mapping[str, Fields] = {
+    "text_config": TEXT,
+    "language_config": TEXT,
+    "vision_config": VISION,
+}
+
+
+def refuse_unread(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError for a field whose value matters, and that the family did not look up.
+
+    Files that the family did not open are left out.
+    """
+    for section, fields in _sections(checkpoint):
+        for name in sorted(fields.keys() & section.data.keys()):
+            value, unread = section.data[name], fields[name]
+            if not section.looked_up(name) and not unread.allows(value):
+                raise CheckpointError(
+                    f"{section.where}: {name} {json.dumps(value)} is not supported: {unread.why}"
+                )
+
+
+def _sections(checkpoint: Checkpoint) -> Iterator[tuple[Section, Fields]]:
+    config = checkpoint.config
+    yield config, TOP
+    for name, fields in SECTIONS.items():
+        if config.looked_up(name) and config.has(name):
+            yield config.section(name), fields
+    for file, fields in ((checkpoint.processor, PIXELS), (checkpoint.video, VIDEOS)):
+        if not file.used:
+            continue
+        yield file, fields
+        if file.looked_up("size") and isinstance(file.data.get("size"), dict):
+            yield file.section("size"), SIZE
