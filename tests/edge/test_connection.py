@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,9 @@ def chunked(body: bytes, extension: bytes = b"", trailer: bytes = b"") -> bytes:
     )
 
 
-REQUESTS = {
+Request = tuple[tuple[str, ...], bytes, bool]
+"""Method, path and headers; the body; whether its length is announced."""
+REQUESTS: dict[str, Request] = {
     "a body of known length": (("POST", CHAT, JSON), TEXT, True),
     "a chunked body": (("POST", CHAT, JSON), chunked(TEXT), False),
     "extensions and trailers": (
@@ -91,7 +94,7 @@ REQUESTS = {
     "a GET": (("GET", "/v1/models"), b"", True),
     "a HEAD": (("HEAD", "/v1/models"), b"", True),
 }
-ANSWERED_EARLY = {
+ANSWERED_EARLY: dict[str, Request] = {
     "another type": (("POST", CHAT, "content-type: text/plain"), TEXT, True),
     "a GET with a body": (("GET", "/v1/models"), b"{}", True),
     "a path that is not there": (("POST", "/v1/nothing"), TEXT, True),
@@ -229,7 +232,7 @@ def test_a_tunnel_is_refused(address: str) -> None:
 # ---- a slash at a path's end
 
 
-@pytest.mark.parametrize("name", {**REQUESTS, **ANSWERED_EARLY})
+@pytest.mark.parametrize("name", [*REQUESTS, *ANSWERED_EARLY])
 @pytest.mark.sparse
 def test_a_slash_at_a_paths_end_changes_no_answer(address: str, name: str) -> None:
     request = build(name, "x-forwarded-proto: https")
@@ -271,7 +274,7 @@ def receive(address: str, request: bytes) -> tuple[bytes, bytes]:
     return head.lower(), body
 
 
-STREAMS = {
+STREAMS: dict[str, dict[str, Any]] = {
     CHAT: HI,
     "/v1/completions": {"model": "demo", "prompt": "Hi"},
     "/v1/responses": {"model": "demo", "input": "Hi"},
