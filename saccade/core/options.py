@@ -462,10 +462,11 @@ class ResponseOptions:
     With several keys, each key sees its own responses and fills at most half the budget.
     """
 
-    refuse_unsupported_tools: bool = False
-    """Answer 400 if a request of POST /v1/responses offers tools that this server does not run,
-    such as web_search. By default these are left out, and the answer lists them.
-    """
+    refuse_unsupported_tools: bool = tuned(
+        False,
+        "Answer 400 if a request of POST /v1/responses offers tools that this server does not run, "
+        "such as web_search. By default these are left out, and the response lists them.",
+    )
     responses_mb: int = tuned(
         256,
         "MiB of memory for responses and their conversations. The least recently used are dropped "
