@@ -40,7 +40,7 @@ def _equal(value: Any, other: Any) -> bool:
     return type(value) is type(other) and bool(value == other)
 
 
-Fields = Mapping[str, Unread]
+Fields = dict[str, Unread]
 
 TRAINING = Unread("training only")
 TENSORS = Unread("about a call's tensors, which servers make themselves")

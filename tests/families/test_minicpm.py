@@ -487,7 +487,7 @@ REFUSED: Refusals = {
         ({"patch_size": 14}, "patch_size is 14, but the vision tower"),
         ({"do_resize": False}, "do_resize false is not supported"),
         ({"resample": 2}, "resample 2 is not supported"),
-        ({"rescale_factor": 1.0}, "rescale_factor is not supported"),
+        ({"rescale_factor": 1.0}, "rescale_factor 1.0 is not supported"),
         ({"scale_resolution": 10**6}, "must be at most 4096, not"),
         ({"scale_resolution": 0}, "scale_resolution"),
         ({"max_slice_nums": 0}, "max_slice_nums must be at least 1"),

@@ -83,7 +83,7 @@ def test_learned_rows_are_not_left_out(
     checkpoint: Callable[[str], AnySpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(net, "marks", lambda _: frozenset())
-    refused(checkpoint("ovis2"), "its decoder is handed another row at token 1 ")
+    refused(checkpoint("ovis2"), "its decoder is handed another row at token 0 ")
 
 
 def test_text_around_images_is_the_processor_s(checkpoint: Callable[[str], AnySpec]) -> None:
