@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 
 from saccade.core.config import QuantizationMode
@@ -23,7 +24,7 @@ from saccade.nn.embedding import HEAD
 from saccade.nn.net import WholeNet
 from saccade.parallel import WHOLE, Shard
 from saccade.runtime.weights.checkpoint_weights import load_net
-from saccade_bench.fixtures.gguf_files import Kind, write_files
+from saccade_bench.fixtures.gguf_files import write_files
 from saccade_bench.fixtures.tiny import reference, tinies
 from tests.families.every import EVERY
 from tests.families.forwarding import CPU, LOGITS, Session, load, prompt
@@ -169,7 +170,7 @@ def test_a_packed_head_is_used(
 ) -> None:
     format = PACKED[name]
     if "ignore" in format.settings:
-        format = replace(format, settings=format.settings | {"ignore": ["re:.*visual.*"]})
+        format = replace(format, settings={**format.settings, "ignore": ["re:.*visual.*"]})
     chosen = lambda each: is_projection(each) or each == HEAD  # noqa: E731
     packed, twin = quantise_packed(flagged(copied(QWEN)), format, tmp_path, chosen)
     net = load(packed)

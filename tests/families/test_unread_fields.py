@@ -239,7 +239,7 @@ def test_processor_config_comes_first_for_videos_too(changed: Changed) -> None:
     (folder / "processor_config.json").write_text(json.dumps(newer))
     rules = load_spec(folder).video
     assert rules is not None
-    assert rules.fps == 1.0  # type: ignore[attr-defined]
+    assert rules.fps == 1.0
     assert rules.recipe(4, 90, 90, VideoOptions()).resample == "bilinear"
 
 
