@@ -21,9 +21,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -88,11 +89,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(line, flush=True)
             if not wants_to_go_on():
                 return 1
-        print("installing torch (1 of 2) ...", flush=True)
-        if status := tool.install(*wanted):
+        with stage("installing torch (1 of 2)"):
+            status = tool.install(*wanted)
+        if status:
             return status
-        print(f"installing {shlex.join(rest)} (2 of 2) ...", flush=True)
-        return tool.install(*constraints, *rest)
+        with stage(f"installing {shlex.join(rest)} (2 of 2)"):
+            return tool.install(*constraints, *rest)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         return 130
@@ -195,6 +197,29 @@ class Package(NamedTuple):
     name: str
     version: str
     size: int
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Print what is being done, and on a terminal for how long."""
+    print(f"{name} ...", flush=True)
+    ended = threading.Event()
+
+    def tick() -> None:
+        began = time.monotonic()
+        while not ended.wait(1):
+            print(f"\r{time.monotonic() - began:.0f} s ", end="", flush=True)
+
+    ticker = threading.Thread(target=tick, daemon=True)
+    if sys.stdout.isatty():
+        ticker.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if ticker.is_alive():
+            ticker.join()
+            print(flush=True)
 
 
 class Installer(Protocol):
