@@ -2,6 +2,8 @@
 interpreter; how values become FP8.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
 from __future__ import annotations
 
 from collections.abc import Callable

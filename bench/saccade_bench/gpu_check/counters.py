@@ -53,18 +53,18 @@ def call_each(device: torch.device) -> None:
         cache = plain_cache(noise(slots, KV_HEADS, DIM), noise(slots, KV_HEADS, DIM))
         launch_paged(noise(sum(new), HEADS, DIM), cache, rows, DIM**-0.5)
     weight = Fp8Matrix(to_fp8(noise(19_456, 2560)), torch.ones(19_456, 1, device=device), 2560)
-    for rows_count in (1, 64):
-        launch_fp8(noise(rows_count, 2560), weight)
-        logits = torch.randn(rows_count, 151_936, device=device)
+    for count in (1, 64):
+        launch_fp8(noise(count, 2560), weight)
+        logits = torch.randn(count, 151_936, device=device)
         logits[:, :40] *= 8  # as trained models have them: a few stand out
-        slots = torch.arange(rows_count, device=device)
-        params = torch.tensor([[1.0, 0.95, 0.0]] * rows_count, device=device)
-        uniforms = torch.rand(rows_count, dtype=torch.float64, device=device)
-        launch_sample(logits, slots, params, torch.zeros_like(slots, dtype=torch.int32), uniforms)
+        lines = torch.arange(count, device=device)
+        params = torch.tensor([[1.0, 0.95, 0.0]] * count, device=device)
+        uniforms = torch.rand(count, dtype=torch.float64, device=device)
+        launch_sample(logits, lines, params, lines.new_zeros(count, dtype=torch.int32), uniforms)
     torch.cuda.synchronize()
 
 
-def count(seconds: float, text: str) -> None:
+def run_ncu(seconds: float, text: str) -> None:
     """Raises CalledProcessError, or TimeoutExpired."""
     sections = [word for name in SECTIONS for word in ("--section", name)]
     command = ["ncu", "--clock-control", "none", *sections, "-k", KERNELS, "-c", MOST_LAUNCHES]
@@ -82,7 +82,7 @@ def main() -> int:
         print("ncu is not installed here, or there is no GPU")
         return 0
     text = args.figures.with_name("counters.txt")
-    file.attempt("counters", partial(count, args.seconds, str(text)))
+    file.attempt("counters", partial(run_ncu, args.seconds, str(text)))
     print(text.read_text() if text.is_file() else "")
     return bool(file.failures)
 

@@ -1,7 +1,7 @@
 """What is sent to a machine with a GPU, word by word: the three commands, with what to carry and
 how long each may take.
 
-    python -m saccade_bench.gpu_check.plan --prepare    (once, with a network: fills .whl, 32 MB)
+    python -m saccade_bench.gpu_check.plan --prepare    (once, with a network: fills .whl, 27 MB)
     python -m saccade_bench.gpu_check.plan              (prints the commands)
 """
 
@@ -28,7 +28,7 @@ FA3 = "_vllm_fa3_C.abi3.so"
 FA3_WHEEL = "vllm==0.21.0"
 FA3_MODULE = Path(__file__).parent / "carried" / "flash_attn_interface.py"
 """What makes the library a package that `find_fa3` knows. Its wheel has 248 MB, the
-library 13 by xz.
+library 8 by xz.
 """
 MOST_CHARACTERS = 2000
 MAX_CARRIED_BYTES = 64 << 20

@@ -211,8 +211,9 @@ class ServingStage:
         """Yields its address once it is ready. Raises RuntimeError where it is not in time."""
         dummy = ("--tune", "load_format=dummy", "--dtype", "bfloat16")
         where = ("--port", str(port), "--device", self._device)
-        more = SMALL_SERVER if self._quick else () if self._cold else HOST_TIERS
-        more += NO_CACHES if self._cold else ()
+        more: tuple[str, ...] = NO_CACHES if self._cold else ()
+        if self._quick or not self._cold:
+            more += SMALL_SERVER if self._quick else HOST_TIERS
         words = ("serve", str(folder), "--served-model-name", "m", *dummy, *where, *more)
         command = tied("saccade", *words)
         with self._new("server.log").open("w") as log:

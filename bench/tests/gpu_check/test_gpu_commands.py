@@ -5,6 +5,7 @@ needs is carried there, its commands end in time, and what ends them takes nothi
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import random
 import re
@@ -27,6 +28,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from saccade.kernels.libraries.installed import FA3_PACKAGES
 from saccade_bench.gpu_check import __main__ as program
 from saccade_bench.gpu_check import archive, correctness, machine, plan, report
 from saccade_bench.gpu_check import run as runs
@@ -91,6 +93,20 @@ def test_wheels_are_unpacked_without_pip(tmp_path: Path) -> None:
     look = "import thing; from importlib.metadata import distribution; distribution('thing')"
     environment = os.environ | {"PYTHONPATH": str(site)}
     subprocess.run([sys.executable, "-c", look], env=environment, check=True)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_flash_attention_is_unpacked_as_a_package_that_is_found(
+    tmp_path: Path, whole: bool
+) -> None:
+    carried, site = tmp_path / ".whl", tmp_path / "site"
+    carried.mkdir(), site.mkdir()
+    packed = lzma.compress(b"library" * 99)
+    (carried / f"{plan.FA3}.xz").write_bytes(packed if whole else packed[:40])
+    assert plan.unpack(carried, site) == ([] if whole else [f"{plan.FA3}.xz"])
+    if whole:
+        assert (site / plan.FA3).read_bytes() == b"library" * 99
+        assert plan.FA3_MODULE.stem in FA3_PACKAGES and (site / plan.FA3_MODULE.name).is_file()
 
 
 # ---- three commands
@@ -314,8 +330,8 @@ def test_killed_at_any_moment_the_archive_holds_all_finished_stages(
 ) -> None:
     """Of each command, killed while any of its stages runs."""
     rng = random.Random(name)
-    stages = len(COMMANDS[name].stages)
-    after = rng.sample(range(1, stages), min(2, stages - 1))
+    last = len(COMMANDS[name].stages) - 1
+    after = rng.sample(range(1, last + 1), min(2, last))
     for done in after:
         out = tmp_path / f"out{done}"
         words = ("--command", name, "--out", str(out), "--device", "cpu", "--quick")
