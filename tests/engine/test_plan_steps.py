@@ -169,7 +169,7 @@ def test_a_chat_resumes_from_an_answer_in_plans_of_several_steps(net: FamilyNet)
     told = alone.run({0: [request(alone.harness, "a", max_tokens=75)]})["a"].tokens
     cold = Harness(net, prefix_cache=False)
     chat = [*PROMPT[:20], *told[:68]]
-    asked = {"temperature": 1.0, "seed": 3, "max_tokens": 4}
+    asked: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 4}
     wanted = cold.run([cold.request("chat", chat, **asked)])["chat"].tokens
     for at in (40, 47, 48, 49, 50, 63, 64, 65, 66, 67):
         several = served(net, STEPS)

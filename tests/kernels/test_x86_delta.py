@@ -73,8 +73,8 @@ class Layer:
         mixed = self._ops.causal_conv(mixed, self._taps, self.conv, rows)
         dims = (self._shape.key_dim, self._shape.key_dim, self._shape.value_dim)
         split = mixed.split(self._shape.widths, dim=1)
-        heads = [each.unflatten(1, (-1, dim)) for each, dim in zip(split, dims)]
-        return self._ops.gated_delta(*heads, decay, beta, self.states, rows)
+        q, k, v = (each.unflatten(1, (-1, dim)) for each, dim in zip(split, dims))
+        return self._ops.gated_delta(q, k, v, decay, beta, self.states, rows)
 
 
 def inputs(shape: Shape, tokens: int = TOKENS, seed: int = 0) -> torch.Tensor:

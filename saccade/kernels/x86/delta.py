@@ -14,29 +14,26 @@ from functools import cache
 
 import torch
 
-from saccade.kernels.reference.delta import LENGTH_EPS
+from saccade.kernels.reference.delta import LENGTH_EPS, StateRows
 from saccade.kernels.x86.delta_call import CHANNELS, COLUMNS, NO_LINE
 from saccade.kernels.x86.kernel import Kernel, bits
 
 
 @dataclass(frozen=True, slots=True)
-class SequentialRows:
-    """Rows as `reference.delta.StateRows`, read from the batch's own memory.
+class SequentialRows(StateRows):
+    """Rows that kernels read from the batch's own memory, so that `host` is empty.
 
     keeps: by row, the line that also gets the state after it, or `NO_LINE`. None: no row has one.
     """
 
-    q_starts: torch.Tensor  # [R + 1] int32
-    kv_lengths: torch.Tensor  # [R] int32
-    lines: torch.Tensor  # [R] int64
     keeps: torch.Tensor | None = None  # [R] int64
 
     @classmethod
     def of(
-        cls, q_starts: torch.Tensor, kv_lengths: torch.Tensor, lines: torch.Tensor, _singles: int
+        cls, q_starts: torch.Tensor, kv_lengths: torch.Tensor, lines: torch.Tensor, singles: int
     ) -> SequentialRows:
         assert q_starts.dtype == kv_lengths.dtype == torch.int32 and lines.dtype == torch.int64
-        return cls(q_starts, kv_lengths, lines)
+        return cls(q_starts, kv_lengths, lines, singles)
 
     def with_kept(self, kept: Mapping[int, int]) -> SequentialRows:
         """Return the same rows, keeping the states after some.
@@ -47,7 +44,7 @@ class SequentialRows:
         return replace(self, keeps=torch.tensor(lines))
 
     @property
-    def numbers(self) -> tuple[int, ...]:
+    def arguments(self) -> tuple[int, ...]:
         """The numbers by which kernels read the rows."""
         parts = self.q_starts, self.kv_lengths, self.lines
         keeps = 0 if self.keeps is None else self.keeps.data_ptr()
@@ -80,11 +77,12 @@ def compiled_conv(
     x: torch.Tensor,
     weight: torch.Tensor,
     states: torch.Tensor,
-    rows: SequentialRows,
+    rows: StateRows,
     *,
     silu: bool = True,
 ) -> torch.Tensor:  # [T, C]
     """Do as `reference.delta.causal_conv`."""
+    assert isinstance(rows, SequentialRows)
     assert x.stride(1) == 1 and weight.is_contiguous() and states[0].is_contiguous()
     taps, channels = weight.shape
     items = -(-channels // CHANNELS)
@@ -92,7 +90,7 @@ def compiled_conv(
     sums = torch.empty((items, CHANNELS))
     addresses = (each.data_ptr() for each in (x, weight, out, states, sums))
     sizes = channels, x.stride(0), states.stride(0)
-    _causal_conv(taps, silu)(items, taps * x.numel(), *addresses, *rows.numbers, *sizes)
+    _causal_conv(taps, silu)(items, taps * x.numel(), *addresses, *rows.arguments, *sizes)
     return out
 
 
@@ -109,9 +107,10 @@ def compiled_delta(
     decay: torch.Tensor,
     beta: torch.Tensor,
     states: torch.Tensor,
-    rows: SequentialRows,
+    rows: StateRows,
 ) -> torch.Tensor:  # [T, Hv, Dv]
     """Do as `reference.delta.gated_delta`. q, k and v are views of one tensor's columns."""
+    assert isinstance(rows, SequentialRows)
     tokens, heads, value_dim = v.shape
     key_heads, key_dim = q.shape[1:]
     assert tokens == 1 or q.stride(0) == k.stride(0) == v.stride(0)
@@ -125,7 +124,7 @@ def compiled_delta(
         items,
         tokens * heads * key_dim * value_dim,
         *addresses,
-        *rows.numbers,
+        *rows.arguments,
         heads,
         v.stride(0),
         states.stride(0),
