@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from saccade.core.config import QuantizationMode
 from saccade.core.errors import CheckpointError
-from saccade.families.registry import family_model, load_spec
+from saccade.families.registry import gguf_facts, family_model, load_spec
 from saccade.gguf.folder import write_folder
 from saccade.kernels.matrix import DenseMatrix, Matrix
 from saccade.nn.embedding import HEAD
@@ -192,7 +192,7 @@ def test_a_head_in_a_gguf_file_is_used(
     gguf_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     files = write_files(gguf_checkpoint(QWEN, False), tmp_path, Kind.F32)
-    folder = write_folder([files.model], files.mmproj)
+    folder = write_folder([files.model], files.mmproj, gguf_facts())
     stored = head(load(folder)).dense()
     made = Path(shutil.copytree(folder, tmp_path / "flagged"))
     assert torch.equal(head(load(flagged(made))).dense(), stored)

@@ -192,14 +192,14 @@ def test_a_tower_with_levels_that_the_model_does_not_take_is_refused(
 ) -> None:
     hybrid = write_files(gguf_checkpoint(model), tmp_path, Kind.F32)
     with pytest.raises(CheckpointError, match=r"2 extra levels .* takes 0: give the --mmproj"):
-        write_folder([hybrid.model], files.mmproj)
+        write_folder([hybrid.model], files.mmproj, gguf_facts())
     with pytest.raises(CheckpointError, match=r"0 extra levels .* takes 2: give the --mmproj"):
-        write_folder([files.model], hybrid.mmproj)
-    assert write_folder([hybrid.model], hybrid.mmproj)
+        write_folder([files.model], hybrid.mmproj, gguf_facts())
+    assert write_folder([hybrid.model], hybrid.mmproj, gguf_facts())
     # Some converters list the levels of a tower that has none.
     listed = changed(hybrid.mmproj, clip__vision__is_deepstack_layers=[True, True])
     header, names = read_header(hybrid.model), set(read_header(hybrid.model).tensors)
-    assert make_configs(header, listed, names)
+    assert make_configs(header, listed, names, gguf_facts())
 
 
 @pytest.mark.parametrize("model", ["qwen3_5", "qwen3_vl"])
@@ -209,10 +209,10 @@ def test_a_file_of_another_model_is_no_part_of_one(
     first = write_files(gguf_checkpoint(model), tmp_path, Kind.F32)
     for tower in (None, first.mmproj):
         with pytest.raises(CheckpointError, match=r"holds clip, and is no part of model\.gguf"):
-            write_folder([first.model, first.mmproj], tower)
+            write_folder([first.model, first.mmproj], tower, gguf_facts())
     other = write_files(gguf_checkpoint("qwen2_vl"), tmp_path / "other", Kind.F32)
     with pytest.raises(CheckpointError, match="holds qwen2vl, and is no part of"):
-        write_folder([first.model, other.model], first.mmproj)
+        write_folder([first.model, other.model], first.mmproj, gguf_facts())
 
 
 @pytest.mark.parametrize(
