@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from saccade.core.config import QuantizationMode
 from saccade.core.errors import CheckpointError
-from saccade.families.registry import gguf_facts, family_model, load_spec
+from saccade.families.registry import family_model, gguf_facts, load_spec
 from saccade.gguf.folder import write_folder
 from saccade.kernels.matrix import DenseMatrix, Matrix
 from saccade.nn.embedding import HEAD
