@@ -53,10 +53,7 @@ def describe_too_new(requirements: Iterable[str]) -> str:
         return ""
     installed = ", ".join(f"{name} {has}" for name, has, _ in found)
     wanted = " ".join(f"'{name}<{bound}'" for name, _, bound in found)
-    return (
-        f"too new for this version of Saccade: {installed}. Install older ones: pip install "
-        f"{wanted}"
-    )
+    return f"too new for this version of Saccade: {installed}. Install older ones: {wanted}"
 
 
 def _too_new(requirements: Iterable[str]) -> Iterator[tuple[str, str, str]]:

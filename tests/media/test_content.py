@@ -243,7 +243,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "heic cut": (encode(noise(64, 64), "HEIF")[:300], "cut short"),
     "heic 60,000 x 60,000": (heic_of_size(60_000, 60_000), "60000 x 60000 px|cut short"),
     "heif of another codec": (b"\x00\x00\x00\x14ftypmif1\0\0\0\0jpeg" + bytes(100), "HEIF"),
-    "rubbish": (bytes(range(128, 256)), "no format"),
+    "rubbish": (bytes(range(128, 256)), "unknown format"),
     "jpeg magic only": (b"\xff\xd8\xff", "cut short"),
     "jpeg header cut": (encode(noise(64, 64), "JPEG")[:100], "cut short"),
     "png header cut": (encode(noise(64, 64))[:20], "cut short"),

@@ -68,7 +68,7 @@ def test_what_is_too_new_is_named_with_the_line_to_type() -> None:
     assert describe_too_new(["httpx<9999", "absent-package<1", "msgspec"]) == ""
     said = describe_too_new(["httpx>=0.1,<0.2", f"rich<{version('rich')}"])
     assert f"httpx {has}, rich {version('rich')}." in said
-    assert said.endswith(f"pip install 'httpx<0.2' 'rich<{version('rich')}'")
+    assert said.endswith(f"Install older ones: 'httpx<0.2' 'rich<{version('rich')}'")
 
 
 @pytest.mark.parametrize("has", ["1.0.dev3", "1.0.0rc3", "1.0", "1"])
@@ -91,6 +91,5 @@ def test_a_package_that_is_too_new_ends_a_command_in_a_sentence(tmp_path: Path, 
     )
     assert done.returncode == 1
     assert done.stderr == (
-        f"error: too new for this version of Saccade: httpx {has}. Install older ones: "
-        "pip install 'httpx<1'\n"
+        f"error: too new for this version of Saccade: httpx {has}. Install older ones: 'httpx<1'\n"
     )
