@@ -13,16 +13,16 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import uvloop
 from rich.console import Console
 
 from saccade.api.app import OPEN_PATHS, build_app
 from saccade.api.mounting import MountedPlugin, Services
-from saccade.api.trace.telemetry import Telemetry, check_installed
 from saccade.core.config import MIB
 from saccade.core.errors import ConfigError
 from saccade.core.options import ServeOptions
@@ -34,11 +34,13 @@ from saccade.engine.startup_report import describe_intake
 from saccade.front.adapters import read_names
 from saccade.front.assemble import UNPROVEN, build_front
 from saccade.front.loading import LoadingView
-from saccade.front.parity import check_parity
 from saccade.front.request_manager import RequestManager
 from saccade.ipc.memory import keep_freed, settle
 from saccade.ipc.messages import Loading, Ready
 from saccade.ipc.secrets import KEY_VARIABLES, forget
+
+if TYPE_CHECKING:
+    from saccade.api.trace.telemetry import Telemetry
 
 log = logging.getLogger("saccade")
 
@@ -66,9 +68,17 @@ class Server(Serving):
         """Build the server. `model`: as `build_front` was told. Raises ConfigError for traces
         without the extra otel.
         """
-        self._check = partial(check_parity, front, model, options)
+        self._check: Callable[[], Awaitable[None]] | None = None
+        if options.model.parity == "generate":
+            from saccade.front.parity import check_parity
+
+            self._check = partial(check_parity, front, model, options)
         url, edge = options.watch.traces_url, options.edge
-        self._telemetry = None if url is None else Telemetry(url, front.metrics)
+        self._telemetry: Telemetry | None = None
+        if url is not None:
+            from saccade.api.trace.telemetry import Telemetry
+
+            self._telemetry = Telemetry(url, front.metrics)
         record = None if self._telemetry is None else self._telemetry.record
         app = build_app(front, names, options, record)
         self._plugins: Sequence[MountedPlugin] = app.state.plugins
@@ -169,6 +179,8 @@ def serve(model: str, options: ServeOptions, early: EarlyEngine | None = None) -
     forget(*KEY_VARIABLES)
     keep_freed(KEPT_BYTES)
     if options.watch.traces_url is not None:
+        from saccade.api.trace.telemetry import check_installed
+
         check_installed()
     names = server.served_model_name or (model,)
     for name in read_names(options.answers.lora):

@@ -134,6 +134,10 @@ class Encoders:
         """Take only embeddings made by this tower."""
         self.tower = tower
 
+    async def encode_image(self, opened: OpenedImage, slot: PixelSlot) -> EncoderOutcome:
+        """Have a held image's embedding written into `slot`, as `encode` does."""
+        return await self.encode(*question(opened, self.tower), slot)
+
     async def encode(self, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot) -> EncoderOutcome:
         """Have an embedding written into `slot`. Writes to the slot end with the call.
 

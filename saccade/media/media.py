@@ -16,7 +16,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from saccade.core.arena import Arena
 from saccade.core.client import ANYBODY, Client
@@ -28,7 +28,6 @@ from saccade.core.plan import PixelSlot
 from saccade.core.types import ImageKey
 from saccade.media.content import digest, looks_like_video, name_pixels
 from saccade.media.documents import Documents, MeasuredFile, OpenedPage, PageSizes, has_renderer
-from saccade.media.encoders import Encoders, question
 from saccade.media.formats import heif
 from saccade.media.kind import MediaKind
 from saccade.media.opened import Kind, Opened, OpenedImage, Spent
@@ -50,6 +49,9 @@ from saccade.media.workers.decode_dedup import Decoders
 from saccade.media.workers.decode_queue import PixelLimits
 from saccade.media.workers.fork_server import ForkServers
 from saccade.media.workers.pool import DecodePool
+
+if TYPE_CHECKING:
+    from saccade.media.encoders import Encoders
 
 Readable = Literal["images", "heic", "pdfs", "frames", "videos"]
 """What a request may hold besides text. frames: of a video, as a list; videos: as files."""
@@ -95,6 +97,8 @@ class Media:
         self._metrics = metrics
         self.encoders: Encoders | None = None
         if role.role == "language":
+            from saccade.media.encoders import Encoders
+
             self.encoders = Encoders(role, arena, metrics, options.fetch_timeout)
         self.files = Uploads(FileStore(options.files_folder, options.files_bytes))
         self._fetcher = Fetcher(options, metrics)
@@ -324,7 +328,7 @@ class Media:
             return False
         if not encoders.fits(opened.image.num_tokens, slot):
             return False
-        answer = await encoders.encode(*question(opened, encoders.tower), slot)
+        answer = await encoders.encode_image(opened, slot)
         if spent := self._spent.get(key):
             spent.encoder, spent.encoder_ms = answer.outcome, answer.ms
         return answer.outcome == "embedding"
