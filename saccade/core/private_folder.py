@@ -23,6 +23,8 @@ OTHERS = stat.S_IWGRP | stat.S_IWOTH
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """No link is followed, and a pipe without a writer is not waited for."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | SAFELY
+PARENT = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""A parent need not be readable: /home often is not."""
 
 
 def cache_folder(name: str) -> Path:
@@ -109,7 +111,7 @@ def private_folder(path: Path) -> Iterator[PrivateFolder]:
 def _open(path: Path) -> int:
     if not path.is_absolute():
         raise OSError(errno.EINVAL, f"{path} is not absolute")
-    handle, pending, links = os.open("/", FOLDER), _reversed(path), 0
+    handle, pending, links = os.open("/", PARENT), _reversed(path), 0
     try:
         while pending:
             name = pending.pop()
@@ -120,7 +122,7 @@ def _open(path: Path) -> int:
                 target = Path(os.readlink(name, dir_fd=handle))
                 pending += _reversed(target)
                 name = "/" if target.is_absolute() else "."
-            child = os.open(name, FOLDER, dir_fd=handle)
+            child = os.open(name, PARENT if pending else FOLDER, dir_fd=handle)
             os.close(handle)
             handle = child
             found = os.fstat(handle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -119,3 +120,20 @@ def test_a_relative_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not (tmp_path / "folder").exists()
     monkeypatch.setenv("XDG_CACHE_HOME", "./cache")
     assert cache_folder("x").is_absolute()
+
+
+@root_only
+def test_a_parent_need_not_be_readable() -> None:
+    """As /home often is not."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as root:
+        home = Path(root, "home")
+        home.mkdir(mode=0o700)
+        os.chown(home, STRANGER, STRANGER)
+        Path(root).chmod(0o711)
+        os.seteuid(STRANGER)
+        try:
+            with private_folder(home / "cache") as folder:
+                folder.write("name", b"content")
+                assert folder.read("name") == b"content"
+        finally:
+            os.seteuid(0)
