@@ -169,11 +169,14 @@ def transformers_without(folder: Path, models: set[str]) -> None:
                 (folder / "transformers" / at / path.name).symlink_to(path)
 
 
+FAMILIES = ROOT / "bench/saccade_bench/fixtures/families"
+
+
 def imported_models() -> set[str]:
     """Models of transformers that makers of tiny checkpoints import, other than Qwen3.5, whose own
     functions a kernel is compared with.
     """
-    makers = (path.read_text() for path in (ROOT / "saccade/families").rglob("tiny.py"))
+    makers = (path.read_text() for path in FAMILIES.glob("*.py"))
     found = {name for text in makers for name in re.findall(r"transformers\.models\.(\w+)", text)}
     assert {*NEWER[:1], "qwen2_vl", "gemma4"} <= found
     return found - {"qwen3_5"}
@@ -215,10 +218,10 @@ def test_a_family_whose_class_transformers_lacks_is_skipped_with_a_reason(tmp_pa
 def test_only_the_requested_family_is_imported() -> None:
     look = (
         "import sys; from saccade_bench.fixtures.tiny import tinies; tinies()['gemma3'].require(); "
-        "print(*(name for name in sys.modules if name.endswith('.tiny')))"
+        "print(*(name for name in sys.modules if 'fixtures.families.' in name))"
     )
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["saccade_bench.fixtures.tiny", "saccade.families.gemma3.tiny"]
+    assert done.stdout.split() == ["saccade_bench.fixtures.families.gemma3"]
 
 
 def test_every_kernels_tests_that_take_a_device_are_run_on_it() -> None:
