@@ -30,6 +30,7 @@ from saccade.kernels.x86.jit import (
     words,
 )
 from saccade.kernels.x86.kernel_object import Body
+from saccade.kernels.x86.llvm import spread
 
 LOG1P = 1 / 15, 1 / 13, 1 / 11, 1 / 9, 1 / 7, 1 / 5, 1 / 3, 1.0
 """log((1 + z) / (1 - z)) / 2 by powers of z^2, the highest first: to 1e-8 of it up to z = 1/3."""
@@ -158,15 +159,10 @@ def _pass_over(key_dim: int, width: int):
             def at(address, kind=F32):
                 return b.inttoptr(address, kind.as_pointer())
 
-            def every(value):
-                one = b.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
-                mask = ir.Constant(ir.VectorType(ir.IntType(32), width), [0] * width)
-                return b.shuffle_vector(one, one, mask)
-
             def element(address, index):
-                return every(b.load(b.gep(at(address), [index])))
+                return spread(b, b.load(b.gep(at(address), [index])), width)
 
-            added, grown = b.load(at(fresh, vector), align=4), every(decay)
+            added, grown = b.load(at(fresh, vector), align=4), spread(b, decay, width)
             reads = [cgutils.alloca_once_value(b, ir.Constant(vector, None)) for _ in range(2)]
             with cgutils.for_range(b, ir.IntType(64)(key_dim)) as loop:
                 row = at(b.add(state, b.mul(stride, loop.index)), vector)

@@ -100,12 +100,12 @@ def least(b: Value, value: Value, other: Value) -> Value:
     return b.select(b.icmp_signed("<", value, other), value, other)
 
 
-def spread(b: Value, value: Value) -> Value:
+def spread(b: Value, value: Value, lanes: int = LANES) -> Value:
     """Put one value into every lane."""
-    kind = ir.VectorType(value.type, LANES)
+    kind = ir.VectorType(value.type, lanes)
     nothing = ir.Constant(kind, ir.Undefined)
     first = b.insert_element(nothing, value, ir.Constant(I32, 0))
-    return b.shuffle_vector(first, nothing, every(INTS, 0))
+    return b.shuffle_vector(first, nothing, every(ir.VectorType(I32, lanes), 0))
 
 
 def known(module: Value, name: str, result: Value, *arguments: Value) -> Value:
