@@ -37,7 +37,7 @@ from saccade.api.chat.write import (
     Writer,
 )
 from saccade.api.handlers import Endpoint, RequestHandler, json_response, send_json
-from saccade.api.mounting import ApiContext, methods_of, mount
+from saccade.api.mounting import ApiContext, Resumption, methods_of, mount
 from saccade.api.prompt_logprobs import PromptTeller, PromptView, scroll_count, texts_of
 from saccade.api.stream import AnswerContext, Choices, UsageWanted
 from saccade.api.trace.image_trace import ImageCost
@@ -89,6 +89,7 @@ def build_app(
     inner = Starlette(exception_handlers=_HANDLERS)
     context = ApiContext(door, options, secrets.token_hex(4), int(time.time()), inner)
     mounted = mount(plugins(), context)
+    context.services.add(Resumption(mounted))
     api = _Api(front, door, context.instance, context.started)
     routes = [route for plugin in mounted for route in plugin.routes]
     routes += _own_routes(api) if options.role.role == "encode" else _public_routes(api)

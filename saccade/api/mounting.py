@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pkgutil import resolve_name
@@ -16,6 +17,10 @@ from saccade.api.handlers import RequestHandler
 from saccade.core.options import ServeOptions
 from saccade.plugin import Plugin
 
+log = logging.getLogger("saccade")
+
+RESUME_SECONDS = 2.0
+"""Between looks at whether a plugin has work that waits for no request."""
 DEFAULT = f"{__name__}:has_clients"
 """Which servers mount a plugin that does not say."""
 
@@ -88,10 +93,10 @@ class MountedPlugin:
         return await asyncio.shield(self._loading)
 
     async def resume(self) -> None:
-        """Load the plugin if it has work that waits for no request."""
+        """Load the plugin if it has work that waits for no request. Looks in a thread."""
         if self._loading is None and self.plugin.waiting:
             waiting: Callable[[ApiContext], bool] = resolve_name(self.plugin.waiting)
-            if waiting(self._api):
+            if await asyncio.to_thread(waiting, self._api):
                 await self.load()
 
     async def _load(self) -> Router:
@@ -101,6 +106,31 @@ class MountedPlugin:
         )
         self.loaded = list(build(self._api))
         return Router(self.loaded, redirect_slashes=False)
+
+
+class Resumption:
+    """A service that loads plugins once they have work that waits for no request."""
+
+    def __init__(self, plugins: Sequence[MountedPlugin]) -> None:
+        self._plugins = [each for each in plugins if each.plugin.waiting]
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            for plugin in self._plugins:
+                try:
+                    await plugin.resume()
+                except Exception:  # looked at again
+                    log.exception("the plugin %s cannot be loaded now", plugin.plugin.name)
+            await asyncio.sleep(RESUME_SECONDS)
 
 
 def methods_of(routes: Sequence[BaseRoute], path: str) -> set[str]:

@@ -22,7 +22,7 @@ import uvloop
 from rich.console import Console
 
 from saccade.api.app import OPEN_PATHS, build_app
-from saccade.api.mounting import MountedPlugin, Services
+from saccade.api.mounting import Services
 from saccade.core.config import MIB
 from saccade.core.errors import ConfigError
 from saccade.core.options import ServeOptions
@@ -49,8 +49,6 @@ FAILED_SECONDS = 5.0
 goes too.
 """
 
-RESUME_TICKS = 20
-"""Ticks, of 0.1 s, between looks at whether a plugin has work that waits for no request."""
 KEPT_BYTES = 160 << 20
 """Freed memory that stays for the next request. A body of 30 MB takes 78 MB, its texts and bytes
 included.
@@ -81,7 +79,6 @@ class Server(Serving):
             self._telemetry = Telemetry(url, front.metrics)
         record = None if self._telemetry is None else self._telemetry.record
         app = build_app(front, names, options, record)
-        self._plugins: Sequence[MountedPlugin] = app.state.plugins
         self._services: Services = app.state.services
         super().__init__(
             app,
@@ -148,9 +145,6 @@ class Server(Serving):
             raise
 
     async def on_tick(self, counter: int) -> bool:
-        if counter % RESUME_TICKS == 0:
-            for plugin in self._plugins:
-                await plugin.resume()
         if self._front.state == "failed" and not self.should_exit:
             self._failed_at = self._failed_at or time.monotonic()
             self.should_exit = time.monotonic() - self._failed_at > FAILED_SECONDS

@@ -15,9 +15,11 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from saccade.api import mounting
 from saccade.api.about.page import FILES
 from saccade.api.app import build_app
-from saccade.api.mounting import ApiContext, MountedPlugin
+from saccade.api.batches.runner import BatchRunner
+from saccade.api.mounting import ApiContext, MountedPlugin, Resumption
 from saccade.core.options import RoleOptions, ServeOptions, ServerOptions
 from saccade.front.request_manager import RequestManager
 from saccade.plugin import Plugin
@@ -105,8 +107,9 @@ def test_a_plugin_is_built_once_however_many_requests_come_first(tmp_path: Path)
         return [answer.status_code for answer in await asyncio.gather(*answers)]
 
     async def counted(app: Starlette, http: httpx.AsyncClient) -> tuple[list[int], int]:
-        services = app.state.services
-        return await work(app, http), len(services._services)
+        statuses = await work(app, http)
+        services = app.state.services._services
+        return statuses, sum(isinstance(each, BatchRunner) for each in services)
 
     statuses, runners = with_app(tmp_path, counted)
     assert statuses == [200] + [404] * 7
@@ -121,6 +124,27 @@ def test_batches_of_an_earlier_run_load_their_plugin(tmp_path: Path) -> None:
             loaded.append(is_loaded(batches))
             (tmp_path / "files" / "batches").mkdir(parents=True, exist_ok=True)
         return loaded
+
+    assert with_app(tmp_path, work) == [False, True]
+
+
+def test_a_plugin_is_resumed_though_a_look_at_another_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mounting, "RESUME_SECONDS", 0.01)
+
+    async def work(app: Starlette, _: httpx.AsyncClient) -> list[bool]:
+        batches = mounted(app)["batches"]
+        broken = Plugin("broken", batches.plugin.routes, waiting="saccade.none:waiting")
+        service = Resumption([MountedPlugin(broken, batches._api), batches])
+        service.start()
+        await asyncio.sleep(0.1)
+        loaded = [is_loaded(batches)]
+        (tmp_path / "files" / "batches").mkdir(parents=True, exist_ok=True)
+        while not is_loaded(batches):
+            await asyncio.sleep(0.01)
+        await service.stop()
+        return [*loaded, is_loaded(batches)]
 
     assert with_app(tmp_path, work) == [False, True]
 
