@@ -59,8 +59,8 @@ TOGETHER = {
 pytest_plugins = ["pytester", "tests.helpers.leftovers"]
 
 if TYPE_CHECKING:
-    from saccade_bench.fixtures.tiny import Reference
     from tests.families.answers import Model
+    from tests.fixtures.tiny import Reference
 
 
 @pytest.hookimpl(wrapper=True)
@@ -158,7 +158,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`checkpoint(family, **options of make_checkpoint)`: a folder, the same for the same
     arguments.
     """
-    from saccade_bench.fixtures.tiny import make_checkpoint
+    from tests.fixtures.tiny import make_checkpoint
 
     made: dict[str, Path] = {}
 
@@ -174,7 +174,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def gguf_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`gguf_checkpoint(family, tie=False)`: a folder of which GGUF files are made."""
-    from tests.gguf.files import make_gguf_checkpoint
+    from tests.plugins.gguf.files import make_gguf_checkpoint
 
     @cache
     def make(family: str, tie: bool = False) -> Path:
@@ -200,7 +200,7 @@ def reference(checkpoint: Callable[..., Path]) -> Callable[..., Reference]:
     """
     import torch
 
-    from saccade_bench.fixtures.tiny import reference as load
+    from tests.fixtures.tiny import reference as load
 
     torch.set_num_threads(1)
 

@@ -1,21 +1,21 @@
-"""The commands: `saccade serve`, `route`, `proxy`, `deploy`, `chat`, `ocr`, `demo`, `version`, and
-those joined by other distributions' entry points (`tools/brought.py`).
+"""The commands: `saccade serve` and `version`, and the names of others, which are imported when
+they are called: the core's, those of plugins, and those joined by other distributions' entry
+points (`tools/brought.py`).
 
-Options come from the dataclasses in `core/options.py`.
+Options come from the dataclasses in `core/options.py` and those of plugins.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, CycloptsError, CycloptsPanel, Parameter
 from cyclopts.config import Env, Toml
@@ -25,28 +25,42 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 
 from saccade import __version__
+from saccade.arguments import Tuned, joined, tuning_help
 from saccade.core.errors import ConfigError, SaccadeError
 from saccade.core.given_paths import reason, sendable, shown
-from saccade.core.options import (
-    AnswerOptions,
-    CacheOptions,
-    ConnectionOptions,
-    EngineOptions,
-    MediaOptions,
-    ModelOptions,
-    ObservabilityOptions,
-    ParallelOptions,
-    ResponseOptions,
-    RoleOptions,
-    ServeOptions,
-    ServerOptions,
-)
-from saccade.core.route_options import DeployOptions, ProxyOptions, RouteOptions, SpreadOptions
+from saccade.core.logs import configure_logging
+from saccade.core.options import ServeOptions
+from saccade.core.settings import LogSettings
 from saccade.core.tuning import GONE, Tuning, basic_options, tuning_values
 from saccade.ipc.memory import begin_imports, end_imports
+from saccade.plugin import Command
+from saccade.plugins import option_groups, plugins
 from saccade.tools.brought import join
 
 HELP = ("--help", "--help-advanced", "-h")
+COMMANDS = (
+    Command(
+        "route",
+        "saccade.route.command:app",
+        "Route each request to the server that has seen its images.",
+    ),
+    Command(
+        "proxy",
+        "saccade.proxy.command:app",
+        "Send the bytes of each image to a server once. Run it on the machine of your clients.",
+    ),
+    Command(
+        "chat",
+        "saccade.tools.chat_command:app",
+        "Ask a local engine or a server one question about images. A server also takes a session.",
+    ),
+    Command(
+        "demo",
+        "saccade.demo.command:app",
+        "Serve the demo model and ask it about three images. Show the answers and what was cached.",
+    ),
+)
+"""Commands whose modules are imported when they are called. Plugins have more."""
 
 
 def explain(error: CycloptsError) -> RenderableType:
@@ -66,26 +80,34 @@ app = App(
     help_flags=HELP,
     error_formatter=explain,
 )
-deploy = App(name="deploy", help="Write what a cluster needs to run Saccade.")
-app.command(deploy)
+for command in COMMANDS:
+    app.command(command.app, name=command.name, help=command.help)
+for plugin in plugins():
+    for command in plugin.commands:
+        app.command(command.app, name=command.name, help=command.help)
 join(app)
 
 ADVANCED = "--help-advanced" in sys.argv
 """True if the help is to show every option."""
 
-SERVE_OPTIONS = (
-    ModelOptions,
-    EngineOptions,
-    CacheOptions,
-    ParallelOptions,
-    MediaOptions,
-    ServerOptions,
-    ConnectionOptions,
-    ResponseOptions,
-    ObservabilityOptions,
-    RoleOptions,
-    AnswerOptions,
-)
+HEADINGS = {
+    "model": "Model",
+    "engine": "Engine",
+    "caches": "Caches",
+    "media": "Images",
+    "server": "Server",
+    "edge": "Connections",
+    "answers": "Answers",
+}
+"""Headings of the groups of `ServeOptions` in --help. A plugin's group has the plugin's name."""
+GROUPS = [
+    *((name, type(getattr(ServeOptions(), name)), HEADINGS[name]) for name in HEADINGS),
+    *(
+        (plugin.name, kind, plugin.name.replace("_", " ").capitalize())
+        for plugin, kind in option_groups().items()
+    ),
+]
+SERVE_OPTIONS = tuple(kind for _, kind, _ in GROUPS)
 BASIC = basic_options(SERVE_OPTIONS)
 TUNING = tuning_values(SERVE_OPTIONS)
 
@@ -96,7 +118,7 @@ _LISTS = (
 )
 _STATE = "One server serves one model. `GET /health` and the web UI show its state."
 _REMOVES = (
-    "A model is a folder or a file: delete that. Models from the hub are in the hub's own cache."
+    "A model is a directory or a file: delete it. Models from the hub are in the hub's own cache."
 )
 _BATCH = "Upload the file to /v1/files with purpose=batch, and name its id in POST /v1/batches."
 OTHER_COMMANDS = {
@@ -106,7 +128,7 @@ OTHER_COMMANDS = {
     **dict.fromkeys(("list", "ls", "models"), _LISTS),
     **dict.fromkeys(("ps", "status"), _STATE),
     **dict.fromkeys(("rm", "remove", "delete"), _REMOVES),
-    "stop": "Ctrl-C or SIGTERM stops `saccade serve` once running answers have ended.",
+    "stop": "Ctrl-C or SIGTERM stops `saccade serve` once the requests in flight have finished.",
     "help": "`saccade --help` lists the commands.",
     **dict.fromkeys(("batch", "run-batch"), _BATCH),
 }
@@ -116,6 +138,8 @@ Examples:
 
 * `saccade serve demo`
 * `SACCADE_API_KEY=KEY saccade serve Qwen/Qwen3-VL-2B-Instruct --host 0.0.0.0`
+* `saccade serve --config saccade.toml`, with lines such as `max-running-requests = 8`
+* `SACCADE_MAX_RUNNING_REQUESTS=8 saccade serve demo`
 
 All options: `--help-advanced`"""
 
@@ -129,12 +153,6 @@ class BasicOptions(DefaultFormatter):
             super().__call__(console, options, panel.copy(entries=shown))
 
 
-def tuning_help(kinds: Sequence[type]) -> str:
-    """List the tuning values with their meanings, for the end of the help."""
-    lines = (f"* {each.described}" for each in tuning_values(kinds).values())
-    return "\n".join(("Tuning values, for --tune NAME=VALUE:", "", *lines))
-
-
 def check_spelling(tokens: Sequence[str]) -> None:
     """Raise ConfigError for an option from earlier versions, with its words of today."""
     for token, after in zip(tokens, (*tokens[1:], "")):
@@ -144,10 +162,12 @@ def check_spelling(tokens: Sequence[str]) -> None:
             value = value or (after if after and not after.startswith("-") else "VALUE")
             raise ConfigError(f"{name} is a tuning value now: --tune {field}={value}")
         if name.startswith("--") and field in GONE:
-            raise ConfigError(f"{name} is gone: {GONE[field]}")
+            raise ConfigError(f"{name} was removed: {GONE[field]}")
         shared = name == "--embedding-cache-shared" and "--embedding-cache-dir" not in tokens
         if shared and (folder := value or after) and not folder.startswith("-"):
-            raise ConfigError(f"{name} names no folder now: --embedding-cache-dir {folder} {name}")
+            raise ConfigError(
+                f"{name} no longer takes a directory: --embedding-cache-dir {folder} {name}"
+            )
 
 
 def check_command(command: str) -> None:
@@ -169,21 +189,15 @@ def check_words(tokens: Sequence[str]) -> None:
     """Raise ConfigError for a word that is not UTF-8, which no message could carry."""
     for token in tokens:
         if token != sendable(token):
-            raise ConfigError(f"{shown(token)} is not UTF-8: give the file or folder another name")
+            raise ConfigError(f"{shown(token)} is not UTF-8: rename the file or directory")
 
 
-def flat(group: str) -> Parameter:
-    """Make a dataclass's fields separate options, under a heading in the help.
-
-    Tuning values are left out.
-    """
-    return Parameter(name="*", group=group, parse=NO_TUNING)
-
-
-NO_TUNING = re.compile(rf"^(?!({'|'.join(TUNING)})$)")
-"""Names of fields that are options."""
+NO_OPTIONS = joined(GROUPS)()
+if TYPE_CHECKING:
+    Options = Any
+else:
+    Options = Annotated[type(NO_OPTIONS), Parameter(name="*")]
 Config = Annotated[ExistingFile | None, Parameter(name="--config", group="Configuration")]
-Tuned = Annotated[tuple[str, ...], Parameter(name="--tune", group="Tuning", consume_multiple=False)]
 
 
 @app.command(
@@ -193,17 +207,7 @@ Tuned = Annotated[tuple[str, ...], Parameter(name="--tune", group="Tuning", cons
 def serve(
     model: str = "demo",
     *,
-    model_options: Annotated[ModelOptions, flat("Model")] = ModelOptions(),  # noqa: B008 - frozen
-    engine: Annotated[EngineOptions, flat("Engine")] = EngineOptions(),  # noqa: B008
-    caches: Annotated[CacheOptions, flat("Caches")] = CacheOptions(),  # noqa: B008
-    parallel: Annotated[ParallelOptions, flat("Parallel")] = ParallelOptions(),  # noqa: B008
-    media: Annotated[MediaOptions, flat("Images")] = MediaOptions(),  # noqa: B008
-    server: Annotated[ServerOptions, flat("Server")] = ServerOptions(),  # noqa: B008
-    edge: Annotated[ConnectionOptions, flat("Connections")] = ConnectionOptions(),  # noqa: B008
-    kept: Annotated[ResponseOptions, flat("Responses")] = ResponseOptions(),  # noqa: B008
-    watch: Annotated[ObservabilityOptions, flat("Observability")] = ObservabilityOptions(),  # noqa: B008
-    role: Annotated[RoleOptions, flat("Role")] = RoleOptions(),  # noqa: B008 - frozen
-    answers: Annotated[AnswerOptions, flat("Answers")] = AnswerOptions(),  # noqa: B008 - frozen
+    options: Options = NO_OPTIONS,
     tune: Tuned = (),
     config: Config = None,  # noqa: ARG001 - read by `_configured`
 ) -> int:
@@ -224,265 +228,21 @@ def serve(
         priority over the environment, and the environment over the file.
     """
     tuning = Tuning(tune, SERVE_OPTIONS)
-    options = ServeOptions(
-        tuning.of(model_options),
-        tuning.of(engine),
-        tuning.of(caches),
-        tuning.of(parallel),
-        tuning.of(media),
-        tuning.of(answers),
-        tuning.of(server),
-        tuning.of(edge),
-        tuning.of(kept),
-        tuning.of(watch),
-        tuning.of(role),
-    )
-    print(f"loading {model} ... (Ctrl-C ends it)", flush=True)  # before imports that take seconds
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    set_to = {each.name: tuning.of(getattr(options, each.name)) for each in fields(options)}
+    own = {name: set_to.pop(name) for name in HEADINGS}
+    chosen = ServeOptions(**own, extras=tuple(set_to.values()))
+    print(f"loading {model} ... (Ctrl-C stops it)", flush=True)  # before imports that take seconds
+    configure_logging(chosen.of(LogSettings).log_format)
     begin_imports()
     from saccade.edge.limits import raise_descriptors
     from saccade.engine.link import begin_engine
 
     raise_descriptors()
-    with begin_engine(options.parallel.ranks) as early:
+    with begin_engine(chosen.engine_settings.parallel.ranks) as early:
         from saccade.api.serve import serve as serve_model
 
         end_imports()
-        return serve_model(model, options, early)
-
-
-@app.command(
-    default_parameter=Parameter(negative="", consume_multiple=True),
-    help_epilogue=tuning_help((ConnectionOptions,)),
-)
-def route(
-    *,
-    options: Annotated[RouteOptions, flat("Router")],
-    edge: Annotated[ConnectionOptions, flat("Connections")] = ConnectionOptions(),  # noqa: B008
-    tune: Tuned = (),
-) -> int:
-    """Route each request to the server that has seen its images.
-
-    This light proxy spreads requests over several servers. An image, a chat and a continued
-    response stay with one server. If a server dies, its running answers are lost. Its chats
-    continue on other servers.
-
-    Parameters
-    ----------
-    tune:
-        A tuning value, NAME=VALUE, for measurements. Repeat the option for several.
-    """
-    tuning = Tuning(tune, (ConnectionOptions,))
-    from saccade.route.run import route as route_requests
-
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    return route_requests(options, tuning.of(edge))
-
-
-@app.command(
-    default_parameter=Parameter(negative="", consume_multiple=True),
-    help_epilogue=tuning_help((ConnectionOptions,)),
-)
-def proxy(
-    *,
-    options: Annotated[ProxyOptions, flat("Proxy")],
-    edge: Annotated[ConnectionOptions, flat("Connections")] = ConnectionOptions(),  # noqa: B008
-    tune: Tuned = (),
-) -> int:
-    """Send the bytes of each image to a server once. Run it on the machine of your clients.
-
-    Clients ask the proxy as they would ask the server. It sends digests in place of images that the
-    server has, and images that the server lacks. Other servers get bodies as they are.
-
-    Parameters
-    ----------
-    tune:
-        A tuning value, NAME=VALUE, for measurements. Repeat the option for several.
-    """
-    tuning = Tuning(tune, (ConnectionOptions,))
-    from saccade.proxy.run import proxy as run_proxy
-
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    return run_proxy(options, tuning.of(edge))
-
-
-@deploy.command
-def ray(
-    model: str = "demo",
-    /,
-    *serve_options: Annotated[str, Parameter(allow_leading_hyphen=True)],
-    options: Annotated[DeployOptions, flat("Deployment")] = DeployOptions(),  # noqa: B008
-    spread: Annotated[SpreadOptions, flat("Ingress")] = SpreadOptions(),  # noqa: B008
-) -> None:
-    """Write a file with which Ray Serve runs several servers.
-
-    Write it with `saccade deploy ray MODEL > FILE`. Start the servers with `serve run FILE`. Only
-    this second command needs Ray. Install Ray with `python scripts/install.py '.[ray]'`.
-
-    Parameters
-    ----------
-    model:
-        A folder, a hub id, or "demo", as for saccade serve. Each server's machine must have it.
-    serve_options:
-        Options for saccade serve, after --. Every server gets the same options.
-    """
-    from saccade.route.deploy import (
-        as_yaml,
-        check_serve_options,
-        describe_booking,
-        ray_config,
-        with_bookings,
-    )
-
-    check_serve_options(serve_options)
-    check_spelling(serve_options)
-    app.parse_args(["serve", model, *serve_options])
-    options = with_bookings(options)
-    told = as_yaml(ray_config(model, serve_options, options, spread))
-    if options.output is None:
-        print(told, end="")
-    else:
-        Path(options.output).write_text(told)
-    where = options.output or "FILE"
-    print(f"{describe_booking(model, options)}; next: serve run {where}", file=sys.stderr)
-
-
-@app.command
-def chat(
-    question: str | None = None,
-    /,
-    *,
-    image: tuple[ExistingFile, ...] = (),
-    model: str = "demo",
-    base_url: str | None = None,
-    api_key: str | None = None,
-    max_tokens: int = 256,
-    model_options: Annotated[ModelOptions, flat("Model")] = ModelOptions(),  # noqa: B008
-) -> None:
-    """Ask a local engine or a server one question about images. A server also takes a session.
-
-    Parameters
-    ----------
-    question:
-        The question. If you leave it out, a session begins, which needs --base-url. The session
-        keeps the history and takes images with /image PATH or URL. After each answer it reports
-        what was cached.
-    image:
-        An image file. Repeat the option for several images.
-    model:
-        The model to load. With --base-url, the server's name for the model.
-    base_url:
-        Ask this OpenAI-compatible server (for example http://127.0.0.1:8000, with or without /v1)
-        instead of loading a model.
-    api_key:
-        The server's key.
-    max_tokens:
-        Maximum answer length in tokens.
-    """
-    if base_url is not None:
-        from saccade.tools.chat import ask_server, converse, typed
-
-        name = None if model == "demo" else model
-        if question is None:
-            converse(base_url, api_key, name, image, max_tokens, typed())
-        else:
-            ask_server(base_url, api_key, name, question, image, max_tokens)
-        return
-    if question is None:
-        raise ConfigError("a session needs a server: give --base-url, or a question")
-    from saccade.core.types import SamplingParams
-    from saccade.llm import LLM, check_image
-
-    sampling = SamplingParams(max_tokens=max_tokens)
-    for path in image:  # what cannot work is said before the model is loaded, which takes seconds
-        check_image(path)
-    with LLM(
-        model, **{name: getattr(model_options, name) for name in ModelOptions.__slots__}
-    ) as llm:
-        answer = llm.chat([{"role": "user", "content": [*image, question]}], sampling)
-    Console().print(answer.text, markup=False)
-
-
-@app.command
-def ocr(
-    files: tuple[ExistingFile, ...],
-    /,
-    *,
-    model: str | None = None,
-    base_url: str | None = None,
-    api_key: str | None = None,
-    output: Path | None = None,
-    pages: str | None = None,
-    prompt: str | None = None,
-    task: str | None = None,
-    no_repeat_ngram: int | None = None,
-    max_tokens: int | None = None,
-    concurrency: int = 8,
-) -> int:
-    """Convert the pages of PDFs and images to Markdown.
-
-    The status is 0 if every page was converted whole. A page that fails costs no other page. With
-    --output, an interrupted command goes on where it stopped if you type it again.
-
-    Parameters
-    ----------
-    files:
-        PDF, PNG, JPEG, WebP or TIFF files.
-    model:
-        The model to load, as for saccade serve, or the URL of a server. With --base-url, the
-        server's name for the model.
-    base_url:
-        Ask this server (for example http://127.0.0.1:8000, with or without /v1) instead of loading
-        a model. PDFs need a server of Saccade. Images need any OpenAI-compatible server.
-    api_key:
-        The server's key.
-    output:
-        Write the Markdown to this file, and pages done so far beside it. Default: print it.
-    pages:
-        The pages of each file, such as 1-5,8,12-. Default: all.
-    prompt:
-        What to ask about each page. Default: the model's published prompt, or a general one.
-    task:
-        The model's published prompt for something else than text, such as table or formula.
-    no_repeat_ngram:
-        The answer repeats no sequence of so many tokens within its last tokens. 0 allows it.
-        Default: as published for the model.
-    max_tokens:
-        Maximum length of a page's text in tokens. Default: 4096, or half of the context.
-    concurrency:
-        How many pages are read at once.
-    """
-    from saccade.tools.ocr.run import OcrJob
-    from saccade.tools.ocr.run import ocr as read_pages
-
-    if base_url is None and model is not None and model.startswith(("http://", "https://")):
-        base_url, model = model, None
-    job = OcrJob(files, output, pages, prompt, no_repeat_ngram, max_tokens, concurrency, task)
-    return read_pages(job, model, base_url, api_key)
-
-
-@app.command
-def demo(
-    *,
-    port: int = 8000,
-    exit: bool = False,
-    ends_with: Annotated[int | None, Parameter(show=False)] = None,
-) -> int:
-    """Serve the demo model and ask it about three images. Show the answers and what was cached.
-
-    Parameters
-    ----------
-    port:
-        Port to serve on. If it is in use, the demo takes another.
-    exit:
-        End after the questions instead of serving on. The status is 0 only if every answer was
-        right.
-    ends_with:
-        The id of a process, such as `make`. The demo ends when that process ends.
-    """
-    from saccade.demo.run import run
-
-    return run(port=port, exit_after=exit, starter=ends_with)
+        return serve_model(model, chosen, early)
 
 
 @app.command

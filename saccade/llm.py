@@ -14,10 +14,9 @@ import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 from rich.console import Console
@@ -32,10 +31,10 @@ from saccade.core.options import (
     EngineOptions,
     MediaOptions,
     ModelOptions,
-    ParallelOptions,
     ServeOptions,
 )
-from saccade.core.tuning import GONE
+from saccade.core.settings import SharedOptions
+from saccade.core.tuning import GONE, take_options
 from saccade.core.types import (
     NO_ADAPTER,
     AdapterRef,
@@ -45,20 +44,22 @@ from saccade.core.types import (
 )
 from saccade.front.answer_rules import NO_ANSWER_RULES, AnswerRules
 from saccade.front.answer_update import Finish
-from saccade.front.assemble import build_front
+from saccade.front.assemble import build_front, parity_check
 from saccade.front.content import image_part, message_from_object, read_parts
 from saccade.front.conversation import Chat, Message, Part
 from saccade.front.loading import LoadingView
-from saccade.front.parity import check_parity
+from saccade.front.members import read_choice, read_form, read_tools
 from saccade.front.part_defaults import PartDefaults
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.readings import PromptReader, Vectors, rank_scores, read_request, unit_vectors
 from saccade.front.request_manager import RequestManager
-from saccade.front.score_prompts import Scoring
-from saccade.text.answer.reader import AnswerEvent, Call, gather
-from saccade.text.answer.tool_calls import CallEnded
-from saccade.text.grammar.grammars import OutputConstraint, read_constraint
-from saccade.text.grammar.tools import ToolSet, read_tools
+from saccade.front.score_prompts import CHATS, Scoring
+from saccade.plugin import Plugin
+from saccade.plugins import option_groups, plugins
+from saccade.text.answer.events import AnswerEvent, CallEnded
+from saccade.text.answer.reader import Call, gather
+from saccade.text.grammar.constraint import OutputConstraint
+from saccade.text.grammar.tools import ToolSet
 
 T = TypeVar("T")
 Conversation = Sequence[Mapping[str, Any]]
@@ -71,16 +72,18 @@ Content = Any
 both.
 """
 Form = Mapping[str, Any]
-"""What answers must look like, as a request's JSON would say it."""
-MESSAGE = 'a message is {"role": "user", "content": "text" or a list of texts and images}'
+"""The response format, as in a request's JSON."""
+MESSAGE = (
+    'expected a message such as {"role": "user", "content": "text" or a list of texts and images}'
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One answer, and its cost.
 
-    `text` excludes the reasoning and the calls, which stand apart. `prompt_logprobs`: one per
-    prompt token if requested, None for the first.
+    `text` excludes the reasoning and the calls, which have their own fields. `prompt_logprobs`: one
+    per prompt token if requested, None for the first.
     """
 
     text: str
@@ -92,6 +95,21 @@ class Answer:
     reasoning: str = ""
     tool_calls: tuple[Call, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+
+
+class ChatOptions(TypedDict, total=False):
+    """The keyword arguments of `LLM.chat`, which describes them and has their defaults."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: str | Mapping[str, Any]
+    parallel_tool_calls: bool
+    chat_template_kwargs: Mapping[str, Any] | None
+    response_format: Form | None
+    structured_outputs: Form | None
+    prompt_logprobs: int | None
+    rules: AnswerRules
+    lora: str | None
+    progress: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +127,24 @@ class _Settings:
 
 class LLM:
     """A model that answers chats. `options` are fields of ModelOptions, EngineOptions,
-    CacheOptions, ParallelOptions, MediaOptions and AnswerOptions, e.g. `tp_size=2`.
+    CacheOptions, MediaOptions and AnswerOptions, e.g. `tp_size=2`, and of plugins'
+    options.
 
     Raises StartupError when the model cannot be loaded. Close it, or use it as a context manager.
     """
 
     def __init__(self, model: str | Path = "demo", **options: Any) -> None:
         chosen = ServeOptions(
-            _take(ModelOptions, options),
-            _take(EngineOptions, options),
-            _take(CacheOptions, options),
-            _take(ParallelOptions, options),
-            _take(MediaOptions, options),
-            _take(AnswerOptions, options),
+            take_options(ModelOptions, options),
+            take_options(EngineOptions, options),
+            take_options(CacheOptions, options),
+            take_options(MediaOptions, options),
+            take_options(AnswerOptions, options),
+            extras=tuple(
+                take_options(kind, options)
+                for plugin, kind in option_groups().items()
+                if _serves_python(plugin, kind)
+            ),
         )
         self._answers = chosen.answers
         if options:
@@ -145,17 +168,7 @@ class LLM:
         self,
         messages: Conversation,
         sampling: SamplingParams | None = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | Mapping[str, Any] = "auto",
-        parallel_tool_calls: bool = True,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        response_format: Form | None = None,
-        structured_outputs: Form | None = None,
-        prompt_logprobs: int | None = None,
-        rules: AnswerRules = NO_ANSWER_RULES,
-        lora: str | None = None,
-        progress: bool = True,
+        **options: Unpack[ChatOptions],
     ) -> Answer: ...
 
     @overload
@@ -163,17 +176,7 @@ class LLM:
         self,
         messages: Sequence[Conversation],
         sampling: SamplingParams | None = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | Mapping[str, Any] = "auto",
-        parallel_tool_calls: bool = True,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        response_format: Form | None = None,
-        structured_outputs: Form | None = None,
-        prompt_logprobs: int | None = None,
-        rules: AnswerRules = NO_ANSWER_RULES,
-        lora: str | None = None,
-        progress: bool = True,
+        **options: Unpack[ChatOptions],
     ) -> list[Answer]: ...
 
     def chat(
@@ -209,9 +212,9 @@ class LLM:
         given = {"response_format": response_format, "structured_outputs": structured_outputs}
         set_to = _Settings(
             _typed(SamplingParams, sampling or self._usual, "sampling"),
-            ToolSet(read_tools(tools), tool_choice, parallel_tool_calls),
+            ToolSet(read_tools(tools), read_choice(tool_choice), parallel_tool_calls),
             chat_template_kwargs or {},
-            read_constraint(given),
+            read_form(given),
             _typed(int | None, prompt_logprobs, "prompt_logprobs"),
             _typed(AnswerRules, rules, "rules"),
             self._adapter(lora),
@@ -283,7 +286,7 @@ class LLM:
                 if event.scores is not None:
                     scored += map(_of_prompt, event.scores.rows())
                 finish = event.finish
-        assert finish is not None, "an answer's last event says how it ended"
+        assert finish is not None, "an answer's last event has its finish reason"
         read = gather(parts)
         called = finish == "stop" and any(isinstance(part, CallEnded) for part in parts)
         return Answer(
@@ -320,7 +323,7 @@ class LLM:
         The model is a Qwen3-VL-Embedding checkpoint, or any with `pooling="last"`, whose embeddings
         are not calibrated. Raises a RequestError that names the field.
         """
-        scoring = self._front.scoring
+        scoring = self._front.scoring or CHATS
         scoring.check_embeds()
         most = self._front.intake.spec.hidden_size
         if dimensions is not None and not 1 <= dimensions <= most:
@@ -344,7 +347,7 @@ class LLM:
         Documents are texts, images, or lists of both. The model is a Qwen3-VL-Reranker checkpoint.
         Raises a RequestError that names the field.
         """
-        scoring = self._front.scoring
+        scoring = self._front.scoring or CHATS
         scoring.check_ranks()
         asked = _parts(query, "query", scoring)
         reading = PromptReading(scoring.labels)
@@ -399,10 +402,10 @@ class LLM:
 
 
 async def _start(model: str, options: ServeOptions) -> RequestManager:
-    front = build_front(model, options)
+    front = build_front(model, options, plugins=plugins())
     try:
         with LoadingView(Console(stderr=True), lines=False) as view:
-            await front.start(view.show, partial(check_parity, front, model, options))
+            await front.start(view.show, parity_check(front, model, options))
     except BaseException:
         await front.stop()
         raise
@@ -433,10 +436,10 @@ def _of_prompt(score: tuple[list[int], list[float], int]) -> TokenLogprobs:
     return TokenLogprobs(ids[0], logprobs[0], tuple(zip(ids[1:], logprobs[1:])))
 
 
-def _take(kind: type[T], options: dict[str, Any]) -> T:
-    """Make a `kind` from the options among its fields, which are removed from `options`."""
-    names = {field.name for field in fields(kind)} & options.keys()  # type: ignore[arg-type]
-    return kind(**{name: options.pop(name) for name in names})
+def _serves_python(plugin: Plugin, kind: type[Any]) -> bool:
+    if issubclass(kind, SharedOptions):
+        return not kind.needs_server
+    return not plugin.is_http
 
 
 def _parts(content: Content, place: str, scoring: Scoring) -> tuple[Part, ...]:

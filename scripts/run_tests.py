@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from xml.etree import ElementTree
 
-MOST_FAILURES = 5
+MAX_FAILURES = 5
 TESTS_FAILED = 1
 """pytest's exit status when all tests ran and some failed."""
 LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
             return status
         count = counted(report)
     failed = list(json.loads(LAST_FAILED.read_text())) if LAST_FAILED.exists() else []
-    if not 0 < len(failed) == count <= MOST_FAILURES:
+    if not 0 < len(failed) == count <= MAX_FAILURES:
         return status
     print("\nonce more, alone:", *failed, sep="\n  ", flush=True)
     # By name alone: which tests a mark picks depends on those that are collected beside them.

@@ -12,15 +12,16 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from saccade.api.about.openapi import describe
 from saccade.commands import SERVE_OPTIONS, TUNING
 from saccade.core.field_docs import field_docs
 from saccade.core.tuning import option
+from saccade.plugins import plugins
+from saccade.plugins.docs.openapi import describe
 from saccade.tools.foreign_options import ENVIRONMENT
 from saccade.tools.foreign_options import OPTIONS as FOREIGN
 
 ROOT = Path(__file__).parent.parent
-FACTS = sorted((ROOT / "saccade/families").rglob("facts.toml"))
+FACTS = sorted((ROOT / "saccade").rglob("facts.toml"), key=lambda path: path.parent.name)
 COLUMNS = {
     "family": "models",
     "what differs": "differs",
@@ -69,7 +70,7 @@ def foreign() -> Iterator[Sequence[str]]:
 
 def paths() -> Iterator[Sequence[str]]:
     """Yield path, methods and summary of what /openapi.json describes."""
-    for path, operations in describe()["paths"].items():
+    for path, operations in describe(plugins())["paths"].items():
         summaries = dict.fromkeys(each["summary"] for each in operations.values())
         yield f"`{path}`", ", ".join(map(str.upper, operations)), ". ".join(summaries)
 

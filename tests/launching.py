@@ -25,14 +25,14 @@ import triton
 from saccade.core.config import EncoderConfig, KVConfig, KVDtype, StepGraphSizes
 from saccade.core.types import Request
 from saccade.families.registry import load_spec
-from saccade.kernels.triton import sample as sample_gpu
-from saccade.kernels.triton.ops import TritonOps
+from saccade.plugins.gpu.triton import sample as sample_gpu
+from saccade.plugins.gpu.triton.ops import TritonOps
 from saccade.runtime import worker
 from saccade.runtime.weights.checkpoint_weights import load_net
-from saccade_bench.fixtures import tiny
-from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.lab.aot_launch import digest_of, once, stubbed
 from tests.families.every import SEEING
+from tests.fixtures import tiny
+from tests.fixtures.harness import Harness, set_threads
 from tests.helpers.shown import shown_canvas
 
 DRAWN = 7

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import subprocess
@@ -20,7 +19,8 @@ from tokenizers import Tokenizer
 from saccade import LLM, SamplingParams
 from saccade.core.errors import CheckpointError, ConfigError, ImageError, InvalidRequest
 from saccade.front.answer_rules import AnswerRules
-from saccade_bench.fixtures.tiny import Reference, picture
+from tests.fixtures.tiny import Reference, picture
+from tests.helpers.images import data_url
 
 GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)
 
@@ -47,7 +47,7 @@ def test_a_picture_may_be_an_image_an_array_a_path_bytes_or_a_url(llm: LLM, tmp_
     pixels = picture(64, 96)
     path = tmp_path / "a.png"
     Image.fromarray(pixels).save(path)
-    url = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+    url = data_url(path.read_bytes())
     parts: list[Any] = [
         Image.fromarray(pixels),
         pixels,

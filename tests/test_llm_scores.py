@@ -10,8 +10,8 @@ import pytest
 
 from saccade import LLM
 from saccade.core.errors import InvalidRequest
-from saccade_bench.fixtures.tiny import Reference
 from tests.e2e.test_scores import PICTURES, TEXTS, Author, check
+from tests.fixtures.tiny import Reference
 
 OPTIONS = {"dtype": "float32", "threads": 1, "media_workers": 1}
 

@@ -5,6 +5,7 @@ all offenders at once, and is shown one that was planted for it.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import inspect
 import json
@@ -21,8 +22,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from saccade.api.restraint import Restraint
+from saccade.core.types import SAMPLING_BOUNDS, SamplingParams
 from saccade.families.registry import families
+from saccade.plugins import plugins
+from saccade.plugins.docs.openapi import descriptions
 
 pytestmark = pytest.mark.slow  # in `make check`
 
@@ -30,9 +33,13 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "saccade"
 NEIGHBOURS = {"saccade_bench": ROOT / "bench", "train": ROOT}
 """Packages next to the server's, and the folders that hold them."""
-RAY = PACKAGE / "route" / "ray.py"
+RAY = PACKAGE / "plugins" / "ray" / "serving.py"
 """Imports what only the extra `ray` brings."""
 HOMES = {"saccade": ROOT, **NEIGHBOURS}
+IN_A_CLONE = tuple(
+    f"bench/saccade_bench/{name}.py" for name in ("generate", "transformers_any", "screens/shapes")
+)
+"""Programs that compare with transformers on checkpoints of `tests/fixtures/`."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,7 @@ def imports(source: Source) -> Iterator[tuple[str, bool]]:
                 rooms = [alias.name for alias in node.names if is_module(node.module, alias.name)]
                 names = [f"{node.module}.{room}" for room in rooms] or names
         for name in names:
-            if name.split(".")[0] in HOMES:
+            if name.split(".")[0] in (*HOMES, "tests"):
                 inner = "__init__" if name == "saccade" else name.removeprefix("saccade.")
                 yield inner, id(node) in top
 
@@ -127,8 +134,9 @@ def fits(module: str, pattern: str) -> bool:
 
 
 def bound(pattern: str, module: str) -> str:
-    """`~` is the module's own folder within its room."""
-    return pattern.replace("~", [*module.split("."), ""][1])
+    """`~` is the part of the module's own name in that position."""
+    own = [*module.split("."), "", ""]
+    return ".".join(own[i] if part == "~" else part for i, part in enumerate(pattern.split(".")))
 
 
 def foreign_imports(source: Source) -> Iterator[str]:
@@ -145,6 +153,7 @@ def foreign_imports(source: Source) -> Iterator[str]:
     if may is None:
         yield "has no place in the plan: give it a line in tests/imports.txt"
         return
+    may = [*may, *required(module)]
     for target, top in imports(source):
         allowed = may if top else [*may, *CALLED.get(module, [])]
         if not any(fits(target, pattern) for pattern in allowed):
@@ -166,15 +175,29 @@ def test_a_module_imports_only_what_the_plan_allows() -> None:
     assert "has no place in the plan" in placeless
 
 
+def required(module: str) -> list[str]:
+    """The plugins that a plugin's record requires."""
+    folder = ".".join(module.split(".")[:2])
+    records = [each for each in plugins() if folder == f"plugins.{each.name}"]
+    return [f"plugins.{name}" for each in records for name in each.requires]
+
+
 def named_plugins(source: Source) -> Iterator[str]:
-    """Plugins that a file outside their folder imports or writes as a dotted name."""
+    """Plugins that a file outside their folder imports or writes as a dotted name.
+
+    A file is named after the plugin that it is made for, which alone imports it: `gguf.py`.
+    """
     own = ".".join(source.module.split(".")[:2])
     names = {name for name, _ in imports(source)}
     for node in source.nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             names |= {name.removeprefix("saccade.") for name in re.findall(DOTTED, node.value)}
     for name in sorted(names):
-        if name.startswith("plugins.") and not fits(name, own):
+        made_for = source.path.stem.startswith(name.split(".")[1]) if "." in name else False
+        allowed = (own, *required(source.module))
+        if name.startswith("plugins.") and not (
+            made_for or any(fits(name, each) for each in allowed)
+        ):
             yield f"names {name}"
 
 
@@ -193,27 +216,79 @@ def test_shared_code_names_no_plugin() -> None:
     assert not offenders(named_plugins, planted("plugins/batches/new.py", named.splitlines()[2]))
 
 
+def loads_of_record(source: Source) -> Iterator[str]:
+    """What a plugin's record imports besides its class and the standard library.
+
+    Every process loads all records.
+    """
+    for node in source.tree.body:
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        for name in names:
+            if name != "saccade.plugin" and _root(name) not in sys.stdlib_module_names:
+                yield f"imports {name}"
+
+
+def test_a_plugin_s_record_imports_nothing_else() -> None:
+    records = [each for each in FILES if re.fullmatch(r"plugins\.\w+", each.module)]
+    assert {f"plugins.{plugin.name}" for plugin in plugins()} <= {each.module for each in records}
+    assert not offenders(loads_of_record, records)
+    text = "from saccade.core.options import ServeOptions\nimport torch"
+    assert offenders(loads_of_record, planted("plugins/new/__init__.py", text)) == [
+        "saccade/plugins/new/__init__.py: imports saccade.core.options",
+        "saccade/plugins/new/__init__.py: imports torch",
+    ]
+
+
+BACKENDS = {"x86", "triton", "flash", "fa3", "fa4", "flashinfer"}
+"""Names of operations and of attention that two plugins bring."""
+
+
+def named_backends(source: Source) -> Iterator[str]:
+    """Such names, written as code outside the plugins: others ask for what a backend can do."""
+    for node in source.nodes:
+        if isinstance(node, ast.Constant) and node.value in BACKENDS:
+            yield f"names {node.value}"
+
+
+def test_shared_code_names_no_backend() -> None:
+    server = [each for each in FILES if PACKAGE in each.path.parents]
+    theirs = ("plugins.cpu", "plugins.gpu")
+    own = [each for each in server if any(fits(each.module, room) for room in theirs)]
+    assert not offenders(named_backends, [each for each in server if each not in own])
+    assert {each.split()[-1] for each in offenders(named_backends, own)} == BACKENDS
+    text = "def f(ops):\n    'By triton.'\n    return ops.name == 'x86'"
+    assert offenders(named_backends, planted("nn/new.py", text)) == ["saccade/nn/new.py: names x86"]
+
+
 def nested(paths: Iterable[Path]) -> list[str]:
     """Folders of model families within another's."""
-    home = PACKAGE / "families"
-    folders = {path.relative_to(home).parent for path in paths if home in path.parents}
+    homes = PACKAGE / "families", PACKAGE / "plugins/models"
+    folders = {
+        path.relative_to(home).parent for path in paths for home in homes if home in path.parents
+    }
     return sorted(str(folder) for folder in folders if len(folder.parts) > 1)
 
 
 def test_no_family_imports_another() -> None:
     """What several share is in `families/kit/`."""
-    text = "from saccade.families.qwen_vl import images\nfrom saccade.families.kit import hybrid"
-    for folder in ("gemma3", "kit"):
-        assert offenders(foreign_imports, planted(f"families/{folder}/new.py", text)) == [
-            f"saccade/families/{folder}/new.py: may not import families.qwen_vl.images"
+    text = "from saccade.families.qwen_vl import video\nfrom saccade.families.kit import hybrid"
+    for folder in ("plugins/models/gemma3", "families/kit"):
+        assert offenders(foreign_imports, planted(f"{folder}/new.py", text)) == [
+            f"saccade/{folder}/new.py: may not import families.qwen_vl.video"
         ]
+    text = "from saccade.plugins.models.smolvlm import images"
+    assert offenders(foreign_imports, planted("plugins/models/gemma3/new.py", text))
     assert not nested(source.path for source in FILES)
     assert nested([PACKAGE / "families/qwen_vl/dots_ocr/net.py"]) == ["qwen_vl/dots_ocr"]
 
 
 def uses_of_ray(source: Source) -> Iterator[str]:
-    if "route.ray" in {name for name, _ in imports(source)}:
-        yield "imports route.ray"
+    if "plugins.ray.serving" in {name for name, _ in imports(source)}:
+        yield "imports plugins.ray.serving"
     for node in source.nodes:
         names = []
         if isinstance(node, ast.Import):
@@ -247,28 +322,38 @@ def test_no_modules_import_each_other() -> None:
 
 def test_ray_is_imported_by_one_module_which_nothing_imports() -> None:
     assert not offenders(uses_of_ray)
-    text = "def f():\n    import ray.serve\n    from saccade.route import ray"
+    text = "def f():\n    import ray.serve\n    from saccade.plugins.ray import serving"
     assert offenders(uses_of_ray, planted("route/new.py", text)) == [
-        "saccade/route/new.py: imports route.ray",
+        "saccade/route/new.py: imports plugins.ray.serving",
         "saccade/route/new.py: imports ray",
     ]
 
 
 def uses_of_bench(source: Source) -> Iterator[str]:
-    """Imports of the packages next to the server's by its own modules."""
+    """Imports of the packages next to the server's by its own modules, and of tests by the bench:
+    neither is installed with them.
+    """
+    names = (name for name, _ in imports(source))
     if PACKAGE in source.path.parents:
-        for name, _ in imports(source):
-            if name.split(".")[0] in NEIGHBOURS:
-                yield f"imports {name}"
+        yield from (f"imports {name}" for name in names if _root(name) in (*NEIGHBOURS, "tests"))
+    elif source.name not in IN_A_CLONE and ROOT / "bench/saccade_bench" in source.path.parents:
+        yield from (f"imports {name}" for name in names if _root(name) == "tests")
 
 
-def test_no_module_of_the_server_imports_the_bench() -> None:
-    """Nor the fixtures in it: its wheel is installed without them."""
+def _root(name: str) -> str:
+    return name.split(".")[0]
+
+
+def test_no_module_of_the_server_imports_the_bench_or_tests() -> None:
+    """Nor does the bench import tests, but for programs that run in a clone."""
     assert not offenders(uses_of_bench)
-    text = "def f():\n    from saccade_bench.fixtures import tiny"
-    assert offenders(uses_of_bench, planted("commands.py", text)) == [
-        "saccade/commands.py: imports saccade_bench.fixtures.tiny"
-    ]
+    for name in ("saccade_bench.fixtures.pdf", "tests.fixtures.tiny"):
+        text = f"def f():\n    import {name}"
+        assert offenders(uses_of_bench, planted("commands.py", text)) == [
+            f"saccade/commands.py: imports {name}"
+        ]
+    users = (source for source in FILES if source.name in IN_A_CLONE)
+    assert all("from tests.fixtures" in source.text for source in users)
 
 
 # ---- classes
@@ -475,21 +560,102 @@ def test_house_rules_of_style() -> None:
 
 UNREAD = "unread_fields.py"
 """The table of names that a dialect may not read."""
-MOST_FILES = 5
-"""Files of saccade/ that may name a field of every dialect, or an option of sampling."""
-EVERYDAY = {"priority"}
-"""Fields whose names are words for other things, too."""
+MAX_FILES = 5
+"""Files of saccade/ that may name a field of several dialects, or an option of sampling."""
+MAX_GROUPS = 3
+"""Groups of a body's fields that may declare one name."""
+OTHER_MEANINGS = {
+    **dict.fromkeys(
+        ("input", "messages", "metadata", "model", "priority", "reasoning", "saccade", "stream"),
+        "an everyday word",
+    ),
+    **dict.fromkeys(("thinking", "tools"), "an everyday word"),
+    "cache_control": "also a mark on a part, a message and a tool",
+    "cache_salt": "also what the engine's requests have",
+    "reasoning_effort": "also a variable of templates",
+    "tool_choice": "also what a grammar is made of",
+    "top_logprobs": "also what answers have",
+}
+"""Fields whose names stand for something else, too: only their declarations are counted."""
 
 
-def test_a_field_is_named_in_few_files() -> None:
-    fields = {*msgspec.structs.asdict(Restraint())} - EVERYDAY
-    fields |= {"frequency_penalty", "presence_penalty", "repetition_penalty"}
+def groups() -> Iterator[tuple[int, type]]:
+    """Each dialect, as a number, and each group of fields in its bodies."""
+    for dialect, description in enumerate(descriptions(plugins())):
+        for schemas in description.bodies.values():
+            yield from ((dialect, group) for schema in schemas for group in schema.groups)
+
+
+def declaring(group: type) -> Iterator[tuple[str, type]]:
+    """Each field of a group, and the class in which it stands."""
+    for kind in group.__mro__:
+        if issubclass(kind, msgspec.Struct):
+            yield from ((field, kind) for field in inspect.get_annotations(kind))
+
+
+def count_files(fields: Iterable[str]) -> dict[str, int]:
+    """Files of saccade/ with each name."""
     texts = [path.read_text() for path in PACKAGE.rglob("*.py") if path.name != UNREAD]
-    named = {
+    return {
         field: sum(re.search(rf"\b{field}\b", text) is not None for text in texts)
         for field in fields
     }
-    assert not {field: count for field, count in named.items() if not 0 < count <= MOST_FILES}
+
+
+def test_a_field_of_several_dialects_is_named_in_few_files() -> None:
+    dialects: dict[str, set[int]] = {}
+    for dialect, group in groups():
+        for field, _ in declaring(group):
+            dialects.setdefault(field, set()).add(dialect)
+    shared = {field for field, named in dialects.items() if len(named) > 1}
+    assert len(shared) > 40 and shared > OTHER_MEANINGS.keys()
+    sampling = {field.name for field in dataclasses.fields(SamplingParams)}
+    counts = count_files(shared - sampling - OTHER_MEANINGS.keys())
+    assert not {field: count for field, count in counts.items() if not 0 < count <= MAX_FILES}
+
+
+def test_a_field_of_several_dialects_is_declared_few_times() -> None:
+    declared: dict[str, set[type]] = {}
+    for _, group in groups():
+        for field, kind in declaring(group):
+            declared.setdefault(field, set()).add(kind)
+    assert not {field: kinds for field, kinds in declared.items() if len(kinds) > MAX_GROUPS}
+
+
+SAMPLING_FILES = 4
+"""Files of saccade/ that may name an option of sampling: its own, a dialect's, its words, one more.
+"""
+SENDERS = (
+    "plugins.messages",
+    "plugins.responses",
+    "plugins.any_model",
+    "plugins.ocr",
+    "demo",
+    "tools",
+)
+"""Dialects of other vendors, and what asks a server: they write the names that they send."""
+EVERYDAY_SAMPLING = {"max_tokens", "seed", "logprobs"}
+
+
+def files_that_name(option: str, sources: Sequence[Source]) -> list[str]:
+    return [
+        source.name
+        for source in sources
+        if not any(fits(source.module, sender) for sender in SENDERS)
+        and source.path.name != UNREAD
+        and re.search(rf"\b{option}\b", source.text)
+    ]
+
+
+def test_an_option_of_sampling_is_named_in_few_files() -> None:
+    """Kernels take columns of numbers (`kernels/reference/sample.py`)."""
+    options = {*SAMPLING_BOUNDS, "logit_bias"} - EVERYDAY_SAMPLING
+    server = [each for each in FILES if PACKAGE in each.path.parents]
+    named = {option: files_that_name(option, server) for option in options}
+    few = {option: files for option, files in named.items() if 1 < len(files) <= SAMPLING_FILES}
+    assert named == few
+    more = planted("kernels/new.py", "def draw(logits, min_p):\n    return logits > min_p")
+    assert len(files_that_name("min_p", [*server, *more])) == len(named["min_p"]) + 1
 
 
 FRONT = (
@@ -527,6 +693,24 @@ def loaded(rooms: Sequence[tuple[str, Sequence[str]]], folder: Path = ROOT) -> l
     return done.stdout.splitlines()
 
 
+def engine_modules() -> list[str]:
+    """The modules that plugins offer to the engine."""
+    parts = [
+        offer.build
+        for each in plugins()
+        for offer in (
+            each.step_part,
+            each.page_loads,
+            each.page_tiers,
+            each.snapshots,
+            each.scheduler,
+        )
+        if offer
+    ]
+    parts += [each.cache_part for each in plugins() if each.cache_part]
+    return [part.split(":")[0] for part in parts]
+
+
 def test_the_front_half_imports_without_torch() -> None:
     """And bytes of images are parsed by image workers only."""
     rooms = [
@@ -543,6 +727,10 @@ def test_the_front_half_imports_without_torch() -> None:
         for room in FRONT
     ]
     rooms.insert(0, ("families", [family.spec.split(":")[0] for family in families()]))
+    served = [f"saccade.plugins.{plugin.name}." for plugin in plugins() if plugin.is_http]
+    modules = [f"saccade.{each.module}" for each in FILES if each.path.stem != "worker"]
+    rooms.insert(1, ("engine's parts", engine_modules()))
+    rooms[1:1] = [(name, [each for each in modules if each.startswith(name)]) for name in served]
     assert all(modules for _, modules in rooms)
     assert not loaded(rooms)
 

@@ -17,9 +17,9 @@ from saccade.families.registry import load_spec
 from saccade.media.content import name_pixels
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights.checkpoint_weights import load_net
-from saccade_bench.fixtures.harness import Harness
-from saccade_bench.fixtures.tiny import Reference, make_checkpoint, picture, reference
 from tests.families import transformers_video as theirs
+from tests.fixtures.harness import Harness
+from tests.fixtures.tiny import Reference, make_checkpoint, picture, reference
 
 NEW_TOKENS = 12
 SIZE = {"qwen2_vl": (56, 84), "qwen2_5_vl": (84, 140), "internvl": (56, 56)}

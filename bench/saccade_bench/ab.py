@@ -1,32 +1,21 @@
 """`saccade bench ab`: two servers, speed and accuracy, in turns; the verdict says both.
 
-Owns starting and stopping the servers it is given as command lines, the order of runs, and the
-verdict. A server is whatever answers /v1/models at the port it was given. Both get the same
-requests: run n of either has seed + n.
+Owns the order of runs, and the verdict. Both servers get the same requests: run n of either has
+seed + n.
 """
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
-import socket
-import subprocess
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import httpx
 import numpy as np
-import psutil
 from rich.console import Console
 
 from saccade.core.errors import ConfigError
-from saccade.ipc.own_server import endings_raised
-from saccade.ipc.tied import tied
 from saccade_bench.eval import ocr, shapes
 from saccade_bench.eval.contract import EvalResult, GradedAnswer, Item, ask_all, summarise
 from saccade_bench.eval.sampling import HttpSampler
@@ -36,27 +25,11 @@ from saccade_bench.load.serve import Bench, serve
 from saccade_bench.options import AbOptions
 from saccade_bench.report.page import phrase
 from saccade_bench.report.stats import Comparison, compare, workloads
+from saccade_bench.started import Side, running
 
-STOP_SECONDS = 20.0
 ANSWER_TOKENS = 48
 ENOUGH_RUNS, ENOUGH_REQUESTS = 3, 20
 """Of each side; with fewer, the verdict is given with a warning."""
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """A server of the comparison."""
-
-    label: str
-    command: str
-
-
-@dataclass(frozen=True, slots=True)
-class StartedServer:
-    """A server that answers at `url`. Process `pid` started all of its processes."""
-
-    url: str
-    pid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +102,10 @@ def ab(options: AbOptions, bench: Bench) -> Verdict:
         logs.mkdir(parents=True, exist_ok=True)
         known = {run.id for run in read_runs(journal)} if journal.exists() else set()
         kept = (
-            {side: stack.enter_context(running(side, logs, options)).url for side in sides}
+            {
+                side: stack.enter_context(running(side, logs, options.start_timeout)).url
+                for side in sides
+            }
             if options.keep_running
             else {}
         )
@@ -141,7 +117,7 @@ def ab(options: AbOptions, bench: Bench) -> Verdict:
                     url = (
                         kept[side]
                         if side in kept
-                        else own.enter_context(running(side, logs, options)).url
+                        else own.enter_context(running(side, logs, options.start_timeout)).url
                     )
                     serve(_bench(bench, side, url, journal, repeat))
                     if repeat == 0 and options.eval != "none":
@@ -205,86 +181,3 @@ def judge(
         ),
         *few,
     )
-
-
-# Servers
-
-
-@contextmanager
-def running(side: Side, logs: Path, options: AbOptions) -> Iterator[StartedServer]:
-    """Start a server, wait until it answers, and stop it at the end.
-
-    Raises ConfigError with the end of its output if it never answers.
-    """
-    port = free_port()
-    path = logs / f"{side.label.replace(os.sep, '_')}-{port}.log"
-    command = shlex.split(side.command.replace("{port}", str(port)))
-    if "{port}" not in side.command:
-        raise ConfigError(f"the command line of {side.label} has no {{port}}: {side.command}")
-    if shutil.which(command[0]) is None:
-        raise ConfigError(f"{side.label} does not start: {command[0]}: no such program")
-    with endings_raised(), path.open("wb") as log:
-        # A session of its own: Ctrl-C ends this program, which then stops the server properly.
-        process = subprocess.Popen(
-            tied(command),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            url = f"http://127.0.0.1:{port}"
-            _await(url, process, side, path, options.start_timeout)
-            yield StartedServer(url, process.pid)
-        finally:
-            stop(process)
-
-
-def _await(
-    url: str, process: subprocess.Popen[bytes], side: Side, log: Path, seconds: float
-) -> None:
-    end = time.monotonic() + seconds
-    while not answers_models(url):
-        if process.poll() is not None or time.monotonic() > end:
-            why = (
-                f"it ended with status {process.returncode}"
-                if process.returncode is not None
-                else f"no answer within {seconds:g} s"
-            )
-            last = log.read_text(errors="replace")[-1500:]
-            raise ConfigError(f"{side.label} does not start: {why}. The end of its output:\n{last}")
-        time.sleep(0.2)
-
-
-def answers_models(url: str) -> bool:
-    """True if a chat is possible: the models are named and /health, if present, is content."""
-    try:
-        with httpx.Client(base_url=url, timeout=5) as client:
-            return client.get("/v1/models").is_success and client.get("/health").status_code in (
-                200,
-                404,
-            )
-    except httpx.HTTPError:
-        return False
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server, then its leftover processes."""
-    try:
-        family = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        family = []
-    process.terminate()
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    for child in psutil.wait_procs(family, timeout=5)[1]:
-        child.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

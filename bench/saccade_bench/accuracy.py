@@ -28,6 +28,7 @@ import httpx
 
 from saccade_bench.fixtures.real_model import PACKAGE, fetch, write_seeing_folder
 from saccade_bench.fixtures.server import Server, serving
+from saccade_bench.metrics import series, total
 
 WINDOW = 1024
 GATES = {"int8": 0.005, "int4": 0.03}
@@ -141,22 +142,21 @@ def score(server: Server, tokens: int) -> Scores:
 
 def counted(server: Server, name: str) -> float:
     """Return a counter's sum over its labels."""
-    lines = httpx.get(f"{server.url}/metrics").raise_for_status().text.splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
+    return total(series(httpx.get(f"{server.url}/metrics").raise_for_status().text), name)
 
 
 def guesses(server: Server) -> dict[str, tuple[float, float, float]]:
     """Count (guessed, right, tokens drawn) by kind of question."""
     names = (
-        "saccade_guesses_total",
-        "saccade_right_guesses_total",
+        "saccade_draft_tokens_total",
+        "saccade_accepted_tokens_total",
         "saccade_generated_tokens_total",
     )
     found: dict[str, tuple[float, float, float]] = {}
     for kind, messages, fields in chats():
-        before = [counted(server, name) or server.metric(name) for name in names]
+        before = [counted(server, name) for name in names]
         ask(server, messages, **fields)
-        after = [counted(server, name) or server.metric(name) for name in names]
+        after = [counted(server, name) for name in names]
         old = found.get(kind, (0.0, 0.0, 0.0))
         new = [last - first + so_far for first, last, so_far in zip(before, after, old)]
         found[kind] = (new[0], new[1], new[2])

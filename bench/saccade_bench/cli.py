@@ -9,8 +9,9 @@ called, so that `--help` stays quick.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
@@ -22,8 +23,10 @@ from saccade_bench.options import (
     ImageOptions,
     LoadOptions,
     OutputOptions,
+    PastedOptions,
     ProbeOptions,
     ProveOptions,
+    PublishedOptions,
     RandomMM,
     ReportOptions,
     TargetOptions,
@@ -67,19 +70,18 @@ def serve(
     text: Annotated[TextOptions, Flat] = TextOptions(),
     random_mm: Annotated[RandomMM, Flat] = RandomMM(),
     output: Annotated[OutputOptions, Flat] = OutputOptions(),
+    pasted: Annotated[PastedOptions, Flat] = PastedOptions(),
 ) -> int:
     """Send a workload to an OpenAI-compatible server and print throughput and latencies.
 
-    The status is 1 if every request failed.
+    Takes the options of sglang.bench_serving and of vllm bench serve as they are. The
+    status is 1 if every request failed.
     """
     from saccade_bench.load.serve import Bench
     from saccade_bench.load.serve import serve as run
 
-    return (
-        0
-        if run(Bench(target, load, data, images, text, random_mm, output)).summary.completed
-        else 1
-    )
+    measured = run(Bench(target, load, data, images, text, random_mm, output, pasted))
+    return 0 if measured.summary.completed else 1
 
 
 @bench.command
@@ -117,6 +119,29 @@ def ab(
     from saccade_bench.load.serve import Bench
 
     run(servers, Bench(TargetOptions(), load, data, images, text, random_mm, output))
+
+
+@bench.command
+def published(
+    *,
+    target: Annotated[TargetOptions, Flat] = TargetOptions(),
+    options: Annotated[PublishedOptions, Flat] = PublishedOptions(),
+) -> int:
+    """Run the commands behind published figures and print both, with a mechanism and without.
+
+    saccade bench published --server "saccade serve DIR --port {port}". The status is 1 if nothing
+    could be measured.
+    """
+    from saccade_bench.published.run import published as run
+
+    return int(not any(each.on.figures for each in run(target, options, parsed)))
+
+
+def parsed(words: Sequence[str]) -> dict[str, Any]:
+    """Read a command line without `saccade`: what its command would be called with."""
+    app = {"bench": bench, "probe": probe, "eval": evaluation}[words[0]]
+    _, bound, _ = app.parse_args(list(words[1:]), exit_on_error=False, print_error=False)
+    return dict(bound.arguments)
 
 
 @probe.default

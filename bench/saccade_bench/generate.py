@@ -14,8 +14,6 @@ given is already resized and tokenised: its times are the model's alone.
 from __future__ import annotations
 
 import argparse
-import base64
-import io
 import json
 import platform
 import statistics
@@ -30,14 +28,14 @@ import httpx
 import numpy as np
 import torch
 import transformers
-from PIL import Image
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from tokenizers import Tokenizer
 
 from saccade_bench.fixtures.server import serving
-from saccade_bench.fixtures.tiny import make_checkpoint, picture, reference
+from saccade_bench.image_files import image_part, save
+from tests.fixtures.tiny import make_checkpoint, picture, reference
 
 TEXT = {
     "hidden_size": 256,
@@ -229,10 +227,7 @@ def time_saccade(client: httpx.Client, pixels: tuple[np.ndarray, np.ndarray], co
 
 def time_answer(client: httpx.Client, pixels: np.ndarray, count: int) -> float:
     """Seconds until a streamed answer of `count` tokens has ended."""
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": PROMPT}]
+    content = [image_part(save(pixels)), {"type": "text", "text": PROMPT}]
     body = {
         "model": "small",
         "messages": [{"role": "user", "content": content}],

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from saccade.core.bounds import above, at_least, at_most
+from saccade.core.tuning import above, at_least, at_most
 
 ImageContent = Literal["random", "photo", "document", "blank", "moving"]
 Format = Literal["jpeg", "png", "webp"]
 
 EvalName = Literal["ocr", "shapes", "ocrbench", "mmmu", "consistency", "video"]
+Backend = Literal["openai-chat", "sglang", "sglang-oai-chat", "vllm", "vllm-chat", "lmdeploy-chat"]
 DatasetName = Literal[
     "image",
     "random-mm",
@@ -38,6 +39,10 @@ class TargetOptions:
 
     base_url: str = "http://127.0.0.1:8000"
     """The server's URL, with or without /v1."""
+    host: str | None = None
+    """The server's host, in place of --base-url. Derived: 127.0.0.1 if --port is given."""
+    port: int | None = None
+    """The server's port, in place of --base-url. Derived: 8000 if --host is given."""
     model: str | None = None
     """Model name. Derived: the first model that the server lists."""
     api_key: str | None = None
@@ -48,6 +53,13 @@ class TargetOptions:
     """JSON object merged into every request body."""
     timeout: float | None = None
     """Maximum seconds per request. Derived: 600, and 120 for probe."""
+
+    @property
+    def url(self) -> str:
+        """The server's URL, by --base-url or by --host and --port."""
+        if self.host is None and self.port is None:
+            return self.base_url
+        return f"http://{self.host or '127.0.0.1'}:{self.port or 8000}"
 
     def __post_init__(self) -> None:
         above(0, self, "timeout")
@@ -110,10 +122,17 @@ class TextOptions:
     random_input_len: int = 128
     """Text tokens per question. The server counts them before the clock starts.
     """
+    random_prefix_len: int = 0
+    """Text tokens that all questions begin with, in addition to --random-input-len. Images then
+    follow the text, as vLLM's client sends them, so that a prefix cache can share these tokens.
+    """
     random_output_len: int = 128
     """Tokens per answer."""
-    random_range_ratio: float = 1.0
-    """Lengths vary uniformly between this share and all of the values above. 1: constant."""
+    random_range_ratio: float | None = None
+    """Lengths vary uniformly between this share and all of the values above. With --backend
+    openai-chat, they vary by up to this share in both directions, as vLLM's client has it. Derived:
+    constant lengths.
+    """
     disable_ignore_eos: bool = False
     """Let answers end early. By default, requests send `ignore_eos` so that every answer has its
     full length.
@@ -121,7 +140,7 @@ class TextOptions:
 
     def __post_init__(self) -> None:
         at_least(1, self, "random_input_len", "random_output_len")
-        at_least(0, self, "random_range_ratio")
+        at_least(0, self, "random_range_ratio", "random_prefix_len")
         at_most(1, self, "random_range_ratio")
 
 
@@ -187,10 +206,26 @@ class RandomMM:
     """Images per request, before the range below applies."""
     random_mm_num_mm_items_range_ratio: float = 0.0
     """Images per request vary uniformly from base * (1 - this) to base * (1 + this)."""
-    random_mm_limit_mm_per_prompt: int = 255
-    """Maximum images per request."""
+    random_mm_limit_mm_per_prompt: str = "255"
+    """Maximum images per request, as a number or in JSON: {"image": 1, "video": 0}."""
     random_mm_bucket_config: str = "{(256, 256, 1): 0.5, (720, 1280, 1): 0.5}"
     """Shares by (height, width, frames). Frames must be 1, because video is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class PastedOptions:
+    """Options of SGLang's and vLLM's clients, so that their command lines run as they are."""
+
+    backend: Backend = "sglang-oai-chat"
+    """The other client's name for a server's API. All are asked at /v1/chat/completions."""
+    endpoint: Literal["/v1/chat/completions"] = "/v1/chat/completions"
+    """The only path that is asked."""
+    apply_chat_template: bool = False
+    """No effect: the server applies its chat template."""
+    ignore_eos: bool = False
+    """No effect: this is the default. See --disable-ignore-eos."""
+    trust_remote_code: bool = False
+    """No effect: the server counts tokens, so that no tokenizer is loaded here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +238,8 @@ class OutputOptions:
     """Name of the run in reports. Derived: the model's name."""
     goodput: tuple[str, ...] = ()
     """Limits in ms for a good request, as ttft:500 tpot:50 e2el:3000."""
+    percentile_metrics: str = "ttft,tpot,itl,e2el"
+    """The latencies to print, divided by commas."""
     trace: bool = False
     """Ask a Saccade server where it found each image. Other servers refuse the field."""
     save_text: bool = False
@@ -310,6 +347,34 @@ class ReportOptions:
     """The page's title. Derived: the labels."""
     baseline: str | None = None
     """Baseline label for comparisons. Derived: the first label."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedOptions:
+    """The published commands to run, and the servers."""
+
+    only: tuple[str, ...] = ()
+    """Names of rows to run. Derived: all of them."""
+    server: str | None = None
+    """The command line of a Saccade server, in place of --base-url. {port} stands for a free port.
+    Each command then runs on this server, and again on one without the mechanism.
+    """
+    num_prompts: int | None = None
+    """Maximum requests per command. Derived: as many as published."""
+    seed: int = 1
+    """Seed for every command. Images from another seed are new to a server that you measured
+    before.
+    """
+    quick: bool = False
+    """Send few requests with small images, to try the commands out on a CPU."""
+    mmmu: str | None = None
+    """A local file or folder of MMMU. Derived: the hub's."""
+    ocrbench: str | None = None
+    """A local file or folder of OCRBench. Derived: the hub's."""
+    start_timeout: float = 600.0
+    """Maximum seconds until a server answers /v1/models."""
+    json: bool = False
+    """Print JSON in place of the table."""
 
 
 @dataclass(frozen=True, slots=True)

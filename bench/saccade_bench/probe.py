@@ -9,7 +9,6 @@ machine.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from urllib.parse import urlsplit
@@ -24,6 +23,7 @@ from saccade_bench import plot_style
 from saccade_bench.load.client import BenchClient, BenchReply, Failure
 from saccade_bench.load.images import Dice, DrawnImage, Sizes, parse_resolution
 from saccade_bench.load.workload import Session, Template, Turn, parse_extra, prepare
+from saccade_bench.metrics import series, total
 from saccade_bench.options import ProbeOptions, TargetOptions
 
 TIMEOUT = 120.0
@@ -97,7 +97,7 @@ async def _climb_all(
                             count,
                             len(body),
                             reply,
-                            await memory(client, target.base_url),
+                            await memory(client, target.url),
                         )
                     )
                     if reply.failure:
@@ -146,11 +146,8 @@ async def memory(client: BenchClient, base_url: str) -> int | None:
         found = _resident(url.port)
         if found:
             return found
-    page = await client.text("/metrics")
-    match = re.search(
-        r"^process_resident_memory_bytes(?:\{[^}]*\})? ([0-9.eE+]+)$", page or "", re.MULTILINE
-    )
-    return int(float(match[1])) if match else None
+    page = series(await client.text("/metrics") or "")
+    return int(total(page, "process_resident_memory_bytes")) or None
 
 
 def _resident(port: int) -> int | None:

@@ -14,8 +14,6 @@ times hold its processor's, Saccade's HTTP and decoding. Ends with a table and a
 from __future__ import annotations
 
 import argparse
-import base64
-import io
 import json
 import statistics
 import tempfile
@@ -28,12 +26,12 @@ from typing import Any
 import httpx
 import numpy as np
 import torch
-from PIL import Image
 
 from saccade_bench.fixtures.server import serving
-from saccade_bench.fixtures.tiny import picture
-from saccade_bench.fixtures.tiny_any import AnyReference, any_reference, make_any
-from saccade_bench.fixtures.tiny_any_kinds import KINDS
+from saccade_bench.image_files import image_part, save
+from tests.fixtures.tiny import picture
+from tests.fixtures.tiny_any import AnyReference, any_reference, make_any
+from tests.fixtures.tiny_any_kinds import KINDS
 
 LAYERS = 8
 TEXT = {
@@ -107,11 +105,8 @@ def make_model(folder: Path) -> Path:
 
 
 def turn(image: np.ndarray) -> dict[str, Any]:
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, "PNG")
-    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
     parts = [
-        {"type": "image_url", "image_url": {"url": url}},
+        image_part(save(image)),
         {"type": "text", "text": "how many red circles are there?"},
     ]
     return {"role": "user", "content": parts}

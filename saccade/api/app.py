@@ -1,7 +1,7 @@
 """The HTTP API: routes, keys, limits, and errors in OpenAI's shape.
 
-Owns only a request's bytes on the wire: `chat/read.py` reads, `front/` answers, `chat/write.py`
-and `stream.py` write. Knows nothing of tokens, templates or the engine.
+Owns only a request's bytes on the wire: `chat/read.py` reads, `front/` answers, `chat/write.py` and
+`stream.py` write.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -23,7 +25,6 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from saccade import __version__
-from saccade.api.about.elsewhere import advice, overview
 from saccade.api.chat.fields import Reply
 from saccade.api.chat.read import read_chat, read_completion, read_detokenize, read_tokenize
 from saccade.api.chat.write import (
@@ -38,24 +39,33 @@ from saccade.api.chat.write import (
 )
 from saccade.api.handlers import Endpoint, RequestHandler, json_response, send_json
 from saccade.api.mounting import ApiContext, Resumption, methods_of, mount
-from saccade.api.prompt_logprobs import PromptTeller, PromptView, scroll_count, texts_of
 from saccade.api.stream import AnswerContext, Choices, UsageWanted
 from saccade.api.trace.image_trace import ImageCost
-from saccade.api.trace.request_trace import Journeys, RequestTimeline, note_failure
+from saccade.api.trace.timeline import note_failure
 from saccade.core.config import MIB
 from saccade.core.errors import InternalError, RequestError, Unauthorized
 from saccade.core.metrics import Metrics
-from saccade.core.options import ObservabilityOptions, ServeOptions, ServerOptions
+from saccade.core.options import ServeOptions
+from saccade.core.settings import KeySettings
 from saccade.edge import metrics_text as metrics
-from saccade.edge.admission import Admission
-from saccade.edge.auth import CLIENT, Keys, check_operator
-from saccade.edge.body import READ, Bodies
-from saccade.edge.disconnect import while_connected
-from saccade.edge.guard import Guard, is_loopback
-from saccade.edge.headers import INSTANCE_HEADER, RequestIds, request_id
+from saccade.edge.body import READ, Admission, Bodies, while_connected
+from saccade.edge.headers import (
+    CLIENT,
+    INSTANCE_HEADER,
+    Guard,
+    RequestIds,
+    check_operator,
+    is_loopback,
+    request_id,
+)
 from saccade.edge.refusal import ErrorBody, body_for, refusal
 from saccade.front.request_manager import RequestManager
-from saccade.plugins import plugins
+from saccade.plugin import Plugin
+
+if TYPE_CHECKING:
+    from saccade.api.prompt_logprobs import PromptTeller
+    from saccade.api.trace.request_trace import TimelineRecorder
+    from saccade.edge.auth import Keys
 
 log = logging.getLogger("saccade")
 
@@ -67,37 +77,41 @@ OPEN_PATHS = frozenset({*READY_PATHS, "/livez", "/version"})
 REASON = "saccade.reason"
 """Key of a scope: the code of the error that the request ends with."""
 
-_OPEN_METRICS = "; a server started with --metrics-without-key asks for none here"
+_OPEN_METRICS = "; a server started with --metrics-without-key needs none here"
 
 
 def build_app(
     front: RequestManager,
     names: Sequence[str],
     options: ServeOptions,
-    record: Callable[[RequestTimeline], None] | None = None,
+    plugins: tuple[Plugin, ...],
+    recorders: Sequence[TimelineRecorder] = (),
 ) -> Starlette:
     """Build the ASGI application.
 
-    `names`: the model's names in the API, its own name first. `record`: gets the timelines of
+    `names`: the model's names in the API, its own name first. `recorders`: get the timelines of
     requests with a right key. With role encode, other servers are the only clients.
     """
     assert names
-    server, watch = options.server, options.watch
+    server = options.server
     bodies = Bodies(server.inflight_bytes, front.metrics, options.edge.body_timeout)
     admission = Admission(front.permits, bodies, server.max_body_mb * MIB, front.check_ready)
-    door = RequestHandler(front, tuple(names), admission, watch)
+    logs = tuple(
+        resolve_name(plugin.answer_log)(options) for plugin in plugins if plugin.answer_log
+    )
+    handler = RequestHandler(front, tuple(names), admission, logs)
     inner = Starlette(exception_handlers=_HANDLERS)
-    context = ApiContext(door, options, secrets.token_hex(4), int(time.time()), inner)
-    mounted = mount(plugins(), context)
+    context = ApiContext(handler, options, plugins, secrets.token_hex(4), int(time.time()), inner)
+    mounted = mount(plugins, context)
     context.services.add(Resumption(mounted))
-    api = _Api(front, door, context.instance, context.started)
+    api = _Api(front, handler, context.instance, context.started)
     routes = [route for plugin in mounted for route in plugin.routes]
-    routes += _own_routes(api) if options.role.role == "encode" else _public_routes(api)
+    routes += _own_routes(api) if options.role == "encode" else _public_routes(api)
     inner.router.routes.extend(routes)
     keyless = OPEN_PATHS.union(*(plugin.plugin.keyless for plugin in mounted))
     app = Starlette(
         routes=routes,
-        middleware=_middleware(server, watch, record, keyless, front.metrics),
+        middleware=_middleware(options, recorders, keyless, front.metrics),
         exception_handlers=_HANDLERS,
     )
     app.router.redirect_slashes = False  # the connection drops a slash at a path's end
@@ -107,36 +121,40 @@ def build_app(
 
 
 def _middleware(
-    options: ServerOptions,
-    watch: ObservabilityOptions,
-    record: Callable[[RequestTimeline], None] | None,
+    options: ServeOptions,
+    recorders: Sequence[TimelineRecorder],
     keyless: Set[str],
     metrics: Metrics,
 ) -> list[Middleware]:
     """Return the layers around every request, from the outside in."""
     middleware = [Middleware(_CountedResponses, metrics=metrics), Middleware(RequestIds)]
-    if not options.asks_for_key and is_loopback(options.host):
-        own, origins = options.allowed_hosts, options.cors_origins
+    server = options.server
+    if not options.asks_for_key and is_loopback(server.host):
+        own, origins = server.allowed_hosts, server.cors_origins
         middleware.append(Middleware(Guard, names=own, origins=origins))
-    if options.cors_origins:
+    if server.cors_origins:
         middleware.append(
             Middleware(
                 CORSMiddleware,
-                allow_origins=options.cors_origins,
+                allow_origins=server.cors_origins,
                 allow_methods=["*"],
                 allow_headers=["*"],
             )
         )
-    if keys := Keys(options):
-        open_paths = keyless | ({"/metrics"} if watch.metrics_without_key else set())
+    if options.asks_for_key:
+        from saccade.edge.auth import Keys
+
+        keys = Keys(server.key, options.of(KeySettings))
+        open_paths = keyless | ({"/metrics"} if server.metrics_without_key else set())
         middleware.append(Middleware(_KeyCheck, keys=keys, open_paths=open_paths))
-    if record is not None:
-        middleware.append(Middleware(Journeys, record=record))
+    if recorders:
+        from saccade.api.trace.request_trace import Journeys
+
+        middleware.append(Middleware(Journeys, recorders=recorders))
     return middleware
 
 
 def _public_routes(api: _Api) -> list[BaseRoute]:
-    """Return the core's routes for clients of a language model."""
     return [
         Route("/v1/chat/completions", Endpoint(api.chat), methods=["POST"]),
         Route("/v1/completions", Endpoint(api.complete), methods=["POST"]),
@@ -150,7 +168,6 @@ def _public_routes(api: _Api) -> list[BaseRoute]:
 
 
 def _own_routes(api: _Api) -> list[BaseRoute]:
-    """Return the routes about the server itself."""
     return [
         Route("/flush_cache", api.flush_cache, methods=["POST"]),
         *(Route(path, api.health) for path in READY_PATHS),
@@ -169,38 +186,40 @@ class _Api:
     """
 
     front: RequestManager
-    door: RequestHandler
+    handler: RequestHandler
     instance: str
     started: int
 
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self.door.admission.admit(scope, receive) as (body, held):
-            request, reply, answer = await self.door.read_body(read_chat, body)
+        async with self.handler.admission.admit(scope, receive) as (body, held):
+            request, reply, answer = await self.handler.read_body(read_chat, body)
             shape = ChatShape(
                 self.front.vocabulary,
                 bool(answer.logprobs),
                 request.chat.tools is not None and request.chat.tools.open,
                 answer.include_reasoning is not False,
             )
-            tell = self._choices(shape, reply, PromptView(top=answer.prompt_logprobs))
-            await while_connected(receive, self.door.answer(send, reply, tell, [request], held))
+            tell = self._choices(shape, reply, answer.prompt_logprobs)
+            await while_connected(receive, self.handler.answer(send, reply, tell, [request], held))
 
     async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self.door.admission.admit(scope, receive) as (body, held):
-            requests, reply, prompt = await self.door.read_body(read_completion, body)
+        async with self.handler.admission.admit(scope, receive) as (body, held):
+            requests, reply, prompt = await self.handler.read_body(read_completion, body)
             shape = TextShape(self.front.vocabulary, prompt.logprobs is not None)
-            view = PromptView(top=prompt.prompt_logprobs)
+            texts: Sequence[str] = ()
             if prompt.echo:
+                from saccade.api.prompt_logprobs import texts_of
+
                 read = partial(texts_of, requests, self.front.intake)
                 texts = await self.front.intake.in_thread(read)
-                view = PromptView(texts, prompt.logprobs, prompt.prompt_logprobs)
-            tell = self._choices(shape, reply, view)
-            await while_connected(receive, self.door.answer(send, reply, tell, requests, held))
+            echoed = prompt.logprobs if prompt.echo else None
+            tell = self._choices(shape, reply, prompt.prompt_logprobs, texts, echoed)
+            await while_connected(receive, self.handler.answer(send, reply, tell, requests, held))
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self.door.admission.admit(scope, receive) as (body, held):
-            request, reply, counting = await self.door.read_body(read_tokenize, body)
-            self.door.model_of(reply.model)
+        async with self.handler.admission.admit(scope, receive) as (body, held):
+            request, reply, counting = await self.handler.read_body(read_tokenize, body)
+            self.handler.model_of(reply.model)
             context_length = self.front.check_ready().context_length
             prompt = await while_connected(
                 receive, self.front.intake.read_prompt(request, context_length, held.client, held)
@@ -210,30 +229,42 @@ class _Api:
                 for opened, place in zip(prompt.opened, prompt.places, strict=True)
             ]
             count = TokenCount(len(prompt.tokens), context_length, prompt.tokens, images)
+            from saccade.api.prompt_logprobs import scroll_count
+
             name = self.front.intake.tokenizer.string if counting.return_token_strs else None
-            await self.door.send_scroll(send, scroll_count(count, name))
+            await self.handler.send_scroll(send, scroll_count(count, name))
 
     async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self.door.admission.admit(scope, receive) as (body, _):
-            tokens = await self.door.read_body(read_detokenize, body)
-            self.door.model_of(tokens.model)
+        async with self.handler.admission.admit(scope, receive) as (body, _):
+            tokens = await self.handler.read_body(read_detokenize, body)
+            self.handler.model_of(tokens.model)
             self.front.intake.limits.check_tokens("tokens", tokens.tokens)
             text = self.front.intake.tokenizer.decode(tokens.tokens)
             await send_json(send, TokenText(text))
 
     def _choices(
-        self, shape: Shape, reply: Reply, view: PromptView
+        self,
+        shape: Shape,
+        reply: Reply,
+        top: int | None,
+        texts: Sequence[str] = (),
+        echoed: int | None = None,
     ) -> Callable[[AnswerContext], Choices | PromptTeller]:
-        """Return a function that makes a writer in OpenAI's words."""
+        """Return a function that makes a writer in OpenAI's words. top, texts, echoed: as in
+        `PromptView`.
+        """
         usage: UsageWanted = (
             "always" if reply.continuous_usage else "last" if reply.include_usage else None
         )
 
         def tell(context: AnswerContext) -> Choices | PromptTeller:
-            writer = Writer(shape, self.door.model_of(reply.model)[0])
+            writer = Writer(shape, self.handler.model_of(reply.model)[0])
             choices = Choices(writer, context, usage)
-            if view == PromptView():
+            if top is None and not texts:
                 return choices
+            from saccade.api.prompt_logprobs import PromptTeller, PromptView
+
+            view = PromptView(texts, echoed, top)
             return PromptTeller(choices, view, context.prepared, self.front.vocabulary)
 
         return tell
@@ -244,20 +275,20 @@ class _Api:
             made.max_model_len = self.front.check_ready().context_length
         if not self.front.proven:
             made.unproven = True
-        if name not in self.door.names:
-            made.parent = self.door.names[0]
+        if name not in self.handler.names:
+            made.parent = self.handler.names[0]
         return made
 
     async def models(self, _: Request) -> Response:
-        names = [*self.door.names, *(each.name for each in self.front.adapters.loaded)]
+        names = [*self.handler.names, *(each.name for each in self.front.adapters.loaded)]
         return json_response(ModelList([self._model(name) for name in names]))
 
     async def model(self, request: Request) -> Response:
-        return json_response(self._model(self.door.model_of(request.path_params["name"])[0]))
+        return json_response(self._model(self.handler.model_of(request.path_params["name"])[0]))
 
     async def health(self, _: Request) -> Response:
         status, reason = self.front.health
-        state = {"status": status, "model": self.door.names[0]}
+        state = {"status": status, "model": self.handler.names[0]}
         ready = status == "ready"
         body = state if ready else {**state, "reason": reason}
         response = json_response(body, 200 if ready else 503)
@@ -307,7 +338,7 @@ class _CountedResponses:
 
 class _KeyCheck:
     """Admits requests with a right key, and all requests for open paths. A path that ends with a
-    slash stands for all below it.
+    slash covers all paths below it.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys, open_paths: Set[str]) -> None:
@@ -350,11 +381,12 @@ async def _on_request_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
-    """Answer Starlette's own 404 and 405."""
     assert isinstance(error, HTTPException)
     path, status, headers = request.url.path, error.status_code, error.headers
     routes = [route for route in request.app.routes if isinstance(route, Route)]
     code, what = None, error.detail
+    if status in (404, 405):
+        from saccade.api.elsewhere import advice, overview
     if status == 404:
         known = {route.path for route in routes}
         code, what = "not_found", f"there is no {path[:200]}{advice(path) or overview(known)}"

@@ -20,17 +20,24 @@ import msgspec
 import numpy as np
 
 from saccade.core.errors import InvalidRequest
-from saccade.front.fields import Reader, not_json, only, says_nothing, unknown, unsupported
-from saccade.front.unread_fields import IGNORED, INSTEAD, NEUTRAL, Neutral
+from saccade.front.fields import Reader, not_json, only, unknown, unsupported
+from saccade.front.unread_fields import (
+    IGNORED,
+    INSTEAD,
+    NEUTRAL,
+    Neutral,
+    is_one_of,
+    says_nothing,
+)
 
 F = TypeVar("F")
 
 _SLICE = 1 << 20
 _NULL = b"null"
-_LONGEST_NEUTRAL = 200
+_MAX_NEUTRAL = 200
 _NEAR = 0.75
-"""How alike two names are, of 1, where one may be a slip for the other."""
-_ROOM = 65_536
+"""Minimum similarity of two names, from 0 to 1, to suggest one for the other."""
+_BASE_LIMIT = 65_536
 _PER_TOKEN = 8
 """JSON values that a body may have: so many, and so many per token of the context."""
 
@@ -71,7 +78,7 @@ class BodyPart:
         return [group for each in self.inner for group in each.groups]
 
     def build(self, values: Mapping[type[msgspec.Struct], dict[str, Any]]) -> Any:
-        """Make the part from its fields' values, by group."""
+        """Build this part of a body. values: fields by name, for each Struct that declares them."""
         if self.inner:
             return self.kind(**{each.name: each.build(values) for each in self.inner})
         found = values.get(self.kind)
@@ -109,8 +116,8 @@ class BodySchema(Generic[F]):
     def read(self, body: bytearray, context_length: int) -> F:
         """Read a request from its body. Raises InvalidRequest that names the field.
 
-        Values still in JSON (`msgspec.Raw`) lie in `body`, which must stay unchanged until they are
-        read.
+        Values still in JSON (`msgspec.Raw`) are views of `body`, which must stay unchanged until
+        they are read.
         """
         check_size(body, context_length)
         raws = open_object(body)
@@ -136,14 +143,14 @@ class BodySchema(Generic[F]):
         return request
 
     def _check_unread(self, name: str, raw: msgspec.Raw) -> None:
-        """Refuse a name that no group has, unless its value changes nothing."""
+        """Reject an unknown field, unless its value is neutral."""
         neutral = self.neutral.get(name)
-        if len(memoryview(raw)) <= _LONGEST_NEUTRAL:
+        if len(memoryview(raw)) <= _MAX_NEUTRAL:
             try:
                 value = msgspec.json.decode(raw)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise not_json(error, raw, name) from None
-            if says_nothing(value) if neutral is None else _is_one_of(value, neutral):
+            if says_nothing(value) if neutral is None else is_one_of(value, neutral):
                 return
         if neutral is None:
             raise unknown(name, self._instead(name))
@@ -152,14 +159,8 @@ class BodySchema(Generic[F]):
         raise unsupported(name, INSTEAD.get(name, ""))
 
     def _instead(self, name: str) -> str:
-        near = difflib.get_close_matches(name[:_LONGEST_NEUTRAL], self._fields, 1, _NEAR)
+        near = difflib.get_close_matches(name[:_MAX_NEUTRAL], self._fields, 1, _NEAR)
         return INSTEAD.get(name) or (f"did you mean {near[0]}?" if near else "")
-
-
-def _is_one_of(value: object, allowed: Iterable[object]) -> bool:
-    return any(
-        value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed
-    )
 
 
 def open_object(body: bytearray) -> dict[str, msgspec.Raw]:
@@ -173,7 +174,7 @@ def check_size(body: bytearray, context_length: int) -> None:
     """Refuse a body that holds more than any prompt could need in this context. It counts values
     and escaped characters, while other threads run.
     """
-    limit = _ROOM + _PER_TOKEN * context_length
+    limit = _BASE_LIMIT + _PER_TOKEN * context_length
     if len(body) <= limit:
         return
     text = np.frombuffer(body, np.uint8)

@@ -1,7 +1,7 @@
 """The steps of every API's handlers around an answer.
 
 Owns the order in which a request is prepared and answered, the model's names and the log of
-requests. Knows nothing of the content of bodies.
+requests.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -20,21 +20,19 @@ from starlette.types import Receive, Scope, Send
 
 from saccade.api.chat.fields import Reply
 from saccade.api.chat.write import UsageCounter
-from saccade.api.prompt_logprobs import StreamedBody, score_bytes
-from saccade.api.stream import AnswerContext, ResponseWriter, stream
-from saccade.api.trace.changes import ImageChanges, telling
-from saccade.api.trace.image_trace import Tracer
-from saccade.api.trace.request_trace import AnswerTold, journey
+from saccade.api.stream import AnswerContext, ResponseWriter, StreamedBody, stream
+from saccade.api.trace.timeline import journey
 from saccade.core.errors import InternalError, InvalidRequest, NotFound, RequestError
-from saccade.core.options import ObservabilityOptions
 from saccade.core.types import NO_ADAPTER, AdapterRef
-from saccade.edge.admission import Admission
-from saccade.edge.body import Held
+from saccade.edge.body import Admission, BufferedBody
 from saccade.edge.headers import request_id
-from saccade.front.adapters import Adapter
 from saccade.front.prepared import PreparedRequest
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.request_manager import RequestManager
+
+if TYPE_CHECKING:
+    from saccade.api.trace.tracer import Tracer
+    from saccade.front.adapters import Adapter
 
 log = logging.getLogger("saccade")
 
@@ -44,6 +42,10 @@ SMALL_BODY = 1 << 16
 T = TypeVar("T")
 
 
+AnswerLog = Callable[[Sequence[PreparedRequest], UsageCounter, "Tracer"], None]
+"""Is called once a request was answered (`Plugin.answer_log`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestHandler:
     """`names`: the model's names in the API, its own name first."""
@@ -51,7 +53,7 @@ class RequestHandler:
     front: RequestManager
     names: tuple[str, ...]
     admission: Admission
-    watch: ObservabilityOptions
+    logs: tuple[AnswerLog, ...] = ()
 
     async def read_body(self, read: Callable[[bytearray, int], T], body: bytearray) -> T:
         """Read a body, then empty it, for its reader still holds it."""
@@ -70,7 +72,7 @@ class RequestHandler:
         reply: Reply,
         tell: Callable[[AnswerContext], ResponseWriter],
         requests: list[GenerationRequest],
-        held: Held,
+        held: BufferedBody,
     ) -> None:
         """Prepare the requests, and send the answer as a stream or at once."""
         model, adapter = self.model_of(reply.model)
@@ -83,24 +85,40 @@ class RequestHandler:
         requests.clear()  # from here on the request holds no text of its images
         kept = image_bytes(prepared)
         if any(each.request.prompt_logprobs is not None for each in prepared):
+            from saccade.api.prompt_logprobs import score_bytes
+
             kept += score_bytes(prepared)
         held.resize(kept)
         tally = UsageCounter.of(prepared)
-        logged = self.watch.log_requests or self.watch.log_slow_seconds is not None
-        traced = reply.trace or logged or way is not None
-        changes = None
-        if reply.trace:
-            changes = ImageChanges(prepared[0], self.front.intake.media.prints)
-            send = telling(send, changes)
-        tracer = Tracer(prepared, reply.trace, changes) if traced else None
+        traced = reply.trace or self.logs or way is not None
+        tracer = None
+        if traced:
+            send, tracer = self._trace(send, prepared, wanted=reply.trace)
         context = AnswerContext(prepared, tally, tracer)
         try:
             await self._tell(send, bool(reply.stream), context, tell(context))
         finally:
             if way is not None and tracer is not None:
-                way.answer = AnswerTold.of(prepared, tally, tracer)
-        if logged and tracer is not None:
-            self.log(prepared, tally, tracer)
+                from saccade.api.trace.tracer import AnswerSummary
+
+                way.answer = AnswerSummary.of(prepared, tally, tracer)
+        if tracer is not None:
+            for log in self.logs:
+                log(prepared, tally, tracer)
+
+    def _trace(
+        self, send: Send, prepared: Sequence[PreparedRequest], wanted: bool
+    ) -> tuple[Send, Tracer]:
+        """Return what follows a request, and a `send` that reports what its images changed if the
+        client wanted the trace.
+        """
+        from saccade.api.trace.changes import ImageChanges, telling
+        from saccade.api.trace.tracer import Tracer
+
+        if not wanted:
+            return send, Tracer(prepared, wanted)
+        changes = ImageChanges(prepared[0], self.front.intake.media.prints)
+        return telling(send, changes), Tracer(prepared, wanted, changes)
 
     async def _tell(
         self, send: Send, streamed: bool, context: AnswerContext, teller: ResponseWriter
@@ -126,35 +144,12 @@ class RequestHandler:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    def log(self, prepared: Sequence[PreparedRequest], tally: UsageCounter, tracer: Tracer) -> None:
-        """Log a line for every request, and the way of images in slow ones, if enabled."""
-        request, usage = prepared[0].request, tally.usage
-        if self.watch.log_requests:
-            log.info(
-                "%s: %s: %d prompt tokens (%d cached), %d images, %d tokens, %.3f s",
-                request_id.get(),
-                request.id,
-                usage.prompt_tokens,
-                usage.prompt_tokens_details.cached_tokens,
-                len(request.images),
-                usage.completion_tokens,
-                tracer.seconds,
-            )
-        slow = self.watch.log_slow_seconds
-        if slow is not None and tracer.seconds > slow:
-            log.warning(
-                "%s: %s was slow: %s",
-                request_id.get(),
-                request.id,
-                msgspec.json.encode(tracer.trace).decode(),
-            )
-
     async def load_adapter(self, name: str, folder: str) -> Adapter:
-        """Load an adapter as `AdapterBook.load` does, under a name other than the model's. Raises
-        InvalidRequest.
+        """Load an adapter as `AdapterRegistry.load` does, under a name other than the model's.
+        Raises InvalidRequest.
         """
         if name in self.names:
-            raise InvalidRequest(f"lora_name: {name!r} is the model's own name", "lora_name")
+            raise InvalidRequest(f"lora_name: {name!r} is the name of the base model", "lora_name")
         return await self.front.adapters.load(name, folder)
 
     def model_of(self, name: str | None) -> tuple[str, AdapterRef]:
@@ -196,7 +191,7 @@ class Endpoint:
         try:
             await self._handle(scope, receive, send)
         except ClientDisconnect:
-            log.debug("a client has gone before its answer")
+            log.debug("client disconnected before the response")
         except RequestError:
             raise
         except Exception as bug:

@@ -21,8 +21,6 @@ log = logging.getLogger("saccade")
 
 RESUME_SECONDS = 2.0
 """Between looks at whether a plugin has work that waits for no request."""
-DEFAULT = f"{__name__}:has_clients"
-"""Which servers mount a plugin that does not say."""
 
 
 class Service(Protocol):
@@ -63,6 +61,7 @@ class ApiContext:
 
     handler: RequestHandler
     options: ServeOptions
+    plugins: tuple[Plugin, ...]  # those that the options ask for
     instance: str  # names this run of the server, in headers and in the ids of stored responses
     started: int  # seconds since the epoch
     app: Starlette  # routes for clients, without the checks around them: for requests in batches
@@ -129,7 +128,7 @@ class Resumption:
                 try:
                     await plugin.resume()
                 except Exception:  # looked at again
-                    log.exception("the plugin %s cannot be loaded now", plugin.plugin.name)
+                    log.exception("cannot load the plugin %s", plugin.plugin.name)
             await asyncio.sleep(RESUME_SECONDS)
 
 
@@ -145,15 +144,5 @@ def methods_of(routes: Sequence[BaseRoute], path: str) -> set[str]:
 
 
 def mount(plugins: Sequence[Plugin], api: ApiContext) -> list[MountedPlugin]:
-    """Return the plugins whose routes these options ask for."""
-
-    def is_asked(plugin: Plugin) -> bool:
-        asked: Callable[[ServeOptions], bool] = resolve_name(plugin.asked or DEFAULT)
-        return asked(api.options)
-
-    return [MountedPlugin(plugin, api) for plugin in plugins if plugin.routes and is_asked(plugin)]
-
-
-def has_clients(options: ServeOptions) -> bool:
-    """Return True unless the server only encodes images for other servers."""
-    return options.role.role != "encode"
+    """Return the plugins that have routes."""
+    return [MountedPlugin(plugin, api) for plugin in plugins if plugin.routes]

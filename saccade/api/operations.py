@@ -1,265 +1,128 @@
-"""An operator's changes of a running server: adapters, as in vLLM's routes, pauses, sleep and the
-model's weights, as in vLLM's and SGLang's.
-
-Owns the permissions; `front/adapters.py` and `front/changes.py` do the work. Knows nothing of the
-engine.
+"""The core's own operations in `/openapi.json`: chat completions, completions, tokens, models and
+the server itself. Also an image and a chat for examples of other dialects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar, get_args
+from typing import Any
 
-import msgspec
-from msgspec import Struct
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from saccade.api.chat import fields, write
+from saccade.api.description import ApiOperation, Components, Description, Schema, reference
+from saccade.edge.refusal import ErrorResponse
+from saccade.front.content import ChatMessage
 
-from saccade.api.handlers import RequestHandler, json_response
-from saccade.api.mounting import ApiContext
-from saccade.core.errors import InvalidRequest, Unauthorized
-from saccade.core.plan import MEMORY, Memory
-from saccade.edge.auth import check_operator
-from saccade.edge.body import Bodies, read_json
-from saccade.edge.guard import is_loopback
-from saccade.front.changes import PauseMode
-from saccade.front.fields import Reader
-
-LARGEST = 1 << 16
-"""Bytes of a body."""
-
-
-class LoadAdapter(Struct, forbid_unknown_fields=True):
-    """POST /v1/load_lora_adapter."""
-
-    lora_name: str
-    lora_path: str
-    """The server's folder with adapter_config.json and adapter_model.safetensors."""
+PIXELS = (
+    "iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAIAAAAlC+aJAAAAX0lEQVR4nO3PQQ0AIBDAMMC/50MEj4ZkVbDtWX87Ou"
+    "BVA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA1oDWgNaA9oFUoUB"
+    "f3Xr7AgAAAAASUVORK5CYII="
+)
+IMAGE = f"data:image/png;base64,{PIXELS}"
+"""A red square of 64 x 64 pixels."""
+QUESTION = "Which colour is the square?"
+EXAMPLE_CHAT: list[dict[str, Any]] = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "image_url", "image_url": {"url": IMAGE}},
+            {"type": "text", "text": QUESTION},
+        ],
+    }
+]
 
 
-class UnloadAdapter(Struct, forbid_unknown_fields=True):
-    """POST /v1/unload_lora_adapter."""
-
-    lora_name: str
-    lora_int_id: int | None = None
-    """Accepted from vLLM's clients and ignored."""
-
-
-T = TypeVar("T")
+def _complete(components: Components) -> None:
+    components["ChatCompletion"] = _completion("ChatChoice")
+    entries = components["TextChoice"]["properties"]["prompt_logprobs"]
+    components["ChatCompletion"]["properties"]["prompt_logprobs"] = entries
+    components["TextCompletion"] = _completion("TextChoice")
 
 
-class UpdateWeights(Struct, forbid_unknown_fields=True):
-    """POST /update_weights. model_path: a checkpoint's folder, or one file in safetensors' layout,
-    such as shared memory (/dev/shm/NAME), whose tensors have the checkpoint's names.
-    """
-
-    model_path: str
-
-
-class UpdateFromDisk(Struct):
-    """Body for POST /update_weights_from_disk."""
-
-    model_path: str
-    load_format: str | None = None
-    """auto or safetensors. The server reads only safetensors."""
-    abort_all_requests: bool | None = None
-    """If true, running requests end with an error. Else they finish first."""
-    keep_pause: bool | None = None
-    """New requests wait after the change until a client resumes the server."""
+def _completion(choice: str) -> Schema:
+    return {
+        "type": "object",
+        "properties": {
+            **{name: {"type": "string"} for name in ("id", "object", "model")},
+            "created": {"type": "integer"},
+            "choices": {"type": "array", "items": reference(choice)},
+            "usage": reference("Usage"),
+            "diagnostics": reference("CacheDiagnostics"),
+        },
+        "required": ["id", "object", "created", "model", "choices"],
+    }
 
 
-class MemoryTags(Struct, forbid_unknown_fields=True):
-    """POST /release_memory_occupation, /resume_memory_occupation. None: all."""
-
-    tags: list[str] | None = None
-    """Which memory to act on: weights, kv_cache. Default: all."""
-
-
-LOAD_FORMATS = (None, "auto", "safetensors")
-PAUSE_MODES: tuple[PauseMode, ...] = get_args(PauseMode)
-_UPDATE: Reader[UpdateWeights] = Reader(UpdateWeights)
-_FROM_DISK: Reader[UpdateFromDisk] = Reader(UpdateFromDisk)
-_TAGS: Reader[MemoryTags] = Reader(MemoryTags)
-_LOAD: Reader[LoadAdapter] = Reader(LoadAdapter)
-_UNLOAD: Reader[UnloadAdapter] = Reader(UnloadAdapter)
-
-
-def operator_routes(api: ApiContext) -> list[Route]:
-    options = api.options.server
-    closed = options.asks_for_key or is_loopback(options.host)
-    adapters = _Operations(api.handler, api.handler.admission.bodies, closed)
-    return [
-        *(
-            Route(path, adapters.pause, methods=["POST"])
-            for path in ("/pause", "/pause_generation")
+OPERATIONS = Description(
+    (
+        ApiOperation(
+            "post",
+            "/v1/chat/completions",
+            "Answer a chat with images, as OpenAI's API has it",
+            "ChatCompletionRequest",
+            "ChatCompletion",
+            {"messages": EXAMPLE_CHAT, "max_tokens": 32},
+            streams=True,
         ),
-        *(
-            Route(path, adapters.resume, methods=["POST"])
-            for path in ("/resume", "/continue_generation")
+        ApiOperation(
+            "post",
+            "/v1/completions",
+            "Complete a text or tokens",
+            "CompletionRequest",
+            "TextCompletion",
+            {"prompt": "The square is", "max_tokens": 16},
+            streams=True,
         ),
-        Route("/is_paused", adapters.is_paused),
-        Route("/update_weights", adapters.update, methods=["POST"]),
-        Route("/update_weights_from_disk", adapters.update_from_disk, methods=["POST"]),
-        Route("/sleep", adapters.sleep, methods=["POST"]),
-        Route("/wake_up", adapters.wake, methods=["POST"]),
-        Route("/is_sleeping", adapters.is_sleeping),
-        Route("/release_memory_occupation", adapters.release, methods=["POST"]),
-        Route("/resume_memory_occupation", adapters.occupy, methods=["POST"]),
-        Route("/v1/load_lora_adapter", adapters.load, methods=["POST"]),
-        Route("/v1/unload_lora_adapter", adapters.unload, methods=["POST"]),
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Operations:
-    """The handlers. closed: open only to holders of the key and clients on this machine."""
-
-    door: RequestHandler
-    bodies: Bodies
-    closed: bool
-
-    async def load(self, request: Request) -> Response:
-        asked = await self._read(request, _LOAD)
-        adapter = await self.door.load_adapter(asked.lora_name, asked.lora_path)
-        return PlainTextResponse(f"Success: LoRA adapter '{adapter.name}' added successfully.")
-
-    async def unload(self, request: Request) -> Response:
-        asked = await self._read(request, _UNLOAD)
-        self.door.front.adapters.unload(asked.lora_name)
-        return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
-
-    async def pause(self, request: Request) -> Response:
-        """Pause the engine. The query may name a mode, by default abort."""
-        self._check(request)
-        mode = _read_mode(request, PAUSE_MODES)
-        await self.door.front.adapters.changes.pause(mode)
-        return json_response({"status": "paused"})
-
-    async def sleep(self, request: Request) -> Response:
-        """Put the engine to sleep. Query: level, 1 by default; mode, as for a pause, but without
-        keep.
-        """
-        self._check(request)
-        level = request.query_params.get("level", "1")
-        if level not in ("1", "2"):
-            raise InvalidRequest(
-                f"level: expected 1 or 2, got {level[:100]!r}; POST /pause keeps all memory",
-                "level",
-            )
-        mode = _read_mode(request, ("abort", "wait"))
-        changes = self.door.front.adapters.changes
-        await changes.sleep(MEMORY, mode, lightly=level == "1")
-        return json_response({"status": "asleep", "released": changes.asleep})
-
-    async def wake(self, request: Request) -> Response:
-        """Wake the engine. Query: tags, all by default."""
-        self._check(request)
-        return await self._wake(request.query_params.getlist("tags"))
-
-    async def is_sleeping(self, _: Request) -> Response:
-        return json_response({"is_sleeping": bool(self.door.front.adapters.changes.asleep)})
-
-    async def release(self, request: Request) -> Response:
-        asked = await self._read(request, _TAGS)
-        changes = self.door.front.adapters.changes
-        await changes.sleep(_memory(asked.tags), "wait")
-        return json_response({"status": "asleep", "released": changes.asleep})
-
-    async def occupy(self, request: Request) -> Response:
-        asked = await self._read(request, _TAGS)
-        return await self._wake(asked.tags)
-
-    async def _wake(self, tags: Sequence[str] | None) -> Response:
-        front = self.door.front
-        kept = await front.adapters.changes.wake(_memory(tags))
-        front.pooled_outputs.clear()
-        asleep = front.adapters.changes.asleep
-        status = "asleep" if asleep else "awake"
-        return json_response({"status": status, "released": asleep, "embeddings_kept": kept})
-
-    async def resume(self, request: Request) -> Response:
-        self._check(request)
-        await self.door.front.adapters.changes.resume()
-        return json_response({"status": "resumed"})
-
-    async def is_paused(self, _: Request) -> Response:
-        return json_response({"is_paused": self.door.front.adapters.changes.paused})
-
-    async def update(self, request: Request) -> Response:
-        return await self._update((await self._read(request, _UPDATE)).model_path)
-
-    async def update_from_disk(self, request: Request) -> Response:
-        """Load new weights, in a pause unless somebody has paused already. SGLang's clients leave
-        the pause to the server.
-        """
-        asked = await self._read(request, _FROM_DISK)
-        if asked.load_format not in LOAD_FORMATS:
-            raise InvalidRequest(
-                f"load_format: expected auto or safetensors, got {str(asked.load_format)[:100]!r}",
-                "load_format",
-            )
-        changes = self.door.front.adapters.changes
-        if changes.paused:
-            return await self._update(asked.model_path)
-        _check_path(asked.model_path)
-        await changes.pause("abort" if asked.abort_all_requests else "wait")
-        try:
-            return await self._update(asked.model_path)
-        finally:
-            if not asked.keep_pause:
-                await changes.resume()
-
-    async def _update(self, path: str) -> Response:
-        _check_path(path)
-        front = self.door.front
-        kept = await front.adapters.changes.update_weights(path)
-        front.pooled_outputs.clear()
-        outcome = "the image embeddings stay" if kept else "the vision tower is another one"
-        message = f"the weights are those of {path}; {outcome}"
-        return json_response({"success": True, "message": message, "embeddings_kept": kept})
-
-    async def _read(self, request: Request, reader: Reader[T]) -> T:
-        self._check(request)
-        with self.bodies.hold(request, LARGEST) as held:
-            body = await read_json(request, held, LARGEST)
-            return reader.json(msgspec.Raw(bytes(body)), "")
-
-    def _check(self, request: Request) -> None:
-        """Raise Unauthorized unless the request may operate this server."""
-        self.door.front.check_ready()
-        check_operator(request.scope)
-        if not self.closed:
-            raise Unauthorized(
-                "this server asks for no key and can be reached from other machines: start it with "
-                "--api-key to change it while it runs"
-            )
-
-
-Mode = TypeVar("Mode", bound=PauseMode)
-
-
-def _read_mode(request: Request, modes: Sequence[Mode]) -> Mode:
-    """Read what becomes of requests in flight. Raises InvalidRequest."""
-    asked = request.query_params.get("mode", "abort")
-    mode = next((each for each in modes if each == asked), None)
-    if mode is None:
-        raise InvalidRequest(f"mode: expected {', '.join(modes)}, got {asked[:100]!r}", "mode")
-    return mode
-
-
-def _memory(tags: Sequence[str] | None) -> Sequence[Memory]:
-    """Return the named memory, or all if none is named. Raises InvalidRequest."""
-    if unknown := [tag for tag in tags or () if tag not in MEMORY]:
-        raise InvalidRequest(
-            f"tags: expected {', '.join(MEMORY)}, got {unknown[0][:100]!r}", "tags"
-        )
-    return [each for each in MEMORY if not tags or each in tags]
-
-
-def _check_path(path: str) -> None:
-    """Raise InvalidRequest unless the path is absolute and without NUL characters."""
-    if not Path(path).is_absolute() or "\0" in path:
-        raise InvalidRequest("model_path: expected an absolute path", "model_path")
+        ApiOperation(
+            "post",
+            "/tokenize",
+            "Count the tokens of a text or a chat, and of each image",
+            "TokenizeRequest",
+            "TokenCount",
+            {"messages": EXAMPLE_CHAT},
+        ),
+        ApiOperation(
+            "post",
+            "/detokenize",
+            "Decode tokens to text",
+            "DetokenizeRequest",
+            "TokenText",
+            {"tokens": [72, 105]},
+        ),
+        ApiOperation("get", "/v1/models", "List the model and its adapters", answer="ModelList"),
+        ApiOperation("get", "/v1/models/{name}", "One model", answer="Model"),
+        ApiOperation("get", "/health", "Report whether the server is ready"),
+        ApiOperation("get", "/metrics", "Metrics in Prometheus' format"),
+        ApiOperation("get", "/version", "Saccade's version"),
+        ApiOperation(
+            "post",
+            "/flush_cache",
+            "Flush the KV prefix cache, embeddings and cached pixels that are not in use",
+        ),
+        ApiOperation(
+            "post", "/reset_prefix_cache", "Flush the KV prefix cache, except for pages in use"
+        ),
+    ),
+    bodies={
+        "ChatCompletionRequest": (fields.CHAT,),
+        "CompletionRequest": (fields.COMPLETION,),
+        "TokenizeRequest": (fields.TOKENIZE_CHAT, fields.TOKENIZE_TEXT),
+        "DetokenizeRequest": (fields.DETOKENIZE,),
+    },
+    types=(
+        write.ChatChoice,
+        write.TextChoice,
+        write.Usage,
+        write.CacheDiagnostics,
+        write.TokenCount,
+        write.TokenText,
+        write.ModelList,
+        ErrorResponse,
+        ChatMessage,
+    ),
+    items={("Conversation", "messages"): (ChatMessage,)},
+    sampling=(fields.Sampling, fields.Ending, fields.TextPrompt),
+    complete=_complete,
+    own_words={
+        ("ChatCompletion", "prompt_logprobs"): "Each prompt token and the likeliest tokens at its "
+        "place, by token id. The first is null.",
+    },
+)

@@ -2,7 +2,7 @@
 (`prompt_logprobs`, and `logprobs` beside `echo`).
 
 Owns the shapes, and the writing of long prompts. Scores stay packed until sent, piece by piece,
-since as JSON they take ten times the memory and stall the loop. Knows nothing of HTTP.
+since as JSON they take ten times the memory and stall the loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from saccade.api.chat.write import (
     TokenCount,
     by_text,
 )
-from saccade.api.stream import Choices
+from saccade.api.stream import MARK, Choices, StreamedBody
 from saccade.core.errors import InvalidRequest, RequestError
 from saccade.core.types import PromptScores
 from saccade.front.answer_update import AnswerUpdate
@@ -40,8 +40,6 @@ MAX_PROMPT_SCORES = 1 << 20
 _SCORE_BYTES = 8
 _PIECE = 2048
 """Log-probabilities that are written at a time: some ms of a thread."""
-_MARK = b"\0"
-"""No JSON holds this byte: it encloses the numbers of runs that are written later."""
 
 
 def score_bytes(prepared: Sequence[PreparedRequest]) -> int:
@@ -55,9 +53,9 @@ def score_bytes(prepared: Sequence[PreparedRequest]) -> int:
             values += each.n * len(each.request.tokens) * (1 + top)
     if values > MAX_PROMPT_SCORES:
         raise InvalidRequest(
-            f"prompt_logprobs: the prompts' tokens, times those to name at each, times n, come to "
-            f"{values} log-probabilities, more than {MAX_PROMPT_SCORES}: name fewer at each, or "
-            "send shorter prompts",
+            f"prompt_logprobs: prompt tokens x (prompt_logprobs + 1) x n is {values} "
+            f"log-probabilities, more than {MAX_PROMPT_SCORES}: request fewer log-probabilities "
+            "per token, or send shorter prompts",
             "prompt_logprobs",
         )
     return _SCORE_BYTES * values
@@ -87,23 +85,6 @@ class PromptView:
     top: int | None = None
 
 
-class StreamedBody:
-    """A body that is written in pieces because it is long."""
-
-    def __init__(self, content: object, runs: Sequence[Iterator[bytes]]) -> None:
-        """Encode `content`, in which marks stand for `runs`."""
-        self._body = msgspec.json.encode(content)
-        self._runs = runs
-
-    def pieces(self) -> Iterator[bytes]:
-        """Yield pieces that each take at most some ms."""
-        for index, part in enumerate(self._body.split(_MARK)):
-            if index % 2:
-                yield from self._runs[int(part)]
-            else:
-                yield part
-
-
 def scroll_count(count: TokenCount, name: Callable[[int], str] | None) -> StreamedBody:
     """Return `count` with its tokens written piece by piece, and their strings from `name` beside
     them.
@@ -118,8 +99,8 @@ def scroll_count(count: TokenCount, name: Callable[[int], str] | None) -> Stream
 
 
 class PromptTeller:
-    """A `ResponseWriter` that writes the answers as `inner` does, and each answer's prompt as
-    `view` says.
+    """A `ResponseWriter` that writes answers with `inner`, and each answer's prompt as
+    `view` specifies.
     """
 
     def __init__(
@@ -165,7 +146,6 @@ class PromptTeller:
         return StreamedBody(completion, self._runs) if self._runs else completion
 
     def _opened(self, event: AnswerUpdate) -> Iterable[AnswerUpdate]:
-        """Yield the echo before an answer's first text, then the event."""
         if self._view.texts and event.choice not in self._begun:
             self._begun.add(event.choice)
             yield AnswerUpdate(event.choice, self._view.texts[event.choice // self._n])
@@ -189,7 +169,6 @@ class PromptTeller:
         return structs.replace(choice, logprobs=logprobs)
 
     def _later(self, run: Iterator[bytes]) -> list[Any]:
-        """Return a placeholder for a run in a list."""
         self._runs.append(run)
         return stands_for(len(self._runs) - 1)
 
@@ -259,11 +238,11 @@ class ScoredPrompt:
 
 def stands_for(run: int) -> list[Any]:
     """Return a placeholder for a run in a list."""
-    return [Raw(b"%b%d%b" % (_MARK, run, _MARK))]
+    return [Raw(b"%b%d%b" % (MARK, run, MARK))]
 
 
 def in_pieces(entries: Iterator[object], size: int) -> Iterator[bytes]:
-    """Encode `entries` as JSON, `size` at a time, to stand within a list."""
+    """Encode `entries` as JSON list items, `size` at a time."""
     before = b""
     while part := list(islice(entries, size)):
         yield before + msgspec.json.encode(part)[1:-1]

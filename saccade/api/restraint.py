@@ -66,7 +66,8 @@ class Restraint(Struct, kw_only=True):
         """Read the rules. Raises InvalidRequest that names the field."""
         if self.allowed_token_ids == []:
             raise InvalidRequest(
-                "allowed_token_ids: the list is empty: no token would be left", "allowed_token_ids"
+                "allowed_token_ids: the list is empty: no token would be allowed",
+                "allowed_token_ids",
             )
         rules = AnswerRules(
             tuple(self.allowed_token_ids or ()),
@@ -86,13 +87,14 @@ class Restraint(Struct, kw_only=True):
             extra.window_size is not None or extra.whitelist_token_ids is not None
         ):
             raise InvalidRequest(
-                "vllm_xargs.ngram_size: missing beside window_size or whitelist_token_ids",
+                "vllm_xargs.ngram_size: required with window_size or whitelist_token_ids",
                 "vllm_xargs.ngram_size",
             )
         whole = [each for each in (self.no_repeat_ngram_size, extra.no_repeat_ngram_size) if each]
         if len({*whole}) + bool(extra.ngram_size) > 1:
             raise InvalidRequest(
-                "no_repeat_ngram_size and those of vllm_xargs exclude each other: give one",
+                "no_repeat_ngram_size, vllm_xargs.no_repeat_ngram_size and vllm_xargs.ngram_size "
+                "are mutually exclusive: send one",
                 "no_repeat_ngram_size",
             )
         if whole:

@@ -13,9 +13,8 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -26,21 +25,22 @@ from saccade.api.mounting import Services
 from saccade.core.config import MIB
 from saccade.core.errors import ConfigError
 from saccade.core.options import ServeOptions
+from saccade.core.settings import AdapterSettings
 from saccade.edge.headers import Stamp
 from saccade.edge.http_server import Serving, address_of, listen
 from saccade.edge.limits import ConnectionLimiter
 from saccade.engine.link import EarlyEngine
-from saccade.engine.startup_report import describe_intake
-from saccade.front.adapters import read_names
-from saccade.front.assemble import UNPROVEN, build_front
+from saccade.front.assemble import UNPROVEN, build_front, describe_media_limits, parity_check
 from saccade.front.loading import LoadingView
 from saccade.front.request_manager import RequestManager
+from saccade.ipc.environment import KEY_VARIABLES, forget
 from saccade.ipc.memory import keep_freed, settle
 from saccade.ipc.messages import Loading, Ready
-from saccade.ipc.secrets import KEY_VARIABLES, forget
+from saccade.plugin import Plugin
+from saccade.plugins import asked_plugins
 
 if TYPE_CHECKING:
-    from saccade.api.trace.telemetry import Telemetry
+    from saccade.api.trace.request_trace import TimelineRecorder
 
 log = logging.getLogger("saccade")
 
@@ -58,27 +58,28 @@ STOPPED_EARLY = 128 + signal.SIGINT
 
 
 class Server(Serving):
-    """A uvicorn server that drains the front when told to stop."""
+    """A uvicorn server that drains the front on shutdown."""
 
     def __init__(
-        self, front: RequestManager, names: Sequence[str], options: ServeOptions, model: str = ""
+        self,
+        front: RequestManager,
+        names: Sequence[str],
+        options: ServeOptions,
+        plugins: tuple[Plugin, ...],
+        model: str = "",
     ) -> None:
-        """Build the server. `model`: as `build_front` was told. Raises ConfigError for traces
-        without the extra otel.
+        """Build the server. `plugins`: those that the options ask for. `model`: as for
+        `build_front`.
+
         """
-        self._check: Callable[[], Awaitable[None]] | None = None
-        if options.model.parity == "generate":
-            from saccade.front.parity import check_parity
-
-            self._check = partial(check_parity, front, model, options)
-        url, edge = options.watch.traces_url, options.edge
-        self._telemetry: Telemetry | None = None
-        if url is not None:
-            from saccade.api.trace.telemetry import Telemetry
-
-            self._telemetry = Telemetry(url, front.metrics)
-        record = None if self._telemetry is None else self._telemetry.record
-        app = build_app(front, names, options, record)
+        self._check = parity_check(front, model, options)
+        edge = options.edge
+        self._recorders: list[TimelineRecorder] = [
+            resolve_name(plugin.recorder)(options, front.metrics)
+            for plugin in plugins
+            if plugin.recorder
+        ]
+        app = build_app(front, names, options, plugins, self._recorders)
         self._services: Services = app.state.services
         super().__init__(
             app,
@@ -90,10 +91,11 @@ class Server(Serving):
         )
         self._front = front
         self._options = options.server
+        self._asks_for_key = options.asks_for_key
         self._grace = edge.shutdown_grace
         self._failed_at: float | None = None
 
-    async def run_until_told(
+    async def serve_until_shutdown(
         self,
         on_ready: Callable[[str, Ready], None],
         on_progress: Callable[[Loading], None] = lambda _: None,
@@ -113,8 +115,8 @@ class Server(Serving):
             starting.cancel()
             outcome = (await asyncio.gather(starting, return_exceptions=True))[0]
             await self._front.stop()
-            if self._telemetry is not None:
-                await asyncio.to_thread(self._telemetry.close)
+            for recorder in self._recorders:
+                await asyncio.to_thread(recorder.close)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome is None
@@ -133,9 +135,10 @@ class Server(Serving):
         address, host = address_of(bound), bound.getsockname()[0]
         try:
             ready = await self._front.start(on_progress, self._check)
-            if not (self._options.asks_for_key or ipaddress.ip_address(host).is_loopback):
+            if not (self._asks_for_key or ipaddress.ip_address(host).is_loopback):
                 log.warning(
-                    "--host %s without --api-key: whoever can reach this port may use the server",
+                    "--host %s without --api-key: anyone who can reach this port can use the "
+                    "server",
                     self._options.host,
                 )
             self._services.start()
@@ -152,7 +155,7 @@ class Server(Serving):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._front.state == "ready":
-            log.info("stopping; requests that run have %g s to finish", self._grace)
+            log.info("shutting down; requests in flight have %g s to finish", self._grace)
         await self._services.stop()
         draining = asyncio.create_task(self._front.drain(self._grace))
         await super().shutdown(sockets)
@@ -167,26 +170,22 @@ def serve(model: str, options: ServeOptions, early: EarlyEngine | None = None) -
     Returns the exit status. Raises StartupError.
     """
     # Once read, keys are in no process's environment.
-    server = replace(options.server, api_key=options.server.key)
-    role = replace(options.role, encoder_key=options.role.key or None)
-    options = replace(options, server=server, role=role)
+    options = options.read_environment()
     forget(*KEY_VARIABLES)
     keep_freed(KEPT_BYTES)
-    if options.watch.traces_url is not None:
-        from saccade.api.trace.telemetry import check_installed
-
-        check_installed()
+    plugins = asked_plugins(options)
+    server = options.server
     names = server.served_model_name or (model,)
-    for name in read_names(options.answers.lora):
+    for name in options.of(AdapterSettings).folders:
         if name in names:
             raise ConfigError(
-                f"--lora {name}=...: {name!r} is the model's own name: choose another"
+                f"--lora {name}=...: {name!r} is the name of the base model: choose another"
             )
 
     def announce(address: str, ready: Ready, front: RequestManager) -> None:
         served = f"{model}, served as {', '.join(names)}" if server.served_model_name else model
         settle()
-        sent = describe_intake(options.media) if front.intake.spec.sees_images else ()
+        sent = describe_media_limits(options.media) if front.intake.spec.sees_images else ()
         trust = () if front.proven else (("unproven", UNPROVEN),)
         decided = (
             ("model", served),
@@ -194,27 +193,27 @@ def serve(model: str, options: ServeOptions, early: EarlyEngine | None = None) -
             *ready.decided,
             *sent,
             *front.intake.answer_format.described(),
-            *front.intake.described_actions(),
         )
-        usual = f"{front.intake.limits.usual_length} where a request names no limit"
-        decided = (*decided, *front.scoring.described(), ("answers", usual))
+        usual = f"{front.intake.limits.usual_length} if a request sets no limit"
+        tasks = () if front.scoring is None else front.scoring.described()
+        decided = (*decided, *tasks, ("answers", usual))
         width = max(len(name) for name, _ in decided)
         for name, value in decided:
             print(f"{name:>{width}}  {value}")
         print(f"serving at {address}/v1", flush=True)
-        if role.role != "encode" and not server.disable_page:
-            print(f"to try it in a browser: {address}/", flush=True)
+        if any("/" in plugin.paths for plugin in plugins):
+            print(f"web UI: {address}/", flush=True)
 
     async def run() -> int:
-        front = build_front(model, options, early)
-        serving = Server(front, names, options, model)
+        front = build_front(model, options, early, plugins)
+        serving = Server(front, names, options, plugins, model)
         with LoadingView(Console()) as view:
 
             def on_ready(address: str, ready: Ready) -> None:
                 view.close()
                 announce(address, ready, front)
 
-            started = await serving.run_until_told(on_ready, view.show)
+            started = await serving.serve_until_shutdown(on_ready, view.show)
         if not started and front.state != "failed":
             print("stopped before the model was loaded", flush=True)
             return STOPPED_EARLY if serving.interrupted else 0

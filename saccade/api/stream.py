@@ -8,9 +8,9 @@ first event, so that an earlier failure is still an HTTP status of its own. Each
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -24,12 +24,15 @@ from saccade.api.chat.write import (
     UsageCounter,
     Writer,
 )
-from saccade.api.trace.image_trace import Trace, Tracer
-from saccade.api.trace.request_trace import note_failure
+from saccade.api.trace.timeline import note_failure
 from saccade.core.errors import InternalError, RequestError
 from saccade.edge.refusal import ErrorResponse
 from saccade.front.answer_update import AnswerUpdate
 from saccade.front.prepared import PreparedRequest
+
+if TYPE_CHECKING:  # for traced requests
+    from saccade.api.trace.image_trace import Trace
+    from saccade.api.trace.tracer import Tracer
 
 log = logging.getLogger("saccade")
 
@@ -40,6 +43,8 @@ _HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+MARK = b"\0"
+"""No JSON holds this byte: it encloses the numbers of runs that are written later."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -172,3 +177,20 @@ class Choices:
 
 def _sse(message: object) -> bytes:
     return b"data: " + _encode(message) + b"\n\n"
+
+
+class StreamedBody:
+    """A body that is written in pieces because it is long."""
+
+    def __init__(self, content: object, runs: Sequence[Iterator[bytes]]) -> None:
+        """Encode `content`, replacing markers by `runs`."""
+        self._body = msgspec.json.encode(content)
+        self._runs = runs
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield pieces that each take at most some ms."""
+        for index, part in enumerate(self._body.split(MARK)):
+            if index % 2:
+                yield from self._runs[int(part)]
+            else:
+                yield part

@@ -1,10 +1,9 @@
-"""One tier of a cache: its items within a budget, and the next item to go when room is needed.
+"""One tier of a cache: its items within a budget, and the next item to evict.
 
 Eviction is GreedyDual-Size with frequency (Cao & Irani 1997; Cherkasova 1998). An item's priority
 is the tier's floor at its last use, plus its worth per byte. An evicted item raises the floor to
 its own priority. So worth decides among items used at about the same time, and all other items
-overtake an unused one in the end. At equal worth, the least recently used goes first. Knows nothing
-of other tiers.
+overtake an unused one in the end. At equal worth, the least recently used is evicted first.
 """
 
 from __future__ import annotations
@@ -99,8 +98,8 @@ class CacheTier(Generic[K]):
         self._refresh(key)
 
     def make_room(self, nbytes: int, keep: Collection[K] = ()) -> list[K]:
-        """Evict until `nbytes` more fit, or only held and pinned items are left. Items in `keep` go
-        last. Returns the evicted keys.
+        """Evict until `nbytes` more fit, or only held and pinned items are left. Items in `keep`
+        are evicted last. Returns the evicted keys.
         """
         evicted: list[K] = []
         kept: list[tuple[float, int, K]] = []
@@ -149,7 +148,7 @@ class CacheTier(Generic[K]):
         item = self._items[key]
         item.priority, item.stamp = self._floor + item.worth, self._clock
         if item.holds or key in self._pinned:
-            return  # `release` and `unpinned` come back here
+            return  # `release` and `unpinned` return here
         heappush(self._heap, (item.priority, item.stamp, key))
         if len(self._heap) > 64 + 4 * len(self._items):
             self._heap = [entry for entry in self._heap if not self._stale(entry)]

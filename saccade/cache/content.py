@@ -1,6 +1,10 @@
 """A sequence's content as caches see it: tokens, and the places of images' rows.
 
-Owns the edge key of the prefix cache. Knows nothing of pages or of who computes.
+Owns the edge key of the prefix cache, and the names of KV pages for places that outlive its trie.
+A name has 256 bits and is chained from the root. It differs wherever anything differs that a page's
+keys and values depend on.
+
+    root (identity of the server's pages, salt, adapter) ◀── first page ◀── second page ...
 """
 
 from __future__ import annotations
@@ -8,18 +12,20 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from operator import attrgetter
+from struct import pack
 
 from saccade.core.types import Image, ImageKey, Span
 
-Stretch = tuple[int, int, ImageKey, int, int | None]
+ImageSegment = tuple[int, int, ImageKey, int, int | None]
 """(position in the page, length, image, embedding row of the first, `Span.time`)."""
 Partition = tuple[str, str]
 """(salt, fingerprint of the adapter): contents of different ones share no page."""
-PageKey = tuple[tuple[int, ...], tuple[Stretch, ...]]
+PageKey = tuple[tuple[int, ...], tuple[ImageSegment, ...]]
 """Token ids, and every stretch of image in the page."""
 
-Twin = tuple[tuple[int, ...], Hashable]
+TileKey = tuple[tuple[int, ...], Hashable]
 """The same, with stretches of tiles in place of those of images."""
 
 _START = attrgetter("start")
@@ -52,7 +58,7 @@ class Content:
     def partition(self) -> Partition:
         return self.salt, self.adapter
 
-    def shown(self, start: int, end: int) -> tuple[Stretch, ...]:
+    def shown(self, start: int, end: int) -> tuple[ImageSegment, ...]:
         """Return every run of image tokens in `[start, end)`."""
         if not self.spans or start >= self.spans[-1].end:
             return ()
@@ -74,3 +80,36 @@ class Content:
         """Return what decides page `index`'s keys and values, given equal earlier pages."""
         start = index * size
         return tuple(self.tokens[start : start + size]), self.shown(start, start + size)
+
+
+NAME_BYTES = 32
+
+
+def _text(value: bytes) -> bytes:
+    return pack("<Q", len(value)) + value
+
+
+def root_name(identity: bytes, salt: str, adapter: str = "") -> bytes:
+    """Return the name of the empty prefix.
+
+    identity: see `core.store.PageIdentity`. adapter: its fingerprint.
+    """
+    facts = b"root" + _text(identity) + _text(salt.encode()) + _text(adapter.encode())
+    return blake2b(facts, digest_size=NAME_BYTES).digest()
+
+
+def page_name(parent: bytes, key: PageKey) -> bytes:
+    """Return the name of the page with content `key` after the page `parent`."""
+    tokens, shown = key
+    name = blake2b(b"page" + parent, digest_size=NAME_BYTES)
+    name.update(pack(f"<{1 + len(tokens)}q", len(tokens), *tokens))
+    for position, length, image, row, time in shown:
+        name.update(pack("<3qB", position, length, row, time is not None))
+        name.update(pack("<q", time or 0))
+        name.update(_text(image.digest) + _text(image.settings) + _text(image.salt.encode()))
+    return name.digest()
+
+
+def state_name(page: bytes) -> bytes:
+    """Return the name of a sequence's state after the page, for models that keep one."""
+    return blake2b(b"state" + page, digest_size=NAME_BYTES).digest()

@@ -1,8 +1,7 @@
 """The tier and the weight of each image's embedding. Decides which embeddings go when room is
-needed.
+needed. Also how often images were shown, and how they were encoded.
 
-Owns the bookkeeping. The tensors live with the workers, who carry out the `Move`s. Knows nothing of
-tokens or sequences.
+Owns the bookkeeping. The workers have the tensors and execute the `Move`s.
 
 Embeddings pinned by clients (`pins.py`) leave a tier last.
 
@@ -14,25 +13,86 @@ Embeddings pinned by clients (`pins.py`) leave a tier last.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from saccade.cache.cache_tier import CacheTier
-from saccade.cache.ghost_list import GhostList
-from saccade.cache.pinned_items import PinnedItems
-from saccade.cache.pins import PinBook
-from saccade.cache.popularity import Popularity
+from saccade.cache.pins import PinnedItems, PinTable
 from saccade.core.config import EmbeddingBudgets, embedding_file_bytes
 from saccade.core.plan import Move, Place
 from saccade.core.types import Image, ImageKey, Missed, Tier
+
+if TYPE_CHECKING:
+    from saccade.cache.listeners import EmbeddingListener
+
+
+MAX_USES_COUNTED = 8.0
+USES_PER_CACHED_IMAGE = 10
+"""Uses per cached image after which counts are halved."""
+MIN_CACHED_IMAGES = 100
+"""Fewer cached images count as this many."""
+KEYS_PER_DIGEST = 8
+
+
+class Popularity:
+    """Counts of uses. `use` adds one, and `of` returns a count from 1 to `MAX_USES_COUNTED`."""
+
+    def __init__(self) -> None:
+        self._counts: dict[ImageKey, float] = {}
+        self._since = 0
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def use(self, key: ImageKey, cached: int) -> None:
+        """Count a sequence that shows `key`, while `cached` images are cached.
+
+        At most `USES_PER_CACHED_IMAGE` keys per cached one are added between two halvings.
+        """
+        self._counts[key] = self._counts.get(key, 0.0) + 1.0
+        self._since += 1
+        if self._since >= USES_PER_CACHED_IMAGE * max(MIN_CACHED_IMAGES, cached):
+            self._since = 0
+            self._counts = {key: uses / 2 for key, uses in self._counts.items() if uses >= 1.0}
+
+    def of(self, key: ImageKey) -> float:
+        return min(MAX_USES_COUNTED, max(1.0, self._counts.get(key, 0.0)))
+
+
+class GhostList:
+    """The last `size` images of all salts, each with the settings of its last encodings.
+
+    What one salt has seen stays hidden from the others.
+    """
+
+    def __init__(self, size: int = 1 << 16) -> None:
+        self._size = size
+        self._settings: OrderedDict[tuple[bytes, str], tuple[bytes, ...]] = OrderedDict()
+
+    def add(self, key: ImageKey) -> None:
+        """Record that `key` is being encoded."""
+        image = key.digest, key.salt
+        others = tuple(each for each in self._settings.pop(image, ()) if each != key.settings)
+        self._settings[image] = (*others[1 - KEYS_PER_DIGEST :], key.settings)
+        if len(self._settings) > self._size:
+            self._settings.popitem(last=False)
+
+    def why_missing(self, key: ImageKey) -> Missed:
+        """Return why the embedding of `key` is missing."""
+        settings = self._settings.get((key.digest, key.salt))
+        if settings is None:
+            return "never seen"
+        return "evicted" if key.settings in settings else "other settings"
+
 
 QUADRATIC_TOKENS = 2048
 """An image of so many tokens costs the vision tower as much for attention as for everything else
 (about 6 x width patches of Qwen3-VL).
 """
 FIXED_TOKENS = 32
-"""What an image costs whatever its size, beside the cost of a token."""
+"""Cost of an image regardless of its size, in tokens."""
 
 
 def encode_cost(num_tokens: int) -> float:
@@ -56,7 +116,7 @@ def saved_encoding(num_tokens: int, popularity: float, _uses: int) -> float:
 
 @dataclass(slots=True)
 class _Known:
-    """An embedding in some tier. idle: yet to be awaited, so first to go."""
+    """An embedding in some tier. idle: not awaited yet, so evicted first."""
 
     num_tokens: int
     uses: int = 0
@@ -75,10 +135,10 @@ class EmbeddingCache:
         bytes_per_token: int,
         on_disk: Iterable[tuple[ImageKey, int]] = (),
         worth: Worth = saved_encoding,
-        pins: PinBook[ImageKey] | None = None,
+        pins: PinTable[ImageKey] | None = None,
         file_bytes: Callable[[int], int] = embedding_file_bytes,
     ) -> None:
-        """Start with the embeddings that lie on disk.
+        """Start with the embeddings on disk.
 
         `on_disk`: (key, tokens) of embeddings saved by an earlier run, the least recently used
         first.
@@ -90,7 +150,7 @@ class EmbeddingCache:
         self._worth_of = worth
         self._file_bytes = file_bytes
         self.bytes_per_token = bytes_per_token
-        self.pins = PinBook() if pins is None else pins
+        self.pins = PinTable() if pins is None else pins
         self._pinned = PinnedItems(self.pins)
         self.device = self._pinned.tier(budgets.device_bytes)
         self.tiers: dict[Tier, CacheTier[ImageKey]] = {"device": self.device}
@@ -105,6 +165,7 @@ class EmbeddingCache:
         self._seen = GhostList()
         self._popularity = Popularity()
         self._known: dict[ImageKey, _Known] = {}
+        self._listener: EmbeddingListener | None = None
         self._staged: set[ImageKey] = set()
         self.beyond_budget = self._begin(self.disk, on_disk) if self.disk is not None else []
         """Files of an earlier run for which the disk tier has no room now."""
@@ -118,6 +179,15 @@ class EmbeddingCache:
             disk.put(key, self._bytes_on(disk, key), self._worth(key))
         return [Move(key, "disk", None, self._forget(key)) for key in disk.make_room(0)]
 
+    def listen(self, listener: EmbeddingListener) -> None:
+        """Report the embeddings that there are, and all that are stored or removed from now on.
+
+        An embedding is stored once its encoding starts, and removed once no tier has it.
+        """
+        self._listener = listener
+        for key, known in self._known.items():
+            listener.embedding_stored(key, known.num_tokens)
+
     @property
     def keys_being_read(self) -> Collection[ImageKey]:
         """Embeddings being read from disk."""
@@ -125,7 +195,7 @@ class EmbeddingCache:
 
     @property
     def staged(self) -> Collection[ImageKey]:
-        """Embeddings read from disk, still to go to the device."""
+        """Embeddings read from disk, to be copied to the device."""
         return self._staged
 
     def locate(self, key: ImageKey) -> Place | None:
@@ -213,9 +283,9 @@ class EmbeddingCache:
         """
         assert not self.ready(key), "encoded though it is there"
         self._seen.add(key)
-        known = self._known.setdefault(key, _Known(num_tokens, idle=idle))
-        assert known.num_tokens == num_tokens
-        return self._make_place(key, keep)
+        self._know(key, num_tokens, idle=idle)
+        assert self._known[key].num_tokens == num_tokens
+        return self._make_room_for(key, keep)
 
     def to_device(self, key: ImageKey, keep: Collection[ImageKey] = ()) -> list[Move]:
         """Move `key`, on the host or staged, to the device.
@@ -229,7 +299,7 @@ class EmbeddingCache:
             assert source == "host" and self.host is not None
             self.host.remove(key)
         return [
-            *self._make_place(key, keep),
+            *self._make_room_for(key, keep),
             Move(key, source, "device", self._known[key].num_tokens),
         ]
 
@@ -311,8 +381,8 @@ class EmbeddingCache:
         return Move(key, "disk", "staged", self._known[key].num_tokens)
 
     def fetched(self, key: ImageKey, whole: bool) -> None:
-        """End a read from disk. After a failed read the embedding counts as gone, so that the read
-        is tried only once.
+        """End a read from disk. After a failed read the embedding counts as removed, so that the
+        read is tried only once.
         """
         assert self.disk is not None
         self.disk.release(key)
@@ -327,7 +397,7 @@ class EmbeddingCache:
         return Move(key, "staged", None, self._forget(key))
 
     def not_saved(self, key: ImageKey) -> None:
-        """Drop an embedding whose writing failed. A read under way will fail too, and `fetched`
+        """Drop an embedding whose writing failed. A read in progress will fail too, and `fetched`
         then drops it.
         """
         if self.disk is not None and key in self.disk and key not in self.disk.held:
@@ -350,7 +420,7 @@ class EmbeddingCache:
             self.not_saved(key)
         elif disk is not None and key not in disk:
             self._seen.add(key)
-            self._known.setdefault(key, _Known(image.num_tokens))
+            self._know(key, image.num_tokens)
             self._shelve_known(disk, key)
 
     def _shelve_known(self, disk: CacheTier[ImageKey], key: ImageKey) -> None:
@@ -376,7 +446,7 @@ class EmbeddingCache:
             return 0.0
         return self._worth_of(known.num_tokens, self._popularity.of(key), known.uses)
 
-    def _make_place(self, key: ImageKey, keep: Collection[ImageKey]) -> list[Move]:
+    def _make_room_for(self, key: ImageKey, keep: Collection[ImageKey]) -> list[Move]:
         nbytes = self._bytes(key)
         moves: list[Move] = []
         for victim in self._make_room(self.device, nbytes, keep):
@@ -400,7 +470,6 @@ class EmbeddingCache:
         )
 
     def _put_in_tier(self, cache_tier: CacheTier[ImageKey], key: ImageKey) -> list[ImageKey]:
-        """Put `key` on `cache_tier`. Returns the evicted keys, perhaps `key` itself."""
         cache_tier.put(key, self._bytes_on(cache_tier, key), self._worth(key))
         return self._make_room(cache_tier, 0)
 
@@ -412,6 +481,13 @@ class EmbeddingCache:
             return self._pinned.make_room(cache_tier, nbytes, keep)
         return cache_tier.make_room(nbytes, keep)
 
+    def _know(self, key: ImageKey, num_tokens: int, *, idle: bool = False) -> None:
+        if key in self._known:
+            return
+        self._known[key] = _Known(num_tokens, idle=idle)
+        if self._listener is not None:
+            self._listener.embedding_stored(key, num_tokens)
+
     def _forget(self, key: ImageKey) -> int:
         """Drop all facts about `key` if it has left every tier. Returns its tokens."""
         num_tokens = self._known[key].num_tokens
@@ -419,4 +495,6 @@ class EmbeddingCache:
             if self._pinned.items:
                 self._pinned.forget(key)
             del self._known[key]
+            if self._listener is not None:
+                self._listener.embedding_removed(key)
         return num_tokens

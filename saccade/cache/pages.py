@@ -1,6 +1,6 @@
 """The pool of KV pages: the free pages, and how many holders each other page has.
 
-Owns page numbers and reference counts. Knows nothing of tokens, sequences or tensors.
+Owns page numbers and reference counts.
 
 Free pages are kept as maximal runs. So a sequence usually gets consecutive pages, and attention can
 read its keys as one slice.

@@ -1,24 +1,28 @@
 """The pins of one cache: by client, by item, and for how long.
 
 Owns pins by client and item, their times, and each client's cost in the cache's own unit (pages,
-bytes). Knows nothing of an item's nature. The cache charges for items, and releases them when the
-book says so.
+bytes). The cache charges for items, and releases them when the book says so. For a cache whose
+items have sizes and lie in tiers, `PinnedItems` charges, and decides which pinned item leaves a
+full tier: a pin holds wherever the item is, and whenever it comes.
 
 All pins together cost at most `share`. A client's part is the share divided by the number of
 clients with pins, plus unused parts. A client beyond its part loses its own oldest pins. An excess
 over the share is taken from the client with the most. So a flood of pins from one client spares
-every client within its part. Among a client's pins, the least recently set, or hit, goes first.
+every client within its part. Among a client's pins, the least recently set or hit is evicted first.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import accumulate, count
 from typing import Generic, TypeVar
+
+from saccade.cache.cache_tier import CacheTier
 
 K = TypeVar("K", bound=Hashable)
 Clock = Callable[[], float]
@@ -32,7 +36,7 @@ class _Pin:
     stamp: int
 
 
-class PinBook(Generic[K]):
+class PinTable(Generic[K]):
     """Pins on items. The caller of `set` charges for the item, and the caller of `drop` refunds the
     charge.
 
@@ -119,7 +123,7 @@ class PinBook(Generic[K]):
     def in_order(self) -> Iterator[tuple[str, K]]:
         """Yield all pins in the order in which they give way.
 
-        Clients with the highest cost come first. Within a client, the least recently used pin comes
+        Clients with the highest cost are first. Within a client, the least recently used pin is
         first.
         """
         for client in sorted(self._pins, key=lambda name: -self.charged[name]):
@@ -141,3 +145,101 @@ class PinBook(Generic[K]):
                 for each, pin in own.items()
             ]
             heapify(self._ends)
+
+
+@dataclass(slots=True)
+class _Pinned:
+    nbytes: int
+    clients: set[str] = field(default_factory=set)
+
+
+class PinnedItems(Generic[K]):
+    """The pinned items of a cache."""
+
+    def __init__(self, book: PinTable[K]) -> None:
+        """Start without pins or tiers.
+
+        `book`: an empty one, whose share is in bytes.
+        """
+        self.book = book
+        self.nbytes = 0  # of these, each counted once
+        self.items: dict[K, _Pinned] = {}  # by key, empty until the first pin
+        self._tiers: list[CacheTier[K]] = []
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def tier(self, budget_bytes: int, *, shared: bool = False) -> CacheTier[K]:
+        """Create a tier that keeps what is pinned."""
+        tier: CacheTier[K] = CacheTier(budget_bytes, self.items, shared)
+        self._tiers.append(tier)
+        return tier
+
+    def pin(self, items: Sequence[tuple[K, int]], client: str, seconds: int) -> None:
+        """Pin (key, bytes) items for a client for `seconds`, the first ones first.
+
+        Stops where the client's part of the share is full. The first items give way last.
+        """
+        self.end_due()
+        sums = list(accumulate(nbytes for _, nbytes in items))
+        for key, nbytes in reversed(items[: bisect_right(sums, self.book.budget_of(client))]):
+            if self.book.set(client, key, seconds):
+                item = self.items.get(key)
+                if item is None:
+                    item = self.items[key] = _Pinned(nbytes)
+                    self.nbytes += nbytes
+                item.clients.add(client)
+                self.book.charge(client, item.nbytes)
+        for other, beyond in self.book.beyond():
+            self._end(other, beyond)
+
+    def hit(self, keys: Sequence[K], client: str) -> None:
+        """Renew a client's pins on any of these, as it names them again."""
+        self.end_due()
+        for key in reversed(keys):
+            self.book.hit(client, key)
+
+    def end_due(self) -> None:
+        """Drop the pins whose time is over."""
+        for client, key in self.book.due():
+            self._end(client, key)
+
+    def forget(self, key: K) -> None:
+        """Drop all pins on an item."""
+        item = self.items.get(key)
+        for client in tuple(item.clients) if item else ():
+            self._end(client, key)
+
+    def clear(self) -> None:
+        """Drop all pins."""
+        for client, key in self.book.in_order():
+            self._end(client, key)
+
+    def make_room(self, tier: CacheTier[K], nbytes: int, keep: Collection[K] = ()) -> list[K]:
+        """Make room as `CacheTier.make_room` does. Evicts pinned items if that is too little."""
+        self.end_due()
+        evicted = tier.make_room(nbytes, keep)
+        while tier.used_bytes + nbytes > tier.budget_bytes:
+            idle = (
+                (client, key)
+                for client, key in self.book.in_order()
+                if key in tier and key not in tier.held
+            )
+            if (pin := next(idle, None)) is None:
+                break
+            self._end(*pin)
+            self.book.given_way += 1
+            evicted += tier.make_room(nbytes, keep)
+        return evicted
+
+    def _end(self, client: str, key: K) -> None:
+        item = self.items[key]
+        self.book.drop(client, key)
+        self.book.charge(client, -item.nbytes)
+        item.clients.remove(client)
+        if not item.clients:
+            del self.items[key]
+            self.nbytes -= item.nbytes
+            for tier in self._tiers:
+                if key in tier:
+                    tier.unpinned(key)

@@ -1,7 +1,6 @@
 """The prefix cache: a trie of whole KV pages, one root per cache salt and adapter.
 
-Owns the trie, one reference to each page in it, and the order of eviction. Knows nothing of
-scheduling or tensors.
+Owns the trie, one reference to each page in it, and the order of eviction.
 
 An edge is compared exactly: tokens, and images by offset. A sequence holds a path from the root,
 whose pages are the first in its page table. Unheld pages can be evicted, leaf by leaf, least
@@ -10,14 +9,15 @@ recently used first.
     find -> hold -> extend ... extend -> leave
 
 A pin (`pins.py`) is set on a path's last page. Earlier pages stay because they have children. A pin
-costs the pages on its path that the client has yet to pin. Pinned pages are evicted once nothing
-else is left, so that pins never stop a sequence.
+costs the pages on its path that the client has yet to pin. Pinned pages are evicted once no page
+without a pin is left, so that pins never block a sequence.
 
 Where tiles have names, a page is also found by the tiles that it shows (`by_tiles`). So images that
-begin with the same tiles share the pages of these, under the first image's name.
+begin with the same tiles share the pages of these, under the first image's name, here and in host
+memory. A restart forgets tiles, so beside a disk no page is found by tiles.
 
 Where the model keeps a state per sequence (`snapshots.py`), a path is useful only up to the last
-page with a snapshot. Snapshots go with their pages, or before.
+page with a snapshot. Snapshots are evicted with their pages, or before.
 """
 
 from __future__ import annotations
@@ -26,36 +26,32 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
+from typing import TYPE_CHECKING
 
-from saccade.cache.content import Content, PageKey, Partition, Twin
-from saccade.cache.kept_pages import KeptPages
-from saccade.cache.page_names import page_name, root_name
+from saccade.cache.content import Content, PageKey, Partition, TileKey, page_name, root_name
 from saccade.cache.pages import DUMMY_PAGE, PagePool
-from saccade.cache.pins import PinBook
-from saccade.cache.snapshots import Snapshots
+from saccade.cache.pins import PinTable
 
-MOST_UNSAVED = 1024
+if TYPE_CHECKING:
+    from saccade.cache.listeners import PageListener
+    from saccade.cache.page_tiers import PageTiers
+    from saccade.cache.snapshots import Snapshots  # for models with states alone
+
+MAX_UNSAVED = 1024
+MAX_TILE_PAGES = 1 << 16
+"""Pages with tiles that are remembered after they have left the pool."""
 GONE = -1
 """`used` of a page that has left the trie."""
 NO_PINS: dict[str, int] = {}
-"""Of nodes that nobody has pinned: shared, never changed."""
+"""Shared empty value of unpinned nodes; never changed."""
 
 
-NO_TWINS: dict[Twin, Node] = {}
-"""Of nodes without any: shared, never changed."""
+NO_TILE_CHILDREN: dict[TileKey, Node] = {}
+"""Shared empty value of nodes without any; never changed."""
 
 
 class Node:
-    """One cached page, or a root (depth 0, without a page). `depth` counts pages from the root.
-
-    pinned: by client, its pin that ends at this node, and the pinned children.
-
-    snapshot: the line with the state after this page, or None.
-
-    name: computed at the first use.
-
-    twin: what its key is by tiles, or None. twins: children by that.
-    """
+    """One cached page, or a root (depth 0, without a page). `depth` counts pages from the root."""
 
     __slots__ = (
         "children",
@@ -68,8 +64,8 @@ class Node:
         "partition",
         "pinned",
         "snapshot",
-        "twin",
-        "twins",
+        "tile_children",
+        "tile_key",
         "used",
     )
 
@@ -81,12 +77,12 @@ class Node:
         self.children: dict[PageKey, Node] = {}
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.used = 0
-        self.pinned = NO_PINS
-        self.snapshot: int | None = None
-        self.name: bytes | None = None
-        self.twin: Twin | None = None
-        self.twins = NO_TWINS
-        self.holders = 0  # of roots only: a root goes when nobody holds it and nothing is below it
+        self.pinned = NO_PINS  # by client, its pin that ends at this node, and the pinned children
+        self.snapshot: int | None = None  # the line with the state after this page, or None
+        self.name: bytes | None = None  # computed at the first use
+        self.tile_key: TileKey | None = None  # its key by tiles, or None
+        self.tile_children = NO_TILE_CHILDREN  # children by that
+        self.holders = 0  # of roots only: a root is removed once it has no holder and no children
 
 
 class PrefixCache:
@@ -98,10 +94,10 @@ class PrefixCache:
     def __init__(
         self,
         pool: PagePool,
-        pins: PinBook[Node] | None = None,
+        pins: PinTable[Node] | None = None,
         snapshots: Snapshots[Node] | None = None,
-        kept: KeptPages | None = None,
-        by_tiles: Callable[[PageKey], Twin | None] | None = None,
+        kept: PageTiers | None = None,
+        by_tiles: Callable[[PageKey], TileKey | None] | None = None,
     ) -> None:
         """Start empty.
 
@@ -109,16 +105,20 @@ class PrefixCache:
 
         `snapshots`: for a model with states per sequence.
 
-        `kept`: where pages go that leave the pool. None drops them.
+        `kept`: the tiers for evicted pages. None drops them.
 
-        `by_tiles`: says what a page shows by tiles, or None where an image's tiles are unknown.
+        `by_tiles`: returns a page's content by tiles, or None if an image's tiles are unknown.
         """
         self._by_tiles = by_tiles
         self.kept = kept
+        self._identity = b"" if kept is None else kept.identity
+        self._listener: PageListener | None = None
         # last pages of what sequences have left; the oldest are saved when they are evicted
-        self._unsaved: deque[Node] = deque(maxlen=MOST_UNSAVED)
+        self._unsaved: deque[Node] = deque(maxlen=MAX_UNSAVED)
+        # names of pages that have left the pool, by the page before and their tiles
+        self._tile_names: dict[tuple[bytes, TileKey], bytes] = {}
         self.snapshots = snapshots
-        self.pins = PinBook() if pins is None else pins
+        self.pins = PinTable() if pins is None else pins
         self.pinned = 0
         self._pool = pool
         self._roots: dict[Partition, Node] = {}
@@ -130,29 +130,38 @@ class PrefixCache:
         self.evictable = 0
         self.evictions = 0
 
+    def listen(self, listener: PageListener, identity: bytes) -> None:
+        """Report every page that is stored or removed from now on. Call while the cache is empty.
+
+        identity: what pages depend on (`core.store.PageIdentity.digest`).
+        """
+        assert not self.pages and (self.kept is None or self._identity == identity)
+        self._listener, self._identity = listener, identity
+
     def find(self, content: Content, known: Sequence[Node] = ()) -> list[Node]:
-        """Return the longest cached path that a sequence can go on from, without side effects.
+        """Return the longest cached path that a sequence can resume from, without side effects.
 
         The path leaves at least one token to compute. known: a path found for this content before,
         which is not walked again.
         """
         path = [*known]
-        while path and path[-1].used == GONE:  # leaves go first, so what is before is there
+        # leaves are evicted first, so all earlier pages are there
+        while path and path[-1].used == GONE:
             path.pop()
         node = path[-1] if path else self._roots.get(content.partition)
         size = self._pool.page_size
         while node is not None and (len(path) + 1) * size < len(content.tokens):
             key, at = content.page(len(path), size), node
             node = at.children.get(key)
-            if node is None and self._by_tiles is not None and at.twins:
-                twin = self._by_tiles(key)
-                node = at.twins.get(twin) if twin is not None else None
+            if node is None and self._by_tiles is not None and at.tile_children:
+                tile_key = self._by_tiles(key)
+                node = at.tile_children.get(tile_key) if tile_key is not None else None
             if node is not None:
                 path.append(node)
         return self.resumable(path)
 
     def resumable(self, path: list[Node]) -> list[Node]:
-        """Cut a path to the part that a sequence can go on from."""
+        """Truncate a path to the part that a sequence can resume from."""
         if self.snapshots is not None:
             while path and path[-1].snapshot is None:
                 path.pop()
@@ -199,24 +208,27 @@ class PrefixCache:
         whole: int,
         *,
         idle: bool = False,
+        names: Sequence[bytes] = (),
     ) -> Node:
         """Release a hold. The first `whole` pages stay cached, and the rest return to the pool.
 
         Duplicates return to the pool, too. idle: leave the pages' last uses as they are, so that
-        pages without other uses go first. Returns the node of the content's last whole page.
+        pages without other uses are evicted first. names: in `kept`, of the pages after the held
+        ones. Returns the node of the content's last whole page.
         """
-        held = node
+        held, named = node, iter(names)
         duplicates: list[int] = []
         for page in pages[node.depth : whole]:
+            name = next(named, None)
             key = content.page(node.depth, self._pool.page_size)
             if key in node.children:
                 node = node.children[key]
                 duplicates.append(page)
             else:
-                node = self._add(node, key, page)
+                node = self._add(node, key, page, name)
                 node.used = 0 if idle else next(self._clock)
                 self.evictable += 1
-        self._let_go(held, idle=idle)
+        self._release(held, idle=idle)
         self._offer(node)
         if self.kept is not None and "disk" in self.kept.tiers and node.depth:
             self._unsaved.append(node)
@@ -227,11 +239,11 @@ class PrefixCache:
     def attach(
         self, node: Node, content: Content, depth: int, line: int, *, idle: bool = False
     ) -> bool:
-        """Give the snapshot in `line`, the state after `depth` pages, to the cache. `idle`: it goes
-        first until somebody uses it.
+        """Give the snapshot in `line`, the state after `depth` pages, to the cache. `idle`: it is
+        evicted first until it is used.
 
-        `node` lies on the content's path. Returns False where a duplicate hides that page.
-        Otherwise the line is the cache's.
+        `node` is on the content's path. Returns False where a duplicate hides that page.
+        Otherwise the cache owns the slot.
         """
         assert self.snapshots is not None and depth > 0
         while node.parent is not None and node.depth > depth:
@@ -250,14 +262,14 @@ class PrefixCache:
             self.snapshots.release(line)
         return True
 
-    def take_line(self) -> int | None:
+    def allocate_slot(self) -> int | None:
         """Return a line for a snapshot, or None while all lines are being written.
 
-        The line is free, or that of the least recently used snapshot. Snapshots on pinned pages go
-        last.
+        The line is free, or that of the least recently used snapshot. Snapshots on pinned pages are
+        evicted last.
         """
         assert self.snapshots is not None
-        line, node = self.snapshots.take_line(lambda node: not node.pinned)
+        line, node = self.snapshots.allocate_slot(lambda node: not node.pinned)
         if node is not None:
             node.snapshot = None
         return line
@@ -274,15 +286,18 @@ class PrefixCache:
             if node is None and not pinned:
                 break
             if node is None:
-                self._give_way()
+                self._unpin_oldest()
                 continue
             assert node.parent is not None
             if self.kept is not None and keep:
                 self.kept.write_page(self.name(node), node.page, node.snapshot)
+                self._remember_tiles(node)
             del node.parent.children[node.key]
-            if node.twin is not None:
-                del node.parent.twins[node.twin]
+            if node.tile_key is not None:
+                del node.parent.tile_children[node.tile_key]
             node.used = GONE
+            if self._listener is not None:
+                self._listener.page_removed(self.name(node))
             if self.snapshots is not None and node.snapshot is not None:
                 self.snapshots.detach(node)
             freed.append(node.page)
@@ -299,20 +314,41 @@ class PrefixCache:
             self._unpin(client, node)
         self.evict(self.evictable, keep=False)
         self._unsaved.clear()
+        self._tile_names.clear()
 
     # ---- beyond the pool
 
     def name(self, node: Node) -> bytes:
-        """Return the node's name outside the trie (`page_names.py`)."""
-        assert self.kept is not None, "nobody else asks for names"
+        """Return the node's name outside the trie (`content.py`)."""
         unnamed: list[Node] = []
         while node.name is None and node.parent is not None:
             unnamed.append(node)
             node = node.parent
-        name = node.name or root_name(self.kept.identity, *node.partition)
+        name = node.name or root_name(self._identity, *node.partition)
         for each in reversed(unnamed):
             each.name = name = page_name(name, each.key)
         return name
+
+    def stored_name(self, parent: bytes | None, content: Content, index: int) -> bytes:
+        """Return the name in `kept` of a content's page after the page `parent` (None: the first).
+
+        It is that of a page with the same tiles, if `kept` has such a page, else the page's own.
+        """
+        key = content.page(index, self._pool.page_size)
+        parent = parent or root_name(self._identity, *content.partition)
+        if self._tile_names and key[1] and self._by_tiles is not None:
+            tile_key = self._by_tiles(key)
+            named = None if tile_key is None else self._tile_names.get((parent, tile_key))
+            if named is not None and self.kept is not None and named in self.kept:
+                return named
+        return page_name(parent, key)
+
+    def _remember_tiles(self, node: Node) -> None:
+        assert node.parent is not None
+        if node.tile_key is not None:
+            if len(self._tile_names) >= MAX_TILE_PAGES:
+                del self._tile_names[next(iter(self._tile_names))]
+            self._tile_names[self.name(node.parent), node.tile_key] = self.name(node)
 
     def _chain(self, node: Node) -> list[tuple[bytes, bool]]:
         """Return the names of a path from the root on, each with True if a snapshot follows it."""
@@ -330,7 +366,7 @@ class PrefixCache:
     def save(self, nbytes: int) -> None:
         """Copy pages that sequences have left to disk, about `nbytes` of them.
 
-        A sequence's first pages go first.
+        A sequence's first pages are evicted first.
         """
         assert self.kept is not None
         while self._unsaved and nbytes > 0:
@@ -391,8 +427,8 @@ class PrefixCache:
         for client, node in self.pins.due():
             self._unpin(client, node)
 
-    def _give_way(self) -> None:
-        """End the first pin on an unheld page. Such a pin exists once all other unheld pages have
+    def _unpin_oldest(self) -> None:
+        """End the first pin on an unheld page. Such a pin exists once all other unheld pages are
         gone.
         """
         client, node = next(
@@ -441,18 +477,22 @@ class PrefixCache:
             if node.depth:
                 yield node.page
 
-    def _add(self, parent: Node, key: PageKey, page: int) -> Node:
+    def _add(self, parent: Node, key: PageKey, page: int, name: bytes | None = None) -> Node:
         node = Node(parent, key, page, parent.partition)
+        node.name = name
         parent.children[key] = node
         if self._by_tiles is not None and key[1]:
-            twin = self._by_tiles(key)
-            if twin is not None and twin not in parent.twins:
-                parent.twins = parent.twins or {}
-                parent.twins[twin], node.twin = node, twin
+            tile_key = self._by_tiles(key)
+            if tile_key is not None and tile_key not in parent.tile_children:
+                parent.tile_children = parent.tile_children or {}
+                parent.tile_children[tile_key], node.tile_key = node, tile_key
         self.pages += 1
+        if self._listener is not None:
+            before = self.name(parent) if parent.depth else None
+            self._listener.page_stored(self.name(node), before, key, node.partition)
         return node
 
-    def _let_go(self, node: Node, *, idle: bool) -> None:
+    def _release(self, node: Node, *, idle: bool) -> None:
         leaf = node
         while node.parent is not None:
             self._pool.release((node.page,))
@@ -464,7 +504,7 @@ class PrefixCache:
         self._offer(leaf)
 
     def _next_leaf(self) -> Node | None:
-        """Return the next unpinned page to go."""
+        """Return the next unpinned page to evict."""
         while self._leaves:
             used, _, node = heapq.heappop(self._leaves)
             if node.used == used and self._is_ripe(node):

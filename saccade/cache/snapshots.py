@@ -1,7 +1,7 @@
-"""Snapshots of per-sequence states: which lines of the workers' state memory are in use, and which
-goes next.
+"""Snapshots of per-sequence states: which slots of the workers' state memory are in use, and which
+is evicted next.
 
-Owns line numbers. Knows neither tensors nor what a holder is.
+Owns line numbers.
 
 take -> (a plan saves a slot's state in the line) -> attach -> touch ... -> detach, or loss to
 another taker. A line between take and attach belongs to its taker, who may release it.
@@ -16,7 +16,7 @@ H = TypeVar("H", bound=Hashable)
 
 
 class Snapshots(Generic[H]):
-    """`count` lines from `first` on. evictions: snapshots that went to make room."""
+    """`count` lines from `first` on. evictions: snapshots evicted for new ones."""
 
     def __init__(self, first: int, count: int) -> None:
         self.count = count
@@ -30,11 +30,11 @@ class Snapshots(Generic[H]):
         """Return how many snapshots have a holder."""
         return len(self._held) + len(self._unused)
 
-    def take_line(self, first: Callable[[H], bool]) -> tuple[int | None, H | None]:
+    def allocate_slot(self, first: Callable[[H], bool]) -> tuple[int | None, H | None]:
         """Return (line to write, holder that lost it), or (None, None) if every line is taken.
 
-        A free line goes first, then those of idle work. Then comes the least recently used
-        holder's line, and holders for which `first` is true go before all others.
+        A free slot is taken first, then those of idle work, then the least recently used
+        holder's; holders for which `first` is true come before all others.
         """
         if self._free:
             return self._free.pop(), None
@@ -50,7 +50,7 @@ class Snapshots(Generic[H]):
         self._free.append(line)
 
     def attach(self, holder: H, line: int, *, idle: bool = False) -> None:
-        """Give `line` to a holder as its snapshot. `idle`: it goes first until it is touched.
+        """Give `line` to a holder as its snapshot. `idle`: it is evicted first until it is used.
 
         The line holds the snapshot now, or will once a plan in flight has been carried out. That
         happens before any plan made from now on.

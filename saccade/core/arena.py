@@ -69,8 +69,9 @@ class Arena:
         """Return the whole arena, for registering the memory with a device."""
         return np.frombuffer(self._memory, dtype=np.uint8)
 
-    def give_back(self, ranges: Iterable[tuple[int, int]]) -> int:
-        """Return the memory of ranges (offset, bytes) to the system. Nobody may write there.
+    def release(self, ranges: Iterable[tuple[int, int]]) -> int:
+        """Return the memory of ranges (offset, bytes) to the system. They must not be written
+        meanwhile.
 
         Returns how many bytes that were.
         """

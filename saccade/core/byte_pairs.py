@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 
 
 def _alphabet() -> dict[str, int]:
-    """Map GPT-2's printable characters to the bytes they stand for.
+    """Map GPT-2's printable characters to bytes.
 
-    Printable Latin-1 stands for itself. The rest is written from U+0100 upwards.
+    Printable Latin-1 characters map to themselves, the other bytes to characters from U+0100.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

@@ -2,7 +2,7 @@
 other users may write.
 
 A server removes files in its folder. So a folder without the marker is taken only if every name in
-it fits the claim (earlier versions left no marker). Knows nothing of the content.
+it fits the claim (earlier versions left no marker).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class DiskFolder:
         size = _SIZE.fullmatch(text)
         if size is None or size[2] not in _UNITS:
             raise ConfigError(
-                f"{option} {given!r}: give the size in MiB, GiB or TiB, as in {folder}:64GiB (a "
-                f"folder of this name: {given}/)"
+                f"{option} {given!r}: expected a size in MiB, GiB or TiB, such as {folder}:64GiB "
+                f"(a folder of this name: {given}/)"
             )
         return cls(folder, int(size[1]) * _UNITS[size[2]])
 
@@ -71,8 +71,8 @@ class Claim:
         if self.marker not in found and strangers:
             raise OSError(
                 errno.ENOTEMPTY,
-                f"it holds {strangers[0]!r} and no {self.marker}, so somebody else uses it, and "
-                "this server would remove files: name an empty folder, or a new one",
+                f"it holds {strangers[0]!r} and no {self.marker}, so another program uses it and "
+                "this server would remove its files: choose an empty or a new directory",
             )
 
     def claim_folder(self, folder: Path) -> int:
@@ -103,9 +103,9 @@ def check_folder(option: str, name: str, claim: Claim) -> None:
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{option} {shown(name)!r}: {reason(error)}") from None
     if not name or not standing.is_dir():
-        raise ConfigError(f"{option} {name!r}: {standing} is not a folder")
+        raise ConfigError(f"{option} {name!r}: {standing} is not a directory")
     if standing != folder and not os.access(standing, os.W_OK | os.X_OK):
-        raise ConfigError(f"{option} {name!r}: nothing can be made in {standing}")
+        raise ConfigError(f"{option} {name!r}: cannot create files in {standing}")
     if standing == folder:
         try:
             claim.check(folder)
@@ -119,8 +119,8 @@ def warn_of_others(option: str, folder: Path) -> None:
     mode = stat.S_IMODE(found.st_mode)
     if mode & OTHERS:
         log.warning(
-            "%s %s has mode %o: whoever can write there can change what this server reads. Take "
-            "that right from others (chmod go-w)",
+            "%s %s has mode %o: other users can change what this server reads. Remove their write "
+            "permission (chmod go-w)",
             option,
             folder,
             mode,
@@ -160,10 +160,12 @@ def made_beside(path: str, flags: int) -> int:
 
 
 class Strange(OSError):
-    """Something else stands where a file of ours should."""
+    """The path of one of our files is taken by something else."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(errno.EINVAL, f"{Path(path).name} is not a regular file of our own")
+        super().__init__(
+            errno.EINVAL, f"{Path(path).name} is not a regular file owned by this user"
+        )
 
 
 @contextmanager
@@ -172,7 +174,7 @@ def opened_folder(path: Path) -> Iterator[int]:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | SAFELY)
     except NotADirectoryError:
-        raise OSError(errno.ENOTDIR, f"{path.name} in it is not a folder") from None
+        raise OSError(errno.ENOTDIR, f"{path.name} in it is not a directory") from None
     try:
         yield handle
     finally:

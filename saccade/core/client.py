@@ -1,15 +1,20 @@
-"""The sender of a request: one identity, derived once, that decides cache, files and share.
-
-Knows nothing of HTTP headers, which `edge/auth.py` reads.
+"""The sender of a request: one identity, derived once, that decides cache, files and share. Also
+the number of requests in flight, in all and per client.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from blake3 import blake3
+
+from saccade.core.errors import Overloaded
 
 SHARE = 0.5
 """Where there are several keys: what one may have of the permits, of the bytes in flight, and of
@@ -44,7 +49,7 @@ class Client:
     def tenant(self, given: str) -> str:
         """Name those whose images may meet in one process.
 
-        As `salt`, but each key stands apart even where keys share a cache.
+        Like `salt`, but different for each key even if keys share a cache.
         """
         return _hashed(self.name, given)
 
@@ -82,3 +87,61 @@ def client_address(host: str) -> str:
 
 ANYBODY = Client()
 """The group of all, where nobody is told from anybody else."""
+
+
+class Permits:
+    """Permits for requests in flight, `most` in all.
+
+    `option`: the limit's name on the command line, for errors. `told` is called with the number of
+    permits taken after each change. `idle` is set while all permits are free.
+    """
+
+    def __init__(
+        self, most: int, option: str, on_change: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._most = most
+        self._option = option
+        self._on_change = on_change
+        self._taken: Counter[str] = Counter()
+        """By the name of the client's key."""
+
+    def check(self, client: Client = ANYBODY) -> None:
+        """Raise Overloaded if `client` would get an error now."""
+        mine, taken = self._taken[client.name], self.taken
+        if client.limited and mine >= max(1, self._most * SHARE):
+            raise Overloaded(
+                f"{mine} requests of this API key are in flight, the maximum for one of several "
+                f"keys (half of {self._option}); try again"
+            )
+        if taken >= self._most:
+            raise Overloaded(
+                f"{taken} requests are in flight, the maximum of this server ({self._option}); "
+                "try again"
+            )
+
+    @property
+    def taken(self) -> int:
+        """Return the number of requests in flight."""
+        return self._taken.total()
+
+    @contextmanager
+    def acquire(self, client: Client = ANYBODY) -> Iterator[None]:
+        """Hold a permit. Raises as `check` does."""
+        self.check(client)
+        self._count(client, 1)
+        try:
+            yield
+        finally:
+            self._count(client, -1)
+
+    def _count(self, client: Client, change: int) -> None:
+        self._taken[client.name] += change
+        if not self._taken[client.name]:
+            del self._taken[client.name]
+        if self.taken:
+            self.idle.clear()
+        else:
+            self.idle.set()
+        self._on_change(self.taken)

@@ -1,4 +1,4 @@
-"""The decisions of start-up, with nothing left open, and facts of the machine."""
+"""The resolved configuration, with properties of the host."""
 
 from __future__ import annotations
 
@@ -24,9 +24,6 @@ PAGE_PIECE_BYTES, PAGE_PIECES = 16 * MIB, 3
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 EncoderMode = Literal["weights", "data"]
-EncoderAttention = Literal["triton", "flash", "fa3", "fa4", "sdpa"]
-LanguageAttention = Literal["triton", "x86", "sdpa", "reference", "fa3", "flashinfer"]
-"""Names of `kernels/attention_backends.py`."""
 QuantizationMode = Literal["auto", "int8", "int4", "none"]
 TowerQuantization = Literal["none", "int8"]
 KVDtype = Literal["auto", "fp8_e4m3"]
@@ -82,16 +79,13 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class ParallelConfig:
-    """How ranks divide the work.
+    """How ranks divide the work."""
 
-    size: slices for everything that is cut. expert_runs: how many runs of whole experts there are;
-    with 1, experts are cut like the rest.
-    """
-
-    size: int
+    size: int  # slices for everything that is cut
     encoder: EncoderMode
     all_reduce: AllReduce
     step_timeout: float
+    # how many runs of whole experts there are; with 1, experts are cut like the rest
     expert_runs: int = 1
 
     @property
@@ -105,13 +99,16 @@ class EncoderConfig:
     """The vision tower's configuration.
 
     `graph_sizes`: patch counts of CUDA graphs, ascending; empty without graphs. `role`: encode for
-    other servers, or with other servers' help.
+    other servers, or with other servers' help. `position_cache_bytes`: 0 disables the cache.
+    `rotary_kernel`: False to rotate heads with PyTorch's operations.
     """
 
-    attention: EncoderAttention = "sdpa"
+    attention: str = "sdpa"
     graph_sizes: tuple[int, ...] = ()
     role: Role = "all"
     quantization: TowerQuantization = "none"
+    position_cache_bytes: int = POSITION_CACHE_BYTES
+    rotary_kernel: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +116,17 @@ class PageTierConfig:
     """Tiers for KV pages.
 
     `disk_bytes` in `folder`'s files (None: the disk is unused), and `host_bytes` in each rank's
-    host memory. identity: what the pages depend on (`page_store.PageIdentity.digest`). `ranks`: how
-    many hold a part of each page. store: the file of `runtime/tiers/` that keeps them in `folder`.
+    host memory.
     """
 
     folder: str | None = None
     disk_bytes: int = 0
+    # what the pages depend on (`store.PageIdentity.digest`). `ranks`: how many hold a part of
+    # each page.
     identity: bytes = b""
     ranks: int = 1
     host_bytes: int = 0
-    store: str = "disk"
+    store: str = "disk"  # the file of `plugins/tiers/` that keeps them in `folder`
 
     def __bool__(self) -> bool:
         return self.folder is not None or self.host_bytes > 0
@@ -136,17 +134,13 @@ class PageTierConfig:
 
 @dataclass(frozen=True, slots=True)
 class KVConfig:
-    """Storage for keys and values.
+    """Storage for keys and values."""
 
-    dtype: auto is the network's own. scales: divisors for each layer's keys and values in an 8-bit
-    cache; if empty, all are 1. attention: the backend that reads them. pages: where pages go that
-    leave the pool.
-    """
-
-    dtype: KVDtype = "auto"
+    dtype: KVDtype = "auto"  # auto is the network's own
+    # divisors for each layer's keys and values in an 8-bit cache; if empty, all are 1
     scales: tuple[tuple[float, float], ...] = ()
-    attention: Literal["auto", LanguageAttention] = "auto"
-    pages: PageTierConfig = PageTierConfig()
+    attention: str = "auto"  # the backend that reads them
+    pages: PageTierConfig = PageTierConfig()  # the tiers for evicted pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +168,12 @@ class SnapshotConfig:
 
 @dataclass(frozen=True, slots=True)
 class StepGraphSizes:
-    """CUDA graph sizes for the language model; empty without graphs.
+    """CUDA graph sizes for the language model; empty without graphs."""
 
-    rows: row counts for steps that only decode. mixed_tokens: token counts for prefill rows, each
-    combined with each count in `mixed_rows` for decoding rows. All ascending.
-    """
-
-    rows: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()  # row counts for steps that only decode
     mixed_rows: tuple[int, ...] = ()
+    # token counts for prefill rows, each combined with each count in `mixed_rows` for decoding
+    # rows. All ascending.
     mixed_tokens: tuple[int, ...] = ()
 
     @property
@@ -204,7 +196,7 @@ class EmbeddingBudgets:
     """Bytes for image embeddings in each tier.
 
     Budgets are per rank, except for the disk, which is in `folder`. `shared`: other servers write
-    to the folder, too, and `disk_bytes` covers all servers. store: the file of `runtime/tiers/`
+    to the folder, too, and `disk_bytes` covers all servers. store: the file of `plugins/tiers/`
     that keeps them there.
     """
 
@@ -220,8 +212,9 @@ class EmbeddingBudgets:
 class EngineConfig:
     """Everything the engine runs by.
 
-    `kv_pages` includes the dummy page 0. `tower_budget`: the vision tower's patch-blocks in a step;
-    0: unbounded.
+    `kv_pages` includes the dummy page 0. `tower_budget`: the vision encoder's patch-blocks in a
+    step; 0: unbounded. `prompt_pause`: seconds of a step with prompts beside decoding rows; 0:
+    unbounded. `chunk_aware`: as in `SchedulerLimits`.
     """
 
     # the device
@@ -238,8 +231,10 @@ class EngineConfig:
     # images
     embeddings: EmbeddingBudgets
     encode_patches: int
+    chunk_aware: bool = True
     kv: KVConfig = KVConfig()
     tower_budget: int = 0
+    prompt_pause: float = 0.0
     encoder: EncoderConfig = EncoderConfig()
     graphs: StepGraphSizes = StepGraphSizes()
     snapshots: SnapshotConfig = SnapshotConfig()

@@ -6,23 +6,23 @@ SaccadeError
 │   ├── InvalidRequest    400  malformed or unsupported
 │   │   ├── ImageError    400  an image that cannot be fetched, read or afforded
 │   │   │   └── OversizedImages    400  images that may not be downsized, and would be
-│   │   └── UnknownDigests 400 a body names bytes that its sender has not sent, or that are gone
+│   │   └── UnknownDigests 400 a body references bytes that were not sent or no longer stored
 │   ├── Unauthorized      401
 │   ├── Forbidden         403  a web page that may not use the server
 │   ├── NotFound          404
-│   ├── TooSlow           408  the request did not come in time
+│   ├── TooSlow           408  the request did not arrive in time
 │   ├── Cancelled         409  ended early by whoever made it
 │   ├── OtherTower        409  the embedding of another vision tower, or settings, is wanted
 │   ├── TooLarge          413  over a byte limit
 │   ├── UnsupportedMedia  415  a body in an encoding that is not read
 │   ├── HeadTooLarge      431  request line and headers over a limit
 │   ├── Overloaded        429  admission refused; `retry_after` seconds
-│   ├── InternalError     500  our bug; the log says more
+│   ├── InternalError     500  a bug; see the log
 │   ├── ReplicaLost       502  a router's worker died under the request
 │   ├── EngineUnavailable 503  the engine is starting, stopping or dead
 │   ├── StorageBusy       503  the folder of uploaded files does not answer
 │   └── StorageFull       507  no disk to keep an upload on
-└── StartupError               the server cannot start: says what is wrong and what to do
+└── StartupError               the server cannot start; the message says what to do
     ├── ConfigError            a setting
     └── CheckpointError        a file of the model: names file and tensor
 """
@@ -54,7 +54,7 @@ class RequestError(SaccadeError):
 
     @property
     def details(self) -> dict[str, Any]:
-        """Return what Anthropic's shape tells beside the code."""
+        """Return the error's fields in Anthropic's format."""
         return {}
 
 
@@ -130,7 +130,7 @@ class NotFound(RequestError):
 
 
 class TooSlow(RequestError):
-    """408: the request's head or body came too late."""
+    """408: the request's headers or body arrived too late."""
 
     status = 408
     code = "timeout"

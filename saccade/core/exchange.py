@@ -1,12 +1,10 @@
-"""What a server of role language says to an encoder, and hears: the words of `ENCODE_PATH`.
+"""Request and response of `ENCODE_PATH`, between a server of role language and an encoder.
 
-    POST  `EmbeddingWanted` as JSON in a header; body: the encoded image, or the frames' one after
-          another, or nothing, where the encoder may know the image by its key
-    200   `EmbeddingGiven` as JSON in a header; body: its values, row by row
-    404   it does not know the image: send the bytes
-    409   its vision tower, or what it makes of the settings, is another
-
-Knows nothing of connections.
+POST  `EmbeddingRequest` as JSON in a header; body: the encoded image, or the frames' one after
+      another, or empty if the encoder may have cached the image's key
+200   `EmbeddingResult` as JSON in a header; body: its values, row by row
+404   it does not know the image: send the bytes
+409   its vision tower, or what it makes of the settings, is another
 """
 
 from __future__ import annotations
@@ -18,12 +16,12 @@ from saccade.core.types import Image, Tower
 from saccade.core.video import FrameBudget
 
 ENCODE_PATH = "/internal/embedding"
-WANTED_HEADER = "x-saccade-image"
-GIVEN_HEADER = "x-saccade-embedding"
+REQUEST_HEADER = "x-saccade-image"
+RESULT_HEADER = "x-saccade-embedding"
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingWanted:
+class EmbeddingRequest:
     """A request for the embedding of `image`, made by `tower`.
 
     The remaining fields are the request's size wishes, from which the encoder derives the settings.
@@ -41,7 +39,7 @@ class EmbeddingWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingGiven:
+class EmbeddingResult:
     """An embedding's header.
 
     blake3: hexadecimal digest of its bytes. encode_ms: the tower's time for this request; 0.0 for a

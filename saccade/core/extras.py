@@ -1,5 +1,5 @@
 """How to install what a message misses: the line to type on this machine, for its operator; and
-words for clients, who learn nothing of this machine. Also which installed packages are too new.
+a message for clients, without details of this host. Also which installed packages are too new.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SCRIPT = "scripts/install.py"
 def how_to_install(what: str, source: Path = SOURCE) -> str:
     """Return the line that installs `what`: `.[gguf]`, `./bench` or the name of a package."""
     if not (source / SCRIPT).is_file():
-        return f"python {SCRIPT} {shlex.quote(what)} in the folder of Saccade's source"
+        return f"python {SCRIPT} {shlex.quote(what)} in Saccade's source directory"
     python = Path(sys.executable)
     if python.is_relative_to(source):
         python = python.relative_to(source)
@@ -32,8 +32,8 @@ def how_to_install(what: str, source: Path = SOURCE) -> str:
 
 def ask_operator(extra: str) -> str:
     """Return what a client can do about a missing extra, as part of a sentence."""
-    line = f"python {SCRIPT} '.[{extra}]' in the folder of Saccade's source"
-    return f"have the server's operator install the extra `{extra}` ({line})"
+    line = f"python {SCRIPT} '.[{extra}]' in Saccade's source directory"
+    return f"ask the server's operator to install the extra `{extra}` ({line})"
 
 
 _BOUND = re.compile(r"([\w.-]+)[^;<]*<(\d+(?:\.\d+)*)")

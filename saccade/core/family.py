@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.core.config import Dtype, KVDtype
-from saccade.core.recipe import Box, ImageRecipe
+from saccade.core.recipe import Box, PreprocessParams
 from saccade.core.types import Grid, Image, Span
 from saccade.core.video import VideoRules
 
@@ -26,15 +26,15 @@ from saccade.core.video import VideoRules
 class PixelBounds:
     """Bounds on height * width after resizing. Thumbnails stay outside them.
 
-    The model takes images from `least` pixels on. cut: in a prompt with more images than this, each
-    has at most `least`. as_edges: the checkpoint's own processor calls the bounds `shortest_edge`
-    and `longest_edge` in its `size`.
+    The model takes images from `least` pixels on.
     """
 
     least: int
     min_pixels: int
     max_pixels: int
-    cut: int | None = None
+    cut: int | None = None  # in a prompt with more images than this, each has at most `least`
+    # the checkpoint's own processor calls the bounds `shortest_edge` and `longest_edge` in its
+    # `size`
     as_edges: bool = False
 
 
@@ -55,7 +55,7 @@ FORMAT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "float8_e4
 class Cache:
     """One named tensor in a layer: values with `shape` for each token, or for each sequence.
 
-    Per-token values lie on pages. Per-sequence values (a state) lie in a row of their own, whatever
+    Per-token values are stored in pages. Per-sequence values (a state) have one row each, whatever
     the sequence's length. Names: "k" and "v" (the heads' keys and values), "latent" (one row from
     which keys and values are made), "k_scale" and "v_scale" (beside 8-bit values), "recurrent" and
     "conv" (states).
@@ -74,29 +74,23 @@ class Cache:
 
 
 BEHAVIOURS = {
-    "latents": "the model's layers keep latents",
-    "ranges": "the model's layers have windows, or its images see themselves in both directions",
+    "latents": "the model caches latents (MLA)",
+    "ranges": "the model's layers have windows, or bidirectional attention within images",
 }
 """What layers may ask of attention beyond the causal attention of heads, in sentences."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """One layer's attention on one rank: what it keeps per token, and what a token sees.
+    """One layer's attention on one rank: what it keeps per token, and what a token sees."""
 
-    heads, dim: for keys and values. owns: False where the layer reads an earlier layer's cache.
-    latent: one row is keys and values at once, for all query heads. window: the last tokens that
-    one sees, itself included; None: all. both_ways: an image's tokens also see each other's
-    successors. format: the format that is kept.
-    """
-
-    heads: int
+    heads: int  # heads, dim: for keys and values
     dim: int
-    owns: bool = True
-    latent: bool = False
-    window: int | None = None
-    both_ways: bool = False
-    format: CacheFormat = "model"
+    owns: bool = True  # False where the layer reads an earlier layer's cache
+    latent: bool = False  # one row is keys and values at once, for all query heads
+    window: int | None = None  # the last tokens that one sees, itself included; None: all
+    both_ways: bool = False  # an image's tokens also see each other's successors
+    format: CacheFormat = "model"  # the format that is kept
 
     @property
     def caches(self) -> tuple[Cache, ...]:
@@ -152,11 +146,11 @@ class KVSpec:
         shapes = self.attention.values()
         windows = [shape.window for shape in shapes if shape.window is not None]
         near = f"the last {max(windows, default=0)} in {len(windows)} of {len(shapes)} layers"
-        return (near,) * bool(windows) + ("their image in both directions",) * self.whole_images
+        return (near,) * bool(windows) + ("their image bidirectionally",) * self.whole_images
 
     @property
     def latent(self) -> bool:
-        """Return True if layers keep latents in place of keys and values."""
+        """Return True if layers keep latents instead of keys and values."""
         return any(shape.latent for shape in self.attention.values())
 
     @property
@@ -216,19 +210,17 @@ Divisible = tuple[tuple[int, str], ...]
 class Cuts:
     """The ways to cut a model among ranks.
 
-    `encoder_width`: the narrowest rows among the vision tower's cut matrices. experts: experts per
-    layer, of `expert_width` values each. heads: attention's query heads. lasting: values per token
-    that every rank keeps through all layers, beside its row.
+    `encoder_width`: the narrowest rows among the vision encoder's cut matrices.
     """
 
     text: Divisible
-    heads: int
+    heads: int  # attention's query heads
     kv_heads: int
     encoder: Divisible
     encoder_width: int
-    experts: int = 0
+    experts: int = 0  # experts per layer, of `expert_width` values each
     expert_width: int = 0
-    lasting: int = 0
+    lasting: int = 0  # values per token that every rank keeps through all layers, beside its row
 
     def obstacles(self, ranks: int, expert_slices: int | None = None) -> tuple[str, ...]:
         """Return the sizes that prevent cutting the language model among `ranks` ranks.
@@ -243,49 +235,39 @@ class Cuts:
         return tuple(found)
 
     def encoder_obstacles(self, ranks: int) -> tuple[str, ...]:
-        """Return the sizes that prevent cutting the vision tower among `ranks` ranks."""
+        """Return the sizes that prevent cutting the vision encoder among `ranks` ranks."""
         return tuple(f"{count} {what}" for count, what in self.encoder if count % ranks)
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreTemplates:
-    """How a family's embedding and ranking checkpoints were trained to be asked.
+    """How a family's embedding and ranking checkpoints were trained to be asked."""
 
-    instruction: the default system message for what is embedded. query: the same for a search
-    query. judge: a ranker's system message. task: its default instruction. Both defaults give way
-    to the client's own. marks: what stands before a ranker's instruction, query and document.
-    empty: stands in for missing content. labels: for a document that answers, and for one that
-    fails to. min_pixels, max_pixels: for an image without bounds of its own.
-    """
-
-    instruction: str
-    query: str
-    judge: str
-    task: str
-    marks: tuple[str, str, str]
-    empty: str
-    labels: tuple[str, str]
-    min_pixels: int
+    instruction: str  # the default system message for what is embedded
+    query: str  # the same for a search query
+    judge: str  # a ranker's system message
+    task: str  # its default instruction. The client's own override both defaults.
+    marks: tuple[str, str, str]  # prefixes of a ranker's instruction, query and document
+    empty: str  # replaces missing content
+    labels: tuple[str, str]  # for a document that answers, and for one that fails to
+    min_pixels: int  # min_pixels, max_pixels: for an image without bounds of its own
     max_pixels: int
 
 
 @dataclass(frozen=True, slots=True)
 class Templates:
-    """Chat templates that a family brings, as Jinja files.
+    """Chat templates that a family brings, as Jinja files."""
 
-    default: for checkpoints without one. tools: for requests with tools, where a checkpoint's own
-    template lacks them, but has all `marks` in it. scores: None if the family lacks checkpoints
-    that embed or rank. shown: the text that templates write for an image, and the text that the
-    family's processor makes of it, which becomes tokens together with what stands beside it.
-    spaced: the token that templates write for an image, behind which a space is put
-    where a word follows.
-    """
-
-    default: Path | None = None
+    default: Path | None = None  # for checkpoints without one
+    # for requests with tools, where a checkpoint's own template lacks them, but has all `marks` in
+    # it
     tools: Path | None = None
     marks: tuple[str, ...] = ()
-    scores: ScoreTemplates | None = None
+    scores: ScoreTemplates | None = None  # None if the family lacks checkpoints that embed or rank
+    # the text that templates write for an image, and the text that the family's processor makes of
+    # it, which is tokenized together with the text around it
     shown: tuple[str, str] | None = None
+    # the token that templates write for an image, behind which a space is put where a word follows
     spaced: str = ""
 
 
@@ -308,17 +290,13 @@ Part = tuple[float, float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class CanvasTile:
-    """A part of an image that the vision tower sees apart from the others.
+    """A part of an image that the vision encoder encodes separately."""
 
-    window: its pixels on the canvas. grid: what the family calls an image of this tile alone.
-    rows: the rows of the image's embedding that are the tile's, in the tower's order. part: what it
-    shows of the image, where the recipe's views do not tell.
-    """
-
-    window: Box
-    grid: Grid
+    window: Box  # its pixels on the canvas
+    grid: Grid  # what the family calls an image of this tile alone
+    # the rows of the image's embedding that are the tile's, in the tower's order
     rows: tuple[range, ...]
-    part: Part | None = None
+    part: Part | None = None  # the part of the image shown, if the recipe's views do not define it
 
 
 class TileLayout(Protocol):
@@ -345,8 +323,13 @@ class FamilySpec(Protocol):
         ...
 
     @property
+    def supports_cuda_graphs(self) -> bool:
+        """Return True if steps and towers may be captured, as Saccade's own networks may."""
+        ...
+
+    @property
     def sees_images(self) -> bool:
-        """Return True if the model has a vision tower.
+        """Return True if the model has a vision encoder.
 
         Without a tower, requests carry text alone. `recipe`, `sample` and `settings` stay uncalled,
         and counts and sizes for images are 0.
@@ -362,13 +345,13 @@ class FamilySpec(Protocol):
     def largest_image(self) -> LargestImage: ...
 
     @property
-    def sample(self) -> ImageRecipe:
+    def sample(self) -> PreprocessParams:
         """Return a small image's recipe. Its embedding is the tower weights' fingerprint."""
         ...
 
     @property
     def patch_unit(self) -> int:
-        """Return the unit that the vision tower's patch counts are multiples of."""
+        """Return the unit that the vision encoder's patch counts are multiples of."""
         ...
 
     def kv_spec(self, ranks: int = 1) -> KVSpec:
@@ -380,7 +363,7 @@ class FamilySpec(Protocol):
 
     @property
     def encoder_blocks(self) -> int:
-        """Return the number of blocks in the vision tower. Each computes every patch."""
+        """Return the number of blocks in the vision encoder. Each computes every patch."""
         ...
 
     @property
@@ -421,14 +404,14 @@ class FamilySpec(Protocol):
         """
         ...
 
-    def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
+    def recipe(self, height: int, width: int, bounds: PixelBounds) -> PreprocessParams:
         """Return the recipe for an upright image with the given size.
 
         Raises ImageError for an aspect ratio beyond the family's limit.
         """
         ...
 
-    def settings(self, recipe: ImageRecipe) -> bytes:
+    def settings(self, recipe: PreprocessParams) -> bytes:
         """Return 16 bytes that differ whenever the pixels handed to the encoder may differ."""
         ...
 
@@ -447,7 +430,7 @@ class FamilySpec(Protocol):
         ...
 
     def num_patches(self, grid: Grid) -> int:
-        """Return the patches that the vision tower computes."""
+        """Return the patches that the vision encoder computes."""
         ...
 
     def expand_prompt(
@@ -487,7 +470,7 @@ class FamilySpec(Protocol):
         spans: Sequence[Span],
         blocks: Sequence[npt.NDArray[np.int64]],
     ) -> tuple[npt.NDArray[np.int64], int]:
-        """Compute rotary positions [axes, T] for a prompt, and the position that comes next.
+        """Compute rotary positions [axes, T] for a prompt, and the next position.
 
         `blocks` are the `image_positions` for the images that spans name. An answer's tokens
         advance all axes by one each.

@@ -1,7 +1,4 @@
-"""The sentences below the fields of classes, which tell users what a field means.
-
-Knows nothing of what they are shown in: `/openapi.json`, or the documents' tables.
-"""
+"""User documentation of fields, from the strings below them in their class."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ _PARSING = Lock()
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """Return the text below each field of a class, by name. A class goes before its bases."""
+    """Return the text below each field of a class, by name. A class overrides its bases."""
     found: dict[str, str] = {}
     for each in reversed(kind.__mro__):
         if each.__module__.partition(".")[0] == OURS:

@@ -1,7 +1,7 @@
 """Paths that clients and operators give: opened without a wait, and refused in a sentence.
 
-A path may be too long, lead in a circle, or lie on a disk that fails. A pipe waits, and a device
-never ends. Knows nothing of the content.
+A path may be too long, form a symlink loop, or be on a failing disk. A pipe blocks, and a device
+never ends.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 
 from saccade.core.errors import CheckpointError, ConfigError
 
-MOST_TEXT = 64 << 20
+MAX_TEXT = 64 << 20
 """Bytes of a text that an operator names."""
-LONGEST_SHOWN = 300
+MAX_SHOWN = 300
 
 
 def regular(path: str, flags: int) -> int:
@@ -38,13 +38,13 @@ def read_bytes(path: Path, most: int) -> bytes:
         size = os.fstat(file.fileno()).st_size
         data = file.read(most + 1) if size <= most else b""
     if size > most or len(data) > most:
-        raise OSError(errno.EFBIG, f"it has {size} bytes, and may have {most}", os.fspath(path))
+        raise OSError(errno.EFBIG, f"it has {size} bytes; the limit is {most}", os.fspath(path))
     return data
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
     """Read a regular file as text. Raises OSError or UnicodeDecodeError."""
-    return read_bytes(path, MOST_TEXT).decode(encoding)
+    return read_bytes(path, MAX_TEXT).decode(encoding)
 
 
 def check_given(option: str, name: str, *, folder: bool = False) -> None:
@@ -80,7 +80,7 @@ def reason(error: BaseException) -> str:
 def shown(name: object) -> str:
     """Return a path's beginning, for a message."""
     text = str(name)
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def sendable(words: str) -> str:

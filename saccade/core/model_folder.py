@@ -10,8 +10,8 @@ from saccade.core.errors import CheckpointError
 
 DEMO = Path(__file__).parents[1] / "demo" / "model"
 """The built-in model's folder."""
-ELSEWHERE = "gguf.json"
-"""A folder's file that lists weights which lie in GGUF files, in place of *.safetensors."""
+ELSEWHERE = "weights.json"
+"""A folder's file that lists the files with its weights, in place of *.safetensors."""
 DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tiktoken.model"]
 
 
@@ -28,16 +28,16 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise CheckpointError(
-                f"{folder} has no config.json: give the folder that holds the model's "
-                "config.json and *.safetensors"
+                f"{folder} has no config.json: MODEL must be the directory with config.json and "
+                "*.safetensors"
             )
         return folder
     if folder.exists():
-        raise CheckpointError(f"{folder} is a file: give the folder that holds it")
+        raise CheckpointError(f"{folder} is a file: use the directory that contains it")
     parts = model.split("/")
     if len(parts) != 2 or not all(parts) or model.startswith((".", "~")):
         raise CheckpointError(
-            f"there is no folder {model!r}, and it is no hub id (like "
+            f"there is no directory {model!r}, and it is not a hub id (like "
             "Qwen/Qwen3-VL-2B-Instruct) either"
         )
     return _download(model, revision)
@@ -47,8 +47,8 @@ def check_revision(model: str, path: Path, revision: str | None) -> None:
     """Raise CheckpointError if `revision` is given for a model on this machine."""
     if revision is not None and path.exists():
         raise CheckpointError(
-            f"--revision {revision}: {model} is on this machine, and only a hub model has "
-            "revisions; leave it out, or give the hub id"
+            f"--revision {revision}: {model} is on this machine, and only hub models have "
+            "revisions: omit the option, or use the hub id"
         )
 
 
@@ -60,8 +60,8 @@ def _download(repo: str, revision: str | None) -> Path:
         folder = folder.absolute()
     if not (folder / "config.json").is_file():
         raise CheckpointError(
-            f"{repo} on the hub has no config.json: it is not a transformers checkpoint (of "
-            f"*.gguf files name one, as in {repo}:Q4_K_M)"
+            f"{repo} on the hub has no config.json: it is not a transformers checkpoint (to use a "
+            f"*.gguf file, select one, as in {repo}:Q4_K_M)"
         )
     return folder
 
@@ -80,11 +80,11 @@ def hub_errors(repo: str) -> Iterator[None]:
     except errors.RepositoryNotFoundError as error:
         raise CheckpointError(
             f"the hub has no {repo} (if it is private: `hf auth login`); there is no such "
-            "folder either"
+            "directory either"
         ) from error
     except (errors.HfHubHTTPError, OSError) as error:
-        # What is below tells more: of a hub out of reach the hub's words are a paragraph.
+        # The message below is clearer: the hub's own is a paragraph if it cannot be reached.
         why = str(error.__cause__ or error).partition("\n")[0]
         raise CheckpointError(
-            f"cannot download {repo} (you may fetch it elsewhere and give its folder): {why}"
+            f"cannot download {repo} (you can download it elsewhere and pass its directory): {why}"
         ) from error

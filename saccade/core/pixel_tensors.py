@@ -1,7 +1,6 @@
 """Pixels as a checkpoint's own processor makes them: several tensors of one image, one behind
-another in the bytes of one canvas. Image workers write such canvases, the vision tower reads them.
-
-Knows nothing of processors or towers.
+another in the bytes of one canvas. Image workers write such canvases, the vision encoder reads
+them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from saccade.core.types import Size
 WIDTH = 1024
 """Pixels of a canvas's row."""
 ROW_BYTES = 3 * WIDTH
-LEAST_ROWS = 32
+MIN_ROWS = 32
 STEP = 8
 """Bytes: each tensor begins at a multiple."""
 
@@ -40,7 +39,7 @@ class PixelTensor:
 def canvas_size(tensors: Sequence[PixelTensor]) -> Size:
     """Return the (height, width) of the canvas that holds the tensors."""
     end = max((start + each.nbytes for each, start in placed(tensors)), default=0)
-    return max(LEAST_ROWS, -(-end // ROW_BYTES)), WIDTH
+    return max(MIN_ROWS, -(-end // ROW_BYTES)), WIDTH
 
 
 def placed(tensors: Sequence[PixelTensor]) -> Iterator[tuple[PixelTensor, int]]:

@@ -1,11 +1,11 @@
 """The messages from the scheduler to the workers: one immutable `Plan` per step, and the `Masks` of
 its rows under a grammar.
 
-Ranks never decide: a plan says everything that a rank does in a step. A worker keeps, per slot, the
-content of `Open` and the tokens sampled since. So a plan names positions, and token values only if
-a grammar forced them. Two plans may be in flight: step n+1 is planned and sent while step n is
-computed, and a `StepResult` answers each, in order. A plan may hold several steps, where rows only
-decode and nothing else is there to do. `Halt` ends it early.
+Ranks never decide: a plan specifies everything that a rank does in a step. A worker keeps, per
+slot, the content of `Open` and the tokens sampled since. So a plan names positions, and token
+values only if a grammar forced them. Two plans may be in flight: step n+1 is planned and sent while
+step n is computed, and a `StepResult` answers each, in order. A plan may hold several steps, where
+rows only decode and there is no other work. `CancelSteps` ends it early.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PixelSlot:
     """The place for an image's canvas, uint8 RGB [height, width, 3], in the shared arena.
 
     `offset` is in bytes. `embedding_bytes`: bytes from `offset` on for an embedding from another
-    server instead; 0: only pixels may come.
+    server instead; 0: only pixels.
     """
 
     offset: int
@@ -110,7 +110,7 @@ class Row:
 
     `sample`: sample the next token. `masked`: the allowed tokens follow in `Masks`, once the tokens
     from the step before are known; the worker waits for the mask before sampling, but computes
-    before. `tokens`: the row's last tokens, unless `Open` or a step has told them. `draft`: its one
+    before. `tokens`: the row's last tokens, unless `Open` or a step has sent them. `draft`: its one
     token is a draft for what an earlier row in the step draws; the row counts only if that is what
     was drawn. `keep`: the state memory line that gets the sequence's state after the row, for
     models with states; `NO_LINE`: only the slot's own. head_drafts: how many tokens the model's MTP
@@ -170,25 +170,24 @@ class TileCopy:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Begin to run the vision tower on one image.
+    """Begin to run the vision encoder on one image.
 
     Encoding may take several steps. Once `StepResult.encoded` names `key`, the embedding is on the
     device under `key` until moved.
 
-    Until then `pixels` stays unwritten otherwise, and every plan leaves the image out. given:
-    tokens in an embedding from another server that lies in place of the pixels; this step takes the
-    embedding over without the tower; 0: pixels. adapter: number of the one that the tower has
-    meanwhile, 0 without one. idle: nobody waits for it, so others go first. copies: tiles that
-    need no tower. `patches` are the others', and at least 1.
+    Until then `pixels` stays unwritten otherwise, and every plan leaves the image out.
     """
 
     key: ImageKey
     grid: Grid
     patches: int
     pixels: PixelSlot
+    # tokens in an embedding from another server, stored instead of the pixels; this step loads
+    # the embedding without encoding; 0: pixels
     given: int = 0
-    adapter: int = 0
-    idle: bool = False
+    adapter: int = 0  # number of the one that the tower has meanwhile, 0 without one
+    idle: bool = False  # no request waits for it, so others go first
+    # tiles that need no tower. `patches` are the others', and at least 1.
     copies: tuple[TileCopy, ...] = ()
 
 
@@ -205,7 +204,7 @@ class Deliver:
 class Splice:
     """Batch rows `[row, row + length)` come from the embedding of `key`.
 
-    They are its rows `[offset, offset + length)`, in place of the token table's.
+    They are its rows `[offset, offset + length)`, instead of the token table's.
     """
 
     row: int
@@ -219,7 +218,7 @@ class StateCopy:
     """Copy a sequence's state, for models with states (`family.KVSpec`).
 
     Copies line `source` in the workers' state memory to line `target`. The first lines are the
-    slots, then come snapshots, then the lines for states between draft tokens.
+    slots, then the snapshots, then the slots for states between draft tokens.
     """
 
     source: int
@@ -246,19 +245,16 @@ PAGE_TIERS: tuple[PageTier, ...] = get_args(PageTier)
 
 @dataclass(frozen=True, slots=True)
 class TierMoves:
-    """KV pages between the device and one tier, in this order.
+    """KV pages between the device and one tier, in this order."""
 
-    drop: remove from the tier. save: begin to write the page's present content, before anything
-    else in the step. forget: drop the read that an earlier plan began, ended or not. fetch: begin
-    to read; `StepResult.pages` tells the outcome. The page stays untouched until the read content
-    is placed or forgotten. place: the page has the read content from now on.
-    """
-
-    drop: tuple[bytes, ...] = ()
+    drop: tuple[bytes, ...] = ()  # remove from the tier
+    # begin to write the page's present content, before anything else in the step
     save: tuple[PageCopy, ...] = ()
-    forget: tuple[bytes, ...] = ()
+    forget: tuple[bytes, ...] = ()  # drop the read that an earlier plan began, ended or not
+    # start to read; `StepResult.pages` reports the outcome. The page stays untouched until the read
+    # content is placed or forgotten.
     fetch: tuple[PageCopy, ...] = ()
-    place: tuple[PageCopy, ...] = ()
+    place: tuple[PageCopy, ...] = ()  # the page has the read content from now on
 
     def __bool__(self) -> bool:
         return bool(self.save or self.drop or self.fetch or self.forget or self.place)
@@ -281,9 +277,10 @@ class Change:
 
     load adapter: from `folder`, as number `adapter`. drop adapter: all requests and encodings are
     done with its number. weights: all of the model's, from `folder`; the step computes only this.
-    adapt: fit the vision tower's graphs to the traffic, while all requests are done; weights stay.
-    sleep, wake: give `memory` back, and take it again; in between computing rests. Weights are read
-    again; with `lightly` those stay that lie in host memory. may sleep: only the reason against.
+    adapt: fit the vision encoder's graphs to the traffic, while all requests are done; weights
+    stay. sleep, wake: release `memory`, and allocate it again; nothing is computed in between.
+    Weights are read again; with `lightly` those in host memory are kept. may sleep: only the reason
+    against.
     """
 
     kind: Literal["load adapter", "drop adapter", "weights", "adapt", "may sleep", "sleep", "wake"]
@@ -298,23 +295,19 @@ ADAPT = Change("adapt")
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A change's outcome. error: the reason against, in words; "": the change was made.
+    """A change's outcome."""
 
-    fingerprint: identifies the loaded weights. tower: the vision tower is concerned. rank: an
-    adapter's largest rank. nbytes: bytes on the device, on this rank. asleep: memory given back.
-    """
-
-    error: str = ""
-    fingerprint: str = ""
-    tower: bool = False
-    rank: int = 0
-    nbytes: int = 0
-    asleep: tuple[Memory, ...] = ()
+    error: str = ""  # the reason against, in words; "": the change was made
+    fingerprint: str = ""  # identifies the loaded weights
+    tower: bool = False  # the vision encoder is concerned
+    rank: int = 0  # an adapter's largest rank
+    nbytes: int = 0  # bytes on the device, on this rank
+    asleep: tuple[Memory, ...] = ()  # memory released
 
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
-    """Memory that holds nothing, and goes back to the system: of what was freed, and of KV pages.
+    """Unused memory to return to the system: freed blocks, and KV pages.
 
     `pages`: runs (first page, pages).
     """
@@ -328,13 +321,6 @@ class Plan:
     forward over `rows`, snapshot, deliver, save, unused.
 
     Batch rows are the concatenation of `rows` in order: decoding rows first, then prefill chunks.
-    tower: patch-blocks (patches x vision tower blocks) that the step may spend on unfinished
-    encodings, oldest first; 0: unbounded; `TOWER_RESTS`: the tower rests. save: embeddings on the
-    device to write to disk, in the background, once encoded. restore: states from which slots go
-    on. snapshot: slot states to keep, as the step's rows leave them. wait: all other work waits for
-    a read from disk or an encoding, so wait for either. An adapting plan has only that content.
-    steps: in each further step the rows go on by the token drawn before, and nothing else is done.
-    0: a `Halt` has come, and rows stay uncomputed.
     """
 
     # the arena
@@ -344,20 +330,27 @@ class Plan:
     moves: tuple[Move, ...] = ()
     # images
     encode: tuple[Encode, ...] = ()
+    # patch-blocks (patches x vision tower blocks) that the step may spend on unfinished encodings,
+    # oldest first; 0: unbounded; `TOWER_RESTS`: the tower rests
     tower: int = 0
+    # embeddings on the device to write to disk, in the background, once encoded
     save: tuple[ImageKey, ...] = ()
     deliver: tuple[Deliver, ...] = ()
     # tokens
     rows: tuple[Row, ...] = ()
     splices: tuple[Splice, ...] = ()
     # states
-    restore: tuple[StateCopy, ...] = ()
-    snapshot: tuple[StateCopy, ...] = ()
+    restore: tuple[StateCopy, ...] = ()  # states from which slots resume
+    snapshot: tuple[StateCopy, ...] = ()  # slot states to keep, as the step's rows leave them
     # the rest of the worker
+    # all other work waits for a read from disk or an encoding, so wait for either. An adapting plan
+    # has only that content.
     wait: bool = False
     pages: PageMoves = ()
     change: Change | None = None
     unused: FreeMemory | None = None
+    # further steps, each of which only decodes the token sampled before. 0: a
+    # `CancelSteps` arrived, and the rows are not computed.
     steps: int = 1
 
     @property
@@ -377,7 +370,7 @@ class Plan:
 
     @property
     def patches(self) -> int:
-        """Count the patches to run through the vision tower."""
+        """Count the patches to run through the vision encoder."""
         return sum(encode.patches for encode in self.encode if not encode.given)
 
     @property
@@ -398,14 +391,14 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Halt:
-    """End all plans sent before, as other work has come: the step being computed is the last.
+class CancelSteps:
+    """Cancel all plans sent before, as new work has arrived: the step being computed is the last.
 
     Of later steps, rows stay uncomputed. The first such step of a plan is answered as `skipped`.
     """
 
 
-MOST_COMPARED = 16
+MAX_COMPARED = 16
 """Lines of masks that a row is compared with: about a microsecond for each that is alike."""
 
 
@@ -414,14 +407,12 @@ class Masks:
     """The allowed tokens for a plan's masked rows, once the tokens from the step before are known.
 
     Only for the sampling rank.
-
-    words: int32 [L, ceil(V / 32)] as bytes; token t is bit t % 32 in word t // 32. lines: the line
-    for each row with `masked`, in row order; equal rows, common within texts, share a line, as
-    lines are long (19 KB for V = 152,064).
     """
 
     step: int
-    words: bytes
+    words: bytes  # int32 [L, ceil(V / 32)] as bytes; token t is bit t % 32 in word t // 32
+    # the line for each row with `masked`, in row order; equal rows, common within texts, share a
+    # line, as lines are long (19 KB for V = 152,064)
     lines: tuple[int, ...]
 
     @classmethod
@@ -436,7 +427,7 @@ class Masks:
                 kept.append(row)
             else:
                 late.remove(line)
-            late = [line, *late[: MOST_COMPARED - 1]]
+            late = [line, *late[: MAX_COMPARED - 1]]
             lines.append(line)
         return cls(step, b"".join(kept), tuple(lines))
 
@@ -481,9 +472,9 @@ class StepResult:
     to adapt. `non_finite`: indices of non-finite rows, whose tokens and KV are meaningless.
     `failed`: images left unencoded, with the reason ("": the device's memory ran out); their pixels
     are free again. `exhausted`: the device lacked memory for the plan's rows, and all stayed
-    uncomputed. `changed`: what came of the plan's change, if it has one. `head_drafts`: one per row
-    with `head_drafts`, in row order. `skipped`: after a `Halt`, rows stayed uncomputed in
-    this step, and in those of the same plan behind it.
+    uncomputed. `changed`: the result of the plan's change, if it has one. `head_drafts`: one per
+    row with `head_drafts`, in row order. `skipped`: after a `CancelSteps`, rows stayed uncomputed
+    in this step, and in those of the same plan behind it.
     """
 
     step: int

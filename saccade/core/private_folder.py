@@ -1,8 +1,7 @@
 """Folders of this user alone, for what is trusted when it is read again: machine code, facts.
 
-Opened once, step by step from the root: nobody but this user and root may own or replace any part
-of the path. What follows goes by the descriptor, so that no path is looked at twice. Knows nothing
-of the content.
+Opened once, step by step from the root: only this user and root may own or replace any part
+of the path. Later operations use the descriptor, so that no path is looked at twice.
 """
 
 from __future__ import annotations
@@ -150,18 +149,18 @@ def _check_owner(name: str, found: os.stat_result, links: int) -> None:
     if links > MAX_LINKS:
         raise OSError(errno.ELOOP, f"{name}: too many links")
     if found.st_uid not in (0, os.geteuid()):
-        raise OSError(errno.EPERM, f"{name} belongs to another user, who could replace it")
+        raise OSError(errno.EPERM, f"{name} is owned by another user, who could replace it")
 
 
 def _check_mode(name: str, found: os.stat_result, *, last: bool) -> None:
     """Refuse a folder in which other users can make or replace what we read.
 
-    In a parent with the sticky bit, such as /tmp, nobody replaces what is ours.
+    In a parent with the sticky bit, such as /tmp, other users cannot replace our files.
     """
     others = found.st_mode & OTHERS
     if not others or (not last and (found.st_mode & stat.S_ISVTX or _is_own_group(found))):
         return
-    raise OSError(errno.EPERM, f"other users may write to {name} (chmod go-w)")
+    raise OSError(errno.EPERM, f"other users can write to {name} (chmod go-w)")
 
 
 def _is_own_group(found: os.stat_result) -> bool:

@@ -1,4 +1,4 @@
-"""Warnings that may come by the thousand: one line an interval for each kind, with a count.
+"""Rate-limited warnings: one line per interval for each kind, with a count.
 
 One thread; no locks.
 """
@@ -31,10 +31,10 @@ class RareWarnings:
             return
         self._said[kind] = now
         more = self._more.pop(kind, 0)
-        log.warning("%s%s", text, f" ({more} more like it before)" if more else "")
+        log.warning("%s%s", text, f" ({more} similar warnings suppressed)" if more else "")
 
     def close(self) -> None:
         """Log the counts still held back."""
         for kind, more in self._more.items():
-            log.warning("%s: %d more like it", kind, more)
+            log.warning("%s: %d similar warnings suppressed", kind, more)
         self._more.clear()

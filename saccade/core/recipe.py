@@ -1,7 +1,7 @@
-"""The way from an image to the pixels of a vision tower: operations that image workers carry out.
+"""The way from an image to the pixels of a vision encoder: operations that image workers carry out.
 
 Data only: families write recipes (`FamilySpec.recipe`), and `media/formats/pixel_operations.py` has
-what they name. Knows nothing of formats, patches or tokens.
+what they name.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ImageTile:
 class ImageView:
     """The image, or its part in `box`, resized to `size`.
 
-    The view lies on the canvas from (top, left) `at` on, or is replaced by its `tiles`. A thumbnail
+    The view is placed on the canvas at (top, left) `at`, or is replaced by its `tiles`. A thumbnail
     is a second view.
     """
 
@@ -70,45 +70,39 @@ class ImageView:
 
 @dataclass(frozen=True, slots=True)
 class OwnPixels:
-    """One family's own operation: `draw` in its `saccade/families/FAMILY/pixels.py`.
+    """One family's own operation: `draw` in the module that its `Family` names as `pixels`.
 
-    It makes another image from an upright one. Raises ValueError for a name without a folder.
-
-    family: the folder's name. argument: for `draw`, in the family's own words. size: (height,
-    width) for the image that it makes. source_bytes, other_bytes: the memory that it takes, for
-    each source pixel and besides.
+    It makes another image from an upright one. Raises ValueError for a name that no family can
+    have.
     """
 
-    family: str
-    argument: str
-    size: Size
+    family: str  # the family's name
+    argument: str  # for `draw`, in the family's own words
+    size: Size  # (height, width) for the image that it makes
+    # source_bytes, other_bytes: the memory that it takes, for each source pixel and besides
     source_bytes: int = field(default=0, repr=False)
     other_bytes: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         if not _FAMILY.fullmatch(self.family):
-            raise ValueError(f"{self.family[:100]!r} is no family's folder")
+            raise ValueError(f"{self.family[:100]!r} is not a model family")
 
 
 @dataclass(frozen=True, slots=True)
-class ImageRecipe:
-    """The operations that make pixels from an upright image with one size, in this order.
+class PreprocessParams:
+    """The operations that make pixels from an upright image with one size, in this order."""
 
-    own: the family's own comes first. through: sizes that the image is resized to in turn. fill:
-    the canvas colour outside views; None if they cover it. views: parts of the image so far,
-    resized by `resample` and placed; if empty, the image is the canvas itself, made by the family.
-
-    canvas: (height, width) for all pixels together, as in the arena. grid: numbers by which the
-    family recognises the result and derives tokens, positions and cost.
-    """
-
-    canvas: Size
+    canvas: Size  # (height, width) for all pixels together, as in the arena
+    # numbers by which the family recognises the result and derives tokens, positions and cost
     grid: Grid
+    # parts of the image so far, resized by `resample` and placed; if empty, the image is the canvas
+    # itself, made by the family
     views: tuple[ImageView, ...]
+    # the canvas colour outside views; None if they cover it
     fill: tuple[int, int, int] | None = None
     resample: Resample = "bicubic"
-    through: tuple[Size, ...] = ()
-    own: OwnPixels | None = None
+    through: tuple[Size, ...] = ()  # sizes that the image is resized to in turn
+    own: OwnPixels | None = None  # the family's own comes first
 
     def __repr__(self) -> str:
         """Return the text that names stored embeddings: another text makes all of them useless."""
@@ -125,16 +119,16 @@ class ImageRecipe:
         return self.views == (ImageView(self.canvas),) and not (self.through or self.own)
 
 
-def whole(size: Size, grid: Grid = (), resample: Resample = "bicubic") -> ImageRecipe:
+def whole(size: Size, grid: Grid = (), resample: Resample = "bicubic") -> PreprocessParams:
     """Return a recipe that resizes the whole image to `size`."""
-    return ImageRecipe(size, grid, (ImageView(size),), resample=resample)
+    return PreprocessParams(size, grid, (ImageView(size),), resample=resample)
 
 
-def stacked(upper: Size, lower: Size, grid: Grid, resample: Resample) -> ImageRecipe:
+def stacked(upper: Size, lower: Size, grid: Grid, resample: Resample) -> PreprocessParams:
     """Return a recipe that shows the whole image twice, in two sizes, one above the other.
 
     Beside the narrower of the two the canvas is black.
     """
     canvas = (upper[0] + lower[0], max(upper[1], lower[1]))
     views = (ImageView(upper), ImageView(lower, at=(upper[0], 0)))
-    return ImageRecipe(canvas, grid, views, None if upper[1] == lower[1] else BLACK, resample)
+    return PreprocessParams(canvas, grid, views, None if upper[1] == lower[1] else BLACK, resample)

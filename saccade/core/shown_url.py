@@ -1,6 +1,6 @@
 """URLs for people: in errors, logs and traces.
 
-Owns what is left out: the user and the password before a host. Knows nothing of fetching.
+Owns what is left out: the user and the password before a host.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tokens that an answer may not have, or must: rules beyond sampling, which depend on the tokens
 before.
 
-Owns the value types, in tokens. Knows nothing of texts, logits or tensors.
+Owns the value types, in tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class NoRepeat:
-    """Each run of `size` tokens stands once within the last `window` tokens (0: all).
+    """Each n-gram of `size` tokens may occur once within the last `window` tokens (0: all).
 
     A run may repeat if its last token is in `spared`. prompt: the prompt's tokens count, as in
     transformers' `no_repeat_ngram_size`; False: only the answer's, as in DeepSeek-OCR's processor
@@ -39,27 +39,26 @@ class ThinkingBudget:
 
 @dataclass(frozen=True, slots=True)
 class TokenRules:
-    """One answer's rules.
+    """One answer's rules."""
 
-    allowed: the only tokens in the answer; if empty, all are. bad_words: runs of tokens that the
-    answer avoids. A grammar wins where these and `no_repeat` forbid every token that it allows.
-    Where they alone forbid every token, they are dropped for that token.
-    """
-
-    allowed: tuple[int, ...] = ()
-    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed: tuple[int, ...] = ()  # the only tokens in the answer; if empty, all are
+    bad_words: tuple[tuple[int, ...], ...] = ()  # runs of tokens that the answer avoids
     no_repeat: NoRepeat | None = None
     thinking: ThinkingBudget | None = None
+    # the same, also where a run begins in the prompt. A grammar wins where these and `no_repeat`
+    # forbid every token that it allows. Where they alone forbid every token, they are dropped for
+    # that token.
+    banned: tuple[tuple[int, ...], ...] = ()
 
     @property
     def forbid(self) -> bool:
         """Return True if they forbid tokens. Rules may also only demand one."""
-        return bool(self.allowed or self.bad_words or self.no_repeat)
+        return bool(self.allowed or self.bad_words or self.banned or self.no_repeat)
 
     @property
     def depend(self) -> bool:
         """Return True if they depend on the answer's tokens so far."""
-        return bool(self.bad_words or self.no_repeat or self.thinking)
+        return bool(self.bad_words or self.banned or self.no_repeat or self.thinking)
 
 
 NO_RULES = TokenRules()

@@ -1,13 +1,14 @@
-"""Marks on the fields of option dataclasses: basic options, and tuning values.
+"""Marks on the fields of option dataclasses: basic options, and tuning values. Also the bounds that
+fields must keep, refused in the command line's words.
 
 `saccade serve --help` shows basic options alone. A tuning value is a figure that Saccade otherwise
 decides, here for measuring and tests: no option, but set by `--tune NAME=VALUE` or as a field.
-Knows nothing of the values' use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar, get_type_hints
 
@@ -22,31 +23,31 @@ BASIC, TUNING = "basic", "tuning"
 GONE = {
     "allow_unproven": "use --parity unproven",
     "check_parity": "use --parity generate",
-    "cuda_graph_max_bs": "graphs are made for up to --max-running-requests sequences; "
-    "--disable-cuda-graph makes none",
-    "disable_vit_graph": "use --disable-cuda-graph, which holds for both",
-    "documents": "a request says what is seen of a PDF: saccade.documents, else both",
+    "cuda_graph_max_bs": "graphs are captured for up to --max-running-requests sequences; "
+    "--disable-cuda-graph disables them",
+    "disable_vit_graph": "use --tune vit_graphs=false",
+    "documents": "set saccade.documents in the request; the default is both",
     "embedding_cache_disk_mb": "use --embedding-cache-dir FOLDER:SIZE, such as /cache/images:64GiB",
     "embedding_cache_shared_mb": "use --embedding-cache-dir FOLDER:SIZE --embedding-cache-shared",
-    "encoder_connections": "an encoder is asked for 16 images at a time",
-    "encoder_timeout": "an encoder has as long as a URL: --tune fetch_timeout=SECONDS",
+    "encoder_connections": "each encoder gets at most 16 images at a time",
+    "encoder_timeout": "encoders share the limit of URLs: --tune fetch_timeout=SECONDS",
     "encoders_file": "use --encoders FILE",
-    "files_mb": "use --files-dir FOLDER:SIZE, or :SIZE for the usual folder",
-    "gguf_file": "name the file behind the model, as in Qwen/Qwen3-VL-2B-Instruct-GGUF:Q4_K_M",
+    "files_mb": "use --files-dir FOLDER:SIZE, or :SIZE for the default directory",
+    "gguf_file": "put the file after the model, as in Qwen/Qwen3-VL-2B-Instruct-GGUF:Q4_K_M",
     "kv_cache_disk_mb": "use --kv-cache-dir FOLDER:SIZE, such as /cache/kv:64GiB",
-    "max_responses": "10,000 responses are kept, within --tune responses_mb=MIB",
-    "mm_encoder_tp_mode": "each process holds a slice of the vision tower, or all of it "
+    "max_responses": "at most 10,000 responses are stored, within --tune responses_mb=MIB",
+    "mm_encoder_tp_mode": "each process holds a slice of the vision encoder, or all of it "
     "where slices would be too narrow",
-    "piecewise_graph_tokens": "graphs are made for up to 4096 tokens of prompts, as memory allows; "
-    "--disable-cuda-graph makes none",
-    "pinned_share": "requests may pin half of each cache",
-    "readout_cache_mb": "64 MiB keep what embeddings, ranks and decisions have read",
-    "responses_ttl": "a response is kept for a day after its last use",
-    "special_tokens_in_content": "special tokens in messages are plain text; /v1/completions has "
-    "them",
-    "speculative_tokens": "7 tokens are guessed at most; --speculative off guesses none",
-    "vit_graph_buckets": "graphs are made for the patches that images have; --disable-cuda-graph "
-    "makes none",
+    "piecewise_graph_tokens": "graphs are captured for up to 4096 prompt tokens, as memory allows; "
+    "--disable-cuda-graph disables them",
+    "pinned_share": "at most half of each cache can be pinned",
+    "readout_cache_mb": "embeddings, ranks and decisions are cached in 64 MiB",
+    "responses_ttl": "responses are stored for a day after their last use",
+    "special_tokens_in_content": "special tokens in messages are plain text; /v1/completions "
+    "supports them",
+    "speculative_tokens": "at most 7 draft tokens per step; --speculative off disables them",
+    "vit_graph_buckets": "graphs are captured for the patch counts of images; "
+    "--disable-cuda-graph disables them",
 }
 """Options and tuning values of earlier versions, and what says the same or holds without them."""
 
@@ -67,7 +68,7 @@ def option(name: str) -> str:
 
 
 def setting(options: object, name: str, value: object) -> str:
-    """Return a field and its value as users type them, for refusals."""
+    """Return a field and its value as users type them, for errors."""
     marks = next(each.metadata for each in _fields(options) if each.name == name)
     return f"--tune {name}={value}" if TUNING in marks else f"{option(name)} {value}"
 
@@ -123,10 +124,10 @@ class Tuning:
         for each in given:
             name, _, text = each.partition("=")
             if name in GONE:
-                raise ConfigError(f"--tune {name} is gone: {GONE[name]}")
+                raise ConfigError(f"--tune {name} was removed: {GONE[name]}")
             if name not in known or not text:
                 raise ConfigError(
-                    f"--tune {each}: give NAME=VALUE; the names are {', '.join(sorted(known))}"
+                    f"--tune {each}: expected NAME=VALUE; the names are {', '.join(sorted(known))}"
                 )
             self._values[name] = known[name].parse(text)
 
@@ -140,5 +141,71 @@ class Tuning:
         return replace(options, **values)  # type: ignore[type-var]
 
 
+def take_options(kind: type[T], named: dict[str, Any]) -> T:
+    """Return a `kind` with the values of its fields, which are removed from `named`."""
+    names = {each.name for each in _fields(kind)} & named.keys()
+    return kind(**{name: named.pop(name) for name in names})
+
+
 def _fields(options: object) -> Any:
     return fields(options)  # type: ignore[arg-type]
+
+
+MAX_IMAGE_WORKERS = 240
+"""A message that passes descriptors holds 253: one of each worker, and a few more."""
+
+UNITS = {
+    "b": 1,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+    "tib": 1 << 40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+}
+"""Bytes in a unit of a size that people write."""
+_SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)\s*([a-z]+)", re.ASCII | re.IGNORECASE)
+
+
+def read_size(name: str, text: str) -> int:
+    """Return a size such as 40GiB or 1.5 TiB in bytes. `name`: the option or field, for people.
+
+    Raises ConfigError.
+    """
+    parts = _SIZE.fullmatch(text.strip())
+    if parts is None or (unit := UNITS.get(parts[2].lower())) is None or not float(parts[1]):
+        raise ConfigError(f'{name} = {text!r}: write a size, such as "40GiB" or "500MiB"')
+    return int(float(parts[1]) * unit)
+
+
+def at_least(bound: float, options: object, *names: str) -> None:
+    """Raise ConfigError if a field is below `bound`. Unset values pass."""
+    _check(options, names, lambda value: value >= bound, f"at least {bound}")
+
+
+def at_most(bound: float, options: object, *names: str) -> None:
+    """Raise ConfigError if a field is above `bound`."""
+    _check(options, names, lambda value: value <= bound, f"at most {bound}")
+
+
+def above(bound: float, options: object, *names: str) -> None:
+    """Raise ConfigError unless each field is above `bound`."""
+    _check(options, names, lambda value: value > bound, f"above {bound}")
+
+
+def named(options: object, *names: str) -> None:
+    """Raise ConfigError if a list holds an empty text, as an unset variable makes one."""
+    for name in names:
+        if "" in getattr(options, name):
+            raise ConfigError(f"{option(name)} is empty: set a value, or omit the option")
+
+
+def _check(
+    options: object, names: tuple[str, ...], right: Callable[[float], bool], allowed: str
+) -> None:
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not right(value):
+            raise ConfigError(f"{setting(options, name, value)}: must be {allowed}")

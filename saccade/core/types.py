@@ -1,13 +1,12 @@
 """A request: images by key, tokens, spans, sampling, and the parts of its answer.
 
 Owns the value types shared by every room. All are frozen: built whole and never changed afterwards.
-Knows nothing of bytes, pixels, tensors, pages or HTTP.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import UnionType
 from typing import Any, Literal
 
@@ -27,21 +26,23 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class ImageKey:
-    """The name of an image: equal keys mean equal encoded bytes, processing settings and salt.
+    """The name of an image: equal keys mean equal encoded bytes, processing settings and salt."""
 
-    digest: 32 bytes, blake3 of the encoded bytes.
-    settings: 16 bytes, fingerprint of everything that decides the pixels the encoder sees
-    (`FamilySpec.settings`).
-    salt: the request's `cache_salt`, hashed by the front; it separates tenants. Behind it stands
-    the fingerprint of the request's adapter, if that changes the vision tower.
-    """
-
-    digest: bytes
+    digest: bytes  # 32 bytes, blake3 of the encoded bytes
+    # 16 bytes, fingerprint of everything that decides the pixels the encoder sees
+    # (`FamilySpec.settings`)
     settings: bytes
+    # the request's `cache_salt`, hashed by the front; it separates tenants. It is followed by the
+    # fingerprint of the request's adapter, if that changes the vision encoder.
     salt: str = ""
 
     def __str__(self) -> str:
         return self.digest.hex()[:12]
+
+    @property
+    def identifier(self) -> str:
+        """The key without its salt, in hexadecimal digits, as vLLM's `mm_hash`."""
+        return self.digest.hex() + self.settings.hex()
 
     def __hash__(self) -> int:
         return hash(self.digest)  # which bytes remember
@@ -51,8 +52,8 @@ class ImageKey:
 class Image:
     """One image as the engine knows it.
 
-    Holds a key, the family's grid, the number of tokens, the patches for the vision tower, and its
-    canvas size.
+    Holds a key, the family's grid, the number of tokens, the patches for the vision encoder, and
+    its canvas size.
     """
 
     key: ImageKey
@@ -87,7 +88,7 @@ class Span:
 
     time: for an image in a video whose images share one stretch of positions, its distance from the
     first of them. None: it has a stretch of its own. Spans in one such video touch. It is 0 where a
-    family needs to tell a video's frames from images alone.
+    family needs to distinguish video frames from images.
     """
 
     start: int
@@ -109,9 +110,9 @@ MAX_STOP_TOKENS = 1024
 MAX_BIAS = 100
 MAX_BIASED_TOKENS = 1024
 
-LEAST_TEMPERATURE = 1e-6
+MIN_TEMPERATURE = 1e-6
 """What is less is greedy: float32 logits divided by it need not be finite."""
-LEAST_REPETITION_PENALTY = 1e-6
+MIN_REPETITION_PENALTY = 1e-6
 """What is less could be 0 where logits are computed, and 0 times a banned token's is no number."""
 
 SAMPLING_BOUNDS: dict[str, tuple[type | UnionType, float, float]] = {
@@ -128,6 +129,18 @@ SAMPLING_BOUNDS: dict[str, tuple[type | UnionType, float, float]] = {
     "logprobs": (int | None, 0, MAX_LOGPROBS),
 }
 """Field: what it is, the least and the most it may be."""
+STORED_SAMPLING = {
+    "max_tokens": ("max_new_tokens", ""),
+    "min_tokens": ("min_new_tokens", ""),
+    "temperature": ("temperature", "temp"),
+    "top_p": ("top_p", "top_p"),
+    "top_k": ("top_k", "top_k"),
+    "min_p": ("min_p", "min_p"),
+    "repetition_penalty": ("repetition_penalty", ""),
+}
+"""Fields that a checkpoint may set: their names in generation_config.json and, if any, in GGUF."""
+ONE_TOKEN = {"max_tokens": 1, "min_tokens": 0}
+"""Fields of an answer that ends at once."""
 
 
 def _shown(value: object) -> str:
@@ -172,10 +185,10 @@ def check_sampling(given: Mapping[str, Any], names: FieldNames = CHAT_NAMES) -> 
             allowed = f"of at least {least}" if most == LARGEST else f"from {least} to {most}"
             raise InvalidRequest(f"{field}: expected {what} {allowed}, got {_shown(value)}", field)
     penalty, field = given.get("repetition_penalty", 1.0), names["repetition_penalty"]
-    if penalty < LEAST_REPETITION_PENALTY:
+    if penalty < MIN_REPETITION_PENALTY:
         raise InvalidRequest(
-            f"{field}: expected a number above 0 (1 is no penalty; the least is "
-            f"{LEAST_REPETITION_PENALTY}), got {_shown(penalty)}",
+            f"{field}: expected a number above 0 (1 means no penalty; the minimum is "
+            f"{MIN_REPETITION_PENALTY}), got {_shown(penalty)}",
             field,
         )
     _check_lists(given, names)
@@ -194,15 +207,17 @@ def _check_lists(given: Mapping[str, Any], names: FieldNames) -> None:
     # A single string would pass for a tuple of its letters.
     known = all(isinstance(each, str) and each for each in stop)
     if isinstance(stop, str) or len(stop) > MAX_STOPS or not known:
-        raise InvalidRequest(
-            f"{field}: expected at most {MAX_STOPS} stop strings, none of them empty", field
-        )
+        raise InvalidRequest(f"{field}: expected at most {MAX_STOPS} non-empty stop strings", field)
     if (longest := max(map(len, stop), default=0)) > MAX_STOP_CHARACTERS:
         raise InvalidRequest(
-            f"{field}: expected stop strings of at most {MAX_STOP_CHARACTERS} characters, got one "
-            f"of {longest}",
+            f"{field}: expected stop strings of at most {MAX_STOP_CHARACTERS} characters, got "
+            f"{longest} characters",
             field,
         )
+
+
+NO_PENALTIES = 1.0, 0.0, 0.0
+"""`SamplingParams.penalties` that change nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,21 +255,83 @@ class SamplingParams:
     logprobs: int | None = None
 
     @property
+    def columns(self) -> tuple[float, int, float, float]:
+        """Return what the draw depends on, as `kernels.reference.sample` orders it."""
+        return self.temperature, self.top_k, self.top_p, self.min_p
+
+    @property
+    def penalties(self) -> tuple[float, float, float]:
+        """Return the repetition, presence and frequency penalties."""
+        return self.repetition_penalty, self.presence_penalty, self.frequency_penalty
+
+    @property
     def edits(self) -> bool:
         """Return True if penalties, biases, or bans on an end change the logits before the draw."""
-        penalties = self.repetition_penalty != 1.0, self.presence_penalty, self.frequency_penalty
-        return any(penalties) or bool(self.logit_bias) or self.min_tokens > 0
+        return self.penalties != NO_PENALTIES or bool(self.logit_bias) or self.min_tokens > 0
+
+    @property
+    def is_greedy(self) -> bool:
+        """Return True for greedy sampling."""
+        return self.temperature == 0.0
+
+    @property
+    def listed_tokens(self) -> dict[str, tuple[int, ...]]:
+        """Return the tokens that fields list, by field."""
+        biased = tuple(token for token, _ in self.logit_bias)
+        return {"logit_bias": biased, "stop_token_ids": self.stop_token_ids}
+
+    @property
+    def limits(self) -> dict[str, int | float]:
+        """Return the parameters that a trace shows."""
+        names = ("max_tokens", "temperature", "top_p", "top_k")
+        penalties = ("frequency_penalty", "presence_penalty")
+        return {name: getattr(self, name) for name in (*names, *penalties)}
+
+    def tokens_due(self, count: int) -> int:
+        """Return how many more tokens an answer of `count` must have before it may end."""
+        return max(0, self.min_tokens - count)
 
     def __post_init__(self) -> None:
         check_sampling({name: getattr(self, name) for name in self.__slots__})
-        if self.temperature < LEAST_TEMPERATURE:
+        if self.temperature < MIN_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
+
+
+def fill_sampling(
+    given: Mapping[str, Any], defaults: SamplingParams, left: int, seed: int
+) -> SamplingParams:
+    """Fill in what a request leaves open. left: the most tokens of its answer. seed: unless given.
+
+    Raises InvalidRequest that names the field.
+    """
+    usual = max(defaults.max_tokens, given.get("min_tokens", 0))
+    filled = {"max_tokens": usual, "seed": seed, **given}
+    filled["max_tokens"] = most = min(filled["max_tokens"], left)
+    filled.setdefault("min_tokens", min(defaults.min_tokens, most))
+    filled["seed"] %= 2**63
+    filled["top_k"] = max(0, filled.get("top_k", defaults.top_k))
+    if filled.get("top_p", defaults.top_p) == 0.0:
+        # top_p = 0 still keeps the likeliest token.
+        filled |= {"top_p": 1.0, "top_k": 1}
+    sampling = replace(defaults, **filled)
+    if sampling.min_tokens > most:
+        raise InvalidRequest(
+            f"min_tokens={sampling.min_tokens} exceeds the maximum length of the answer, {most}",
+            "min_tokens",
+        )
+    return sampling
+
+
+def forbid_token(given: Mapping[str, Any], token: int) -> dict[str, Any]:
+    """Return the given fields with a bias against a token, instead of its own."""
+    others = (each for each in given.get("logit_bias", ()) if each[0] != token)
+    return {**given, "logit_bias": (*others, (token, -MAX_BIAS))}
 
 
 MAX_BREAKPOINTS = 4
 """Places of a prompt up to which one request may ask for it to be kept."""
 
-LONGEST_TTL = 24 * 3600
+MAX_TTL = 24 * 3600
 """Seconds."""
 
 
@@ -262,12 +339,17 @@ LONGEST_TTL = 24 * 3600
 class AdapterRef:
     """A loaded LoRA adapter: its number, unique in a server's run, and its files' fingerprint.
 
-    0 stands for the bare model. tower: it changes the vision tower.
+    0 is the base model. tower: it changes the vision encoder. name: as clients call it.
     """
 
     number: int = 0
     fingerprint: str = ""
     tower: bool = False
+    name: str = ""
+
+    def salted(self, salt: str) -> str:
+        """Return the salt for a request's images: the fingerprint joins it if the tower differs."""
+        return f"{salt}+{self.fingerprint}" if self.tower else salt
 
 
 NO_ADAPTER = AdapterRef()
@@ -275,31 +357,32 @@ NO_ADAPTER = AdapterRef()
 
 @dataclass(frozen=True, slots=True)
 class Caching:
-    """A request's place in the caches, and its wishes for them.
+    """A request's place in the caches, and its wishes for them."""
 
-    breakpoints: (tokens, seconds), sorted by tokens. Once this many prompt tokens are computed,
-    keep their whole KV pages, and the embeddings of the images before them, for this long.
-    diagnose: explain why the prefix cache had less than an earlier prompt from this client would
-    have left. family: the client's name for prompts with a common beginning (`prompt_cache_key`).
-    adapter: what computes the KV beside the model; KV from different ones is apart. idle: nobody
-    waits for the answer. It is computed while no other request is there, and what it leaves in the
-    caches goes first until somebody else uses it. prediction: tokens that the client expects in the
-    answer, a source of draft tokens. branch: prompt tokens that a later prompt will have in common
-    with this one, if known.
-    """
-
+    # (tokens, seconds), sorted by tokens. Once this many prompt tokens are computed, keep their
+    # whole KV pages, and the embeddings of the images before them, for this long.
     breakpoints: tuple[tuple[int, int], ...] = ()
+    # explain why the prefix cache had less than an earlier prompt from this client would have left
     diagnose: bool = False
-    family: str = ""
+    family: str = ""  # the client's name for prompts with a common beginning
+    # what computes the KV beside the model; KV from different ones is apart
     adapter: AdapterRef = NO_ADAPTER
+    # a background request: it runs only while there are no others, and what it
+    # adds to the caches is evicted first until another request uses it.
     idle: bool = False
+    # tokens that the client expects in the answer, a source of draft tokens
     prediction: tuple[int, ...] = ()
-    branch: int = 0
+    branch: int = 0  # prompt tokens that a later prompt will have in common with this one, if known
+
+    @property
+    def is_reported(self) -> bool:
+        """Return True if the answer reports what was kept, or why a prefix was missed."""
+        return bool(self.breakpoints) or self.diagnose
 
 
 @dataclass(frozen=True, slots=True)
 class PromptReading:
-    """What a request reads from its prompt, in place of an answer. All sampling is skipped.
+    """What a request reads from its prompt, instead of an answer. All sampling is skipped.
 
     Each of the `last` tokens gives the logits of `labels`. If `labels` is empty, it gives the state
     after the last layer and its norm.
@@ -320,7 +403,7 @@ class Request:
     `prompt_logprobs`: alternatives to report beside each prompt token and its log-probability;
     None: prompt scores are off. `reading`: the request ends with its prompt, without an answer.
     `priority`: among one client's requests, those with a lesser number are served first.
-    `streamed`: somebody reads the answer token by token; else news of it may come bundled.
+    `streamed`: the client reads the answer token by token; otherwise updates may be batched.
     """
 
     # the prompt
@@ -372,15 +455,14 @@ class PromptScores:
     """The model's scores for C prompt tokens from `start` on, each given the tokens before.
 
     `start` is 1 or more, as the first token lacks context. Packed, for a prompt may be long.
-
-    ids, logprobs: int32 and float32 [C, 1 + K], row by row: the token itself, then the K best, best
-    first. ranks: int32 [C], 1 unless another token is likelier.
     """
 
     start: int
+    # ids, logprobs: int32 and float32 [C, 1 + K], row by row: the token itself, then the K best,
+    # best first
     ids: bytes
     logprobs: bytes
-    ranks: bytes
+    ranks: bytes  # int32 [C], 1 unless another token is likelier
 
     @property
     def count(self) -> int:
@@ -401,7 +483,7 @@ class PromptScores:
 
 @dataclass(frozen=True, slots=True)
 class PooledOutput:
-    """What a `PromptReading` tells of C tokens, from place `start` on: float32 [C, width]."""
+    """The values of a `PromptReading` for C tokens from index `start` on: float32 [C, width]."""
 
     start: int
     width: int
@@ -479,30 +561,23 @@ too_short: it fills no page. cache_off: the server keeps no prompts.
 
 @dataclass(frozen=True, slots=True)
 class CacheMiss:
-    """Why prompt tokens were computed despite a similar earlier prompt.
-
-    token: the first token that differs from the earlier prompt, or was evicted. tokens: prompt
-    tokens from there on. place: the client's name for the part with the first of these tokens;
-    filled in by the front.
-    """
+    """Why prompt tokens were computed despite a similar earlier prompt."""
 
     reason: CacheMissReason
-    token: int
-    tokens: int
+    token: int  # the first token that differs from the earlier prompt, or was evicted
+    tokens: int  # prompt tokens from there on
+    # the client's name for the part with the first of these tokens; filled in by the front
     place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """What became of a request's breakpoints and of its question about the cache.
+    """What became of a request's breakpoints and of its question about the cache."""
 
-    written: (seconds, tokens) by seconds, for prompt tokens computed by this request and now kept
-    this long; tokens kept before are left out. missed: None if the hit was complete, or unless the
-    client asked.
-    """
-
+    # (seconds, tokens) by seconds, for prompt tokens computed by this request and now kept this
+    # long; tokens kept before are left out
     written: tuple[tuple[int, int], ...] = ()
-    missed: CacheMiss | None = None
+    missed: CacheMiss | None = None  # None if the hit was complete, or unless the client asked
 
 
 DraftSource = Literal["text", "image", "prediction", "head"]
@@ -526,13 +601,13 @@ class Delta:
 
     `cached_tokens` (prompt tokens from the prefix cache; `restored`: those among them that came
     from outside the device, by tier), `images` and `caching` (None for requests without cache
-    wishes) stand in the first delta with a token or a finish. `error` is set if and only if `finish
+    options) are in the first delta with a token or a finish. `error` is set if and only if `finish
     == "error"`; `code` with it if the request itself is at fault, and "internal_error" if its end
     concerns this request alone. `scores` continue the last ones, and come before any token.
     `admitted`: `time.monotonic()` when the request got its first slot, beside `images`; 0.0 if it
     is still without one. `embedding`: offset and bytes in the arena, for a request for this alone;
     the embedding stays until the request is aborted. `pooled_output`: continues the last one; the
-    last stands beside the finish. `draft_counts`: so far, by source.
+    last one comes with the finish. `draft_counts`: totals so far, by source.
     """
 
     # the next tokens

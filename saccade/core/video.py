@@ -2,7 +2,7 @@
 for them. `VideoRules` is a model family's answer (`FamilySpec.video`).
 
 In every served family, a tower's rows depend on `frames` neighbouring frames alone, so such frames
-are one `Image`, which costs its work once. Knows nothing of files, formats or bytes.
+are one `Image`, which costs its work once.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from saccade.core.errors import InvalidRequest
-from saccade.core.recipe import ImageRecipe, ImageView
+from saccade.core.recipe import ImageView, PreprocessParams
 from saccade.core.types import Grid
 
-MOST_FRAMES = 768
+MAX_FRAMES = 768
 """Of one video, whoever asks for more."""
-FASTEST = 240.0
-"""Frames a second that may be asked for."""
+MAX_FPS = 10_000.0
+"""Frames a second of any file: as many as may be looked at."""
+
+MIN_FPS = 1e-6
+"""A frame in eleven days: with less, times of frames overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +53,9 @@ class FrameBudget:
 
 @dataclass(frozen=True, slots=True)
 class FrameTimes:
-    """When frames were taken. Frame `indices[k]` belongs to a video with `fps` frames a second.
+    """When frames were taken. Frame `indices[k]` belongs to a video with `fps` frames per second.
 
-    sampled: chosen frames a second.
+    sampled: chosen frames per second.
     """
 
     indices: tuple[int, ...]
@@ -89,14 +92,16 @@ class VideoRules(Protocol):
         """
         ...
 
-    def recipe(self, count: int, height: int, width: int, options: VideoOptions, /) -> ImageRecipe:
+    def recipe(
+        self, count: int, height: int, width: int, options: VideoOptions, /
+    ) -> PreprocessParams:
         """Return the recipe for each of `count` frames with the given size.
 
         Raises ImageError or InvalidRequest.
         """
         ...
 
-    def grid(self, recipe: ImageRecipe) -> Grid:
+    def grid(self, recipe: PreprocessParams) -> Grid:
         """Return the grid for `frames` different frames with one recipe, one below another."""
         ...
 
@@ -113,30 +118,30 @@ class VideoRules(Protocol):
         ...
 
 
-def stacked(recipe: ImageRecipe, grid: Grid, frames: int) -> ImageRecipe:
+def stacked(recipe: PreprocessParams, grid: Grid, frames: int) -> PreprocessParams:
     """Return a recipe that stacks several frames on one canvas, one below another."""
     height, width = recipe.canvas
     views = tuple(ImageView((height, width), at=(height * k, 0)) for k in range(frames))
-    return ImageRecipe((height * frames, width), grid, views, resample=recipe.resample)
+    return PreprocessParams((height * frames, width), grid, views, resample=recipe.resample)
 
 
 def check_video_options(options: VideoOptions, param: str) -> None:
     """Raise InvalidRequest for contradictory or unreasonable options."""
     if options.fps is not None and options.num_frames is not None:
         raise InvalidRequest(
-            f"{param}: fps ({options.fps:g}) and num_frames ({options.num_frames}) exclude each "
-            "other: send one of them",
+            f"{param}: fps ({options.fps:g}) and num_frames ({options.num_frames}) are mutually "
+            "exclusive: send one of them",
             f"{param}.num_frames",
         )
-    if options.fps is not None and not 0 < options.fps <= FASTEST:
+    if options.fps is not None and options.fps < MIN_FPS:
         raise InvalidRequest(
-            f"{param}: fps must be above 0 and at most {FASTEST:g}, got {options.fps:g}",
+            f"{param}: fps must be above 0 (at least {MIN_FPS:g}), got {options.fps:g}",
             f"{param}.fps",
         )
     for name, count in (("num_frames", options.num_frames), ("max_frames", options.max_frames)):
-        if count is not None and not 1 <= count <= MOST_FRAMES:
+        if count is not None and not 1 <= count <= MAX_FRAMES:
             raise InvalidRequest(
-                f"{param}: {name} must be from 1 to {MOST_FRAMES}, got {count}", f"{param}.{name}"
+                f"{param}: {name} must be from 1 to {MAX_FRAMES}, got {count}", f"{param}.{name}"
             )
 
 

@@ -1,6 +1,6 @@
 """The demo model, its committed weights, and the three images that `saccade demo` asks it about.
 
-Knows nothing about the engine or the server. `train/` trains the model and measures its accuracy.
+`train/` trains the model and measures its accuracy.
 """
 
 from pathlib import Path

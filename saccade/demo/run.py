@@ -1,8 +1,7 @@
 """`saccade demo`: serve the demo model, ask it about three images, show answers and cache hits,
 keep serving.
 
-An HTTP client like any other: everything shown came through the API. Knows nothing about the
-server's insides.
+An HTTP client like any other: everything shown came through the API.
 """
 
 from __future__ import annotations
@@ -214,8 +213,8 @@ def print_table(console: Console, answers: Sequence[DemoAnswer]) -> None:
         table.add_row(str(index), *map(str, figures))
     console.print(table)
     console.print(
-        "encoded: images that the vision tower had to see; reused: images of the chat that "
-        "cost a hash.\n"
+        "encoded: images run through the vision encoder; reused: cached images, which cost only a "
+        "hash.\n"
     )
 
 
@@ -259,7 +258,7 @@ def serve_on(console: Console, server: subprocess.Popen[bytes], port: int, out: 
 
 
 def program(path: Path = SCRIPT) -> tuple[str, ...]:
-    """Return the words that run `saccade` from this folder, whose script lies at `path`."""
+    """Return the command line of the `saccade` script at `path`, from this directory."""
     if shutil.which("saccade") == str(path):
         return ("saccade",)
     if not path.exists():

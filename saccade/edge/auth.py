@@ -1,7 +1,6 @@
-"""The identity behind a request: the keys that open the server, and the client of a request.
+"""The keys that open the server. Imported where there are any.
 
-Owns the reading of keys and of `--api-keys-file`, which is read again after a change. The only
-place where an HTTP request becomes a `Client`.
+Owns the reading of keys and of `--api-keys-file`, which is read again after a change.
 """
 
 from __future__ import annotations
@@ -14,18 +13,15 @@ from pathlib import Path
 
 from starlette.types import Scope
 
-from saccade.core.client import Client, client_address
-from saccade.core.errors import ConfigError, Unauthorized
+from saccade.core.client import Client
+from saccade.core.errors import ConfigError
 from saccade.core.given_paths import read_text, reason, shown
-from saccade.core.options import ServerOptions
-from saccade.edge.headers import given_key
+from saccade.core.settings import KeySettings
+from saccade.edge.headers import address_of_client, given_key
 
 log = logging.getLogger("saccade")
 
-CLIENT = "saccade.client"
-"""Where in a scope the client stands, once its key has been found."""
-
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 """Between two looks at whether the file of keys has changed."""
 _LINE = re.compile(r"([A-Za-z0-9._-]{1,64})[ \t]*(?::|[ \t])[ \t]*(\S+)")
 
@@ -33,14 +29,19 @@ _LINE = re.compile(r"([A-Za-z0-9._-]{1,64})[ \t]*(?::|[ \t])[ \t]*(\S+)")
 class Keys:
     """The keys by name. The key from --api-key has the name "".
 
-    A key's cache and files are under its name from the start, so that adding or removing another
-    changes nothing for it.
+    A key's cache and files are always under its name, so adding or removing another
+    does not affect it.
     """
 
-    def __init__(self, options: ServerOptions) -> None:
-        """Read the keys. Raises ConfigError if the key file is unusable."""
-        self._options = options
-        file = options.api_keys_file
+    def __init__(
+        self,
+        key: str | None,
+        settings: KeySettings = KeySettings(),  # noqa: B008 - frozen
+    ) -> None:
+        """Read the keys. `key`: that of --api-key. Raises ConfigError if the file is unusable."""
+        self._key = key
+        self._share_cache = settings.share_cache
+        file = settings.api_keys_file
         self._file = None if file is None else Path(file)
         self._version = self._stat()
         self._clients = self._read()
@@ -61,15 +62,15 @@ class Keys:
                 found = client
         if found is None:
             return None
-        return Client(found.name, _address(scope), found.shares_cache, found.limited)
+        return Client(found.name, address_of_client(scope), found.shares_cache, found.limited)
 
     def _look(self) -> None:
-        """Read the file again if it has changed, at most once in `LOOK_SECONDS`.
+        """Read the file again if it has changed, at most once in `CHECK_SECONDS`.
 
         An unusable file leaves the keys unchanged.
         """
         now = time.monotonic()
-        if self._file is None or now - self._looked < LOOK_SECONDS:
+        if self._file is None or now - self._looked < CHECK_SECONDS:
             return
         self._looked, before = now, self._version
         self._version = self._stat()
@@ -78,7 +79,7 @@ class Keys:
         try:
             self._clients = self._read()
         except ConfigError as error:
-            log.error("%s: the keys stay as they were", error)
+            log.error("%s: the keys are unchanged", error)
         else:
             log.info("--api-keys-file %s was read again: %d keys", self._file, len(self))
 
@@ -92,35 +93,17 @@ class Keys:
 
     def _read(self) -> list[tuple[bytes, Client]]:
         """Read all keys. Raises ConfigError."""
-        options = self._options
-        names = {} if options.key is None else {options.key: ""}
+        names = {} if self._key is None else {self._key: ""}
         if self._file is not None:
             for key, name in read_keys(self._file).items():
                 if key in names:
-                    raise ConfigError(f"--api-keys-file: {name}: its key is --api-key's too")
+                    raise ConfigError(f"--api-keys-file: {name}: has the same key as --api-key")
                 names[key] = name
         several = len(names) > 1
         return [
-            (key.encode(), Client(name, "", options.share_cache, several))
+            (key.encode(), Client(name, "", self._share_cache, several))
             for key, name in names.items()
         ]
-
-
-def client_of(scope: Scope) -> Client:
-    """Return the request's sender. Without keys only the address is known."""
-    found = scope.get(CLIENT)
-    return found if isinstance(found, Client) else Client(address=_address(scope))
-
-
-def check_operator(scope: Scope) -> None:
-    """Refuse one of several named keys, because all keys share caches and weights. Raises
-    Unauthorized.
-    """
-    client = client_of(scope)
-    if client.limited and client.name:
-        raise Unauthorized(
-            "caches and adapters are every key's: only the key of --api-key may change them"
-        )
 
 
 def read_keys(path: Path) -> dict[str, str]:
@@ -151,13 +134,8 @@ def read_keys(path: Path) -> dict[str, str]:
             )
         name, key = parts.groups()
         if key in keys or name in keys.values():
-            raise ConfigError(f"--api-keys-file {path}: line {number}: {name}: given twice")
+            raise ConfigError(f"--api-keys-file {path}: line {number}: {name}: duplicate name")
         keys[key] = name
     if not keys:
-        raise ConfigError(f"--api-keys-file {path}: there is no key in it")
+        raise ConfigError(f"--api-keys-file {path}: it contains no keys")
     return keys
-
-
-def _address(scope: Scope) -> str:
-    """Return the address that the connection comes from."""
-    return client_address((scope.get("client") or ("",))[0])

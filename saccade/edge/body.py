@@ -1,7 +1,7 @@
 """Request bodies on their way in: their size, their pace, the bytes held at a time, and the threads
-that look into them.
+that look into them; and `Admission`, which lets a request in with its permit and its body.
 
-Knows nothing of the content. One event loop; no locks.
+One event loop; no locks.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import codecs
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope
 
-from saccade.core.client import ANYBODY, SHARE, Client
+from saccade.core.client import ANYBODY, SHARE, Client, Permits
 from saccade.core.config import MIB
 from saccade.core.errors import (
     InvalidRequest,
@@ -28,9 +29,10 @@ from saccade.core.errors import (
     UnsupportedMedia,
 )
 from saccade.core.metrics import Metrics
-from saccade.edge.auth import client_of
-from saccade.edge.related import KIND, RelatedBody, boundary_of
-from saccade.edge.sent_bytes import SentBytes
+from saccade.edge.headers import client_of
+
+if TYPE_CHECKING:  # for bodies that name bytes
+    from saccade.edge.sent_bytes import SentBytes
 
 BODY_PAUSE = 30.0
 BODY_LEAST = 64 * 1024
@@ -44,7 +46,8 @@ THREADS = 2
 """For bodies in between."""
 SENT_SHARE = 1 / 4
 """Bytes that bodies may name are kept beside those of requests in flight, up to this share."""
-READ = ("application/json", KIND)
+RELATED = "multipart/related"
+READ = ("application/json", RELATED)
 """Types of bodies that paths with JSON read, as `/version` lists them."""
 T = TypeVar("T")
 LARGE_SHARE = 7 / 8
@@ -96,11 +99,13 @@ class Bodies:
     def sent(self) -> SentBytes:
         """Return the bytes that bodies may name. The first such body makes the store."""
         if self._sent is None:
+            from saccade.edge.sent_bytes import SentBytes
+
             self._sent = SentBytes(int(self.limit * SENT_SHARE))
         return self._sent
 
     @contextmanager
-    def hold(self, request: Request, largest: int) -> Iterator[Held]:
+    def hold(self, request: Request, largest: int) -> Iterator[BufferedBody]:
         """Yield a share for a body, counted as bytes arrive.
 
         So a client that announces much and sends little leaves the budget to other clients.
@@ -112,9 +117,9 @@ class Bodies:
             yield share
 
     @contextmanager
-    def share(self, client: Client) -> Iterator[Held]:
+    def share(self, client: Client) -> Iterator[BufferedBody]:
         """Yield an empty share, and empty it again at the end."""
-        share = Held(self, client)
+        share = BufferedBody(self, client)
         try:
             yield share
         finally:
@@ -122,16 +127,16 @@ class Bodies:
 
     def set(self, held: int) -> None:
         self.held = held
-        self._metrics.set("saccade_request_bytes_held", held)
+        self._metrics.set("saccade_request_bytes_buffered", held)
 
     def count_named(self, nbytes: int) -> None:
         """Count bytes that a body named, and show what is kept."""
-        self._metrics.inc("saccade_named_bytes_total", nbytes)
-        self._metrics.set("saccade_sent_bytes_held", self.sent.nbytes)
+        self._metrics.inc("saccade_referenced_bytes_total", nbytes)
+        self._metrics.set("saccade_stored_body_bytes", self.sent.nbytes)
 
 
 @dataclass(slots=True)
-class Held:
+class BufferedBody:
     """One request's share."""
 
     bodies: Bodies
@@ -155,9 +160,8 @@ class Held:
         if nbytes > self.nbytes and others and others + nbytes > room:
             raise Overloaded(
                 f"requests in flight hold {others / MIB:.0f} MiB and this one needs "
-                f"{nbytes / MIB:.0f}; the limit is "
-                f"{self.bodies.limit / MIB:.0f} (--max-inflight-mb): try again, or upload "
-                "images once with /v1/files"
+                f"{nbytes / MIB:.0f}; the limit is {self.bodies.limit / MIB:.0f} "
+                "(--max-inflight-mb): try again, or upload images with /v1/files"
             )
 
     def reserve(self, nbytes: int) -> None:
@@ -167,8 +171,8 @@ class Held:
         """
         if nbytes > 0 and self.nbytes + nbytes > self.bodies.limit:
             raise TooLarge(
-                f"the request and its images have over {self.bodies.limit / MIB:.0f} MiB; this "
-                "server holds no more at a time (--max-inflight-mb): send fewer, or smaller ones"
+                f"the request and its images have over {self.bodies.limit / MIB:.0f} MiB, the "
+                "limit for all requests in flight (--max-inflight-mb): send fewer, or smaller ones"
             )
         self.resize(self.nbytes + nbytes)
 
@@ -181,13 +185,13 @@ class Held:
         mine, most = self.bodies.of[self.client.name] - self.nbytes, self.bodies.limit * SHARE
         if self.client.limited and mine and nbytes > self.nbytes and mine + nbytes > most:
             raise Overloaded(
-                f"requests of this key hold {mine / MIB:.0f} MiB and this one needs "
-                f"{nbytes / MIB:.0f}; one of several keys may have {most / MIB:.0f} (half of "
-                "--max-inflight-mb): try again"
+                f"requests of this API key hold {mine / MIB:.0f} MiB and this one needs "
+                f"{nbytes / MIB:.0f}; the limit for one of several keys is {most / MIB:.0f} (half "
+                "of --max-inflight-mb): try again"
             )
 
 
-async def read_whole(request: Request, held: Held, largest: int) -> bytearray:
+async def read_whole(request: Request, held: BufferedBody, largest: int) -> bytearray:
     """Read the whole body, whatever its type. Raises as `pieces` does."""
     body = bytearray()
     async for piece in pieces(request, held, largest):
@@ -195,7 +199,7 @@ async def read_whole(request: Request, held: Held, largest: int) -> bytearray:
     return body
 
 
-async def read_json(request: Request, held: Held, largest: int) -> bytearray:
+async def read_json(request: Request, held: BufferedBody, largest: int) -> bytearray:
     """Read the whole body, without the byte order mark that some editors write.
 
     A body may name bytes (`related.py`). Raises as `pieces` does, InvalidRequest unless the content
@@ -204,14 +208,14 @@ async def read_json(request: Request, held: Held, largest: int) -> bytearray:
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise UnsupportedMedia(
-            f"Content-Encoding is {encoding[:40]}; send the body as it is, without it"
+            f"Content-Encoding is {encoding[:40]}; compressed bodies are not supported"
         )
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if kind == KIND:
+    if kind == RELATED:
         return await _read_related(request, held, largest)
     if kind != "application/json":
         raise InvalidRequest(
-            f"Content-Type is {kind}; this path takes application/json",
+            f"Content-Type is {kind}; this endpoint requires application/json",
             code="unsupported_media_type",
         )
     body = await read_whole(request, held, largest)
@@ -220,10 +224,12 @@ async def read_json(request: Request, held: Held, largest: int) -> bytearray:
     return body
 
 
-async def _read_related(request: Request, held: Held, largest: int) -> bytearray:
+async def _read_related(request: Request, held: BufferedBody, largest: int) -> bytearray:
     """Read a body that names bytes, and return the JSON that has them. Raises as `read_json`, and
     UnknownDigests.
     """
+    from saccade.edge.related import RelatedBody, boundary_of
+
     boundary = boundary_of(request.headers["content-type"])
     body = await read_whole(request, held, largest)
     threads = held.bodies.threads
@@ -245,7 +251,7 @@ def announced(request: Request) -> int:
     return int(length) if length.isdecimal() and len(length) < 20 else 0
 
 
-async def pieces(request: Request, held: Held, largest: int) -> AsyncGenerator[bytes, None]:
+async def pieces(request: Request, held: BufferedBody, largest: int) -> AsyncGenerator[bytes, None]:
     """Yield the body, piece by piece. Each piece is counted as held before its use.
 
     Raises TooLarge by the announced or the real length, Overloaded, and TooSlow. The connection
@@ -265,13 +271,13 @@ async def pieces(request: Request, held: Held, largest: int) -> AsyncGenerator[b
 
 
 def _too_large(largest: int) -> TooLarge:
-    if largest < MIB:  # less than the option can say
-        return TooLarge(f"the body is larger than {largest >> 10} KiB, the limit of this path")
+    if largest < MIB:  # below the option's resolution
+        return TooLarge(f"the body is larger than {largest >> 10} KiB, the limit of this endpoint")
     return TooLarge(f"the body is larger than {largest // MIB} MiB, the limit (--max-body-mb)")
 
 
 async def _steadily(request: Request, seconds: float) -> AsyncGenerator[bytes, None]:
-    """Yield pieces that keep coming, and end within `seconds`."""
+    """Yield chunks. Raises TooSlow if they stop arriving, or do not end within `seconds`."""
     chunks = request.stream()
     now = asyncio.get_running_loop().time
     end = now() + seconds
@@ -285,12 +291,73 @@ async def _steadily(request: Request, seconds: float) -> AsyncGenerator[bytes, N
         except TimeoutError:
             if now() < end:
                 raise TooSlow(
-                    f"the body comes too slowly: {came} bytes in {BODY_PAUSE:g} seconds"
+                    f"the body arrives too slowly: {came} bytes in {BODY_PAUSE:g} seconds"
                 ) from None
             raise TooSlow(
-                f"the body has not come within {seconds:g} seconds, the limit (--tune body_timeout)"
+                f"the body did not arrive within {seconds:g} seconds, the limit (--tune "
+                "body_timeout)"
             ) from None
         came += len(chunk)
         if came >= BODY_LEAST:
             due, came = now() + BODY_PAUSE, 0
         yield chunk
+
+
+ReadBody = Callable[[Request, BufferedBody, int], Awaitable[bytearray]]
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Admits requests with bodies. `largest`: bytes in a body.
+
+    `check_ready` raises an EngineUnavailable while answers are impossible.
+    """
+
+    permits: Permits
+    bodies: Bodies
+    largest: int
+    check_ready: Callable[[], object]
+
+    @asynccontextmanager
+    async def admit(
+        self, scope: Scope, receive: Receive, read: ReadBody = read_json
+    ) -> AsyncIterator[tuple[bytearray, BufferedBody]]:
+        """Read the body, then take a permit.
+
+        So a client that sends slowly leaves permits to others. A full server refuses before the
+        body. Memory that the request holds counts until the end.
+
+        Raises what `check_ready`, `Permits.acquire`, `Bodies.hold` and `read` do.
+        """
+        request, client = Request(scope, receive), client_of(scope)
+        self.check_ready()
+        self.permits.check(client)
+        with self.bodies.hold(request, self.largest) as held:
+            body = await read(request, held, self.largest)
+            self.check_ready()
+            with self.permits.acquire(client):
+                yield body, held
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` and return its result.
+
+    Cancels it and raises ClientDisconnect if the client leaves.
+    """
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        watching.cancel()
+        working.cancel()
+        # The request's resources are free only once its work has really ended.
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -3,7 +3,7 @@
 uvicorn gives its parser every received byte, and the parser keeps them all. Here the parser gets
 one message's bytes at a time, a head of bounded size first. The next message waits, unread, until
 its predecessor is answered. The rest is clocks: for missing heads, unread answers, and bodies that
-go on after a refusal. Knows nothing of the meaning of requests.
+continue after an error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from saccade.edge.refusal import refusal
 HEAD_BYTES = 32 * 1024
 """Largest request line with its headers; also the most that chunked framing may add in one go."""
 HEAD_LINES = 128
-"""Most headers."""
+"""Maximum number of headers."""
 PIECE = 8192
 """Bytes of heads and chunked framing that are parsed of one connection before others have their
 turn.
@@ -60,7 +60,7 @@ class _Message:
     """A request's progress.
 
     `given`: head bytes given to the parser or, in a chunked body, those since the last content
-    byte. `left`: body bytes still to come; None if the framing ends the body. `chunks`, `content`:
+    byte. `left`: remaining body bytes; None if the framing ends the body. `chunks`, `content`:
     body pieces and bytes that the parser has produced. `keep_alive`: True if the client keeps the
     connection. `refused`: why the request is refused. `body_parser`: reads the body of a request
     that offers an upgrade, which the connection's parser would skip.
@@ -80,7 +80,7 @@ class _Message:
 
     @property
     def meagre(self) -> bool:
-        """Return True if a chunked body comes in small pieces, or has yet to bring any."""
+        """Return True if a chunked body arrives in small chunks, or none has arrived yet."""
         return self.in_body and self.left is None and self.content <= MEAN_CHUNK * self.chunks
 
 
@@ -200,7 +200,7 @@ class Connection(HttpToolsProtocol):
         elif self._due == "new":
             self._due = ""
 
-    # ---- what the transport says
+    # ---- transport callbacks
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -229,7 +229,7 @@ class Connection(HttpToolsProtocol):
         left = self._message.left
         if not self._surplus and left is not None and len(data) <= left:
             self._message.left = left - len(data)
-            self._parse(data)  # most of what comes: part of a body, which needs no look
+            self._parse(data)  # the common case: part of a body, which needs no parsing
             return
         self._surplus += data
         if not self._message.meagre and self._crowd.at_once():
@@ -284,7 +284,6 @@ class Connection(HttpToolsProtocol):
                 self._pump_soon()
 
     def _is_full(self) -> bool:
-        """Return True if the application must read some of the body first."""
         message = self._message
         unread = len(self.cycle.body) if message.in_body and not message.ended else 0
         return unread > HIGH_WATER_LIMIT
@@ -326,21 +325,23 @@ class Connection(HttpToolsProtocol):
                 f"this is not valid HTTP: {error}", code="invalid_http"
             )
         if message.left == 0 and not message.ended and message.refused is None:
-            message.refused = InvalidRequest("the body has another length", code="invalid_http")
+            message.refused = InvalidRequest(
+                "the body does not have the length in Content-Length", code="invalid_http"
+            )
         if message.chunks > MEAGRE_CHUNKS and message.content < MEAGRE * message.chunks:
             message.refused = message.refused or InvalidRequest(
-                f"the body comes in over {MEAGRE_CHUNKS} chunks of under {MEAGRE} bytes: send "
-                "larger ones",
+                f"the body has over {MEAGRE_CHUNKS} chunks of under {MEAGRE} bytes: send larger "
+                "chunks",
                 code="invalid_http",
             )
         if message.given > HEAD_BYTES and message.refused is None:
             message.refused = HeadTooLarge(
-                f"request line and headers, or what frames the body, are over {HEAD_BYTES} bytes"
+                f"request line and headers, or chunk framing, exceed {HEAD_BYTES} bytes"
             )
         if message.refused is not None:
             self._refuse(message.refused)
 
-    # ---- what the parser says
+    # ---- parser callbacks
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._message.in_body:
@@ -385,7 +386,7 @@ class Connection(HttpToolsProtocol):
         return parser
 
     def _objection(self) -> RequestError | None:
-        """Return the refusal for a bad head, or None."""
+        """Return the error for a bad head, or None."""
         message = self._message
         if message.lines > HEAD_LINES:
             return HeadTooLarge(f"the request has over {HEAD_LINES} headers")
@@ -394,7 +395,7 @@ class Connection(HttpToolsProtocol):
         if not self._welcome and self._path() not in self._open_paths:
             return Overloaded(
                 f"too many connections: at most {self._crowd.limit} are kept, "
-                f"{self._crowd.limit_per_address} of one address, and all are in use "
+                f"{self._crowd.limit_per_address} per address, and all are in use "
                 "(--tune max_connections, max_connections_per_address); try again"
             )
         return None
@@ -405,17 +406,16 @@ class Connection(HttpToolsProtocol):
         hosts = sum(name == b"host" for name, _ in self.headers)
         codings = [value for name, value in self.headers if name == b"transfer-encoding"]
         if version not in ("1.0", "1.1"):
-            return f"the request speaks HTTP/{version}: send HTTP/1.1"
+            return f"unsupported version HTTP/{version}: send HTTP/1.1"
         if hosts > 1:
             return "the request has several Host headers"
         if not hosts and version == "1.1":
-            return "the request has no Host header, which HTTP/1.1 demands"
+            return "the request has no Host header, which HTTP/1.1 requires"
         if codings and [value.lower() for value in codings] != [b"chunked"]:
-            return "Transfer-Encoding is not chunked, once: send a body so, or with Content-Length"
+            return "Transfer-Encoding must be 'chunked': use that or Content-Length"
         return ""
 
     def _path(self) -> bytes:
-        """Return the requested path, as far as received."""
         return self.url.partition(b"?")[0]
 
     def on_body(self, body: bytes) -> None:
@@ -437,7 +437,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = self._message.keep_alive and not self._stopping
         super().on_message_complete()
 
-    # ---- what an answer says
+    # ---- response callbacks
 
     def on_response_complete(self) -> None:
         if self._lingering is not None:
@@ -502,7 +502,7 @@ class Connection(HttpToolsProtocol):
             if self._message.given or self._surplus:
                 self._refuse(
                     TooSlow(
-                        "the head of the request has not come within "
+                        "the request's headers did not arrive within "
                         f"{self._options.header_timeout:g} seconds"
                     )
                 )
@@ -510,7 +510,7 @@ class Connection(HttpToolsProtocol):
                 self.transport.abort()
 
     def drop(self, reason: str) -> None:
-        """End the connection at once, and tell the application that answers it."""
+        """Close the connection at once, and notify the application."""
         self._crowd.closed(reason)
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True

@@ -1,37 +1,55 @@
-"""The headers of requests that tell id, key and origin, and the headers of every answer.
+"""A request's id, key, origin and client; and the headers of every response.
 
-Knows nothing of routes or of right keys.
+The only place where an HTTP request without a key becomes a `Client` (`auth.py` has those with
+one).
+
+`Guard` says which web pages may use a server without a key: its own, and those of --cors-origins.
+A server on a loopback address is out of reach for other machines, but not for the local browser,
+whose pages may send requests to any address. `Host` exposes a page that has pointed its own name at
+this machine (DNS rebinding). `Origin` and `Sec-Fetch-Site` expose a page with a foreign origin.
+Browsers write these headers themselves, and other clients send neither.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import secrets
+import socket
 from collections.abc import Sequence
 from contextvars import ContextVar
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_USUAL_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+from saccade.core.client import Client, client_address
+from saccade.core.errors import Forbidden, RequestError, Unauthorized
+from saccade.edge.refusal import refusal
+
+_DEFAULT_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+
+CLIENT = "saccade.client"
+"""Key of the authenticated client in an ASGI scope."""
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """The id of the request that is being served, for the log."""
 
 
 INSTANCE_HEADER = "x-saccade-instance"
-"""Where `/health` says which run of the server it is: what is kept in memory is this run's."""
+"""Header of `/health` that identifies the server process, whose memory is lost on a restart."""
 SUFFIX_HEADER = "x-saccade-file-suffix"
-"""Where a router says how the id of an upload shall end, which it sends to several servers."""
+"""Header of a router that sets the suffix of an upload's id, for uploads to several servers."""
 NAME_HEADERS = ("x-request-id", "request-id")
-"""Where an answer says which request it is of; Anthropic's clients know the second."""
+"""Response headers with the request's id; the second is Anthropic's."""
 
 
 def name_of(headers: Headers) -> str:
     """Return the request's own id if short and plain, else a new id."""
     given = headers.get("x-request-id", "")
-    return given if _USUAL_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+    return given if _DEFAULT_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
 
 
 class Stamp:
@@ -96,3 +114,121 @@ def given_key(scope: Scope) -> bytes:
     if scheme.lower() == b"bearer":
         return bytes(token.strip())
     return bytes(headers.get(b"x-api-key") or headers.get(b"api-key", b""))
+
+
+def client_of(scope: Scope) -> Client:
+    """Return the request's sender. Without keys only the address is known."""
+    found = scope.get(CLIENT)
+    return found if isinstance(found, Client) else Client(address=address_of_client(scope))
+
+
+def check_operator(scope: Scope) -> None:
+    """Refuse one of several named keys, because all keys share caches and weights. Raises
+    Unauthorized.
+    """
+    client = client_of(scope)
+    if client.limited and client.name:
+        raise Unauthorized(
+            "caches and adapters are shared: only the key of --api-key may change them"
+        )
+
+
+def address_of_client(scope: Scope) -> str:
+    """Return the address that the connection comes from."""
+    return client_address((scope.get("client") or ("",))[0])
+
+
+FORWARDED_HOST = "x-forwarded-host"
+"""Where a router or proxy says which Host it was asked for. No page can send it to another origin
+without being allowed to, so a page that can send it is one that `Host` has let through.
+"""
+_SHOWN = 200
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if the listening address is a loopback address."""
+    try:
+        found = {each[4][0] for each in socket.getaddrinfo(host, None)} if host else set()
+    except (OSError, UnicodeError):
+        return False  # listening on it fails, too, with its own error
+    return bool(found) and all(ipaddress.ip_address(each).is_loopback for each in found)
+
+
+class Guard:
+    """The application, closed to pages with foreign origins.
+
+    `names`: the server's names, beside this machine's. `origins`: admitted pages, "*" for any.
+    """
+
+    def __init__(self, app: ASGIApp, names: Sequence[str] = (), origins: Sequence[str] = ()):
+        self._app = app
+        self._names = frozenset(name.lower() for name in names)
+        self._origins = frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        error = self._host(headers) or self._origin(scope, headers)
+        if error is None:
+            await self._app(scope, receive, send)
+            return
+        status, extra, body = refusal(scope["path"], error, request_id.get())
+        await Response(body, status, extra, "application/json")(scope, receive, send)
+
+    def _host(self, headers: Headers) -> RequestError | None:
+        given = headers.get("host")
+        if given is None or self._is_ours(given):  # HTTP/1.0, which no browser speaks, has none
+            return None
+        return Forbidden(
+            f"Host is {given[:_SHOWN]!r}: without a key, a server on a loopback address accepts "
+            "only localhost and loopback addresses, so that web pages cannot use it: start it with "
+            "--allowed-hosts NAME or with --api-key"
+        )
+
+    def _is_ours(self, authority: str) -> bool:
+        try:
+            name = (urlsplit(f"//{authority}").hostname or "").lower()
+        except ValueError:
+            return False
+        if name == "localhost" or name in self._names:
+            return True
+        try:
+            return ipaddress.ip_address(name).is_loopback
+        except ValueError:
+            return False
+
+    def _origin(self, scope: Scope, headers: Headers) -> RequestError | None:
+        """Return the error for a page with a foreign origin, or None.
+
+        Before a page can send a key its browser asks by OPTIONS, which is always refused.
+        """
+        if scope["method"] == "OPTIONS" or given_key(scope):
+            return None
+        given, site = headers.get("origin"), headers.get("sec-fetch-site", "")
+        if given is not None:
+            if {given, "*"} & self._origins or self._is_same(given, site, headers):
+                return None
+            shown = repr(given[:_SHOWN])
+        elif site != "cross-site" or _is_link(scope["method"], headers):
+            return None
+        else:
+            shown = "another site's"
+        return Forbidden(
+            f"the request comes from a web page, whose origin is {shown}: without a key, this "
+            "server only accepts requests from its own web UI: start it with --cors-origins ORIGIN "
+            "to allow others"
+        )
+
+    def _is_same(self, origin: str, site: str, headers: Headers) -> bool:
+        if site:
+            return site == "same-origin"
+        asked = {headers.get("host"), headers.get(FORWARDED_HOST)} - {None}
+        return origin.partition("://")[2] in asked
+
+
+def _is_link(method: str, headers: Headers) -> bool:
+    """Return True for a followed link: the request only reads, and pages miss the answer."""
+    return (
+        method in ("GET", "HEAD")
+        and headers.get("sec-fetch-mode") == "navigate"
+        and headers.get("sec-fetch-dest") == "document"
+    )

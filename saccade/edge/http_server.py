@@ -40,8 +40,8 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         bound.close()
         raise StartupError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another with --host and "
-            "--port"
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another address with --host "
+            "and --port"
         ) from None
     return bound
 
@@ -75,7 +75,7 @@ class Serving(Uvicorn):
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="warning",  # what is usual, the callers say themselves
+            log_level="warning",  # callers have their own default
             access_log=False,
             proxy_headers=False,
             server_header=False,

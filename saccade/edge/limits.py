@@ -1,8 +1,7 @@
-"""The connected clients: their number, their addresses, and the connection to end when there are
-too many.
+"""Connection limits: in total and per address, and how many messages are parsed per event loop
+tick.
 
-Owns the number of connections and the turns of reading, and checks all connections once a second.
-Knows nothing of their content. One event loop; no locks.
+Checks all connections once a second. One event loop; no locks.
 """
 
 from __future__ import annotations
@@ -21,33 +20,32 @@ from saccade.core.options import ConnectionOptions
 
 log = logging.getLogger("saccade")
 
-MOST_CONNECTIONS = 4096
-"""Each takes some ten kilobytes; the requests that are answered side by side are far fewer."""
-LARGEST_RESERVE = 128
-"""Connections beyond the limit, for those who look after the server: they may ask for its health.
-"""
-LARGEST_FILES = 256
-"""Descriptors left to files, fetches and processes."""
+MAX_CONNECTIONS = 4096
+"""Each takes some 10 kB. Far fewer requests are handled concurrently."""
+MAX_RESERVE = 128
+"""Connections beyond the limit, for health checks and other public endpoints."""
+MAX_FILES = 256
+"""File descriptors reserved for files, fetches and processes."""
 SURPLUS_BYTES = 32 << 20
-"""Bytes of requests that wait, unread, for the answer before them; of all connections together."""
-PIECES_PER_TURN = 3
-"""Pieces of heads and chunked bodies, or requests sent ahead, that are begun in a turn of the event
-loop: each costs up to a third of a millisecond.
+"""Bytes of pipelined requests that wait for an earlier response, over all connections."""
+MAX_CHUNKS_PER_TICK = 3
+"""Chunks of headers and chunked bodies, or pipelined requests, parsed per event loop iteration.
+Each costs up to 0.3 ms.
 """
 
 
 class Member(Protocol):
-    """What the limiter asks a connection."""
+    """A connection, as the limiter uses it."""
 
     @property
     def waits(self) -> bool:
         """Return True if an unread request may have arrived."""
 
     def check(self, now: float) -> None:
-        """End an overdue connection. Called once a second."""
+        """Close the connection if it is overdue. Called once a second."""
 
     def drop(self, reason: str) -> None:
-        """End the connection at once."""
+        """Close the connection immediately."""
 
 
 def raise_descriptors() -> None:
@@ -64,60 +62,59 @@ class ConnectionLimiter:
 
     def __init__(self, options: ConnectionOptions, metrics: Metrics) -> None:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self.reserve = min(LARGEST_RESERVE, descriptors // 8)
-        room = descriptors - self.reserve - min(LARGEST_FILES, descriptors // 4)
-        if options.max_connections is not None and options.max_connections > room:
+        self.reserve = min(MAX_RESERVE, descriptors // 8)
+        available_fds = descriptors - self.reserve - min(MAX_FILES, descriptors // 4)
+        if options.max_connections is not None and options.max_connections > available_fds:
             raise ConfigError(
                 f"--tune max_connections={options.max_connections}: the limit of open files "
-                f"({descriptors}, ulimit -Hn) leaves room for {room}"
+                f"({descriptors}, ulimit -Hn) leaves room for {available_fds}"
             )
-        self.limit = options.max_connections or min(MOST_CONNECTIONS, room)
+        self.limit = options.max_connections or min(MAX_CONNECTIONS, available_fds)
         self.limit_per_address = options.max_connections_per_address or max(1, self.limit // 2)
         self.surplus = 0
         self._metrics = metrics
         self._members: dict[Member, str] = {}  # every connection and its address
-        self._number: dict[str, int] = {}  # of the members of an address, guests left out
-        self._idle: dict[Member, None] = {}  # the longest idle first; guests are never in it
-        self._guests: dict[Member, None] = {}  # beyond the limit, the oldest first
+        self._number: dict[str, int] = {}  # connections per address, without those over the limit
+        self._idle: dict[Member, None] = {}  # the longest idle first, without those over the limit
+        self._over_limit: dict[Member, None] = {}  # beyond the limit, the oldest first
         self._crowded = 0
         self._soon: deque[Callable[[], None]] = deque()
-        self._begun = 0  # pieces of this turn
-        self._turn: asyncio.Handle | None = None  # in which it goes on
+        self._begun = 0  # chunks of this tick
+        self._turn: asyncio.Handle | None = None  # callback that resumes parsing
 
     def join(self, member: Member, host: str) -> bool:
-        """Return True if a connection from `host` fits.
+        """Return True if a connection from `host` is within the limits.
 
-        Otherwise the connection is a guest, which may ask for open paths only, and makes way for
-        the next guest.
+        Over-limit connections can reach public endpoints only, and the oldest is closed first.
         """
         address = client_address(host)
         if self._number.get(address, 0) >= self.limit_per_address:
-            self._make_room(address)
-        elif len(self._members) - len(self._guests) >= self.limit:
-            self._make_room(None)
+            self._close_idle(address)
+        elif len(self._members) - len(self._over_limit) >= self.limit:
+            self._close_idle(None)
         welcome = (
             self._number.get(address, 0) < self.limit_per_address
-            and len(self._members) - len(self._guests) < self.limit
+            and len(self._members) - len(self._over_limit) < self.limit
         )
         if welcome:
             self._number[address] = self._number.get(address, 0) + 1
             self._idle[member] = None
         else:
-            if len(self._guests) >= self.reserve:
-                self._end(next(iter(self._guests)))
-            self._guests[member] = None
+            if len(self._over_limit) >= self.reserve:
+                self._close(next(iter(self._over_limit)))
+            self._over_limit[member] = None
         self._members[member] = address
         self._count()
         return welcome
 
     def leave(self, member: Member) -> None:
-        """Count a connection as ended; safe to call twice."""
+        """Remove a closed connection. Idempotent."""
         address = self._members.pop(member, None)
         if address is None:
             return
         self._idle.pop(member, None)
-        if member in self._guests:
-            del self._guests[member]
+        if member in self._over_limit:
+            del self._over_limit[member]
         else:
             self._number[address] -= 1
             if not self._number[address]:
@@ -125,16 +122,16 @@ class ConnectionLimiter:
         self._count()
 
     def busy(self, member: Member) -> None:
-        """Mark a connection as answering a request, so that it is safe from newcomers."""
+        """Mark a connection as handling a request, so that it is not closed for new ones."""
         self._idle.pop(member, None)
 
     def idle(self, member: Member) -> None:
-        """Mark a connection's answer as ended, so that a newcomer may replace it."""
-        if member in self._members and member not in self._guests:
+        """Mark a connection as idle, so that it can be closed for a new one."""
+        if member in self._members and member not in self._over_limit:
             self._idle[member] = None
 
     def hold_surplus(self, nbytes: int) -> bool:
-        """Count bytes that wait behind an unfinished answer. Returns False beyond the budget."""
+        """Count pipelined bytes. Returns False beyond the budget."""
         if nbytes > 0 and self.surplus + nbytes > SURPLUS_BYTES:
             return False
         self.surplus += nbytes
@@ -145,10 +142,10 @@ class ConnectionLimiter:
 
         Returns False if other work waits.
         """
-        if self._soon or self._begun >= PIECES_PER_TURN:
+        if self._soon or self._begun >= MAX_CHUNKS_PER_TICK:
             return False
         self._begun += 1
-        self._go_on()
+        self._resume()
         return True
 
     def soon(self, work: Callable[[], None]) -> None:
@@ -158,9 +155,9 @@ class ConnectionLimiter:
         for few.
         """
         self._soon.append(work)
-        self._go_on()
+        self._resume()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         if self._turn is None:
             self._turn = asyncio.get_running_loop().call_soon(self._work)
 
@@ -170,9 +167,9 @@ class ConnectionLimiter:
         Work added meanwhile waits for the next turn, as does the rest after a failure.
         """
         self._turn = None
-        self._begun = count = min(PIECES_PER_TURN, len(self._soon))
+        self._begun = count = min(MAX_CHUNKS_PER_TICK, len(self._soon))
         if count:
-            self._go_on()
+            self._resume()
         for _ in range(count):
             self._soon.popleft()()
 
@@ -186,22 +183,22 @@ class ConnectionLimiter:
             member.check(now)
         if self._crowded:
             log.warning(
-                "%d connections were closed to make room for others; at most %d are kept, %d of "
-                "one address (--tune max_connections, max_connections_per_address)",
+                "%d connections were closed because of the connection limit: %d, and %d per "
+                "address (--tune max_connections, max_connections_per_address)",
                 self._crowded,
                 self.limit,
                 self.limit_per_address,
             )
             self._crowded = 0
 
-    def _make_room(self, address: str | None) -> None:
+    def _close_idle(self, address: str | None) -> None:
         """End the longest idle connection, from `address` if that is given."""
         for member in self._idle:
             if (address is None or self._members[member] == address) and not member.waits:
-                self._end(member)
+                self._close(member)
                 return
 
-    def _end(self, member: Member) -> None:
+    def _close(self, member: Member) -> None:
         self._crowded += 1
         self.leave(member)
         member.drop("crowd")

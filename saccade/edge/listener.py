@@ -1,8 +1,7 @@
 """The listening socket: accepts a few connections per turn of the event loop.
 
 uvloop's own server accepts all waiting connections in one turn, and every client waits as long.
-Owns the socket's readiness and the pause without free descriptors. Knows nothing of a connection's
-content, nor of the limit (`limits.py`).
+Owns the socket's readiness and the pause without free descriptors.
 """
 
 from __future__ import annotations
@@ -87,5 +86,5 @@ class Listener:
         accepted.setblocking(False)
         try:
             await self._loop.connect_accepted_socket(self._factory, accepted)
-        except OSError:  # the client has gone already
+        except OSError:  # the client has disconnected
             accepted.close()

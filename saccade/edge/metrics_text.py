@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client import (
@@ -17,6 +18,8 @@ from prometheus_client.registry import Collector
 from saccade.core.metrics import SECONDS, Metrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+ADAPTERS, STATES = "saccade_adapter_requests", ("running", "waiting")
+LORA_INFO = "saccade_lora_requests_info"
 
 
 class _Declared(Collector):
@@ -24,12 +27,16 @@ class _Declared(Collector):
         self._metrics = metrics
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
-        for metric, values in self._metrics.snapshot().items():
+        found = self._metrics.snapshot()
+        for metric, values in found.items():
             kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
             family = kind(metric.name, metric.help, labels=metric.labels)
             for labels, value in values.items():
                 family.add_metric(labels, value)
             yield family
+        named = {metric.name: values for metric, values in found.items()}
+        if ADAPTERS in named:
+            yield _adapters(named[ADAPTERS], named["saccade_adapters_max"][()])
         for metric, histogram in self._metrics.histograms().items():
             bounds = [*map(str, SECONDS), "+Inf"]
             yield HistogramMetricFamily(
@@ -38,6 +45,20 @@ class _Declared(Collector):
                 buckets=list(zip(bounds, accumulate(histogram.counts), strict=True)),
                 sum_value=histogram.sum,
             )
+
+
+def _adapters(requests: Mapping[tuple[str, ...], float], most: float) -> GaugeMetricFamily:
+    """Return the adapters with requests as routers read them of vLLM: names in labels, and the time
+    as the value, by which they take the newest.
+    """
+    labels = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
+    family = GaugeMetricFamily(
+        LORA_INFO, "Adapters with running and waiting requests, at this time", labels=labels
+    )
+    busy = sorted((state, name) for (name, state), count in requests.items() if count)
+    listed = (",".join(name for at, name in busy if at == state) for state in STATES)
+    family.add_metric([str(int(most)), *listed], time.time())
+    return family
 
 
 def render(metrics: Metrics) -> bytes:

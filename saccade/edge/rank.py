@@ -2,9 +2,8 @@
 simulator agree without communication.
 
 This is rendezvous hashing (Thaler and Ravishankar 1998): each replica has a score for each key and
-the highest wins. So a replica that joins or leaves moves its own keys alone. Loads are bounded as
-in consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2016). Knows nothing of
-HTTP or of the meaning of keys.
+the highest wins. So a replica that joins or leaves only moves its own keys. Loads are bounded as
+in consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2016).
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ def rank(
     """Order `replicas` as a request should try them.
 
     keys: the request's images or texts, the oldest first. The oldest decides, because a chat keeps
-    it. Without keys, the least loaded replica comes first. replicas: names, spelled alike by all
+    it. Without keys, the least loaded replica is first. replicas: names, spelled alike by all
     routers. load: each replica's requests, waiting requests included; 0 if missing. Replicas with
-    more than `most` come last.
+    more than `most` are last.
     """
     bound = most([load.get(name, 0) for name in replicas], slack)
 

@@ -1,7 +1,7 @@
 """Answers to refused requests, in the words of the requested API.
 
 Owns the list of Anthropic's paths, the statuses and bodies of errors in both APIs, and their
-headers. Knows nothing of the reasons.
+headers.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from msgspec import UNSET, Struct, UnsetType
 from saccade.core.errors import Overloaded, RequestError, Unauthorized, UnknownDigests
 
 NOTHING: Mapping[str, Any] = {}
-LONGEST_MESSAGE, LONGEST_PARAM = 2000, 500
+MAX_MESSAGE, MAX_PARAM = 2000, 500
 """Characters of an error that a client is shown."""
 _RESPONSES = "/v1/responses"
 _ANTHROPIC = "/v1/messages"
 _OLLAMA, _GEMINI = "/api/", "/v1beta/"
 """Served by nobody here, but who asks there shall read why."""
 _OVERLOADED = 529
-"""What Anthropic's clients know 503 as."""
+"""Anthropic's status for 503."""
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -58,9 +58,9 @@ class ErrorResponse(Struct):
     @classmethod
     def of(cls, error: RequestError) -> ErrorResponse:
         """Return the error with the client's text, shortened."""
-        param = None if error.param is None else _cut(error.param, LONGEST_PARAM)
+        param = None if error.param is None else _cut(error.param, MAX_PARAM)
         lacking = error.digests if isinstance(error, UnknownDigests) else UNSET
-        message = _cut(error.message, LONGEST_MESSAGE)
+        message = _cut(error.message, MAX_MESSAGE)
         return cls(ErrorBody(message, error.type, param, error.code, lacking))
 
 

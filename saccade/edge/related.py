@@ -1,7 +1,7 @@
 """JSON bodies that name bytes instead of carrying them: `multipart/related` (RFC 2387).
 
     --BOUNDARY                              the first part: the JSON, in which `cid:NAME@BOUNDARY`
-    content-type: application/json          stands where the bytes' base64 stood (RFC 2392)
+    content-type: application/json          replaces the bytes' base64 (RFC 2392)
 
     {"image_url": "data:image/png;base64,cid:blake3-HEX@BOUNDARY"}
     --BOUNDARY                              a further part for each name whose bytes come along
@@ -12,7 +12,7 @@
 
 A name is the digest of the bytes: `blake3-HEX` or `sha256-HEX`. Names without a part are of bytes
 that the same tenant has sent before. The body that dialects read is the JSON that the client would
-have sent, byte for byte. Knows nothing of JSON beyond `cache_salt`, nor of images.
+have sent, byte for byte.
 """
 
 from __future__ import annotations
@@ -31,19 +31,18 @@ from saccade.core.decoders import json_decoder
 from saccade.core.errors import InvalidRequest, UnknownDigests
 from saccade.edge.sent_bytes import SentBytes
 
-KIND = "multipart/related"
-MOST_NAMES = 8192
+MAX_NAMES = 8192
 """Times that a body may name bytes: four times the frames of the longest video."""
-MOST_HEADERS = 1024
+MAX_HEADERS = 1024
 """Bytes of a part's headers."""
-LONGEST_BOUNDARY = 70
+MAX_BOUNDARY = 70
 
 _BOUNDARY = re.compile(r'(?:^|;)\s*boundary="?([A-Za-z0-9_-]{16,70})"?\s*(?:;|$)', re.IGNORECASE)
 _CONTENT_ID = re.compile(
     rb"^content-id:[ \t]*<((?:blake3|sha256)-[0-9a-f]{64})>[ \t]*\r?$", re.I | re.M
 )
 _NAME_BEFORE = re.compile(rb"cid:((?:blake3|sha256)-[0-9a-f]{64})\Z")
-_LONGEST_DIGEST = len("cid:blake3-") + 64
+_MAX_DIGEST = len("cid:blake3-") + 64
 _HEAD_END = b"\r\n\r\n"
 
 
@@ -68,17 +67,17 @@ _SCOPE = json_decoder(_Scope)
 
 
 class RelatedBody:
-    """A body in parts. json: with names. brought: the bytes that came along, by name."""
+    """A body in parts."""
 
     def __init__(self, body: bytes | bytearray, boundary: str) -> None:
         """Split a body and compare its parts with their names. Raises InvalidRequest."""
         first, *others = _parts(body, boundary.encode())
-        self.json = _content(first, 0)[1]
+        self.json = _content(first, 0)[1]  # with names
         end = len(boundary) + len("\r\n--") + len(first)
         span = end - len(self.json), end
         self._places = list(_names(body, span, b"@" + boundary.encode()))
         self.names = list(dict.fromkeys(name for *_, name in self._places))
-        self.brought = self._read(others)
+        self.brought = self._read(others)  # the attached bytes, by name
 
     def _read(self, parts: Iterable[memoryview]) -> dict[str, bytes]:
         brought: dict[str, bytes] = {}
@@ -90,17 +89,17 @@ class RelatedBody:
                 raise _malformed(f"part {number} has no Content-ID: <blake3-HEX> or <sha256-HEX>")
             name, data = found[1].decode(), bytes(content)
             if name not in wanted:
-                raise _malformed(f"part {number}, {name}, is named nowhere in the JSON")
+                raise _malformed(f"part {number}, {name}, is not referenced in the JSON")
             if _digest(name, data) != name:
                 raise InvalidRequest(
-                    f"part {number} is called {name}, and its bytes have another digest",
+                    f"part {number} is called {name}, but its bytes have a different digest",
                     code="wrong_digest",
                 )
             brought[name] = data
         return brought
 
     def find(self, sent: SentBytes, client: Client) -> dict[str, bytes]:
-        """Keep what came along, and return all named bytes.
+        """Store the attached bytes, and return all referenced bytes.
 
         Raises UnknownDigests with every name that this tenant has not sent.
         """
@@ -117,19 +116,19 @@ class RelatedBody:
             sent.put(client, salt, name, data)
         if lacking:
             raise UnknownDigests(
-                f"you have not sent the bytes of {len(lacking)} names, or they are no longer kept: "
-                f"send them along, or in the JSON: {lacking[0]}",
+                f"you have not sent the bytes of {len(lacking)} names, or they are no longer "
+                f"stored: include them as parts, or in the JSON: {lacking[0]}",
                 tuple(lacking),
             )
         return found
 
     def size(self, found: Mapping[str, bytes]) -> int:
-        """Count the bytes of the JSON with base64 in place of names."""
+        """Count the bytes of the JSON with base64 instead of names."""
         grown = ((len(found[name]) + 2) // 3 * 4 - (end - at) for at, end, name in self._places)
         return len(self.json) + sum(grown)
 
     def whole(self, found: Mapping[str, bytes]) -> bytearray:
-        """Return the JSON with base64 in place of names."""
+        """Return the JSON with base64 instead of names."""
         made, begun = bytearray(), 0
         for at, end, name in self._places:
             made += self.json[begun:at]
@@ -150,22 +149,23 @@ class RelatedBody:
 def _names(
     body: bytes | bytearray, span: tuple[int, int], mark: bytes
 ) -> Iterator[tuple[int, int, str]]:
-    """Yield where names stand in the JSON at `span`, and which. Raises InvalidRequest for too many.
+    """Yield the position and value of each name in the JSON at `span`. Raises InvalidRequest for
+    too many.
 
     Looks for the boundary in `mark`, which the client chose so that it occurs in names alone.
     """
     start, last = span
     end = start
-    for _ in range(MOST_NAMES):
+    for _ in range(MAX_NAMES):
         if (at := body.find(mark, end, last)) < 0:
             return
         end = at + len(mark)
-        name = _NAME_BEFORE.search(body, max(start, at - _LONGEST_DIGEST), at)
+        name = _NAME_BEFORE.search(body, max(start, at - _MAX_DIGEST), at)
         if name is not None:
             yield name.start() - start, end - start, name[1].decode()
     if body.find(mark, end, last) >= 0:
         raise InvalidRequest(
-            f"the body names bytes more than {MOST_NAMES} times, the limit: send fewer images, "
+            f"the body names bytes more than {MAX_NAMES} times, the limit: send fewer images, "
             "or send them in the JSON",
             code="too_many_names",
         )
@@ -183,21 +183,22 @@ def _parts(body: bytes | bytearray, boundary: bytes) -> list[memoryview]:
         after = body[begun - 2 : begun]
         if after == b"--":
             return parts
-        if after != b"\r\n" or len(parts) > MOST_NAMES:
+        if after != b"\r\n" or len(parts) > MAX_NAMES:
             break
     raise _malformed("it does not end with its boundary")
 
 
 def _content(part: memoryview, number: int) -> tuple[bytes, memoryview]:
-    """Return a part's headers and its content. Raises InvalidRequest."""
-    head = bytes(part[:MOST_HEADERS])
+    head = bytes(part[:MAX_HEADERS])
     if (end := head.find(_HEAD_END)) < 0:
-        raise _malformed(f"the headers of part {number} do not end within {MOST_HEADERS} bytes")
+        raise _malformed(f"the headers of part {number} do not end within {MAX_HEADERS} bytes")
     return head[:end], part[end + len(_HEAD_END) :]
 
 
 def _malformed(why: str) -> InvalidRequest:
-    return InvalidRequest(f"the body is not valid {KIND}: {why}", code="invalid_multipart")
+    return InvalidRequest(
+        f"the body is not valid multipart/related: {why}", code="invalid_multipart"
+    )
 
 
 def boundary_of(content_type: str) -> str:
@@ -212,7 +213,7 @@ def boundary_of(content_type: str) -> str:
 
 def first_part(body: bytes | bytearray) -> memoryview:
     """Return the JSON of a body in parts, for those who read no further. Empty if malformed."""
-    head = bytes(body[2 : LONGEST_BOUNDARY + 4])
+    head = bytes(body[2 : MAX_BOUNDARY + 4])
     try:
         return _content(_parts(body, head.partition(b"\r\n")[0])[0], 0)[1]
     except InvalidRequest:
@@ -221,9 +222,9 @@ def first_part(body: bytes | bytearray) -> memoryview:
 
 def name_at_end(given: str) -> str | None:
     """Return the name for which a text's base64 has left its place, if any."""
-    found = _AT_END.search(given, max(0, len(given) - _LONGEST_NAME))
+    found = _AT_END.search(given, max(0, len(given) - _MAX_NAME))
     return None if found is None else found[1]
 
 
 _AT_END = re.compile(r"cid:((?:blake3|sha256)-[0-9a-f]{64})@[A-Za-z0-9_-]{16,70}\Z")
-_LONGEST_NAME = len("cid:blake3-@") + 64 + LONGEST_BOUNDARY
+_MAX_NAME = len("cid:blake3-@") + 64 + MAX_BOUNDARY

@@ -1,7 +1,7 @@
 """Bytes that clients have sent, kept so that a later body may name them instead.
 
-Owns whose they are, their bounds and their expiry. A name is found by the tenant that sent the
-bytes, and by nobody else. In memory: a restart forgets all. One event loop; no locks.
+Owns whose they are, their bounds and their expiry. A name is only found for the tenant that sent
+the bytes. In memory: a restart drops all. One event loop; no locks.
 """
 
 from __future__ import annotations

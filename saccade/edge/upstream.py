@@ -1,8 +1,8 @@
 """Connections to one worker: requests and answers pass unchanged.
 
 Owns the connections (idle ones are used again), and the bytes of an answer held for a slow client.
-It tells a worker's death before the first byte of an answer from one after it. Knows nothing of the
-content. One event loop; no locks.
+Distinguishes a worker that disconnects before the first byte of a response from one after it. One
+event loop; no locks.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from saccade.core.errors import ConfigError
 from saccade.core.shown_url import shown_url
 
 CONNECT_SECONDS = 2.0
-MOST_IDLE = 64
+MAX_IDLE = 64
 """Connections of one worker that wait to be used again."""
 IDLE_SECONDS = 30.0
 """They end before the worker ends them (`keep_alive_timeout`)."""
-MOST_WAITING = 256 * 1024
+MAX_WAITING = 256 * 1024
 """Bytes of an answer that wait for its client before the worker is made to wait."""
 PIECE_BYTES = 64
-"""What a piece of an answer takes beside its bytes."""
-MOST_HEAD = 64 * 1024
+"""Memory overhead of a chunk, in bytes."""
+MAX_HEADER_BYTES = 64 * 1024
 """Bytes of an answer's head, or of what frames its body, in a row."""
 
 Headers = list[tuple[bytes, bytes]]
 
 
-class WorkerGone(Exception):
+class WorkerDisconnected(Exception):
     """The worker has ended the connection, or is out of reach.
 
-    `sent`: it may have seen the request. `begun`: some of an answer had come. `stale`: the
+    `sent`: it may have seen the request. `begun`: part of a response had arrived. `stale`: the
     connection had idled before, so the worker may be well, and have ended it for that.
     """
 
@@ -79,27 +79,29 @@ class _Wire(asyncio.Protocol):
         self._news: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
 
-    # ---- what the transport says
+    # ---- transport callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         try:
-            for start in range(0, len(data), MOST_HEAD):
-                self._feed(data[start : start + MOST_HEAD])
+            for start in range(0, len(data), MAX_HEADER_BYTES):
+                self._feed(data[start : start + MAX_HEADER_BYTES])
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._lose(f"what came is no HTTP answer: {error.__context__ or error}")
-        self._tell()
+            self._lose(f"not an HTTP response: {error.__context__ or error}")
+        self._wake()
 
     def _feed(self, data: bytes) -> None:
         """Pass bytes to the parser. Raises HttpParserError."""
         if self.ended:
-            raise httptools.HttpParserError("bytes come that no request asked for")
+            raise httptools.HttpParserError("unexpected data without a request")
         self._barren += len(data)
         self._parser.feed_data(data)
-        if self._barren > MOST_HEAD and not self.ended:
-            raise httptools.HttpParserError(f"{MOST_HEAD} bytes have come and nothing of a body")
+        if self._barren > MAX_HEADER_BYTES and not self.ended:
+            raise httptools.HttpParserError(
+                f"{MAX_HEADER_BYTES} bytes of headers received, the limit"
+            )
 
     def eof_received(self) -> bool:
         if self.head is not None and not self._framed:
@@ -110,11 +112,11 @@ class _Wire(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._lose(str(exc or "it closed the connection"))
 
-    # ---- what the parser says
+    # ---- parser callbacks
 
     def on_message_begin(self) -> None:
         if self.ended:
-            raise httptools.HttpParserError("an answer comes that no request asked for")
+            raise httptools.HttpParserError("unexpected response without a request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.head is None:  # else a trailer: none means anything here
@@ -128,14 +130,15 @@ class _Wire(asyncio.Protocol):
             self._headers = []
             return
         self.head = Head(status, self._headers)
-        self._kept = self._parser.should_keep_alive()  # at the message's end it would not tell
+        # at the message's end this is no longer known
+        self._kept = self._parser.should_keep_alive()
         self.ended = self._bodiless
 
     def on_body(self, body: bytes) -> None:
         self._barren = 0
         self._pieces.append(body)
         self._waiting += len(body) + PIECE_BYTES
-        if self._waiting > MOST_WAITING and not self._paused and self._transport is not None:
+        if self._waiting > MAX_WAITING and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
 
@@ -154,15 +157,17 @@ class _Wire(asyncio.Protocol):
             self._transport.write(body)
 
     async def answered(self) -> Head:
-        """Wait for the answer's head. Raises WorkerGone."""
+        """Wait for the answer's head. Raises WorkerDisconnected."""
         while self.head is None:
             if self.lost:
-                raise WorkerGone(self.lost, begun=bool(self._headers))
+                raise WorkerDisconnected(self.lost, begun=bool(self._headers))
             await self._wait()
         return self.head
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body, in pieces as received. Raises WorkerGone if the answer breaks off."""
+        """Yield the body, in pieces as received. Raises WorkerDisconnected if the answer breaks
+        off.
+        """
         while True:
             while self._pieces:
                 piece = b"".join(self._pieces)
@@ -172,7 +177,7 @@ class _Wire(asyncio.Protocol):
             if self.ended:
                 return
             if self.lost:
-                raise WorkerGone(self.lost, begun=True)
+                raise WorkerDisconnected(self.lost, begun=True)
             if self._paused and self._transport is not None:
                 self._paused = False
                 self._transport.resume_reading()
@@ -194,7 +199,6 @@ class _Wire(asyncio.Protocol):
 
     @property
     def _framed(self) -> bool:
-        """Return True if the answer itself says where it ends."""
         if self.head is None:
             return False
         names = {name for name, _ in self.head.headers}
@@ -204,9 +208,9 @@ class _Wire(asyncio.Protocol):
     def _lose(self, why: str) -> None:
         self.lost = self.lost or why
         self.close()
-        self._tell()
+        self._wake()
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
@@ -236,14 +240,14 @@ class Upstream:
     async def exchange(
         self, method: bytes, head: bytes, body: bytes | bytearray = b"", again: bool = True
     ) -> AsyncIterator[tuple[Head, AsyncIterator[bytes]]]:
-        """Send a request. Yields the answer's head, and its body as it comes.
+        """Send a request. Yields the response's headers, and its body as it arrives.
 
         Leaving before its end ends the connection.
 
-        Raises WorkerGone. With `again`, a `stale` connection whose answer has yet to begin
+        Raises WorkerDisconnected. With `again`, a `stale` connection whose answer has yet to begin
         (`begun`) first gets a second try on a new one.
         """
-        wire = self._take()
+        wire = self._acquire()
         if wire is None:
             wire = await self._connect()
         try:
@@ -251,12 +255,12 @@ class Upstream:
             wire.send_request(method, head, body)
             try:
                 answer = await wire.answered()
-            except WorkerGone as gone:
+            except WorkerDisconnected as gone:
                 if gone.begun or not wire.used:
                     raise
                 self._end_idle()  # of one age, and so perhaps of one end
                 if not again:
-                    raise WorkerGone(str(gone), stale=True) from None
+                    raise WorkerDisconnected(str(gone), stale=True) from None
                 self._busy.discard(wire)
                 wire = await self._connect()
                 self._busy.add(wire)
@@ -265,10 +269,10 @@ class Upstream:
             yield answer, wire.pieces()
         finally:
             self._busy.discard(wire)
-            self._give_back(wire)
+            self._release(wire)
 
     def drop(self) -> None:
-        """End every connection. Those who wait for an answer hear that the worker has gone."""
+        """End every connection. Pending requests get WorkerDisconnected."""
         for wire in self._busy:
             wire.close()
         self._end_idle()
@@ -285,12 +289,12 @@ class Upstream:
                 _, wire = await loop.create_connection(_Wire, self._host, self._port, ssl=self._tls)
         except TimeoutError:
             why = f"no connection within {self._connect_seconds:g} s"
-            raise WorkerGone(why, sent=False) from None
+            raise WorkerDisconnected(why, sent=False) from None
         except OSError as error:
-            raise WorkerGone(str(error), sent=False) from None
+            raise WorkerDisconnected(str(error), sent=False) from None
         return wire
 
-    def _take(self) -> _Wire | None:
+    def _acquire(self) -> _Wire | None:
         """Take the connection that was used last."""
         now = asyncio.get_running_loop().time()
         while self._idle and (self._idle[0][0] < now - IDLE_SECONDS or self._idle[0][1].lost):
@@ -301,8 +305,8 @@ class Upstream:
                 return wire
         return None
 
-    def _give_back(self, wire: _Wire) -> None:
-        if wire.reusable and len(self._idle) < MOST_IDLE:
+    def _release(self, wire: _Wire) -> None:
+        if wire.reusable and len(self._idle) < MAX_IDLE:
             wire.used = True
             self._idle.append((asyncio.get_running_loop().time(), wire))
         else:
@@ -321,8 +325,8 @@ def parse_worker(url: str, option: str = "--workers") -> tuple[str, str, int]:
         raise ConfigError(f"{option} {shown!r}: {why}") from None
     if parts.scheme != "http":
         raise ConfigError(
-            f"{option} {shown!r}: they are asked by http: write http://HOST:PORT (no TLS is "
-            "spoken between servers: keep them on one network)"
+            f"{option} {shown!r}: servers use plain HTTP: write http://HOST:PORT (TLS between "
+            "servers is not supported: use a private network)"
         )
     beside = parts.path.rstrip("/") not in ("", "/v1") or parts.query or parts.fragment
     if not host or beside or "@" in parts.netloc:

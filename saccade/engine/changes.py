@@ -1,9 +1,9 @@
 """Changes of the model's weights that the front has asked for: which may be made now, and what came
 of each.
 
-Owns the changes under way, and which request has which adapter. A change goes with a plan, so every
-rank makes it between the same two steps. An adapter is dropped once no request and no encoding has
-it; changes behind it do not wait for that.
+Owns the changes in progress, and which request has which adapter. A change goes with a plan, so
+every rank makes it between the same two steps. An adapter is dropped once no request and no
+encoding has it; changes behind it do not wait for that.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ ALONE = frozenset({"weights", "sleep", "wake"})
 
 
 class Changes:
-    """The weight changes under way.
+    """The weight changes in progress.
 
     `encodes_with`: whether an image is being encoded with the adapter of a number. `asleep`: the
-    memory that workers have given back.
+    memory that workers have released.
     """
 
     def __init__(self, encodes_with: Callable[[int], bool]) -> None:
@@ -41,7 +41,7 @@ class Changes:
     def halts(self) -> bool:
         """Return True if computing must rest.
 
-        Weights or memory are about to change, or memory is given back.
+        Weights or memory are about to change, or memory is released.
         """
         under_way = (*self._waiting, *self._sent)
         return bool(self.asleep) or any(each.change.kind in ALONE for each in under_way)
@@ -56,6 +56,11 @@ class Changes:
             for delta in deltas:
                 if delta.finish is not None:
                     self._users.pop(delta.id, None)
+
+    @staticmethod
+    def is_exclusive(change: Change) -> bool:
+        """Return True for a change that requires all computation to stop."""
+        return change.kind in ALONE
 
     def add(self, alter: Alter) -> None:
         self._waiting.append(alter)

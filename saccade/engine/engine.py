@@ -1,7 +1,7 @@
 """The loop: handle messages, plan and send steps, report news.
 
 Owns the order of these; the scheduler decides, the workers compute. The loop never waits for a
-step: messages are handled while the workers compute. Knows nothing of processes and sockets.
+step: messages are handled while the workers compute.
 """
 
 from __future__ import annotations
@@ -10,26 +10,23 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from saccade.core.metrics import Metrics
 from saccade.core.plan import ADAPT, PLANS_IN_FLIGHT, Changed, Masks, Plan, StepResult
 from saccade.core.types import Delta, Image, ImageKey, Request
-from saccade.engine.changes import ALONE, Changes
 from saccade.engine.language import LanguageHalf
 from saccade.engine.memory_watch import MemoryWatch
-from saccade.engine.pause import Intermission
-from saccade.engine.store_lookup import StoreProbe
 from saccade.engine.workers import WorkersLost
 from saccade.ipc.child import HEARTBEAT_SECONDS
 from saccade.ipc.messages import (
     Abort,
-    Alive,
     Alter,
     Altered,
     EmbeddingReady,
-    Figures,
     Flush,
+    Heartbeat,
+    MetricValues,
     Output,
     Pause,
     PixelsFailed,
@@ -44,9 +41,14 @@ from saccade.ipc.messages import (
 )
 from saccade.sched.protocol import Scheduler
 
+if TYPE_CHECKING:
+    from saccade.engine.changes import Changes
+    from saccade.engine.pause import PauseState
+    from saccade.engine.store_lookup import StoreProbe
+
 UNPAUSED = (
-    "weights and memory change while nothing is computed: pause first (POST /pause, mode abort or "
-    "wait), and resume afterwards"
+    "the server must be paused to change weights or memory: POST /pause (mode abort or wait), "
+    "then resume"
 )
 
 
@@ -110,10 +112,24 @@ class Ranks(Protocol):
         ...
 
 
-class Engine:
-    """The engine loop. Runs until told to stop.
+class EnginePart(Protocol):
+    """A plugin's part of the engine (`Plugin.engine_part`)."""
 
-    `arrived` is set by front, workers and guides on news. `language`: None for a vision tower
+    decided: tuple[tuple[str, str], ...]  # for the start-up report
+
+    def measure(self, metrics: Metrics) -> None:
+        """Copy counts into the metrics that users see."""
+        ...
+
+    def close(self) -> None:
+        """Release what the part holds, once the loop has ended in order."""
+        ...
+
+
+class Engine:
+    """The engine loop. Runs until it is stopped.
+
+    `arrived` is set by front, workers and guides on news. `language`: None for a vision encoder
     alone. `depth`: most plans in flight. `memory`: None on a GPU.
     """
 
@@ -128,6 +144,7 @@ class Engine:
         depth: int = PLANS_IN_FLIGHT,
         probe: StoreProbe | None = None,
         memory: MemoryWatch | None = None,
+        parts: Sequence[EnginePart] = (),
     ) -> None:
         self._scheduler = scheduler
         self._workers = workers
@@ -138,8 +155,9 @@ class Engine:
         self._depth = depth
         self._probe = probe
         self._memory = memory
-        self._changes = Changes(scheduler.image_scheduler.encodes_with)
-        self._pause = Intermission()
+        self._parts = parts
+        self._changes: Changes | None = None  # of the model: made with the first
+        self._pause: PauseState | None = None  # likewise
         self._deltas: list[Delta] = []
         self._encoded: list[tuple[ImageKey, float, float]] = []
         self._deadline: float | None = None
@@ -166,8 +184,7 @@ class Engine:
                 self._leave_pause()
                 self._plan()
                 self._report()
-                for altered in self._pause.settle(self._settled()):
-                    self._front.send(altered)
+                self._settle_pause()
                 if self._workers.in_trouble:
                     raise WorkersLost(await self._workers.explain())
                 if beat.done():
@@ -182,7 +199,7 @@ class Engine:
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             self._workers.tick()
-            self._front.send(Alive(self._workers.overdue))
+            self._front.send(Heartbeat(self._workers.overdue))
             if self._memory is not None:
                 self._memory.tick()
             self._arrived.set()  # deadlines are looked at
@@ -196,16 +213,36 @@ class Engine:
             self._fail_all("the server is shutting down")
             self._report()
             return True
-        waits = self._changes.under_way or self._pause.waiting
-        return self._scheduler.idle and not (self._workers.in_flight or self._beside() or waits)
+        changing = self._changes is not None and self._changes.under_way
+        waits = self._pause is not None and self._pause.waiting
+        in_flight = self._workers.in_flight or self._beside() or changing or waits
+        return self._scheduler.idle and not in_flight
 
     def _beside(self) -> bool:
         """Return True if some request is on its way to the scheduler."""
         return any(each.waiting for each in (self._language, self._probe) if each)
 
+    @property
+    def _model_changes(self) -> Changes:
+        if self._changes is None:
+            from saccade.engine.changes import Changes
+
+            self._changes = Changes(self._scheduler.image_scheduler.encodes_with)
+        return self._changes
+
+    @property
+    def _pause_state(self) -> PauseState:
+        if self._pause is None:
+            from saccade.engine.pause import PauseState
+
+            self._pause = PauseState()
+        return self._pause
+
     def _leave_pause(self) -> None:
         """End a wanted pause, once weight changes are through and memory is back."""
-        if not self._pause.leaving or self._changes.halts:
+        if self._pause is None or not self._pause.leaving:
+            return
+        if self._changes is not None and self._changes.halts:
             return
         held, altered = self._pause.leave()
         for request in held:
@@ -213,11 +250,13 @@ class Engine:
         for each in altered:
             self._front.send(each)
 
-    def _settled(self) -> bool:
-        """Return True if a pause has come to its end: all work is done, or frozen."""
-        if self._workers.in_flight:
-            return False
-        return self._pause.keeps or (self._scheduler.idle and not self._beside())
+    def _settle_pause(self) -> None:
+        """Answer those that asked for a pause, once all work is done, or frozen."""
+        if self._pause is None or self._workers.in_flight:
+            return
+        idle = self._pause.keeps or (self._scheduler.idle and not self._beside())
+        for altered in self._pause.settle(idle):
+            self._front.send(altered)
 
     def _fail_all(self, error: str) -> None:
         for owner in (self._scheduler, self._language, self._probe, self._pause):
@@ -233,7 +272,7 @@ class Engine:
             case PixelsReady(key, pixels, tiles):
                 self._deltas += scheduler.pixels_ready(key, pixels, tiles)
             case EmbeddingReady(key):
-                assert self._language is not None, "nobody encodes for a server that encodes"
+                assert self._language is not None, "a server of role encode cannot use encoders"
                 self._deltas += self._language.embedding_ready(key)
             case PixelsFailed(key, error):
                 self._deltas += scheduler.pixels_failed(key, error)
@@ -244,15 +283,16 @@ class Engine:
             case Pause(id, mode):
                 if mode == "abort":
                     self._fail_all("the server was paused")
-                self._pause.begin_pause(id, keeps=mode == "keep")
+                self._pause_state.begin_pause(id, keeps=mode == "keep")
             case Resume(id):
-                self._pause.end_pause(id)
+                self._pause_state.end_pause(id)
             case Scrape():
                 self._scrape()
             case Stop(grace):
                 self._deadline = time.monotonic() + grace
-            case TokenizerText():
-                raise AssertionError("the vocabulary comes before the loop")
+            case TokenizerText(tokenizer_json):
+                assert self._language is not None, "no answers, no grammars"
+                self._language.read_tokenizer(tokenizer_json)
 
     def _submit(self, request: Request, aliases: Iterable[tuple[ImageKey, Image]]) -> None:
         if self._deadline is not None:
@@ -262,8 +302,8 @@ class Engine:
         for key, image in aliases:
             self._scheduler.image_scheduler.aliases.learn(key, image)
         if request.adapter.number:
-            self._changes.entered(request)
-        if self._pause.holds:
+            self._model_changes.entered(request)
+        if self._pause is not None and self._pause.holds:
             self._pause.hold_request(request)
         else:
             self._begin(request)
@@ -275,21 +315,24 @@ class Engine:
             self._deltas += self._scheduler.abort(id)
 
     def _alter(self, alter: Alter) -> None:
-        if alter.change.kind in ALONE and not self._pause.empty:
+        changes = self._model_changes
+        if changes.is_exclusive(alter.change) and not self._pause_state.empty:
             self._front.send(Altered(alter.id, Changed(UNPAUSED)))
             return
         if alter.change.kind == "sleep":
             self._scheduler.flush(embeddings=True, disk=False)
-        self._changes.add(alter)
+        changes.add(alter)
 
     def _scrape(self) -> None:
         measure(self._scheduler, self._metrics)
         if self._language is not None:
             self._language.measure(self._metrics)
-        self._front.send(Figures(self._metrics.changed()))
+        for part in self._parts:
+            part.measure(self._metrics)
+        self._front.send(MetricValues(self._metrics.changed()))
 
     @property
-    def _owners(self) -> tuple[LanguageHalf | StoreProbe | Intermission | None, ...]:
+    def _owners(self) -> tuple[LanguageHalf | StoreProbe | PauseState | None, ...]:
         """Return who holds requests before the scheduler does."""
         return self._language, self._probe, self._pause
 
@@ -304,7 +347,6 @@ class Engine:
         return bool(absent) and probe.begin_probe(request, absent)
 
     def _enter(self, request: Request) -> None:
-        """Pass on a request whose look-ups are done."""
         if request.grammar and self._language is not None:
             self._language.prepare_grammar(request)
         else:
@@ -315,19 +357,20 @@ class Engine:
 
         Several steps in flight end early for other work.
         """
-        if self._language is not None and self._language.take_halt():
+        if self._language is not None and self._language.take_cancel():
             self._workers.halt()
         while self._workers.in_flight < self._depth:
+            frozen = self._pause is not None and self._pause.freezes
             # Nobody's requests are there in a pause that is `empty`: what is planned are moves.
-            frozen = self._pause.freezes and not self._pause.empty
-            plan = Plan(self._scheduler.counts.steps) if frozen else self._scheduler.plan()
-            if (change := self._changes.take_change()) is not None:
+            rests = frozen and not self._pause_state.empty
+            plan = Plan(self._scheduler.counts.steps) if rests else self._scheduler.plan()
+            if self._changes is not None and (change := self._changes.take_change()) is not None:
                 plan = replace(plan, change=change)
             if not plan.empty:
                 self._send(plan)
             elif (
                 self._unadapted
-                and not self._pause.freezes
+                and not frozen
                 and self._scheduler.idle
                 and not self._workers.in_flight
             ):
@@ -341,8 +384,8 @@ class Engine:
         self._send_masks()
         if plan.patches:
             self._unadapted = True
-            most = max(plan.patches, self._metrics.value("saccade_step_patches_largest"))
-            self._metrics.set("saccade_step_patches_largest", most)
+            most = max(plan.patches, self._metrics.value("saccade_max_step_patches"))
+            self._metrics.set("saccade_max_step_patches", most)
 
     def _apply(self, plan: Plan, result: StepResult) -> None:
         """Apply the answer to `plan`, the oldest in flight."""
@@ -350,7 +393,7 @@ class Engine:
             self._unadapted = result.unfinished
             return
         if plan.change is not None and result.changed is not None:
-            self._front.send(self._changes.made(result.changed))
+            self._front.send(self._model_changes.made(result.changed))
             renewed = plan.change.kind == "weights" and not result.changed.error
             if renewed or (result.changed.tower and plan.change.kind == "wake"):
                 self._scheduler.flush(embeddings=result.changed.tower)
@@ -369,8 +412,8 @@ class Engine:
         self._deltas += deltas
 
     def _report(self) -> None:
-        """Send the news since the last report, if any."""
-        self._changes.ended(self._deltas)
+        if self._changes is not None:
+            self._changes.ended(self._deltas)
         notices = self._scheduler.take_notices()
         output = Output(
             tuple(self._deltas),
@@ -389,7 +432,7 @@ def measure(scheduler: Scheduler, metrics: Metrics) -> None:
     counts, embeddings = scheduler.counts, scheduler.embeddings
     for name, value in (
         ("saccade_images_encoded_total", counts.images_encoded),
-        ("saccade_images_same_total", counts.images_same),
+        ("saccade_duplicate_images_total", counts.images_same),
         ("saccade_image_patches_encoded_total", counts.patches_encoded),
         ("saccade_prompt_tokens_total", counts.prompt_tokens),
         ("saccade_cached_tokens_total", counts.cached_tokens),
@@ -417,4 +460,4 @@ def measure(scheduler: Scheduler, metrics: Metrics) -> None:
     embeddings.end_pins()
     metrics.set("saccade_pinned", embeddings.kept_bytes, cache="embeddings")
     metrics.set("saccade_pins", len(embeddings.pins), cache="embeddings")
-    metrics.set("saccade_pins_given_way_total", embeddings.pins.given_way, cache="embeddings")
+    metrics.set("saccade_pins_evicted_total", embeddings.pins.given_way, cache="embeddings")

@@ -1,52 +1,94 @@
 """The part of the engine that only a language model needs: grammars, masks, pages.
 
-Owns nothing: the scheduler and the guides do. The loop asks for each of these where a server that
-only encodes has nothing.
+Has no state of its own: the scheduler has, and a plugin's grammars. A server that only encodes
+has none of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
 from saccade.core.errors import RequestError
 from saccade.core.metrics import Metrics
-from saccade.core.plan import PAGE_OUTCOMES, Masks
+from saccade.core.plan import Masks
 from saccade.core.types import Delta, ImageKey, Request
-from saccade.engine.grammar_loader import GrammarLoader
-from saccade.sched.parts.speculative import SpeculativeDecoding
 from saccade.sched.scheduler import GenerationScheduler
+
+if TYPE_CHECKING:
+    from saccade.sched.grammar_state import GrammarState
+
+
+class GrammarRequests(Protocol):
+    """Requests that wait for their grammars. A plugin prepares these in threads."""
+
+    @property
+    def waiting(self) -> bool:
+        """Return True if a request has yet to be taken."""
+        ...
+
+    def prepare(self, request: Request) -> None:
+        """Prepare the grammar state for a request's grammar."""
+        ...
+
+    def drop(self, id: str) -> bool:
+        """Forget a request. Returns True if it was waiting."""
+        ...
+
+    def take_ready(self) -> list[tuple[Request, GrammarState | RequestError]]:
+        """Take the requests whose grammar states are ready, or have failed, each once."""
+        ...
+
+    def fail_all(self, error: str) -> list[Delta]:
+        """End every waiting request with an error."""
+        ...
 
 
 class LanguageHalf:
-    """The language model's part of the engine. `scheduler` is the loop's own."""
+    """The language model's part of the engine. `scheduler` is the loop's own.
 
-    def __init__(self, scheduler: GenerationScheduler, grammar_loader: GrammarLoader) -> None:
+    open_grammars: called with the tokenizer's JSON, before the first request with a grammar.
+    """
+
+    def __init__(
+        self, scheduler: GenerationScheduler, open_grammars: Callable[[str], GrammarRequests]
+    ) -> None:
         self._scheduler = scheduler
-        self._grammar_loader = grammar_loader
+        self._open_grammars = open_grammars
+        self._grammars: GrammarRequests | None = None
 
     # ---- requests with a grammar
 
     @property
     def waiting(self) -> bool:
         """Return True if some request's grammar is still in preparation."""
-        return self._grammar_loader.waiting
+        return self._grammars is not None and self._grammars.waiting
+
+    def read_tokenizer(self, tokenizer_json: str) -> None:
+        """Start to read the tokenizer for grammars."""
+        self._grammars = self._open_grammars(tokenizer_json)
 
     def prepare_grammar(self, request: Request) -> None:
         """Prepare the grammar state for a request's grammar. `add_with_grammar` queues the
         request.
         """
-        self._grammar_loader.prepare(request)
+        assert self._grammars is not None, "the front sends the tokenizer first"
+        self._grammars.prepare(request)
 
     def drop(self, id: str) -> bool:
         """Forget a request that waits for its grammar. Returns True if it was waiting."""
-        return self._grammar_loader.drop(id)
+        return self._grammars is not None and self._grammars.drop(id)
 
     def fail_all(self, error: str) -> list[Delta]:
         """End every waiting request with an error."""
-        return self._grammar_loader.fail_all(error)
+        return [] if self._grammars is None else self._grammars.fail_all(error)
 
     def add_with_grammar(self) -> list[Delta]:
         """Queue the requests whose grammars are ready, and end those whose grammars have failed."""
         deltas: list[Delta] = []
-        for request, grammar_state in self._grammar_loader.take_ready():
+        if self._grammars is None:
+            return deltas
+        for request, grammar_state in self._grammars.take_ready():
             if isinstance(grammar_state, RequestError):
                 error = Delta(
                     request.id, finish="error", error=grammar_state.message, code=grammar_state.code
@@ -62,9 +104,9 @@ class LanguageHalf:
         """Take masks, as `GenerationScheduler.take_masks` does."""
         return self._scheduler.take_masks()
 
-    def take_halt(self) -> bool:
-        """Take a halt, as `GenerationScheduler.take_halt` does."""
-        return self._scheduler.take_halt()
+    def take_cancel(self) -> bool:
+        """Do as `GenerationScheduler.take_cancel`."""
+        return self._scheduler.take_cancel()
 
     def embedding_ready(self, key: ImageKey) -> list[Delta]:
         """Report an embedding, as `GenerationScheduler.embedding_ready` does."""
@@ -73,44 +115,21 @@ class LanguageHalf:
     # ---- figures
 
     def measure(self, metrics: Metrics) -> None:
-        """Copy the levels of pages, snapshots and pins into the metrics that users see."""
+        """Copy the levels of pages, pins and parts of steps into the metrics that users see."""
         pool, prefix, cached = self._scheduler.pool, self._scheduler.prefix, 0
         if prefix is not None:
             cached = prefix.pages
             prefix.end_pins()
             metrics.set("saccade_pinned", prefix.pinned, cache="kv")
             metrics.set("saccade_pins", len(prefix.pins), cache="kv")
-            metrics.set("saccade_pins_given_way_total", prefix.pins.given_way, cache="kv")
+            metrics.set("saccade_pins_evicted_total", prefix.pins.given_way, cache="kv")
             metrics.set("saccade_kv_evictions_total", prefix.evictions)
-            if prefix.kept is not None:
-                self._measure_kept(metrics)
-            if (snapshots := prefix.snapshots) is not None:
-                metrics.set("saccade_snapshots", len(snapshots))
-                metrics.set("saccade_snapshot_evictions_total", snapshots.evictions)
-        if (speculative := self._scheduler.part(SpeculativeDecoding)) is not None:
-            speculative.drafter.measure(metrics)
         metrics.set("saccade_kv_pages", pool.free, owner="free")
         metrics.set("saccade_kv_pages", cached, owner="prefix")
         used = pool.capacity - pool.free - cached
         metrics.set("saccade_kv_pages", used, owner="sequences")
         metrics.set("saccade_kv_utilization", used / pool.capacity)
         metrics.set("saccade_kv_page_tokens", pool.page_size)
-
-    def _measure_kept(self, metrics: Metrics) -> None:
-        """Copy the levels of what is kept beside the pool."""
-        prefix = self._scheduler.prefix
-        assert prefix is not None and prefix.kept is not None
-        restored = self._scheduler.counts.restored_tokens
-        for place, tier in prefix.kept.tiers.items():
-            metrics.set("saccade_kv_kept", len(tier.book), tier=place)
-            metrics.set("saccade_kv_kept_bytes", tier.book.used_bytes, tier=place)
-            metrics.set("saccade_kv_kept_budget_bytes", tier.book.budget_bytes, tier=place)
-            metrics.set("saccade_kv_kept_evictions_total", tier.book.evictions, tier=place)
-            tier.pinned.end_due()
-            given_way = tier.pinned.book.given_way
-            metrics.set("saccade_pinned", tier.pinned.nbytes, cache=f"kv {place}")
-            metrics.set("saccade_pins_given_way_total", given_way, cache=f"kv {place}")
-            metrics.set("saccade_restored_tokens_total", restored[place], tier=place)
-            for outcome in PAGE_OUTCOMES:
-                count = tier.counts[outcome]
-                metrics.set("saccade_kv_kept_total", count, tier=place, outcome=outcome)
+        blocks = {"block_size": str(pool.page_size), "num_gpu_blocks": str(pool.capacity)}
+        metrics.set("saccade_cache_config_info", 1, **blocks)
+        self._scheduler.measure(metrics)

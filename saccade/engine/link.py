@@ -1,16 +1,17 @@
 """The engine for the front: starts its process, talks to it, watches its progress.
 
 Thin on `ipc/child.py`. The engine dies with the front, and the front notices the engine's death at
-once, and its silence within seconds. Knows nothing of messages but signs of life.
+once, and its silence within seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from types import MappingProxyType
+from typing import Any, Self
 
 from saccade.core.arena import Arena
 from saccade.core.config import Role
@@ -19,25 +20,25 @@ from saccade.core.options import (
     CacheOptions,
     EngineOptions,
     ModelOptions,
-    ParallelOptions,
 )
+from saccade.core.settings import EngineSettings
 from saccade.ipc.boots import EngineBoot
-from saccade.ipc.child import HEARTBEAT_SECONDS, AsyncChannel, Child, Disconnected, Silence
+from saccade.ipc.child import HEARTBEAT_SECONDS, AsyncChannel, Child, Disconnected, HeartbeatMonitor
 from saccade.ipc.environment import engine_environment
 from saccade.ipc.messages import (
     FRONT_END,
-    Alive,
     Failed,
+    Heartbeat,
     Loading,
     Ready,
     ServeModel,
     Stop,
     ToEngine,
     ToFront,
-    TokenizerText,
 )
 
 MODULE = "saccade.engine.main"
+NO_PLUGINS: Mapping[str, dict[str, Any]] = MappingProxyType({})
 SILENT_SECONDS = 3.0
 """An engine that has not been heard of for so long is frozen."""
 END_SECONDS = 5.0
@@ -48,7 +49,7 @@ END_SECONDS = 5.0
 class EarlyEngine:
     """An engine process that does not know its model yet, and the arena's memory.
 
-    As a context it ends the process at last, if nobody has.
+    As a context manager it ends the process on exit, if it is still running.
     """
 
     child: Child
@@ -80,23 +81,23 @@ class EngineProcess:
         folder: Path,
         model: ModelOptions,
         engine: EngineOptions,
-        parallel: ParallelOptions,
         arena: Arena,
-        tokenizer_json: str = "",
         caches: CacheOptions = CacheOptions(),  # noqa: B008 - frozen
         role: Role = "all",
+        settings: EngineSettings = EngineSettings(),  # noqa: B008 - frozen
         early: EarlyEngine | None = None,
+        plugins: Mapping[str, dict[str, Any]] = NO_PLUGINS,
     ) -> None:
-        """Prepare the start. `tokenizer_json`: for grammars, as in `messages.TokenizerText`.
-        `early`: the process, if it has begun, with this arena's memory.
+        """Prepare the start. `early`: the process, if it has begun, with this arena's memory.
+        `plugins`: as in `messages.ServeModel`.
         """
-        self._vocabulary = TokenizerText(tokenizer_json)
-        self._served = ServeModel(str(folder), model, engine, parallel, arena.size, caches, role)
+        decided = str(folder), model, engine, arena.size, caches, role, settings
+        self._served = ServeModel(*decided, dict(plugins))
         self._arena_fd = arena.fd
         self._early = early
         self._child: Child | None = None
         self._channel: AsyncChannel[ToEngine, ToFront] | None = None
-        self._silence = Silence()
+        self._silence = HeartbeatMonitor()
         self._overdue = ""
         self._ticking: asyncio.Task[None] | None = None
 
@@ -105,11 +106,10 @@ class EngineProcess:
 
         `on_progress` hears how far that is. Raises StartupError with the engine's reason.
         """
-        early = self._early or begin_engine(self._served.parallel.ranks, self._arena_fd)
+        early = self._early or begin_engine(self._served.settings.parallel.ranks, self._arena_fd)
         self._child = early.child
         self._channel = await AsyncChannel.open(self._child.socket, FRONT_END)
         self._channel.send(self._served)
-        self._channel.send(self._vocabulary)
         try:
             while isinstance(message := await self.receive(), Loading):
                 on_progress(message)
@@ -135,9 +135,9 @@ class EngineProcess:
 
     @property
     def stall(self) -> str:
-        """Return why a living engine has stalled, or an empty text while it goes on."""
+        """Return why a living engine has stalled, or an empty text while it continues."""
         if self._silence.seconds > SILENT_SECONDS:
-            return f"the engine has not been heard of for {self._silence.seconds:.0f} s"
+            return f"no heartbeat from the engine for {self._silence.seconds:.0f} s"
         return self._overdue
 
     def send(self, message: ToEngine) -> None:
@@ -154,7 +154,7 @@ class EngineProcess:
         if self._child is None or self._channel is None:
             raise EngineUnavailable(self._reason)
         try:
-            while isinstance(message := await self._channel.receive(), Alive):
+            while isinstance(message := await self._channel.receive(), Heartbeat):
                 self._silence.heard()
                 self._overdue = message.overdue
         except Disconnected:
@@ -170,7 +170,7 @@ class EngineProcess:
         if self._ticking is not None:
             self._ticking.cancel()
         self._channel.send(Stop(grace))
-        # One that is still loading hears nothing, and has nothing to put in order.
+        # A process that is still loading reads no messages and has nothing to clean up.
         hears = self._ticking is not None and not self.stall
         await self._child.end(grace + END_SECONDS if hears else 0.0)
         self._channel.close()

@@ -2,7 +2,8 @@
 
     running ──begin──▶ ending ──nothing is left to do──▶ paused ──end──▶ running
 
-Owns the requests that wait. `keep`: requests in flight are frozen where they are, and go on later.
+Owns the requests that wait. `keep`: requests in flight are frozen where they are, and continue
+later.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from saccade.core.types import Delta, Request
 from saccade.ipc.messages import Altered
 
 
-class Intermission:
+class PauseState:
     """A pause's state, and the requests that wait.
 
-    `state`: as above. `keeps`: requests in flight go on after it.
+    `state`: as above. `keeps`: requests in flight continue after it.
     """
 
     def __init__(self) -> None:
@@ -53,13 +54,13 @@ class Intermission:
         return bool(self._ending)
 
     def begin_pause(self, id: int, keeps: bool) -> None:
-        """Begin a pause, which `settle` answers. A pause under way stays as it is."""
+        """Begin a pause, which `settle` answers. A pause in progress stays as it is."""
         self._asked.append(id)
         if self.state == "running":
             self.state, self.keeps = "ending", keeps
 
     def settle(self, idle: bool) -> list[Altered]:
-        """Return what to tell those that asked, once all work is done."""
+        """Return the replies to pending pause requests, once all work is done."""
         if not (self._asked and idle):
             return []
         self.state = "paused"
@@ -67,13 +68,13 @@ class Intermission:
         return altered
 
     def end_pause(self, id: int) -> None:
-        """Ask for the pause's end, which `leave` answers."""
+        """Request the end of the pause, which `leave` confirms."""
         self._ending.append(id)
 
     def leave(self) -> tuple[list[Request], list[Altered]]:
         """End the pause, if anybody has asked for it.
 
-        Returns the requests that have waited, and what to tell those that asked.
+        Returns the requests that have waited, and the replies to pending pause requests.
         """
         if not self._ending:
             return [], []

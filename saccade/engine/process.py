@@ -1,7 +1,7 @@
 """What the engine process does, once `engine/main.py` has begun it and its workers.
 
-Decides open options once the workers have reported the machine, then runs the engine loop. Tells
-the front the reason of a failure. Holds no tensors and loads no torch.
+Resolves unset options once the workers have reported the host, then runs the engine loop. Reports
+the reason of a failure to the front. Holds no tensors and loads no torch.
 """
 
 from __future__ import annotations
@@ -9,65 +9,60 @@ from __future__ import annotations
 import asyncio
 import mmap
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
 from saccade import __version__
-from saccade.cache.embeddings import EmbeddingCache
-from saccade.cache.kept_pages import KeptPages
-from saccade.cache.pages import PagePool
-from saccade.cache.pins import PinBook
-from saccade.cache.prefix import Node, PrefixCache
-from saccade.cache.snapshots import Snapshots
 from saccade.core.arena import Arena
-from saccade.core.config import EngineConfig
+from saccade.core.config import EngineConfig, Hardware
 from saccade.core.errors import StartupError
 from saccade.core.family import FamilySpec, KVSpec
 from saccade.core.given_paths import readable, sendable
 from saccade.core.metrics import Metrics
-from saccade.core.options import EngineOptions, usable_cores
-from saccade.core.page_store import PageIdentity
-from saccade.core.types import ImageKey, Tower
-from saccade.engine.claims import embedding_bytes_per_token
-from saccade.engine.engine import Engine
-from saccade.engine.grammar_loader import GrammarLoader
-from saccade.engine.language import LanguageHalf
+from saccade.core.options import usable_cores
+from saccade.core.settings import DraftSettings
+from saccade.core.store import PageIdentity
+from saccade.core.types import Tower
+from saccade.engine.engine import Engine, EnginePart
+from saccade.engine.language import GrammarRequests, LanguageHalf
 from saccade.engine.memory_watch import MemoryWatch
 from saccade.engine.ranks import pick_device, resolve_parallel, share_hardware
+from saccade.engine.schedulers import build_scheduler
 from saccade.engine.sizing import (
-    MOST_DRAFT_TOKENS,
+    MAX_DRAFT_TOKENS,
+    check_tower_attention,
     pick_dtype,
     resolve,
     resolve_tower,
-    tower_budget,
+    uses_graphs,
 )
-from saccade.engine.startup_report import LoadFacts, describe
-from saccade.engine.store_lookup import StoreProbe
+from saccade.engine.startup_report import LoadInfo, describe
 from saccade.engine.workers import Workers, WorkersLost
 from saccade.families.checkpoint import digest_weights
 from saccade.families.registry import load_spec
 from saccade.ipc.child import AsyncChannel, Child, Disconnected, ParentLink
-from saccade.ipc.machine_memory import MachineMemory
-from saccade.ipc.memory import settle
+from saccade.ipc.memory import MachineMemory, settle
 from saccade.ipc.messages import (
     ENGINE_END,
     Failed,
     Load,
+    Loaded,
     Loading,
     Ready,
     ServeModel,
+    Started,
     ToEngine,
     ToFront,
-    TokenizerText,
 )
-from saccade.sched.encoding import EncodeScheduler
-from saccade.sched.images.tiles import TileBook
-from saccade.sched.images.tower_pace import TowerPace
-from saccade.sched.limits import DraftLimits, SchedulerLimits
+from saccade.plugins import builders, plugins
 from saccade.sched.protocol import Scheduler
-from saccade.sched.scheduler import GenerationScheduler
+
+if TYPE_CHECKING:
+    from saccade.engine.store_lookup import StoreProbe
 
 PINNED_SHARE = 0.5
 """Of the KV cache and of each tier of it, and of the device's embedding cache: what requests may
@@ -80,7 +75,7 @@ FLUSH_SECONDS = 2.0
 
 
 async def run(arena_fd: int, parent: ParentLink, begun: Sequence[Child]) -> int:
-    """Serve with the workers that have begun. On failure, tell the front why.
+    """Serve with the started workers. On failure, report the reason to the front.
 
     Returns the exit status.
     """
@@ -119,87 +114,177 @@ async def serve(
     metrics: Metrics,
     arena_fd: int,
 ) -> None:
-    """Load the model on all ranks, tell the front what was decided, and run until told to stop.
+    """Load the model on all ranks, send the resolved options to the front, and run until stopped.
 
     Raises StartupError or WorkersLost.
     """
     with readable(boot.folder):
-        spec = load_spec(Path(boot.folder), boot.model.family_option)
-    words = await front.receive()
-    assert isinstance(words, TokenizerText)
-    grammar_loader = GrammarLoader(
-        partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set)
-    )
+        spec = load_spec(Path(boot.folder), boot.model.family_option, checked=True)
     front.send(Loading("starting PyTorch"))
-    # Load the model, and meanwhile the lexicon.
-    devices = await workers.find_devices()
-    load = plan_load(boot, spec, devices)
-    size = load.parallel.size
-    loading = asyncio.create_task(workers.load(load))
-    keeps = boot.caches.kv_cache_dir is not None and load.format != "dummy"
-    reading = asyncio.to_thread(digest_weights, Path(boot.folder)) if keeps else None
-    await grammar_loader.read_lexicon(words.tokenizer_json, spec.vocab_size, spec.eos_token_ids)
-    with readable(boot.folder):
-        weights = await reading if reading else ""
-    loaded = await loading
-    # Decide what was left open.
+    load = plan_load(boot, spec, await workers.find_devices())
+    loaded, weights = await load_model(boot, workers, load)
     hardware = share_hardware([each.hardware for each in loaded])
-    dials = boot.model, boot.engine, spec, load.dtype, hardware
-    if boot.role == "encode":
-        config = resolve_tower(*dials, boot.caches)
-    else:
-        config = resolve(*dials, size, boot.caches)
-    tower = replace(config.encoder, role=boot.role, quantization=load.quantization_tower)
-    kv = replace(config.kv, scales=loaded[0].kv_scales, attention=loaded[0].attention)
-    config = replace(config, encoder=tower, kv=kv)
-    pages = replace(kv.pages, identity=identify(config, load, spec, weights).digest())
-    config = replace(config, kv=replace(kv, pages=pages))
+    config = decide(boot, spec, load, loaded[0], hardware, weights)
     begun = await workers.allocate(config)
-    saved, probe = begun.saved, StoreProbe(begun.store, arrived.set) if begun.store else None
-    # Build the deciding half.
     drafts, no_drafts_reason = draft_tokens(
-        boot.engine, config, spec, batch_invariant=begun.batch_invariant
+        boot.settings.drafts, config, spec, batch_invariant=begun.batch_invariant
     )
     config = config if drafts else replace(config, snapshots=config.snapshots.without_drafts)
-    scheduler: Scheduler
-    language: LanguageHalf | None = None
-    if config.encoder.role == "encode":
-        scheduler = build_encode_scheduler(config, spec, saved, boot.arena_bytes)
-    else:
-        given = saved, boot.arena_bytes, PINNED_SHARE, begun.pages, drafts
-        # Several ranks would have to agree on where a halt came. A GPU's steps are begun ahead.
-        alone = config.device == "cpu" and workers.size == 1
-        scheduler = generation = build_scheduler(
-            config,
-            spec,
-            *given,
-            batch_invariant=begun.batch_invariant,
-            plan_steps=PLAN_STEPS if alone else 1,
-        )
-        language = LanguageHalf(generation, grammar_loader)
-    memory = None
-    if config.device == "cpu":
-        page_bytes = returnable_page_bytes(config, spec.kv_spec(size), size)
-        arena = Arena.attach(arena_fd)
-        memory = MemoryWatch(MachineMemory(), scheduler, arena, page_bytes, metrics)
+    wake = partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set)
+    grammars = partial(open_grammars, spec, wake)
+    scheduler, language = build_halves(boot, config, spec, begun, drafts, workers, grammars)
+    parts = build_parts(boot, config, scheduler)
     engine = Engine(
-        scheduler, workers, front, arrived, metrics, language, probe=probe, memory=memory
+        scheduler,
+        workers,
+        front,
+        arrived,
+        metrics,
+        language,
+        probe=open_probe(begun.store, arrived),
+        memory=watch_memory(config, load, spec, scheduler, arena_fd, metrics),
+        parts=parts,
     )
-    facts = LoadFacts(
+    facts = LoadInfo(
         load.family_option,
         loaded[0].quantised,
-        len(saved),
+        len(begun.saved),
         drafts,
         no_drafts_reason,
         begun.prepared,
         boot.arena_bytes,
     )
     decided = describe(config, load.parallel, spec, hardware, facts)
+    decided += tuple(line for part in parts for line in part.decided)
     settle()
     served = Tower(begun.tower, config.dtype, spec.embedding_width)
     front.send(Ready(config.kv_tokens, config.context_length, decided, served))
     await engine.run()
+    for part in parts:
+        part.close()
     await workers.close()
+
+
+async def load_model(
+    boot: ServeModel, workers: Workers, load: Load
+) -> tuple[Sequence[Loaded], str]:
+    """Load the model on all ranks.
+
+    Returns what each rank found, and a digest over the weights if KV pages outlive the server.
+    """
+    loading = asyncio.create_task(workers.load(load))
+    keeps = boot.settings.tiers.kv_disk is not None and load.format != "dummy"
+    reading = asyncio.to_thread(digest_weights, Path(boot.folder)) if keeps else None
+    with readable(boot.folder):
+        weights = await reading if reading else ""
+    return await loading, weights
+
+
+def decide(
+    boot: ServeModel,
+    spec: FamilySpec,
+    load: Load,
+    loaded: Loaded,
+    hardware: Hardware,
+    weights: str,
+) -> EngineConfig:
+    """Decide what options left open. `loaded`: the first rank's. `weights`: as `load_model`.
+
+    Raises ConfigError.
+    """
+    dials = boot.model, boot.engine, spec, load.dtype, hardware
+    if boot.role == "encode":
+        config = resolve_tower(*dials, boot.caches, boot.settings)
+    else:
+        config = resolve(*dials, load.parallel.size, boot.caches, boot.settings)
+    tower = replace(config.encoder, role=boot.role, quantization=load.quantization_tower)
+    kv = replace(config.kv, scales=loaded.kv_scales, attention=loaded.attention)
+    config = replace(config, encoder=tower, kv=kv)
+    pages = replace(kv.pages, identity=identify(config, load, spec, weights).digest())
+    return replace(config, kv=replace(kv, pages=pages))
+
+
+def build_halves(
+    boot: ServeModel,
+    config: EngineConfig,
+    spec: FamilySpec,
+    begun: Started,
+    drafts: int,
+    workers: Workers,
+    grammars: Callable[[str], GrammarRequests],
+) -> tuple[Scheduler, LanguageHalf | None]:
+    """Build the scheduler, and what a language model needs beside it.
+
+    A plugin has the scheduler of a server without a language model.
+    """
+    for build in builders(lambda plugin: plugin.scheduler, config):
+        scheduler: Scheduler = build(config, spec, begun.saved, boot.arena_bytes)
+        return scheduler, None
+    # Several ranks would have to agree on where a halt came. A GPU's steps are begun ahead.
+    alone = config.device == "cpu" and workers.size == 1
+    generation = build_scheduler(
+        config,
+        spec,
+        begun.saved,
+        boot.arena_bytes,
+        PINNED_SHARE,
+        begun.pages,
+        drafts,
+        batch_invariant=begun.batch_invariant,
+        plan_steps=PLAN_STEPS if alone else 1,
+    )
+    return generation, LanguageHalf(generation, grammars)
+
+
+def open_grammars(
+    spec: FamilySpec, wake: Callable[[], object], tokenizer_json: str
+) -> GrammarRequests:
+    """Start to read the tokenizer for grammars, in threads of the plugin that has these.
+
+    wake: called when a grammar or a mask is ready.
+    """
+    name = next(plugin.grammars for plugin in plugins() if plugin.grammars)
+    build: Callable[..., GrammarRequests] = resolve_name(name)
+    return build(tokenizer_json, spec.vocab_size, spec.eos_token_ids, wake)
+
+
+def build_parts(
+    boot: ServeModel, config: EngineConfig, scheduler: Scheduler
+) -> tuple[EnginePart, ...]:
+    """Build the engine parts of the plugins that the front has sent options for.
+
+    Raises StartupError.
+    """
+    named = {plugin.name: plugin.engine_part for plugin in plugins() if plugin.engine_part}
+    return tuple(
+        resolve_name(named[name])(options, config, scheduler)
+        for name, options in boot.plugins.items()
+    )
+
+
+def open_probe(store: str, arrived: asyncio.Event) -> StoreProbe | None:
+    """Return the lookups in a store that servers share, if there is one."""
+    if not store:
+        return None
+    from saccade.engine.store_lookup import StoreProbe
+
+    return StoreProbe(store, arrived.set)
+
+
+def watch_memory(
+    config: EngineConfig,
+    load: Load,
+    spec: FamilySpec,
+    scheduler: Scheduler,
+    arena_fd: int,
+    metrics: Metrics,
+) -> MemoryWatch | None:
+    """Return the watch over the machine's memory, or None on a GPU."""
+    if config.device != "cpu":
+        return None
+    size = load.parallel.size
+    page_bytes = returnable_page_bytes(config, spec.kv_spec(size), size)
+    return MemoryWatch(MachineMemory(), scheduler, Arena.attach(arena_fd), page_bytes, metrics)
 
 
 def plan_load(boot: ServeModel, spec: FamilySpec, devices: int) -> Load:
@@ -207,8 +292,11 @@ def plan_load(boot: ServeModel, spec: FamilySpec, devices: int) -> Load:
 
     Raises ConfigError.
     """
-    device = pick_device(boot.model.device, devices, boot.parallel.ranks)
-    parallel = resolve_parallel(boot.parallel, spec, device)
+    sharing = boot.settings.parallel
+    device = pick_device(boot.model.device, devices, sharing.ranks)
+    parallel = resolve_parallel(sharing, spec, device)
+    cuda, bits = boot.settings.cuda, boot.settings.quantization
+    check_tower_attention(cuda.mm_attention_backend, device)
     return Load(
         folder=boot.folder,
         device=device,
@@ -217,58 +305,17 @@ def plan_load(boot: ServeModel, spec: FamilySpec, devices: int) -> Load:
         threads=max(1, (boot.engine.threads or usable_cores()) // parallel.ranks),
         parallel=parallel,
         family_option=boot.model.family_option,
-        quantization=boot.model.quantization,
-        quantization_tower=boot.model.quantization_tower,
-        kv_dtype=boot.model.kv_cache_dtype,
+        quantization=bits.quantization,
+        quantization_tower=bits.quantization_tower,
+        kv_dtype=bits.kv_cache_dtype,
         role=boot.role,
         attention=boot.engine.attention_backend,
-        graphs=device == "cuda" and not boot.engine.disable_cuda_graph,
+        graphs=device == "cuda" and uses_graphs(cuda, spec),
     )
-
-
-def build_scheduler(
-    config: EngineConfig,
-    spec: FamilySpec,
-    saved: Iterable[tuple[ImageKey, int]] = (),
-    arena_bytes: int = 1 << 40,
-    pinned_share: float = 0.0,
-    pages: Iterable[tuple[bytes, int]] = (),
-    drafts: int = 0,
-    *,
-    batch_invariant: bool = False,
-    paced: bool = True,
-    plan_steps: int = 1,
-) -> GenerationScheduler:
-    """Build the deciding half of the engine: page pool, caches, scheduler.
-
-    `saved`, `pages`: embeddings, and KV pages, on disk (`Workers.allocate`). `pinned_share`:
-    `PINNED_SHARE`. `drafts`: `DraftLimits.tokens`. `batch_invariant`: as
-    `SchedulerLimits.batch_invariant`. `paced`: the tower's budget follows pauses, on an
-    accelerator. `plan_steps`: as in `SchedulerLimits`.
-    """
-    pool = PagePool(config.kv_pages, config.page_size)
-    limits = limits_of(config, spec, arena_bytes)
-    drafting = replace(limits.drafts, tokens=drafts)
-    limits = replace(
-        limits, drafts=drafting, batch_invariant=batch_invariant, plan_steps=plan_steps
-    )
-    embeddings = build_embeddings(config, spec, saved, pinned_share)
-    pins: PinBook[Node] = PinBook(int(pinned_share * pool.capacity))
-    keeps_states = spec.kv_spec().state_bytes(config.dtype) > 0
-    snapshots: Snapshots[Node] = Snapshots(config.max_running, config.snapshots.count)
-    tiles, prefix = build_tiles(spec, embeddings), None
-    if config.prefix_cache and (config.snapshots.count or not keeps_states):
-        kept = build_kept(config, spec, pages, pinned_share) if config.kv.pages else None
-        by_tiles = None if tiles is None or kept is not None or sees_whole(spec) else tiles.by_tiles
-        prefix = PrefixCache(pool, pins, snapshots if keeps_states else None, kept, by_tiles)
-    paced = paced and limits.tower_budget > 0 and not limits.tower_shares
-    whole = tower_budget(spec, 1) if paced else 0
-    pace = TowerPace(limits.tower_budget, whole) if paced else None
-    return GenerationScheduler(limits, pool, prefix, embeddings, spec.eos_token_ids, pace, tiles)
 
 
 def returnable_page_bytes(config: EngineConfig, kept: KVSpec, ranks: int) -> int:
-    """Return the bytes that a free KV page gives back to the system, on all ranks.
+    """Return the bytes that a free KV page releases to the system, on all ranks.
 
     0 if a page's parts are smaller than the system's pages, as it takes only whole ones.
     """
@@ -296,52 +343,8 @@ def identify(config: EngineConfig, load: Load, spec: FamilySpec, weights: str) -
     )
 
 
-def build_kept(
-    config: EngineConfig,
-    spec: FamilySpec,
-    found: Iterable[tuple[bytes, int]],
-    pinned_share: float,
-) -> KeptPages:
-    """Build the book for KV pages beside the pool."""
-    pages = config.kv.pages
-    each = spec.kv_spec(pages.ranks).with_dtype(config.kv.dtype)
-    page_bytes = config.page_size * each.token_bytes(config.dtype) * pages.ranks
-    state_bytes = each.state_bytes(config.dtype) * pages.ranks
-    return KeptPages(
-        pages.identity,
-        page_bytes,
-        state_bytes,
-        pages.disk_bytes,
-        found,
-        pages.host_bytes * pages.ranks,
-        pinned_share,
-    )
-
-
-def build_encode_scheduler(
-    config: EngineConfig,
-    spec: FamilySpec,
-    saved: Iterable[tuple[ImageKey, int]],
-    arena_bytes: int,
-) -> EncodeScheduler:
-    """Build the deciding half of an engine with a vision tower alone."""
-    limits = limits_of(config, spec, arena_bytes)
-    embeddings = build_embeddings(config, spec, saved)
-    return EncodeScheduler(limits, embeddings, build_tiles(spec, embeddings))
-
-
-def sees_whole(spec: FamilySpec) -> bool:
-    """Return True if an image token's keys and values depend on more than tokens before it."""
-    return spec.position_axes > 1 or spec.kv_spec().whole_images
-
-
-def build_tiles(spec: FamilySpec, embeddings: EmbeddingCache) -> TileBook | None:
-    """Build the book of tiles, or None for a tower that sees none apart."""
-    return None if spec.tiles is None else TileBook(spec.tiles, spec.num_patches, embeddings)
-
-
 def draft_tokens(
-    options: EngineOptions, config: EngineConfig, spec: FamilySpec, *, batch_invariant: bool
+    settings: DraftSettings, config: EngineConfig, spec: FamilySpec, *, batch_invariant: bool
 ) -> tuple[int, str]:
     """Return `DraftLimits.tokens`, 0 where drafting could change an answer, and the reason for 0.
 
@@ -349,50 +352,14 @@ def draft_tokens(
     from before is needed.
     """
     why = ""
-    if options.speculative == "off":
+    if settings.speculative == "off":
         why = "--speculative off"
-    elif options.speculative == "auto" and not batch_invariant:
-        why = "a row's values depend on the rows beside it, so that a guess could change an answer"
+    elif settings.speculative == "auto" and not batch_invariant:
+        why = "results are not batch-invariant, so a draft could change an answer"
     elif spec.kv_spec().state_bytes(config.dtype) and not config.snapshots.between:
-        why = "no memory is left for states between guesses"
+        why = "no memory for states of draft tokens"
         if config.device == "cuda":
-            why = "states between guesses are kept on CPUs alone"
-        elif options.speculative == "auto":
-            why = "a model with a state per sequence is guessed for with --speculative always"
-    return (0, why) if why else (MOST_DRAFT_TOKENS, "")
-
-
-def limits_of(config: EngineConfig, spec: FamilySpec, arena_bytes: int) -> SchedulerLimits:
-    """Return the scheduler's bounds."""
-    given = (
-        embedding_bytes_per_token(spec, config.dtype) if config.encoder.role == "language" else 0
-    )
-    first = config.max_running + config.snapshots.count
-    kept, lines = spec.kv_spec(), range(first, first + config.snapshots.between)
-    states = lines if kept.state_bytes(config.dtype) else None
-    return SchedulerLimits(
-        max_running=config.max_running,
-        chunk_tokens=config.chunk_tokens,
-        context_length=config.context_length,
-        encode_patches=config.encode_patches,
-        arena_bytes=arena_bytes,
-        tower_budget=config.tower_budget,
-        tower_shares=config.device == "cpu",
-        tower_blocks=spec.encoder_blocks,
-        snapshot_tokens=config.snapshots.tokens,
-        given_bytes=given,
-        drafts=DraftLimits(states=states, head=kept.drafts),
-        whole_image_tokens=spec.largest_image.tokens if kept.whole_images else 0,
-    )
-
-
-def build_embeddings(
-    config: EngineConfig,
-    spec: FamilySpec,
-    saved: Iterable[tuple[ImageKey, int]],
-    pinned_share: float = 0.0,
-) -> EmbeddingCache:
-    """Build the embedding cache, with the `saved` embeddings on disk."""
-    pins: PinBook[ImageKey] = PinBook(int(pinned_share * config.embeddings.device_bytes))
-    row = embedding_bytes_per_token(spec, config.dtype)
-    return EmbeddingCache(config.embeddings, row, saved, pins=pins)
+            why = "states of draft tokens are only supported on CPUs"
+        elif settings.speculative == "auto":
+            why = "for models with recurrent states, use --speculative always"
+    return (0, why) if why else (MAX_DRAFT_TOKENS, "")

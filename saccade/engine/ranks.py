@@ -1,6 +1,6 @@
 """The division of a model and a machine among ranks: device, slices, collectives.
 
-Knows sizes and counts only; nothing of tensors.
+Only computes with sizes and counts, not with tensors.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Literal
 from saccade.core.config import EncoderMode, Hardware, ParallelConfig
 from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
-from saccade.core.options import ParallelOptions
+from saccade.core.settings import ParallelSettings
 
 logger = logging.getLogger("saccade")
 
 NVIDIA = Path("/dev/nvidiactl")
 """There where a driver for NVIDIA's GPUs is loaded."""
-LARGEST_TP = 64
+MAX_TP = 64
 NARROW_ENCODER = 256
 """Below this many values per rank, cutting the vision tower's matrices costs more in collectives
 than it saves.
@@ -45,15 +45,15 @@ def pick_device(
         )
     if wanted == "auto" and not devices and NVIDIA.exists():
         logger.warning(
-            "this machine has an NVIDIA GPU (%s), but torch cannot use it, so the CPU serves: "
-            "install a CUDA build of torch that the driver is new enough for; --device cpu is "
-            "content with this",
+            "this machine has an NVIDIA GPU (%s), but torch cannot use it, so the CPU is used: "
+            "install a CUDA build of torch that the driver supports, or set --device cpu to hide "
+            "this warning",
             NVIDIA,
         )
     if 0 < devices < ranks:
         raise ConfigError(
-            f"--tp-size, --ep-size: torch sees {devices} CUDA devices for {ranks} ranks, and "
-            "each needs one"
+            f"--tp-size, --ep-size: torch sees {devices} CUDA devices, but {ranks} ranks need one "
+            "each"
         )
     return "cuda" if devices else "cpu"
 
@@ -65,7 +65,7 @@ def _what_lacks(torch: str) -> str:
         also = ", and a CUDA build of torch" if for_cpus else ""
         return f"there is no NVIDIA driver (no {NVIDIA}); install it{also}"
     found = "is a build for CPUs" if for_cpus else "cannot use the driver"
-    return f"torch {torch} {found}; install a CUDA build that the driver is new enough for"
+    return f"torch {torch} {found}; install a CUDA build that the driver supports"
 
 
 def share_hardware(ranks: Sequence[Hardware]) -> Hardware:
@@ -82,14 +82,14 @@ def share_hardware(ranks: Sequence[Hardware]) -> Hardware:
 
 
 def resolve_parallel(
-    options: ParallelOptions, spec: FamilySpec, device: Literal["cpu", "cuda"]
+    settings: ParallelSettings, spec: FamilySpec, device: Literal["cpu", "cuda"]
 ) -> ParallelConfig:
     """Decide how to divide the model.
 
     Raises ConfigError, with the sizes that work, for an impossible division.
     """
-    size, cuda, ranks = options.tp_size, device == "cuda", options.ranks
-    runs = options.ep_size
+    size, cuda, ranks = settings.tp_size, device == "cuda", settings.ranks
+    runs = settings.ep_size
     if runs > 1 and (not spec.cuts.experts or spec.cuts.experts % runs):
         has = f"{spec.cuts.experts} experts, which cannot be divided" if spec.cuts.experts else ""
         raise ConfigError(
@@ -100,7 +100,7 @@ def resolve_parallel(
         return not (max(n, runs) % min(n, runs) or spec.cuts.obstacles(n, max(n, runs) // runs))
 
     if obstacles := spec.cuts.obstacles(size, ranks // runs):
-        sizes = ", ".join(str(n) for n in range(1, LARGEST_TP + 1) if works(n))
+        sizes = ", ".join(str(n) for n in range(1, MAX_TP + 1) if works(n))
         raise ConfigError(
             f"--tp-size {size}: {' and '.join(obstacles)} cannot be divided among {size} "
             f"ranks; sizes that work are {sizes}"
@@ -112,7 +112,7 @@ def resolve_parallel(
     if ranks > size or (size > 1 and (uncut or narrow)):
         encoder = "data"
     # The collectives.
-    all_reduce = options.all_reduce
+    all_reduce = settings.all_reduce
     if all_reduce == "auto":
         all_reduce = "nccl" if cuda else "shm" if platform.machine() == "x86_64" else "gloo"
     elif (all_reduce in ("nccl", "symm-mem")) != cuda:
@@ -124,6 +124,6 @@ def resolve_parallel(
         size,
         encoder,
         all_reduce,
-        options.step_timeout or (120.0 if cuda else 1200.0),
+        settings.step_timeout or (120.0 if cuda else 1200.0),
         expert_runs=runs,
     )

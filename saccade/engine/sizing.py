@@ -1,18 +1,15 @@
 """The decisions of start-up: options, the model's facts and the machine's, made into a
 configuration.
 
-`resolve` leaves nothing open; `ranks.py` divides a model among ranks, and `startup_report.py`
-describes the decisions. Knows sizes and counts only; nothing of tensors.
+`resolve` sets every option; `ranks.py` divides a model among ranks, and `startup_report.py`
+describes the decisions. Only computes with sizes and counts, not with tensors.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from saccade.core.claims import DiskFolder, warn_of_others
 from saccade.core.config import (
@@ -20,9 +17,9 @@ from saccade.core.config import (
     MIB,
     PAGE_PIECE_BYTES,
     PAGE_PIECES,
+    POSITION_CACHE_BYTES,
     Dtype,
     EmbeddingBudgets,
-    EncoderAttention,
     EncoderConfig,
     EngineConfig,
     Hardware,
@@ -37,13 +34,18 @@ from saccade.core.family import FamilySpec, KVSpec
 from saccade.core.options import (
     CacheOptions,
     EngineOptions,
-    MediaOptions,
     ModelOptions,
 )
-from saccade.core.page_store import PAGE_FILES
 from saccade.core.plan import PLANS_IN_FLIGHT
-from saccade.core.store import EMBEDDING_FILES, FolderLayout
-from saccade.engine.claims import (
+from saccade.core.settings import (
+    CudaSettings,
+    DraftSettings,
+    EngineSettings,
+    QuantizationSettings,
+    TierSettings,
+)
+from saccade.core.store import EMBEDDING_FILES, PAGE_FILES, FolderLayout
+from saccade.engine.memory_estimate import (
     StepBounds,
     cuda_bytes,
     embedding_bytes_per_token,
@@ -51,10 +53,10 @@ from saccade.engine.claims import (
     scoring_bytes,
     step_graph_bytes,
 )
-from saccade.kernels.libraries.installed import FA3_INSTALL, find_fa3, has_fa4
+from saccade.kernels.backend import find_backend
 
-MOST_DRAFT_TOKENS = 7
-"""Of a sequence in a step."""
+MAX_DRAFT_TOKENS = 7
+"""Maximum draft tokens per sequence and step."""
 VIT_GRAPH_SIZES = (
     128,
     256,
@@ -77,25 +79,26 @@ DECODE_GRAPH_STEP = 8
 MIXED_GRAPH_ROWS = (0, 4, 16, 64)
 """Rows that decode beside prompts in the language model's graphs; and as many as may run."""
 MIXED_GRAPH_TOKENS = (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-MOST_MIXED_TOKENS = 4096
+PROMPT_PAUSE = 0.025
+"""Seconds of a step with prompts on a GPU while others read answers, unless a chunk's size is given
+(`sched/step_pace.py`).
+"""
+MIN_PROMPT_TOKENS = 256
+"""A step's tokens of prompts beside rows that decode, at least: with fewer a GPU reads the weights
+more often for a prompt than it computes.
+"""
+MAX_MIXED_TOKENS = 4096
 """Tokens of prompts in a graph, unless memory is short."""
 MIXED_GRAPH_SHARE = 8
 """Graphs with prompts are fewer where all would take more than this part of what
 memory is free.
 """
-MOST_HOST_BYTES = 8 * GIB
-"""Of the host tier, of all ranks, unless told: all of it is pinned."""
+MAX_HOST_BYTES = 8 * GIB
+"""Default maximum of the host tier, of all ranks: all of it is pinned."""
 CUDA_ENCODE_PATCHES = 16_384
 """In a step, on a GPU, unless told: what 1.2 GiB are enough for, and twice that leaves it no
 quicker.
 """
-
-TOWER_ATTENTION: dict[int, EncoderAttention] = {9: "triton", 10: "triton"}
-"""By a GPU's major architecture; flash where none is named. For 14,400 rows of 16 heads of 72 an
-H200 takes 4.1 ms with torch's kernel, 2.7 with ours. On Blackwell that is not measured.
-"""
-FLASH_LIKE = ("flash", "fa3", "fa4")
-"""Options that need a GPU and a dtype of 16 bits."""
 
 LARGE_IMAGE = 1440, 2560
 """(height, width) in pixels."""
@@ -103,20 +106,20 @@ LARGE_IMAGE_STEPS = {"cpu": 8, "cuda": 27}
 """While the language model has work an image of that size is encoded in so many steps, smaller ones
 in fewer. On a GPU this is where a server begins: a part is a block of Qwen3-VL's tower, estimated
 at 4 ms on an H100, where steps that decode take 7. From there the pauses that it measures decide
-(`sched/images/tower_pace.py`).
+(`sched/step_pace.py`).
 """
 
-LARGEST_IMAGES = 4
+MAX_IMAGES = 4
 """The embedding cache has room for so many of the largest images, where memory allows."""
 
 STATES_PART = 4
 """Unless told otherwise, states of running sequences take at most one part in so many of the memory
 for states and pages."""
 SNAPSHOTS_PART = 3
-"""Of what they leave, snapshots of states take one part in so many, pages the others."""
+"""Snapshots of states get 1 / this of the remaining memory, pages the rest."""
 BETWEEN_PART = 8
-"""Of what they leave, states between draft tokens take at most one part in so many."""
-LEAST_SNAPSHOT_TOKENS = 256
+"""States between draft tokens get at most 1 / this of the remaining memory."""
+MIN_SNAPSHOT_TOKENS = 256
 SNAPSHOTS_RUNNING = 4
 FEWEST_SNAPSHOTS = 2
 """With fewer the prefix cache of a model that keeps states is off."""
@@ -139,25 +142,27 @@ def resolve(
     hardware: Hardware,
     ranks: int = 1,
     caches: CacheOptions = CacheOptions(),  # noqa: B008 - frozen
+    settings: EngineSettings = EngineSettings(),  # noqa: B008 - frozen
 ) -> EngineConfig:
     """Decide every open option.
 
-    `dtype`: the loaded weights'. `hardware`: what one of `ranks` ranks has.
+    `dtype`: the loaded weights'. `hardware`: what one of `ranks` ranks has. `settings`: of plugins.
 
-    Raises ConfigError for an impossible setting.
+    Raises ConfigError for an impossible setting, and NoMemoryError for a model that is too large.
     """
     cuda, page_size = hardware.device == "cuda", engine.page_size
     context, chunk = pick_context(model, spec), pick_chunk(engine, spec, cuda=cuda)
     fraction = engine.mem_fraction_static or (0.85 if cuda else 0.5)
-    kv = resolve_kv(model, hardware, spec)
+    kv = resolve_kv(settings.quantization, hardware, spec)
     kept = spec.kv_spec(ranks).with_dtype(kv.dtype)
     page_bytes = page_size * kept.token_bytes(dtype)
     budget = memory_budget(hardware, fraction)
     max_running = resolve_running(engine, kept.state_bytes(dtype), budget, cuda=cuda)
-    graphs = resolve_step_graphs(engine, max_running, chunk, spec, dtype, hardware)
+    tiers = settings.tiers
+    graphs = resolve_step_graphs(settings.cuda, max_running, chunk, spec, dtype, hardware)
     half, patches = dtype != "float32", pick_encode_patches(engine, cuda=cuda)
-    encoder = resolve_encoder(engine, spec, cuda=cuda, half=half, arch=hardware.arch, beside=True)
-    claimed, embedded = scoring_bytes(spec, chunk) + page_copy_bytes(hardware, caches), 0
+    encoder = resolve_encoder(settings, spec, cuda=cuda, half=half, arch=hardware.arch, beside=True)
+    claimed, embedded = scoring_bytes(spec, chunk) + page_copy_bytes(hardware, tiers), 0
     if cuda:
         steps = StepBounds(max_running, chunk, context, page_size)
         claimed += cuda_bytes(spec, steps, graphs, patches, encoder, dtype, engine)
@@ -167,7 +172,7 @@ def resolve(
     enough = engine.max_total_tokens or max_running * context
     available = min(budget, free)
     snapshots = resolve_snapshots(
-        engine, caches, kept, dtype, available, max_running, enough, cuda=cuda
+        settings.drafts, caches, kept, dtype, available, max_running, enough, cuda=cuda
     )
     states = (max_running + snapshots.lines) * kept.state_bytes(dtype)
     kv_pages = min((available - states) // page_bytes, 1 + -(-enough // page_size))
@@ -176,11 +181,11 @@ def resolve(
     context = min(context, (kv_pages - 1) * page_size)
     left = max(0, free - kv_pages * page_bytes - states) + embedded
     prefix_cache = not caches.disable_radix_cache and bool(snapshots.count or not states)
-    if caches.kv_cache_dir is not None and not prefix_cache:
+    if tiers.kv_disk is not None and not prefix_cache:
         why = "disable_radix_cache is set" if caches.disable_radix_cache else "no snapshot fits"
         raise ConfigError(
-            f"--kv-cache-dir {caches.kv_cache_dir}: {why}, so that no KV would be kept there or "
-            "read; leave it out"
+            f"--kv-cache-dir {tiers.kv_disk.path}: {why}, so no KV would be stored there; omit the "
+            "option"
         )
     host, host_pages = pick_host_bytes(hardware, ranks), hardware.host_free_bytes // HOST_KV_PART
     return EngineConfig(
@@ -192,10 +197,12 @@ def resolve(
         page_size=page_size,
         kv_pages=kv_pages,
         prefix_cache=prefix_cache,
-        embeddings=resolve_embeddings(caches, spec, dtype, left, host),
+        embeddings=resolve_embeddings(caches, tiers, spec, dtype, left, host),
         encode_patches=patches,
-        kv=replace(kv, pages=resolve_pages(caches, ranks, host_pages)) if prefix_cache else kv,
+        chunk_aware=settings.switches.chunk_aware,
+        kv=replace(kv, pages=resolve_pages(tiers, ranks, host_pages)) if prefix_cache else kv,
         tower_budget=tower_budget(spec, LARGE_IMAGE_STEPS[hardware.device]),
+        prompt_pause=PROMPT_PAUSE if cuda and engine.chunked_prefill_size is None else 0.0,
         encoder=encoder,
         graphs=graphs,
         snapshots=snapshots,
@@ -209,6 +216,7 @@ def resolve_tower(
     dtype: Dtype,
     hardware: Hardware,
     caches: CacheOptions,
+    settings: EngineSettings,
 ) -> EngineConfig:
     """Decide as `resolve` does, for a server that only encodes.
 
@@ -227,10 +235,10 @@ def resolve_tower(
         page_size=engine.page_size,
         kv_pages=1,
         prefix_cache=False,
-        embeddings=resolve_embeddings(caches, spec, dtype, left, host_bytes),
+        embeddings=resolve_embeddings(caches, settings.tiers, spec, dtype, left, host_bytes),
         encode_patches=pick_encode_patches(engine, cuda=cuda),
         encoder=resolve_encoder(
-            engine, spec, cuda=cuda, half=dtype != "float32", arch=hardware.arch
+            settings, spec, cuda=cuda, half=dtype != "float32", arch=hardware.arch
         ),
     )
 
@@ -240,8 +248,7 @@ def pick_context(model: ModelOptions, spec: FamilySpec) -> int:
     context = model.context_length or spec.context_length
     if context > spec.context_length:
         raise ConfigError(
-            f"--context-length {context}: the model was made for {spec.context_length} tokens "
-            "at most"
+            f"--context-length {context}: the model supports at most {spec.context_length} tokens"
         )
     return context
 
@@ -281,7 +288,7 @@ def resolve_running(engine: EngineOptions, state_bytes: int, budget: int, *, cud
     if wanted is not None and wanted * state_bytes > budget:
         raise ConfigError(
             f"--max-running-requests {wanted}: the state of a sequence takes "
-            f"{state_bytes / MIB:.1f} MiB, and there is room for {max(0, budget) // state_bytes}"
+            f"{state_bytes / MIB:.1f} MiB, and memory allows {max(0, budget) // state_bytes}"
         )
     most = wanted or (256 if cuda else 32)
     if wanted is None and state_bytes:
@@ -289,7 +296,7 @@ def resolve_running(engine: EngineOptions, state_bytes: int, budget: int, *, cud
     return most
 
 
-def count_between(engine: EngineOptions, state_bytes: int, left: int, *, cuda: bool) -> int:
+def count_between(drafts: DraftSettings, state_bytes: int, left: int, *, cuda: bool) -> int:
     """Return the lines in the state memory for the states between draft tokens.
 
     They suffice for what two plans in flight may have for a sequence each. They are 0 on a GPU,
@@ -297,14 +304,14 @@ def count_between(engine: EngineOptions, state_bytes: int, left: int, *, cuda: b
     costs more than most drafts save (decision 015). `left`: bytes that running sequences' states
     leave.
     """
-    if cuda or not state_bytes or engine.speculative != "always":
+    if cuda or not state_bytes or drafts.speculative != "always":
         return 0
-    most = PLANS_IN_FLIGHT * MOST_DRAFT_TOKENS
+    most = PLANS_IN_FLIGHT * MAX_DRAFT_TOKENS
     return max(0, min(most, left // BETWEEN_PART // state_bytes))
 
 
 def resolve_snapshots(
-    engine: EngineOptions,
+    drafts: DraftSettings,
     caches: CacheOptions,
     kept: KVSpec,
     dtype: Dtype,
@@ -316,15 +323,15 @@ def resolve_snapshots(
 ) -> SnapshotConfig:
     """Return the snapshots for the prefix cache, and how they space out over a long prompt.
 
-    Two snapshots lie as many tokens apart as take one snapshot's memory. `budget`: bytes for states
-    and pages. `enough`: tokens for which pages are useful.
+    The distance of two snapshots, in tokens, has the KV size of one snapshot. `budget`: bytes for
+    states and pages. `enough`: tokens for which pages are useful.
     """
     state_bytes = kept.state_bytes(dtype)
     if not state_bytes:
         return SnapshotConfig()
-    every = max(LEAST_SNAPSHOT_TOKENS, -(-state_bytes // kept.token_bytes(dtype)))
+    every = max(MIN_SNAPSHOT_TOKENS, -(-state_bytes // kept.token_bytes(dtype)))
     left = budget - max_running * state_bytes
-    between = count_between(engine, state_bytes, left, cuda=cuda)
+    between = count_between(drafts, state_bytes, left, cuda=cuda)
     if caches.disable_radix_cache:
         return SnapshotConfig(0, every, between)
     available = (left - between * state_bytes) // SNAPSHOTS_PART // state_bytes
@@ -333,35 +340,44 @@ def resolve_snapshots(
     return SnapshotConfig(count if count >= FEWEST_SNAPSHOTS else 0, every, between)
 
 
-def _no_memory(hardware: Hardware, fraction: float, kv_bytes: int) -> ConfigError:
+class NoMemoryError(ConfigError):
+    """What is loaded leaves no memory for a page."""
+
+
+def _no_memory(hardware: Hardware, fraction: float, kv_bytes: int) -> NoMemoryError:
     used, total = hardware.total_bytes - hardware.free_bytes, hardware.total_bytes
-    return ConfigError(
+    return NoMemoryError(
         f"no memory for the KV cache: {used / GIB:.1f} of {total / GIB:.1f} GiB are used, and "
         f"--mem-fraction-static {fraction} leaves {max(0, kv_bytes) / GIB:.2f}; raise it, or free "
         "memory"
     )
 
 
-def resolve_kv(model: ModelOptions, hardware: Hardware, spec: FamilySpec) -> KVConfig:
+def resolve_kv(settings: QuantizationSettings, hardware: Hardware, spec: FamilySpec) -> KVConfig:
     """Return the storage for keys and values. The checkpoint's scales are known later.
 
     Raises ConfigError.
     """
-    if model.kv_cache_dtype == "fp8_e4m3" and not hardware.has_fp8:
+    if settings.kv_cache_dtype == "fp8_e4m3" and not hardware.has_fp8:
         raise ConfigError(
             f"--kv-cache-dtype fp8_e4m3: {hardware.name} has no FP8 (compute capability 8.9 or "
             "later does); use --kv-cache-dtype auto"
         )
-    if model.kv_cache_dtype != "auto" and spec.kv_spec().latent:
+    if settings.kv_cache_dtype != "auto" and spec.kv_spec().latent:
         raise ConfigError(
-            f"--kv-cache-dtype {model.kv_cache_dtype}: {spec.family} keeps latents, which are not "
-            "kept in 8 bits; use --kv-cache-dtype auto"
+            f"--kv-cache-dtype {settings.kv_cache_dtype}: {spec.family} caches latents (MLA), "
+            "which do not support 8 bits; use --kv-cache-dtype auto"
         )
-    return KVConfig(model.kv_cache_dtype)
+    return KVConfig(settings.kv_cache_dtype)
+
+
+def uses_graphs(settings: CudaSettings, spec: FamilySpec) -> bool:
+    """Return True if the model's steps and its tower's are captured as CUDA graphs."""
+    return spec.supports_cuda_graphs and not settings.disable_cuda_graph
 
 
 def resolve_step_graphs(
-    engine: EngineOptions,
+    settings: CudaSettings,
     max_running: int,
     chunk_tokens: int,
     spec: FamilySpec,
@@ -369,12 +385,12 @@ def resolve_step_graphs(
     hardware: Hardware,
 ) -> StepGraphSizes:
     """Return the language model's CUDA graph sizes, as many as memory allows."""
-    if engine.disable_cuda_graph or hardware.device != "cuda":
+    if hardware.device != "cuda" or not uses_graphs(settings, spec):
         return StepGraphSizes()
     steps = range(DECODE_GRAPH_STEP, max_running, DECODE_GRAPH_STEP)
     rows = (*(few for few in DECODE_GRAPH_FEW if few < max_running), *steps, max_running)
     # More cannot be in a step, and its buffers hold no more.
-    tokens = min(MOST_MIXED_TOKENS, chunk_tokens)
+    tokens = min(MAX_MIXED_TOKENS, chunk_tokens)
     beside = (*(few for few in MIXED_GRAPH_ROWS if few < max_running), max_running)
     sizes = (*(few for few in MIXED_GRAPH_TOKENS if few < tokens), tokens)
     graphs = StepGraphSizes(rows, beside, sizes)
@@ -388,27 +404,36 @@ def afford(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype, most: int) -> 
     return sizes
 
 
-def page_copy_bytes(hardware: Hardware, caches: CacheOptions) -> int:
+def page_copy_bytes(hardware: Hardware, tiers: TierSettings) -> int:
     """Return the device bytes for KV on its way to host memory and back."""
-    used = hardware.device == "cuda" and (hardware.host_free_bytes or caches.kv_cache_host_mb)
+    used = hardware.device == "cuda" and (hardware.host_free_bytes or tiers.kv_cache_host_mb)
     return PAGE_PIECE_BYTES * (PAGE_PIECES + 2) if used else 0
 
 
 HOST_KV_PART = 10
-"""Of a GPU's free host memory, KV that leaves the device takes one part in so many."""
+"""KV offloaded from a GPU gets 1 / this of the free host memory."""
 
 
 def pick_host_bytes(hardware: Hardware, ranks: int = 1) -> int:
     """Return the bytes for a rank's host tier, the default without an option."""
-    return min(hardware.host_free_bytes // 4, MOST_HOST_BYTES // ranks)
+    return min(hardware.host_free_bytes // 4, MAX_HOST_BYTES // ranks)
 
 
 def pick_encode_patches(engine: EngineOptions, *, cuda: bool) -> int:
     return engine.max_encode_patches or (CUDA_ENCODE_PATCHES if cuda else 16_384)
 
 
+def prompt_sizes(chunk_tokens: int) -> tuple[int, ...]:
+    """Return the tokens of prompts that a step may have beside decoding rows, ascending.
+
+    There are graphs of these sizes, so that no rows are computed in vain.
+    """
+    sizes = (size for size in MIXED_GRAPH_TOKENS if MIN_PROMPT_TOKENS <= size < chunk_tokens)
+    return (*sizes, chunk_tokens)
+
+
 def tower_budget(spec: FamilySpec, steps: int) -> int:
-    """Return the patch-blocks per step for a vision tower beside the language model.
+    """Return the patch-blocks per step for a vision encoder beside the language model.
 
     The two share cores or multiprocessors. A step takes one part in `steps` of a large image, so
     that steps stay about equally long. 0 without a tower.
@@ -419,38 +444,32 @@ def tower_budget(spec: FamilySpec, steps: int) -> int:
     return max(1, patches * spec.encoder_blocks // steps)
 
 
-def pick_tower_attention(
-    wanted: Literal["auto", EncoderAttention], arch: int, *, cuda: bool, half: bool
-) -> EncoderAttention:
-    """Return the wanted attention, or for auto that in `TOWER_ATTENTION`.
+def check_tower_attention(wanted: str, device: str) -> None:
+    """Raise ConfigError for a name that the device has no attention for in the vision encoder."""
+    backend = find_backend(device, installed=False)
+    names = ("sdpa",) if backend is None else backend.towers
+    if wanted not in ("auto", *names):
+        raise ConfigError(
+            f"--tune mm_attention_backend={wanted}: on {device} there are: auto, "
+            f"{', '.join(names)}; for others see --device cuda"
+        )
 
-    Raises ConfigError for an attention that is unable to run.
+
+def pick_tower_attention(wanted: str, device: str, arch: int, *, half: bool) -> str:
+    """Return the wanted attention in the vision encoder, or for auto the device's own choice.
+
+    arch: a GPU's compute capability. half: the dtype has 16 bits. Raises ConfigError for an
+    attention that is unable to run.
     """
-    if wanted == "auto":
-        if not cuda:
-            return "sdpa"
-        ours = TOWER_ATTENTION.get(arch // 10)
-        return ours or ("flash" if half else "sdpa")
-    if wanted in FLASH_LIKE and not (cuda and half):
-        raise ConfigError(
-            f"--tune mm_attention_backend={wanted}: it needs --device cuda and a dtype of 16 bits"
-        )
-    if wanted == "triton" and not cuda:
-        raise ConfigError("--tune mm_attention_backend=triton: it needs --device cuda")
-    if wanted == "fa3" and (arch != 90 or find_fa3() is None):
-        raise ConfigError(
-            "--tune mm_attention_backend=fa3: it needs a GPU of compute capability 9.0, and "
-            f"FlashAttention-3 ({FA3_INSTALL}), which are not both here; use auto"
-        )
-    if wanted == "fa4" and not has_fa4():
-        raise ConfigError(
-            "--tune mm_attention_backend=fa4: the package flash-attn-4 is not installed; use auto"
-        )
-    return wanted
+    check_tower_attention(wanted, device)
+    backend = find_backend(device, installed=False)
+    if backend is None or backend.pick_tower is None:
+        return "sdpa"
+    return backend.pick_tower(wanted, arch, half)
 
 
 def resolve_encoder(
-    engine: EngineOptions,
+    settings: EngineSettings,
     spec: FamilySpec,
     *,
     cuda: bool,
@@ -458,51 +477,40 @@ def resolve_encoder(
     arch: int = 0,
     beside: bool = False,
 ) -> EncoderConfig:
-    """Decide the vision tower's settings. Models without a tower get no graphs for it.
+    """Decide the vision encoder's settings. Models without a tower get no graphs for it.
 
     `cuda`: the device is a GPU with this `arch`. `half`: the dtype has 16 bits. `beside`: there are
     rows that the tower must leave time to.
 
     Raises ConfigError for an unworkable setting.
     """
-    attention = pick_tower_attention(engine.mm_attention_backend, arch, cuda=cuda, half=half)
-    # Without graphs.
-    if attention == "sdpa" or engine.disable_cuda_graph or not spec.sees_images:
-        return EncoderConfig(attention)
+    attention = pick_tower_attention(
+        settings.cuda.mm_attention_backend, "cuda" if cuda else "cpu", arch, half=half
+    )
+    switches = settings.switches
+    config = EncoderConfig(
+        attention,
+        position_cache_bytes=POSITION_CACHE_BYTES if switches.position_cache else 0,
+        rotary_kernel=switches.rotary_kernel,
+    )
+    graphs = switches.vit_graphs and spec.sees_images and uses_graphs(settings.cuda, spec)
+    if attention == "sdpa" or not graphs:
+        return config
     sizes: tuple[int, ...] = VIT_GRAPH_SIZES
     if beside:
         sizes = tuple(size for size in sizes if size <= WHOLE_PATCHES)
     unit = spec.patch_unit
-    return EncoderConfig(attention, tuple(sorted({-(-size // unit) * unit for size in sizes})))
-
-
-def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:
-    """Return the pixel arena's bytes, the least possible for a model without images.
-
-    Raises ConfigError if the model's largest image, as uint8 RGB, exceeds it.
-
-    The need stays the same whatever `max_image_pixels` is, because that bounds received images, and
-    a request's `min_pixels` enlarges an image up to the model's bound.
-    """
-    if not spec.sees_images:
-        return mmap.PAGESIZE
-    most = spec.largest_image.pixels
-    if media.arena_mb * MIB < 3 * most:
-        raise ConfigError(
-            f"--tune arena_mb={media.arena_mb}: the model's largest image takes "
-            f"{3 * most / MIB:.1f} MiB ({most} pixels after resizing); "
-            f"set it to {-(-3 * most // MIB)} or more"
-        )
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if media.arena_mb * MIB > memory:
-        raise ConfigError(
-            f"--tune arena_mb={media.arena_mb}: this machine has {memory // MIB} MiB of memory"
-        )
-    return media.arena_mb * MIB
+    rounded = {-(-size // unit) * unit for size in sizes}
+    return replace(config, graph_sizes=tuple(sorted(rounded)))
 
 
 def resolve_embeddings(
-    caches: CacheOptions, spec: FamilySpec, dtype: Dtype, left: int, host_bytes: int
+    caches: CacheOptions,
+    tiers: TierSettings,
+    spec: FamilySpec,
+    dtype: Dtype,
+    left: int,
+    host_bytes: int,
 ) -> EmbeddingBudgets:
     """Decide the bytes for embeddings in each tier, 0 for a model without vision.
 
@@ -514,29 +522,29 @@ def resolve_embeddings(
     if not spec.sees_images:
         return EmbeddingBudgets(0)
     largest = spec.largest_image.tokens * embedding_bytes_per_token(spec, dtype)
-    device = max(64 * MIB, left // 10, min(largest, left), min(LARGEST_IMAGES * largest, left // 4))
+    device = max(64 * MIB, left // 10, min(largest, left), min(MAX_IMAGES * largest, left // 4))
     if caches.embedding_cache_device_mb is not None:
         device = caches.embedding_cache_device_mb * MIB
-    if caches.embedding_cache_host_mb is not None:
-        host_bytes = caches.embedding_cache_host_mb * MIB
-    disk = caches.embedding_disk
+    if tiers.embedding_cache_host_mb is not None:
+        host_bytes = tiers.embedding_cache_host_mb * MIB
+    disk = tiers.embedding_disk
     if disk is None or disk.nbytes == 0:
         return EmbeddingBudgets(device, host_bytes)
     nbytes, folder = _disk_budget("--embedding-cache-dir", disk, EMBEDDING_FILES)
-    shared = caches.embedding_cache_shared
+    shared = tiers.embedding_cache_shared
     store = "shared" if shared else "disk"
     return EmbeddingBudgets(device, host_bytes, nbytes, folder, shared, store)
 
 
-def resolve_pages(caches: CacheOptions, ranks: int, host_bytes: int) -> PageTierConfig:
+def resolve_pages(tiers: TierSettings, ranks: int, host_bytes: int) -> PageTierConfig:
     """Decide where KV pages go that leave the pool.
 
     Their identity is known once the model was read. `host_bytes`: from a rank's host memory, unless
     an option sets them. Raises ConfigError.
     """
-    if caches.kv_cache_host_mb is not None:
-        host_bytes = caches.kv_cache_host_mb * MIB
-    if (disk := caches.kv_disk) is None:
+    if tiers.kv_cache_host_mb is not None:
+        host_bytes = tiers.kv_cache_host_mb * MIB
+    if (disk := tiers.kv_disk) is None:
         return PageTierConfig(host_bytes=host_bytes, ranks=ranks)
     nbytes, folder = _disk_budget("--kv-cache-dir", disk, PAGE_FILES)
     return PageTierConfig(folder, nbytes, ranks=ranks, host_bytes=host_bytes)
@@ -553,7 +561,7 @@ def _disk_budget(option: str, disk: DiskFolder, layout: FolderLayout) -> tuple[i
         # What is saved already counts too: else the budget would shrink at each restart.
         available = shutil.disk_usage(folder).free + layout.nbytes(folder)
     except FileExistsError:
-        raise ConfigError(f"{option} {folder}: it is a file, not a folder") from None
+        raise ConfigError(f"{option} {folder}: it is a file, not a directory") from None
     except OSError as error:
         raise ConfigError(f"{option} {folder}: {error.strerror}") from None
     warn_of_others(option, folder)

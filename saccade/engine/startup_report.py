@@ -1,4 +1,4 @@
-"""The decisions of start-up, in words for people. Decides nothing (`sizing.py`)."""
+"""The text of the start-up report. `sizing.py` makes the decisions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from saccade.core.config import (
     ParallelConfig,
 )
 from saccade.core.family import FamilySpec, KVSpec
-from saccade.core.options import MediaOptions
 from saccade.engine.sizing import kv_page_bytes
+from saccade.kernels.backend import find_backend
 
 
 @dataclass(frozen=True, slots=True)
-class LoadFacts:
+class LoadInfo:
     """Facts about the loaded model, for people.
 
     `options`: the family's own. `quantised`: the 8-bit matrices; empty if all are wider. `saved`:
@@ -42,7 +42,7 @@ def describe(
     parallel: ParallelConfig,
     spec: FamilySpec,
     hardware: Hardware,
-    facts: LoadFacts,
+    facts: LoadInfo,
 ) -> tuple[tuple[str, str], ...]:
     """Return the engine's decisions, for people: (name, value)."""
     page_bytes = kv_page_bytes(
@@ -78,7 +78,7 @@ def describe(
 
 def _describe_tower(config: EngineConfig, spec: FamilySpec) -> str:
     if not spec.sees_images:
-        return "none: this model takes text only"
+        return "none: this model is text-only"
     patches = _count(config.encode_patches, "patch")
     return f"{config.encoder.attention} attention, {patches} per step"
 
@@ -86,7 +86,7 @@ def _describe_tower(config: EngineConfig, spec: FamilySpec) -> str:
 def _describe_images(
     config: EngineConfig, spec: FamilySpec, saved: int, each: str
 ) -> tuple[tuple[str, str], ...]:
-    """Return the lines about images, left out for a model without a vision tower."""
+    """Return the lines about images, left out for a model without a vision encoder."""
     bounds = spec.pixel_bounds
     return (
         ("embedding cache", _describe_embeddings(config.embeddings, saved) + each),
@@ -129,7 +129,7 @@ def _describe_language(
 
 
 def _describe_drafts(
-    config: EngineConfig, facts: LoadFacts, state_bytes: int
+    config: EngineConfig, facts: LoadInfo, state_bytes: int
 ) -> Iterator[tuple[str, str]]:
     if facts.no_drafts_reason:
         yield "speculation", f"off: {facts.no_drafts_reason}"
@@ -140,28 +140,16 @@ def _describe_drafts(
 
 
 def _describe_sight(kept: KVSpec, config: EngineConfig) -> str:
-    """Describe what is more than causal."""
-    slower = "; steps where that matters by PyTorch" if config.kv.attention == "x86" else ""
-    return ", ".join(kept.sight) + slower
+    backend = find_backend(config.device, installed=False)
+    remark = "" if backend is None else backend.remarks.get(config.kv.attention, "")
+    return ", ".join(kept.sight) + remark
 
 
 def _describe_kept(pages: PageTierConfig) -> str:
-    """Describe where KV goes that leaves the cache."""
     host = f"{pages.host_bytes / MIB:.0f} MiB of host memory" if pages.host_bytes else ""
     each = " per rank" if host and pages.ranks > 1 else ""
     disk = f"{pages.disk_bytes / MIB:.0f} MiB in {pages.folder}" if pages.folder else ""
     return ", ".join(part for part in (host + each, disk) if part)
-
-
-def describe_intake(media: MediaOptions) -> tuple[tuple[str, str], ...]:
-    """Return the front's decisions about received images, for people: (name, value)."""
-    return (
-        (
-            "sent images",
-            f"{_count(media.max_image_pixels, 'pixel')} at most, decoded by "
-            f"{_count(media.workers, 'process')}",
-        ),
-    )
 
 
 def _describe_graphs(config: EngineConfig) -> Iterator[tuple[str, str]]:
@@ -176,7 +164,6 @@ def _describe_graphs(config: EngineConfig) -> Iterator[tuple[str, str]]:
 def _describe_growth(
     config: EngineConfig, page_bytes: int, pixels: int
 ) -> Iterator[tuple[str, str]]:
-    """Describe the memory that a CPU's caches take as they fill, beside the weights."""
     kv, embeddings = (config.kv_pages - 1) * page_bytes, config.embeddings.device_bytes
     parts = (
         (kv, "KV (--max-total-tokens)"),
@@ -185,7 +172,7 @@ def _describe_growth(
     )
     listed = " + ".join(f"{nbytes / MIB:.0f} of {what}" for nbytes, what in parts if nbytes)
     total = sum(nbytes for nbytes, _ in parts)
-    yield "memory", f"grows by {total / MIB:.0f} MiB at most, as caches fill: {listed}"
+    yield "memory", f"grows by at most {total / MIB:.0f} MiB as the caches fill: {listed}"
 
 
 def _describe_kv(kv: KVConfig) -> str:
@@ -220,7 +207,6 @@ def _describe_embeddings(budgets: EmbeddingBudgets, saved: int) -> str:
 
 
 def _count(number: int, thing: str) -> str:
-    """Return a count with its noun: 1 patch, 2 patches."""
     return (
         f"{number} {thing}"
         if number == 1

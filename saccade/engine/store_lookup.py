@@ -3,7 +3,7 @@ comes, so that images encoded elsewhere are read instead of encoded.
 
 Owns the requests that wait for a lookup, for a moment at most. An unresponsive folder is left alone
 for a while, and its embeddings count as missing. Reads no file: the worker does, and encodes the
-image if the file has gone. Knows nothing of plans.
+image if the file has gone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Sight = tuple[tuple[Image, bool], ...]
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A request, and the time at which it goes on without an answer."""
+    """A request, and the time at which it continues without an answer."""
 
     request: Request
     look: Future[Sight]
@@ -75,7 +75,7 @@ class StoreProbe:
         return waited is not None
 
     def take_ready(self) -> list[tuple[Request, Sight]]:
-        """Take the requests that go on, in order of arrival, each once."""
+        """Take the requests that continue, in order of arrival, each once."""
         found: list[tuple[Request, Sight]] = []
         now = asyncio.get_running_loop().time()
         for id, waited in list(self._waiting.items()):
@@ -83,7 +83,7 @@ class StoreProbe:
                 found.append((waited.request, waited.look.result()))
             elif now >= waited.until:
                 if now >= self._away_until:
-                    log.warning("%s does not answer; images may be encoded again", self._folder)
+                    log.warning("%s does not respond; images may be encoded again", self._folder)
                 self._away_until = now + AWAY_SECONDS
                 waited.look.cancel()
                 found.append((waited.request, ()))

@@ -1,8 +1,8 @@
 """All workers, for the engine: one process per rank, all started in the same way.
 
 Sends every plan to all, takes the answers of rank 0, and reports when and why the workers cannot go
-on. Sending never waits for a worker. Owns the processes and their known state; knows nothing of
-plans but their amount of work.
+on. Sending never waits for a worker. Owns the processes and their known state. Of plans it
+only knows the amount of work.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import TypeVar
 
 from saccade.core.config import EngineConfig
 from saccade.core.metrics import Metrics
-from saccade.core.plan import Halt, Masks, Plan, StepResult
-from saccade.ipc.child import AsyncChannel, Child, Silence
+from saccade.core.plan import CancelSteps, Masks, Plan, StepResult
+from saccade.ipc.child import AsyncChannel, Child, HeartbeatMonitor
 from saccade.ipc.messages import (
     PEER_LOST_STATUS,
     WORKERS_END,
-    Alive,
-    Begin,
-    Begun,
     Failed,
-    Figures,
     Finish,
-    Found,
+    FoundDevices,
     FromWorker,
+    Heartbeat,
     Load,
     Loaded,
     Loading,
+    MetricValues,
+    Started,
+    StartWorker,
     ToWorker,
 )
 
@@ -66,7 +66,7 @@ class _Rank:
         self.name = name
         self.error: str | None = None
         self.beats = False
-        self.silence = Silence()
+        self.silence = HeartbeatMonitor()
 
     def take_messages(self, metrics: Metrics) -> list[FromWorker]:
         """Take the worker's messages.
@@ -77,9 +77,9 @@ class _Rank:
         for message in self.channel.take_messages():
             self.silence.heard()
             match message:
-                case Alive():
+                case Heartbeat():
                     self.beats = True  # before, loading may take any time
-                case Figures(values):
+                case MetricValues(values):
                     metrics.absorb(values)
                 case Failed(error):
                     self.error = error
@@ -106,7 +106,7 @@ class _Rank:
             return 3 if status == PEER_LOST_STATUS else 2, f"{self.name} {self.child.ending}"
         if self.channel.over:
             return 2, f"{self.name} has closed its connection"
-        return 4, f"{self.name} has not been heard of for {SILENT_SECONDS:.0f} s"
+        return 4, f"{self.name} sent no heartbeat for {SILENT_SECONDS:.0f} s"
 
 
 @dataclass(slots=True)
@@ -167,7 +167,7 @@ class Workers:
 
     async def find_devices(self) -> int:
         """Return the number of CUDA devices that the workers see. Raises WorkersLost."""
-        return min(found.cuda_devices for found in await self._answers(Found))
+        return min(found.cuda_devices for found in await self._answers(FoundDevices))
 
     async def load(self, load: Load) -> list[Loaded]:
         """Load a slice on every rank. Returns each rank's remaining memory and facts.
@@ -178,13 +178,13 @@ class Workers:
         self._write(load)
         return await self._answers(Loaded)
 
-    async def allocate(self, config: EngineConfig) -> Begun:
+    async def allocate(self, config: EngineConfig) -> Started:
         """Allocate every rank's memory. Returns the embeddings that the first finds on disk.
 
         Raises WorkersLost.
         """
-        self._write(Begin(config))
-        return (await self._answers(Begun))[0]
+        self._write(StartWorker(config))
+        return (await self._answers(Started))[0]
 
     async def close(self) -> None:
         """End the processes in order, and kill those that stay."""
@@ -210,7 +210,7 @@ class Workers:
 
     def halt(self) -> None:
         """End the plans in flight with the step being computed."""
-        self._write(Halt())
+        self._write(CancelSteps())
 
     @property
     def in_flight(self) -> int:
@@ -270,7 +270,7 @@ class Workers:
         allowed = self._pace.allowed(plan)
         if allowed is None or passed < allowed + OVERDUE_SECONDS:
             return ""
-        return f"a step has run for {passed:.0f} s; it should have taken {allowed:.1f} s at most"
+        return f"a step has run for {passed:.0f} s; it was expected to take at most {allowed:.1f} s"
 
     @property
     def _timed_out(self) -> bool:
@@ -282,7 +282,6 @@ class Workers:
             rank.channel.write(frame)
 
     async def _answers(self, kind: type[Answer]) -> list[Answer]:
-        """Wait for an answer of type `kind` from each rank."""
         answers: dict[int, Answer] = {}
         while len(answers) < self.size:
             self._arrived.clear()

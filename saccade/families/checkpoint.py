@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,8 +22,10 @@ from saccade.core.model_folder import ELSEWHERE
 
 LARGEST = 2**31 - 1
 """No integer of a configuration is larger."""
-MOST_LAYERS = 1000
+MAX_LAYERS = 1000
 """Each is counted on start-up before any tensor is looked for."""
+QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
+"""The section of config.json; the second is the older name."""
 IMAGES_ADAPTER = "vision-lora"
 """A folder beside the weights with an adapter (LoRA) that images are meant to be asked with."""
 
@@ -46,14 +48,14 @@ def digest_weights(folder: Path) -> str:
 
 
 def weights_elsewhere(folder: Path) -> list[Path]:
-    """Return the GGUF files behind a folder made for them, or an empty list.
+    """Return the files behind a folder that was made for them, or an empty list.
 
     Raises CheckpointError if a file is gone.
     """
     names = read_json(folder / ELSEWHERE, required=False).data.get("files", [])
     files = [Path(str(name)) for name in names]
     if missing := [path for path in files if not path.is_file()]:
-        raise CheckpointError(f"{missing[0]} is gone")
+        raise CheckpointError(f"{missing[0]} was removed")
     return files
 
 
@@ -114,10 +116,10 @@ class Section:
         return value
 
     def layers(self, *names: str, default: int | None = None) -> int:
-        """Return a layer count from 1 to MOST_LAYERS."""
-        if (value := self.count(*names, default=default)) > MOST_LAYERS:
+        """Return a layer count from 1 to MAX_LAYERS."""
+        if (value := self.count(*names, default=default)) > MAX_LAYERS:
             raise CheckpointError(
-                f"{self.where}: {names[0]} must be at most {MOST_LAYERS}, not {value}"
+                f"{self.where}: {names[0]} must be at most {MAX_LAYERS}, not {value}"
             )
         return value
 
@@ -197,6 +199,11 @@ class Checkpoint:
     processor: Section
     video: Section
 
+    @property
+    def mentions_quantization(self) -> bool:
+        """Return True if config.json has settings of a quantisation, at any depth."""
+        return mentions_quantization(self.config)
+
     def architecture(self) -> str:
         """Return `architectures[0]` from config.json, or else `model_type`."""
         names = self.config.data.get("architectures")
@@ -244,6 +251,16 @@ class Checkpoint:
             for number, entry in added
             if number.isdecimal() and isinstance(entry, dict) and entry.get("content") == content
         ]
+
+
+def mentions_quantization(config: Section) -> bool:
+    """Return True if a JSON file has settings of a quantisation, at any depth."""
+    return _has_any(config.data, QUANTIZATION_FIELDS)
+
+
+def _has_any(data: Mapping[str, Any], names: Collection[str]) -> bool:
+    inner = (value for value in data.values() if isinstance(value, dict))
+    return not data.keys().isdisjoint(names) or any(_has_any(each, names) for each in inner)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:

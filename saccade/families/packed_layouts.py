@@ -45,19 +45,14 @@ class PackedPiece:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """value[o, i] = (stored[o, i] - zero[o, g]) * scale[o, g], g being input i's group.
-
-    group: neighbouring inputs that share a scale. 0: all. zeros: zero points are stored. Otherwise
-    each is the middle. zero_shift: added to stored zero points. order: each input's group must be
-    stored. Otherwise it may be.
-    """
+    """value[o, i] = (stored[o, i] - zero[o, g]) * scale[o, g], g being input i's group."""
 
     layout: Layout
     bits: int
-    group: int
-    zeros: bool
-    zero_shift: int = 0
-    order: bool = False
+    group: int  # neighbouring inputs that share a scale. 0: all.
+    zeros: bool  # zero points are stored. Otherwise each is the middle.
+    zero_shift: int = 0  # added to stored zero points
+    order: bool = False  # each input's group must be stored. Otherwise it may be.
 
     @property
     def values_suffix(self) -> str:

@@ -1,8 +1,8 @@
-"""How config.json says that a checkpoint's matrices are quantised.
+"""The quantization of a checkpoint's matrices, from config.json.
 
 Reads block-wise FP8, compressed-tensors in int8, FP8 or packed ints, AWQ and GPTQ. Owns how
-`quantization_config` is read, and how refusals are worded. Leaves tensors to
-`runtime/weights/stored_scaled.py` and `runtime/weights/stored_packed.py`.
+`quantization_config` is read, and how errors are worded. Leaves tensors to
+`plugins/quantized/scaled.py` and `plugins/quantized/packed.py`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from saccade.core.errors import CheckpointError
+from saccade.families.checkpoint import QUANTIZATION_FIELDS as NAMES
 from saccade.families.checkpoint import Section
 from saccade.families.packed_layouts import Packed
 
-NAMES = ("quantization_config", "compression_config")
-"""The section of config.json; the second is the older name."""
 SUPPORTED = (
     'supported are fp8 (in blocks, "weight_block_size"), compressed-tensors (8-bit int or float '
     "weights, symmetric, per tensor, channel, group or block; ints of 4 or 8 bits, pack-quantized, "
@@ -32,15 +31,12 @@ Stored = Literal["F8_E4M3", "I8"]
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How one group's matrices [out, in] are stored: value = stored * scale.
-
-    block: rows and columns per scale. 0: all. suffix: the scale's name, in place of `weight`.
-    int8_rows: made for products that quantise rows to int8, each by its largest value.
-    """
+    """How one group's matrices [out, in] are stored: value = stored * scale."""
 
     stored: Stored
-    block: tuple[int, int]
-    suffix: str
+    block: tuple[int, int]  # rows and columns per scale. 0: all.
+    suffix: str  # the scale's name, instead of `weight`
+    # made for products that quantise rows to int8, each by its largest value
     int8_rows: bool = False
 
     def scales(self, shape: tuple[int, int]) -> tuple[int, int]:

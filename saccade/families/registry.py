@@ -1,11 +1,14 @@
-"""Architecture name -> family: each `Family` in the `__init__.py` of a folder next to this file.
+"""Architecture name -> family: each `Family` in the `__init__.py` of a folder next to this file, or
+of one that a plugin names. Also a model's folder, and the format of its files, in formats of
+plugins too (`Plugin.formats`).
 
-Imports the modules of the one family that is asked for. Only `family_model` imports torch.
+The records of plugins are imported if no family of the core's has the name, and then the modules of
+the one family that is asked for. Only `family_model` imports torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -16,28 +19,34 @@ from typing import TYPE_CHECKING
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.extras import how_to_install
 from saccade.core.family import FamilySpec
+from saccade.core.model_folder import resolve_model
 from saccade.families.checkpoint import read_checkpoint
-from saccade.families.family import Family
-from saccade.families.quantization import read_quantization
-from saccade.families.unread_fields import refuse_unread
+from saccade.plugin import CheckpointFormat, Family
+from saccade.plugins import plugins
 
 if TYPE_CHECKING:
-    from saccade.gguf.kinds import GgufFacts
     from saccade.nn.family_model import FamilyModel
+
+
+def stated_in(name: str) -> Iterator[Family]:
+    """Yield the families that a package states, and those of its folders, by their names."""
+    package = import_module(name)
+    folders = [each.name for each in iter_modules(package.__path__, f"{name}.") if each.ispkg]
+    for module in (package, *map(import_module, folders)):
+        yield from (each for each in vars(module).values() if isinstance(each, Family))
+
+
+@cache
+def core_families() -> tuple[Family, ...]:
+    """Return the families that are no plugin's."""
+    return tuple(stated_in("saccade.families"))
 
 
 @cache
 def families() -> tuple[Family, ...]:
-    """Return all families, by the names of their folders."""
-    package = import_module("saccade.families")
-    folders = (
-        import_module(found.name)
-        for found in iter_modules(package.__path__, f"{package.__name__}.")
-        if found.ispkg
-    )
-    return tuple(
-        each for folder in folders for each in vars(folder).values() if isinstance(each, Family)
-    )
+    """Return all families, the core's first."""
+    packages = [plugin.families for plugin in plugins() if plugin.families]
+    return (*core_families(), *(each for name in packages for each in stated_in(name)))
 
 
 def architectures() -> tuple[str, ...]:
@@ -46,43 +55,55 @@ def architectures() -> tuple[str, ...]:
 
 
 def find_family(name: str) -> Family:
-    """Return the family for an architecture or a model type, or else the one for all others."""
-    for family in families():
-        if name in family.architectures or name in family.model_types:
-            return family
-    return next(family for family in families() if family.package)
+    """Return the family for an architecture or a model type, or else the one for all others.
+
+    Raises CheckpointError, which lists the known ones, if there is none, or its package is missing.
+    """
+    for known in (core_families, families):
+        for family in known():
+            if name in family.architectures or name in family.model_types:
+                return family
+    supported = f"{name} is not supported; supported are {', '.join(architectures())}"
+    other = next((each for each in families() if each.package), None)
+    if other is None or other.package is None:
+        raise CheckpointError(supported)
+    if find_spec(other.package) is None:
+        raise CheckpointError(
+            f"{supported}, and with {other.package}' own modules many more: "
+            + how_to_install(f".[{other.package}]")
+        )
+    return other
 
 
-@cache
-def gguf_facts() -> GgufFacts:
-    """Return what all families state about GGUF files."""
-    from saccade.gguf.known import join_facts  # here: folders of other files need none of it
-
-    return join_facts(resolve_name(family.gguf) for family in families() if family.gguf)
-
-
-def load_spec(folder: Path, options: Sequence[str] = ()) -> FamilySpec:
+def load_spec(folder: Path, options: Sequence[str] = (), *, checked: bool = False) -> FamilySpec:
     """Read the facts of the checkpoint in `folder`.
 
-    options: the family's own, NAME=VALUE.
+    options: the family's own, NAME=VALUE. checked: another process has done so with success, and
+    what is only refused need not be looked for.
 
     Raises CheckpointError. For an unknown architecture it lists the known ones, for an unreadable
     quantised checkpoint the known methods. Raises ConfigError for an option that the family does
     not have.
     """
     checkpoint = read_checkpoint(folder)
-    read_quantization(checkpoint.config)
+    if checkpoint.mentions_quantization and not checked:
+        from saccade.families.quantization import read_quantization
+
+        read_quantization(checkpoint.config)
     architecture = checkpoint.architecture()
-    family = find_family(architecture)
-    if family.package and find_spec(family.package) is None:
-        raise CheckpointError(
-            f"{checkpoint.config.where}: {architecture} is not supported; supported are "
-            f"{', '.join(architectures())}, and with {family.package}' own modules many more: "
-            + how_to_install(f".[{family.package}]")
-        )
+    try:
+        family = find_family(architecture)
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.config.where}: {error}") from None
     spec: FamilySpec = resolve_name(family.spec)(checkpoint)
-    if not family.package:  # whose modules read all fields themselves
+    if not (family.package or checked):  # transformers' modules read all fields themselves
+        from saccade.families.unread_fields import refuse_unread
+
         refuse_unread(checkpoint)
+    if not checked:
+        from saccade.families.unread_fields import refuse_generation
+
+        refuse_generation(checkpoint.generation)
     return spec.with_options(_read_options(options)) if options else spec
 
 
@@ -91,7 +112,7 @@ def _read_options(options: Sequence[str]) -> dict[str, str]:
     for option in options:
         name, sign, value = option.partition("=")
         if not (name and sign):
-            raise ConfigError(f"--family-option {option!r}: write it as NAME=VALUE")
+            raise ConfigError(f"--family-option {option!r}: expected NAME=VALUE")
         found[name] = value
     return found
 
@@ -100,3 +121,42 @@ def family_model(spec: FamilySpec) -> FamilyModel:
     """Return the network half of the family that read `spec`. Imports torch."""
     model: FamilyModel = resolve_name(find_family(spec.family).model)(spec)
     return model
+
+
+def find_format(path: Path) -> CheckpointFormat | None:
+    """Return the format of a file with weights. None: safetensors."""
+    if path.suffix == ".safetensors":
+        return None  # without a look at plugins
+    formats = (each for plugin in plugins() for each in plugin.formats)
+    return next((each for each in formats if each.suffix == path.suffix), None)
+
+
+def resolve_checkpoint(
+    model: str, revision: str | None = None, tower_file: str | None = None
+) -> Path:
+    """Return the checkpoint folder of `model`: "demo", a folder, a hub id, or a file or name that a
+    plugin's format (GGUF) turns into a folder. `tower_file`: the separate file of the vision
+    encoder (--mmproj), for formats that have one.
+
+    Raises CheckpointError.
+    """
+    for plugin in plugins():
+        for each in plugin.formats:
+            if _may_be(each, model, tower_file):
+                folder: Path | None = resolve_name(each.folder)(model, revision, tower_file)
+                if folder is not None:
+                    return folder
+    if tower_file:
+        raise CheckpointError(
+            f"--mmproj {tower_file}: {model} is not in a format with a separate vision file"
+        )
+    return resolve_model(model, revision)
+
+
+def _may_be(each: CheckpointFormat, model: str, tower_file: str | None) -> bool:
+    """Return True if a model may be in a format, so that its modules have to be asked."""
+    path = Path(model).expanduser()
+    if path.is_dir() and not (path / "config.json").is_file():
+        return any(path.glob(f"*{each.suffix}"))
+    named = each.suffix.removeprefix(".") in model.lower() or (":" in model and not path.exists())
+    return named or bool(tower_file)

@@ -1,6 +1,6 @@
 """Fields of a checkpoint's JSON files that transformers reads and a family's spec does not.
 
-One table says of each why it may stay unread, and for which values. Any other value is refused by
+One table lists why each may stay unread, and for which values. Any other value is rejected by
 name, in every family, so that no field is ignored in silence. `tests/families/
 test_unread_fields.py` compares the table with transformers' classes. Runs without torch.
 """
@@ -25,7 +25,7 @@ class Unread:
     neutral: tuple[Any, ...] | None = None
 
     def allows(self, value: Any) -> bool:
-        """Return True for a value that changes nothing here. A list is as its items are."""
+        """Return True for a neutral value, or a list of neutral values."""
         if self.neutral is None or value is None:
             return True
         if isinstance(value, list):
@@ -64,7 +64,7 @@ PIXELS: Fields = {
     "default_to_square": Unread("how a number as `size` is meant; `size` must be an object"),
     "size": Unread("the family's other fields decide sizes"),
     "image_seq_length": Unread("tokens are counted from an image's size"),
-    "crop_to_patches": Unread("the model's own processor sets it whatever the file says"),
+    "crop_to_patches": Unread("the model's own processor sets it regardless of the file"),
     "return_row_col_info": Unread("the model's own processor sets it"),
     "pan_and_scan_min_crop_size": Unread("used with do_pan_and_scan alone, which is refused"),
     "pan_and_scan_max_num_crops": Unread("used with do_pan_and_scan alone, which is refused"),
@@ -78,7 +78,7 @@ PIXELS: Fields = {
 """Of an image processor's file, and a video processor's."""
 
 VIDEOS: Fields = PIXELS | {
-    "do_sample_frames": Unread("frames are sampled as fps, num_frames and requests say"),
+    "do_sample_frames": Unread("frames are sampled by fps, num_frames and the request"),
     "fps": Unread("these models sample by max_num_frames alone"),
     "num_frames": Unread("these models sample by max_num_frames alone"),
     "video_metadata": TENSORS,
@@ -166,6 +166,70 @@ TOP: Fields = TEXT | {
 }
 """Of config.json outside its sections. Older files have the language model's fields there."""
 
+NOT_AN_ANSWER = Unread("about how transformers computes, not what")
+DRAFTS = Unread("drafts change no answer")
+BEAMS = Unread("used with num_beams alone, which is refused")
+SAMPLING = Unread("not implemented", ())
+ONE_DRAW = Unread("an answer is drawn token by token, without beams", (1,))
+
+GENERATION: Fields = {
+    **dict.fromkeys(("bos_token_id", "pad_token_id", "decoder_start_token_id"), NOT_A_MODEL),
+    # the length
+    "max_length": Unread("bounds prompt and answer together, as --context-length does"),
+    "min_length": Unread("counts the prompt; use min_new_tokens", (0,)),
+    "max_time": SAMPLING,
+    "exponential_decay_length_penalty": SAMPLING,
+    # what is drawn
+    "begin_suppress_tokens": SAMPLING,
+    "forced_bos_token_id": SAMPLING,
+    "forced_eos_token_id": SAMPLING,
+    "sequence_bias": Unread("use a request's logit_bias", ()),
+    "encoder_no_repeat_ngram_size": Unread("not implemented", (0,)),
+    "encoder_repetition_penalty": Unread("not implemented", (1,)),
+    "typical_p": Unread("not implemented", (1,)),
+    "epsilon_cutoff": Unread("not implemented", (0,)),
+    "eta_cutoff": Unread("not implemented", (0,)),
+    "top_h": SAMPLING,
+    "guidance_scale": Unread("not implemented", (1,)),
+    "watermarking_config": SAMPLING,
+    "dola_layers": SAMPLING,
+    "penalty_alpha": Unread("contrastive search is not implemented", (0,)),
+    "token_healing": Unread("not implemented", (False,)),
+    "remove_invalid_values": Unread("an answer with such values ends with an error"),
+    "renormalize_logits": Unread("the draw does so"),
+    # beams
+    "num_beams": ONE_DRAW,
+    "num_beam_groups": ONE_DRAW,
+    "num_return_sequences": Unread("use a request's n", (1,)),
+    "diversity_penalty": Unread("an answer is drawn token by token, without beams", (0,)),
+    "constraints": SAMPLING,
+    "force_words_ids": SAMPLING,
+    "length_penalty": BEAMS,
+    "early_stopping": BEAMS,
+    # how it is computed and returned
+    "is_assistant": Unread("a draft model for another model", (False,)),
+    **dict.fromkeys(
+        (
+            *("assistant_confidence_threshold", "assistant_early_exit", "assistant_lookbehind"),
+            *("assistant_ensemble_weight", "target_lookbehind", "speculation_type", "use_mtp"),
+            *("num_assistant_tokens", "num_assistant_tokens_schedule"),
+            *("prompt_lookup_num_tokens", "max_matching_ngram_size"),
+        ),
+        DRAFTS,
+    ),
+    **dict.fromkeys(
+        (
+            *("use_cache", "cache_implementation", "cache_config", "max_cache_len", "low_memory"),
+            *("compile_config", "disable_compile", "prefill_chunk_size"),
+            *("continuous_batching_config", "output_attentions", "output_hidden_states"),
+            *("output_logits", "output_scores", "return_dict_in_generate"),
+            "transformers_version",
+        ),
+        NOT_AN_ANSWER,
+    ),
+}
+"""Of generation_config.json, beside what `front/answer_defaults.py` and eos_token_id have."""
+
 SECTIONS: Mapping[str, Fields] = {
     "text_config": TEXT,
     "language_config": TEXT,
@@ -179,12 +243,22 @@ def refuse_unread(checkpoint: Checkpoint) -> None:
     Files that the family did not open are left out.
     """
     for section, fields in _sections(checkpoint):
-        for name in sorted(fields.keys() & section.data.keys()):
-            value, unread = section.data[name], fields[name]
-            if not section.looked_up(name) and not unread.allows(value):
-                raise CheckpointError(
-                    f"{section.where}: {name} {json.dumps(value)} is not supported: {unread.why}"
-                )
+        _refuse(section, fields)
+
+
+def refuse_generation(generation: Section) -> None:
+    """Raise CheckpointError for a field of generation_config.json that would change answers."""
+    _refuse(generation, GENERATION, "; without the field the model is served without it")
+
+
+def _refuse(section: Section, fields: Fields, remedy: str = "") -> None:
+    for name in sorted(fields.keys() & section.data.keys()):
+        value, unread = section.data[name], fields[name]
+        if not section.looked_up(name) and not unread.allows(value):
+            raise CheckpointError(
+                f"{section.where}: {name} {json.dumps(value)} is not supported: "
+                f"{unread.why}{remedy}"
+            )
 
 
 def _sections(checkpoint: Checkpoint) -> Iterator[tuple[Section, Fields]]:

@@ -14,17 +14,16 @@ from itertools import count
 from pathlib import Path
 
 from saccade.core.errors import (
-    ConfigError,
     InvalidRequest,
     NotFound,
     RequestError,
     StartupError,
 )
 from saccade.core.plan import Change, Changed
-from saccade.core.types import NO_ADAPTER, AdapterRef
+from saccade.core.types import AdapterRef
 from saccade.front.changes import EngineChanges
 
-LONGEST_NAME = 200
+MAX_NAME = 200
 NOTHING: Mapping[str, str] = {}
 
 
@@ -39,7 +38,7 @@ class Adapter:
     nbytes: int
 
 
-class AdapterBook:
+class AdapterRegistry:
     """Holds at most `most` adapters, including unloaded ones with requests still to end."""
 
     def __init__(
@@ -93,7 +92,7 @@ class AdapterBook:
             self._busy.discard(name)
         if changed.error:
             raise InvalidRequest(changed.error, "lora_path", "invalid_adapter")
-        ref = AdapterRef(number, changed.fingerprint, changed.tower)
+        ref = AdapterRef(number, changed.fingerprint, changed.tower, name)
         self._named[name] = made = Adapter(name, folder, ref, changed.rank, changed.nbytes)
         return made
 
@@ -111,9 +110,9 @@ class AdapterBook:
         self._leaving -= 1
 
     def _check_new(self, name: str, folder: str) -> None:
-        if not name or len(name) > LONGEST_NAME:
+        if not name or len(name) > MAX_NAME:
             raise InvalidRequest(
-                f"lora_name: expected 1 to {LONGEST_NAME} characters, got {len(name)}", "lora_name"
+                f"lora_name: expected 1 to {MAX_NAME} characters, got {len(name)}", "lora_name"
             )
         if name in self._named or name in self._busy:
             raise InvalidRequest(
@@ -133,23 +132,3 @@ class AdapterBook:
                 "lora_name",
                 "too_many_adapters",
             )
-
-
-def read_names(given: Sequence[str]) -> dict[str, str]:
-    """Read `--lora NAME=PATH` options as folders by name. Raises ConfigError."""
-    found: dict[str, str] = {}
-    for each in given:
-        name, sign, folder = each.partition("=")
-        if not (sign and name and folder):
-            raise ConfigError(f"--lora {each!r}: write it as NAME=PATH")
-        if name in found:
-            raise ConfigError(f"--lora {each!r}: {name!r} is named twice")
-        found[name] = str(Path(folder).absolute())
-    return found
-
-
-def salted(salt: str, ref: AdapterRef = NO_ADAPTER) -> str:
-    """Return the salt for a request's images: the adapter's fingerprint joins it if the tower is
-    adapted.
-    """
-    return f"{salt}+{ref.fingerprint}" if ref.tower else salt

@@ -1,21 +1,16 @@
 """Clients' rules for an answer beside sampling: forbidden tokens and words, the length of its
 reasoning, its text's ends, the prompt's cut, its turn.
 
-Owns `AnswerRules`, their bounds, and their translation into tokens. Reads the checkpoint's sampling
-for requests that set none. Knows nothing of logits.
+Owns `AnswerRules`, their bounds, and their translation into tokens.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from saccade.core.errors import CheckpointError, InvalidRequest
-from saccade.core.given_paths import read_text
+from saccade.core.errors import InvalidRequest
 from saccade.core.token_rules import NO_RULES, NoRepeat, ThinkingBudget, TokenRules
-from saccade.core.types import LARGEST, SamplingParams
 from saccade.text.answer.answer_format import THOUGHTS
 from saccade.text.prompt.template import Tokenizer
 
@@ -80,6 +75,12 @@ class AnswerRules:
                 "priority",
             )
 
+    def with_thinking_budget(self, budget: int | None) -> AnswerRules:
+        """Return these rules with a `thinking_token_budget`, unless they have one."""
+        if budget is None or self.thinking_token_budget is not None:
+            return self
+        return replace(self, thinking_token_budget=budget)
+
     def tokens(self, tokenizer: Tokenizer, begun: bool) -> TokenRules:
         """Return these rules in tokens. begun: the prompt has opened the reasoning.
 
@@ -129,24 +130,3 @@ def _spellings(tokenizer: Tokenizer, word: str) -> Iterator[tuple[int, ...]]:
     spaced = tokenizer.encode(" " + word)
     if spaced and spaced[0] != plain[0] and len(spaced) == len(plain):
         yield tuple(spaced)
-
-
-def load_sampling_defaults(directory: Path) -> SamplingParams:
-    """Read the sampling in `generation_config.json`, over OpenAI's defaults: temperature 1, and
-    answers as long as fits.
-    """
-    path = directory / "generation_config.json"
-    try:
-        config = json.loads(read_text(path)) if path.is_file() else {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    given = {name: config[name] for name in names if config.get(name) is not None}
-    if config.get("max_new_tokens") is not None:
-        given["max_tokens"] = config["max_new_tokens"]
-    if config.get("do_sample") is False:
-        given["temperature"] = 0.0
-    try:
-        return replace(SamplingParams(temperature=1.0, max_tokens=LARGEST), **given)
-    except InvalidRequest as error:
-        raise CheckpointError(f"{path}: {error}") from None

@@ -15,7 +15,7 @@ from saccade.core.types import (
     Tier,
     TokenLogprobs,
 )
-from saccade.text.answer.reader import AnswerEvent
+from saccade.text.answer.events import AnswerEvent
 
 Finish = Literal["stop", "length"]
 Level = Literal["kv", "embedding", "pixels", "encoder", "none"]
@@ -62,17 +62,12 @@ NONE_CACHED = CachedTokens()
 
 @dataclass(frozen=True, slots=True)
 class AheadReport:
-    """What a request found ready, and why its prompt broke off from the one before.
+    """What a request found ready, and why its prompt broke off from the one before."""
 
-    prepared: prompt tokens computed for it ahead of time. used: those that it begins with; the
-    others were in vain. changed: the first message unlike before, by the client's name for it, and
-    how. advice: what the client can do about it.
-    """
-
-    prepared: int = 0
-    used: int = 0
-    changed: str = ""
-    advice: str = ""
+    prepared: int = 0  # prompt tokens computed for it ahead of time
+    used: int = 0  # those that it begins with; the others were in vain
+    changed: str = ""  # the first message unlike before, by the client's name for it, and how
+    advice: str = ""  # what the client can do about it
 
 
 NOTHING_AHEAD = AheadReport()

@@ -5,8 +5,16 @@ process. The server and `LLM` use it.
 from __future__ import annotations
 
 import logging
+import mmap
+import os
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from saccade.core.arena import Arena
 from saccade.core.config import MIB, Role
@@ -14,101 +22,162 @@ from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
 from saccade.core.given_paths import readable
 from saccade.core.metrics import Metrics
-from saccade.core.options import AnswerOptions, CacheOptions, ModelOptions, ServeOptions
+from saccade.core.options import MediaOptions, ServeOptions
+from saccade.core.settings import (
+    AdapterSettings,
+    CheckpointSettings,
+    ParitySettings,
+    Pooling,
+    PoolingSettings,
+    TierSettings,
+)
 from saccade.core.store import CARDS
 from saccade.engine.link import EarlyEngine, EngineProcess
-from saccade.engine.sizing import arena_bytes, resolve_encoder
 from saccade.families.checkpoint import read_pooling
-from saccade.families.registry import gguf_facts, load_spec
-from saccade.front.adapters import AdapterBook, read_names
-from saccade.front.answer_rules import load_sampling_defaults
-from saccade.front.changes import EngineChanges
-from saccade.front.compiler import Compiler
+from saccade.families.registry import load_spec, resolve_checkpoint
+from saccade.front.answer_defaults import load_answer_defaults
 from saccade.front.input_processor import InputProcessor
-from saccade.front.pooled_output_cache import PooledOutputCache
 from saccade.front.request_manager import RequestManager
-from saccade.front.score_prompts import find_scoring
-from saccade.front.sessions.sessions import Sessions
-from saccade.gguf.folder import resolve_checkpoint
 from saccade.media.media import Media
+from saccade.plugin import Plugin
+from saccade.plugins import option_groups, plugins
 from saccade.text.answer.answer_format import find_answer_format
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
+
+if TYPE_CHECKING:
+    from saccade.front.score_prompts import Scoring
 
 log = logging.getLogger("saccade")
 
 POOLED_OUTPUT_BYTES = 64 * MIB
 """Memory for what embeddings, ranks and decisions have read."""
-UNPROVEN = "a few prompts were compared with transformers' own answers at load, no more"
+UNPROVEN = "only a few prompts were compared with transformers at load"
 UNUSUAL = 61, 67
 """A size that nobody has asked about, so that the process that answers starts before images do."""
 
 
 def build_front(
-    model: str, serving: ServeOptions, early: EarlyEngine | None = None
+    model: str,
+    serving: ServeOptions,
+    early: EarlyEngine | None = None,
+    plugins: Sequence[Plugin] = (),
 ) -> RequestManager:
-    """Build a front that is still to be started. `early`: its engine, if that has begun.
+    """Build a front that is still to be started. `early`: its engine, if that has begun. `plugins`:
+    those that requests may ask for.
 
     Call on a running event loop. Raises StartupError for unusable files or options.
     """
     with readable(model):
-        return _assemble(model, serving, early)
+        return _assemble(model, serving, early, plugins)
 
 
-def _assemble(model: str, serving: ServeOptions, early: EarlyEngine | None) -> RequestManager:
-    options, engine, role = serving.model, serving.engine, serving.role
-    folder = resolve_checkpoint(model, options, gguf_facts)
+def _assemble(
+    model: str, serving: ServeOptions, early: EarlyEngine | None, plugins: Sequence[Plugin]
+) -> RequestManager:
+    options, stated = serving.model, serving.engine_settings
+    folder = resolve_checkpoint(model, options.revision, serving.of(CheckpointSettings).mmproj)
     spec = load_spec(folder, options.family_option)
-    check_proven(spec, folder, options)
-    # The engine decides this, once it sees the device; what works on no device need not wait for
-    # it.
-    check_role(role.role, spec, serving.answers)
+    check_proven(spec, folder, serving.of(ParitySettings))
+    adapter_settings = serving.of(AdapterSettings)
+    check_role(serving.role, spec, adapter_settings)
     if spec.sees_images and spec.sample.own is not None:
         spec.recipe(*UNUSUAL, spec.pixel_bounds)
-    half = options.dtype != "float32"
-    resolve_encoder(engine, spec, cuda=options.device != "cpu", half=half)
     tokenizer = Tokenizer.load(folder)
     override = Path(options.chat_template) if options.chat_template else None
     template = ChatTemplate.load(folder, tokenizer, override, spec.templates)
-    words = tokenizer.backend.to_str()
     metrics = Metrics()
     memory = None if early is None else early.arena_fd
     arena = Arena.create(arena_bytes(serving.media, spec), memory)
-    defaults = load_sampling_defaults(folder)
+    defaults = load_answer_defaults(folder, spec)
     answers = serving.answers
     if answers.default_max_tokens is not None:
-        defaults = replace(defaults, max_tokens=answers.default_max_tokens)
+        limited = replace(defaults.sampling, max_tokens=answers.default_max_tokens)
+        defaults = replace(defaults, sampling=limited)
     intake = InputProcessor(
         spec,
         tokenizer,
         template,
         Media(
             spec,
-            serving.media,
+            serving,
             arena,
             metrics,
-            role,
-            metadata_folder=_metadata_folder(serving.caches),
+            metadata_folder=_metadata_folder(stated.tiers),
+            cards=[card for plugin in plugins for card in plugin.media],
         ),
         defaults,
-        Compiler(words, spec.vocab_size, spec.eos_token_ids),
         find_answer_format(template.sources, options.tool_parser, options.reasoning_parser),
-        Sessions() if serving.caches.prepares_next else None,
+        serving,
         f"{model} {folder}",
+        plugins,
     )
-    load = folder, options, engine, serving.parallel
-    link = EngineProcess(*load, arena, words, serving.caches, role.role, early)
-    scoring = find_scoring(answers.pooling, read_pooling(folder), spec, tokenizer)
-    pooled_outputs = PooledOutputCache(POOLED_OUTPUT_BYTES)
+    caches, role, parts = serving.caches, serving.role, engine_parts(serving, plugins)
+    load = folder, options, serving.engine, arena, caches, role, stated
+    link = EngineProcess(*load, early, parts)
+    scoring = find_task(serving.of(PoolingSettings).pooling, folder, spec, tokenizer)
     most = serving.server.max_queued_requests
-    adapters = AdapterBook(EngineChanges(link.send), answers.max_loras, read_names(answers.lora))
-    return RequestManager(intake, link, metrics, most, scoring, pooled_outputs, adapters)
+    return RequestManager(
+        intake, link, metrics, most, scoring, POOLED_OUTPUT_BYTES, adapter_settings
+    )
 
 
-def check_proven(spec: FamilySpec, folder: Path, options: ModelOptions) -> None:
+def find_task(
+    wanted: Pooling, folder: Path, spec: FamilySpec, tokenizer: Tokenizer
+) -> Scoring | None:
+    """Return the task beside chats, if any. Raises ConfigError for one beyond the model."""
+    files = read_pooling(folder)
+    if wanted == "none" or (wanted == "auto" and (files is None or files.task is None)):
+        return None
+    from saccade.front.score_prompts import find_scoring
+
+    return find_scoring(wanted, files, spec, tokenizer)
+
+
+def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:
+    """Return the pixel arena's bytes, the least possible for a model without images.
+
+    Raises ConfigError if the model's largest image, as uint8 RGB, exceeds it.
+
+    The need stays the same whatever `max_image_pixels` is, because that bounds received images, and
+    a request's `min_pixels` enlarges an image up to the model's bound.
+    """
+    if not spec.sees_images:
+        return mmap.PAGESIZE
+    most = spec.largest_image.pixels
+    if media.arena_mb * MIB < 3 * most:
+        raise ConfigError(
+            f"--tune arena_mb={media.arena_mb}: the model's largest image takes "
+            f"{3 * most / MIB:.1f} MiB ({most} pixels after resizing); "
+            f"set it to {-(-3 * most // MIB)} or more"
+        )
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if media.arena_mb * MIB > memory:
+        raise ConfigError(
+            f"--tune arena_mb={media.arena_mb}: this machine has {memory // MIB} MiB of memory"
+        )
+    return media.arena_mb * MIB
+
+
+def describe_media_limits(media: MediaOptions) -> tuple[tuple[str, str], ...]:
+    """Return the front's decisions about received images, for people: (name, value)."""
+    processes = f"{media.workers} process" + ("es" if media.workers > 1 else "")
+    return (("sent images", f"{media.max_image_pixels} pixels at most, decoded by {processes}"),)
+
+
+def engine_parts(serving: ServeOptions, plugins: Sequence[Plugin]) -> dict[str, dict[str, Any]]:
+    """Return the options of plugins that have a part in the engine, by the plugin's name."""
+    return {
+        plugin.name: msgspec.to_builtins(serving.of(option_groups()[plugin]))
+        for plugin in plugins
+        if plugin.engine_part is not None
+    }
+
+
+def check_proven(spec: FamilySpec, folder: Path, settings: ParitySettings) -> None:
     """Raise ConfigError for an unproven architecture unless the user allows it."""
     if not (name := spec.unproven):
         return
-    if options.parity == "auto":
+    if settings.parity == "auto":
         raise ConfigError(
             f"{folder}: {name} is none of the architectures whose answers are compared with "
             "transformers' own before a release (docs/models.md lists them); start with "
@@ -117,19 +186,35 @@ def check_proven(spec: FamilySpec, folder: Path, options: ModelOptions) -> None:
     log.warning("%s is unproven: %s", name, UNPROVEN)
 
 
-def _metadata_folder(caches: CacheOptions) -> Path | None:
+def parity_check(
+    front: RequestManager, model: str, options: ServeOptions
+) -> Callable[[], Awaitable[None]] | None:
+    """Return the comparison that `--parity generate` asks for once a front has started.
+
+    Raises ConfigError where no plugin compares answers.
+    """
+    if options.of(ParitySettings).parity != "generate":
+        return None
+    named = next((plugin.parity for plugin in plugins() if plugin.parity), None)
+    if named is None:
+        raise ConfigError("--parity generate: no installed plugin compares answers")
+    return partial(resolve_name(named), front, model, options)
+
+
+def _metadata_folder(tiers: TierSettings) -> Path | None:
     """Return the folder of image metadata that outlives the server, if embeddings do."""
-    disk = caches.embedding_disk
+    disk = tiers.embedding_disk
     if disk is None or disk.nbytes == 0:
         return None
     return Path(disk.path).expanduser().absolute() / CARDS
 
 
-def check_role(role: Role, spec: FamilySpec, answers: AnswerOptions) -> None:
+def check_role(role: Role, spec: FamilySpec, adapters: AdapterSettings) -> None:
     """Raise ConfigError if a role other than all has adapters or a model without a vision tower."""
-    if role != "all" and answers.lora:
+    if role != "all" and adapters.lora:
         raise ConfigError(f"--lora: adapters are for --role all, not for {role}")
     if role != "all" and not spec.sees_images:
         raise ConfigError(
-            f"--role {role}: this model has no vision tower, so no images to encode; use --role all"
+            f"--role {role}: this model has no vision tower, so there are no images to encode; use "
+            "--role all"
         )

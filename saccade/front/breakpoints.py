@@ -1,7 +1,6 @@
 """Places where a client wants the prompt kept in the caches, and the times, in both APIs' words.
 
-Owns the schemas for marks, and their effect. Knows nothing of tokens: a mark is a place between
-parts until the prompt is rendered (`text/prompt/message_offsets.py`).
+Owns the schemas for marks, and their effect.
 
     {"cache_control": {"type": "ephemeral", "ttl": "5m"}}               Anthropic's; 5 minutes
     {"prompt_cache_breakpoint": {"mode": "explicit", "ttl": "30m"}}     OpenAI's; 30 minutes
@@ -19,26 +18,26 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from saccade.core.errors import InvalidRequest
-from saccade.core.types import LONGEST_TTL, MAX_BREAKPOINTS
+from saccade.core.types import MAX_BREAKPOINTS, MAX_TTL
 from saccade.front.fields import Reader
-from saccade.front.unread_fields import IgnoredFields, UnsupportedFields
+from saccade.front.unread_fields import AnyFields, IgnoredFields, UnsupportedFields
 
 Lifetime = str
 """So many seconds, minutes or hours: "30s", "5m", "12h"; checked by `seconds_of`."""
-_LONGEST_NUMBER = 5
+_MAX_NUMBER = 5
 _UNIT = {"s": 1, "m": 60, "h": 3600}
 _EPHEMERAL, _EXPLICIT = 300, 1800
 """Seconds of marks that say nothing, in Anthropic's and in OpenAI's words."""
 
 
-class CacheControl(Struct):
+class CacheControl(AnyFields):
     """Anthropic's mark: keep the prompt up to this place."""
 
     type: Literal["ephemeral"] = "ephemeral"
     ttl: Lifetime | None = None
 
 
-class PromptCacheBreakpoint(Struct):
+class PromptCacheBreakpoint(AnyFields):
     """OpenAI's mark: keep the prompt up to this place. ttl: default as in `prompt_cache_options`,
     else 30m.
     """
@@ -95,19 +94,15 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class CacheRequest:
-    """A request's cache settings beside its marks. seconds: time to keep the whole prompt; 0: drop
-    it. default: seconds for marks without a time. place: the client's name for this request.
-    diagnose: explain why less was found than possible. family: `prompt_cache_key`. prewarm: only to
-    cache the prompt.
-    """
+    """A request's cache settings beside its marks."""
 
-    seconds: int = 0
-    default: int = _EXPLICIT
-    place: str = ""
+    seconds: int = 0  # time to keep the whole prompt; 0: drop it
+    default: int = _EXPLICIT  # seconds for marks without a time
+    place: str = ""  # the client's name for this request
     strict: bool = False
-    diagnose: bool = False
-    family: str = ""
-    prewarm: bool = False
+    diagnose: bool = False  # explain why less was found than possible
+    family: str = ""  # the name of prompts with a common beginning
+    prewarm: bool = False  # only to cache the prompt
 
 
 NO_CACHE_REQUEST = CacheRequest()
@@ -118,9 +113,9 @@ def seconds_of(ttl: str, place: str) -> int:
     long time.
     """
     number, unit = ttl[:-1], ttl[-1:]
-    is_time = len(number) <= _LONGEST_NUMBER and number.isdecimal() and unit in _UNIT
+    is_time = len(number) <= _MAX_NUMBER and number.isdecimal() and unit in _UNIT
     seconds = int(number) * _UNIT[unit] if is_time else 0
-    if not 1 <= seconds <= LONGEST_TTL:
+    if not 1 <= seconds <= MAX_TTL:
         raise InvalidRequest(
             f'{place}.ttl: expected a time from "1s" to "24h", such as "5m" or "1h", got '
             f"{ttl[:20]!r}",
@@ -171,7 +166,7 @@ def read_cache_request(
     """Read the cache fields of a request. Raises InvalidRequest as `seconds_of`."""
     default, seconds, place = _EXPLICIT, 0, ""
     if retention is not None:
-        seconds = LONGEST_TTL if retention == "24h" else _EPHEMERAL
+        seconds = MAX_TTL if retention == "24h" else _EPHEMERAL
         place = "prompt_cache_retention"
     if options is not None:
         place = "prompt_cache_options"

@@ -19,13 +19,11 @@ PauseMode = Literal["abort", "wait", "keep"]
 
 
 class EngineChanges:
-    """Ask the engine for changes that concern all requests. `tell` raises EngineUnavailable.
-    paused: a pause was asked for and has yet to end. asleep: the memory given back.
-    """
+    """Ask the engine for changes that concern all requests. `tell` raises EngineUnavailable."""
 
     def __init__(self, tell: Callable[[ToEngine], None]) -> None:
-        self.paused = False
-        self.asleep: Sequence[Memory] = ()
+        self.paused = False  # a pause was asked for and has yet to end
+        self.asleep: Sequence[Memory] = ()  # the memory given back
         self._tell = tell
         self._ids = count(1)
         self._asked: dict[int, asyncio.Future[Changed]] = {}

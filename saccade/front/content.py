@@ -2,7 +2,7 @@
 
 Owns the schemas for messages and text, and reads them into `conversation.Message`s;
 `image_parts.py` and `video_parts.py` have the other parts, `unread_fields.py` the names that are
-not read. Knows nothing of templates or of fetching images.
+not read.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from msgspec import Meta, Struct
 
 from saccade.core.decoders import json_decoder
 from saccade.core.errors import InvalidRequest
-from saccade.front.addresses import missing
 from saccade.front.breakpoints import Mark, Marked, MarkedMedia, read_mark
 from saccade.front.conversation import Message, MessageText, Part, tool_call
-from saccade.front.fields import UNSEEN, Integer, Reader, too_long
+from saccade.front.fields import UNSEEN, Integer, Reader, missing, too_long
 from saccade.front.image_parts import (
     FilePart,
     ImageFilePart,
@@ -29,10 +28,11 @@ from saccade.front.image_parts import (
     read_image,
 )
 from saccade.front.part_defaults import NO_DEFAULTS, PartDefaults
+from saccade.front.unread_fields import AnyFields, Unread
 from saccade.front.video_parts import InputVideoPart, VideoPart, VideoURLPart, read_video
 
-LONGEST_NAME = 512
-MOST_CALLS = 256
+MAX_NAME = 512
+MAX_CALLS = 256
 """Tool calls of one message."""
 
 
@@ -72,10 +72,10 @@ ContentPart = (
 )
 
 
-Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
+Name = Annotated[str, Meta(max_length=MAX_NAME)]
 
 
-class FunctionCall(Struct):
+class FunctionCall(AnyFields):
     """A call made by the assistant. `arguments` are JSON text, or the object itself."""
 
     name: Name
@@ -83,7 +83,7 @@ class FunctionCall(Struct):
     """The function's arguments, as JSON text or as an object."""
 
 
-class ToolCall(Struct):
+class ToolCall(AnyFields):
     """An entry of an assistant message's `tool_calls`."""
 
     function: FunctionCall
@@ -99,7 +99,7 @@ class ChatMessage(Marked, kw_only=True):
     content: str | list[str | ContentPart] | None = None
     name: Name | None = None
     """The speaker, if several share a role. Templates may show it."""
-    tool_calls: Annotated[list[ToolCall], Meta(max_length=MOST_CALLS)] | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None = None
     tool_call_id: Name | None = None
     """The call that this message answers."""
     reasoning_content: str | None = None
@@ -113,6 +113,16 @@ class ChatMessage(Marked, kw_only=True):
     ) = None
     """Images before the content. Each is a URL, base64, or an image_url part."""
     refusal: Any = None
+    function_call: Unread = None
+    """Refused unless empty. Use tool_calls."""
+    functions: Unread = None
+    """Refused unless empty. Use the request's tools."""
+    tools: Unread = None
+    """Refused unless empty. Use the request's tools."""
+    partial: Literal[False] | None = None
+    """Must be false. Use continue_final_message."""
+    prefix: Literal[False] | None = None
+    """Must be false. Use continue_final_message."""
 
 
 _MESSAGE: Reader[ChatMessage] = Reader(ChatMessage)

@@ -1,26 +1,24 @@
 """A conversation as every dialect's reader builds it: messages, parts, tools, marks.
 
 Owns the types in which the APIs meet. Each message and each part carries its place in the client's
-own body, so that any later refusal names it. Knows nothing of any API's JSON, of templates, or of
-fetching images.
+own body, so that any later refusal names it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from saccade.front.breakpoints import Mark
+from saccade.front.extras import Extras
 from saccade.media.sources.source import ImageSource, SentFile, Source, VideoSource
-from saccade.text.actions.action import Action
-from saccade.text.actions.action_tool import ActionTool
-from saccade.text.actions.vocabulary import ActionWords
-from saccade.text.grammar.json_size import extent
-from saccade.text.grammar.tools import ToolSet
-from saccade.text.prompt.message_offsets import TOOLS
+from saccade.text.prompt.content_shapes import TOOLS
+
+if TYPE_CHECKING:
+    from saccade.text.grammar.tools import ToolSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,32 +35,29 @@ Part = MessageText | Source | SentFile
 """
 
 
-@dataclass(frozen=True, slots=True)
-class PastAction:
-    """What a call in history did to a screen, in whose words, and its place in the body."""
+def _characters(values: Mapping[str, Any]) -> int:
+    if not values:
+        return 0
+    from saccade.text.grammar.json_size import extent
 
-    action: Action
-    words: ActionWords
-    place: str
+    return extent(values).characters
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message.
 
-    `fields` go to the template unchanged: tool_calls, tool_call_id, name, reasoning_content. marks:
-    places up to which the client wants the prompt kept. place: the content's path in the client's
-    body, e.g. "messages[2].content". actions: what calls in `fields` do to a screen, by their place
-    among the calls. `num_characters`: in the text and the fields. `media`: all parts but texts, in
-    order.
+    `fields` go to the template unchanged: tool_calls, tool_call_id, name, reasoning_content.
     """
 
     role: str
     content: str | tuple[Part, ...] | None
     fields: Mapping[str, Any] = field(default_factory=dict)
-    marks: tuple[Mark, ...] = ()
-    place: str = ""
-    actions: Mapping[int, PastAction] = field(default_factory=dict)
+    marks: tuple[Mark, ...] = ()  # places up to which the client wants the prompt kept
+    place: str = ""  # the content's path in the client's body, e.g. "messages[2].content".
+    # of features. `num_characters`: in the text and the fields. `media`: all parts but texts, in
+    # order.
+    extras: Extras = ()
     num_characters: int = field(init=False, compare=False)
     media: tuple[Source | SentFile, ...] = field(init=False, compare=False)
 
@@ -74,7 +69,7 @@ class Message:
                 size += len(part.text)
             else:
                 media.append(part)
-        size += extent(self.fields).characters if self.fields else 0
+        size += _characters(self.fields)
         object.__setattr__(self, "num_characters", size)
         object.__setattr__(self, "media", tuple(media))
 
@@ -123,7 +118,6 @@ class Chat:
     input. Counting takes a while, so a large chat is built beside the event loop. `media`: images,
     videos and files, in the template's order. `sources`: images and videos alone. `files`: still
     to be opened. `marks`: all marks in order, tools' first.
-    action_tool: the computer or browser that the model may act on.
     """
 
     messages: tuple[Message, ...]
@@ -135,7 +129,6 @@ class Chat:
     thinks: bool | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     tool_marks: tuple[Mark, ...] = ()
-    action_tool: ActionTool | None = None
     num_characters: int = field(init=False, compare=False)
     media: tuple[Source | SentFile, ...] = field(init=False, compare=False)
     sources: tuple[Source, ...] = field(init=False, compare=False)
@@ -161,8 +154,7 @@ class Chat:
                 videos.append(each)
         for tool in self.tools.tools if self.tools else ():
             size += tool.num_characters
-        if self.variables:
-            size += extent(self.variables).characters
+        size += _characters(self.variables)
         object.__setattr__(self, "num_characters", size)
         object.__setattr__(self, "media", tuple(media))
         object.__setattr__(self, "sources", tuple(sources))

@@ -1,13 +1,15 @@
 """Reads JSON and Python values into typed fields: one home for HTTP bodies and for `LLM`.
 
-Owns what every field tolerates (null for "not given", 8.0 for 8), the range of integers, and the
-words of refusals. These are msgspec's own, with the field in `param` and named first. Knows no
-field but `type`, which tells parts apart.
+Owns what every field tolerates (null for "not given", 8.0 for 8), the range of integers, addresses
+of images and videos (by URL, uploaded file or base64), and the words of refusals. These are
+msgspec's own, with the field in `param` and named first. Names that no class has are judged by
+`unread_fields.py`. Knows no field but `type`, which tells parts apart.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import islice
 from typing import Annotated, Any, Generic, TypeVar
@@ -17,6 +19,8 @@ from msgspec import Meta, inspect
 
 from saccade.core.decoders import convert, json_decoder
 from saccade.core.errors import InvalidRequest
+from saccade.front.unread_fields import INSTEAD, changes_nothing
+from saccade.media.sources.source import Digest, FileId
 
 V = TypeVar("V")
 
@@ -24,15 +28,8 @@ Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
-Nothing = (
-    Annotated[list[Any], Meta(max_length=0)]
-    | Annotated[str, Meta(max_length=0)]
-    | Annotated[dict[str, Any], Meta(max_length=0)]
-    | None
-)
-"""A value that says nothing, in a field that would change what the model sees."""
 _MAX_DROPPED = 32
-"""Unknown names in one value that may say nothing."""
+"""Unknown names in one value that may change nothing."""
 _SOMETHING = re.compile(
     r"Expected `(?:array|str|object)` of length <= 0|Expected `str \| object \| array \| null`"
 )
@@ -106,7 +103,7 @@ class Reader(Generic[V]):
                 converted: V = convert(value, self._kind, str_keys=True)
             except msgspec.ValidationError as error:
                 message = str(error)
-                if not _drop_nothing(value, message):
+                if not _drop_unread(value, message):
                     break
             else:
                 return converted
@@ -126,8 +123,8 @@ def _tidy(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _drop_nothing(value: Any, message: str) -> bool:
-    """Remove the unknown field that msgspec's message names, if its value says nothing."""
+def _drop_unread(value: Any, message: str) -> bool:
+    """Remove the unknown field that msgspec's message names, if it changes nothing."""
     text, place = _split_path(message)
     field = _UNKNOWN.match(text)
     if field is None:
@@ -135,16 +132,11 @@ def _drop_nothing(value: Any, message: str) -> bool:
     try:
         for index, name in _STEP.findall(place):
             value = value[int(index) if index else name]
-        if nothing := says_nothing(value[field.group(1)]):
+        if unread := changes_nothing(field.group(1), value[field.group(1)]):
             del value[field.group(1)]
     except (KeyError, TypeError):  # in an object of any names, which msgspec writes as [...]
         return False
-    return nothing
-
-
-def says_nothing(value: object) -> bool:
-    """Return True for a value that says nothing under a name that no dialect knows."""
-    return value is None or value is False or value in ("", [], {})
+    return unread
 
 
 def not_json(
@@ -194,11 +186,14 @@ def explain(message: str, schema: inspect.Type, path: str) -> InvalidRequest:
     if field:
         path = f"{path}.{field.group(1)}" if path else field.group(1)
         if "unknown" in text:
-            return unknown(path)
+            return unknown(path, INSTEAD.get(field.group(1), ""))
         return InvalidRequest(
             f"{path}: this parameter is required", path, "missing_required_parameter"
         )
+    instead = INSTEAD.get(path.rpartition(".")[2], "")
     if _SOMETHING.match(text):
+        if instead:
+            return unsupported(path, instead)
         return InvalidRequest(
             f"{path}: this parameter is not supported, and would change what the model sees: send "
             "images as parts of the content, bounded by min_pixels and max_pixels",
@@ -206,11 +201,12 @@ def explain(message: str, schema: inspect.Type, path: str) -> InvalidRequest:
             "unsupported_parameter",
         )
     tag = _TAG.match(text)
-    if tag and (instead := UNSEEN.get(tag.group(1))) and path.endswith(".type"):
+    if tag and (unseen := UNSEEN.get(tag.group(1))) and path.endswith(".type"):
         where = path.removesuffix(".type")
-        return InvalidRequest(f"{where}: {instead}", path, "unsupported_parameter")
+        return InvalidRequest(f"{where}: {unseen}", path, "unsupported_parameter")
     if _CHOICE.match(text):
-        return only(path, _choices(schema, re.findall(r"\w+(?![\]\w])", below)) or [None])
+        choices = _choices(schema, re.findall(r"\w+(?![\]\w])", below)) or [None]
+        return only(path, choices, instead)
     hint = ": write it without quotes" if _QUOTED.match(text) else ""
     text = (text[:1].lower() + text[1:]).replace("`", "").replace(" | null", "") + hint
     return InvalidRequest(f"{path}: {text}" if path else f"the body: {text}", path or None)
@@ -230,12 +226,13 @@ def unknown(path: str, instead: str = "") -> InvalidRequest:
     return unsupported(path, instead, "unknown_parameter")
 
 
-def only(path: str, choices: list[Any]) -> InvalidRequest:
-    """Return the refusal for a value outside `choices`."""
+def only(path: str, choices: list[Any], instead: str = "") -> InvalidRequest:
+    """Return the refusal for a value outside `choices`. `instead`: what to do."""
     *most, last = (msgspec.json.encode(choice).decode() for choice in choices)
     allowed = f"{', '.join(most)} or {last}" if most else last
     code = None if most else "unsupported_parameter"
-    return InvalidRequest(f"{path}: only {allowed} is supported", path, code)
+    advice = f": {instead}" if instead else ""
+    return InvalidRequest(f"{path}: only {allowed} is supported{advice}", path, code)
 
 
 def too_long(param: str, has: str, context_length: int, chat: bool = False) -> InvalidRequest:
@@ -281,3 +278,46 @@ def _choices(kind: inspect.Type, names: list[str]) -> list[object]:
         case inspect.LiteralType(values) if not names:
             return list(values)
     return []
+
+
+_BASE64 = re.compile(r"[A-Za-z0-9+/_-][A-Za-z0-9+/_=\s-]{31,511}")
+_BASE64_SEEN = 512
+"""Characters from the start of a URL that are looked at to tell bare base64 from a URL."""
+
+
+def address(file_id: str | None, url: str | None, place: str, *names: str) -> str | FileId:
+    """Return the one address that two fields give, called `names` below `place`. Raises
+    InvalidRequest unless exactly one is given.
+    """
+    if file_id is not None and url is not None:
+        raise InvalidRequest(f"{place}: {names[0]} and {names[1]} exclude each other", place)
+    if file_id is not None:
+        return FileId(file_id)
+    if url is not None:
+        return image_url(url)
+    raise missing(f"{place}.{names[0]}", names[1:])
+
+
+def image_address(
+    digest: str | None, file_id: str | None, url: str | None, place: str, *names: str
+) -> str | FileId | Digest:
+    """Return the one address of an image that may be held. Raises as `address`."""
+    if digest is None:
+        return address(file_id, url, place, *names)
+    for name, given in zip(names, (file_id, url), strict=True):
+        if given is not None:
+            raise InvalidRequest(f"{place}: digest and {name} exclude each other", place)
+    return Digest(digest)
+
+
+def image_url(given: str) -> str:
+    """Return a URL without the spaces around it. Bare base64 becomes a data: URL."""
+    given = given.strip()
+    bare = _BASE64.fullmatch(given[:_BASE64_SEEN]) is not None
+    return f"data:;base64,{given}" if bare else given
+
+
+def missing(path: str, others: Sequence[str] = ()) -> InvalidRequest:
+    """Return the refusal for an absent required field, in place of which `others` would do."""
+    words = " or ".join(["this parameter", *others])
+    return InvalidRequest(f"{path}: {words} is required", path, "missing_required_parameter")

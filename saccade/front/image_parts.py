@@ -2,8 +2,7 @@
 in Anthropic's Messages and transformers' chats.
 
 Owns the schemas, and reads them into sources. The fields inside `image_url` and `file` decide the
-image. Those that are not read are `unread_fields.py`'s. Knows nothing of messages, or of fetching
-images.
+image. Those that are not read are `unread_fields.py`'s.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from msgspec import Meta
 
 from saccade.core.errors import InvalidRequest
-from saccade.front.addresses import image_address, image_url, missing
 from saccade.front.breakpoints import MarkedMedia
-from saccade.front.fields import Integer, Positive
+from saccade.front.fields import Integer, Positive, image_address, image_url, missing
 from saccade.front.part_defaults import PageNumber, PartDefaults
 from saccade.front.unread_fields import IgnoredFields
 from saccade.media.content import Budget, Detail
@@ -65,17 +63,15 @@ class ImageSizeOptions(MarkedMedia, kw_only=True):
 
 
 class ImageURL(Pixels, kw_only=True):
-    """An image's address: a URL, its bytes in base64, or the digest of bytes sent before.
-
-    detail: low is at most 512 x 512 = 262144 pixels (`LOW_DETAIL_PIXELS`), unless `max_pixels` says
-    otherwise. auto, high and original are as many as the model takes. format: the client's claim
-    about the type, which the bytes themselves decide.
-    """
+    """An image's address: a URL, its bytes in base64, or the digest of bytes sent before."""
 
     url: str | None = None
     content_hash: ContentHash | None = None
     """The SHA-256 of the image's bytes, as in SGLang. Without a url it names bytes sent before."""
+    # low is at most 512 x 512 = 262144 pixels (`LOW_DETAIL_PIXELS`), unless `max_pixels` says
+    # otherwise. auto, high and original are as many as the model takes.
     detail: Detail | None = None
+    # the client's claim about the type, which the bytes themselves decide
     format: str | None = None
 
 
@@ -179,12 +175,12 @@ AnyImagePart = ImagePart | ImageFilePart | FilePart | ImageObjectPart | InputIma
 
 
 class Named(NamedTuple):
-    """What a part names. inside: the object around the address. heading: put before a document."""
+    """What a part names."""
 
     url: Address
-    inside: ImageURL | UploadedFile | None = None
+    inside: ImageURL | UploadedFile | None = None  # the object around the address
     uuid: str = ""
-    heading: str = ""
+    heading: str = ""  # put before a document
 
 
 def read_image(part: AnyImagePart, place: str, defaults: PartDefaults) -> ImageSource | SentFile:

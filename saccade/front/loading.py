@@ -1,5 +1,5 @@
 """Progress of start-up, for people: one moving line in a terminal, elsewhere a line for each stage
-and every few seconds. Knows nothing of the work.
+and every few seconds.
 """
 
 from __future__ import annotations

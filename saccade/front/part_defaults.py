@@ -17,7 +17,7 @@ from saccade.front.fields import Positive
 from saccade.front.video_parts import NO_VIDEO_DEFAULTS, MediaReading, Rate, VideoDefaults
 from saccade.media.content import Budget, Detail
 
-MOST_PAGES = 1000
+MAX_PAGES = 1000
 """Pages that one request may name."""
 PageNumber = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
@@ -27,7 +27,7 @@ class DocumentOptions(Struct, forbid_unknown_fields=True):
 
     documents: PageView | None = None
     """How the model sees a PDF's pages: text, images, both, or bare images without page numbers."""
-    pages: Annotated[list[PageNumber], Meta(min_length=1, max_length=MOST_PAGES)] | None = None
+    pages: Annotated[list[PageNumber], Meta(min_length=1, max_length=MAX_PAGES)] | None = None
     """The pages that the model sees, counted from 1, in this order. Default: all."""
 
     @property

@@ -1,8 +1,7 @@
 """Recent readings of prompts, by name. A reading involves no sampling, so a repeated question gets
 the same answer.
 
-Owns the kept bytes, and chooses the next to go. One event loop, without locks. Knows nothing of
-prompts but their names, which each tenant has for itself (`readings.name_of`).
+Owns the kept bytes, and chooses the next to go. One event loop, without locks.
 """
 
 from __future__ import annotations

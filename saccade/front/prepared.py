@@ -1,39 +1,35 @@
 """A request while it is prepared, and what comes of it.
 
-    Prompt            tokens, spans and images, in the engine's terms
-    Preparation       what the steps (`front/steps/`) have found so far
-    PreparedRequest   what can go to the engine
-
-Knows nothing of the work that the steps do.
+Prompt            tokens, spans and images, in the engine's terms
+Preparation       what the steps (`front/steps/`) have found so far
+PreparedRequest   what can go to the engine
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from saccade.core.client import Client
+from saccade.core.metrics import Metrics
 from saccade.core.token_rules import NO_RULES, TokenRules
-from saccade.core.types import Caching, Request, SamplingParams, Span
-from saccade.front.compiler import MakeConstraint
-from saccade.front.history_edits import AppliedEdit
+from saccade.core.types import Caching, ImageKey, Request, SamplingParams, Span
+from saccade.front.answer_update import AnswerUpdate
+from saccade.front.extras import Extras
 from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest
-from saccade.front.sessions.sessions import SessionTurn
+from saccade.ipc.messages import Ready
 from saccade.media.opened import Opened, OpenedImage
 from saccade.media.sources.fairness import MemoryBudget
 from saccade.text.answer.reader import PLAIN, ReadAs
 from saccade.text.answer.reasoning import Where
-from saccade.text.grammar.grammars import OutputConstraint
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A prompt in the engine's terms: tokens with every placeholder widened, spans over them, and
     the images by their places. `reasoning`: the state in which the prompt leaves a reasoning model.
-
-    breakpoints: as in `Caching`. message_offsets: (tokens, place) for the end of each chat part, in
-    order; only for requests that ask why the cache missed.
     """
 
     tokens: tuple[int, ...]
@@ -41,9 +37,11 @@ class Prompt:
     opened: tuple[OpenedImage, ...] = ()
     places: tuple[str, ...] = ()
     reasoning: Where | None = None
-    breakpoints: tuple[tuple[int, int], ...] = ()
+    breakpoints: tuple[tuple[int, int], ...] = ()  # as in `Caching`
+    # (tokens, place) for the end of each chat part, in order; only for requests that ask why the
+    # cache missed
     message_offsets: tuple[tuple[int, str], ...] = ()
-    edited: AppliedEdit | None = None
+    extras: Extras = ()  # what features' steps found
 
 
 def count_tokens(encoded: EncodedPrompt, opened: Sequence[Opened]) -> int:
@@ -52,37 +50,73 @@ def count_tokens(encoded: EncodedPrompt, opened: Sequence[Opened]) -> int:
     return len(encoded.tokens) + sum(each.image.num_tokens - 1 for each in images)
 
 
+class Answers(Protocol):
+    """What a follower of answers may use (`RequestManager`)."""
+
+    @property
+    def metrics(self) -> Metrics: ...
+
+    def generate(self, *prepared: PreparedRequest) -> AsyncGenerator[AnswerUpdate, None]:
+        """Yield the events of the answers to requests, as they arrive."""
+        ...
+
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
+        """Run work until it ends, or the server stops."""
+        ...
+
+
+class AnswerFollower(Protocol):
+    """Hears of a request's answers, for a feature."""
+
+    def take_update(self, update: AnswerUpdate) -> AnswerUpdate:
+        """Return news of an answer as the client gets them."""
+        ...
+
+    def end(self, prepared: PreparedRequest, ready: Ready) -> None:
+        """Hear that all answers have ended well."""
+        ...
+
+
+FollowAnswers = Callable[[Answers], AnswerFollower]
+"""Called when the request goes to the engine."""
+
+
 @dataclass(slots=True)
 class Preparation:
     """A request with what its steps have found. A plain text leaves most fields at their defaults.
 
+    `asked` is the request as it came, `request` as the steps have left it.
     Prompt: `readable` is the most tokens that are read, `kept` the most that stay (by default all).
     Answer: `reading` says how answers are read, `ignored` names fields that the model lacks a
     switch for.
     """
 
-    request: GenerationRequest
+    asked: GenerationRequest
     context_length: int
     client: Client
     budget: MemoryBudget
     arrival: float
+    request: GenerationRequest = field(init=False)
     # the prompt
-    readable: int
+    readable: int = field(init=False)
     kept: int | None = None
     encoded: EncodedPrompt = EncodedPrompt([])  # noqa: RUF009 - frozen
     opened: tuple[Opened, ...] = ()
     prompt: Prompt = Prompt(())
     # the answer
     sampling: SamplingParams = SamplingParams()  # noqa: RUF009 - frozen
-    constraint: OutputConstraint | MakeConstraint | None = None
     grammar: str = ""
     rules: TokenRules = NO_RULES
     prediction: tuple[int, ...] = ()
     reading: ReadAs = PLAIN
     ignored: tuple[str, ...] = ()
-    # what comes before and after it
-    turn: SessionTurn | None = None
-    edited: AppliedEdit | None = None
+    # what features' steps have found
+    extras: Extras = ()
+    follow: tuple[FollowAnswers, ...] = ()
+    shown_before: ImageKey | None = None
+
+    def __post_init__(self) -> None:
+        self.request, self.readable = self.asked, self.context_length
 
     def kept_of(self, tokens: int) -> int:
         """Return how many out of `tokens` tokens stay."""
@@ -121,13 +155,10 @@ class Preparation:
             prompt.message_offsets,
             request.silent,
             self.ignored,
-            self.turn,
-            self.edited,
+            self.extras,
+            self.follow,
+            self.shown_before,
         )
-
-
-Step = Callable[[Preparation], Awaitable[None]]
-"""One step of preparing. Raises a RequestError that names the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +169,8 @@ class PreparedRequest:
     `opened[i]` is `request.images[i]`, and `places[i]` is its name for the client, e.g.
     "messages[2].content[0]". `reading`: how the answers are read. `message_offsets`: as in
     `Prompt`. `silent`: as in `GenerationRequest`. `ignored`: fields that the model lacks a switch
-    for. `turn`: the request's place in its session, if it is followed. `edited`: what an edit did.
+    for. `extras`: of features. `follow`: whom to tell of the answers. `shown_before`: the last
+    image of the request before this one, if that is known.
     """
 
     request: Request
@@ -149,8 +181,9 @@ class PreparedRequest:
     message_offsets: tuple[tuple[int, str], ...] = ()
     silent: bool = False
     ignored: tuple[str, ...] = ()
-    turn: SessionTurn | None = None
-    edited: AppliedEdit | None = None
+    extras: Extras = ()
+    follow: tuple[FollowAnswers, ...] = ()
+    shown_before: ImageKey | None = None
 
     def shown_tokens(self, video: bool) -> int:
         """Count the prompt tokens that stand for videos, or for still images."""

@@ -1,8 +1,7 @@
 """A chat, a text or token ids as the model's tokens. The template is rendered, and each video's
 mark in it replaced by the text for the video's images.
 
-Owns `GenerationRequest`, a client's wish. Knows nothing of fetching images, of limits on answers,
-or of HTTP.
+Owns `GenerationRequest`, a client's wish.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from saccade.core.errors import InvalidRequest
 from saccade.core.family import FamilySpec
@@ -30,18 +29,18 @@ from saccade.core.types import (
 from saccade.core.video import VideoRules
 from saccade.front.answer_rules import NO_ANSWER_RULES, AnswerRules
 from saccade.front.breakpoints import NO_CACHE_REQUEST, CacheRequest
-from saccade.front.compiler import MakeConstraint
 from saccade.front.conversation import NO_CHAT, Chat
+from saccade.front.extras import Extras
 from saccade.front.fields import too_long
-from saccade.front.history_edits import HistoryEdit
 from saccade.text.answer import reasoning
 from saccade.text.answer.answer_format import AnswerFormat
 from saccade.text.answer.reasoning import Where
-from saccade.text.grammar.grammars import OutputConstraint
-from saccade.text.prompt import message_offsets as message_offsets
-from saccade.text.prompt.message_offsets import MessageOffset
 from saccade.text.prompt.special_tokens import Literals, Rendered
 from saccade.text.prompt.template import ChatTemplate, Tokenizer, TooManyTokens
+
+if TYPE_CHECKING:
+    from saccade.text.grammar.constraint import OutputConstraint
+    from saccade.text.prompt.message_offsets import MessageOffset
 
 T = TypeVar("T")
 
@@ -74,8 +73,7 @@ class GenerationRequest:
     form; by default any text. `adapter`: the answering one. `separate_reasoning`: report reasoning
     apart from text, if the model reasons. `prompt_logprobs`: as in `Request`. `cache`: wishes for
     the caches, beside the marks in a chat. `names`: the fields' names in the client's API, for
-    refusals. `prediction`: text that the client expects in the answers. `edit`: how to shorten the
-    chat. undiminished: places of images that are refused rather than downsized.
+    refusals. `prediction`: text that the client expects in the answers. `extras`: of features.
     """
 
     # the prompt
@@ -86,7 +84,7 @@ class GenerationRequest:
     add_special_tokens: bool | None = None
     # the answers
     silent: bool = False
-    constraint: OutputConstraint | MakeConstraint | None = None
+    constraint: OutputConstraint | None = None
     separate_reasoning: bool = True
     cache: CacheRequest = NO_CACHE_REQUEST
     prompt_logprobs: int | None = None
@@ -94,8 +92,7 @@ class GenerationRequest:
     rules: AnswerRules = NO_ANSWER_RULES
     adapter: AdapterRef = NO_ADAPTER
     prediction: str = ""
-    edit: HistoryEdit | None = None
-    undiminished: frozenset[str] = frozenset()
+    extras: Extras = ()
 
     def __post_init__(self) -> None:
         check_sampling(self.sampling, self.names)
@@ -110,6 +107,12 @@ class GenerationRequest:
     def chat(self) -> Chat:
         """The conversation, empty where the prompt is a text or tokens."""
         return self.prompt if isinstance(self.prompt, Chat) else NO_CHAT
+
+    @property
+    def held(self) -> bool:
+        """Return True if answers are held to a form, or to calls of tools."""
+        tools = self.chat.tools
+        return self.constraint is not None or (tools is not None and tools.held)
 
     @property
     def field(self) -> str:
@@ -238,6 +241,8 @@ class PromptEncoder:
         where = self._reasoning_at(chat, rendered.text)
         if not (chat.marks or request.cache.diagnose):
             return EncodedPrompt(tokens, where)
+        from saccade.text.prompt import message_offsets
+
         messages, places = message_offsets.flagged(given["messages"])
         try:
             flagged = self._render({**given, "messages": messages}).text

@@ -2,7 +2,7 @@
 
 Owns the order in which one request's many prompts are prepared, and their bounds: text and tokens
 first, then their images, each opened once. Earlier readings are reused without asking the engine,
-and a question put twice in one request is asked once. Knows nothing of any API.
+and a question put twice in one request is asked once.
 """
 
 from __future__ import annotations
@@ -33,17 +33,19 @@ from saccade.front.conversation import Chat
 from saccade.front.prepared import PreparedRequest, Prompt, count_tokens
 from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest, takes_long
 from saccade.front.request_manager import RequestManager
+from saccade.front.steps.open_files import OpenFiles
+from saccade.front.steps.open_sources import OpenSources
 from saccade.media.sources.fairness import BOUNDLESS, MemoryBudget
 from saccade.media.sources.source import Source
 from saccade.text.prompt.special_tokens import Rendered
 
-MOST_TOKENS = 1 << 20
+MAX_TOKENS = 1 << 20
 """Of all prompts of a request together, images included."""
-MOST_SHARED = 8 * MOST_TOKENS
+MAX_SHARED = 8 * MAX_TOKENS
 """The same of prompts that begin alike."""
 _FEW = 16
 """Prompts that are rendered and tokenised on the event loop; more go to a thread."""
-_ROOM = SamplingParams(max_tokens=1)
+_ONE_TOKEN = SamplingParams(max_tokens=1)
 LAST_STATE = PromptReading()
 Vectors = npt.NDArray[np.float32]
 
@@ -122,7 +124,7 @@ class PromptReader:
         self, reads: Sequence[ReadRequest], client: Client, budget: MemoryBudget
     ) -> list[PreparedRequest]:
         intake, most = self._intake, self._front.check_ready().context_length
-        opened_files = await intake.files.opened(
+        opened_files = await intake.steps.step(OpenFiles).opened(
             [each.request for each in reads], client, budget, most
         )
         reads = [
@@ -133,7 +135,7 @@ class PromptReader:
         encode = partial(self._encode, reads, most)
         many = len(reads) > _FEW or any(takes_long(read.request) for read in reads)
         encoded = await intake.in_thread(encode) if many else encode()
-        opened = await intake.sources.opened(
+        opened = await intake.steps.step(OpenSources).opened(
             reads[0].request, tuple(sources.values()), client, budget
         )
         found = dict(zip(sources, opened, strict=True))
@@ -169,16 +171,17 @@ class PromptReader:
         company.
         """
         intake, most = self._intake, self._front.check_ready().context_length
-        (request,) = await intake.files.opened([asked.request], client, budget, most)
+        files = intake.steps.step(OpenFiles)
+        (request,) = await files.opened([asked.request], client, budget, most)
         asked, sources = replace(asked, request=request), _sources(request)
         intake.media.check_sources(sources)
         head, tails = await intake.in_thread(partial(self._encode_shared, asked, most))
-        opened = await intake.sources.opened(request, sources, client, budget)
+        opened = await intake.steps.step(OpenSources).opened(request, sources, client, budget)
         prompt = intake.prompt(request, head, opened)
         made, total = [], 0
         for tail, (_, reading) in zip(tails, asked.tails, strict=True):
             total += len(prompt.tokens) + len(tail)
-            _check_total(total, MOST_SHARED)
+            _check_total(total, MAX_SHARED)
             whole = replace(prompt, tokens=(*prompt.tokens, *tail))
             _check_fits(asked.place, len(whole.tokens), most)
             made.append(_prepared(request, whole, reading, client))
@@ -208,10 +211,10 @@ class PromptReader:
             # The client's words are no special tokens, whatever they say.
             tail = Rendered(text + end.text, "x" * len(text) + end.marked)
             tails.append(intake.prompts.tokens_of(tail, asked.place, most))
-            if (total := total + len(tails[-1])) > MOST_TOKENS:
+            if (total := total + len(tails[-1])) > MAX_TOKENS:
                 raise InvalidRequest(
                     f"{asked.tails_place}: the first {at} of {len(asked.tails)} have {total} "
-                    f"tokens; all together may have {MOST_TOKENS}: ask them in several requests",
+                    f"tokens; all together may have {MAX_TOKENS}: ask them in several requests",
                     asked.tails_place,
                     "too_many_tokens",
                 )
@@ -289,7 +292,7 @@ def _prepared(
         prompt.tokens,
         prompt.spans,
         tuple(each.image for each in prompt.opened),
-        _ROOM,
+        _ONE_TOKEN,
         client.salt(request.cache_salt),
         time.monotonic(),
         client.share(request.cache_salt),
@@ -318,7 +321,7 @@ def _check_fits(place: str, tokens: int, most: int) -> None:
         )
 
 
-def _check_total(tokens: int, most: int = MOST_TOKENS) -> None:
+def _check_total(tokens: int, most: int = MAX_TOKENS) -> None:
     if tokens > most:
         raise InvalidRequest(
             f"the request has over {most} tokens: send its inputs in several requests",

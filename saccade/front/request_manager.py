@@ -2,8 +2,7 @@
 exactly one way.
 
 Owns every request between `submit` and its last event, and the engine's state as clients see it.
-Knows nothing of HTTP: the server and the `LLM` class are its clients. One event loop, without
-locks.
+The server and the `LLM` class are its clients. One event loop, without locks.
 """
 
 from __future__ import annotations
@@ -15,10 +14,11 @@ from bisect import bisect_right
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import cached_property
 from itertools import islice
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from saccade.core.client import ANYBODY, Client
+from saccade.core.client import ANYBODY, Client, Permits
 from saccade.core.errors import (
     Cancelled,
     EngineUnavailable,
@@ -29,8 +29,8 @@ from saccade.core.errors import (
     StartupError,
 )
 from saccade.core.metrics import Metrics
-from saccade.core.permits import Permits
 from saccade.core.plan import PixelSlot
+from saccade.core.settings import AdapterSettings
 from saccade.core.types import (
     NO_ADAPTER,
     CacheReport,
@@ -39,25 +39,18 @@ from saccade.core.types import (
     ImageOutcome,
     Request,
 )
-from saccade.front.adapters import AdapterBook
 from saccade.front.answer_update import AnswerUpdate, CachedTokens, Finish, FoundImage, InFlight
-from saccade.front.changes import EngineChanges
 from saccade.front.input_processor import InputProcessor
-from saccade.front.pooled_output_cache import PooledOutputCache
 from saccade.front.prepared import PreparedRequest
 from saccade.front.prompt_encoder import GenerationRequest
-from saccade.front.score_prompts import CHATS, Scoring
-from saccade.front.sessions.next_prompts import NextPrompts
-from saccade.front.sessions.sessions import Sessions
-from saccade.front.warm_ups import WarmUps
 from saccade.ipc.messages import (
     Abort,
     Altered,
     EmbeddingReady,
     Failed,
-    Figures,
     Flush,
     Loading,
+    MetricValues,
     Output,
     PixelsFailed,
     PixelsReady,
@@ -66,15 +59,22 @@ from saccade.ipc.messages import (
     Submit,
     ToEngine,
     ToFront,
+    TokenizerText,
 )
 from saccade.media.sources.fairness import BOUNDLESS, MemoryBudget
 from saccade.text.answer.detokenize import Detokenizer, StopStrings, Vocabulary
-from saccade.text.answer.tool_calls import CallEnded
+from saccade.text.answer.events import CallEnded
+
+if TYPE_CHECKING:
+    from saccade.front.adapters import AdapterRegistry
+    from saccade.front.pooled_output_cache import PooledOutputCache
+    from saccade.front.score_prompts import Scoring
 
 log = logging.getLogger("saccade")
 
 State = Literal["starting", "ready", "stopping", "failed"]
 
+NO_LORAS = AdapterSettings(max_loras=0)
 SCRAPE_SECONDS = 1.0
 """An engine that does not tell its figures for so long is frozen: the last ones are shown."""
 STALL_LOOK_SECONDS = 0.25
@@ -145,7 +145,7 @@ class _Answer:
             ends = tokens[-1] in sampling.stop_token_ids or tokens[-1] in self._special
             tokens = tokens[:-1] if ends else tokens
         # Stop strings count only in what follows the tokens that the client insists on.
-        exempt = max(0, sampling.min_tokens - self._num_tokens)
+        exempt = sampling.tokens_due(self._num_tokens)
         self._num_tokens += len(delta.tokens)
         text = self._text.feed(tokens[:exempt])
         rest, stopped = self._stops.feed(self._text.feed(tokens[exempt:]))
@@ -190,13 +190,12 @@ class RequestManager:
         engine: EngineClient,
         metrics: Metrics,
         max_requests: int = 1024,
-        scoring: Scoring = CHATS,
-        pooled_outputs: PooledOutputCache | None = None,
-        adapters: AdapterBook | None = None,
+        scoring: Scoring | None = None,  # the task beside chats, if the server has one
+        pooled_bytes: int = 0,
+        loras: AdapterSettings = NO_LORAS,
     ) -> None:
         self.intake = intake
         self.scoring = scoring
-        self.pooled_outputs = PooledOutputCache(0) if pooled_outputs is None else pooled_outputs
         self.metrics = metrics
         self.vocabulary = Vocabulary(intake.tokenizer.backend)
         self.state: State = "starting"
@@ -208,21 +207,31 @@ class RequestManager:
             "--max-queued-requests",
             lambda taken: metrics.set("saccade_requests_in_flight", taken),
         )
-        self.adapters = AdapterBook(EngineChanges(engine.send)) if adapters is None else adapters
-        self.warm_ups = WarmUps(self.prepare, self.generate, self._spawn, metrics)
-        self.next_prompts = NextPrompts(
-            Sessions() if intake.sessions is None else intake.sessions,
-            intake.prompts,
-            intake.spec,
-            self.generate,
-            self._spawn,
-            metrics,
-        )
+        self._adapter_folders, self._max_loras = loras.folders, loras.max_loras
+        self._pooled_bytes = pooled_bytes
+        metrics.set("saccade_adapters_max", loras.max_loras)
         self._engine = engine
         self._ready: Ready | None = None
         self._answers: dict[str, _Answer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._scraped = asyncio.Event()
+        self._tokenizer_sent: asyncio.Task[None] | None = None
+
+    @cached_property
+    def adapters(self) -> AdapterRegistry:
+        """Return the adapters, and the questions that change all requests: made when first used."""
+        from saccade.front.adapters import AdapterRegistry
+        from saccade.front.changes import EngineChanges
+
+        changes = EngineChanges(self._engine.send)
+        return AdapterRegistry(changes, self._max_loras, self._adapter_folders)
+
+    @cached_property
+    def pooled_outputs(self) -> PooledOutputCache:
+        """Return recent readings of prompts, made when first used."""
+        from saccade.front.pooled_output_cache import PooledOutputCache
+
+        return PooledOutputCache(self._pooled_bytes)
 
     # ---- life
 
@@ -242,8 +251,9 @@ class RequestManager:
             self._ready = ready
             if (encoders := self.intake.media.encoders) is not None:
                 encoders.trust(ready.tower)
-            self._spawn(self._listen())
-            await self.adapters.load_wanted()
+            self.spawn(self._listen())
+            if self._adapter_folders:
+                await self.adapters.load_wanted()
             if check is not None:
                 self.reason = "its first answers are being checked"
                 await check()
@@ -300,9 +310,10 @@ class RequestManager:
         Raises EngineUnavailable.
         """
         self.check_ready()
-        self.pooled_outputs.clear()
+        if "pooled_outputs" in vars(self):
+            self.pooled_outputs.clear()
         if embeddings:
-            self.intake.media.regions.forget()
+            self.intake.media.kinds.forget()
         self._engine.send(Flush(embeddings))
 
     def check_ready(self) -> Ready:
@@ -337,7 +348,23 @@ class RequestManager:
     ) -> PreparedRequest:
         """Prepare a request as `InputProcessor`, within this engine's context length."""
         most = self._check_started().context_length
-        return await self.intake.prepare(request, most, client, budget)
+        if request.held and self.intake.steps.can_hold:
+            self._send_tokenizer()  # which the engine reads while the front does
+        prepared = await self.intake.prepare(request, most, client, budget)
+        if prepared.request.grammar:
+            await asyncio.shield(self._send_tokenizer())
+        return prepared
+
+    def _send_tokenizer(self) -> asyncio.Task[None]:
+        """Send the engine the tokenizer for grammars, once."""
+        if self._tokenizer_sent is None:
+            self._tokenizer_sent = asyncio.create_task(self._write_tokenizer())
+            self._tasks.add(self._tokenizer_sent)
+        return self._tokenizer_sent
+
+    async def _write_tokenizer(self) -> None:
+        text = await self.intake.in_thread(lambda: self.intake.tokenizer.json)
+        self._tell(TokenizerText(text))
 
     async def generate(
         self, *prepared: PreparedRequest, streamed: bool = True
@@ -350,7 +377,7 @@ class RequestManager:
         Choices count through the `n` answers to each prepared request in turn. Closing the iterator
         early (`contextlib.aclosing`) aborts unfinished answers.
         """
-        ready, turn = self._check_started(), prepared[0].turn
+        ready = self._check_started()
         for each in prepared:
             if each.request.adapter != NO_ADAPTER:
                 self.adapters.check(each.request.adapter)
@@ -369,8 +396,7 @@ class RequestManager:
         media = self.intake.media
         for image in opened:
             media.hold_image(image)
-        if turn is not None:
-            self.next_prompts.stop(turn.session)
+        followers = [begin(self) for begin in prepared[0].follow]
         try:
             for answer in answers:
                 self._answers[answer.request.id] = answer
@@ -384,11 +410,11 @@ class RequestManager:
                 if isinstance(event, RequestError):
                     raise event
                 unfinished -= event.finish is not None
-                if turn is not None:
-                    event = self.next_prompts.take_update(turn, event)
+                for follower in followers:
+                    event = follower.take_update(event)
                 yield _silenced(event) if prepared[0].silent else event
-            if turn is not None:
-                self.next_prompts.answered(turn, prepared[0], ready)
+            for follower in followers:
+                follower.end(prepared[0], ready)
         finally:
             for answer in answers:
                 if self._forget(answer, "abort"):
@@ -443,7 +469,8 @@ class RequestManager:
 
     def _fail(self, reason: str) -> None:
         self.state, self.reason = "failed", reason
-        self.adapters.changes.fail(reason)
+        if "adapters" in vars(self):
+            self.adapters.changes.fail(reason)
         self._end_all(EngineUnavailable(reason))
 
     async def _listen(self) -> None:
@@ -452,7 +479,7 @@ class RequestManager:
                 message = await self._engine.receive()
                 if isinstance(message, Output):
                     self._take(message)
-                elif isinstance(message, Figures):
+                elif isinstance(message, MetricValues):
                     self.metrics.absorb(message.values)
                     self._scraped.set()
                 elif isinstance(message, Altered):
@@ -465,7 +492,7 @@ class RequestManager:
             self._fail(self.reason if self.state == "failed" else error.message)
         except Exception:  # nobody reads the engine's news any more
             log.exception("the front failed")
-            self._fail("internal error: the front lost touch with the engine")
+            self._fail("internal error: lost connection to the engine")
 
     def _take(self, news: Output) -> None:
         for encoded in news.encoded:
@@ -473,7 +500,7 @@ class RequestManager:
         for key, image in news.aliases:
             self.intake.media.seen.put_same(key, image)
         for key, slot in news.want:
-            self._spawn(self._decode(key, slot))
+            self.spawn(self._decode(key, slot))
         for key in news.unwanted:  # after the first step of a decode that has just been spawned
             asyncio.get_running_loop().call_soon(self.intake.media.call_off, key)
         for delta in news.deltas:
@@ -546,7 +573,7 @@ class RequestManager:
         except RequestError as error:
             self._lack(key, error)
         except Exception:  # the request must end all the same
-            log.exception("an image could not be brought to the engine")
+            log.exception("an image could not be sent to the engine")
             self._lack(key, InternalError())
 
     def _lack(self, key: ImageKey, error: RequestError) -> None:
@@ -560,7 +587,8 @@ class RequestManager:
                     )
         self._tell(PixelsFailed(key, error.message))
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
+        """Run work until it ends, or the server stops."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -568,7 +596,7 @@ class RequestManager:
 
 def _error_of(delta: Delta) -> RequestError:
     """Return the error with which the engine has ended a request."""
-    said = delta.error or "the engine gave the request up"
+    said = delta.error or "the engine aborted the request"
     if delta.code == InternalError.code:
         log.error("request %s: %s", delta.id, said)
         return InternalError(said)

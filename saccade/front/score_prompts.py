@@ -14,7 +14,7 @@ from typing import Literal
 
 from saccade.core.errors import ConfigError, InvalidRequest
 from saccade.core.family import FamilySpec, ScoreTemplates
-from saccade.core.options import Pooling
+from saccade.core.settings import Pooling
 from saccade.families.checkpoint import PoolingFiles
 from saccade.front.conversation import Chat, Message, MessageText, Part
 from saccade.front.part_defaults import ImageLimits

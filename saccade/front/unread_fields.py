@@ -2,20 +2,27 @@
 
 Owns the one table of every dialect, and its rule. A name that cannot change an answer is ignored
 (`IGNORED`, `IgnoredFields`). A value that changes nothing is accepted (`NEUTRAL`; of any name null,
-false, "", [] and {}). All else is refused by name. `api/body_schema.py` applies it to bodies, and
-`fields.py` to what is in them. Messages and texts come back from SDKs with many keys, so there the
-carriers and sizes of images are refused (`UnsupportedFields`), and other keys are ignored.
+false, "", [] and {}). All else is refused by name. `api/body_schema.py` applies it to bodies,
+`fields.py` to the objects in them, and `members.py` to objects that are kept as they come.
+
+Two kinds of objects have names of others: `AnyFields` ignores all of them, and `UnsupportedFields`
+all but the carriers and sizes of images. Every other class forbids them (`forbid_unknown_fields`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from saccade.front.fields import Nothing
-
+Nothing = (
+    Annotated[list[Any], Meta(max_length=0)]
+    | Annotated[str, Meta(max_length=0)]
+    | Annotated[dict[str, Any], Meta(max_length=0)]
+    | None
+)
+"""A value that says nothing, in a field that would change what the model sees."""
 Neutral = Mapping[str, tuple[Any, ...]]
 """Names and the values of each in which it changes nothing. None of them: null only."""
 
@@ -195,17 +202,39 @@ NEUTRAL: Neutral = {
 """Names of other servers' fields, by those who have them. A dialect's own fields come first."""
 
 INSTEAD = {
+    "clear_thinking": "send it in chat_template_kwargs",
     "extra_body": "send its fields in the body itself",
+    "function_call": "use tool_calls in messages, and tool_choice",
+    "functions": "use tools",
     "max_new_tokens": "use max_tokens",
     "n_predict": "use max_tokens",
     "num_predict": "use max_tokens",
     "options": "send its fields in the body itself",
+    "partial": "use continue_final_message",
+    "prefix": "use continue_final_message",
     "random_seed": "use seed",
     "rep_pen": "use repetition_penalty",
     "repeat_penalty": "use repetition_penalty",
     "think": "use enable_thinking",
 }
 """What a client may do instead."""
+
+
+def says_nothing(value: object) -> bool:
+    """Return True for a value that says nothing under a name that no dialect knows."""
+    return value is None or value is False or value in ("", [], {})
+
+
+def is_one_of(value: object, allowed: Iterable[object]) -> bool:
+    """Return True for a value that is among those `allowed`. False is not 0."""
+    return any(
+        value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed
+    )
+
+
+def changes_nothing(name: str, value: object) -> bool:
+    """Return True for an unread name within an object, if its value cannot change an answer."""
+    return name in IGNORED or says_nothing(value) or is_one_of(value, NEUTRAL.get(name, ()))
 
 
 if TYPE_CHECKING:
@@ -218,7 +247,13 @@ else:
     """Corners are refused where nothing is cut. Anything else may be a note of the client's."""
 
 
-class Citations(Struct):
+class AnyFields(Struct):
+    """An object whose other names cannot change an answer: a mark for the caches, a note, or what
+    an earlier answer has brought.
+    """
+
+
+class Citations(Struct, forbid_unknown_fields=True):
     """True if the answer is to cite places in a document."""
 
     enabled: Literal[False] | None = None
@@ -264,7 +299,7 @@ class IgnoredFields(Struct, forbid_unknown_fields=True, kw_only=True):
     uuid: Any = None
 
 
-class SpokenAnswer(Struct):
+class SpokenAnswer(AnyFields):
     """The sound of an earlier answer, by its id, as OpenAI's SDK sends it back: accepted, and left
     out.
     """

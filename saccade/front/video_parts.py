@@ -2,7 +2,7 @@
 stand beside or inside, and for a whole request.
 
 Owns the schemas, and reads them into `VideoSource`. The fields inside `video_url` decide the video.
-Those that are not read are `unread_fields.py`'s. Knows nothing of fetching or looking at a video.
+Those that are not read are `unread_fields.py`'s.
 """
 
 from __future__ import annotations
@@ -13,35 +13,32 @@ from typing import Annotated, Any, Literal, NamedTuple
 from msgspec import Meta, Struct
 
 from saccade.core.errors import InvalidRequest
-from saccade.core.video import MOST_FRAMES, VideoOptions, check_video_options
-from saccade.front.addresses import address, image_url, missing
+from saccade.core.video import MAX_FRAMES, MIN_FPS, VideoOptions, check_video_options
 from saccade.front.breakpoints import MarkedMedia
-from saccade.front.fields import Natural, Positive
+from saccade.front.fields import Natural, Positive, address, image_url, missing
 from saccade.front.unread_fields import IgnoredFields
 from saccade.media.sources.source import Address, FileId, VideoSource, source_from_object
 
-Rate = Annotated[float, Meta(gt=0)]
+Rate = Annotated[float, Meta(ge=MIN_FPS)]
 FRAMES = "data:video/jpeg;base64,"
 """What precedes frames that are JPEGs in base64, with commas between them (as vLLM's clients have
 it).
 """
 VIDEO_OPTIONS = ("fps", "num_frames", "max_frames", "min_pixels", "max_pixels", "total_pixels")
-MOST_PARTS = 4 * MOST_FRAMES
+MAX_PARTS = 4 * MAX_FRAMES
 """Entries of a list that are looked at."""
 
 
 class VideoLook(IgnoredFields, kw_only=True):
-    """The way to look at a video. fps: frames for each second (for sent frames: as taken).
-    num_frames: frames altogether. max_frames: at most. min_pixels, max_pixels: for a frame after
-    resizing; they alone then decide its size. total_pixels: for all frames together.
-    """
+    """The way to look at a video."""
 
-    fps: Rate | None = None
-    num_frames: Positive | None = None
-    max_frames: Positive | None = None
+    fps: Rate | None = None  # frames for each second (for sent frames: as taken)
+    num_frames: Positive | None = None  # frames altogether
+    max_frames: Positive | None = None  # at most
+    # min_pixels, max_pixels: for a frame after resizing; they alone then decide its size
     min_pixels: Positive | None = None
     max_pixels: Positive | None = None
-    total_pixels: Positive | None = None
+    total_pixels: Positive | None = None  # for all frames together
 
 
 class VideoURL(VideoLook, kw_only=True):
@@ -137,11 +134,11 @@ NO_VIDEO_DEFAULTS = VideoDefaults()
 
 
 class Clip(NamedTuple):
-    """What a part names. inside: the object around the address; indices, source_fps: of frames."""
+    """What a part names."""
 
     url: Address | tuple[Address, ...]
-    inside: VideoLook | None = None
-    indices: Sequence[int] = ()
+    inside: VideoLook | None = None  # the object around the address;
+    indices: Sequence[int] = ()  # indices, source_fps: of frames
     source_fps: float | None = None
 
 
@@ -175,9 +172,9 @@ def _video(part: VideoPart, place: str) -> Clip:
         return Clip(_frame(given, where))
     if not isinstance(given, list | tuple):
         return Clip(source_from_object(given, where).url)
-    frames = tuple(_frame(each, f"{where}[{k}]") for k, each in enumerate(given[:MOST_PARTS]))
-    if len(given) > MOST_PARTS:
-        raise InvalidRequest(f"{where}: {len(given)} frames; the limit is {MOST_FRAMES}", where)
+    frames = tuple(_frame(each, f"{where}[{k}]") for k, each in enumerate(given[:MAX_PARTS]))
+    if len(given) > MAX_PARTS:
+        raise InvalidRequest(f"{where}: {len(given)} frames; the limit is {MAX_FRAMES}", where)
     return Clip(frames, None, part.frames_indices or (), part.source_fps)
 
 
@@ -208,7 +205,7 @@ def _one_address(text: str) -> Address | tuple[Address, ...]:
     """Return a URL, or each frame's URL if one text names several."""
     text = text.strip()
     if text[: len(FRAMES)].lower() == FRAMES:
-        frames = text[len(FRAMES) :].split(",", MOST_PARTS)
+        frames = text[len(FRAMES) :].split(",", MAX_PARTS)
         return tuple(f"data:image/jpeg;base64,{frame}" for frame in frames)
     return image_url(text)
 

@@ -1,4 +1,4 @@
-"""What the engine and its workers are told as they start.
+"""Boot messages of the engine and its workers.
 
 Apart from all other messages, whose types take longer to import than a worker is to wait for.
 """

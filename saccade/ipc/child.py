@@ -4,8 +4,8 @@ death and end it.
 A child is a module, run in a session of its own and in the root folder. It inherits one end of a
 socket pair, a pipe for its last words, and the descriptors named by its boot message. So nothing
 has a name in any folder. Messages are frames: length, kind, msgpack fields. The kind is the index
-of the message's type in a list shared by both ends. The kernel kills a child whose parent is gone,
-and a pidfd reports a child's end to the parent at once. Knows nothing of the content of messages.
+of the message's type in a list shared by both ends. The kernel kills a child whose parent exits,
+and a pidfd reports a child's end to the parent at once.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
         self._arrived.set()
 
 
-class Silence:
+class HeartbeatMonitor:
     """The time since the other end's last sign of life.
 
     Only time while this process itself was awake counts, so a pause of the whole machine is left
@@ -427,7 +427,6 @@ def enter(boot: type[Boot]) -> tuple[Boot, ParentLink]:
 
 
 def _members(kinds: Any) -> tuple[type, ...]:
-    """Return a union's members, or a single type as a tuple."""
     return get_args(kinds) or (kinds,)
 
 

@@ -1,8 +1,8 @@
 """Runs a module as `python -m` does, with the Saccade that this file belongs to:
 `python -P .../launch.py MODULE WORDS...`, started by `python.py`.
 
-It is run by its path, as Saccade may be on no path that Python searches: a clone need not be
-installed. Imports nothing of Saccade before its folder is on that path.
+It is run by its path because Saccade may not be on Python's path: a clone need not be
+installed. Imports Saccade only after adding its directory to the path.
 """
 
 from __future__ import annotations

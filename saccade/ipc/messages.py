@@ -1,26 +1,26 @@
 """The messages between front, engine and workers, over the socket pairs of `ipc/child.py`.
 
-Pixels never travel in messages: they lie in the shared arena, located by a `PixelSlot`.
+Pixels are never sent in messages: they are in the shared arena, located by a `PixelSlot`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from saccade.core.config import (
     Dtype,
     EngineConfig,
     Hardware,
     KVDtype,
-    LanguageAttention,
     ParallelConfig,
     QuantizationMode,
     Role,
     TowerQuantization,
 )
-from saccade.core.options import CacheOptions, EngineOptions, ModelOptions, ParallelOptions
-from saccade.core.plan import Change, Changed, Halt, Masks, PixelSlot, Plan, StepResult
+from saccade.core.options import CacheOptions, EngineOptions, ModelOptions
+from saccade.core.plan import CancelSteps, Change, Changed, Masks, PixelSlot, Plan, StepResult
+from saccade.core.settings import EngineSettings
 from saccade.core.types import Delta, Image, ImageKey, Request, Tower
 from saccade.ipc.child import Codec
 
@@ -33,7 +33,7 @@ Same = tuple[tuple[ImageKey, Image], ...]
 PEER_LOST_STATUS = 3
 """Exit status of a worker that ends because another has."""
 
-# ---- what a child is told when it is started
+# ---- boot messages of children
 
 
 # ---- front -> engine
@@ -41,22 +41,25 @@ PEER_LOST_STATUS = 3
 
 @dataclass(frozen=True, slots=True)
 class ServeModel:
-    """The first message: what to serve, once the front has read it. The arena has its size."""
+    """The first message: what to serve, once the front has read it. The arena has its size.
+
+    plugins: options of each plugin that has an engine part, by the plugin's name.
+    """
 
     folder: str
     model: ModelOptions
     engine: EngineOptions
-    parallel: ParallelOptions
     arena_bytes: int
     caches: CacheOptions
     role: Role = "all"
+    settings: EngineSettings = EngineSettings()  # noqa: RUF009 - frozen
+    plugins: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerText:
-    """The first message: the tokenizer as `tokenizers.Tokenizer.to_str` writes it, for grammars.
-
-    Empty: all requests come without grammars.
+    """The tokenizer as `tokenizers.Tokenizer.to_str` writes it. Sent once, before the first request
+    with a grammar.
     """
 
     tokenizer_json: str
@@ -85,14 +88,11 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class PixelsReady:
-    """The image's pixels lie in the slot named by `Output.want`, which stays unwritten from now on.
-
-    pixels: their name, equal for images whose embeddings are equal, bit for bit. tiles: the names
-    of its tiles, in the tower's order, where the tower sees tiles apart.
-    """
+    """The image's pixels are in the slot named by `Output.want`, which is not written any more."""
 
     key: ImageKey
-    pixels: bytes = b""
+    pixels: bytes = b""  # their name, equal for images whose embeddings are equal, bit for bit
+    # the names of its tiles, in the tower's order, where the tower sees tiles apart
     tiles: tuple[bytes, ...] = ()
 
 
@@ -122,7 +122,7 @@ class Flush:
     """Forget the KV prefix cache, except what running requests use.
 
     embeddings: also the embeddings, in every tier, and the kept pixels. Later requests start cold;
-    requests in flight go on.
+    requests in flight continue.
     """
 
     embeddings: bool
@@ -156,7 +156,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """A request for metrics. Answered by `Figures`."""
+    """A request for metrics. Answered by `MetricValues`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class Stop:
 # ---- engine -> front
 
 
-UNTOLD = Tower()
+UNREPORTED = Tower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class Ready:
     kv_tokens: int
     context_length: int
     decided: tuple[tuple[str, str], ...]
-    tower: Tower = UNTOLD
+    tower: Tower = UNREPORTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,17 +216,17 @@ class Loading:
 
 
 @dataclass(frozen=True, slots=True)
-class Alive:
+class Heartbeat:
     """A sign of life, sent at least every `child.HEARTBEAT_SECONDS`.
 
-    overdue: from the engine, why a due step has yet to end; empty while steps go on.
+    overdue: from the engine, why a due step has yet to end; empty while steps continue.
     """
 
     overdue: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class MetricValues:
     """The sender's metrics."""
 
     values: Values
@@ -234,19 +234,17 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The news from one turn of the engine loop for the front. Empty parts are usual.
-
-    want: images to decode, each into its slot in the arena; answered by `PixelsReady`,
-    `EmbeddingReady` or `PixelsFailed`. unwanted: images needed no longer, whose decoding should
-    stop. encoded: images run through the vision tower, with the encoding's milliseconds and end
-    time, as in `plan.StepResult`. aliases: images found to be aliases: their pixels are another
-    image's, whose embedding serves both.
-    """
+    """The news from one turn of the engine loop for the front. Empty parts are usual."""
 
     deltas: tuple[Delta, ...] = ()
+    # images to decode, each into its slot in the arena; answered by `PixelsReady`, `EmbeddingReady`
+    # or `PixelsFailed`
     want: tuple[tuple[ImageKey, PixelSlot], ...] = ()
-    unwanted: tuple[ImageKey, ...] = ()
+    unwanted: tuple[ImageKey, ...] = ()  # images needed no longer, whose decoding should stop
+    # images run through the vision encoder, with the encoding's milliseconds and end time, as in
+    # `plan.StepResult`
     encoded: tuple[tuple[ImageKey, float, float], ...] = ()
+    # images found to be aliases: their pixels are another image's, whose embedding serves both
     aliases: Same = ()
 
 
@@ -274,12 +272,12 @@ class Load:
     # the rest
     kv_dtype: KVDtype = "auto"
     role: Role = "all"
-    attention: Literal["auto", LanguageAttention] = "auto"
+    attention: str = "auto"
     graphs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class StartWorker:
     """Allocate KV pages, caches and graphs for the plans to come."""
 
     config: EngineConfig
@@ -290,11 +288,11 @@ class Finish:
     """The last message: write everything that is to be kept, and exit."""
 
 
-# ---- workers -> engine, in this order; then rank 0 answers plans, and all say that they live
+# ---- workers -> engine, in this order; then rank 0 answers plans, and all send heartbeats
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundDevices:
     """The worker is running and sees `cuda_devices` GPUs."""
 
     cuda_devices: int
@@ -311,16 +309,16 @@ class Loaded:
     hardware: Hardware
     quantised: str = ""
     kv_scales: tuple[tuple[float, float], ...] = ()
-    attention: Literal["auto", LanguageAttention] = "auto"
+    attention: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """Answers `Begin`.
+class Started:
+    """Answers `StartWorker`.
 
     `saved`: (key, tokens) for embeddings that an earlier run has left on disk, the oldest first.
-    `store`: where embeddings lie that other servers write, too; "" for nowhere. `tower`: its
-    fingerprint, where that was asked for. `pages`: (name, disk bytes) for KV pages that an earlier
+    `store`: the directory of shared embeddings, or "". `tower`: its
+    fingerprint, if requested. `pages`: (name, disk bytes) for KV pages that an earlier
     run has left, the oldest first. `batch_invariant`: whether rows are batch-invariant: equal to
     the bit beside any number of others. `prepared`: how that and the kernels came to be known, for
     people.
@@ -349,9 +347,11 @@ ToEngine = (
     | Scrape
     | Stop
 )
-ToFront = Ready | Failed | Output | Figures | Alive | Loading | Altered
-ToWorker = Load | Begin | Plan | Masks | Halt | Finish
-FromWorker = Found | Loaded | Begun | StepResult | Figures | Alive | Failed | Loading
+ToFront = Ready | Failed | Output | MetricValues | Heartbeat | Loading | Altered
+ToWorker = Load | StartWorker | Plan | Masks | CancelSteps | Finish
+FromWorker = (
+    FoundDevices | Loaded | Started | StepResult | MetricValues | Heartbeat | Failed | Loading
+)
 
 FRONT_END: Codec[ToEngine, ToFront] = Codec(ToEngine, ToFront)
 ENGINE_END: Codec[ToFront, ToEngine] = Codec(ToFront, ToEngine)

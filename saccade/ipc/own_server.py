@@ -3,7 +3,7 @@ that.
 
 Four things end the command in order: a terminal that closes (SIGHUP), a supervisor (SIGTERM), a
 reader of its output that leaves and a starter that dies. Where the command is killed, the kernel
-kills the server. Knows nothing of what the server is asked.
+kills the server.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def wait_until_ready(
                 deadline = time.monotonic() + silent_seconds
             time.sleep(0.1)
     raise StartupError(
-        f"the server made no progress for {silent_seconds:.0f} seconds; its log says where it "
-        "stopped. Type the same command again"
+        f"the server made no progress for {silent_seconds:.0f} seconds; its log has its last step. "
+        "Run the same command again"
     )
 
 
@@ -91,7 +91,7 @@ def _cpu_ticks(pid: int) -> int:
     return 0
 
 
-def free_port(wanted: int) -> int:
+def free_port(wanted: int = 0) -> int:
     """Return `wanted` if that port is free, else a port from the system."""
     for port in (wanted, 0):
         with socket.socket() as probe:
@@ -125,7 +125,6 @@ def _leave(number: int, _: object) -> NoReturn:
 
 
 def _ignore_endings() -> None:
-    """Ignore further signals while the command ends."""
     for each in ENDINGS:
         signal.signal(each, signal.SIG_IGN)
 
@@ -154,7 +153,7 @@ def _watched(starter: int | None) -> Iterator[None]:
     for each in (over, *gone):
         poller.register(each, POLLIN)
     if _is_read():
-        poller.register(STDOUT, 0)  # errors and hang-ups are always told
+        poller.register(STDOUT, 0)  # errors and hang-ups are always reported
 
     def wait() -> None:
         if over not in (each for each, _ in poller.poll()):

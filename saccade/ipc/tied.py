@@ -1,7 +1,7 @@
 """Processes that end with their starter, however the starter ends.
 
-`saccade.ipc.tied PARENT COMMAND...`: the kernel kills the command when PARENT, the id of its
-starter, is gone. Knows nothing of the command.
+`saccade.ipc.tied PARENT COMMAND...`: the kernel kills the command when PARENT, the pid of its
+starter, exits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from saccade.ipc.python import python_command, python_environment
@@ -24,13 +24,16 @@ def tied(command: Sequence[str]) -> list[str]:
     return python_command("saccade.ipc.tied", str(os.getpid()), *command)
 
 
-def start_tied(module: str, *words: str, **options: Any) -> subprocess.Popen[Any]:
+def start_tied(
+    module: str, *words: str, environment: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.Popen[Any]:
     """Start a process that runs a module of Saccade until it ends or the calling thread does.
 
-    options: those of `subprocess.Popen`. Raises OSError.
+    environment: this process's if None. options: those of `subprocess.Popen`. Raises OSError.
     """
+    inherited = os.environ if environment is None else environment
     command = tied(python_command(module, *words))
-    return subprocess.Popen(command, env=python_environment(os.environ), **options)
+    return subprocess.Popen(command, env=python_environment(inherited), **options)
 
 
 def end_with(parent: int) -> None:

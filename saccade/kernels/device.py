@@ -1,17 +1,15 @@
-"""What a device can do, and the code compiled for it."""
+"""What a device can do, the code compiled for it, and copies to it."""
 
 from __future__ import annotations
 
-import platform
 from functools import cache
-from importlib.util import find_spec
+from typing import Any
 
+import numpy.typing as npt
 import torch
 
-from saccade.kernels.x86.vnni import runs_vnni
-
-FIRST_FP8 = (8, 9)
-"""Compute capability from which on a GPU converts from and to FP8."""
+FIRST_FP8 = 89
+"""GPU generation from which on numbers are converted from and to FP8."""
 HOPPER = 90
 FIRST_SMALL = 120
 """Generations from which on multiprocessors are small again: Blackwell's outside data centres."""
@@ -19,17 +17,7 @@ FIRST_SMALL = 120
 
 def has_fp8(device: torch.device) -> bool:
     """Return True if kernels on a GPU read and write FP8. Ask only while a model loads."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FIRST_FP8
-
-
-def has_int4(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True if products take 4-bit matrices unchanged, and rows in the dtype.
-
-    On a CPU rows become 8 bits, against the intent of a float32 run.
-    """
-    if device.type == "cpu":
-        return dtype != torch.float32 and runs_vnni()
-    return device.type == "cuda"
+    return device.type == "cuda" and generation(device) >= FIRST_FP8
 
 
 @cache
@@ -78,7 +66,13 @@ def is_hopper(device: torch.device) -> bool:
     return HOPPER <= generation(device) < HOPPER + 10
 
 
-@cache
-def has_numba() -> bool:
-    """Return True if Numba is installed, and its kernels were tried on this kind of processor."""
-    return platform.machine() == "x86_64" and find_spec("numba") is not None
+def send(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Copy `array` to the device for work on the current stream, without making the host wait.
+
+    On a CPU the result is the array's own memory.
+    """
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    # From pageable memory a copy would wait for all that the stream was given before.
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -2,7 +2,7 @@
 
 A matrix is loaded as one kind (`runtime/weights/checkpoint_weights.py`), padded if a device wants
 padding, made ready once, and multiplied from then on. Holders never ask for the kind. Owns what
-fields mean. Leaves computing to backends: `Products` is what matrices demand from one
+fields mean. Leaves computing to backends: `MatmulOps` is what matrices demand from one
 (`reference/ops.py` and its siblings).
 """
 
@@ -19,9 +19,14 @@ from torch.nn import functional as F
 from saccade.kernels.reference.activation import Activation
 
 FP8 = torch.float8_e4m3fn
-LEAST_FP8_GROUP = 16
+MIN_FP8_GROUP = 16
 """Inputs of an Fp8Matrix that share a scale divide by this, as a product on tensor cores has so
 many at least.
+"""
+MAX_UNQUANTIZED_ROWS = 16
+"""Rows of a product up to which they are not made 8 bits. An H200 takes 24 microseconds for 16 rows
+in 8 bits and 30 for unchanged ones (19,456 x 2,560), whose error is fifteen times less. For 64 it
+takes 23 and 72.
 """
 CHUNK = 128
 """Inputs of an output of an Int4Matrix that lie in neighbouring words; matrices are padded to whole
@@ -34,16 +39,14 @@ EACH = 8
 class Fp8Rows(NamedTuple):
     """Rows in FP8 with scales: `rows[t, i] = values[t, i] * scales[t, i // group]`.
 
-    This holds for the first `rows` rows; others pad, and hold anything. values: FP8 [R, in].
-    scales: float32 [R, groups], with one group's rows back to back. dtype: that of the rows before,
-    and of their products.
+    This holds for the first `rows` rows; others pad, and hold anything.
     """
 
-    values: torch.Tensor
-    scales: torch.Tensor
+    values: torch.Tensor  # FP8 [R, in]
+    scales: torch.Tensor  # float32 [R, groups], with one group's rows back to back
     group: int
     rows: int
-    dtype: torch.dtype
+    dtype: torch.dtype  # that of the rows before, and of their products
 
     def dense(self) -> torch.Tensor:
         """Return the rows in float32."""
@@ -52,17 +55,14 @@ class Fp8Rows(NamedTuple):
 
 
 Rows = torch.Tensor | Fp8Rows
-"""What a product takes: [T, in]."""
+"""The input of a matmul: [T, in]."""
 
 
 class Fp8Experts(NamedTuple):
-    """E experts' matrices, each as in an Fp8Matrix.
+    """E experts' matrices, each as in an Fp8Matrix."""
 
-    values: FP8 [E, out, in]. scales: float32 [E, out, groups].
-    """
-
-    values: torch.Tensor
-    scales: torch.Tensor
+    values: torch.Tensor  # FP8 [E, out, in]
+    scales: torch.Tensor  # float32 [E, out, groups]
     group: int
 
 
@@ -70,7 +70,7 @@ Stack = torch.Tensor | Fp8Experts
 """One matrix for each expert: [E, out, in] in the network's dtype, or in FP8."""
 
 
-class Products(Protocol):
+class MatmulOps(Protocol):
     """What matrices demand from a backend.
 
     Each product with rows x [T, in] is `x @ matrix.T + bias`, [T, out] in x's dtype (or in
@@ -84,11 +84,15 @@ class Products(Protocol):
 
     def activate(self, x: torch.Tensor, activation: Activation, /) -> torch.Tensor: ...
 
-    def lay_out_dense(self, matrix: DenseMatrix, /) -> Matrix:
+    def prepack_dense(self, matrix: DenseMatrix, /) -> Matrix:
         """Return the matrix laid out for this backend's products."""
         ...
 
-    def lay_out_int4(self, matrix: Int4Matrix, /) -> Matrix:
+    def prepack_int8(self, matrix: Int8Matrix, /) -> Matrix:
+        """Return the matrix laid out for this backend's 8-bit products."""
+        ...
+
+    def prepack_int4(self, matrix: Int4Matrix, /) -> Matrix:
         """Return the matrix laid out for this backend's 4-bit products."""
         ...
 
@@ -116,10 +120,6 @@ class Products(Protocol):
         self, x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None = None, /
     ) -> torch.Tensor: ...
 
-    def panels_linear(
-        self, x: torch.Tensor, matrix: Int4Panels, bias: torch.Tensor | None = None, /
-    ) -> torch.Tensor: ...
-
     def fp8_linear(
         self, x: Rows, matrix: Fp8Matrix, bias: torch.Tensor | None = None, /
     ) -> torch.Tensor: ...
@@ -137,7 +137,7 @@ class Matrix(ABC):
     def pad_outputs(self, _sizes: Sequence[int], _more: int, /) -> Matrix:
         """Return the matrix with `more` zero outputs after each part.
 
-        sizes: the parts' outputs; parts lie one below another. Call before `ready`.
+        sizes: the parts' outputs; parts are stacked. Call before `ready`.
         """
         raise AssertionError(f"a {type(self).__name__} is packed")
 
@@ -145,14 +145,14 @@ class Matrix(ABC):
         """Return the matrix with `more` zero inputs after its own. Call before `ready`."""
         raise AssertionError(f"a {type(self).__name__} is packed")
 
-    def stack(self, _matrices: Sequence[Matrix], _ops: Products, /) -> Stack | None:
+    def stack(self, _matrices: Sequence[Matrix], _ops: MatmulOps, /) -> Stack | None:
         """Stack a layer's experts, this matrix first, into one tensor.
 
         Returns `None` if the backend lacks products with such tensors.
         """
         return None
 
-    def ready(self, _ops: Products, /) -> Matrix:
+    def ready(self, _ops: MatmulOps, /) -> Matrix:
         """Return the matrix in the form for the given backend's products alone."""
         return self
 
@@ -163,19 +163,21 @@ class Matrix(ABC):
         return 0
 
     @abstractmethod
-    def multiply(self, ops: Products, x: Rows, bias: torch.Tensor | None = None, /) -> torch.Tensor:
+    def multiply(
+        self, ops: MatmulOps, x: Rows, bias: torch.Tensor | None = None, /
+    ) -> torch.Tensor:
         """Return `x @ matrix.T + bias` [T, out]. Call once the matrix is ready.
 
         Rows in 8 bits are for matrices that want 8 bits.
         """
 
     def product(
-        self, ops: Products, x: Rows, bias: torch.Tensor | None, activation: Activation, /
+        self, ops: MatmulOps, x: Rows, bias: torch.Tensor | None, activation: Activation, /
     ) -> torch.Tensor:
         """Return `activation(x @ matrix.T + bias)`."""
         return ops.activate(self.multiply(ops, x, bias), activation)
 
-    def logits(self, ops: Products, x: torch.Tensor, /) -> torch.Tensor:
+    def logits(self, ops: MatmulOps, x: torch.Tensor, /) -> torch.Tensor:
         """Return `x @ matrix.T`, in float32 if the product is made in float32."""
         return self.multiply(ops, x)
 
@@ -196,21 +198,23 @@ class DenseMatrix(Matrix):
     def pad_inputs(self, more: int, /) -> DenseMatrix:
         return DenseMatrix(F.pad(self.values, (0, more)))
 
-    def stack(self, matrices: Sequence[Matrix], ops: Products, /) -> torch.Tensor | None:
-        alike = [each.values for each in matrices if isinstance(each, DenseMatrix)]
+    def stack(self, matrices: Sequence[Matrix], ops: MatmulOps, /) -> torch.Tensor | None:
+        alike = [matrix.values for matrix in matrices if isinstance(matrix, DenseMatrix)]
         return torch.stack(alike) if ops.stacks and len(alike) == len(matrices) else None
 
-    def ready(self, ops: Products, /) -> Matrix:
-        return ops.lay_out_dense(self)
+    def ready(self, ops: MatmulOps, /) -> Matrix:
+        return ops.prepack_dense(self)
 
     def dense(self) -> torch.Tensor:
         return self.values.to_dense() if self.values.is_mkldnn else self.values
 
-    def multiply(self, ops: Products, x: Rows, bias: torch.Tensor | None = None, /) -> torch.Tensor:
+    def multiply(
+        self, ops: MatmulOps, x: Rows, bias: torch.Tensor | None = None, /
+    ) -> torch.Tensor:
         return ops.dense_linear(whole_rows(x), self.values, bias)
 
     def product(
-        self, ops: Products, x: Rows, bias: torch.Tensor | None, activation: Activation, /
+        self, ops: MatmulOps, x: Rows, bias: torch.Tensor | None, activation: Activation, /
     ) -> torch.Tensor:
         """Apply the activation where the product is made."""
         return ops.dense_linear(whole_rows(x), self.values, bias, activation)
@@ -218,39 +222,35 @@ class DenseMatrix(Matrix):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Int8Matrix(Matrix):
-    """An 8-bit matrix: `matrix[o, i]` is about `values[o, i] * scales[o]`.
+    """An 8-bit matrix: `matrix[o, i]` is about `values[o, i] * scales[o]`."""
 
-    values: int8 [out, in]. From `int8.pack_int8` they are int32 words in panels if the processor
-    has functions for panels, else int8 in oneDNN's blocks. scales: float32 [out]. transformed:
-    inputs are in whole blocks of `hadamard.py`, and this is the transform of a matrix, divided
-    by the inputs of a block.
-    """
-
-    values: torch.Tensor
-    scales: torch.Tensor
+    values: torch.Tensor  # int8 [out, in], until laid out
+    scales: torch.Tensor  # float32 [out]
+    # inputs are in whole blocks of `hadamard.py`, and this is the transform of a matrix, divided by
+    # the inputs of a block
     transformed: bool = False
 
-    def multiply(self, ops: Products, x: Rows, bias: torch.Tensor | None = None, /) -> torch.Tensor:
+    def ready(self, ops: MatmulOps, /) -> Matrix:
+        return ops.prepack_int8(self)
+
+    def multiply(
+        self, ops: MatmulOps, x: Rows, bias: torch.Tensor | None = None, /
+    ) -> torch.Tensor:
         return ops.int8_linear(whole_rows(x), self, bias)
 
-    def logits(self, ops: Products, x: torch.Tensor, /) -> torch.Tensor:
+    def logits(self, ops: MatmulOps, x: torch.Tensor, /) -> torch.Tensor:
         return ops.int8_linear(x, self, None, torch.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fp8Matrix(Matrix):
-    """An FP8 matrix: `matrix[o, i] = values[o, i] * scales[o, i // group]`.
+    """An FP8 matrix: `matrix[o, i] = values[o, i] * scales[o, i // group]`."""
 
-    values: FP8 [out, in]. scales: float32 [out, groups]. group: inputs per scale, a multiple of
-    `LEAST_FP8_GROUP`; all inputs for a single group. scaled: products with many rows may take rows
-    in 8 bits. blocks: the scales then read if weights have scales in blocks, from
-    `fp8.block_scales`.
-    """
-
-    values: torch.Tensor
-    scales: torch.Tensor
-    group: int
-    scaled: bool = False
+    values: torch.Tensor  # FP8 [out, in]
+    scales: torch.Tensor  # float32 [out, groups]
+    group: int  # inputs per scale, a multiple of `MIN_FP8_GROUP`; all inputs for a single group
+    scaled: bool = False  # products with many rows may take rows in 8 bits
+    # the scales then read if weights have scales in blocks, from `fp8.block_scales`
     blocks: torch.Tensor | None = None
 
     def pad_outputs(self, sizes: Sequence[int], more: int, /) -> Fp8Matrix:
@@ -266,8 +266,8 @@ class Fp8Matrix(Matrix):
         scales = F.pad(self.scales, (0, groups - self.scales.shape[1])).contiguous()
         return replace(self, values=padded, scales=scales)
 
-    def stack(self, matrices: Sequence[Matrix], _ops: Products, /) -> Fp8Experts | None:
-        alike = [each for each in matrices if isinstance(each, Fp8Matrix)]
+    def stack(self, matrices: Sequence[Matrix], _ops: MatmulOps, /) -> Fp8Experts | None:
+        alike = [matrix for matrix in matrices if isinstance(matrix, Fp8Matrix)]
         if len(alike) < len(matrices) or len({each.group for each in alike}) > 1:
             return None
         values = torch.stack([each.values.view(torch.uint8) for each in alike]).view(FP8)
@@ -275,11 +275,13 @@ class Fp8Matrix(Matrix):
 
     def rows_group(self) -> int:
         outputs, inputs = self.values.shape
-        if not self.scaled or outputs % LEAST_FP8_GROUP or inputs % LEAST_FP8_GROUP:
+        if not self.scaled or outputs % MIN_FP8_GROUP or inputs % MIN_FP8_GROUP:
             return 0
         return self.group if self.group == inputs or self.blocks is not None else 0
 
-    def multiply(self, ops: Products, x: Rows, bias: torch.Tensor | None = None, /) -> torch.Tensor:
+    def multiply(
+        self, ops: MatmulOps, x: Rows, bias: torch.Tensor | None = None, /
+    ) -> torch.Tensor:
         return ops.fp8_linear(x, self, bias)
 
 
@@ -287,28 +289,26 @@ class Fp8Matrix(Matrix):
 class Int4Matrix(Matrix):
     """A matrix with 4-bit numbers:
 
-        matrix[o, order[i]] = (number[o, i] - zeros[i // group, o]) * scales[i // group, o]
-
-    words: int32 [out, chunks * 16], a chunk being 128 inputs. In a chunk's word j, bits 4 p to 4 p
-    + 3 (p from 0 to 3) are the number for the chunk's input 32 p + 2 j, and the bits 16 above are
-    the next input's: so a shift and a mask make two neighbours with 16 bits each. scales: [groups,
-    out] in the checkpoint's own float format. zeros: uint8 [groups, out], 0 to 16, or any float32
-    in a matrix that CPUs alone multiply; `None`: all are `int4.MIDDLE`. Padding inputs may have
-    any, multiplied by 0. group: inputs per scale, a multiple of `int4.LEAST_GROUP`; all, in whole
-    chunks, for a single group. inputs: without padding. order: int64 [inputs], the matrix's input
-    at the layout's i-th place; `None`: in order.
+    matrix[o, order[i]] = (number[o, i] - zeros[i // group, o]) * scales[i // group, o]
     """
 
+    # int32 [out, chunks * 16], a chunk being 128 inputs. In a chunk's word j, bits 4 p to 4 p + 3
+    # (p from 0 to 3) are the number for the chunk's input 32 p + 2 j, and the bits 16 above are the
+    # next input's: so a shift and a mask make two neighbours with 16 bits each.
     words: torch.Tensor
-    scales: torch.Tensor
+    scales: torch.Tensor  # [groups, out] in the checkpoint's own float format
+    # uint8 [groups, out], 0 to 16, or any float32 in a matrix that CPUs alone multiply; `None`: all
+    # are `int4.MIDDLE`. Padding inputs may have any, multiplied by 0.
     zeros: torch.Tensor | None
+    # inputs per scale, a multiple of `int4.MIN_GROUP`; all, in whole chunks, for a single group
     group: int
-    inputs: int
+    inputs: int  # without padding
+    # int64 [inputs], the matrix's input at the layout's i-th place; `None`: in order
     order: torch.Tensor | None = None
 
     @property
     def nbytes(self) -> int:
-        return _bytes_of(self.words, self.scales, self.zeros, self.order)
+        return bytes_of(self.words, self.scales, self.zeros, self.order)
 
     def pad_outputs(self, sizes: Sequence[int], more: int, /) -> Int4Matrix:
         def widen(values: torch.Tensor) -> torch.Tensor:
@@ -336,38 +336,13 @@ class Int4Matrix(Matrix):
             order,
         )
 
-    def ready(self, ops: Products, /) -> Matrix:
-        return ops.lay_out_int4(self)
+    def ready(self, ops: MatmulOps, /) -> Matrix:
+        return ops.prepack_int4(self)
 
-    def multiply(self, ops: Products, x: Rows, bias: torch.Tensor | None = None, /) -> torch.Tensor:
+    def multiply(
+        self, ops: MatmulOps, x: Rows, bias: torch.Tensor | None = None, /
+    ) -> torch.Tensor:
         return ops.int4_linear(whole_rows(x), self, bias)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Int4Panels(Matrix):
-    """A ready Int4Matrix, in the layout fastest for an x86 processor (`x86/vnni_layout.py`).
-
-    words: int32 [panels, inputs / 8, PANEL]. A word's byte j (0 to 3) has the number for input 8 i
-    + j in its lower bits, and for input 8 i + 4 + j in its upper. scales: float16 [panels, groups,
-    PANEL], times `unit`. zeros: float16 in the same shape. group: inputs per scale. outputs,
-    inputs: without padding. order: as in Int4Matrix.
-    """
-
-    words: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor
-    unit: float
-    group: int
-    outputs: int
-    inputs: int
-    order: torch.Tensor | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return _bytes_of(self.words, self.scales, self.zeros, self.order)
-
-    def multiply(self, ops: Products, x: Rows, bias: torch.Tensor | None = None, /) -> torch.Tensor:
-        return ops.panels_linear(whole_rows(x), self, bias)
 
 
 def whole_rows(x: Rows) -> torch.Tensor:
@@ -381,5 +356,6 @@ def _pad_parts(values: torch.Tensor, sizes: Sequence[int], more: int) -> torch.T
     return torch.cat([F.pad(part, (0, 0, 0, more)) for part in values.split([*sizes])])
 
 
-def _bytes_of(*tensors: torch.Tensor | None) -> int:
-    return sum(each.nbytes for each in tensors if each is not None)
+def bytes_of(*tensors: torch.Tensor | None) -> int:
+    """Count the tensors' bytes."""
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)

@@ -4,25 +4,27 @@ installed there.
 
 from __future__ import annotations
 
+from pkgutil import resolve_name
+
 import torch
 
-from saccade.kernels.device import has_numba
+from saccade.core.errors import ConfigError
+from saccade.core.extras import how_to_install
+from saccade.kernels.backend import find_backend
 from saccade.kernels.reference.ops import Ops
 
 
 def pick_ops(place: torch.device, dtype: torch.dtype) -> Ops:
-    """Return the kernels for the device: Triton's on a GPU.
+    """Return the kernels of the device's backend, and without one PyTorch's.
 
-    On a CPU these are Numba's for bfloat16, where it is installed, and PyTorch's otherwise. In
-    float32, parity is promised with PyTorch's own operations.
+    Raises ConfigError for a GPU without a backend.
     """
+    backend = find_backend(place.type)
+    if backend is not None:
+        name = backend.ops_by_dtype.get(str(dtype).removeprefix("torch."), backend.ops)
+        ops: Ops = resolve_name(name)()
+        return ops
     if place.type == "cuda":
-        # Imported where it runs, as the other is: elsewhere its package need not be installed.
-        from saccade.kernels.triton.ops import TritonOps
-
-        return TritonOps()
-    if dtype == torch.bfloat16 and has_numba():
-        from saccade.kernels.x86.ops import X86Ops
-
-        return X86Ops()
+        what = how_to_install(".[gpu]")
+        raise ConfigError(f"--device {place.type}: no kernels are installed for it ({what})")
     return Ops()

@@ -1,7 +1,7 @@
 """The instructions that kernels may use on this processor.
 
-PyTorch's own switch hides them from all kernels: `ATEN_CPU_CAPABILITY=avx2` stands for a processor
-without AVX-512. oneDNN has a switch beside it, `ONEDNN_MAX_CPU_ISA=AVX2`.
+PyTorch's own switch hides them from all kernels: `ATEN_CPU_CAPABILITY=avx2` simulates a CPU
+without AVX-512. oneDNN has its own switch, `ONEDNN_MAX_CPU_ISA=AVX2`.
 """
 
 from __future__ import annotations
@@ -32,3 +32,11 @@ def has_vnni() -> bool:
 def has_bf16() -> bool:
     """Return True if bfloat16 numbers are multiplied in pairs."""
     return has_avx512() and bool(torch.cpu._is_avx512_bf16_supported())
+
+
+def runs_int8() -> bool:
+    """Return True if this processor sums 8-bit products without overflow, and torch has the kernel.
+
+    The processor needs VNNI or AMX.
+    """
+    return has_vnni() and torch.backends.mkldnn.is_available()

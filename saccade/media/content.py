@@ -1,7 +1,7 @@
 """The front's knowledge about encoded bytes: digest, key, size after resizing, token count.
 
 Reads no format. A `Probe` (a header's facts) comes from an image worker
-(`media/formats/header.py`), for the bytes may be hostile. Knows nothing of the bytes' origin.
+(`media/formats/header.py`), for the bytes may be hostile.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import mmap
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Literal
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from blake3 import blake3
 
 from saccade.core.errors import ImageError
 from saccade.core.family import FamilySpec, PixelBounds
-from saccade.core.recipe import ImageRecipe
+from saccade.core.recipe import PreprocessParams
 from saccade.core.types import Image, ImageKey
 from saccade.media.reasons import Unreadable
 
@@ -37,8 +38,6 @@ RAW = "RAW"
 """The format of pixels that are decoded already."""
 VIDEO = "VIDEO"
 """The format of a video file, whatever its container."""
-FASTEST_FILE = 10_000.0
-"""Frames a second that a video file may say it has, at most."""
 IMAGE_BRANDS = frozenset(
     (b"avif", b"avis", b"mif1", b"msf1", b"miaf", b"heic", b"heix", b"heim", b"heis", b"hevc")
 )
@@ -55,9 +54,9 @@ class Probe:
     """The header's facts. `height` and `width` are in pixels as stored. `orientation` is EXIF's, 1
     to 8, 1 being upright. For a video it is what the file asks of a player.
 
-    `frames` is `None` where counting them would mean reading the whole file. Only the first is ever
-    used. In a video file (`VIDEO`) all are counted, `fps` is frames a second, and `sound` tells of
-    something to be heard.
+    `frames` is `None` if counting them would require reading the whole file. Only the first is ever
+    used. In a video file (`VIDEO`) all are counted, `fps` is frames per second, and `sound` is True
+    if there is something to be heard.
     """
 
     format: str
@@ -106,11 +105,11 @@ class Budget:
         least = min(bounds.min_pixels, most) if least is None else least
         if not bounds.least <= most <= bounds.max_pixels:
             raise ImageError(
-                f"max_pixels is {most}; this model takes {bounds.least} to {bounds.max_pixels}"
+                f"max_pixels is {most}; this model supports {bounds.least} to {bounds.max_pixels}"
             )
         if not 0 < least <= most:
             raise ImageError(
-                f"min_pixels is {least}; it must be above 0 and at most max_pixels, here {most}"
+                f"min_pixels is {least}; it must be above 0 and at most max_pixels ({most})"
             )
         return replace(bounds, min_pixels=least, max_pixels=most)
 
@@ -120,13 +119,13 @@ class SizedImage:
     """An image as the engine will know it, and the recipe for its pixels."""
 
     image: Image
-    recipe: ImageRecipe
+    recipe: PreprocessParams
 
 
 def digest(data: bytes) -> bytes:
     """Return the blake3-256 hash of the encoded bytes.
 
-    Lets go of the interpreter lock, so large bodies are best hashed on a thread.
+    Releases the GIL, so hash large bodies on a thread.
     """
     return blake3(data).digest()
 
@@ -157,6 +156,15 @@ async def identify_soon(
     return await asyncio.get_running_loop().run_in_executor(_SIZES, name)
 
 
+@cache
+def video_reader() -> str:
+    """Return the version of the video reader's distribution, or "" if missing."""
+    try:
+        return version("av")
+    except PackageNotFoundError:
+        return ""
+
+
 def looks_like_video(data: bytes) -> bool:
     """Return True if the data begins like a readable video container."""
     head = data[:12]
@@ -170,9 +178,16 @@ def looks_like_video(data: bytes) -> bool:
     )
 
 
+class PixelNames(NamedTuple):
+    """The names of a canvas and of its tiles, in the tower's order. tiles: empty without names."""
+
+    whole: bytes
+    tiles: tuple[bytes, ...] = ()
+
+
 def name_pixels(pixels: memoryview, image: Image, frames: int) -> bytes:
-    """Name a canvas that holds `frames` images, one below another. Canvases that the vision tower
-    cannot tell apart share a name. One image several times has the name of the image alone.
+    """Name a canvas that holds `frames` images, one below another. Canvases that the vision encoder
+    cannot distinguish share a name. One image repeated has the same name as the single image.
     """
     size = len(pixels) // frames
     parts = {blake3(pixels[size * k : size * (k + 1)]).digest(): None for k in range(frames)}

@@ -1,8 +1,7 @@
 """Embeddings from servers that only encode (`--encoders`), instead of decoding and encoding here.
 
 Owns the question to encoders: the choice between them, the time limit, and the check on the answer.
-After any failure, counted by kind, this server encodes the image itself. Knows nothing of decoding,
-or how the engine uses an embedding.
+After any failure, counted by kind, this server encodes the image itself.
 
 One encoder has the word on one image (rendezvous hashing by its digest). So all asking servers, at
 any time, find the embedding ready. An encoder that failed is left alone for a while, and its images
@@ -28,37 +27,37 @@ from saccade.core.decoders import json_decoder
 from saccade.core.errors import ConfigError
 from saccade.core.exchange import (
     ENCODE_PATH,
-    GIVEN_HEADER,
-    WANTED_HEADER,
-    EmbeddingGiven,
-    EmbeddingWanted,
+    REQUEST_HEADER,
+    RESULT_HEADER,
+    EmbeddingRequest,
+    EmbeddingResult,
 )
 from saccade.core.given_paths import regular
 from saccade.core.metrics import Metrics
-from saccade.core.options import RoleOptions
 from saccade.core.plan import PixelSlot
+from saccade.core.settings import RoleSettings
 from saccade.core.types import ImageKey, Tower
 from saccade.core.video import FrameBudget
 from saccade.edge.rank import rank
-from saccade.edge.upstream import Head, Upstream, WorkerGone, parse_worker
+from saccade.edge.upstream import Head, Upstream, WorkerDisconnected, parse_worker
 from saccade.media.opened import OpenedImage
 
 log = logging.getLogger("saccade")
 
-SENT_AT_ONCE = 16 * DISK_BLOCK
+SEND_CHUNK_BYTES = 16 * DISK_BLOCK
 """Bytes of an encoded image that go with the first question; more only if the encoder lacks it."""
-ASKED_AT_ONCE = 16
+MAX_CONCURRENT_REQUESTS = 16
 """Images, of one encoder; more wait, within `fetch_timeout`."""
 AWAY_SECONDS = 1.0
-LONGEST_AWAY_SECONDS = 60.0
+MAX_AWAY_SECONDS = 60.0
 """An encoder that fails is not asked for so long, twice as long after each failure that follows."""
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 """--encoders is read at most so often."""
-LOOK_PATIENCE = 1.0
+CHECK_TIMEOUT = 1.0
 """Seconds that an image waits for that; who encodes then stays as it was."""
-MOST_LISTED = 1 << 16
+MAX_LISTED = 1 << 16
 """Characters of that file that are read."""
-MOST_SAID = 2000
+MAX_ERROR_BYTES = 2000
 """Bytes of a refusal that are read."""
 
 
@@ -91,7 +90,7 @@ class _Encoder:
         self.name, host, port = parse_worker(url, "--encoders")
         self.authority = self.name.removeprefix("http://")
         self.upstream = Upstream(host, port)
-        self.places = asyncio.Semaphore(ASKED_AT_ONCE)
+        self.places = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
         self.away_until = 0.0
         self.away = 0.0
 
@@ -99,13 +98,15 @@ class _Encoder:
         now = time.monotonic()
         if now < self.away_until:
             return  # one of those who asked at the same time
-        self.away = min(LONGEST_AWAY_SECONDS, 2 * self.away or AWAY_SECONDS)
+        self.away = min(MAX_AWAY_SECONDS, 2 * self.away or AWAY_SECONDS)
         self.away_until = now + self.away
-        log.warning("encoder %s: %s; images are encoded elsewhere meanwhile", self.name, why)
+        log.warning(
+            "encoder %s: %s; images are encoded by other encoders or locally", self.name, why
+        )
 
     def answered(self) -> None:
         if self.away:
-            log.info("encoder %s answers again", self.name)
+            log.info("encoder %s responds again", self.name)
         self.away, self.away_until = 0.0, 0.0
 
 
@@ -115,15 +116,15 @@ class Encoders:
     """
 
     def __init__(
-        self, options: RoleOptions, arena: Arena, metrics: Metrics, seconds: float = 10.0
+        self, settings: RoleSettings, arena: Arena, metrics: Metrics, seconds: float = 10.0
     ) -> None:
-        """Name the encoders from the options. `seconds`: for an embedding. Raises ConfigError."""
-        self._options = options
+        """Name the encoders from the settings. `seconds`: for an embedding. Raises ConfigError."""
+        self._settings = settings
         self._seconds = seconds
         self._arena = arena
         self._metrics = metrics
         self._encoders: dict[str, _Encoder] = {}
-        self._name(options.pool)
+        self._name(settings.urls)
         self._look_at = 0.0  # into the file
         self._looking = asyncio.Lock()
         self._wrong = ""  # with the file, at the last look
@@ -138,7 +139,9 @@ class Encoders:
         """Have a held image's embedding written into `slot`, as `encode` does."""
         return await self.encode(*question(opened, self.tower), slot)
 
-    async def encode(self, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot) -> EncoderOutcome:
+    async def encode(
+        self, wanted: EmbeddingRequest, data: bytes, slot: PixelSlot
+    ) -> EncoderOutcome:
         """Have an embedding written into `slot`. Writes to the slot end with the call.
 
         `data` is the encoded image, empty where only the key is known. Raises CancelledError after
@@ -173,13 +176,13 @@ class Encoders:
         """Return True if an embedding may be asked for and fits the slot."""
         return 0 < self.tower.nbytes(num_tokens) <= slot.embedding_bytes
 
-    async def _ask(self, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot) -> EncoderOutcome:
+    async def _ask(self, wanted: EmbeddingRequest, data: bytes, slot: PixelSlot) -> EncoderOutcome:
         begun = time.monotonic()
-        if (file := self._options.encoders_file) is not None:
-            async with self._looking:  # whoever comes meanwhile waits for the same look
+        if (file := self._settings.file) is not None:
+            async with self._looking:  # concurrent callers wait for the same read
                 if begun >= self._look_at:
                     await self._look(file)
-                    self._look_at = time.monotonic() + LOOK_SECONDS
+                    self._look_at = time.monotonic() + CHECK_SECONDS
         here = [name for name, each in self._encoders.items() if begun >= each.away_until]
         if not here:
             return EncoderOutcome("away")
@@ -189,8 +192,8 @@ class Encoders:
             async with asyncio.timeout(self._seconds), encoder.places:
                 given = await self._exchange(encoder, wanted, data, slot)
         except TimeoutError:
-            why = NoEmbedding("slow", f"it has not given an image within {self._seconds:g} s")
-        except WorkerGone as gone:
+            why = NoEmbedding("slow", f"it sent no embedding within {self._seconds:g} s")
+        except WorkerDisconnected as gone:
             why = NoEmbedding("unreachable", str(gone))
         except NoEmbedding as failed:
             why = failed
@@ -205,14 +208,14 @@ class Encoders:
     async def _look(self, path: Path) -> None:
         """Read the encoders from the file. After an error the list stays as before."""
         try:
-            async with asyncio.timeout(LOOK_PATIENCE):
+            async with asyncio.timeout(CHECK_TIMEOUT):
                 listed = await asyncio.to_thread(_listed, path)
             if set(listed) != set(self._encoders):
                 self._name(listed)
                 log.info("encoders: %s", ", ".join(listed) or "none, by their file")
             self._wrong = ""
         except (OSError, UnicodeDecodeError, ConfigError) as error:
-            if str(error) != self._wrong:  # said once, not once a second
+            if str(error) != self._wrong:  # log once, not every second
                 self._wrong = str(error)
                 log.warning("--encoders: %s", error)
 
@@ -225,32 +228,32 @@ class Encoders:
             before[name].upstream.drop()
 
     async def _exchange(
-        self, encoder: _Encoder, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot
-    ) -> EmbeddingGiven:
+        self, encoder: _Encoder, wanted: EmbeddingRequest, data: bytes, slot: PixelSlot
+    ) -> EmbeddingResult:
         """Ask an encoder for an embedding, by the key alone first if the data is large.
 
-        Raises NoEmbedding, WorkerGone.
+        Raises NoEmbedding, WorkerDisconnected.
         """
-        if len(data) > SENT_AT_ONCE or not data:
+        if len(data) > SEND_CHUNK_BYTES or not data:
             given = await self._post(encoder, wanted, b"", slot)
             if given is not None:
                 return given
         if data and (given := await self._post(encoder, wanted, data, slot)) is not None:
             return given
-        raise NoEmbedding("refused", "it does not know an image that has come by its name", False)
+        raise NoEmbedding("refused", "it does not have the image of this hash", False)
 
     async def _post(
-        self, encoder: _Encoder, wanted: EmbeddingWanted, data: bytes, slot: PixelSlot
-    ) -> EmbeddingGiven | None:
+        self, encoder: _Encoder, wanted: EmbeddingRequest, data: bytes, slot: PixelSlot
+    ) -> EmbeddingResult | None:
         """Send one question. Returns `None` if the encoder lacks the bytes."""
         head = [
             f"POST {ENCODE_PATH} HTTP/1.1",
             f"host: {encoder.authority}",
             "content-type: application/octet-stream",
             f"content-length: {len(data)}",
-            f"{WANTED_HEADER}: {msgspec.json.encode(wanted).decode()}",
+            f"{REQUEST_HEADER}: {msgspec.json.encode(wanted).decode()}",
         ]
-        if key := self._options.key:
+        if key := self._settings.key:
             head.append(f"authorization: Bearer {key}")
         request = "\r\n".join((*head, "", "")).encode("latin-1")
         async with encoder.upstream.exchange(b"POST", request, data) as (answer, pieces):
@@ -262,22 +265,24 @@ class Encoders:
             await self._receive(given, pieces, slot)
             return given
 
-    def _check_head(self, answer: Head, wanted: EmbeddingWanted) -> EmbeddingGiven:
+    def _check_head(self, answer: Head, wanted: EmbeddingRequest) -> EmbeddingResult:
         """Raise NoEmbedding unless the answer announces the right embedding."""
         headers = dict(answer.headers)
         try:
-            given = json_decoder(EmbeddingGiven).decode(headers[GIVEN_HEADER.encode()])
+            given = json_decoder(EmbeddingResult).decode(headers[RESULT_HEADER.encode()])
         except (KeyError, msgspec.MsgspecError) as error:
-            raise NoEmbedding("damaged", f"its answer makes no sense: {error!r}") from None
+            raise NoEmbedding("damaged", f"invalid response: {error!r}") from None
         answered = given.tower, given.num_tokens
         if answered != (wanted.tower, wanted.image.num_tokens):
-            raise NoEmbedding("damaged", f"it was asked for another embedding than {answered}")
+            raise NoEmbedding("damaged", f"it requested a different embedding than {answered}")
         return given
 
     async def _receive(
-        self, given: EmbeddingGiven, pieces: AsyncIterator[bytes], slot: PixelSlot
+        self, given: EmbeddingResult, pieces: AsyncIterator[bytes], slot: PixelSlot
     ) -> None:
-        """Receive the values into the slot and check them. Raises NoEmbedding, WorkerGone."""
+        """Receive the values into the slot and check them. Raises NoEmbedding,
+        WorkerDisconnected.
+        """
         nbytes, came = given.tower.nbytes(given.num_tokens), 0
         target = self._arena.flat(slot.offset, nbytes)
         async for piece in pieces:
@@ -291,7 +296,7 @@ class Encoders:
             raise NoEmbedding("damaged", error)
 
 
-def question(opened: OpenedImage, tower: Tower) -> tuple[EmbeddingWanted, bytes]:
+def question(opened: OpenedImage, tower: Tower) -> tuple[EmbeddingRequest, bytes]:
     """Return the question for an image's embedding, and its body. The body is empty if the bytes
     are gone.
     """
@@ -300,25 +305,25 @@ def question(opened: OpenedImage, tower: Tower) -> tuple[EmbeddingWanted, bytes]
     assert budget is not None, "frames of a file are encoded where their text is"
     if isinstance(budget, FrameBudget):
         sizes = tuple(map(len, files))
-        return EmbeddingWanted(opened.image, tower, frames=budget, nbytes=sizes), b"".join(files)
+        return EmbeddingRequest(opened.image, tower, frames=budget, nbytes=sizes), b"".join(files)
     wishes = budget.detail, budget.min_pixels, budget.max_pixels
-    return EmbeddingWanted(opened.image, tower, *wishes), b"".join(files)
+    return EmbeddingRequest(opened.image, tower, *wishes), b"".join(files)
 
 
 def _listed(path: Path) -> list[str]:
     """Return the encoders' names. Raises OSError, UnicodeDecodeError, ConfigError."""
     with open(path, opener=regular) as file:
-        lines = file.read(MOST_LISTED).split()
+        lines = file.read(MAX_LISTED).split()
     return [parse_worker(line, "--encoders")[0] for line in lines]
 
 
 _EXPONENTS = {"float32": 0x7F80_0000, "bfloat16": 0x7F80, "float16": 0x7C00}
 """Bits that are all set in what is no number."""
 _CHECKED_BYTES = 1 << 20
-"""Of values that are looked at together."""
+"""Values checked at a time."""
 
 
-def _fault(values: memoryview, given: EmbeddingGiven) -> str:
+def _fault(values: memoryview, given: EmbeddingResult) -> str:
     """Describe the fault in an embedding's values, or return ""."""
     if blake3(values).hexdigest() != given.blake3:
         return "the checksum of an embedding is wrong"
@@ -328,14 +333,14 @@ def _fault(values: memoryview, given: EmbeddingGiven) -> str:
     for start in range(0, len(numbers), _CHECKED_BYTES // numbers.itemsize):
         part = numbers[start : start + _CHECKED_BYTES // numbers.itemsize]
         if ((part & bits) == bits).any():
-            return "an embedding has values that are no numbers (NaN or infinity)"
+            return "an embedding contains NaN or infinity"
     return ""
 
 
 async def _said(pieces: AsyncIterator[bytes]) -> str:
     body = b""
     async for piece in pieces:
-        body = (body + piece)[:MOST_SAID]
+        body = (body + piece)[:MAX_ERROR_BYTES]
     try:
         return str(msgspec.json.decode(body)["error"]["message"])
     except (msgspec.MsgspecError, LookupError, TypeError):
@@ -343,8 +348,8 @@ async def _said(pieces: AsyncIterator[bytes]) -> str:
 
 
 def _refusal(status: int, said: str) -> NoEmbedding:
-    """Turn a refusal into an error. An image that is unreadable or too large for an encoder says
-    nothing about other images.
+    """Convert an error response. An image that is unreadable or too large for an encoder
+    says nothing about other images.
     """
     lasting = status not in (400, 404, 413, 429)
-    return NoEmbedding("refused", f"it answers {status}: {said}", lasting)
+    return NoEmbedding("refused", f"it returned {status}: {said}", lasting)

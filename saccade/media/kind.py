@@ -1,4 +1,5 @@
-"""The kinds of media that a request may hold, as `Media` sees them: one protocol that each answers.
+"""The kinds of media that a request may hold: one protocol that each answers, the stills that every
+server has, and `MediaKinds`, which imports another kind at the first source of it.
 
     check    what the fields and the model refuse, before anything is fetched
     begin    the reads that a source needs, which take a while
@@ -6,16 +7,28 @@
     units    what the model is shown of it, each with its name and its cost
     pixels   how one of these images is made
 
-Knows no kind.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import Any, Protocol, TypeVar
 
-from saccade.media.opened import OpenedImage
-from saccade.media.sources.source_reader import Reads
-from saccade.media.workers.decode_queue import Job
+from saccade.core.errors import InvalidRequest
+from saccade.core.family import FamilySpec
+from saccade.core.metrics import Metrics
+from saccade.core.options import ServeOptions
+from saccade.media.content import identify_soon
+from saccade.media.metadata_store import MetadataStore
+from saccade.media.opened import CachedFrame, Kind, OpenedImage, jobs_of
+from saccade.media.sources.source import ImageSource, RenderedPage, SentFile, Source
+from saccade.media.sources.source_reader import Reads, SourceRead
+from saccade.media.workers.decode_queue import Job, PixelLimits
+from saccade.media.workers.fork_server import ForkServers
+from saccade.media.workers.pool import DecodePool
+from saccade.plugin import MediaCard
 
 S_contra = TypeVar("S_contra", contravariant=True)
 C = TypeVar("C")
@@ -42,5 +55,134 @@ class MediaKind(Protocol[S_contra, C, U_co]):
         ...
 
     async def pixels(self, image: OpenedImage) -> list[Job] | None:
-        """Return the decodes for one image, in canvas order, or `None` if its bytes are gone."""
+        """Return an image's decodes in canvas order, or `None` if its bytes were dropped."""
         ...
+
+    def forget(self) -> None:
+        """Release all cached pixels."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+AnyKind = MediaKind[Any, Any, Any]
+CARDS = (
+    MediaCard("still", "saccade.media.kind:Stills"),
+    MediaCard("region", "saccade.media.regions:Regions"),
+)
+HEAD_BYTES = 1024
+"""Bytes among which a file says what it is, as readers of PDFs take it."""
+IMAGES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*")
+"""Magic numbers of images."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KindContext:
+    """What kinds of media are built from. disk: for metadata that outlives the server, if any."""
+
+    spec: FamilySpec
+    options: ServeOptions
+    metrics: Metrics
+    limits: PixelLimits
+    pool: DecodePool
+    disk: MetadataStore | None
+    fork_servers: ForkServers | None
+    kinds: MediaKinds
+
+
+class MediaKinds:
+    """The kinds of one server, by name."""
+
+    def __init__(
+        self,
+        spec: FamilySpec,
+        options: ServeOptions,
+        metrics: Metrics,
+        limits: PixelLimits,
+        pool: DecodePool,
+        disk: MetadataStore | None,
+        fork_servers: ForkServers | None,
+        cards: Iterable[MediaCard],
+    ) -> None:
+        """Take what kinds are built from, and the cards of those in plugins."""
+        self._context = KindContext(spec, options, metrics, limits, pool, disk, fork_servers, self)
+        self._cards = {card.kind: card for card in (*CARDS, *cards)}
+        self._built: dict[str, AnyKind] = {}
+
+    def __getitem__(self, kind: str) -> AnyKind:
+        if kind not in self._built:
+            self._built[kind] = resolve_name(self._cards[kind].build)(self._context)
+        return self._built[kind]
+
+    def of(self, source: Source | SentFile) -> AnyKind:
+        """Return a source's kind. Raises InvalidRequest if this server has no such plugin."""
+        if source.kind not in self._cards:
+            raise InvalidRequest(
+                f"{source.param}: this server reads no {source.kind}s: send images instead",
+                source.param,
+                "unsupported_parameter",
+            )
+        return self[source.kind]
+
+    def of_bytes(self, data: bytes) -> str | None:
+        """Return the kind of a file that is no image, or None if no card has its marks."""
+        if data.startswith(IMAGES):
+            return None
+        head = data[:HEAD_BYTES]
+        for card in self._cards.values():
+            if head.startswith(card.starts) or any(mark in head for mark in card.marks):
+                return card.kind
+        return None
+
+    def readable(self) -> Iterator[Any]:
+        """Yield what kinds in plugins can read here."""
+        for card in self._cards.values():
+            if card.readable:
+                yield from resolve_name(card.readable)(self._context.spec)
+
+    def forget(self) -> None:
+        """Release all cached pixels."""
+        for kind in self._built.values():
+            kind.forget()
+
+    async def close(self) -> None:
+        for kind in self._built.values():
+            await kind.close()
+
+
+class Stills:
+    """Answers `MediaKind` for stills. Pages of documents are drawn as stills."""
+
+    def __init__(self, context: KindContext) -> None:
+        self._spec = context.spec
+        self._limits = context.limits
+
+    def check(self, source: ImageSource) -> None:
+        """Accept every still: a model that sees images sees them all."""
+
+    def begin_reads(self, source: ImageSource, reads: Reads) -> None:
+        reads.read_source(source.url)
+
+    async def metadata(self, source: ImageSource, reads: Reads) -> SourceRead:
+        return await reads.read_source(source.url)
+
+    async def units(self, source: ImageSource, metadata: SourceRead, reads: Reads) -> OpenedImage:
+        encoded, probe, salt = metadata.encoded, metadata.probe, reads.salt
+        found = await identify_soon(encoded.digest, probe, source.budget, salt, self._spec)
+        self._limits.check(found.recipe.canvas, probe, len(encoded.data), found.recipe)
+        if source.uuid:
+            reads.reader.remember(salt, source.uuid, metadata)
+        frame = CachedFrame(encoded.digest, encoded, probe, found.recipe)
+        kind: Kind = "document" if isinstance(source.url, RenderedPage) else "still"
+        return OpenedImage(
+            kind, found.image, (frame,), reads.requester, metadata.times, source.budget
+        )
+
+    async def pixels(self, image: OpenedImage) -> list[Job] | None:
+        return jobs_of(image) if image.there else None
+
+    def forget(self) -> None:
+        """Hold no pixels."""
+
+    async def close(self) -> None:
+        """Do nothing: stills have no open files."""

@@ -4,10 +4,11 @@ closed. The facts are a header, a video's frames and pace, or a document's pages
     MetadataCache    metadata of one kind, typed, in memory: the newest of them
     MetadataStore     metadata of all kinds in one database, in a folder of our own: outlives the
     server
+    FileCache         what is known of seen files: their headers, and the names of images' pixels
 
 An entry that cannot be read or written counts as missing: the worst cost is an opening. Entries
-are believed only as far as the bytes themselves, since decoders check. Knows nothing of their
-content.
+are believed only as far as the bytes themselves, since decoders check. A header is believed
+only by the tenant whose bytes its reader had read.
 """
 
 from __future__ import annotations
@@ -22,17 +23,23 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
+from blake3 import blake3
 from cachetools import LRUCache
 
 from saccade.core.claims import Claim
 from saccade.core.decoders import msgpack_decoder
+from saccade.core.types import Image, ImageKey
+from saccade.core.video import MAX_FPS
+from saccade.ipc.messages import Same
+from saccade.media.content import VIDEO, Probe, check_pixels, video_reader
+from saccade.media.opened import OpenedImage
 
 log = logging.getLogger("saccade")
 
 T = TypeVar("T")
 
 CLAIM = Claim(".saccade-cards", re.compile(r"cards\.db(-journal)?"))
-MOST_ENTRIES = 1 << 16
+MAX_ENTRIES = 1 << 16
 """Of one kind in memory, and of all kinds on disk."""
 LARGEST = 1 << 16
 """Bytes of an entry; a larger one stays in memory."""
@@ -85,7 +92,7 @@ class MetadataStore:
                 if self._written % SWEEP == 0:
                     newest = "(SELECT max(rowid) FROM cards)"
                     database.execute(
-                        f"DELETE FROM cards WHERE rowid <= {newest} - ?", (MOST_ENTRIES,)
+                        f"DELETE FROM cards WHERE rowid <= {newest} - ?", (MAX_ENTRIES,)
                     )
                 self._written += 1
 
@@ -102,7 +109,7 @@ class MetadataStore:
                 self._database = self._open()
             return work(self._database) if self._database else None
         except (sqlite3.Error, OSError) as error:
-            log.warning("cards in %s are left aside: %s", self._folder, error)
+            log.warning("ignoring the metadata in %s: %s", self._folder, error)
             self._shut()
             self._folder = None
             return None
@@ -140,7 +147,7 @@ class MetadataCache(Generic[T]):
         self._disk = disk
         self._kind = kind
         self._decoder = msgpack_decoder(form)
-        self._entries: LRUCache[bytes, T] = LRUCache(MOST_ENTRIES)
+        self._entries: LRUCache[bytes, T] = LRUCache(MAX_ENTRIES)
 
     def get(self, name: bytes) -> T | None:
         """Return an entry in memory."""
@@ -174,3 +181,85 @@ class MetadataCache(Generic[T]):
         self._entries[name] = entry
         if self._disk is not None:
             self._disk.put(self._kind, name, msgspec.msgpack.encode(entry))
+
+
+class FileCache:
+    """Remember seen files. `folder` is for metadata that outlives the server, or `None`.
+    `max_pixels` bounds an image or a frame.
+    """
+
+    def __init__(self, folder: Path | None, max_pixels: int) -> None:
+        self.disk = MetadataStore(folder) if folder is not None else None
+        self._max_pixels = max_pixels
+        self._images: LRUCache[bytes, Probe] = LRUCache(MAX_ENTRIES)
+        # 2: with `sound`; 3: with the orientation that the file asks for
+        self._videos = MetadataCache(self.disk, f"video 3 {video_reader()}", Probe)
+        self._same = MetadataCache(self.disk, "same pixels", Image)
+        self._asked: set[ImageKey] = set()
+        self._recalled: dict[ImageKey, Image] = {}
+
+    async def find(self, digest: bytes, video: bool, tenant: str) -> Probe | None:
+        """Return the header seen in these bytes, if any.
+
+        Raises ImageError for a size beyond this server's limit.
+        """
+        if not video:
+            return self.get(digest, tenant)
+        metadata = await self._videos.find(_of_tenant(digest, tenant))
+        if metadata is None or not (
+            metadata.format == VIDEO and metadata.frames and 0 < metadata.fps < MAX_FPS
+        ):
+            return None
+        check_pixels(metadata, self._max_pixels)
+        return metadata
+
+    def get(self, digest: bytes, tenant: str) -> Probe | None:
+        """Return the header of a seen image, if any."""
+        return self._images.get(_of_tenant(digest, tenant))
+
+    def put(self, digest: bytes, video: bool, tenant: str, found: Probe) -> None:
+        """Remember a header under the digest and the tenant.
+
+        Raises ImageError for a size beyond this server's limit.
+        """
+        check_pixels(found, self._max_pixels)
+        name = _of_tenant(digest, tenant)
+        if video:
+            self._videos.put(name, found)
+        else:
+            self._images[name] = found
+
+    # ---- whose pixels an image has, which the engine finds and forgets when it ends
+
+    def put_same(self, key: ImageKey, image: Image) -> None:
+        if self.disk:
+            self._same.put(_name(key), image)
+
+    async def recall_same(self, opened: Sequence[OpenedImage]) -> None:
+        """Look once for the name of these pixels in an earlier run's metadata."""
+        new = [each.image.key for each in opened if each.image.key not in self._asked]
+        if len(self._asked) + len(new) > MAX_ENTRIES:
+            self._asked.clear()
+        self._asked.update(new)
+        found = await self._same.find_all([_name(key) for key in new])
+        self._recalled |= {key: image for key, image in zip(new, found, strict=True) if image}
+
+    def take_same(self, images: Sequence[Image]) -> Same:
+        """Take the names recalled for these images, once."""
+        if not self._recalled:
+            return ()
+        found = ((image.key, self._recalled.pop(image.key, None)) for image in images)
+        return tuple((key, image) for key, image in found if image is not None)
+
+    def close(self) -> None:
+        """Close the disk once all is written."""
+        if self.disk is not None:
+            self.disk.close()
+
+
+def _of_tenant(digest: bytes, tenant: str) -> bytes:
+    return blake3(tenant.encode() + b"\0" + digest).digest() if tenant else digest
+
+
+def _name(key: ImageKey) -> bytes:
+    return key.digest + key.settings + key.salt.encode()

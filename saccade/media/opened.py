@@ -1,4 +1,4 @@
-"""The front's knowledge about opened images and videos: names, sizes, where bytes lie. Data only,
+"""What the front knows about opened images and videos: hashes, sizes, sources. Data only,
 made by `media/media.py`.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from saccade.core.recipe import Box, ImageRecipe, PageDrawing
+from saccade.core.recipe import Box, PageDrawing, PreprocessParams
 from saccade.core.types import Image
 from saccade.core.video import FrameBudget, FrameTimes
 from saccade.media.content import Budget, Probe
@@ -55,16 +55,16 @@ class PartOfImage:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SeenFrame:
+class CachedFrame:
     """A frame of a video, or a still image. It is an image of its own, or number `index` among a
-    file's frames. `name` is the digest, or a stand-in. part: what it shows of the image in
+    file's frames. `name` is the digest, or a placeholder. part: the part of the image in
     `encoded`, where `probe` describes that part.
     """
 
     name: bytes
     encoded: EncodedBytes
     probe: Probe
-    recipe: ImageRecipe
+    recipe: PreprocessParams
     index: int | None = None
     part: PartOfImage | None = None
 
@@ -98,8 +98,8 @@ class OpenedImage:
 
     kind: Kind
     image: Image
-    frames: tuple[SeenFrame, ...]
-    asker: Requester
+    frames: tuple[CachedFrame, ...]
+    requester: Requester
     times: ReadTimes
     budget: Budget | FrameBudget | None = None
 
@@ -157,8 +157,8 @@ Opened = OpenedImage | OpenedVideo
 class Spent:
     """The cost so far of the pixels and the embedding of an image in flight.
 
-    `decoded` and `encoded` are `time.monotonic()` when an image worker, and the vision tower, were
-    done with it. `encoder` is how a question to another server ended ("" without a question).
+    `decoded` and `encoded` are `time.monotonic()` when an image worker, and the vision encoder,
+    were done with it. `encoder` is how a question to another server ended ("" without a question).
     `encoder_ms` is its time, including `encode_ms` of the other tower.
     """
 
@@ -172,17 +172,17 @@ class Spent:
 
 def jobs_of(opened: OpenedImage) -> list[Job]:
     """Return the parts to decode for an image, in the canvas's order."""
-    asker = opened.asker
+    requester = opened.requester
     return [
         Job(
             frame.encoded.digest,
             frame.encoded.data,
             frame.probe,
             frame.recipe,
-            asker.client,
-            asker.request,
+            requester.client,
+            requester.request,
             frame=frame.index,
-            tenant=asker.tenant,
+            tenant=requester.tenant,
         )
         for frame in opened.frames
     ]

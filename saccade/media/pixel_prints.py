@@ -1,7 +1,7 @@
 """What differs between two images: a hash for each square of their resized pixels.
 
 Owns the prints of images that a client asks about, and their bounds. An image is named with its
-salt, so nothing is compared across tenants. Knows nothing of requests.
+salt, so nothing is compared across tenants.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from saccade.core.types import ImageKey
 
 SIDE = 16
 """Pixels of a square's side."""
-MOST_PRINTS = 256
+MAX_PRINTS = 256
 """The most prints that are kept. Those of the largest images take 30 MB."""
-MOST_WATCHED = 4096
+MAX_WATCHED = 4096
 _KEYS = np.random.default_rng().integers(1 << 64, size=(SIDE, 3 * SIDE // 4), dtype=np.uint64)
 """Drawn anew by each process, so that nobody can draw a square with the hash of another."""
 
@@ -60,8 +60,8 @@ class PixelPrints:
     """The prints of watched images, made when these are decoded."""
 
     def __init__(self) -> None:
-        self._watched: LRUCache[ImageKey, None] = LRUCache(MOST_WATCHED)
-        self._prints: LRUCache[ImageKey, PixelPrint] = LRUCache(MOST_PRINTS)
+        self._watched: LRUCache[ImageKey, None] = LRUCache(MAX_WATCHED)
+        self._prints: LRUCache[ImageKey, PixelPrint] = LRUCache(MAX_PRINTS)
 
     def watch(self, keys: Iterable[ImageKey]) -> None:
         """Make prints of these images from now on."""

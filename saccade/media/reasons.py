@@ -1,7 +1,7 @@
 """The reasons against bytes that cannot be read: fixed sentences with numbers in their places.
 
 Hostile bytes may speak for an image worker. So a worker names a sentence and its numbers, and the
-front writes the words. Knows nothing of workers or formats.
+front writes the words.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ _PIXELS = {
     "damaged": _Sentence("it is damaged or cut short"),
     "truncated": _Sentence("its file is truncated"),
     "scans": _Sentence("it has more than {} scans: save it again"),
-    "memory": _Sentence("decoding it takes more memory than an image of its size should"),
+    "memory": _Sentence("decoding it needs too much memory for its size"),
     "late load": _Sentence(
-        "its decoder needs a library that image workers may not load: send it as PNG or JPEG"
+        "its decoder needs a library that the sandbox does not allow: send it as PNG or JPEG"
     ),
     "processor": _Sentence("the model's own image processor rejects it"),
     "frame beyond": _Sentence("frame {} was requested, but it has {}"),
@@ -125,7 +125,7 @@ _DOCUMENT = {
     ),
     "page": _Sentence("page {} of the PDF cannot be read: save it again", "invalid_document"),
     "characters": _Sentence(
-        'page {} of the PDF has {} characters; the limit is {}: ask with documents "images"',
+        'page {} of the PDF has {} characters; the limit is {}: use documents "images"',
         "too_much_text",
     ),
     "page memory": _Sentence(
@@ -158,7 +158,7 @@ class Reason:
 
     @property
     def code(self) -> str | None:
-        """Return the code of the refusal, where the sentence has its own."""
+        """Return the code of the error, where the sentence has its own."""
         return _SENTENCES[self.name].code or None
 
 

@@ -1,8 +1,7 @@
 """Regions: parts of still images, cut at full detail and then seen as images of their own.
 
 Owns a region's name and its bounds, and the pixels that are held of images with regions. The first
-region of an image has it decoded, the next ones are cut from the held pixels. Knows nothing of
-where an image's bytes come from.
+region of an image has it decoded, the next ones are cut from the held pixels.
 """
 
 from __future__ import annotations
@@ -16,47 +15,44 @@ from blake3 import blake3
 from cachetools import TTLCache
 
 from saccade.core.errors import ImageError
-from saccade.core.family import FamilySpec
 from saccade.core.recipe import Box
 from saccade.core.recipe import whole as whole_of
 from saccade.media.content import RAW, Probe, encode_array, identify_soon
-from saccade.media.opened import OpenedImage, PartOfImage, SeenFrame, jobs_of
+from saccade.media.kind import KindContext
+from saccade.media.opened import CachedFrame, OpenedImage, PartOfImage, jobs_of
 from saccade.media.sources.fairness import Requester
-from saccade.media.sources.flights import Flights
+from saccade.media.sources.single_flight import SingleFlight
 from saccade.media.sources.source import ImageRegion, RegionSource
 from saccade.media.sources.source_reader import Reads, SourceRead
-from saccade.media.stills import Stills
-from saccade.media.workers.decode_queue import Job, PixelLimits, decoding_bytes
-from saccade.media.workers.pool import DecodePool
-from saccade.media.workers.worker import MOST_RETURNED
+from saccade.media.workers.decode_queue import Job, decoding_bytes
+from saccade.media.workers.orders import MAX_RETURNED
 
-HELD_SHARE = 16
-"""Which part of the memory for decoding may be held beside it: 160 MiB, or 27 screens of 1080p."""
-HELD_SECONDS = 3600.0
+PIXEL_CACHE_DIVISOR = 16
+"""The pixel cache gets 1 / this of decode memory: 160 MiB, or 27 screens of 1080p."""
+PIXEL_CACHE_SECONDS = 3600.0
 UNCOUNTED = Requester()
 """Who asks for an image's pixels, which count as held and not for any request."""
 
 
 class Regions:
-    """Answers `MediaKind` for regions. One that shows all of an image is the image, of `stills`."""
+    """Answers `MediaKind` for regions. One that shows all of an image is the image, a still."""
 
-    def __init__(
-        self, spec: FamilySpec, limits: PixelLimits, stills: Stills, pool: DecodePool
-    ) -> None:
-        self._spec = spec
+    def __init__(self, context: KindContext) -> None:
+        limits = context.limits
+        self._spec = context.spec
         self._limits = limits
-        self._stills = stills
-        self._pool = pool
-        self._flights = Flights()
+        self._kinds = context.kinds
+        self._pool = context.pool
+        self._flights = SingleFlight()
         self._held: TTLCache[tuple[str, bytes], bytes] = TTLCache(
-            limits.memory // HELD_SHARE, HELD_SECONDS, getsizeof=len
+            limits.memory // PIXEL_CACHE_DIVISOR, PIXEL_CACHE_SECONDS, getsizeof=len
         )
         """Upright RGB by tenant and digest."""
         self._cut = 0
         """Bytes of parts cut from these, until they are resized."""
 
     def forget(self) -> None:
-        """Let go of all held pixels."""
+        """Release all cached pixels."""
         self._held.clear()
 
     async def close(self) -> None:
@@ -76,7 +72,7 @@ class Regions:
         box = _box(source.region, whole.upright)
         height, width = box.bottom - box.top, box.right - box.left
         if (height, width) == whole.upright:
-            return await self._stills.units(source, metadata, reads)
+            return await self._whole(source, metadata, reads)
         probe = replace(whole, height=height, width=width, orientation=1)
         name = _name(encoded.digest, box)
         found = await identify_soon(name, probe, source.budget, salt, self._spec)
@@ -84,8 +80,12 @@ class Regions:
         if source.uuid:
             reads.reader.remember(salt, source.uuid, metadata)
         part = PartOfImage(whole, box)
-        frame = SeenFrame(name, encoded, probe, found.recipe, part=part)
-        return OpenedImage("region", found.image, (frame,), reads.asker, metadata.times)
+        frame = CachedFrame(name, encoded, probe, found.recipe, part=part)
+        return OpenedImage("region", found.image, (frame,), reads.requester, metadata.times)
+
+    async def _whole(self, source: RegionSource, metadata: SourceRead, reads: Reads) -> OpenedImage:
+        opened: OpenedImage = await self._kinds["still"].units(source, metadata, reads)
+        return opened
 
     async def pixels(self, image: OpenedImage) -> list[Job] | None:
         """Return the resizing of the part, cut from held pixels. Where these are too large, the
@@ -114,7 +114,7 @@ class Regions:
         data = encode_array(whole[part.box.slices])
         cut = replace(job, digest=image.image.key.digest, data=data, probe=probe)
         self._cut += nbytes
-        # Whoever ends the job, by its answer, a cancellation or an error, lets go of it.
+        # However the job ends (result, cancellation, error), it is released.
         weakref.finalize(cut, self._release, nbytes).atexit = False
         return cut
 
@@ -122,10 +122,9 @@ class Regions:
         self._cut -= nbytes
 
     def _holds(self, job: Job) -> bool:
-        """Return True if the pixels of a whole image may be held."""
         nbytes = 3 * job.pixels
         needed = decoding_bytes(job.probe, len(job.data), [whole_of(job.probe.upright)])
-        return nbytes <= min(MOST_RETURNED, self._held.maxsize) and needed <= self._limits.memory
+        return nbytes <= min(MAX_RETURNED, self._held.maxsize) and needed <= self._limits.memory
 
     async def _decoded(self, job: Job) -> bytes:
         """Decode a whole image, and hold its pixels. Raises as `DecodePool.decode`."""
@@ -136,7 +135,7 @@ class Regions:
 
 
 def _box(region: ImageRegion, upright: tuple[int, int]) -> Box:
-    """Return a region's pixels. Raises ImageError unless it lies within the image."""
+    """Return a region's pixels. Raises ImageError if it is outside of the image."""
     height, width = upright
     inside = 0 <= region.left < region.right <= width and 0 <= region.top < region.bottom <= height
     if inside:
@@ -151,6 +150,5 @@ def _box(region: ImageRegion, upright: tuple[int, int]) -> Box:
 
 
 def _name(digest: bytes, box: Box) -> bytes:
-    """Name a part of the image with this digest."""
     sides = box.left, box.top, box.right, box.bottom
     return blake3(msgspec.msgpack.encode(("saccade region", digest, sides))).digest()

@@ -1,32 +1,25 @@
 """Tiles as the front knows them: their names, and what each shows of its image.
 
-Reads pixels in the arena, whose writing has ended. Knows nothing of who has a tile's rows.
+Reads pixels in the arena, whose writing has ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from blake3 import blake3
 
 from saccade.core.family import CanvasTile, Part
-from saccade.core.recipe import Box, ImageRecipe, ImageView
+from saccade.core.recipe import Box, ImageView, PreprocessParams
 from saccade.core.types import Image, Size
-
-
-class PixelNames(NamedTuple):
-    """The names of a canvas and of its tiles, in the tower's order. tiles: empty without names."""
-
-    whole: bytes
-    tiles: tuple[bytes, ...] = ()
+from saccade.media.content import PixelNames
 
 
 def name_tiles(pixels: memoryview, image: Image, tiles: Sequence[CanvasTile]) -> PixelNames:
-    """Name an image's tiles, which are all that the vision tower sees, and the canvas by them.
+    """Name an image's tiles, which are all that the vision encoder sees, and the canvas by them.
 
-    Tiles that the tower cannot tell apart share a name.
+    Tiles that the vision encoder cannot distinguish share a name.
     """
     canvas = np.frombuffer(pixels, np.uint8).reshape(*image.canvas, 3)
     names = []
@@ -37,8 +30,8 @@ def name_tiles(pixels: memoryview, image: Image, tiles: Sequence[CanvasTile]) ->
     return PixelNames(whole.digest(), tuple(names))
 
 
-def parts_of(recipe: ImageRecipe, tiles: Sequence[CanvasTile]) -> tuple[Part, ...]:
-    """Return what each tile shows of its image. Empty if the recipe does not tell."""
+def parts_of(recipe: PreprocessParams, tiles: Sequence[CanvasTile]) -> tuple[Part, ...]:
+    """Return the part of the image in each tile. Empty if the recipe does not define it."""
     parts = []
     for tile in tiles:
         part = tile.part
@@ -63,7 +56,7 @@ def _shown(view: ImageView, window: Box) -> Part | None:
 
 
 def _fractions(box: Box, size: Size) -> Part:
-    """Return a box in fractions of an image, without what lies beyond its edges."""
+    """Return a box in fractions of an image, clipped to its edges."""
     height, width = size
     edges = box.top / height, box.left / width, box.bottom / height, box.right / width
     top, left, bottom, right = (round(min(1.0, max(0.0, edge)), 4) for edge in edges)

@@ -2,8 +2,7 @@
 folder.
 
 Anything unsupported is refused by name, from the header, before tensors are read. A file is then
-read whole, within `MOST_BYTES`, so that hashed bytes and used bytes are the same. Knows nothing
-about networks.
+read whole, within `MAX_BYTES`, so that hashed bytes and used bytes are the same.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from saccade.core.given_paths import read_bytes, reason, regular, shown
 from saccade.nn.low_rank import LANGUAGE, Factors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-MOST_CONFIG_BYTES = 1 << 20
-MOST_HEADER_BYTES = 4 << 20
-MOST_BYTES = 2 << 30
-MOST_RANK = 256
+MAX_CONFIG_BYTES = 1 << 20
+MAX_HEADER_BYTES = 4 << 20
+MAX_BYTES = 2 << 30
+MAX_RANK = 256
 FINGERPRINT_BYTES = 16
 DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
 """Bytes of a value."""
@@ -55,7 +54,7 @@ class AdapterConfig(Struct, rename={"rank": "r", "alpha": "lora_alpha"}):
 ABOUT = {
     # what AdapterConfig has
     *("r", "lora_alpha", "peft_type", "use_rslora", "init_lora_weights"),
-    # what says where the adapter came from, how it was trained, or what its file shows anyway
+    # fields about the adapter's origin and training, or redundant with its file
     *("auto_mapping", "base_model_name_or_path", "exclude_modules", "inference_mode"),
     *("layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core", "peft_version"),
     *("qalora_group_size", "rank_pattern", "revision", "runtime_config", "target_modules"),
@@ -78,7 +77,7 @@ class ReadAdapter:
 
     @property
     def tower(self) -> bool:
-        """Return True if the adapter changes the vision tower."""
+        """Return True if the adapter changes the vision encoder."""
         return not all(name.startswith(LANGUAGE) for name in self.factors)
 
 
@@ -110,7 +109,7 @@ def read_adapter(
             module = canonical_name(f"{match['module']}.weight").removesuffix(".weight")
             if module not in modules:
                 raise CheckpointError(
-                    f"{path}: {match['module']} cannot have an adapter here: the linear layers of "
+                    f"{path}: {match['module']} does not support adapters: the linear layers of "
                     "the language model and of the vision tower can, but for embeddings, head, "
                     "routers and experts"
                 )
@@ -151,22 +150,20 @@ _STORED: msgspec.json.Decoder[StoredHalf] = json_decoder(StoredHalf)
 
 def _read_config(path: Path) -> bytes:
     try:
-        return read_bytes(path, MOST_CONFIG_BYTES)
+        return read_bytes(path, MAX_CONFIG_BYTES)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{shown(path)}: {reason(error)}") from None
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file of at most `MOST_BYTES`. Raises CheckpointError, also for errors while it is
+    """Open a file of at most `MAX_BYTES`. Raises CheckpointError, also for errors while it is
     read.
     """
     try:
         with open(path, "rb", opener=regular) as file:
-            if (size := os.fstat(file.fileno()).st_size) > MOST_BYTES:
-                raise CheckpointError(
-                    f"{path} has {size} bytes; an adapter's may have {MOST_BYTES}"
-                )
+            if (size := os.fstat(file.fileno()).st_size) > MAX_BYTES:
+                raise CheckpointError(f"{path} has {size} bytes; the limit is {MAX_BYTES}")
             yield file
     except OSError as error:
         raise CheckpointError(f"{shown(path)}: {reason(error)}") from None
@@ -176,10 +173,10 @@ def _header(path: Path, file: BinaryIO, most: int) -> tuple[bytes, dict[str, Sto
     """Read the file's first bytes and its tensors: `most` at most. Raises CheckpointError."""
     first = file.read(8)
     length = int.from_bytes(first, "little")
-    if length > MOST_HEADER_BYTES:
+    if length > MAX_HEADER_BYTES:
         raise CheckpointError(
             f"{path} is damaged: its header has {length} bytes; an adapter's may have "
-            f"{MOST_HEADER_BYTES}"
+            f"{MAX_HEADER_BYTES}"
         )
     header = file.read(length)
     try:
@@ -218,8 +215,8 @@ def _config(path: Path, config_json: bytes) -> AdapterConfig:
         raise CheckpointError(f"{path}: {error}") from None
     for name in _unsupported(fields, config):
         raise CheckpointError(f"{path}: {name} is not supported")
-    if not (0 < config.rank <= MOST_RANK and math.isfinite(config.alpha)):
-        raise CheckpointError(f"{path}: r is {config.rank}; it may be from 1 to {MOST_RANK}")
+    if not (0 < config.rank <= MAX_RANK and math.isfinite(config.alpha)):
+        raise CheckpointError(f"{path}: r is {config.rank}; it may be from 1 to {MAX_RANK}")
     return config
 
 
@@ -242,12 +239,12 @@ def _check_shapes(
         raise CheckpointError(f"{path}: {name} has lora_{min(halves)} alone")
     a, b = halves["A"].shape, halves["B"].shape
     rank = a[0] if len(a) == 2 else 0
-    if not 0 < rank <= MOST_RANK:
-        raise CheckpointError(f"{path}: {name} has rank {rank}; it may be from 1 to {MOST_RANK}")
+    if not 0 < rank <= MAX_RANK:
+        raise CheckpointError(f"{path}: {name} has rank {rank}; it may be from 1 to {MAX_RANK}")
     if (a, b) != ((rank, shape[1]), (shape[0], rank)):
         raise CheckpointError(
             f"{path}: {name}: lora_A {list(a)} and lora_B {list(b)} do not fit the "
-            f"model's matrix {list(shape)}: this adapter is another model's"
+            f"model's matrix {list(shape)}: this adapter belongs to a different model"
         )
     for half, each in halves.items():
         if each.dtype not in DTYPES:

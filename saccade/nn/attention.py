@@ -1,6 +1,4 @@
-"""The projections around causal self-attention in a layer. Knows nothing about the cache:
-`protocol.Attention` does.
-"""
+"""The projections around causal self-attention in a layer."""
 
 from __future__ import annotations
 
@@ -13,25 +11,22 @@ from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.rotary import Rotation
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.protocol import Attention
-from saccade.nn.text_config import TextConfig
+from saccade.nn.shapes import TextConfig
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
 
 @dataclass(frozen=True, slots=True)
 class HeadsConfig:
-    """Attention's heads, counted over all ranks.
-
-    qk_norm_eps: with `None`, queries and keys are left as they are. around_one: the norm's weights
-    are as in `RMSNorm`. Then query_factor scales queries.
-    """
+    """Attention's heads, counted over all ranks."""
 
     hidden: int
     heads: int
     kv_heads: int
     head_dim: int
     qkv_bias: bool
-    qk_norm_eps: float | None
+    qk_norm_eps: float | None  # with `None`, queries and keys are left as they are
+    # the norm's weights are as in `RMSNorm`. Then query_factor scales queries.
     around_one: bool = False
     query_factor: float = 1.0
 

@@ -1,7 +1,7 @@
 """A tower for packed images of any sizes, whose heads are turned by row and column, and the merger
 behind it. A family loads the parts.
 
-A token's patches stand together, so bringing them together is a view.
+A token's patches are contiguous, so merging them is a view.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from saccade.core.types import Grid
+from saccade.kernels.device import send
 from saccade.nn.patches import PatchKernel, copy_images, merged_order
 from saccade.nn.protocol import GridFacts, Pack, Pieces
+from saccade.nn.shapes import MergedConfig
 from saccade.nn.tower import AxialRope, Norm, TowerBlock, run_blocks
-from saccade.nn.tower_config import MergedConfig
-from saccade.nn.transfer import send
 
 
 class AxialTower:

@@ -18,10 +18,9 @@ from saccade.kernels.reference.rotary import Rotation, rotary_tables, section_ax
 from saccade.nn.attention import CausalAttention, HeadsConfig
 from saccade.nn.embedding import TokenEmbedding, make_head
 from saccade.nn.mlp import GatedMLP
-from saccade.nn.moe import MoEShape, SparseMLP
 from saccade.nn.norm import RMSNorm
 from saccade.nn.protocol import Attention, Batch
-from saccade.nn.text_config import RopeConfig, TextConfig
+from saccade.nn.shapes import RopeConfig, TextConfig
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
 
@@ -94,8 +93,7 @@ class ThenNorm:
 class DecoderLayer(Generic[M]):
     """Pre-norm layer: a token mixer, then an MLP or experts, each with a residual.
 
-    name: the layer's name in the checkpoint. mixer, mlp: make the two from it. mlp_norm: what the
-    second norm is called. around_one: norms hold their weights minus 1.
+    name: the layer's name in the checkpoint.
     """
 
     __slots__ = ("mixer", "mixer_norm", "mlp", "mlp_norm")
@@ -117,7 +115,8 @@ class DecoderLayer(Generic[M]):
 
         # In the order in which checkpoints of random numbers are drawn.
         self.mixer_norm = norm("input_layernorm")
-        self.mixer = mixer(name)
+        self.mixer = mixer(name)  # mixer, mlp: make the two from it
+        # what the second norm is called. around_one: norms hold their weights minus 1.
         self.mlp_norm = norm(mlp_norm)
         self.mlp = mlp(name)
 
@@ -245,11 +244,13 @@ def plain_decoder(
 def _plain_layer(
     weights: Weights, layer: int, config: TextConfig, shard: Shard, mixer: Callable[[str], M]
 ) -> DecoderLayer[M]:
-    def mlp(name: str) -> GatedMLP | SparseMLP:
+    def mlp(name: str) -> FeedForward:
         experts = config.experts
         if experts is None or layer not in experts.layers:
             sizes = (config.hidden, config.intermediate)
             return GatedMLP(weights, f"{name}.mlp", sizes, "silu", shard, bias=False)
+        from saccade.nn.moe import MoEShape, SparseMLP  # for models with experts
+
         routed = MoEShape(config.hidden, experts.width, experts.count, experts.top, "silu")
         return SparseMLP(weights, f"{name}.mlp", routed, shard)
 

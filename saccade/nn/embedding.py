@@ -88,7 +88,7 @@ def make_head(weights: Weights, embedding: TokenEmbedding, *, tied: bool) -> Tok
         tied = weights.equals(part, embedding.table)
         if not tied:
             logger.warning(
-                "the checkpoint's %s differs from its token embedding: it is used, although "
+                "the checkpoint's %s differs from its token embedding: using it, although "
                 "config.json sets tie_word_embeddings",
                 HEAD,
             )

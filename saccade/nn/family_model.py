@@ -1,20 +1,129 @@
 """A model family's network half: how a checkpoint's network is built, and what its tensors are
 called.
 
-A family gives names and patterns as data, and makes its tower and its language model. Knows nothing
-about files.
+A family gives names and patterns as data, and makes its tower and its language model. Also the
+networks that it makes: a vision tower and a language model, the tower alone, or a language model
+alone.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from saccade.core.family import FamilySpec
-from saccade.nn.net import NoVision, TowerAlone, WholeNet
-from saccade.nn.protocol import LanguageModel, VisionNet
+from saccade.core.types import Grid
+from saccade.kernels.reference.ops import Ops
+from saccade.nn.low_rank import Adapters
+from saccade.nn.protocol import (
+    Attention,
+    Batch,
+    DraftHead,
+    GridFacts,
+    LanguageModel,
+    Pack,
+    Pieces,
+    VisionNet,
+)
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
+
+NO_IMAGES = "a model without a vision tower is sent no images"
+NO_LOGITS = "a model without weights is sent no tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class VisionOnlyNet:
+    """Implements `TowerNet`."""
+
+    spec: FamilySpec
+    ops: Ops
+    vision: VisionNet
+    adapters: Adapters
+
+
+class NoVision:
+    """Replaces the vision encoder of a text-only model (`FamilySpec.sees_images`).
+
+    Implements `VisionNet`. Images never come this far.
+    """
+
+    __slots__ = ()
+
+    hidden = axes = depth = 0
+    longest_segments: tuple[int | None, ...] = ()
+
+    def rows(self, patches: int) -> int:
+        assert not patches, NO_IMAGES
+        return 0
+
+    def grid_facts(self, _grid: Grid, /) -> GridFacts:
+        raise AssertionError(NO_IMAGES)
+
+    def embed(self, _pixels: torch.Tensor, _facts: GridFacts, /) -> torch.Tensor:
+        raise AssertionError(NO_IMAGES)
+
+    def blocks(self, _pack: Pack, /) -> Pieces:
+        raise AssertionError(NO_IMAGES)
+
+    def split(
+        self, _embeddings: torch.Tensor, _facts: Sequence[GridFacts], /
+    ) -> list[torch.Tensor]:
+        raise AssertionError(NO_IMAGES)
+
+
+class NoText:
+    """Replaces a language model whose weights were released. Implements `LanguageModel`."""
+
+    __slots__ = ()
+
+    hidden = 0
+
+    def _refuse(self, *_: object, **__: object) -> torch.Tensor:
+        raise AssertionError(NO_LOGITS)
+
+    __call__ = normed = logits = _refuse
+
+
+@dataclass(frozen=True, slots=True)
+class FullNet:
+    """Implements `FamilyNet`."""
+
+    spec: FamilySpec
+    ops: Ops
+    vision: VisionNet
+    text: LanguageModel
+    adapters: Adapters
+    head: DraftHead | None = None
+
+    @property
+    def hidden(self) -> int:
+        return self.text.hidden
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, attention: Attention) -> torch.Tensor:
+        if not batch.adapters:
+            return self.text(batch, attention)
+        with self.adapters.language.assign(batch.adapters):
+            return self.text(batch, attention)
+
+    @torch.inference_mode()
+    def normed(self, states: torch.Tensor) -> torch.Tensor:
+        return self.text.normed(states)
+
+    @torch.inference_mode()
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        return self.text.logits(states)
+
+
+def without_weights(spec: FamilySpec, ops: Ops) -> FullNet:
+    """Return the placeholder of a network while it sleeps."""
+    return FullNet(spec, ops, NoVision(), NoText(), Adapters())
+
 
 BUFFERS = re.compile(r"rotary_(pos_)?emb\.|inv_freq$|\.position_ids$|\.embed_scale$")
 """Buffers that the configuration decides anyway."""
@@ -34,45 +143,42 @@ def language_matrices(of_layer: str, *others: str) -> re.Pattern[str]:
 
 
 class FamilyModel:
-    """One checkpoint's network half. Families derive from it, and say which spec is theirs.
-
-    names: pattern and replacement, in order, from a file's name to the layers' own (the canonical
-    name). quantisable: canonical names of the matrices that may be quantised. seeing: prefixes of
-    the tower's tensors, which a text-only model may carry. unused: prefixes of tensors that answers
-    can do without.
-    """
+    """One checkpoint's network half. Families derive from it, and set their spec."""
 
     spec: FamilySpec
 
+    # pattern and replacement, in order, from a file's name to the layers' own (the canonical name)
     names: ClassVar[tuple[tuple[str, str], ...]] = ()
+    # canonical names of the matrices that may be quantised
     quantisable: ClassVar[re.Pattern[str]] = language_matrices(DENSE_LAYER)
+    # prefixes of the tower's tensors, which a text-only model may carry
     seeing: ClassVar[tuple[str, ...]] = ()
-    unused: ClassVar[tuple[str, ...]] = ()
+    unused: ClassVar[tuple[str, ...]] = ()  # prefixes of tensors that answers can do without
 
     def __init__(self, spec: FamilySpec) -> None:
         self.spec = spec
 
     def tower(self, weights: Weights, shard: Shard) -> VisionNet:
-        """Make the vision tower. Raises as `build` does."""
+        """Make the vision encoder. Raises as `build` does."""
         raise NotImplementedError
 
     def text(self, weights: Weights, shard: Shard) -> LanguageModel:
         """Make the language model. Raises as `build` does."""
         raise NotImplementedError
 
-    def build(self, weights: Weights, shard: Shard, encoder_shard: Shard) -> WholeNet:
-        """Build the whole network. `encoder_shard` is the vision tower's.
+    def build(self, weights: Weights, shard: Shard, encoder_shard: Shard) -> FullNet:
+        """Build the whole network. `encoder_shard` is the vision encoder's.
 
         Raises CheckpointError where a tensor is missing or misshapen.
         """
         tower = self.tower(weights, encoder_shard) if self.spec.sees_images else NoVision()
         text = self.text(weights, shard)
-        return WholeNet(self.spec, weights.ops, tower, text, weights.adapters)
+        return FullNet(self.spec, weights.ops, tower, text, weights.adapters)
 
-    def build_tower(self, weights: Weights, encoder_shard: Shard) -> TowerAlone:
-        """Build the vision tower alone, reading only its tensors. Raises as `build` does."""
+    def build_tower(self, weights: Weights, encoder_shard: Shard) -> VisionOnlyNet:
+        """Build the vision encoder alone, reading only its tensors. Raises as `build` does."""
         tower = self.tower(weights, encoder_shard)
-        return TowerAlone(self.spec, weights.ops, tower, weights.adapters)
+        return VisionOnlyNet(self.spec, weights.ops, tower, weights.adapters)
 
     @classmethod
     def canonical_name(cls, name: str) -> str:

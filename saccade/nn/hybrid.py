@@ -20,7 +20,7 @@ from saccade.nn.mlp import GatedMLP
 from saccade.nn.moe import MoEShape, SparseMLP
 from saccade.nn.norm import RMSNorm
 from saccade.nn.protocol import Attention, DeltaInputs
-from saccade.nn.text_config import ExpertsConfig, TextConfig
+from saccade.nn.shapes import ExpertsConfig, TextConfig
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
@@ -122,7 +122,7 @@ class GatedDelta:
         self.wide = Linear(weights.ops, weights.load_matrix(*parts), low_rank=added)
         heads = share(shard, 0, delta.value_heads, "linear attention value heads")
         thin = (delta.value_heads, config.hidden)
-        # Few rows, and what they say is exponentiated: never in 8 bits.
+        # Few rows, and their outputs are exponentiated: never in 8 bits.
         few = [Part(f"{name}.in_proj_{each}.weight", thin, (heads,)) for each in "ba"]
         self.thin = DenseMatrix(weights.load(*few)).ready(self.ops)
         self.thin_added = weights.adapters.product(few)
@@ -206,7 +206,7 @@ def hybrid_layer(
 ) -> DecoderLayer[GatedAttention | GatedDelta]:
     """Build one layer.
 
-    name: the layer's name if it stands behind the language model's own. Such a layer has attention.
+    name: the layer's name if it follows the language model's own. Such a layer has attention.
     """
 
     def mixer(name: str) -> GatedAttention | GatedDelta:

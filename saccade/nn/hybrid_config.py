@@ -1,7 +1,5 @@
 """The shape of a language model with two kinds of layers, beyond `TextConfig`. A family reads it
 from a checkpoint, and `nn/hybrid.py` builds it.
-
-Knows nothing about torch.
 """
 
 from __future__ import annotations
@@ -35,15 +33,10 @@ class DeltaConfig:
 
 @dataclass(frozen=True, slots=True)
 class HybridConfig:
-    """What the language model has beyond `TextConfig`.
+    """What the language model has beyond `TextConfig`."""
 
-    full: which layers have full attention. The others have the delta rule. rotary_dim: how many
-    values per head, its first ones, are turned. shared: values in the expert that all rows go to
-    besides, or 0 without experts. drafting: the MTP head's layers, or 0 if unknown here.
-    """
-
-    full: tuple[bool, ...]
+    full: tuple[bool, ...]  # which layers have full attention. The others have the delta rule.
     delta: DeltaConfig
-    rotary_dim: int
-    shared: int
-    drafting: int = 0
+    rotary_dim: int  # how many values per head, its first ones, are turned
+    shared: int  # values in the expert that all rows go to besides, or 0 without experts
+    drafting: int = 0  # the MTP head's layers, or 0 if unknown here

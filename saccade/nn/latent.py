@@ -14,9 +14,9 @@ from saccade.kernels.reference.rotary import Rotation
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.norm import RMSNorm
 from saccade.nn.protocol import Attention
-from saccade.nn.text_config import LatentConfig
+from saccade.nn.shapes import LatentConfig
 from saccade.nn.weights import Weights
-from saccade.parallel import WHOLE, Shard
+from saccade.parallel import UNSHARDED, Shard
 
 
 class LatentAttention:
@@ -45,13 +45,13 @@ class LatentAttention:
         self.layer, self.shape, self.ops = layer, shape, weights.ops
         self.heads = shard.divide(heads, "attention heads")
         made = heads * (shape.plain + shape.rotated)
-        latents = Column(f"{name}.kv_a_proj_with_mqa", shape.width, WHOLE)
+        latents = Column(f"{name}.kv_a_proj_with_mqa", shape.width, UNSHARDED)
         self.query_norm: RMSNorm | None = None
         self.queries: Linear | None = None
         if shape.query_latent is None:
             first = Column(f"{name}.q_proj", made, shard)
         else:
-            first = Column(f"{name}.q_a_proj", shape.query_latent, WHOLE)
+            first = Column(f"{name}.q_a_proj", shape.query_latent, UNSHARDED)
             self.query_norm = RMSNorm(
                 weights, f"{name}.q_a_layernorm", shape.query_latent, shape.eps
             )

@@ -40,11 +40,7 @@ class Column:
 
 
 class Linear:
-    """activation(x @ weight.T + bias), whose `weight` is ready for products.
-
-    group: inputs per scale if many rows may come in 8 bits, else 0. low_rank: adapters' additions,
-    or `None` for a product without.
-    """
+    """activation(x @ weight.T + bias), whose `weight` is ready for products."""
 
     __slots__ = ("activation", "bias", "group", "low_rank", "ops", "weight")
 
@@ -57,8 +53,9 @@ class Linear:
         low_rank: LowRank | None = None,
     ) -> None:
         self.ops = ops
-        self.low_rank = low_rank
+        self.low_rank = low_rank  # adapters' additions, or `None` for a product without
         self.weight = weight.ready(ops)
+        # inputs per scale if many rows may come in 8 bits, else 0
         self.group = self.weight.rows_group()
         self.bias = bias
         self.activation = activation

@@ -2,8 +2,8 @@
 weight.T, for a weight packed in any way.
 
 `Adapters` is made with a network. New layers ask `Adapters` for the `LowRank` of their products.
-`runtime/adapters.py` puts matrices in and takes matrices out. `assign` gives rows their adapters
-before a forward pass. Without adapters, a layer does nothing more.
+`plugins/changes/adapters.py` puts matrices in and takes matrices out. `assign` gives rows their
+adapters before a forward pass. Without adapters, a layer has no extra work.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, count, pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional as F
 
 from saccade.kernels.matrix import Fp8Rows, Rows
-from saccade.kernels.reference.low_rank import AdapterRows, Additions, Pair, Present
 from saccade.kernels.reference.ops import Ops
 from saccade.nn.part import Part
+
+if TYPE_CHECKING:  # imported with the first adapter
+    from saccade.kernels.reference.low_rank import AdapterRows, Additions, Pair, Present
 
 LANGUAGE = "language_model."
 """Canonical names of the language model's layers begin so; of the tower's none does."""
@@ -28,13 +31,13 @@ LANGUAGE = "language_model."
 def of_language(name: str) -> bool:
     """Return True for a canonical tensor name in the language model, head included.
 
-    All others are the vision tower's.
+    All others are the vision encoder's.
     """
     return name.startswith((LANGUAGE, "lm_head."))
 
 
 class Active:
-    """The rows of the running forward pass, by adapter. Each number stands once.
+    """The rows of the running forward pass, by adapter. Each index occurs once.
 
     `now` is None while all rows are without an adapter.
     """
@@ -50,6 +53,8 @@ class Active:
     def assign(self, rows: Sequence[AdapterRows]) -> Iterator[None]:
         """Give these rows these adapters while the context lasts."""
         if rows:
+            from saccade.kernels.reference.low_rank import Present
+
             self.now = Present(tuple((self._places[number], each) for number, each in rows))
         try:
             yield
@@ -76,7 +81,7 @@ class LowRank:
     padding: empty outputs behind each slice. inputs: empty inputs behind all.
     """
 
-    __slots__ = ("_additions", "_parts", "active", "inputs")
+    __slots__ = ("_additions", "_outputs", "_parts", "active", "inputs")
 
     def __init__(
         self, active: Active, parts: Sequence[Part], padding: int = 0, inputs: int = 0
@@ -85,10 +90,13 @@ class LowRank:
         self.active = active
         self._parts = tuple(parts)
         ends = accumulate((part.wanted[0] + padding for part in parts), initial=0)
-        self._additions = Additions([slice(at, end - padding) for at, end in pairwise(ends)])
+        self._outputs = [slice(at, end - padding) for at, end in pairwise(ends)]
+        self._additions: Additions | None = None  # before the first adapter
 
     def add_to_product(self, ops: Ops, x: Rows, y: torch.Tensor, present: Present) -> torch.Tensor:
         """Add the rows' adapters to x's product `y`, in place."""
+        if self._additions is None:
+            return y
         if isinstance(x, Fp8Rows):
             x = x.dense().to(x.dtype)
         ops.add_low_rank(x, y, self._additions, present)
@@ -102,7 +110,7 @@ class LowRank:
         downs: list[torch.Tensor] = []
         ranks: dict[str, slice] = {}
         ups = []
-        for part, outputs in zip(self._parts, self._additions.parts):
+        for part, outputs in zip(self._parts, self._outputs):
             name = part.name.removesuffix(".weight")
             if (factors := found.get(name)) is None:
                 continue
@@ -113,13 +121,20 @@ class LowRank:
                 downs.append(F.pad(factors.a[:, columns].float(), (0, self.inputs)))
             up = factors.b[rows].float() * factors.scale
             ups.append((outputs, ranks[name], up.to(like)))
+        from saccade.kernels.reference.low_rank import Pair
+
         return Pair(torch.cat(downs).to(like), tuple(ups))
 
     def put(self, place: int, pair: Pair) -> None:
+        if self._additions is None:
+            from saccade.kernels.reference.low_rank import Additions
+
+            self._additions = Additions(self._outputs)
         self._additions.put(place, pair)
 
     def drop(self, place: int) -> None:
-        self._additions.drop(place)
+        if self._additions is not None:
+            self._additions.drop(place)
 
 
 class Adapters:
@@ -148,7 +163,7 @@ class Adapters:
         return made
 
     def put(self, number: int, found: dict[str, Factors], like: torch.Tensor) -> int:
-        """Add an adapter, and return the bytes taken. After an error, nothing is added."""
+        """Add an adapter, and return its bytes. After an error, the adapter is not added."""
         products = {id(each): each for name in found for each in self._products[name]}
         pairs = [(each, each.cut(found, like)) for each in products.values()]
         place = next(at for at in count() if at not in self._places.values())

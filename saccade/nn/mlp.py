@@ -1,6 +1,6 @@
 """The two-layer networks between attentions, and the activations that checkpoints name.
 
-All of these activations map zero to zero. Inner values that only pad therefore add nothing.
+All of these activations map zero to zero, so padding in inner values has no effect.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class MoEShape:
     outputs_first: bool = False
 
 
-class Mine(NamedTuple):
+class LocalExperts(NamedTuple):
     """The experts that a rank holds, and its values in each."""
 
     experts: slice
@@ -52,20 +52,20 @@ Kept = Sequence[Matrix] | Stack
 
 
 class RoutedExperts:
-    """A layer's experts. The caller says which ones a row goes to."""
+    """A layer's experts. The caller routes the rows."""
 
     __slots__ = ("act", "experts", "first", "ops", "shard")
 
     def __init__(self, weights: Weights, name: str, shape: MoEShape, shard: Shard) -> None:
         self.shard, self.act, self.ops = shard, activation(shape.act), weights.ops
         runs, widths = shard.experts
-        mine = Mine(
+        mine = LocalExperts(
             share(runs, 0, shape.experts, f"experts of {name}"),
             share(widths, 0, shape.width, f"width of {name}"),
         )
         self.first = mine.experts.start
         fused = weights.has(f"{name}.gate_up_proj")
-        load = _load_fused if fused else _load_apart
+        load = _load_fused if fused else _load_separate
         up, down = load(weights, name, shape, mine)
         self.experts = _keep(self.ops, up, down, self.act)
 
@@ -80,7 +80,7 @@ class RoutedExperts:
 
 
 class SparseMLP:
-    """Router and experts, in place of a layer's MLP."""
+    """Router and experts, instead of a layer's MLP."""
 
     __slots__ = ("experts", "ops", "router", "top")
 
@@ -125,7 +125,9 @@ def _stack(ops: Ops, matrices: Kept) -> Stack | None:
     return matrices if isinstance(matrices, Stack) else matrices[0].stack(matrices, ops)
 
 
-def _load_fused(weights: Weights, name: str, shape: MoEShape, mine: Mine) -> tuple[Kept, Kept]:
+def _load_fused(
+    weights: Weights, name: str, shape: MoEShape, mine: LocalExperts
+) -> tuple[Kept, Kept]:
     """Load `gate_up_proj` [E, 2 I, H] and `down_proj` [E, H, I], or both transposed.
 
     Each is read once.
@@ -137,7 +139,7 @@ def _load_fused(weights: Weights, name: str, shape: MoEShape, mine: Mine) -> tup
         sizes = (outer[::-1], inner[::-1]) if turned else (outer, inner)
         return Part(up, (shape.experts, *sizes[0])), Part(down, (shape.experts, *sizes[1]))
 
-    # One of the two may be square, never both. Where neither way fits, loading says why.
+    # One of the two may be square, never both. If neither layout fits, loading reports why.
     usual = not shape.outputs_first
     ways = (way for way in (usual, not usual) if all(map(weights.fits, whole(way))))
     turned = next(ways, usual)
@@ -166,7 +168,9 @@ def _load_tensors(weights: Weights, parts: Sequence[Part], *, turned: bool) -> K
     return matrices
 
 
-def _load_apart(weights: Weights, name: str, shape: MoEShape, mine: Mine) -> tuple[Kept, Kept]:
+def _load_separate(
+    weights: Weights, name: str, shape: MoEShape, mine: LocalExperts
+) -> tuple[Kept, Kept]:
     """Load three matrices for each expert."""
     up: list[Matrix] = []
     down: list[Matrix] = []

@@ -19,7 +19,7 @@ class RMSNorm:
         """Load the weights.
 
         around_one: the checkpoint holds the weights minus 1. Their sum with 1 is kept in float32,
-        as 16 bits would lose most that the checkpoint says.
+        as 16 bits would lose most of the checkpoint's precision.
         """
         weight = weights.load(Part(f"{name}.weight", (size,)))
         self.weight = weight.float() + 1.0 if around_one else weight

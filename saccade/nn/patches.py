@@ -1,4 +1,4 @@
-"""What vision towers share at both ends: pixels as rows, the order of patches, images' own rows."""
+"""Input and output of vision encoders: pixels as rows, the order of patches, rows by image."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import torch
 from torch.nn import functional as F
 
 from saccade.core.types import Size
+from saccade.kernels.device import send
 from saccade.kernels.matrix import DenseMatrix
 from saccade.kernels.reference.patchify import patchify
 from saccade.nn.linear import Linear
 from saccade.nn.protocol import GridFacts, VisionNet
-from saccade.nn.tower_config import Colours
-from saccade.nn.transfer import send
+from saccade.nn.shapes import Colours
 from saccade.nn.weights import Part, Weights
 
 
 def merged_order(height: int, width: int, merge: int) -> tuple[np.ndarray, np.ndarray]:
     """Return each patch's row and column, [height * width] each.
 
-    A token's merge x merge patches stand together.
+    A token's merge x merge patches are contiguous.
     """
     places = np.indices((height, width)).reshape(2, height // merge, merge, width // merge, merge)
     row, column = places.transpose(0, 1, 3, 2, 4).reshape(2, -1)

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from saccade.core.family import FamilySpec
 from saccade.core.types import Grid
 from saccade.kernels.reference.layer import QKNorm
-from saccade.kernels.reference.low_rank import AdapterRows
 from saccade.kernels.reference.ops import Ops
 from saccade.kernels.reference.rotary import Rotation
-from saccade.kernels.reference.segments import Segments
-from saccade.kernels.tower_attention import Backend
+from saccade.kernels.reference.segments import Segments, TowerAttention
 from saccade.nn.low_rank import Adapters
+
+if TYPE_CHECKING:
+    from saccade.kernels.reference.low_rank import AdapterRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,7 @@ class Batch:
     Row r is a sequence's last `q_starts[r + 1] - q_starts[r]` tokens. Once the row's own are
     cached, that sequence's first `kv_lengths[r]` tokens are in the KV cache, on the pages
     `page_table[slots[r]]`, in order. The page table's lines are slots, so that a step writes only
-    new pages. singles: how many rows, the first ones, have one token each. embeddings: image rows
-    to put in place of token embeddings at `splice_rows`, with all deepstack levels side by side.
-    sample_rows: the rows before a draw. adapters: the tokens with an adapter. kept: by a row's
-    first token, the line in the state memory that gets the sequence's state after the row.
+    new pages.
     """
 
     # each token
@@ -45,27 +43,28 @@ class Batch:
     page_table: torch.Tensor  # [slots, pages] int32
     q_starts: torch.Tensor  # [R + 1] int32
     kv_lengths: torch.Tensor  # [R] int32
-    singles: int
+    singles: int  # how many rows, the first ones, have one token each
     # some of them
     splice_rows: torch.Tensor  # [S] int64
+    # image rows to put instead of token embeddings at `splice_rows`, with all deepstack levels
+    # side by side
     embeddings: torch.Tensor  # [S, embedding_width]
-    sample_rows: torch.Tensor  # [D] int64
-    adapters: tuple[AdapterRows, ...] = ()
+    sample_rows: torch.Tensor  # [D] int64; the rows before a draw
+    adapters: tuple[AdapterRows, ...] = ()  # the tokens with an adapter
+    # by a row's first token, the line in the state memory that gets the sequence's state after the
+    # row
     kept: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaInputs:
-    """What a layer with the gated delta rule takes in, for T tokens.
+    """What a layer with the gated delta rule takes in, for T tokens."""
 
-    mixed: queries, keys and values, before the convolution with weights `taps`, the newest input's
-    last. decay: logarithms, at most 0. beta: the part of a correction that is made.
-    """
-
+    # queries, keys and values, before the convolution with weights `taps`, the newest input's last
     mixed: torch.Tensor  # [T, 2 Hk Dk + Hv Dv]
     taps: torch.Tensor  # [K, 2 Hk Dk + Hv Dv]
-    decay: torch.Tensor  # [T, Hv] float32
-    beta: torch.Tensor  # [T, Hv] float32
+    decay: torch.Tensor  # [T, Hv] float32; logarithms, at most 0
+    beta: torch.Tensor  # [T, Hv] float32; the part of a correction that is made
 
 
 class Recurrence(Protocol):
@@ -130,21 +129,24 @@ class Attention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GridFacts:
-    """All that a vision tower needs to know about one grid of N patches (M tokens).
+    """All that a vision encoder needs to know about one grid of N patches (M tokens).
 
-    Tensors are on the tower's device. Rows are in the order of the tower's blocks, unless said
-    otherwise. places: each patch's place on each axis in the tower's rotary embedding.
-    position_embedding: learned positions at the patches, in merged order, before `order` is
-    applied, or `None` without. order: the token, or the canvas block that becomes it, at each place
-    in the tower's own order. restore: the inverse, or for `split` alone each token's row among its
-    image's. `None` stands for reading order. segments: per kind of attention in the tower, how many
-    patches each run has. Patches in a run attend to each other.
+    Tensors are on the tower's device. Rows are in the order of the vision encoder's blocks, unless
+    noted otherwise.
     """
 
+    # each patch's place on each axis in the tower's rotary embedding
     places: torch.Tensor  # [A, N] int64
+    # per kind of attention in the tower, how many patches each run has. Patches in a run attend to
+    # each other.
     segments: tuple[tuple[int, ...], ...]
+    # learned positions at the patches, in merged order, before `order` is applied, or `None`
+    # without
     position_embedding: torch.Tensor | None = None  # [N, hidden]
+    # the token, or the canvas block that becomes it, at each place in the tower's own order
     order: torch.Tensor | None = None  # [M] int64
+    # the inverse, or for `split` alone each token's row among its image's. `None` means
+    # reading order.
     restore: torch.Tensor | None = None  # [M] int64
 
     @property
@@ -175,7 +177,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Several images' rows, back to back, as a vision tower's blocks take them. They are on the
+    """Several images' rows, back to back, as a vision encoder's blocks take them. They are on the
     device.
 
     cuts: per kind of attention in the tower, as in `GridFacts.segments`, the pieces in which a
@@ -186,7 +188,7 @@ class Pack:
     rows: torch.Tensor  # [N, hidden]
     places: torch.Tensor  # [A, N] int64
     cuts: tuple[tuple[Cut, ...], ...]
-    attention: Backend
+    attention: TowerAttention
 
 
 Pieces = Generator[int, None, torch.Tensor]
@@ -225,7 +227,7 @@ class VisionNet(Protocol):
     def longest_segments(self) -> tuple[int | None, ...]:
         """Return the most patches that may see each other, for each kind of attention.
 
-        `None` stands for all patches in an image.
+        `None` means all patches in an image.
         """
         ...
 
@@ -254,7 +256,7 @@ class VisionNet(Protocol):
 
 
 class TowerNet(Protocol):
-    """The tensors of one checkpoint's vision tower, made as `nn.net.TowerAlone`."""
+    """The tensors of one checkpoint's vision tower, made as `nn.family_model.VisionOnlyNet`."""
 
     @property
     def spec(self) -> FamilySpec: ...
@@ -316,7 +318,7 @@ class DraftHead(Protocol):
 class FamilyNet(TowerNet, Protocol):
     """One checkpoint's tensors.
 
-    A family makes a `VisionNet` and a `LanguageModel`, and `nn.net.WholeNet` makes the rest.
+    A family makes a `VisionNet` and a `LanguageModel`, and `nn.family_model.FullNet` the rest.
     """
 
     @property

@@ -1,6 +1,6 @@
 """SigLIP, for packed tiles from any number of images. A family brings the connector behind it.
 
-A token's merge x merge patches stand together in its tile, so bringing them together is a view.
+A token's merge x merge patches are contiguous in its tile, so merging them is a view.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from saccade.core.types import Grid
 from saccade.nn.norm import LayerNorm
 from saccade.nn.patches import PatchKernel
 from saccade.nn.protocol import GridFacts
+from saccade.nn.shapes import BlocksConfig, Colours, SiglipConfig
 from saccade.nn.tile_tower import TileTower
 from saccade.nn.tower import BlockParts, Layer, TowerBlock
-from saccade.nn.tower_config import BlocksConfig, Colours, SiglipConfig
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
@@ -78,7 +78,7 @@ class SiglipTower(TileTower):
     ) -> None:
         """Build the tower.
 
-        `order`: where each patch in a tile, in merged order, stands in the table of learned
+        `order`: the index of each patch in a tile, in merged order, in the table of learned
         positions. `connector`: maps tokens' patches [M, merge^2, hidden] to embeddings [M, out].
         """
         self.tile_embed = SiglipEmbed(weights, config, colours, order)

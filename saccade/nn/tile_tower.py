@@ -1,7 +1,6 @@
 """Towers over packed tiles from any number of images. Each tile is its own segment.
 
-A family says how a canvas becomes rows, and rows become tokens. Knows nothing about which image a
-tile is of.
+A family defines how a canvas becomes rows, and rows become tokens.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import torch
 from saccade.core.types import Grid
 from saccade.nn.patches import copy_images
 from saccade.nn.protocol import GridFacts, Pack, Pieces
+from saccade.nn.shapes import TileConfig
 from saccade.nn.tower import TowerBlock, run_blocks
-from saccade.nn.tower_config import TileConfig
 
 
 class TileTower:

@@ -1,8 +1,8 @@
-"""Blocks of vision towers: attention, then an MLP, each on normalised rows and with a residual.
+"""Blocks of vision encoders: attention, then an MLP, each on normalised rows and with a residual.
 Also the merger that makes tokens of the last block's rows.
 
-A family says what a block's tensors are called, and how its attention's rows are made. A block's
-work comes in pieces, so that an encoding can pause between them.
+A family defines the names of a block's tensors, and how its attention's rows are computed. A
+block's work comes in pieces, so that an encoding can pause between them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 
 from saccade.kernels.reference.ops import Ops
 from saccade.kernels.reference.rotary import Pairs, Rotation, rotary_tables, section_axes
-from saccade.kernels.tower_attention import Backend, varlen_attention
+from saccade.kernels.reference.segments import TowerAttention
 from saccade.nn.linear import Column, Linear, RowLinear
 from saccade.nn.mlp import MLP
 from saccade.nn.norm import LayerNorm, RMSNorm
 from saccade.nn.protocol import Cut, Pack, Pieces
-from saccade.nn.tower_config import BlocksConfig
+from saccade.nn.shapes import BlocksConfig
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
@@ -87,7 +87,7 @@ class TowerBlock:
         self,
         x: torch.Tensor,
         cuts: Sequence[Cut],
-        attention: Backend,
+        attention: TowerAttention,
         rotations: Sequence[Rotation] = (),
     ) -> Pieces:
         """Run as `block_pieces` does. rotations: each cut's; none: heads are not rotated."""
@@ -122,7 +122,7 @@ class ScaledBlock(TowerBlock):
 
 
 class PatchMerger:
-    """Makes a token of every `unit` rows that stand together, by an MLP over them side by side.
+    """Merges every `unit` contiguous rows into a token, by an MLP over their concatenation.
 
     norm: normalises each row, or if `late` those side by side.
     """
@@ -204,7 +204,7 @@ def together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 def block_pieces(
     x: torch.Tensor,
     cuts: Sequence[Cut],
-    attention: Backend,
+    attention: TowerAttention,
     scale: float,
     project: Callable[[torch.Tensor, int], torch.Tensor],
     finish: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
@@ -222,13 +222,12 @@ def block_pieces(
     heads, found = qkv.shape[1] // 3, []
     for cut in cuts:
         yield cut.rows.stop - cut.rows.start - _share(cut)
-        attended = varlen_attention(
+        attended = attention(
             qkv[cut.rows, :heads],
             qkv[cut.keys, heads : 2 * heads],
             qkv[cut.keys, 2 * heads :],
             cut.segments,
             scale,
-            attention,
         )
         found.append(finish(x[cut.rows], attended.flatten(1)))
     return together(found)

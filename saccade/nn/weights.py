@@ -51,7 +51,7 @@ class Weights(Protocol):
     def load_experts(self, parts: Sequence[Part], turned: bool, /) -> Fp8Experts | None:
         """Load tensors [experts, out, in] as matrices for products, if they stay in FP8.
 
-        They stand one below another by outputs. turned: the tensors are [experts, in, out]. Returns
+        They are stacked by outputs. turned: the tensors are [experts, in, out]. Returns
         `None` if `load` is to make them whole.
         """
         ...

@@ -6,12 +6,18 @@ Finds plugins by their folders, and those of other distributions by the entry po
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from pkgutil import iter_modules
+from pkgutil import iter_modules, resolve_name
+from typing import TYPE_CHECKING, Any
 
-from saccade.plugin import Plugin
+from saccade.plugin import Offer, Plugin
+
+if TYPE_CHECKING:
+    from saccade.core.options import ServeOptions
 
 GROUP = "saccade.plugins"
 """Entry points that name a `Plugin`, as in `name = "package:PLUGIN"`."""
@@ -23,4 +29,50 @@ def plugins() -> tuple[Plugin, ...]:
     folders = (each.name for each in iter_modules(__path__, f"{__name__}.") if each.ispkg)
     own = [import_module(folder).PLUGIN for folder in folders]
     foreign = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
-    return (*own, *(entry.load() for entry in foreign))
+    return complete((*own, *(entry.load() for entry in foreign)))
+
+
+def complete(found: Sequence[Plugin]) -> tuple[Plugin, ...]:
+    """Return the plugins that have all plugins they require."""
+    names = {plugin.name for plugin in found}
+    kept = tuple(plugin for plugin in found if names.issuperset(plugin.requires))
+    return kept if len(kept) == len(found) else complete(kept)
+
+
+def asked_plugins(options: ServeOptions) -> tuple[Plugin, ...]:
+    """Return the plugins that these options enable. Raises ConfigError if one cannot run here."""
+
+    def is_asked(plugin: Plugin) -> bool:
+        if plugin.asked is None:
+            return options.role != "encode" or bool(plugin.media)
+        asked: Callable[[ServeOptions], bool] = resolve_name(plugin.asked)
+        return asked(options)
+
+    return tuple(filter(is_asked, plugins()))
+
+
+@cache
+def option_groups() -> Mapping[Plugin, type[Any]]:
+    """Return the option dataclasses of plugins.
+
+    Raises TypeError if two plugins have an option of one name.
+    """
+    groups: dict[Plugin, type[Any]] = {}
+    owners: dict[str, str] = {}
+    for plugin in plugins():
+        if plugin.options is None:
+            continue
+        groups[plugin] = resolve_name(plugin.options)
+        for option in fields(groups[plugin]):
+            other = owners.setdefault(option.name, plugin.name)
+            if other != plugin.name:
+                raise TypeError(
+                    f"the plugins {other} and {plugin.name} both have an option {option.name}"
+                )
+    return groups
+
+
+def builders(socket: Callable[[Plugin], Offer | None], *of: object) -> list[Callable[..., Any]]:
+    """Import what plugins offer to a socket, a field of `Plugin`, where asked. `of`: asked of."""
+    offers = [offer for offer in map(socket, plugins()) if offer is not None]
+    return [resolve_name(each.build) for each in offers if resolve_name(each.asked)(*of)]

@@ -2,7 +2,7 @@
 back as it is.
 
 Owns a request's share of memory on its way. What to send is `send_once.py`'s, and all judgement is
-the server's. Knows nothing of dialects. One event loop, and threads that look into bodies.
+the server's. One event loop, and threads that look into bodies.
 """
 
 from __future__ import annotations
@@ -19,19 +19,17 @@ from blake3 import blake3
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from saccade.core.client import Permits
 from saccade.core.config import MIB
 from saccade.core.errors import ConfigError, ReplicaLost
-from saccade.core.permits import Permits
-from saccade.core.route_options import ProxyOptions
 from saccade.core.shown_url import shown_url
-from saccade.edge.admission import Admission
-from saccade.edge.body import Bodies, Held, read_whole
-from saccade.edge.disconnect import while_connected
+from saccade.edge.body import Admission, Bodies, BufferedBody, read_whole, while_connected
 from saccade.edge.headers import given_key, request_id
-from saccade.edge.upstream import Upstream, WorkerGone
+from saccade.edge.upstream import Upstream, WorkerDisconnected
+from saccade.proxy.options import ProxyOptions
 from saccade.proxy.send_once import (
     LEAST,
-    LONGEST_REFUSAL,
+    MAX_REFUSAL,
     Attempt,
     AttemptReply,
     Flow,
@@ -73,7 +71,7 @@ class ServerAddress:
         if parts.scheme not in ("http", "https") or not host or "@" in parts.netloc:
             raise ConfigError(f"--upstream {shown!r}: write http://HOST:PORT or https://HOST")
         if parts.query or parts.fragment:
-            raise ConfigError(f"--upstream {shown!r}: leave out what follows the path")
+            raise ConfigError(f"--upstream {shown!r}: remove the query and fragment")
         path = parts.path.rstrip("/").removesuffix("/v1")
         port = given or (443 if secure else 80)
         return cls(f"{parts.scheme}://{parts.netloc}{path}", host, port, path, secure)
@@ -112,8 +110,8 @@ class NamingProxy:
         self._upstream.drop()
         self._threads.close()
 
-    async def _relay(self, scope: Scope, send: Send, body: bytearray, held: Held) -> None:
-        """Send what the flow says, until an answer is the client's. Raises ReplicaLost."""
+    async def _relay(self, scope: Scope, send: Send, body: bytearray, held: BufferedBody) -> None:
+        """Send the flow's requests, until a response is for the client. Raises ReplicaLost."""
         flow = self._flow(scope, body)
         held.resize(2 * len(body))  # with what is sent instead
         try:
@@ -123,9 +121,9 @@ class NamingProxy:
                     step = await self._advance(flow, await self._probe(scope), len(body))
                 else:
                     step = await self._send(scope, send, flow, step, (body, held))
-        except WorkerGone as gone:
+        except WorkerDisconnected as gone:
             raise ReplicaLost(
-                f"{self._address.name} does not answer: {gone}: send the request again",
+                f"{self._address.name} does not respond: {gone}: send the request again",
                 code="upstream_lost",
             ) from None
 
@@ -149,9 +147,8 @@ class NamingProxy:
         send: Send,
         flow: Flow,
         attempt: Attempt,
-        asked: tuple[bytearray, Held],
+        asked: tuple[bytearray, BufferedBody],
     ) -> Attempt | VersionQuestion | None:
-        """Send a body. Passes the answer on, unless it asks for another body, which is returned."""
         head = self._head(scope, attempt)
         exchange = self._upstream.exchange(scope["method"].encode(), head, attempt.body)
         async with exchange as (answer, content):
@@ -180,7 +177,6 @@ class NamingProxy:
             return AttemptReply(answer.status, await _beginning(content))
 
     def _head(self, scope: Scope, attempt: Attempt) -> bytes:
-        """Write the request's head for the server."""
         headers = [each for each in scope["headers"] if each[0] not in _WRITTEN_ANEW]
         if attempt.content_type is not None:
             headers = [each for each in headers if each[0] != b"content-type"]
@@ -191,7 +187,7 @@ class NamingProxy:
         return request_head(changed, self._address.authority, len(attempt.body))
 
 
-def _drop(sent: bytes | bytearray, body: bytearray, held: Held) -> None:
+def _drop(sent: bytes | bytearray, body: bytearray, held: BufferedBody) -> None:
     """Forget a request that is being answered, for a stream may take long."""
     with suppress(BufferError):  # some of it is still on its way
         body.clear()
@@ -212,7 +208,7 @@ async def _beginning(content: AsyncIterator[bytes]) -> bytes:
     told = bytearray()
     async for piece in content:
         told += piece
-        if len(told) > LONGEST_REFUSAL:
+        if len(told) > MAX_REFUSAL:
             break
     return bytes(told)
 
@@ -224,10 +220,10 @@ async def _joined(told: bytes, content: AsyncIterator[bytes]) -> AsyncIterator[b
         yield piece
 
 
-def _note(gone: WorkerGone) -> None:
-    log.warning("%s: an answer broke off: %s", request_id.get(), gone)
+def _note(gone: WorkerDisconnected) -> None:
+    log.warning("%s: response cut off: %s", request_id.get(), gone)
 
 
 _BROKEN = ReplicaLost(
-    "the server went away while it answered: send the request again", code="upstream_lost"
+    "the server disconnected during the response: send the request again", code="upstream_lost"
 )

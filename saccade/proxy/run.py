@@ -1,4 +1,4 @@
-"""The life of the proxy's process: listen, pass requests on, and say at the end what was saved."""
+"""The proxy's process: listen, forward requests, and print the savings on exit."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import uvloop
 from saccade.core.config import MIB
 from saccade.core.metrics import ROUTED, Metrics
 from saccade.core.options import ConnectionOptions
-from saccade.core.route_options import ProxyOptions
 from saccade.edge.body import Bodies
 from saccade.edge.headers import Stamp
 from saccade.edge.http_server import Serving, address_of, listen
 from saccade.edge.limits import ConnectionLimiter, raise_descriptors
 from saccade.proxy.app import NamingProxy, ServerAddress
+from saccade.proxy.options import ProxyOptions
 from saccade.route.origins import guarded
 
 
@@ -37,7 +37,7 @@ class ProxyServer(Serving):
             Stamp(options.cors_origins),
         )
 
-    async def run_until_told(self, on_ready: Callable[[str], None]) -> None:
+    async def serve_until_shutdown(self, on_ready: Callable[[str], None]) -> None:
         """Serve until a signal (or `should_exit`). `on_ready` gets the address.
 
         Raises StartupError when the address cannot be had.
@@ -58,9 +58,9 @@ def proxy(options: ProxyOptions, edge: ConnectionOptions) -> int:
 
     def announce(address: str) -> None:
         print(f"  upstream  {server.address.name}")
-        print("      does  sends the bytes of each image once, then the digest alone")
+        print("      does  sends each image's bytes once, then only its hash")
         print(f"proxy at {address}/v1", flush=True)
 
-    uvloop.run(server.run_until_told(announce))
+    uvloop.run(server.serve_until_shutdown(announce))
     print(f"{server.proxy.requests} requests; {server.proxy.sender.savings}", flush=True)
     return 0

@@ -4,7 +4,7 @@
     ServerConversation   with one server: what it reads, and what it has been sent
 
 Names are digests, and bodies are `multipart/related`, as `edge/related.py` reads them. Looks for
-base64 alone, so every dialect is served. Sends nothing itself: a conversation's flow yields what to
+base64 only, so every dialect works. Does not send itself: a conversation's flow yields what to
 send, and takes what came of it.
 """
 
@@ -23,13 +23,13 @@ from blake3 import blake3
 
 LEAST = 1024
 """Characters of base64 from which a name is worth its place."""
-MOST_NAMES = 8192
+MAX_NAMES = 8192
 """Times that a body names bytes, as servers read them."""
-MOST_REMEMBERED = 1 << 16
+MAX_REMEMBERED = 1 << 16
 """Names that a server is known to have."""
-LONGEST_REFUSAL = 1 << 20
+MAX_REFUSAL = 1 << 20
 """Bytes of a refusal that are read."""
-MOST_UNASKED = 2
+MAX_UNASKED = 2
 """Images that are sent along unasked. Of more the server may have some, from an earlier run."""
 _HEAD = 512
 """Characters before the base64 of a data: URL."""
@@ -42,7 +42,7 @@ Body = bytes | bytearray
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A body to send. content_type: None for the client's own body and type. names: how many stand
+    """A body to send. content_type: None for the client's own body and type. names: how many are
     in it, and how many of them with their bytes.
     """
 
@@ -91,8 +91,8 @@ class Savings:
             self.named += attempt.named - attempt.brought
 
     def __str__(self) -> str:
-        images = f"images sent {self.sent} times and named {self.named} times"
-        return f"bodies had {self.bytes_in} bytes and took {self.bytes_out}: {images}"
+        images = f"{self.sent} images sent and {self.named} referenced by hash"
+        return f"{self.bytes_in} bytes of bodies were sent as {self.bytes_out}: {images}"
 
 
 class NamedBody:
@@ -128,7 +128,7 @@ def _part(mark: bytes, header: bytes) -> bytes:
 
 
 def _named(body: Body) -> Iterator[tuple[int, int, str]]:
-    """Yield where base64 stands, and its bytes' name. What would not come back as it is stays."""
+    """Yield the position of base64, and its bytes' name. Skips base64 that would not round-trip."""
     view, count = memoryview(body), 0
     for at, end in _candidates(body):
         try:
@@ -138,7 +138,7 @@ def _named(body: Body) -> Iterator[tuple[int, int, str]]:
         if pybase64.b64encode(data) == view[at:end]:
             yield at, end, f"blake3-{blake3(data).hexdigest()}"
             count += 1
-            if count == MOST_NAMES:
+            if count == MAX_NAMES:
                 return
 
 
@@ -202,7 +202,7 @@ class ServerConversation:
     def flow(self, body: Body, sender: str = "") -> Flow:
         """Yield what to send for a JSON body, until an answer is the client's.
 
-        sender: the key, by which servers tell tenants apart.
+        sender: the key, which separates tenants.
         """
         self.savings.count_body(body)
         named = NamedBody(body)
@@ -223,7 +223,7 @@ class ServerConversation:
         has to go as it is.
         """
         brought: Collection[str] = [n for n in named.names if (sender, n) not in self._known]
-        if len(brought) > MOST_UNASKED:
+        if len(brought) > MAX_UNASKED:
             brought = ()
         for _ in range(2):
             reply = yield self._counted(named.related(brought))
@@ -244,7 +244,7 @@ class ServerConversation:
         for name in names:
             self._known.pop((sender, name), None)
             self._known[sender, name] = None
-        while len(self._known) > MOST_REMEMBERED:
+        while len(self._known) > MAX_REMEMBERED:
             self._known.popitem(last=False)
 
     def _counted(self, attempt: Attempt) -> Attempt:

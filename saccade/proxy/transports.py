@@ -16,7 +16,7 @@ from typing import Any, Self
 from blake3 import blake3
 
 from saccade.proxy.send_once import (
-    LONGEST_REFUSAL,
+    MAX_REFUSAL,
     Attempt,
     AttemptReply,
     Flow,
@@ -26,7 +26,7 @@ from saccade.proxy.send_once import (
     plain_json,
 )
 
-MOST_SERVERS = 64
+MAX_SERVERS = 64
 _KEYS = ("authorization", "x-api-key", "api-key")
 _REFUSALS = (400, 415)
 
@@ -48,7 +48,7 @@ class _Conversations:
         if (found := self._servers.pop(server, None)) is None:
             found = ServerConversation(self.savings)
         self._servers[server] = found
-        while len(self._servers) > MOST_SERVERS:
+        while len(self._servers) > MAX_SERVERS:
             self._servers.popitem(last=False)
         keys = "\n".join(headers.get(name, "") for name in _KEYS)
         return found.flow(request.content, blake3(keys.encode()).hexdigest())
@@ -83,7 +83,7 @@ class SendOnce(_Transport):
             answer = self._transport.handle_request(_request(request, step))
             told = answer.read() if _is_read(step, answer.status_code) else b""
             try:
-                step = flow.send(AttemptReply(answer.status_code, told[:LONGEST_REFUSAL]))
+                step = flow.send(AttemptReply(answer.status_code, told[:MAX_REFUSAL]))
             except StopIteration:
                 return answer
             answer.close()
@@ -115,7 +115,7 @@ class AsyncSendOnce(_Transport):
             answer = await self._transport.handle_async_request(_request(request, step))
             told = await answer.aread() if _is_read(step, answer.status_code) else b""
             try:
-                step = flow.send(AttemptReply(answer.status_code, told[:LONGEST_REFUSAL]))
+                step = flow.send(AttemptReply(answer.status_code, told[:MAX_REFUSAL]))
             except StopIteration:
                 return answer
             await answer.aclose()
@@ -132,7 +132,6 @@ class AsyncSendOnce(_Transport):
 
 
 def _request(request: Any, step: Attempt | VersionQuestion) -> Any:
-    """Return the request for a step of the flow."""
     if isinstance(step, VersionQuestion):
         return _version_request(request)
     if step.content_type is None:
@@ -150,7 +149,6 @@ def _request(request: Any, step: Attempt | VersionQuestion) -> Any:
 
 
 def _version_request(request: Any) -> Any:
-    """Return the question what the server reads."""
     path = request.url.path
     before = path[: max(0, path.rfind("/v1/"))]
     url = request.url.copy_with(path=f"{before}/version", query=None)

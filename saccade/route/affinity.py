@@ -4,7 +4,7 @@ replica that keeps the response to continue.
 An image's key is the digest of its encoded bytes, sent within the request or uploaded (a file's id
 has the digest). For a URL, which the router leaves unfetched, it is the digest of the URL itself.
 Only base64 is decoded, and all judgement is left to the worker: it will refuse nonsense, which has
-no key. Content after the first image is skipped. Knows nothing about replicas.
+no key. Content after the first image is skipped.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from saccade.media.sources.inline import FILE_ID, decode_base64
 DEEPEST = 8
 """Lists within lists that are looked into; no API nests images deeper."""
 OPENING_CHARACTERS = 4096
-"""Of a text or a URL that is hashed: a prompt that grows with each request keeps its beginning."""
-MOST_VALUES = 1 << 18
+"""Maximum characters of a text or URL to hash: growing prompts share their start."""
+MAX_VALUES = 1 << 18
 """JSON values of a body that is read; each takes up to some hundred bytes, whatever it says."""
-MOST_PARTS = 4096
+MAX_PARTS = 4096
 """Messages and parts that are looked at in search of an image: some milliseconds' worth. A chat
 that shows its first image after so many goes by how it begins.
 """
 _SLICE = 1 << 16
 HOLDER = re.compile(r"resp_([0-9a-f]{8})[0-9a-f]{40}")
-"""A response's id begins with the instance that keeps it (`api/responses/store.py`)."""
+"""A response's id begins with the instance that keeps it (`plugins/responses/store.py`)."""
 _INLINE = re.compile(r"data:[^,]{0,505};base64,", re.IGNORECASE)
 _DIGEST = re.compile(r"(?:blake3|sha256)-([0-9a-f]{64})")
 _URL = re.compile(r"(?:https?|file):", re.IGNORECASE)
@@ -43,13 +43,10 @@ _URL = re.compile(r"(?:https?|file):", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class AffinityKey:
-    """A request's ranking keys.
+    """A request's ranking keys."""
 
-    keys: the oldest first. holder: the instance that keeps the response to continue or to show, or
-    "" without one.
-    """
-
-    keys: tuple[bytes, ...] = ()
+    keys: tuple[bytes, ...] = ()  # the oldest first
+    # the instance that keeps the response to continue or to show, or "" without one
     holder: str = ""
 
     def blind(self) -> AffinityKey:
@@ -94,7 +91,7 @@ def bearing_of_body(body: bytes | bytearray) -> AffinityKey:
     """
     if body.startswith(b"--"):  # its parts are images, which the first part names
         body = bytes(first_part(body))
-    if len(body) > MOST_VALUES and _has_too_many_values(body):
+    if len(body) > MAX_VALUES and _has_too_many_values(body):
         return AffinityKey()
     try:
         asked = _read(body)
@@ -122,7 +119,7 @@ def _has_too_many_values(body: bytes | bytearray) -> bool:
         for sign in (b",", b"[", b"{"):
             if (at := body.find(sign, start, end)) >= 0:  # to count takes ten times as long
                 count += body.count(sign, at, end)
-        if count > MOST_VALUES:
+        if count > MAX_VALUES:
             return True
     return False
 
@@ -132,7 +129,7 @@ def _key_of(asked: _Body, messages: str | Sequence[msgspec.Raw] | None) -> bytes
         return _opening(asked, [messages])
     opening: list[str] = []
     complete = False
-    left = MOST_PARTS
+    left = MAX_PARTS
     for raw in messages or ():
         message = msgspec.json.decode(raw)
         for part in islice(_parts(message, DEEPEST), left):
@@ -169,7 +166,7 @@ def _texts(message: dict[str, Any]) -> list[str]:
         return []
     if content and all(isinstance(token, int) for token in content[:OPENING_CHARACTERS]):
         return [" ".join(map(str, content[:OPENING_CHARACTERS]))]
-    parts = content[:MOST_PARTS]
+    parts = content[:MAX_PARTS]
     texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
     return [text for text in texts if isinstance(text, str)]
 
@@ -178,7 +175,6 @@ def _texts(message: dict[str, Any]) -> list[str]:
 
 
 def _parts(part: object, depth: int) -> Iterator[object]:
-    """Yield a message or a part, then its contents, in order."""
     yield part
     if depth == 0:
         return
@@ -214,7 +210,6 @@ def _image_of(value: dict[str, Any]) -> bytes | None:
 
 
 def _source_key(given: str, bare: bool) -> bytes:
-    """Return an image source's key. `bare`: base64 may come without a URL."""
     given = given.strip()
     if (file := _file_key(given) or _digest_key(given)) is not None:
         return file

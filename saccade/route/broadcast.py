@@ -1,8 +1,7 @@
 """Requests for every worker: uploaded files, their deletion, and flushed caches.
 
 An upload has one id everywhere: the id holds the content's digest, and its random end is chosen by
-the router. Either all ready workers keep the file, or it is taken back. Knows nothing about the
-files' content.
+the router. Either all ready workers keep the file, or it is taken back.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from starlette.types import Scope, Send
 
 from saccade.core.errors import ReplicaLost
 from saccade.edge.headers import SUFFIX_HEADER
-from saccade.edge.upstream import Head, WorkerGone
+from saccade.edge.upstream import Head, WorkerDisconnected
 from saccade.route.fleet import Backend, Fleet
 from saccade.route.heads import answer_headers, request_head
 
@@ -37,7 +36,7 @@ EVERYONE = frozenset(
     )
 )
 """Methods and paths; one that ends in / stands for all below it."""
-MOST_ANSWER = 1 << 20
+MAX_ANSWER = 1 << 20
 """Bytes of an answer to these; none is longer."""
 
 
@@ -59,7 +58,7 @@ class _Said:
         return self.head.status < 300
 
 
-async def tell_everyone(fleet: Fleet, scope: Scope, body: bytearray, send: Send) -> None:
+async def broadcast(fleet: Fleet, scope: Scope, body: bytearray, send: Send) -> None:
     """Send the request to all ready workers, and one of their answers to the client.
 
     An upload refused by any worker is taken back from the rest, and refused. A file counts as
@@ -70,7 +69,7 @@ async def tell_everyone(fleet: Fleet, scope: Scope, body: bytearray, send: Send)
     asking = (_ask(fleet, each, scope, body, extra) for each in fleet.ready)
     answers = [said for said in await asyncio.gather(*asking) if said is not None]
     if not answers:
-        raise ReplicaLost("every worker died before it answered: send the request again")
+        raise ReplicaLost("all workers disconnected before responding: send the request again")
     good = [said for said in answers if said.good]
     bad = [said for said in answers if not said.good]
     if upload and good and bad:
@@ -90,7 +89,6 @@ async def _ask(
     body: bytearray,
     extra: Sequence[tuple[bytes, bytes]] = (),
 ) -> _Said | None:
-    """Return one worker's answer, or `None` if the worker has died."""
     head = request_head(scope, replica.authority, len(body), extra)
     received = bytearray()
     try:
@@ -99,9 +97,9 @@ async def _ask(
             async with exchange as (answer, content):
                 async for piece in content:
                     received += piece
-                    if len(received) > MOST_ANSWER:
-                        raise WorkerGone("its answer does not end", begun=True)
-    except WorkerGone as gone:
+                    if len(received) > MAX_ANSWER:
+                        raise WorkerDisconnected("its response is too long", begun=True)
+    except WorkerDisconnected as gone:
         fleet.lost(replica, str(gone))
         return None
     return _Said(replica, answer, bytes(received))
@@ -112,7 +110,7 @@ async def _take_back(fleet: Fleet, scope: Scope, kept: Sequence[_Said]) -> None:
     try:
         id = str(msgspec.json.decode(kept[0].body)["id"])
     except (msgspec.DecodeError, LookupError, TypeError):
-        log.warning("an upload that one worker refused stays with others: no id was told")
+        log.warning("an upload that one worker rejected remains on others: the response had no id")
         return
     delete: dict[str, Any] = {
         **scope,

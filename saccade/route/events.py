@@ -1,13 +1,13 @@
 """A stream of events on its way. Complete events go on at once, and an incomplete event waits, so
 that a dying worker leaves only whole events behind.
 
-Owns the bound on waiting bytes. Knows nothing about the events' content.
+Owns the bound on waiting bytes.
 """
 
 from __future__ import annotations
 
 _END = b"\n\n"
-MOST_WAITING = 1 << 18
+MAX_WAITING = 1 << 18
 """Bytes of an event that wait for its end; a larger one goes on as it comes."""
 
 
@@ -26,7 +26,7 @@ class Events:
         if at >= 0:
             size = at + len(_END)
             self._begun = False
-        elif len(self._rest) > MOST_WAITING:
+        elif len(self._rest) > MAX_WAITING:
             size = len(self._rest) - len(_END) + 1  # an end may be half there
             self._begun = True
         else:

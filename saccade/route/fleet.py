@@ -1,7 +1,6 @@
 """The workers: their readiness, their load, and the order in which they are asked.
 
-Owns their health, checked once a second, and how many of this router's requests each has. Knows
-nothing about HTTP beyond `/health`.
+Checks their health once a second, and counts this router's requests in flight to each.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import Any, Literal
 import msgspec
 
 from saccade.core.decoders import json_decoder
-from saccade.core.errors import ConfigError
+from saccade.core.errors import ConfigError, EngineUnavailable
 from saccade.core.metrics import Metrics
 from saccade.edge.headers import INSTANCE_HEADER
 from saccade.edge.rank import rank
-from saccade.edge.upstream import Upstream, WorkerGone, parse_worker
+from saccade.edge.upstream import Upstream, WorkerDisconnected, parse_worker
 from saccade.route.affinity import AffinityKey
 
 log = logging.getLogger("saccade")
@@ -29,9 +28,9 @@ HEALTH_SECONDS = 3.0
 """A worker that takes longer to say how it is gets no new requests until it has."""
 SILENT_SECONDS = 15.0
 """One that has said nothing for so long is taken to be dead: its requests end."""
-MOST_HEALTH = 1 << 16
+MAX_HEALTH = 1 << 16
 """Bytes of what a worker says of its health."""
-LONGEST_REASON = 400
+MAX_REASON = 400
 """Characters of it that others are shown."""
 INSTANCE = INSTANCE_HEADER.encode()
 
@@ -49,52 +48,49 @@ class _Said(msgspec.Struct):
 
 
 class Backend:
-    """A worker as the router knows it.
+    """A worker as the router knows it."""
 
-    name: its URL, which ranks it. instance: the server run's name, "" while unknown. load: this
-    router's requests at the worker. doubted: to be checked out of turn.
-    """
-
-    def __init__(self, url: str) -> None:
-        self.name, host, port = parse_worker(url)
-        self.authority = self.name.removeprefix("http://").encode()
+    def __init__(self, url: str, name: str = "") -> None:
+        address, host, port = parse_worker(url)
+        self.name = name or address  # its URL, which ranks it, unless another is given
+        self.authority = address.removeprefix("http://").encode()
         self.upstream = Upstream(host, port)
         self.state: State = "unknown"
-        self.reason = "it has not been asked yet"
-        self.instance = ""
-        self.load = 0
+        self.reason = "no health check yet"
+        self.instance = ""  # the server run's name, "" while unknown
+        self.load = 0  # this router's requests at the worker
         self.heard = 0.0
-        self.doubted = False
+        self.doubted = False  # to be checked out of turn
 
     async def look(self) -> tuple[State, str]:
-        """Ask the worker for its state and the reason. Raises WorkerGone."""
+        """Ask the worker for its state and the reason. Raises WorkerDisconnected."""
         request = b"GET /health HTTP/1.1\r\nhost: " + self.authority + b"\r\n\r\n"
         content = b""
         async with self.upstream.exchange(b"GET", request) as (head, pieces):
             async for piece in pieces:
                 content += piece
-                if len(content) > MOST_HEALTH:
-                    raise WorkerGone("what it says of its health does not end", begun=True)
+                if len(content) > MAX_HEALTH:
+                    raise WorkerDisconnected("its /health response is too long", begun=True)
         self.instance = dict(head.headers).get(INSTANCE, b"").decode("latin-1")
         if head.status == 200:
             return "ready", ""
         try:
             said = json_decoder(_Said).decode(content)
         except (msgspec.DecodeError, ValueError, RecursionError):
-            return "down", f"/health answers {head.status}"
+            return "down", f"/health returned {head.status}"
         state: State = "starting" if said.status == "starting" else "down"
-        return state, said.reason[:LONGEST_REASON] or said.status[:LONGEST_REASON]
+        return state, said.reason[:MAX_REASON] or said.status[:MAX_REASON]
 
 
 class Fleet:
     """All workers, in the order of the command line."""
 
-    def __init__(self, urls: Sequence[str], metrics: Metrics) -> None:
-        """Take the workers' URLs. Raises ConfigError."""
-        self.replicas = [Backend(url) for url in urls]
-        names = [replica.name for replica in self.replicas]
+    def __init__(self, workers: Sequence[Backend], metrics: Metrics) -> None:
+        """Take the workers. Raises ConfigError."""
+        self.replicas = [*workers]
+        names = [replica.name for replica in workers]
         if twice := {name for name in names if names.count(name) > 1}:
-            raise ConfigError(f"--workers: {min(twice)} is named twice")
+            raise ConfigError(f"--workers: {min(twice)} is a duplicate")
         self._by_name = dict(zip(names, self.replicas, strict=True))
         self._metrics = metrics
         self._looking: set[asyncio.Task[None]] = set()  # beside the watch
@@ -147,6 +143,13 @@ class Fleet:
             return {"status": "ready", "workers": workers}
         return {"status": "down", "reason": "no worker is ready", "workers": workers}
 
+    def check_ready(self) -> None:
+        """Raise EngineUnavailable unless a worker is ready."""
+        if not self.ready:
+            raise EngineUnavailable(
+                f"none of the {len(self.replicas)} workers is ready (see GET /health): try again"
+            )
+
     @contextmanager
     def count(self, replica: Backend) -> Iterator[None]:
         """Count a request at `replica` while the context lasts."""
@@ -198,10 +201,10 @@ class Fleet:
                 state, why = await replica.look()
             replica.heard = loop.time()
         except TimeoutError:
-            state, why = "silent", f"/health has not answered for {HEALTH_SECONDS:g} s"
+            state, why = "silent", f"/health did not respond for {HEALTH_SECONDS:g} s"
             if loop.time() - replica.heard > SILENT_SECONDS:
                 replica.upstream.drop()
-        except WorkerGone as gone:
+        except WorkerDisconnected as gone:
             state, why = "down", str(gone)
         self._note(replica, state, why)
 

@@ -1,5 +1,5 @@
 """Requests' and answers' heads on their way through the router: the headers that go on, and those
-for one connection only (RFC 9110, 7.6.1). Knows nothing about bodies.
+for one connection only (RFC 9110, 7.6.1).
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterable
 
 from starlette.types import Scope
 
-from saccade.edge.guard import FORWARDED_HOST
-from saccade.edge.headers import SUFFIX_HEADER, request_id
+from saccade.edge.headers import FORWARDED_HOST, SUFFIX_HEADER, request_id
 from saccade.edge.upstream import Head, Headers
 
 _OF_A_CONNECTION = frozenset(

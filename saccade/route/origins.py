@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from saccade.core.route_options import RelayOptions
-from saccade.edge.guard import Guard, is_loopback
-from saccade.edge.headers import RequestIds, Stamp
+from saccade.edge.headers import Guard, RequestIds, Stamp, is_loopback
+from saccade.route.options import RelayOptions
 
 _ALLOWED = "access-control-allow-origin"
 

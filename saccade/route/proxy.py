@@ -9,82 +9,51 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from saccade import __version__
+from saccade.core.client import Permits
 from saccade.core.config import MIB
-from saccade.core.errors import EngineUnavailable, ReplicaLost
+from saccade.core.errors import ReplicaLost
 from saccade.core.metrics import Metrics
-from saccade.core.permits import Permits
-from saccade.core.route_options import SpreadOptions
-from saccade.edge.admission import Admission
-from saccade.edge.body import READ, Bodies, Held, read_whole
-from saccade.edge.disconnect import while_connected
+from saccade.edge.body import READ, Admission, Bodies, BufferedBody, read_whole, while_connected
 from saccade.edge.headers import request_id
 from saccade.edge.metrics_text import CONTENT_TYPE, render
-from saccade.edge.upstream import WorkerGone
+from saccade.edge.upstream import WorkerDisconnected
 from saccade.route.affinity import AffinityKey, bearing_of_body, bearing_of_path
-from saccade.route.broadcast import is_for_everyone, tell_everyone
+from saccade.route.broadcast import broadcast, is_for_everyone
 from saccade.route.fleet import Backend, Fleet
 from saccade.route.heads import request_head
+from saccade.route.options import SpreadOptions
 from saccade.route.relay import pass_on, refusals, send_whole
 
 log = logging.getLogger("saccade")
 
 OWN_PATHS = frozenset({"/health", "/healthz", "/livez", "/metrics", "/ping", "/readyz", "/version"})
-MOST_TRIES = 2
+MAX_TRIES = 2
 """Workers that a request reaches, each of which died before the first byte: should the request be
 what they died of, it shall not end them all. It is sent once more than that at most: where a
 connection of before breaks, by a new one.
 """
 
 
-class Proxy:
-    """The ASGI application."""
+class Forwarder:
+    """Sends a request to a fleet's workers in turn until one answers."""
 
-    def __init__(self, fleet: Fleet, options: SpreadOptions, metrics: Metrics, bodies: Bodies):
+    def __init__(self, fleet: Fleet, metrics: Metrics) -> None:
         self._fleet = fleet
-        self._options = options
         self._metrics = metrics
-        permits = Permits(options.max_requests, "--max-requests")
-        largest = options.max_body_mb * MIB
-        self._admission = Admission(permits, bodies, largest, self._check_ready)
-        self._threads = bodies.threads
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with refusals(scope["path"], send) as answer:
-            if scope["path"] in OWN_PATHS and scope["method"] in ("GET", "HEAD"):
-                await self._own(scope["path"], answer)
-            else:
-                await self._serve(scope, receive, answer)
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._admission.admit(scope, receive, read_whole) as (body, held):
-            if is_for_everyone(scope["method"], scope["path"]):
-                work = tell_everyone(self._fleet, scope, body, send)
-            else:
-                bearing = await self._bearing(scope, body)
-                work = self._forward(scope, send, body, bearing, held)
-            await while_connected(receive, work)
-
-    async def _bearing(self, scope: Scope, body: bytearray) -> AffinityKey:
-        began = time.perf_counter()
-        if not body:
-            bearing = bearing_of_path(scope["path"])
-        else:
-            bearing = await self._threads.run(len(body), partial(bearing_of_body, body))
-        self._metrics.observe("saccade_route_rank_seconds", time.perf_counter() - began)
-        return bearing if self._options.affinity == "image" else bearing.blind()
-
-    async def _forward(
-        self, scope: Scope, send: Send, body: bytearray, bearing: AffinityKey, held: Held
+    async def forward(
+        self, scope: Scope, send: Send, body: bytearray, bearing: AffinityKey, held: BufferedBody
     ) -> None:
-        """Send a request to workers in turn until one answers. The body is dropped when an answer
-        begins.
+        """Send a request, and pass its answer on. The body is dropped when an answer begins.
 
         Raises RequestError before that.
         """
@@ -100,7 +69,7 @@ class Proxy:
                 try:
                     await self._exchange(replica, scope, send, body, held)
                     return
-                except WorkerGone as gone:
+                except WorkerDisconnected as gone:
                     if gone.sent:
                         reached.add(replica)
                     if gone.stale and not renewed:
@@ -108,24 +77,24 @@ class Proxy:
                         continue  # to the same worker, by a new connection
                     self._fleet.lost(replica, str(gone))
                     tried[replica] = str(gone)
-                    if gone.begun or len(reached) >= MOST_TRIES:
+                    if gone.begun or len(reached) >= MAX_TRIES:
                         break
         if not tried:
-            self._check_ready()
+            self._fleet.check_ready()
         self._metrics.inc("saccade_route_broken_total")
         reasons = "; ".join(f"{replica.name}: {why}" for replica, why in tried.items())
-        log.warning("%s: no worker has answered: %s", request_id.get(), reasons)
+        log.warning("%s: no worker responded: %s", request_id.get(), reasons)
         raise ReplicaLost(
-            f"{len(tried)} of the {len(self._fleet.replicas)} workers were asked, and died before "
-            "they answered: send the request again"
+            f"{len(tried)} of the {len(self._fleet.replicas)} workers were tried, and disconnected "
+            "before responding: send the request again"
         )
 
     async def _exchange(
-        self, replica: Backend, scope: Scope, send: Send, body: bytearray, held: Held
+        self, replica: Backend, scope: Scope, send: Send, body: bytearray, held: BufferedBody
     ) -> None:
         """Send a request to one worker and pass its answer on.
 
-        Raises WorkerGone before the answer has begun.
+        Raises WorkerDisconnected before the answer has begun.
         """
         head = request_head(scope, replica.authority, len(body))
         exchange = replica.upstream.exchange(scope["method"].encode(), head, body, again=False)
@@ -137,30 +106,64 @@ class Proxy:
                 held.resize(0)
             await pass_on(scope["path"], send, answer, content, _BROKEN, self._note_broken)
 
-    def _note_broken(self, gone: WorkerGone) -> None:
+    def _note_broken(self, gone: WorkerDisconnected) -> None:
         self._metrics.inc("saccade_route_broken_total")
-        log.warning("%s: an answer broke off: %s", request_id.get(), gone)
+        log.warning("%s: response cut off: %s", request_id.get(), gone)
 
-    def _check_ready(self) -> None:
-        """Raise EngineUnavailable unless a worker is ready."""
-        if not self._fleet.ready:
-            raise EngineUnavailable(
-                f"none of the {len(self._fleet.replicas)} workers is ready (GET /health says why): "
-                "try again"
-            )
 
-    async def _own(self, path: str, send: Send) -> None:
-        """Send the router's own answer about itself."""
-        kind = b"application/json"
-        status, content = 200, b""
-        if path == "/metrics":
-            kind, content = CONTENT_TYPE.encode(), render(self._metrics)
-        elif path == "/version":
-            content = msgspec.json.encode({"version": __version__, "accepts": READ})
+class Proxy:
+    """The ASGI application."""
+
+    def __init__(self, fleet: Fleet, options: SpreadOptions, metrics: Metrics, bodies: Bodies):
+        self._fleet = fleet
+        self._forwarder = Forwarder(fleet, metrics)
+        self._options = options
+        self._metrics = metrics
+        permits = Permits(options.max_requests, "--max-requests")
+        largest = options.max_body_mb * MIB
+        self._admission = Admission(permits, bodies, largest, fleet.check_ready)
+        self._threads = bodies.threads
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with refusals(scope["path"], send) as answer:
+            if scope["path"] in OWN_PATHS and scope["method"] in ("GET", "HEAD"):
+                status = 200 if self._fleet.ready else 503
+                await send_own(scope["path"], answer, self._metrics, status, self._fleet.health())
+            else:
+                await self._serve(scope, receive, answer)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._admission.admit(scope, receive, read_whole) as (body, held):
+            if is_for_everyone(scope["method"], scope["path"]):
+                work = broadcast(self._fleet, scope, body, send)
+            else:
+                bearing = await self._bearing(scope, body)
+                work = self._forwarder.forward(scope, send, body, bearing, held)
+            await while_connected(receive, work)
+
+    async def _bearing(self, scope: Scope, body: bytearray) -> AffinityKey:
+        began = time.perf_counter()
+        if not body:
+            bearing = bearing_of_path(scope["path"])
         else:
-            status = 200 if self._fleet.ready or path == "/livez" else 503
-            content = msgspec.json.encode(self._fleet.health())
-        await send_whole(send, status, [(b"content-type", kind)], content)
+            bearing = await self._threads.run(len(body), partial(bearing_of_body, body))
+        self._metrics.observe("saccade_route_rank_seconds", time.perf_counter() - began)
+        return bearing if self._options.affinity == "image" else bearing.blind()
 
 
-_BROKEN = ReplicaLost("the worker died while it answered: send the request again")
+async def send_own(
+    path: str, send: Send, metrics: Metrics, status: int, health: Mapping[str, Any]
+) -> None:
+    """Send a router's own answer about itself. status: of its health."""
+    kind, content = b"application/json", b""
+    if path == "/metrics":
+        status, kind, content = 200, CONTENT_TYPE.encode(), render(metrics)
+    elif path == "/version":
+        status, content = 200, msgspec.json.encode({"version": __version__, "accepts": READ})
+    else:
+        status = 200 if path == "/livez" else status
+        content = msgspec.json.encode(health)
+    await send_whole(send, status, [(b"content-type", kind)], content)
+
+
+_BROKEN = ReplicaLost("the worker disconnected during the response: send the request again")

@@ -1,6 +1,6 @@
 """Answers on their way to a client: a server's, piece by piece, or a refusal of one's own.
 
-Owns the words for an answer that breaks off. Knows nothing about the choice of servers.
+Owns the words for an answer that breaks off.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from starlette.types import Message, Send
 from saccade.core.errors import InternalError, RequestError
 from saccade.edge.headers import request_id
 from saccade.edge.refusal import failure_event, refusal
-from saccade.edge.upstream import Head, Headers, WorkerGone
+from saccade.edge.upstream import Head, Headers, WorkerDisconnected
 from saccade.route.events import Events
 from saccade.route.heads import answer_headers
 
@@ -40,7 +40,7 @@ async def refusals(path: str, send: Send) -> AsyncIterator[Send]:
     try:
         yield note
     except ClientDisconnect:
-        log.debug("a client has gone before its answer")
+        log.debug("client disconnected before the response")
     except RequestError as error:
         await refuse(path, note, error)
     except Exception:
@@ -55,7 +55,7 @@ async def pass_on(
     answer: Head,
     content: AsyncIterator[bytes],
     broken: RequestError,
-    note: Callable[[WorkerGone], None],
+    note: Callable[[WorkerDisconnected], None],
 ) -> None:
     """Pass an answer on as it comes. A begun answer ends here, even in an error.
 
@@ -64,7 +64,7 @@ async def pass_on(
     headers = answer_headers(answer)
     streams = dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
     if streams or answer.status in BODILESS:
-        # What is sent may have another length than what came: an event more, or nothing.
+        # The length may change: an event may be added, or all removed.
         headers = [header for header in headers if header[0] != b"content-length"]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     events = Events() if streams else None
@@ -74,7 +74,7 @@ async def pass_on(
                 piece = events.feed(piece)
             if piece:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
-    except WorkerGone as gone:
+    except WorkerDisconnected as gone:
         note(gone)
         if events is None:
             raise ClientDisconnect from None  # the connection ends, short of its length

@@ -1,80 +1,95 @@
-"""The life of the router's process: listen, check the workers, route, and end in order.
+"""The life of the router's process: listen, look after the servers, route, and end in order.
 
-Leaves starting and ending workers to others. Knows nothing about routing but its parts.
+Leaves starting and ending servers to a plugin.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 import uvloop
+from starlette.types import ASGIApp
 
 from saccade.core.config import MIB
+from saccade.core.errors import ConfigError
 from saccade.core.metrics import ROUTED, Metrics
 from saccade.core.options import ConnectionOptions
-from saccade.core.route_options import RouteOptions
 from saccade.edge.body import Bodies
 from saccade.edge.headers import Stamp
 from saccade.edge.http_server import Serving, address_of, listen
 from saccade.edge.limits import ConnectionLimiter, raise_descriptors
-from saccade.ipc.secrets import KEY_VARIABLES, forget
-from saccade.route.fleet import Fleet
+from saccade.ipc.environment import KEY_VARIABLES, forget
+from saccade.plugins import builders
+from saccade.route.fleet import Backend, Fleet
+from saccade.route.options import RouteOptions
 from saccade.route.origins import guarded
 from saccade.route.proxy import OWN_PATHS, Proxy
 
 OPEN_PATHS = OWN_PATHS - {"/metrics"}
 
 
-class RouteServer(Serving):
-    """Checks the workers as long as it serves."""
+@dataclass(frozen=True, slots=True)
+class RouterContext:
+    """What the servers behind a router are chosen by, and what their requests share."""
 
-    def __init__(self, options: RouteOptions, edge: ConnectionOptions) -> None:
-        """Build the router. Raises ConfigError."""
-        self.metrics = Metrics(ROUTED)
-        self._options = options
-        self._fleet = Fleet(options.workers, self.metrics)
-        crowd = ConnectionLimiter(edge, self.metrics)
-        bodies = Bodies(options.inflight_bytes, self.metrics, edge.body_timeout)
-        proxy = Proxy(self._fleet, options, self.metrics, bodies)
-        super().__init__(
-            guarded(proxy, options.host, options),
-            crowd,
-            edge,
-            options.max_body_mb * MIB,
-            OPEN_PATHS,
-            Stamp(options.cors_origins),
-        )
-        self._connections = crowd.limit
+    options: RouteOptions
+    metrics: Metrics
+    bodies: Bodies
 
-    async def run_until_told(self, on_ready: Callable[[str], None]) -> None:
-        """Route until a signal (or `should_exit`). `on_ready` gets the address.
 
-        Raises StartupError when the address cannot be had.
-        """
-        bound = listen(self._options.host, self._options.port)
-        try:
-            await self._fleet.look()
-            watching = asyncio.create_task(self._fleet.watch())
-            on_ready(address_of(bound))
-            try:
-                await self.serve([bound])
-            finally:
-                watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
-                for replica in self._fleet.replicas:
-                    replica.upstream.drop()
-        finally:
-            bound.close()
+class Upstreams(Protocol):
+    """The servers behind a router, and the application that sends requests to them."""
+
+    app: ASGIApp
+
+    async def start(self) -> None:
+        """Prepare for requests."""
+
+    async def watch(self) -> None:
+        """Look after the servers, for ever."""
+
+    def begin_stop(self) -> None:
+        """Refuse requests that would have to wait, as the router ends once those running have."""
+
+    async def stop(self) -> None:
+        """End the connections, and the servers that the router has started."""
 
     def described(self) -> list[tuple[str, str]]:
-        """Return the router's decisions, for people."""
-        options = self._options
+        """Return the decisions, for people."""
+
+
+class FixedWorkers:
+    """The servers of --workers."""
+
+    def __init__(self, context: RouterContext) -> None:
+        """Take the workers' URLs. Raises ConfigError."""
+        options = context.options
+        self._affinity = options.affinity
+        self._fleet = Fleet([Backend(url) for url in options.workers], context.metrics)
+        self.app: ASGIApp = Proxy(self._fleet, options, context.metrics, context.bodies)
+
+    async def start(self) -> None:
+        await self._fleet.look()
+
+    async def watch(self) -> None:
+        await self._fleet.watch()
+
+    def begin_stop(self) -> None:
+        """Do nothing, as no request waits for a worker."""
+
+    async def stop(self) -> None:
+        for replica in self._fleet.replicas:
+            replica.upstream.drop()
+
+    def described(self) -> list[tuple[str, str]]:
         by = {
-            "image": "the digest of a request's oldest image, else how its chat begins",
-            "none": "nothing: any worker",
+            "image": "the digest of a request's oldest image, else the start of the chat",
+            "none": "none: any worker",
         }
-        room = f"{options.max_body_mb} MiB at most, {options.inflight_bytes / MIB:.0f} MiB together"
         return [
             *(
                 (
@@ -83,7 +98,68 @@ class RouteServer(Serving):
                 )
                 for each in self._fleet.replicas
             ),
-            ("ranked by", by[options.affinity]),
+            ("ranked by", by[self._affinity]),
+        ]
+
+
+def build_upstreams(context: RouterContext) -> Upstreams:
+    """Return the servers that the options ask for. Raises ConfigError."""
+    found: list[Callable[[RouterContext], Upstreams]]
+    found = builders(lambda plugin: plugin.upstreams, context.options)
+    if not found and context.options.models is not None:
+        raise ConfigError("--models: this installation has no plugin for it: give --workers")
+    return found[0](context) if found else FixedWorkers(context)
+
+
+class RouteServer(Serving):
+    """Looks after the servers as long as it serves."""
+
+    def __init__(self, options: RouteOptions, edge: ConnectionOptions) -> None:
+        """Build the router. Raises ConfigError."""
+        self.metrics = Metrics(ROUTED)
+        self._options = options
+        bodies = Bodies(options.inflight_bytes, self.metrics, edge.body_timeout)
+        self._upstreams = build_upstreams(RouterContext(options, self.metrics, bodies))
+        crowd = ConnectionLimiter(edge, self.metrics)
+        super().__init__(
+            guarded(self._upstreams.app, options.host, options),
+            crowd,
+            edge,
+            options.max_body_mb * MIB,
+            OPEN_PATHS,
+            Stamp(options.cors_origins),
+        )
+        self._connections = crowd.limit
+
+    async def serve_until_shutdown(self, on_ready: Callable[[str], None]) -> None:
+        """Route until a signal (or `should_exit`). `on_ready` gets the address.
+
+        Raises StartupError when the address cannot be had.
+        """
+        bound = listen(self._options.host, self._options.port)
+        try:
+            await self._upstreams.start()
+            watching = asyncio.create_task(self._upstreams.watch())
+            on_ready(address_of(bound))
+            try:
+                await self.serve([bound])
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+                await self._upstreams.stop()
+        finally:
+            bound.close()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._upstreams.begin_stop()
+        await super().shutdown(sockets)
+
+    def described(self) -> list[tuple[str, str]]:
+        """Return the router's decisions, for people."""
+        options = self._options
+        room = f"{options.max_body_mb} MiB at most, {options.inflight_bytes / MIB:.0f} MiB together"
+        return [
+            *self._upstreams.described(),
             ("bodies", room),
             ("requests", f"{options.max_requests} at a time on {self._connections} connections"),
         ]
@@ -91,9 +167,9 @@ class RouteServer(Serving):
 
 def route(options: RouteOptions, edge: ConnectionOptions) -> int:
     """Run `saccade route` until a signal. Returns the exit status. Raises StartupError."""
-    forget(*KEY_VARIABLES)  # they are the workers' to check
     raise_descriptors()
     router = RouteServer(options, edge)
+    forget(*KEY_VARIABLES)  # they are the workers' to check
 
     def announce(address: str) -> None:
         decided = router.described()
@@ -102,5 +178,5 @@ def route(options: RouteOptions, edge: ConnectionOptions) -> int:
             print(f"{name:>{width}}  {value}")
         print(f"routing at {address}/v1", flush=True)
 
-    uvloop.run(router.run_until_told(announce))
+    uvloop.run(router.serve_until_shutdown(announce))
     return 0

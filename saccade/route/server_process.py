@@ -1,16 +1,17 @@
-"""A `saccade serve` process owned by a Ray Serve replica: its start, its health, its end.
+"""A `saccade serve` process owned by this one: its start, its health, its end.
 
-The server is the same as without Ray: a process with its own port, which ends with its owner. Knows
+The server is the same as any other: a process with its own port, which ends with its owner. Knows
 nothing about Ray.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
 import httpx
@@ -20,10 +21,11 @@ from saccade.edge.headers import INSTANCE_HEADER
 from saccade.ipc.tied import start_tied
 
 ANNOUNCED = "serving at "
-"""What a server says once it is ready, before its address (`api/serve.py`)."""
+"""The line that a ready server prints before its address (`api/serve.py`)."""
 GRACE, GRACE_SECONDS = "--shutdown-grace", 30.0
 """The option of a server by which its requests may finish, and what it is unless told."""
 LAST_LINES = 20
+NO_VARIABLES: Mapping[str, str] = {}
 ASK_SECONDS = 5.0
 KILL_SECONDS = 10.0
 """After its grace, a server gets so long to end before it is killed."""
@@ -35,8 +37,16 @@ FREE = 'owner="free"'
 class OwnedServer:
     """One server. Once its process has ended, `ended` has the exit status."""
 
-    def __init__(self, model: str, options: Sequence[str], host: str) -> None:
-        """Start the server.
+    def __init__(
+        self,
+        model: str,
+        options: Sequence[str],
+        host: str,
+        environment: Mapping[str, str] = NO_VARIABLES,
+        label: str = "",
+    ) -> None:
+        """Start the server. environment: variables beside this process's own. label: put before
+        the lines that it prints.
 
         The calling thread must outlive the process, as the server ends with the thread.
         """
@@ -46,6 +56,7 @@ class OwnedServer:
         self._process = start_tied(
             "saccade",
             *words,
+            environment={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -55,24 +66,38 @@ class OwnedServer:
         )
         named = GRACE in options[:-1]
         self._grace = float(options[options.index(GRACE) + 1]) if named else GRACE_SECONDS
+        self._label = label
         self._said: deque[str] = deque(maxlen=LAST_LINES)
         self._http = httpx.AsyncClient(timeout=ASK_SECONDS)
         self._address: Future[str] = Future()
         self.ended: Future[int] = Future()
         threading.Thread(target=self._listen, daemon=True, name="saccade-owned").start()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def last_lines(self) -> list[str]:
+        """What the server has printed last."""
+        return [line.strip() for line in list(self._said) if line.strip()]
+
     def ready(self) -> str:
         """Wait until the server serves, and return its URL. Raises StartupError."""
         return self._address.result()
+
+    async def serving(self) -> str:
+        """Wait as `ready` does, in an event loop."""
+        return await asyncio.shield(asyncio.wrap_future(self._address))
 
     async def health(self) -> str:
         """Return the server run's name. Raises RuntimeError unless the server reports health."""
         try:
             answer = await self._http.get(f"{self._address.result(0)}/health")
         except httpx.TransportError as error:
-            raise RuntimeError(f"the server does not answer: {error!r}") from None
+            raise RuntimeError(f"the server does not respond: {error!r}") from None
         if not answer.is_success:
-            raise RuntimeError(f"the server is not well: {answer.text[:400]}")
+            raise RuntimeError(f"the server is unhealthy: {answer.text[:400]}")
         return str(answer.headers.get(INSTANCE_HEADER, ""))
 
     async def stats(self) -> dict[str, float]:
@@ -102,11 +127,12 @@ class OwnedServer:
                 await asyncio.shield(asyncio.wrap_future(self.ended))
         except TimeoutError:
             self._process.kill()
+            await asyncio.wrap_future(self.ended)
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            print(line, end="", flush=True)
+            print(f"{self._label}{line}", end="", flush=True)
             self._said.append(line)
             if line.startswith(ANNOUNCED) and not self._address.done():
                 self._address.set_result(line.removeprefix(ANNOUNCED).strip().removesuffix("/v1"))

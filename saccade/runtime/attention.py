@@ -1,5 +1,5 @@
 """The language model's attention over the paged KV cache. Implements `nn.protocol.Attention` over
-the chosen backend from `kernels/attention_backends.py`.
+the chosen way from the table of the device's operations (`kernels/language_attention.py`).
 
 Owns the caches and the choice of backend. Sees sequences only as a batch.
 """
@@ -7,14 +7,13 @@ Owns the caches and the choice of backend. Sees sequences only as a batch.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import torch
 
-from saccade.core.config import LanguageAttention
 from saccade.core.errors import ConfigError
 from saccade.core.family import AttentionShape, KVSpec
-from saccade.kernels.attention_backends import BACKENDS, possible
+from saccade.kernels.language_attention import possible
 from saccade.kernels.ops import pick_ops
 from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.ops import Ops
@@ -27,7 +26,9 @@ from saccade.kernels.reference.paged import (
 )
 from saccade.kernels.reference.rotary import Rotation
 from saccade.nn.protocol import Batch
-from saccade.runtime.states import StateLayers, StateRecurrence
+
+if TYPE_CHECKING:
+    from saccade.runtime.states import StateLayers, StateRecurrence
 
 KVCache = Mapping[int, tuple[torch.Tensor, torch.Tensor]]
 """By layer, of those that have them, (keys, values), each [kv slots, kv heads, head dim].
@@ -42,35 +43,36 @@ NO_STATES: StateLayers = {}
 
 
 def pick_attention(
-    wanted: Literal["auto", LanguageAttention],
+    wanted: str,
     ops: Ops,
     place: torch.device,
     dtype: torch.dtype,
     *,
     graphs: bool = False,
     shapes: Collection[AttentionShape] = (),
-) -> LanguageAttention:
-    """Return the named backend, or the first that runs on the device.
+) -> str:
+    """Return the wanted attention, or for "auto" the first that runs on the device.
 
-    graphs: steps are to be captured. shapes: the model's layers'. Raises ConfigError for a backend
-    that does not run, and lists those that do.
+    graphs: steps are to be captured. shapes: the model's layers'. Raises ConfigError for an
+    attention that does not run, and lists those that do.
     """
-    runs = possible(ops, place, dtype, graphs=graphs)
-    names = possible(ops, place, dtype, graphs=graphs, shapes=shapes)
+    table = ops.attention
+    runs = possible(table, place, dtype, graphs=graphs)
+    names = possible(table, place, dtype, graphs=graphs, shapes=shapes)
     shown = f"{place.type} in {str(dtype).removeprefix('torch.')}"
     if not names:
-        why = BACKENDS[runs[0]].lacks(shapes)
+        why = table[runs[0]].lacks(shapes)
         raise ConfigError(f"{why} on {shown}: start the server with --device cpu")
     if wanted == "auto":
         return names[0]
     if wanted in names:
         return wanted
-    why, other = f"it does not run on {shown}", BACKENDS[wanted]
-    if not other.installed:
+    why, other = f"it does not run on {shown}", table.get(wanted)
+    if other is not None and not other.installed:
         why = f"{other.package} is not installed ({other.install})"
-    elif wanted in runs:
+    elif other is not None and wanted in runs:
         why = other.lacks(shapes)
-    elif wanted in possible(ops, place, dtype):
+    elif wanted in possible(table, place, dtype):
         why = "its steps are no graphs: it needs --disable-cuda-graph"
     raise ConfigError(f"--attention-backend {wanted}: {why}; here: auto, {', '.join(names)}")
 
@@ -82,7 +84,7 @@ def attention_for(
     *,
     dtype: torch.dtype | None = None,
     scales: KVScales = (),
-    backend: Literal["auto", LanguageAttention] = "auto",
+    backend: str = "auto",
     graphs: bool = False,
     ops: Ops | None = None,
     kept: KVSpec | None = None,
@@ -90,7 +92,7 @@ def attention_for(
     """Build attention over the named backend for the cache's device.
 
     graphs: the backend reads lengths and pages from the device alone. states: those that some
-    layers keep in place of keys and values. dtype: the queries', if unlike the cache's. scales:
+    layers keep instead of keys and values. dtype: the queries', if unlike the cache's. scales:
     empty means all 1. ops: `None` means the device's. kept: has the layers' shapes. Where it is
     `None`, all are causal. Raises ConfigError.
     """
@@ -104,9 +106,11 @@ def attention_for(
     place, dtype = keys.device, dtype or keys.dtype
     ops = ops or pick_ops(place, dtype)
     name = pick_attention(backend, ops, place, dtype, graphs=graphs, shapes=shapes.values())
-    if not BACKENDS[name].kept and keys.dtype != dtype:
+    chosen = ops.attention[name]
+    if not chosen.kept and keys.dtype != dtype:
         raise ConfigError(
-            f"--attention-backend {name}: it reads no cache of 8 bits; use --kv-cache-dtype auto"
+            f"--attention-backend {name}: it does not support an 8-bit cache; use --kv-cache-dtype "
+            "auto"
         )
     made: dict[tuple[int, ...], AttentionBackend] = {}
     steady = not states or ops.sequential_states
@@ -114,8 +118,8 @@ def attention_for(
         heads, dim = cache.keys.shape[1:]
         if (heads, dim) not in made:
             shape = PagedShape(heads, dim, page_size, keys.dtype, dtype)
-            made[heads, dim] = BACKENDS[name].make(shape)
-            steady &= BACKENDS[name].steady(shape)
+            made[heads, dim] = chosen.make(shape)
+            steady &= chosen.steady(shape)
     backends = {layer: made[cache.keys.shape[1:]] for layer, cache in caches.items()}
     return PagedAttention(caches, page_size, backends, ops, states, steady=steady)
 
@@ -135,10 +139,13 @@ class PagedAttention:
     ) -> None:
         """Take a backend for each layer. Layers with equal heads share one.
 
-        steady: as `attention_backends.Registered` says, of all layers.
+        steady: as in `kernels.language_attention.LanguageAttention`, of all layers.
         """
-        self.recurrence = StateRecurrence(states, ops)
-        self._has_states = bool(states)
+        self._recurrence: StateRecurrence | None = None
+        if states:
+            from saccade.runtime.states import StateRecurrence
+
+            self._recurrence = StateRecurrence(states, ops)
         self._caches = caches
         self._page_size = page_size
         self._backends = backends
@@ -150,10 +157,15 @@ class PagedAttention:
         self._reach = min((each for each in windows if each is not None), default=None)
         self.steady = steady
 
+    @property
+    def recurrence(self) -> StateRecurrence:
+        assert self._recurrence is not None, "no layer keeps states"
+        return self._recurrence
+
     def repeats(self, batch: Batch) -> bool:
         """Return True if all batches of this size with a token to each row take the same calls.
 
-        Once a batch is planned, these read from its memory and from backends' where rows stand.
+        Once a batch is planned, these read the offsets of rows from its memory and backends'.
         """
         single = len(batch.tokens) == len(batch.slots)
         if not (self.steady and single) or len(batch.splice_rows) or batch.kept:
@@ -161,8 +173,8 @@ class PagedAttention:
         return self._reach is None or int(batch.kv_lengths.max()) <= self._reach
 
     def plan(self, batch: Batch) -> None:
-        if self._has_states:
-            self.recurrence.plan(batch)
+        if self._recurrence is not None:
+            self._recurrence.plan(batch)
         self._out_slots = batch.out_slots
         rows = PagedRows(
             batch.q_starts,
@@ -181,7 +193,7 @@ class PagedAttention:
     ) -> torch.Tensor:
         cache = self._caches[layer]
         heads = cache.keys.shape[1]
-        q = self._ops.turn_and_cache(qkv, heads, rotation, qk_norm, cache, self._out_slots)
+        q = self._ops.rope_and_cache(qkv, heads, rotation, qk_norm, cache, self._out_slots)
         return self._backends[layer](q, cache)
 
     def attend_cached(
@@ -210,7 +222,7 @@ def keys_seen(batch: Batch) -> torch.Tensor:  # [T] int64
     row = torch.searchsorted(starts[1:], at, right=True)
     own = batch.kv_lengths.long()[row] - starts[row + 1] + at + 1
     image = torch.zeros(count, dtype=torch.bool, device=at.device)
-    image.index_fill_(0, batch.splice_rows, True)  # no value comes from the host
+    image.index_fill_(0, batch.splice_rows, True)  # without values from the host
     goes_on = torch.zeros_like(image)
     goes_on[:-1] = image[1:] & (row[1:] == row[:-1])
     ends = torch.where(goes_on & image, count, at)  # an image's last row, or the token itself

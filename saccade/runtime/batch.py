@@ -1,6 +1,6 @@
 """From a plan to tensors: the worker's memory for each slot, and the buffers for a step.
 
-Owns the page table, the newest drawn tokens, and one staging buffer for a step's numbers, sent to
+Owns the page table, the newest sampled tokens, and one staging buffer for a step's numbers, sent to
 the device in one copy. Drawn tokens stay on the device, so that the host can begin the next step
 before it knows them. A slot remembers what plans do not repeat: prompt tokens, rotary positions and
 pages.
@@ -20,32 +20,29 @@ import numpy.typing as npt
 import torch
 
 from saccade.core.plan import NO_LINE, PLANS_IN_FLIGHT, Open, Plan, Row, RowExtra, Splice
+from saccade.kernels.device import send
 from saccade.nn.protocol import Batch
-from saccade.nn.transfer import send
 from saccade.runtime.memory import EmbeddingMemory
-from saccade.runtime.row_parts import Asking, Draws
+from saccade.runtime.row_parts import Draws, ExtraRow
 from saccade.runtime.sampling.sampler import uniform
 from saccade.runtime.vision.positions import PositionCache
 
 Integers = npt.NDArray[np.int64]
 UPDATES = 4096
 """New pages that cross in the staging buffer; what is beyond goes in copies of its own."""
-NONE_KEPT: Mapping[int, int] = MappingProxyType({})
+NO_SNAPSHOTS: Mapping[int, int] = MappingProxyType({})
 ROW_TOKENS = 8
 """A frame has room for one row of several tokens for each so many of its tokens."""
 
 
 class Frame(NamedTuple):
-    """The padded shape that a step shares with its graph.
+    """The padded shape that a step shares with its graph."""
 
-    singles: rows with one token, drawn and not reported. They come first in the batch. rows,
-    tokens: in all. splices: image rows. Padding rows write to the dummy page and see nothing.
-    Padding splices go to padding tokens.
-    """
-
-    singles: int
-    rows: int
+    singles: int  # rows with one token, drawn and not reported. They are first in the batch.
+    rows: int  # rows, tokens: in all
     tokens: int
+    # image rows. Padding rows write to the dummy page and see no keys. Padding splices go to
+    # padding tokens.
     splices: int
 
     @classmethod
@@ -64,16 +61,13 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What is remembered about an opened sequence.
-
-    shift: a later token's position less its place. seed: `None` where nothing is drawn at random.
-    """
+    """The state of an opened sequence."""
 
     tokens: Integers  # [P]
     positions: Integers  # [A, P]
-    shift: int
+    shift: int  # a later token's position less its place
     prompt_length: int
-    seed: int | None
+    seed: int | None  # `None` for greedy sampling
 
 
 class PageTable:
@@ -83,7 +77,7 @@ class PageTable:
     """
 
     def __init__(self, slots: int, pages: int, device: torch.device) -> None:
-        # Never read beyond a sequence's pages: memory that is not touched costs nothing on a CPU.
+        # Never read beyond a sequence's pages: untouched memory is free on a CPU.
         on_host = torch.empty((slots, pages), dtype=torch.int32)
         self.array = on_host.numpy()
         self.lists: list[list[int]] = [[] for _ in range(slots)]
@@ -130,7 +124,7 @@ class PageTable:
 
 
 class Layout(NamedTuple):
-    """How many there are of each kind in a step. axes: a position's."""
+    """The sizes of a step. axes: of rotary positions."""
 
     axes: int
     tokens: int
@@ -187,18 +181,14 @@ class Fields(NamedTuple):
         )
 
 
-class Placed(NamedTuple):
-    """Where a step's rows stand in a batch padded to `frame`.
-
-    decoding: the number of leading rows with one token each, drawn and not reported. firsts: each
-    row's first batch row. end: the last row's end. q_starts: as in `Batch`, for the frame's rows.
-    """
+class BatchOffsets(NamedTuple):
+    """Batch offsets of a step's rows, padded to `frame`."""
 
     frame: Frame
-    decoding: int
-    firsts: list[int]
-    end: int
-    q_starts: list[int]
+    decoding: int  # the number of leading rows with one token each, drawn and not reported
+    firsts: list[int]  # each row's first batch row
+    end: int  # the last row's end
+    q_starts: list[int]  # as in `Batch`, for the frame's rows
 
     def spread(self, values: Sequence[int]) -> list[int]:
         """Return a value for each row in the frame. Padding rows get 0."""
@@ -216,7 +206,7 @@ class Placed(NamedTuple):
         return pad_splices(found, self.frame, self.end)
 
 
-class DrawnRows(NamedTuple):
+class SampledRequests(NamedTuple):
     """The D rows that draw in a step. last: their last batch rows. The rest: as in `Draws`."""
 
     slots: list[int]
@@ -272,7 +262,7 @@ class Staging:
 
     def cut(self, layout: Layout) -> Fields:
         """Return a step's numbers on the device, as views at a fixed address."""
-        if layout != self._layout:  # decoding goes on with the same layout, step after step
+        if layout != self._layout:  # decode steps reuse the same layout
             self._layout, self._fields = layout, Fields.of(self._device, layout)
         return self._fields
 
@@ -321,7 +311,7 @@ class Batcher:
             np.hstack((positions, np.tile(answer, (self._axes, 1)))),
             shift,
             opened.prompt_length,
-            sampling.seed if sampling.temperature > 0.0 else None,
+            None if sampling.is_greedy else sampling.seed,
         )
         self._table.open(opened.slot, opened.pages)
 
@@ -329,7 +319,7 @@ class Batcher:
         self._slots[slot] = None
 
     def keep_tokens(self, draws: Draws, tokens: torch.Tensor) -> None:
-        """Keep the drawn tokens. The next step's rows for these slots begin with them."""
+        """Keep the sampled tokens. The next step's rows for these slots begin with them."""
         self._drawn.index_copy_(0, draws.slots, tokens)
 
     def count_decoding(self, rows: Sequence[Row]) -> int:
@@ -342,7 +332,7 @@ class Batcher:
         return len(rows)
 
     def known(self, slot: int, place: int) -> int:
-        """Return the token at a place in a slot's sequence, or 0 if it came after the slot was
+        """Return the token at a place in a slot's sequence, or 0 if it was added after the slot was
         opened.
         """
         opened = self._slots[slot]
@@ -380,7 +370,7 @@ class Batcher:
         )
 
     def places(self, rows: Sequence[Row], frame: Frame | None = None) -> list[int]:
-        """Return where each row stands in the batch, padded to `frame` if given."""
+        """Return the batch offset of each row, padded to `frame` if given."""
         decoding = self.count_decoding(rows)
         first = frame.singles if frame else decoding
         return [*range(decoding), *range(first, first + len(rows) - decoding)]
@@ -388,7 +378,7 @@ class Batcher:
     def idle(self, frame: Frame) -> Batch:
         """Build a batch that is all padding. Its embeddings are empty: [0, 0]."""
         placed = place_rows([], 0, frame)
-        there = self._stage([], placed, placed.splice_rows([]), DrawnRows([], [], [], [], {}))
+        there = self._stage([], placed, placed.splice_rows([]), SampledRequests([], [], [], [], {}))
         assert not len(there.places), "pages of an opened slot go with its rows"
         return self._batch(there, frame.singles, self._no_rows)
 
@@ -417,7 +407,11 @@ class Batcher:
         return self._batch(there, placed.frame.singles, shown, kept), drawing.on_device(there)
 
     def _batch(
-        self, there: Fields, singles: int, shown: torch.Tensor, kept: Mapping[int, int] = NONE_KEPT
+        self,
+        there: Fields,
+        singles: int,
+        shown: torch.Tensor,
+        kept: Mapping[int, int] = NO_SNAPSHOTS,
     ) -> Batch:
         return Batch(
             tokens=there.tokens,
@@ -436,18 +430,18 @@ class Batcher:
 
     def asking(
         self, rows: Sequence[Row], frame: Frame | None = None
-    ) -> Mapping[type[RowExtra], list[Asking[Any]]]:
+    ) -> Mapping[type[RowExtra], list[ExtraRow[Any]]]:
         """Group the rows that ask for something by what they ask for. `frame`: the step's padded
         shape.
         """
-        found: dict[type[RowExtra], list[Asking[Any]]] = {}
+        found: dict[type[RowExtra], list[ExtraRow[Any]]] = {}
         decoding = self.count_decoding(rows)
         first = frame.singles if frame else decoding
-        for place, row in enumerate(rows[decoding:], decoding):  # what decodes asks for nothing
+        for place, row in enumerate(rows[decoding:], decoding):  # decode rows have no requests
             slot = self._slots[row.slot]
             assert slot is not None, "a plan names an empty slot"
             for extra in row.extras:
-                each = Asking(place, first, row.start, row.length, slot.tokens, extra)
+                each = ExtraRow(place, first, row.start, row.length, slot.tokens, extra)
                 found.setdefault(type(extra), []).append(each)
             first += row.length
         return found
@@ -459,9 +453,9 @@ class Batcher:
             held = len(self._table.lists[row.slot]) * self._page_size
             assert row.start + row.length <= held, "a row reaches beyond its pages"
 
-    def _find_draws(self, rows: Sequence[Row], placed: Placed) -> DrawnRows:
+    def _find_draws(self, rows: Sequence[Row], placed: BatchOffsets) -> SampledRequests:
         """Return the rows that draw, and what is known about each draw before the logits."""
-        drawing = DrawnRows([], [], [], [], {})
+        drawing = SampledRequests([], [], [], [], {})
         for row, first in zip(rows, placed.firsts):
             if not row.sample:
                 continue
@@ -477,7 +471,7 @@ class Batcher:
         return drawing
 
     def _stage(
-        self, rows: Sequence[Row], placed: Placed, spliced: Integers, drawing: DrawnRows
+        self, rows: Sequence[Row], placed: BatchOffsets, spliced: Integers, drawing: SampledRequests
     ) -> Fields:
         """Write a step's numbers in the order of `Fields`, and send them in one copy."""
         frame, host = placed.frame, self._staging.next()
@@ -516,7 +510,7 @@ class Batcher:
             places.append(lists[row.slot][row.start // size] * size + row.start % size)
         return positions, places
 
-    def _write_tokens(self, rows: Sequence[Row], placed: Placed, into: Integers) -> None:
+    def _write_tokens(self, rows: Sequence[Row], placed: BatchOffsets, into: Integers) -> None:
         """Write tokens, rotary positions and kv slots, [1 + A + 1, T], each row at its place.
 
         The device fills in the tokens of decoding rows.
@@ -529,8 +523,8 @@ class Batcher:
             assert slot is not None, "a plan names an empty slot"
             start, end = row.start, row.start + row.length
             opened = max(0, len(slot.tokens) - start)
-            assert opened or row.tokens, "rows that decode come first"
-            assert row.length == min(row.length, opened) + len(row.tokens), "tokens nobody told"
+            assert opened or row.tokens, "decode rows must come first"
+            assert row.length == min(row.length, opened) + len(row.tokens), "unreported tokens"
             part, place = into[:, first : first + row.length], np.arange(start, end)
             part[0, :opened] = slot.tokens[start:end]
             part[0, opened:] = row.tokens
@@ -539,16 +533,16 @@ class Batcher:
             part[-1] = self._table.array[row.slot, place // size] * np.int64(size) + place % size
 
 
-def place_rows(rows: Sequence[Row], decoding: int, frame: Frame | None) -> Placed:
+def place_rows(rows: Sequence[Row], decoding: int, frame: Frame | None) -> BatchOffsets:
     """Place a step's rows in a batch. frame: `None` means without padding."""
     others = [row.length for row in rows[decoding:]]
     frame = frame or Frame(decoding, len(rows), decoding + sum(others), 0)
-    q_starts = lay_out(others, frame)
+    q_starts = compute_offsets(others, frame)
     firsts = [*range(decoding), *q_starts[frame.singles :]]
-    return Placed(frame, decoding, firsts, q_starts[frame.singles + len(others)], q_starts)
+    return BatchOffsets(frame, decoding, firsts, q_starts[frame.singles + len(others)], q_starts)
 
 
-def lay_out(others: Sequence[int], frame: Frame) -> list[int]:
+def compute_offsets(others: Sequence[int], frame: Frame) -> list[int]:
     """Return where each row in the frame begins, and the end, [R + 1].
 
     Single tokens come first, then rows with `others` tokens, then empty rows. The last row holds

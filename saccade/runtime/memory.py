@@ -6,17 +6,17 @@ Page 0 is the dummy page: padding rows write to it, and it is never read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
 from saccade.core.family import Cache, KVSpec
-from saccade.core.plan import Move
+from saccade.core.plan import FreeMemory, Move
 from saccade.core.types import ImageKey
+from saccade.ipc.memory import release_pages, resident_bytes, trim
 from saccade.parallel import Shard
 from saccade.runtime.attention import KVCache
-from saccade.runtime.tiers.embedding_tiers import NO_TIERS, EmbeddingTiers
-from saccade.runtime.tiers.tier import Ready, Tier
+from saccade.runtime.tiers import NO_TIERS, EmbeddingTiers, Ready, Tier
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 FORMATS = {
@@ -60,10 +60,25 @@ def _as_pairs(caches: Caches) -> Iterator[Mapping[str, torch.Tensor]]:
         yield layer if latent is None else {"k": latent, "v": latent}
 
 
+def return_free(caches: Iterable[torch.Tensor], pages: int, free: FreeMemory) -> int:
+    """Return unused host memory to the system.
+
+    `caches`: tensors of so many KV pages each. Returns the bytes of these.
+    """
+    before = resident_bytes()
+    for cache in caches:
+        each = cache.nbytes // pages
+        for first, count in free.pages if cache.untyped_storage().nbytes() else ():  # not asleep
+            release_pages(cache.data_ptr() + first * each, count * each)
+    freed = max(0, before - resident_bytes())
+    trim()
+    return freed
+
+
 class EmbeddingMemory:
     """Image embeddings by key: [num_tokens, embedding_width], each in own memory.
 
-    Copies run while the worker goes on. The first rank reads from disk and hands to the other
+    Copies run in the background. The first rank reads from disk and hands to the other
     ranks.
     """
 

@@ -15,9 +15,10 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,45 +26,43 @@ import psutil
 import torch
 
 from saccade.core.arena import Arena
-from saccade.core.config import Hardware, LanguageAttention
+from saccade.core.config import Hardware
 from saccade.core.errors import StartupError
 from saccade.core.given_paths import readable, sendable
 from saccade.core.metrics import Metrics
-from saccade.core.plan import PLANS_IN_FLIGHT, Masks, Plan
+from saccade.core.options import usable_cores
+from saccade.core.plan import PLANS_IN_FLIGHT, CancelSteps, Masks, Plan
 from saccade.families.registry import load_spec
 from saccade.ipc.boots import WorkerBoot
 from saccade.ipc.child import HEARTBEAT_SECONDS, Channel, Disconnected, enter
-from saccade.ipc.machine_memory import MachineMemory
-from saccade.ipc.memory import settle
+from saccade.ipc.memory import MachineMemory, settle
 from saccade.ipc.messages import (
     PEER_LOST_STATUS,
     WORKER_END,
-    Alive,
-    Begin,
-    Begun,
     Failed,
-    Figures,
     Finish,
-    Found,
+    FoundDevices,
     FromWorker,
+    Heartbeat,
     Load,
     Loaded,
     Loading,
+    MetricValues,
+    Started,
+    StartWorker,
     ToWorker,
 )
 from saccade.kernels.ops import pick_ops
 from saccade.nn.protocol import FamilyNet
-from saccade.parallel import PeerLost, Shard, join, leave
+from saccade.parallel import UNSHARDED, PeerLost, Shard
+from saccade.plugins import builders
 from saccade.runtime.attention import pick_attention
-from saccade.runtime.begun_step import Step
-from saccade.runtime.compile_ahead import begin_compiling
+from saccade.runtime.inflight_step import MaskSource, Step
 from saccade.runtime.memory import DTYPES
-from saccade.runtime.orders import Orders
-from saccade.runtime.start_facts import describe_network
+from saccade.runtime.start import Origin
+from saccade.runtime.vision.images import ImageExecutor
 from saccade.runtime.vision.streams import put_first
-from saccade.runtime.vision.tower import TowerWorker
-from saccade.runtime.weights.checkpoint_weights import TowerDigest, load_net, load_tower
-from saccade.runtime.weights.kv_scales import read_kv_scales
+from saccade.runtime.weights.checkpoint_weights import TowerDigest, load_net
 from saccade.runtime.weights.quant_policy import LoadTally
 from saccade.runtime.weights.tensors import ReportProgress, ignore_progress
 from saccade.runtime.worker import Worker
@@ -76,10 +75,29 @@ DISK_POLL_SECONDS = 1e-3
 Engine = Channel[FromWorker, ToWorker]
 
 
+class StepWorker(Protocol):
+    """Executes plans on one rank. kept, batch_invariant, prepared: as in `Started`."""
+
+    images: ImageExecutor
+    batch_invariant: bool
+    prepared: str
+
+    @property
+    def kept(self) -> tuple[tuple[bytes, int], ...]: ...
+
+    def begin_step(self, plan: Plan, masks: MaskSource | None = None, /) -> Step:
+        """Begin a step, in the plan's order."""
+        ...
+
+    def close(self) -> None:
+        """Finish all writing, and release the graphs."""
+        ...
+
+
 def main() -> int:
     """Run the worker and return its exit status.
 
-    0: the engine said so or ended. 1: this rank failed. PEER_LOST_STATUS: a peer failed.
+    0: the engine requested it or exited. 1: this rank failed. PEER_LOST_STATUS: a peer failed.
     """
     boot, parent = enter(WorkerBoot)
     engine: Engine = Channel(parent.socket, WORKER_END)
@@ -97,7 +115,6 @@ def main() -> int:
             why = str(error) if known else f"{type(error).__name__}: {error}"
             engine.send(Failed(sendable(why)))
         return 1
-    leave()
     return 0
 
 
@@ -105,66 +122,123 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
     """Serve the engine from the first facts to `Finish`. Raises Disconnected, PeerLost,
     StartupError.
     """
-    engine.send(Found(torch.cuda.device_count() if torch.cuda.is_available() else 0))
+    engine.send(FoundDevices(torch.cuda.device_count() if torch.cuda.is_available() else 0))
     load = engine.receive()
     assert isinstance(load, Load)
-    end_compiling = begin_compiling(
-        torch.device(load.device), DTYPES[load.dtype], boot.rank, load.parallel.ranks
-    )
+    end_compiling = compile_in_background(load) if boot.rank == 0 else None
     with readable(load.folder):
         make, shard, loaded = _prepare(boot, engine, load)
     engine.send(loaded)
     begin = engine.receive()
-    assert isinstance(begin, Begin)
+    assert isinstance(begin, StartWorker)
     put_first(torch.device(begin.config.device))
     arena = Arena.attach(boot.arena_fd)
     metrics = Metrics()
     if boot.rank == 0:
         engine.send(Loading("caches and kernels"))
     worker = make(begin.config, arena, shard, load.parallel.encoder, metrics)
-    del make  # the network is the worker's to let go of
-    end_compiling()
+    del make  # the worker releases the network
+    if end_compiling is not None:
+        end_compiling()
     settle()
     images = worker.images
     found = images.saved, images.store, images.tower, worker.kept
-    engine.send(Begun(*found, worker.batch_invariant, worker.prepared))
+    engine.send(Started(*found, worker.batch_invariant, worker.prepared))
     threading.Thread(target=_beat, args=(engine,), daemon=True).start()
-    carry_out(worker, engine, metrics if boot.rank == 0 else None)
+    execute_orders(worker, engine, metrics if boot.rank == 0 else None)
     worker.close()
+    if load.parallel.ranks > 1:
+        from saccade.collectives import leave
+
+        leave()
+
+
+def compile_in_background(load: Load) -> Callable[[], None] | None:
+    """Begin to compile missing kernels on a core that is left, and return what ends that.
+
+    Returns `None` if ranks need all cores.
+    """
+    if usable_cores() <= load.parallel.ranks:
+        return None
+    return pick_ops(torch.device(load.device), DTYPES[load.dtype]).compile_in_background()
 
 
 def _prepare(
     boot: WorkerBoot, engine: Engine, load: Load
-) -> tuple[Callable[..., Worker | TowerWorker], Shard, Loaded]:
+) -> tuple[Callable[..., StepWorker], Shard, Loaded]:
     """Load the network. Returns what makes its worker, the rank's shard, and what was found.
 
     Raises OSError, PeerLost, StartupError.
     """
     tally = LoadTally()
-    make: Callable[..., Worker | TowerWorker]
+    make: Callable[..., StepWorker]
     scales: tuple[tuple[float, float], ...] = ()
     on_progress = partial(_tell, engine) if boot.rank == 0 else ignore_progress
-    attention: Literal["auto", LanguageAttention] = "auto"
+    attention = "auto"
     place, dtype = torch.device(load.device), DTYPES[load.dtype]
-    spec, folder = load_spec(Path(load.folder), load.family_option), Path(load.folder)
+    folder = Path(load.folder)
+    spec = load_spec(folder, load.family_option, checked=True)
     if load.role != "encode":
         ops, shapes = pick_ops(place, dtype), spec.kv_spec().attention.values()
         attention = pick_attention(
             load.attention, ops, place, dtype, graphs=load.graphs, shapes=shapes
         )
     shard = join_ranks(load, boot.rank, boot.group_fd)
-    if load.role == "encode":
-        wanted = what_to_load(load, shard, tally, on_progress)
-        make = partial(TowerWorker, load_tower(spec, folder, **wanted))
+    if others := builders(lambda plugin: plugin.worker, load):
+        make = others[0](spec, folder, **what_to_load(load, shard, tally, on_progress))
     else:
         make = _load_worker(load, shard, tally, on_progress, folder)
         if load.kv_dtype != "auto" and load.format != "dummy":
+            from saccade.runtime.weights.kv_scales import read_kv_scales  # for 8 bits alone
+
             scales = read_kv_scales(folder, spec.kv_spec().kv_layers)
     quantised = tally.line(dtype)
     return make, shard, Loaded(measure_hardware(load.device), quantised, scales, attention)
 
 
-def carry_out(worker: Worker | TowerWorker, engine: Engine, metrics: Metrics | None) -> None:
+class Orders:
+    """The engine's orders, one step at a time.
+
+    A `CancelSteps` takes the rows from what is left of a plan of several steps.
+    """
+
+    def __init__(self, engine: Channel[FromWorker, ToWorker]) -> None:
+        self._engine = engine
+        self._early: deque[ToWorker] = deque()
+        self._left: Plan | None = None  # of a plan of several steps
+
+    def waiting(self) -> bool:
+        """Return True if `receive` has something to report, be it the engine's departure."""
+        return self._left is not None or bool(self._early) or self._engine.waiting()
+
+    def receive(self) -> ToWorker:
+        """Wait for a plan, of which the first step is due, or for another order.
+
+        Raises Disconnected.
+        """
+        plan = self._left
+        while plan is None:
+            message = self._early.popleft() if self._early else self._engine.receive()
+            if isinstance(message, Plan) and message.steps > 1:
+                plan = message
+            elif not isinstance(message, CancelSteps):  # one that arrived too late
+                return message
+        if plan.steps > 1 and self._halted():
+            self._left = None
+            return replace(plan, steps=0)
+        self._left = plan.rest if plan.steps > 1 else None
+        return plan
+
+    def _halted(self) -> bool:
+        """Queue waiting messages. Return True at the first `CancelSteps` or `Finish`."""
+        while self._engine.waiting():
+            self._early.append(self._engine.receive())
+            if isinstance(self._early[-1], CancelSteps | Finish):
+                return True
+        return False
+
+
+def execute_orders(worker: StepWorker, engine: Engine, metrics: Metrics | None) -> None:
     """Carry out plans until `Finish`. `metrics`: the worker's, on the rank that answers."""
     begun: deque[tuple[Plan, Step]] = deque()
     orders = Orders(engine)
@@ -177,7 +251,7 @@ def carry_out(worker: Worker | TowerWorker, engine: Engine, metrics: Metrics | N
             return
         beside = plan.open or plan.close or plan.encode or plan.unused
         if beside and (values := metrics.changed()):
-            engine.send(Figures(values))
+            engine.send(MetricValues(values))
         engine.send(result)
 
     def await_masks() -> npt.NDArray[np.int32] | None:
@@ -204,7 +278,7 @@ def carry_out(worker: Worker | TowerWorker, engine: Engine, metrics: Metrics | N
 
 
 def _next_may_begin(begun: deque[tuple[Plan, Step]], orders: Orders) -> bool:
-    """Wait until the oldest step is ready, or a plan has come that may begin before that.
+    """Wait until the oldest step is ready, or a plan arrives that may start before that.
 
     Returns True for such a plan.
     """
@@ -222,7 +296,7 @@ def _next_may_begin(begun: deque[tuple[Plan, Step]], orders: Orders) -> bool:
 def _beat(engine: Engine) -> None:
     with suppress(Disconnected):  # the main thread finds out by itself
         while True:
-            engine.send(Alive())
+            engine.send(Heartbeat())
             time.sleep(HEARTBEAT_SECONDS)
 
 
@@ -252,10 +326,9 @@ def what_to_load(
 def _load_worker(
     load: Load, shard: Shard, tally: LoadTally, on_progress: ReportProgress, folder: Path
 ) -> Callable[..., Worker]:
-    net, digest = load_slice(load, shard, tally, on_progress, folder, folder)
+    net, digest = load_slice(load, shard, tally, on_progress, folder, folder, checked=True)
     again = partial(load_slice, load, shard, LoadTally(), ignore_progress, folder)
-    words = describe_network(load, folder)
-    return partial(Worker, net, source=(again, folder, digest), words=words)
+    return partial(Worker, net, source=(again, folder, digest), origin=Origin(load, folder))
 
 
 def load_slice(
@@ -265,15 +338,18 @@ def load_slice(
     on_progress: ReportProgress,
     first: Path,
     source: Path,
+    *,
+    checked: bool = False,
 ) -> tuple[FamilyNet, str]:
     """Load this rank's slice of the model in `source`. Returns it with its vision tower's digest.
 
     A `source` that is a file gives weights alone, for the model in the folder `first`. `tally`
-    counts 8-bit matrices, and `on_progress` is called with the bytes read. Raises StartupError.
+    counts 8-bit matrices, and `on_progress` is called with the bytes read. checked: as in
+    `load_spec`. Raises StartupError.
     """
     alone = source.is_file()
     folder, tower = first if alone else source, TowerDigest()
-    spec = load_spec(folder, load.family_option)
+    spec = load_spec(folder, load.family_option, checked=checked)
     wanted = what_to_load(load, shard, tally, on_progress) | {"file": source if alone else None}
     net = load_net(spec, folder, quantization=load.quantization, tower=tower, **wanted)
     return net, tower.hex()
@@ -288,6 +364,10 @@ def join_ranks(load: Load, rank: int, group_fd: int) -> Shard:
         # new: so would every image size.
         torch.backends.cuda.enable_cudnn_sdp(False)
     how = load.parallel
+    if how.ranks == 1:
+        return UNSHARDED
+    from saccade.collectives import join
+
     everyone = join(how.all_reduce, rank, how.ranks, group_fd)
     return everyone.spread(how.size, how.expert_runs)
 
@@ -309,5 +389,5 @@ def measure_hardware(device: Literal["cpu", "cuda"]) -> Hardware:
 if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
-    # Nothing is left to be put in order, and the interpreter takes a second to take torch down.
+    # There is nothing to clean up, and the interpreter takes a second to unload torch.
     os._exit(status)

@@ -2,7 +2,8 @@
 the convolutions before it. Owns the tensors. The scheduler decides what they hold.
 
 A line holds one sequence's states for all layers. The first lines are the workers' slots, changed
-by rows. Then come snapshots, changed only by `copy`, and states between draft tokens (`Row.keep`).
+by rows. The next are snapshots, changed only by `copy`, and states between draft tokens
+(`Row.keep`).
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import torch
 
 from saccade.core.family import KVSpec
 from saccade.core.plan import StateCopy
+from saccade.kernels.device import send
 from saccade.kernels.reference.delta import StateRows
 from saccade.kernels.reference.ops import Ops
 from saccade.nn.protocol import Batch, DeltaInputs
-from saccade.nn.transfer import send
 
 StateLayers = Mapping[int, Mapping[str, torch.Tensor]]
 """By layer, of those that keep states, by name: [lines, *shape]."""

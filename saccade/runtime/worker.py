@@ -1,6 +1,9 @@
-"""Executes plans on one rank.
+"""Executes plans on one rank. Steps of a few rows with one token each are recorded at the first of
+their size and replayed from then on (`Ops.record`): one row alone would cost more Python than
+products. A recording reads the batch at its fixed address, and leaves states and logits where the
+next step overwrites them.
 
-Decides nothing. Knows requests, queues and caches only as plans describe them.
+Makes no decisions: plans describe requests, queues and caches.
 """
 
 from __future__ import annotations
@@ -8,43 +11,80 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from saccade.core.arena import Arena
-from saccade.core.config import EncoderMode, EngineConfig, StepGraphSizes
+from saccade.core.config import EncoderMode, EngineConfig
 from saccade.core.metrics import Metrics
-from saccade.core.plan import Change, Changed, Memory, Plan, Row, RowExtra, StepResult
-from saccade.nn.net import without_weights
-from saccade.nn.protocol import FamilyNet
-from saccade.nn.transfer import send
-from saccade.parallel import WHOLE, Shard
-from saccade.runtime.adapters import NOT_LOADED, AdapterTable, open_table
-from saccade.runtime.agreement import UNDERSTOOD, agree
-from saccade.runtime.attention import attention_for
+from saccade.core.plan import Change, Changed, Plan, Row, RowExtra, StepResult
+from saccade.kernels.device import send
+from saccade.kernels.reference.ops import Captured
+from saccade.nn.protocol import Batch, FamilyNet
+from saccade.parallel import UNSHARDED, Shard
+from saccade.plugins import builders, plugins
+from saccade.runtime.attention import NO_STATES, PagedAttention, attention_for
 from saccade.runtime.batch import Batcher, Frame, PageTable
-from saccade.runtime.begun_step import MaskSource, Step
-from saccade.runtime.cuda.step_graphs import StepGraphs, StepMemory
-from saccade.runtime.cuda.warm import compile_few, rows_are_batch_invariant, warm_up
-from saccade.runtime.memory import DTYPES, allocate_caches, keys_and_values
-from saccade.runtime.recorded_steps import RecordedSteps
-from saccade.runtime.row_parts import Draws, StatePart
-from saccade.runtime.sampling.finite import NO_TOKEN, finite_rows, quieten
-from saccade.runtime.sampling.head import HeadDrafter
-from saccade.runtime.sampling.sampler import Sampler
-from saccade.runtime.sampling.scores import STATE_PARTS
-from saccade.runtime.sleep import GivenBack, let_go, return_free
-from saccade.runtime.start_facts import describe_steps, find_facts
-from saccade.runtime.states import StateMemory
-from saccade.runtime.tiers.page_memory import PageMemory
-from saccade.runtime.vision.images import ImageExecutor, begin_captures
+from saccade.runtime.inflight_step import MaskSource, Step
+from saccade.runtime.memory import DTYPES, allocate_caches, keys_and_values, return_free
+from saccade.runtime.row_parts import Draws, StatePart, find_state_part
+from saccade.runtime.sampling.sampler import NO_TOKEN, Sampler, finite_rows, quieten
+from saccade.runtime.start import Origin, Start
+from saccade.runtime.vision.images import ImageExecutor
 from saccade.runtime.vision.positions import PositionCache
-from saccade.runtime.vision.streams import FIRST
-from saccade.runtime.weights.renewal import LoadNet, Renewal
 
+if TYPE_CHECKING:
+    from saccade.runtime.changes import LoadNet, ModelChanges, SlotAdapters
+    from saccade.runtime.graphs import StepGraphs
+    from saccade.runtime.states import StateMemory
+    from saccade.runtime.tiers import PageMemory
+
+
+MAX_ROWS = 8
+"""More rows hide what Python costs, and each size has memory of its own."""
+
+
+class ReplayedSteps:
+    """The language model's steps by their rows and draws. replays: how many were repeated."""
+
+    def __init__(self, net: FamilyNet, attention: PagedAttention) -> None:
+        self._net = net
+        self._attention = attention
+        self._made: dict[tuple[int, int], Captured | None] = {}
+        self.replays = 0
+
+    def run(self, batch: Batch) -> tuple[torch.Tensor, ...] | None:
+        """Compute (states [T, hidden], logits [D, V] float32), or return `None` if this is no such
+        step. Logits are left out if no row draws.
+        """
+        rows, draws = len(batch.slots), len(batch.sample_rows)
+        if rows > MAX_ROWS or batch.adapters or not self._attention.repeats(batch):
+            return None
+        if (rows, draws) not in self._made:
+            self._attention.plan(batch)
+            made = self._made[rows, draws] = self._net.ops.record(lambda: self._compute(batch))
+        elif (made := self._made[rows, draws]) is not None:
+            if self._net.head is not None:
+                self._attention.plan(batch)  # for what drafts behind this step
+            made.replay()
+            self.replays += 1
+        return None if made is None else made.results
+
+    def _compute(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+        states = self._net.forward(batch, self._attention)
+        if not len(batch.sample_rows):
+            return (states,)
+        drawn = states  # where all rows draw, these are the rows in order
+        if len(batch.sample_rows) < len(states):
+            drawn = states.index_select(0, batch.sample_rows)
+        return states, self._net.logits(drawn)
+
+
+NOT_LOADED = "an adapter that is not loaded"
+NO_STATE = "the model keeps no states"
 logger = logging.getLogger("saccade")
 
 
@@ -52,8 +92,8 @@ class Worker:
     """Holds one rank's network, KV pages, embeddings and slots.
 
     The first rank draws every token, for all ranks. source: the loader of a network like `net` from
-    another folder, the present folder, and the vision tower's digest. Where it is `None`, the
-    weights stay. words: those of `describe_network`.
+    another folder, the present folder, and the vision encoder's digest. Where it is `None`, the
+    weights stay.
     """
 
     def __init__(
@@ -61,29 +101,35 @@ class Worker:
         net: FamilyNet,
         config: EngineConfig,
         arena: Arena,
-        shard: Shard = WHOLE,
+        shard: Shard = UNSHARDED,
         mode: EncoderMode = "weights",
         metrics: Metrics | None = None,
         source: tuple[LoadNet, Path, str] | None = None,
-        words: str = "",
+        origin: Origin | None = None,
     ) -> None:
-        self._net = net
-        self._shard = everyone = shard.everyone
+        self.net = net
+        self.config = config
+        self.source = source
+        self.everyone = everyone = shard.everyone
         spec, size = net.spec, config.page_size
         device, dtype = torch.device(config.device), DTYPES[config.dtype]
         kept = spec.kv_spec(shard.size).with_dtype(config.kv.dtype)
         caches = allocate_caches(kept, config.kv_pages, size, dtype, device)
-        self.states = StateMemory(kept, config.max_running + config.snapshots.lines, dtype, device)
-        self._caches = [each for layer in caches for each in layer.values()]
+        self.states: StateMemory | None = None
+        if kept.state_bytes(config.dtype):
+            from saccade.runtime.states import StateMemory  # for models with a state per sequence
+
+            lines = config.max_running + config.snapshots.lines
+            self.states = StateMemory(kept, lines, dtype, device)
+        self.caches = [each for layer in caches for each in layer.values()]
         self._kv_pages = config.kv_pages
-        self._memory = GivenBack([*self._caches, self.states.lines])
         self._drafts = bool(config.snapshots.between)  # drafts are wanted, and kept on CPUs alone
         self._metrics = metrics = metrics or Metrics()
         sizes = config.graphs
         self._attention = attention_for(
             keys_and_values(caches),
             size,
-            self.states.layers,
+            NO_STATES if self.states is None else self.states.layers,
             dtype=dtype,
             scales=config.kv.scales,
             backend=config.kv.attention,
@@ -91,11 +137,12 @@ class Worker:
             ops=net.ops,
             kept=kept,
         )
-        self._adapters: AdapterTable | None = None  # made with the first that is loaded
+        self.adapters: SlotAdapters | None = None  # made with the first that is loaded
+        self._changes: ModelChanges | None = None  # made with the first
         self.pages: PageMemory | None = None
-        if config.kv.pages:
-            self.pages = PageMemory(caches, size, self.states, everyone, config.kv.pages)
-        known = PositionCache(spec, net.vision, metrics)
+        for build in builders(lambda plugin: plugin.page_memory, config):
+            self.pages = build(caches, size, self.states, everyone, config.kv.pages)
+        known = PositionCache(spec, net.vision, metrics, config.encoder.position_cache_bytes)
         self.images = ImageExecutor(net, config, arena, everyone, mode, known)
         like = self.images.like
         table = PageTable(config.max_running, 1 + config.context_length // size, device)
@@ -106,40 +153,43 @@ class Worker:
             if everyone.rank
             else Sampler(spec.vocab_size, config.max_running, spec.eos_token_ids, device, net.ops)
         )
-        if net.ops.compiles == "everything":
-            encoder = self.images.encoder
-            warm = net, self._attention, self._batcher, encoder, self._sampler, like
-            warm_up(*warm, ranks=everyone.size)
         self.batch_invariant, self.prepared = False, ""
         """As in `Begun`, where it is known."""
-        if net.ops.compiles == "decode":
-            words = words and f"{words}\n{describe_steps(config)}"
-            self.batch_invariant, self.prepared = find_facts(words, partial(self._find_out, config))
-        self.recorded = RecordedSteps(net, self._attention) if self._records else None
-        self._renewal = Renewal(*source, config, everyone) if source else None
-        self._graphs = self._capture(sizes, metrics) if sizes.count else None
+        # Other ranks would wait for messages within a recorded step.
+        self._records = shard.size == 1 and self._attention.steady
+        if net.ops.prepare is not None:
+            start = Start(
+                net,
+                config,
+                self._attention,
+                self._batcher,
+                self.images.encoder,
+                self._sampler,
+                self.images.embeddings,
+                like,
+                everyone.size,
+                self._records,
+                origin,
+            )
+            self.batch_invariant, self.prepared = resolve_name(net.ops.prepare)(start)
+        self.recorded = self._record()
+        self._graphs: StepGraphs | None = None
+        if sizes.count:
+            from saccade.runtime.graphs import find_step_graphs  # for GPUs
 
-    @property
-    def _records(self) -> bool:
-        """Return True if steps of a few rows are recorded: other ranks would wait for messages."""
-        return self._shard.size == 1 and self._attention.steady
+            steps = net, self._attention, self._batcher
+            self._graphs = find_step_graphs()(*steps, sizes, like, metrics)
 
-    def _find_out(self, config: EngineConfig) -> bool:
-        encoder, records = self.images.encoder, self._records
-        compile_few(self._net, self._attention, self._batcher, encoder, records=records)
-        shown = self.images.embeddings
-        return rows_are_batch_invariant(self._net, self._attention, self._batcher, shown, config)
+    def _record(self) -> ReplayedSteps | None:
+        """Return recordings of steps of a few rows, none so far, if such steps are recorded."""
+        if not self._records:
+            return None
+        return ReplayedSteps(self.net, self._attention)
 
     @property
     def kept(self) -> tuple[tuple[bytes, int], ...]:
         """KV pages left on disk by an earlier run: (name, bytes), the oldest first."""
         return self.pages.found if self.pages is not None else ()
-
-    @torch.inference_mode()
-    def _capture(self, sizes: StepGraphSizes, metrics: Metrics) -> StepGraphs:
-        like = self.images.like
-        memory = StepMemory(self._net, self._attention, self._batcher, sizes, like)
-        return StepGraphs(memory, sizes, begin_captures(like, FIRST), metrics)
 
     def close(self) -> None:
         """Finish all writing and release the graphs.
@@ -169,26 +219,27 @@ class Worker:
             step.changed(self._change(plan.change))
         for slot in plan.close:
             self._batcher.close(slot)
-            if self._adapters is not None:
-                self._adapters.close(slot)
+            if self.adapters is not None:
+                self.adapters.close(slot)
             if self._sampler:
                 self._sampler.close(slot)
         for opened in plan.open:
             self._batcher.open(opened)
             if opened.adapter:
-                assert self._adapters is not None, NOT_LOADED
-                self._adapters.open(opened.slot, opened.adapter)
+                assert self.adapters is not None, NOT_LOADED
+                self.adapters.open(opened.slot, opened.adapter)
             if self._sampler:
                 self._sampler.open(opened)
         if plan.pages:
             assert self.pages is not None, "there are no other tiers for KV pages"
             self.pages.move(plan.pages)
         if plan.restore:
+            assert self.states is not None, NO_STATE
             self.states.copy(plan.restore)
         for encode in plan.encode:
             if encode.adapter:
-                assert self._adapters is not None, NOT_LOADED
-                self._adapters.check(encode.adapter)
+                assert self.adapters is not None, NOT_LOADED
+                self.adapters.check(encode.adapter)
         if images is not None:
             images.encode(plan, step)
         if plan.rows and plan.steps:
@@ -196,108 +247,46 @@ class Worker:
             try:
                 self._forward(plan, step, (lambda: left.pop()()) if left else None)
             except torch.OutOfMemoryError:
-                if self._shard.size > 1:
+                if self.everyone.size > 1:
                     raise  # other ranks compute on
                 logger.exception("a step has no memory; its requests end")
-                for mask in left:  # those of the next plan come behind them
+                for mask in left:  # those of the next plan follow them
                     mask()
                 step.exhausted()
         if plan.snapshot:
+            assert self.states is not None, NO_STATE
             self.states.copy(plan.snapshot)
         if plan.save:
             self.images.save(plan)
         if plan.unused is not None:
-            freed = return_free(self._caches, self._kv_pages, plan.unused)
-            self._metrics.inc("saccade_memory_given_back_bytes_total", freed, what="kv")
+            freed = return_free(self.caches, self._kv_pages, plan.unused)
+            self._metrics.inc("saccade_memory_released_bytes_total", freed, what="kv")
         return step
 
     def _change(self, change: Change) -> Changed:
-        """Make the change on every rank, or on none."""
-        match change.kind:
-            case "weights":
-                made = self._renew(Path(change.folder))
-            case "may sleep":
-                return replace(self._sleep(change, trial=True), asleep=self._memory.asleep)
-            case "sleep":
-                made = self._sleep(change)
-            case "wake":
-                made = self._wake(change.memory)
-            case _ if "weights" in self._memory.asleep:
-                made = Changed("the model sleeps: wake it first (POST /wake_up)")
-            case _:
-                if self._adapters is None:
-                    self._adapters = open_table(self._net, self.images.like, self._shard)
-                made = self._adapters.make(change)
-        if "adapter" not in change.kind:
-            let_go(self.images.like)
-        if self.recorded is not None:  # weights and pages may lie elsewhere
-            self.recorded = RecordedSteps(self._net, self._attention)
-        return replace(made, asleep=self._memory.asleep)
+        """Make a change of the model, by the plugin that is imported for the first."""
+        if self._changes is None:
+            names = [plugin.changes for plugin in plugins() if plugin.changes]
+            if not names:
+                return Changed("no installed plugin changes a running model")
+            self._changes = resolve_name(names[0])(self)
+        return self._changes.make(change)
 
-    def _renew(self, folder: Path | None = None) -> Changed:
-        """Switch to the weights in `folder`. `None` means the old ones."""
-        if self._renewal is None:
-            return Changed("this server's weights cannot change")
-        if why := self._keeps_weights():
-            return Changed(why)
-        folder = folder or self._renewal.folder
-        made = self._renewal.load_network(folder, self._net, self.images.like)
-        if made.net is None:
-            return Changed(made.error)
-        self._renewal = replace(self._renewal, folder=folder, digest=made.digest)
-        self._use(made.net)
-        self._memory.take_back("weights")
-        return Changed(tower=made.tower)
-
-    def _keeps_weights(self) -> str:
-        """Return the reason why the weights must stay, or "" if they may go."""
-        if self._renewal is None:
-            return "this server's weights cannot change"
-        graphs = self._graphs is not None or self.images.encoder.captures
-        adapters = self._adapters is not None and not self._adapters.empty
-        return self._renewal.refuses(graphs=graphs, adapters=adapters)
-
-    def _use(self, net: FamilyNet) -> None:
+    def use(self, net: FamilyNet) -> None:
         """Replace the network by `net`, and drop what belongs to the old one."""
-        self._net = net
+        self.net = net
         self._state_parts.clear()
-        self._adapters = None
+        self.adapters = None
         self.images.encoder.replace(net)
 
-    def _sleep(self, change: Change, trial: bool = False) -> Changed:
-        on_device = self.images.like.is_cuda
-        memory = [
-            each for each in change.memory if each == "kv_cache" or on_device or not change.lightly
-        ]
-        if "weights" in memory and (why := self._keeps_weights()):
-            return Changed(why)
-        if self._graphs is not None:
-            return Changed("CUDA graphs hold on to KV pages: start with --disable-cuda-graph")
-        if trial:
-            return Changed()
-        if on_device:
-            torch.cuda.synchronize()  # what is copied beside steps
-        for each in memory:
-            if each == "weights":
-                self._use(without_weights(self._net.spec, self._net.ops))
-            self._memory.give_back(each)
-        return Changed()
+    def record_again(self) -> None:
+        """Drop the captured steps, as weights and pages may have moved."""
+        self.recorded = self._record()
 
-    def _wake(self, memory: Sequence[Memory]) -> Changed:
-        made, wanted = Changed(), set(memory) & set(self._memory.asleep)
-        if "weights" in wanted:
-            made = self._renew()
-        if made.error or "kv_cache" not in wanted:
-            return made
-        error = ""
-        try:
-            self._memory.take_back("kv_cache")
-        except (RuntimeError, MemoryError) as refused:  # torch has no class of its own on a CPU
-            error = f"there is no memory for the KV cache: {str(refused)[:200]}"
-        if not agree("" if error else UNDERSTOOD, self.images.like, self._shard):
-            self._memory.give_back("kv_cache")
-            error = error or "there is no memory for another rank's KV cache"
-        return replace(made, error=error)
+    @property
+    def captures(self) -> bool:
+        """Return True if CUDA graphs hold on to KV pages."""
+        return self._graphs is not None
 
     def execute(self, plan: Plan, masks: MaskSource | None = None) -> StepResult:
         """Run one step and return its result."""
@@ -305,7 +294,7 @@ class Worker:
 
     def _forward(self, plan: Plan, step: Step, masks: MaskSource | None) -> None:
         rows, frame = plan.rows, None
-        adapters = self._adapters.rows(rows) if self._adapters is not None else ()
+        adapters = self.adapters.rows(rows) if self.adapters is not None else ()
         if self._graphs and not adapters:
             decoding = self._batcher.count_decoding(rows)
             frame = self._graphs.frame(decoding, len(rows), plan.num_tokens)
@@ -321,9 +310,9 @@ class Worker:
             logits = rest[0] if rest else None
         else:
             self._attention.plan(batch)
-            states = self._net.forward(batch, self._attention)  # [T, hidden]
+            states = self.net.forward(batch, self._attention)  # [T, hidden]
         if extras:
-            self._tell_extras(rows, frame, states, step)
+            self._report_extras(rows, frame, states, step)
         if not all(row.sample for row in rows):
             # Whatever is no number in a sequence reaches the state of its last token.
             finite = finite_rows(states.index_select(0, batch.q_starts[1:].long() - 1))  # [R]
@@ -331,23 +320,25 @@ class Worker:
         drawn = draws.slots
         if draws.rows:
             if logits is None:
-                logits = self._net.logits(states.index_select(0, batch.sample_rows))  # [D, V]
-            drawn = self._draw(logits, draws, _masked(plan), masks, step)
-        if self._net.head is not None and self._drafts:
-            drafter = HeadDrafter(self._net.head, self._attention, self._batcher)
-            step.add_drafts(drafter(rows, batch, self._net.normed(states), drawn))
+                logits = self.net.logits(states.index_select(0, batch.sample_rows))  # [D, V]
+            drawn = self._sample(logits, draws, _masked(plan), masks, step)
+        if self.net.head is not None and self._drafts:
+            from saccade.runtime.sampling.head import HeadDrafter  # for models with such a head
 
-    def _tell_extras(
+            drafter = HeadDrafter(self.net.head, self._attention, self._batcher)
+            step.add_drafts(drafter(rows, batch, self.net.normed(states), drawn))
+
+    def _report_extras(
         self, rows: Sequence[Row], frame: Frame | None, states: torch.Tensor, step: Step
     ) -> None:
         """Compute what rows ask for from `states`, the step's batch padded to `frame`."""
         for kind, asking in self._batcher.asking(rows, frame).items():
             if kind not in self._state_parts:
-                self._state_parts[kind] = STATE_PARTS[kind](self._net, not self._shard.rank)
+                self._state_parts[kind] = find_state_part(kind)(self.net, not self.everyone.rank)
             if (outcome := self._state_parts[kind](states, asking)) is not None:
                 step.copy_outcome(outcome)
 
-    def _draw(
+    def _sample(
         self,
         logits: torch.Tensor,
         draws: Draws,
@@ -369,7 +360,7 @@ class Worker:
             finite = quieten(logits)
             tokens, report = self._sampler(logits, draws, allowed, masked)
             drawn = tokens if finite is None else torch.where(finite, tokens, NO_TOKEN)
-        tokens = self._shard.broadcast(tokens)
+        tokens = self.everyone.broadcast(tokens)
         self._batcher.keep_tokens(draws, tokens)
         step.draw(drawn)
         if report is not None:

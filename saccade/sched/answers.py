@@ -1,11 +1,18 @@
-"""An answer's steps and its end, and what the front hears about it. Owns nothing."""
+"""An answer's steps and its end, what the front hears about it, and why there can be none. Owns
+nothing.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from saccade.core.token_rules import NO_RULES
-from saccade.core.types import Delta, FinishReason, Request, TokenLogprobs
-from saccade.sched.grammar_state import GrammarState
+from saccade.core.types import NO_PENALTIES, Delta, FinishReason, Request, TokenLogprobs
+from saccade.sched.limits import SchedulerLimits
 from saccade.sched.sequence import Sequence
+
+if TYPE_CHECKING:
+    from saccade.sched.grammar_state import GrammarState
 
 
 def end_reason(
@@ -13,11 +20,11 @@ def end_reason(
 ) -> FinishReason | None:
     """Return why the answer ends with its newest `token`, or None.
 
-    `min_tokens` counts the tokens before the ending one.
+    Pending tokens precede the last one.
     """
     sampling = sequence.request.sampling
     ends = token in sampling.stop_token_ids or (token in eos and not sampling.ignore_eos)
-    if ends and sequence.output_length > sampling.min_tokens:
+    if ends and not sampling.tokens_due(sequence.output_length - 1):
         return "stop"
     if sequence.output_length >= sampling.max_tokens or len(sequence.tokens) >= token_limit:
         return "length"
@@ -83,8 +90,7 @@ def jumps(request: Request) -> bool:
     if request.prompt_logprobs is not None or request.rules != NO_RULES:
         return False
     sampling = request.sampling
-    penalties = sampling.presence_penalty, sampling.frequency_penalty
-    return sampling.logprobs is None and sampling.repetition_penalty == 1.0 and not any(penalties)
+    return sampling.logprobs is None and sampling.penalties == NO_PENALTIES
 
 
 def report(
@@ -96,7 +102,7 @@ def report(
 ) -> Delta:
     """Report a sequence's new tokens to the front.
 
-    The first delta says where images and prompt tokens were found.
+    The first delta has the cache levels of images and prompt tokens.
     """
     id, tokens, account = sequence.request.id, sequence.unreported, sequence.account
     draft_counts = account.draft_counts
@@ -108,3 +114,29 @@ def report(
     return Delta(
         *common, admitted=account.admitted, restored=account.restored, draft_counts=draft_counts
     )
+
+
+def refusal(
+    request: Request, limits: SchedulerLimits, token_limit: int, images_fit: bool
+) -> str | None:
+    """Return why a request can never be served, or None if it can.
+
+    Sequences have at most `token_limit` tokens. `images_fit`: each image has room in the pixel
+    arena.
+    """
+    length = len(request.tokens)
+    if length == 0:
+        return "the prompt has no tokens"
+    answer = int(request.reading is None)
+    if length + answer > token_limit:
+        what = "the context length" if token_limit == limits.context_length else "the KV cache"
+        kept = ", of which one is for the answer" if answer else ""
+        return (
+            f"the prompt has {length} tokens; {what} holds {token_limit}{kept}: shorten the prompt"
+        )
+    if not images_fit:
+        return (
+            f"an image is larger than the pixel arena of {limits.arena_bytes} bytes: send a "
+            "smaller one, or start the server with a larger --tune arena_mb=MIB"
+        )
+    return None

@@ -1,6 +1,6 @@
 """A plan in the making, and a plan in flight.
 
-Owns the content of a step so far. Decides nothing.
+Owns the content of a step so far. Makes no decisions.
 """
 
 from __future__ import annotations
@@ -38,28 +38,24 @@ PlannedRow = tuple[Row, Sequence, Run]
 
 
 class PlannedOutcome(NamedTuple):
-    """The result of one row.
-
-    token: the token drawn, or None without a draw. logprobs, scores, pooled_output: None unless
-    asked for. non_finite: the row has non-finite values.
-    """
+    """The result of one row."""
 
     row: Row
     sequence: Sequence
     run: Run
-    token: int | None
-    logprobs: TokenLogprobs | None
+    token: int | None  # the token drawn, or None without a draw
+    logprobs: TokenLogprobs | None  # logprobs, scores, pooled_output: None unless asked for
     scores: PromptScores | None
     pooled_output: PooledOutput | None
-    non_finite: bool
+    non_finite: bool  # the row has non-finite values
 
 
 @dataclass(slots=True)
-class Flight:
-    """A plan handed out, whose results are still to come, one for each step.
+class InFlightPlan:
+    """A plan in flight, with one pending result for each step.
 
-    `rows`: the rows of the next result's step, each with its sequence and run. `left`: results to
-    come. `halted`: the workers were told to end it early.
+    `rows`: the rows of the next result's step, each with its sequence and run. `left`: pending
+    results. `halted`: the workers were told to cancel it.
 
     `pages`: released by sequences for which the plan still writes. They are free once the plan was
     applied.
@@ -75,8 +71,8 @@ class Flight:
     planned: float = field(default_factory=time.monotonic)
     halted: bool = False
 
-    def go_on(self) -> None:
-        """Go on to the plan's next step."""
+    def advance(self) -> None:
+        """Advance to the plan's next step."""
         self.left -= 1
         for place, (row, sequence, run) in enumerate(self.rows):
             self.rows[place] = following(row), sequence, run
@@ -111,7 +107,8 @@ class Flight:
 class PlanBuilder:
     """One step in the making.
 
-    `tokens`: tokens left for prefill. `width`: rows in the step, if each running sequence has one.
+    `tokens`: tokens left for prefill. `share`: of all of them, what one client may have. `width`:
+    rows in the step, if each running sequence has one.
     `prefilling`: some sequence has had its turn to prefill. `exceeded`: an image was put on the
     device beyond the budget. `patches`: patches of images whose encoding begins. `masked`: some row
     waits for a mask. `again`: new facts make a second pass worthwhile. `steps`: as in `Plan`.
@@ -120,6 +117,7 @@ class PlanBuilder:
     def __init__(self, tokens: int, steps: int = 1) -> None:
         # the step so far
         self.tokens = tokens
+        self.share = tokens
         self.steps = steps
         self.width = 0
         self.prefilling = False
@@ -139,6 +137,11 @@ class PlanBuilder:
         self._decode: list[PlannedRow] = []
         self._told_rows: list[PlannedRow] = []  # decode rows that send the newest token
         self._prefill: list[PlannedRow] = []
+        self._spent: dict[str, int] = {}  # tokens of prefill by client
+
+    def room(self, client: str) -> int:
+        """Return how many more tokens of a client's prompts the step takes."""
+        return min(self.tokens, max(0, self.share - self._spent.get(client, 0)))
 
     @property
     def decodes(self) -> bool:
@@ -192,10 +195,11 @@ class PlanBuilder:
         keep: int = NO_LINE,
         head_drafts: int = 0,
     ) -> Row:
-        """Compute the newest token and sample the next. A plan in flight may still be sampling the
-        newest.
+        """Plan a row that runs the newest token through the model and samples the next one.
 
-        newest: the newest token, where the worker must be told. draft, keep, head_drafts: as in
+        A plan in flight may still be sampling the newest.
+
+        newest: the newest token, if the worker does not have it. draft, keep, head_drafts: as in
         `Row`.
         """
         row = self._row(sequence, run, run.planned + 1, newest, draft, keep, head_drafts)
@@ -211,10 +215,12 @@ class PlanBuilder:
 
         Returns the last row.
 
-        singly: tokens that were forced in the answer each have a row, as drawn tokens and draft
+        singly: tokens that were forced in the answer each have a row, as sampled tokens and draft
         tokens have. Which of them a grammar foresees in time must leave the answer unchanged.
         """
-        self.tokens -= end - run.planned
+        count = end - run.planned
+        self.tokens -= count
+        self._spent[sequence.client] = self._spent.get(sequence.client, 0) + count
         while True:
             start = run.planned
             stop = min(end, max(run.opened, start + 1)) if singly else end
@@ -301,7 +307,7 @@ def splices(
 ) -> list[Splice]:
     """Return the images in tokens `[start, end)`, whose first token is batch row `row`.
 
-    shared: as in `ShownImages`.
+    shared: as in `PromptImages`.
     """
     return [
         Splice(row + position, length, shared.get(key, key), offset)

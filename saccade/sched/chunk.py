@@ -1,6 +1,6 @@
 """Chunked prefill and images: the end of a chunk, and its images.
 
-Owns no state. Knows nothing of pages. Asks the image scheduler for available images.
+Owns no state. Asks the image scheduler for available images.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Images = Many[Image]
 
 
 class ChunkLimit(NamedTuple):
-    """How far a chunk may go. `end` stops before `missing`, the first image still to come."""
+    """The limit of a chunk. `end` stops before `missing`, the first missing image."""
 
     end: int
     missing: ImageKey | None
@@ -32,7 +32,7 @@ class ChunkLimit(NamedTuple):
 def chunk_limit(
     spans: Spans, images: Images, start: int, goal: int, showable: Callable[[ImageKey], bool]
 ) -> ChunkLimit:
-    """Return how far a chunk may go from `start` towards `goal`."""
+    """Return the limit of a chunk from `start` towards `goal`."""
     for span in overlapping(spans, start, goal):
         key = images[span.image].key
         if not showable(key):
@@ -67,11 +67,16 @@ class ImageChunks:
         self._whole = limits.whole_image_tokens > 0
 
     def chunk_limit(self, sequence: Sequence, tokens: int) -> ChunkLimit:
-        """Return how far a chunk of at most `tokens` may go from the sequence's position."""
+        """Return the limit of a chunk of at most `tokens` from the sequence's position."""
         start = sequence.position
         goal = min(start + tokens, len(sequence.tokens))
         if start >= sequence.images_end:
             return ChunkLimit(goal, None)
+        # A waiting sequence takes its slot first: room for images may be exceeded for running ones.
+        if sequence.run is not None and not sequence.shown.chunk_aware:
+            missing = self._image_scheduler.missing(sequence)
+            if missing is not None:
+                return ChunkLimit(start, missing)
         spans, images = sequence.request.spans, sequence.shown.images
         found = chunk_limit(spans, images, start, goal, self._image_scheduler.showable)
         return found._replace(end=self.whole(sequence, start, found.end))

@@ -13,8 +13,7 @@ from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.plan import Place
 from saccade.core.types import ImageOutcome, Missed, Span, Tier
 from saccade.sched.limits import GROWTH_TOKENS
-from saccade.sched.parts.page_arrivals import PageArrivals
-from saccade.sched.parts.snapshot_scheduler import SnapshotScheduler
+from saccade.sched.parts.step_part import Parts
 from saccade.sched.sequence import Run, Sequence
 
 
@@ -25,16 +24,12 @@ class KVCacheManager:
         self,
         pool: PagePool,
         prefix: PrefixCache | None,
-        arrivals: PageArrivals | None,
-        snapshots: SnapshotScheduler | None,
+        parts: Parts,
         token_limit: int,
     ) -> None:
-        """Start with the caches that the server has.
-
-        arrivals: None without other tiers. snapshots: None for a model without states.
-        """
-        self._arrivals = arrivals
-        self._snapshots = snapshots
+        """Start with the caches that the server has. parts: the scheduler's."""
+        self._loads = parts.loads
+        self._parts = parts.every
         self._pool = pool
         self._prefix = prefix
         self._token_limit = token_limit
@@ -52,7 +47,7 @@ class KVCacheManager:
         return self._refused[0] if self._refused else None
 
     def forget_refusal(self) -> None:
-        """Forget the refusal: a sequence was admitted, or the refused one has ended."""
+        """Forget the error: a sequence was admitted, or the refused one has ended."""
         self._refused = None
 
     def still_refused(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
@@ -71,38 +66,28 @@ class KVCacheManager:
         if sequence.shareable < len(sequence.tokens):
             path = path[: sequence.shareable // self._pool.page_size]
             path = self._prefix.resumable(path) if self._prefix else path
-        coming = 0 if self._arrivals is None else len(self._arrivals.beyond(sequence, path))
+        coming = 0 if self._loads is None else self._loads.count_coming(sequence, path)
         sequence.match((len(path) + coming) * self._pool.page_size)
         return path
 
     def match(self, sequence: Sequence) -> int:
-        """Count a waiting sequence's tokens that are in the prefix cache, or can come to it."""
+        """Count a sequence's tokens that are in the prefix cache, or can be loaded into it."""
         self.find_pages(sequence)
         return sequence.position
 
     def awaits(self, sequence: Sequence, path: list[Node], running: Iterable[Sequence]) -> bool:
-        """Start reads if another tier has pages worth waiting for. Returns True if the sequence
-        should wait.
+        """Return True if a waiting sequence should wait for pages from another tier.
 
-        `path`: the sequence's cached pages. If it should go on, it does without the others, and
+        `path`: the sequence's cached pages. If it should resume, it runs without the others, and
         `matched` is the cached part.
         """
-        arrivals, size = self._arrivals, self._pool.page_size
-        if arrivals is None or sequence.matched == len(path) * size:
+        if self._loads is None or sequence.matched == len(path) * self._pool.page_size:
             return False
-        if arrivals.awaits(sequence):
-            return True
-        found = arrivals.beyond(sequence, path)
-        names, restore = arrivals.worth(found), arrivals.of(sequence)
-        restore.slow = len(names) < len(found)
-        if names:
-            if not self._covers(self._available(running), sequence, path):
-                return False  # nothing is asked for before its turn for pages comes
-            if arrivals.begin_reads(sequence, path, names):
-                return True
-        restore.done = True
-        sequence.match(len(path) * size)
-        return False
+
+        def has_room() -> bool:
+            return self._covers(self._available(running), sequence, path)
+
+        return self._loads.awaits(sequence, path, has_room)
 
     # ---- pages of the pool
 
@@ -115,8 +100,9 @@ class KVCacheManager:
         They will soon be shared.
         """
         start = sequence.position
-        if self._snapshots and (point := self._snapshots.first_point(sequence)):
-            tokens = point - start  # nothing before it can be shared
+        for part in self._parts:
+            if point := part.first_shared(sequence):
+                tokens = point - start  # no earlier position can be shared
         if self._prefix is None or start + tokens > sequence.shareable:
             return False
         return has_duplicate_prefix(sequence, running, start, start + tokens)
@@ -155,7 +141,7 @@ class KVCacheManager:
         return self._pool.free >= pages
 
     def forget(self, pages: int) -> int:
-        """Evict up to `pages` unheld cached pages that nobody has pinned. Returns their number."""
+        """Evict up to `pages` unused, unpinned cached pages. Returns their number."""
         return self._prefix.evict(pages, pinned=False) if self._prefix else 0
 
     def _available(self, running: Iterable[Sequence]) -> int:
@@ -199,8 +185,8 @@ class KVCacheManager:
         sequence.path = []
         if sequence.cached is None and (self._prefix.pinned or self._prefix.kept is not None):
             self._prefix.hit(path, sequence.client)
-        if self._arrivals is not None:
-            self._arrivals.admitted(sequence, len(path) * self._pool.page_size)
+        if self._loads is not None:
+            self._loads.admitted(sequence, len(path) * self._pool.page_size)
         return node
 
     def publish(self, sequence: Sequence, run: Run, computed: int) -> None:
@@ -216,8 +202,8 @@ class KVCacheManager:
 
         The disk is cleared only with `disk`.
         """
-        if self._arrivals is not None:
-            self._arrivals.flush(disk)
+        if self._loads is not None:
+            self._loads.flush(disk)
         elif self._prefix is not None:
             self._prefix.flush()
 
@@ -228,8 +214,8 @@ class KVCacheManager:
         """
         if self._prefix is None or run.node is None:
             return run.pages
-        if self._arrivals is not None:
-            self._arrivals.of(sequence).done = False
+        if self._loads is not None:
+            self._loads.left(sequence)
         whole = run.computed // self._pool.page_size
         run.node = self._prefix.leave(
             run.node, sequence.content, run.pages[:whole], whole, idle=sequence.idle
@@ -241,11 +227,11 @@ class KVCacheManager:
 
         A page is free, the trie's, arriving, or held by one of `holders`. `lines`: held by runs.
         """
-        arriving = () if self._arrivals is None else tuple(self._arrivals.holders)
+        arriving = () if self._loads is None else tuple(self._loads.holders)
         owned = (self._prefix.owned(),) if self._prefix else ()
         self._pool.audit([*holders, *arriving, *owned])
         if self._prefix is not None and self._prefix.snapshots is not None:
-            coming = () if self._arrivals is None else tuple(self._arrivals.lines)
+            coming = () if self._loads is None else tuple(self._loads.lines)
             self._prefix.snapshots.audit((*lines, *coming))
 
 

@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from saccade.core.plan import PageTier
-from saccade.core.types import Request
 
 GROWTH_TOKENS = 8
 """Answer tokens for which every sequence is given room when a new one is admitted, so that none is
@@ -15,33 +14,30 @@ preempted at once.
 
 
 NO_MEMORY_IMAGE = (
-    "the device has no memory left to encode an image: send a smaller one, or start the server "
+    "out of device memory while encoding an image: send a smaller one, or start the server "
     "with a lower --mem-fraction-static or --tune max_encode_patches=N"
 )
-NOT_ENCODED = "the vision tower does not encode an image of this request: {why}"
+NOT_ENCODED = "the vision encoder failed on an image of this request: {why}"
 NO_MEMORY_STEP = (
-    "the device has no memory left for a step: try again, or start the server with a lower "
+    "out of device memory in a step: try again, or start the server with a lower "
     "--mem-fraction-static or --chunked-prefill-size"
 )
 
 NOT_FINITE = (
-    "the model came to values that are no numbers (NaN or infinity) in this request: a weight or "
-    "an image's embedding is damaged, or --dtype is too narrow for the model"
+    "the model computed NaN or infinity in this request: a weight or an image embedding is "
+    "damaged, or --dtype has too small a range for the model"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class DraftLimits:
-    """Bounds on draft tokens.
+    """Bounds on draft tokens."""
 
-    tokens: most draft tokens per sequence and step, 0 to disable. states: lines of the workers'
-    state memory for the states between draft tokens, or None for a model without states. head: the
-    model has an MTP head.
-    """
-
-    tokens: int = 0
+    tokens: int = 0  # most draft tokens per sequence and step, 0 to disable
+    # lines of the workers' state memory for the states between draft tokens, or None for a model
+    # without states
     states: range | None = None
-    head: bool = False
+    head: bool = False  # the model has an MTP head
 
 
 NO_DRAFTS = DraftLimits()
@@ -56,6 +52,8 @@ class SchedulerLimits:
 
     encode_patches: patches in images whose encoding may begin in a step. One image always may.
 
+    chunk_aware: False has all images of a prompt encoded before its next chunk, for benchmarks.
+
     look_ahead: images that may be on their way before their turn. arena_bytes: the pixel arena.
 
     early_tokens: a new sequence with missing images takes a slot only if it can compute this many
@@ -65,9 +63,9 @@ class SchedulerLimits:
     given_bytes: bytes per token in an embedding given by another server instead of pixels, or 0
     without such a server.
 
-    tower_budget: patch-blocks (patches x blocks of the vision tower) that a step may spend on
+    tower_budget: patch-blocks (patches x blocks of the vision encoder) that a step may spend on
     images, or 0 for no bound. tower_shares: prompts compete for the tower's time, as decoding rows
-    do. tower_blocks: blocks in the vision tower.
+    do. tower_blocks: blocks in the vision encoder.
 
     snapshot_tokens: tokens between two snapshots of a long prompt, for models with per-sequence
     states.
@@ -82,25 +80,37 @@ class SchedulerLimits:
     """
 
     # a step
-    max_running: int
-    chunk_tokens: int
-    context_length: int
+    max_running: int  # sequences at a time
+    chunk_tokens: int  # tokens per step, decode rows included (which always go ahead)
+    context_length: int  # prompt and answer
+    # patches in images whose encoding may begin in a step. One image always may.
     encode_patches: int
     # images before their turn
-    look_ahead: int = 32
+    look_ahead: int = 32  # images that may be on their way before their turn
+    # a new sequence with missing images takes a slot only if it can compute this many tokens at
+    # once. It also waits for a running sequence that is just computing this many tokens of the same
+    # prompt, to share them.
     early_tokens: int = 256
     arena_bytes: int = 1 << 40
+    chunk_aware: bool = True
     # the tower's time
+    # patch-blocks (patches x blocks of the vision encoder) that a step may spend on images, or 0
+    # for no bound
     tower_budget: int = 0
-    tower_shares: bool = True
-    tower_blocks: int = 1
+    tower_shares: bool = True  # prompts compete for the tower's time, as decoding rows do
+    tower_blocks: int = 1  # blocks in the vision encoder
     # what few models have
+    # tokens between two snapshots of a long prompt, for models with per-sequence states
     snapshot_tokens: int = 1024
+    # bytes per token in an embedding given by another server instead of pixels, or 0 without such a
+    # server
     given_bytes: int = 0
     drafts: DraftLimits = NO_DRAFTS
+    # tokens of the largest image, where chunks must end between images, or 0 if chunks end anywhere
     whole_image_tokens: int = 0
+    # one-token rows are batch-invariant, so each token of an answer has a row of its own
     batch_invariant: bool = False
-    plan_steps: int = 1
+    plan_steps: int = 1  # most steps in a plan of rows that only decode
 
     @property
     def longest_chunk(self) -> int:
@@ -144,29 +154,3 @@ def image_failure(why: str) -> tuple[str, str | None]:
     if not why:
         return NO_MEMORY_IMAGE, None
     return NOT_ENCODED.format(why=why), "internal_error"
-
-
-def refusal(
-    request: Request, limits: SchedulerLimits, token_limit: int, images_fit: bool
-) -> str | None:
-    """Return why a request can never be served, or None if it can.
-
-    Sequences have at most `token_limit` tokens. `images_fit`: each image has room in the pixel
-    arena.
-    """
-    length = len(request.tokens)
-    if length == 0:
-        return "the prompt has no tokens"
-    answer = int(request.reading is None)
-    if length + answer > token_limit:
-        what = "the context length" if token_limit == limits.context_length else "the KV cache"
-        kept = ", of which one is for the answer" if answer else ""
-        return (
-            f"the prompt has {length} tokens; {what} holds {token_limit}{kept}: shorten the prompt"
-        )
-    if not images_fit:
-        return (
-            f"an image is larger than the pixel arena of {limits.arena_bytes} bytes: send a "
-            "smaller one, or start the server with a larger --tune arena_mb=MIB"
-        )
-    return None

@@ -1,6 +1,6 @@
 """The contract between the engine's loop and the scheduler of the workers.
 
-`scheduler.py` answers prompts, `encoding.py` gives embeddings away. Both make plans in order, up to
+`scheduler.py` answers prompts. A plugin's gives embeddings away. Both make plans in order, up to
 `PLANS_IN_FLIGHT` before the oldest is applied.
 """
 
@@ -39,7 +39,7 @@ class Scheduler(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Return True if every request has ended and the workers hold nothing for them."""
+        """Return True if all requests have finished and the workers have released their slots."""
         ...
 
     def add_request(self, request: Request) -> list[Delta]:
@@ -74,12 +74,12 @@ class Scheduler(Protocol):
         """
         ...
 
-    def forget_pages(self, pages: int) -> int:
+    def drop_pages(self, pages: int) -> int:
         """Forget up to `pages` cached pages kept for later use. Returns their number."""
         ...
 
-    def give_back(self) -> None:
-        """Have the next plan give back memory that holds nothing."""
+    def release_memory(self) -> None:
+        """Release unused memory with the next plan."""
         ...
 
     def take_notices(self) -> Notices:

@@ -1,6 +1,6 @@
 """The scheduler: the choice of the next work, and the use of results.
 
-Owns every sequence, slot and page decision. Knows lengths, keys and token ids, but nothing of
+Owns every sequence, slot and page decision. Works with lengths, keys and token ids, not with
 tensors, bytes or text. `image_scheduler.py` decides about images, `turns.py` about turns.
 
     add -> plan -> plan -> apply -> plan -> apply ...      (up to two plans in flight)
@@ -8,24 +8,25 @@ tensors, bytes or text. `image_scheduler.py` decides about images, `turns.py` ab
 A plan names positions, not values: the next plan counts the tokens to be drawn by the plan in
 flight. If such a token ends its answer, the next plan's row for the answer is computed and ignored.
 Each step takes running sequences oldest first: one token for each decoding one, then prompts'
-chunks within the token budget, then new sequences by turns. Older sequences may take pages from the
-youngest (computed again later), so that the oldest always makes progress. While a sequence lacks
-images, the rest go on.
+chunks within the token budget, of which each client has a share, then new sequences by turns. Older
+sequences may take pages from the youngest (computed again later), so that the oldest always makes
+progress. While a sequence lacks images, the others continue.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.cache.pages import PagePool
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.errors import InternalError, RequestError
+from saccade.core.metrics import Metrics
 from saccade.core.plan import (
     PLANS_IN_FLIGHT,
     FreeMemory,
@@ -36,28 +37,21 @@ from saccade.core.plan import (
     StepResult,
 )
 from saccade.core.types import Delta, FinishReason, ImageKey, PooledOutput, Request, TokenLogprobs
-from saccade.sched.answers import end_reason, follow, report
-from saccade.sched.builder import Flight, PlanBuilder, PlannedOutcome
+from saccade.sched.answers import end_reason, follow, refusal, report
+from saccade.sched.builder import InFlightPlan, PlanBuilder, PlannedOutcome
 from saccade.sched.chunk import ImageChunks
-from saccade.sched.grammar_state import GrammarState
 from saccade.sched.images.image_scheduler import ImageScheduler
 from saccade.sched.images.slots import Notices
-from saccade.sched.images.tiles import TileBook
-from saccade.sched.images.tower_pace import TowerPace
 from saccade.sched.kv_cache_manager import KVCacheManager
-from saccade.sched.limits import (
-    NO_MEMORY_STEP,
-    NOT_FINITE,
-    Counts,
-    SchedulerLimits,
-    image_failure,
-    refusal,
-)
-from saccade.sched.parts.assembly import build_parts
-from saccade.sched.parts.idle_work import IDLE_TOKENS, IdleWork
-from saccade.sched.parts.step_part import StepPart
+from saccade.sched.limits import NO_MEMORY_STEP, NOT_FINITE, Counts, SchedulerLimits, image_failure
+from saccade.sched.parts.step_part import PartContext, Parts, StepPart
 from saccade.sched.sequence import Run, Sequence
-from saccade.sched.turns import TurnQueue, find_crowding, in_turn
+from saccade.sched.turns import IDLE_TOKENS, IdleWork, TurnQueue, find_crowding, in_turn
+
+if TYPE_CHECKING:  # for what few servers have
+    from saccade.sched.grammar_state import GrammarState
+    from saccade.sched.images.tiles import TileIndex
+    from saccade.sched.step_pace import StepPace
 
 Part = TypeVar("Part", bound=StepPart)
 
@@ -69,9 +63,6 @@ class GenerationScheduler:
     """The `protocol.Scheduler` that answers prompts.
 
     `apply` answers the oldest plan in flight. Anything else may be called at any time.
-
-    token_limit: most tokens in one sequence, prompt and answer. arrivals: pages that come back from
-    other tiers, or None without other tiers.
     """
 
     def __init__(
@@ -81,27 +72,30 @@ class GenerationScheduler:
         prefix: PrefixCache | None,
         embeddings: EmbeddingCache,
         eos_token_ids: tuple[int, ...],
-        pace: TowerPace | None = None,
-        tiles: TileBook | None = None,
+        pace: StepPace | None = None,
+        tiles: TileIndex | None = None,
     ) -> None:
         """Build the parts that the limits and the caches ask for.
 
-        pace, tiles: as in `ImageScheduler`.
+        pace: of steps with decoding rows, on an accelerator. tiles: as in `ImageScheduler`.
         """
         self.limits = limits
+        # most tokens in one sequence, prompt and answer
         self.token_limit = min(limits.context_length, pool.capacity * pool.page_size)
         self.pool = pool
         self.embeddings = embeddings
         self.counts = Counts()
         self.image_scheduler = ImageScheduler(limits, embeddings, self.counts, pace, tiles)
+        self._prompt_pace = None if pace is None else pace.prompts
         self.running: list[Sequence] = []  # by order
         self.waiting = TurnQueue()
         self.idle_work = IdleWork()
-        self._parts = build_parts(limits, pool, prefix, embeddings, self.token_limit)
-        self.arrivals = self._parts.arrivals
-        self._kv_cache = KVCacheManager(
-            pool, prefix, self.arrivals, self._parts.snapshots, self.token_limit
-        )
+        context = PartContext(limits, pool, prefix, embeddings, self.token_limit)
+        self._parts = Parts(context)
+        # loads of pages from other tiers, or None without other tiers
+        self.loads = self._parts.loads
+        self._asking: dict[Sequence, tuple[StepPart, ...]] = {}  # of those that have more parts
+        self._kv_cache = KVCacheManager(pool, prefix, self._parts, self.token_limit)
         self._chunks = ImageChunks(
             self.image_scheduler, embeddings, self._kv_cache, limits, self.counts
         )
@@ -109,10 +103,10 @@ class GenerationScheduler:
         self._ids: dict[str, Sequence] = {}
         self._slots = list(range(limits.max_running))[::-1]  # free: workers close before they open
         self._closing: list[int] = []
-        self._gives_back = False
-        self._flights: deque[Flight] = deque()  # planned, not yet applied; the oldest first
+        self._releases_memory = False
+        self._flights: deque[InFlightPlan] = deque()  # planned, not yet applied; the oldest first
 
-    # ---- requests and pixels come in
+    # ---- requests and pixels arrive
 
     @property
     def prefix(self) -> PrefixCache | None:
@@ -121,16 +115,16 @@ class GenerationScheduler:
 
     def part(self, kind: type[Part]) -> Part | None:
         """Return the part of a kind, or None on a scheduler without it."""
-        return next((part for part in self._parts.asked if isinstance(part, kind)), None)
+        return next((part for part in self._parts.built if isinstance(part, kind)), None)
 
     def _parts_of(self, sequence: Sequence) -> tuple[StepPart, ...]:
-        return self._parts.asked if sequence.asks else self._parts.every
+        return self._asking.get(sequence, self._parts.every)
 
     @property
     def idle(self) -> bool:
-        """Return True if every request has ended and the workers hold nothing for them."""
-        held = self._closing or self._flights or self._gives_back or self.image_scheduler.busy
-        unsaved = self.arrivals is not None and self.arrivals.unsaved
+        """Return True if all requests have finished and the workers have released their slots."""
+        held = self._closing or self._flights or self._releases_memory or self.image_scheduler.busy
+        unsaved = self.loads is not None and self.loads.unsaved
         return not (self._ids or held or unsaved)
 
     def add_request(
@@ -145,16 +139,23 @@ class GenerationScheduler:
         fits = all(self.image_scheduler.slots.fits(image) for image in request.images)
         if (error := refusal(request, self.limits, self.token_limit, fits)) is not None:
             return [Delta(request.id, finish="error", error=error)]
-        sequence = Sequence(request, self.counts.requests, grammar_state)
+        sequence = Sequence(
+            request,
+            self.counts.requests,
+            grammar_state,
+            chunk_aware=self.limits.chunk_aware,
+        )
         self.counts.requests += 1
         if grammar_state is not None:
             try:
                 reason = follow(sequence, grammar_state, None, self._eos, self.token_limit)
             except RequestError as fault:
-                return [self._tell(sequence, "error", fault.message, code=fault.code)]
+                return [self._report(sequence, "error", fault.message, code=fault.code)]
             if reason is not None:
-                return [self._tell(sequence, reason)]
+                return [self._report(sequence, reason)]
         self._ids[request.id] = sequence
+        if request.caching.is_reported:
+            self._asking[sequence] = self._parts.asking
         if sequence.idle:
             self.idle_work.later.append(sequence)
             return []
@@ -164,7 +165,6 @@ class GenerationScheduler:
         return []
 
     def _join(self, sequence: Sequence) -> None:
-        """Let a sequence wait for its turn."""
         self.waiting.add(sequence)
         if sequence.images_end:
             self.image_scheduler.join(sequence)
@@ -172,7 +172,7 @@ class GenerationScheduler:
             self.image_scheduler.ask_early(sequence)
 
     def _put_aside(self, sequence: Sequence) -> None:
-        """Take unawaited work off the running sequences, as awaited work came."""
+        """Remove background work from the running sequences, as other work arrived."""
         if sequence.run is not None:
             self._preempt(sequence)
         else:
@@ -183,8 +183,8 @@ class GenerationScheduler:
 
     def _leave_queue(self, sequence: Sequence) -> None:
         self.waiting.remove(sequence, served=False)
-        if self.arrivals is not None:
-            self.arrivals.end_wait(sequence)
+        if self.loads is not None:
+            self.loads.end_wait(sequence)
         if self._kv_cache.refused is sequence:
             self._kv_cache.forget_refusal()
 
@@ -227,15 +227,15 @@ class GenerationScheduler:
         with `disk`. Waiting sequences compute their found prefixes again.
         """
         self._kv_cache.flush(disk)
-        for part in self._parts.asked:
+        for part in self._parts.built:
             part.flush()
         if embeddings:
             self.image_scheduler.flush(disk)
         for sequence in self.waiting:
             sequence.matched = None
 
-    def forget_pages(self, pages: int) -> int:
-        """Forget up to `pages` cached pages that nobody holds or has pinned. Returns their number.
+    def drop_pages(self, pages: int) -> int:
+        """Evict up to `pages` unused, unpinned cached pages. Returns their number.
 
         Waiting sequences look for their prefixes again.
         """
@@ -244,9 +244,19 @@ class GenerationScheduler:
             sequence.matched = None
         return forgotten
 
-    def give_back(self) -> None:
-        """Have the next plan give back the memory of free pages, and of what else was freed."""
-        self._gives_back = True
+    def release_memory(self) -> None:
+        """Have the next plan release the memory of free pages, and of what else was freed."""
+        self._releases_memory = True
+
+    def measure(self, metrics: Metrics) -> None:
+        """Copy what the parts count into the metrics that users see."""
+        for part in self._parts.built:
+            part.measure(metrics)
+        if self.loads is not None:
+            self.loads.measure(metrics, self.counts)
+        for state, sequences in (("running", self.running), ("waiting", self.waiting)):
+            names = (each.request.adapter.name for each in sequences if each.request.adapter.number)
+            metrics.set_all("saccade_adapter_requests", Counter(names), state=state)
 
     def take_notices(self) -> Notices:
         """Return the news for the front, and clear it."""
@@ -266,20 +276,20 @@ class GenerationScheduler:
         if self.idle_work.later and not (self.running or len(self.waiting) or self._flights):
             self._join(self.idle_work.take_up())
         elif self.idle_work.active is not None and self._flights:
-            return Plan(self.counts.steps)  # whoever comes waits for one step of it at most
+            return Plan(self.counts.steps)  # a new request waits for at most one step of it
         builder = self._draft()
         while builder.again and not (builder.works or self._closing):
             builder = self._draft()
         plan = self._build(builder)
         if not plan.empty:
             self.counts.steps += plan.steps
-            self._flights.append(Flight(plan, builder.rows, builder.masked, plan.steps))
+            self._flights.append(InFlightPlan(plan, builder.rows, builder.masked, plan.steps))
         return plan
 
-    def take_halt(self) -> bool:
+    def take_cancel(self) -> bool:
         """Return True, once, if a plan of several steps should end now.
 
-        Other work has come, or a row is in vain. Call this after every message and result.
+        New work has arrived, or a row is obsolete. Call this after every message and result.
         """
         flight = self._flights[-1] if self._flights else None
         if flight is None or flight.left == 1 or flight.halted:
@@ -321,18 +331,14 @@ class GenerationScheduler:
         return grammar_state.mask()
 
     def _draft(self) -> PlanBuilder:
-        decoding = sum([sequence.decoding for sequence in self.running])
-        most = self.limits.chunk_tokens
-        if self.idle_work.active is not None:
-            most = min(most, IDLE_TOKENS)
-        # Rows that decode are beside a step's tokens in the workers' memory: an image always fits.
-        tokens = max(self.limits.whole_image_tokens, most - decoding)
+        tokens = self._count_prompt_tokens()
         builder = PlanBuilder(tokens, self._count_steps() if self.limits.plan_steps > 1 else 1)
-        if self.arrivals is not None:
-            self.arrivals.begin_plan(idle=not (self.running or len(self.waiting)))
+        if self.loads is not None:
+            self.loads.begin_plan(idle=not (self.running or len(self.waiting)))
         self.image_scheduler.begin_plan(builder)
         if len(self.waiting):
-            self._make_way()
+            self._preempt_beyond_share()
+        builder.share = self._share(tokens)
         self._continue_running(builder)
         if len(self.waiting):
             self._admit_waiting(builder)
@@ -343,6 +349,40 @@ class GenerationScheduler:
         )
         self.image_scheduler.end_plan()
         return builder
+
+    def _count_prompt_tokens(self) -> int:
+        """Return how many tokens of prompts the next step has room for.
+
+        The pace bounds them while anybody reads an answer as it comes.
+        """
+        decoding = [sequence for sequence in self.running if sequence.decoding]
+        most = self.limits.chunk_tokens
+        if self.idle_work.active is not None:
+            most = min(most, IDLE_TOKENS)
+        tokens = most - len(decoding)
+        pace = self._prompt_pace
+        if pace is not None and any(sequence.request.streamed for sequence in decoding):
+            tokens = min(tokens, pace.tokens)
+        # Rows that decode are beside a step's tokens in the workers' memory: an image always fits.
+        return max(self.limits.whole_image_tokens, tokens)
+
+    def _share(self, tokens: int) -> int:
+        """Return how many of a step's tokens the prompts of one client may have.
+
+        Clients with runnable prompts share them, and leave as much for waiting ones: a long
+        prompt would keep others waiting until its end.
+        """
+        clients = {
+            sequence.client
+            for sequence in self.running
+            if not sequence.decoding
+            and self._chunks.chunk_limit(sequence, 1).end > sequence.position
+        }
+        others = self._slots and any(
+            sequence.blocked is None and sequence.client not in clients for sequence in self.waiting
+        )
+        count = max(1, len(clients) + bool(others))
+        return max(-(-tokens // count), self.limits.whole_image_tokens)
 
     def _count_steps(self) -> int:
         """Return how many steps the next plan may hold, and get the pages for these.
@@ -356,7 +396,7 @@ class GenerationScheduler:
         for sequence in self.running:
             if not sequence.decoding or sequence.grammar_state is not None:
                 return 1
-            steps = min(steps, sequence.draws_left(self.token_limit) or steps)
+            steps = min(steps, sequence.remaining_tokens(self.token_limit) or steps)
             assert sequence.run is not None, "it runs"
             for part in self._parts_of(sequence):
                 steps = part.limit_steps(sequence.run, steps)
@@ -364,7 +404,7 @@ class GenerationScheduler:
             return 1
         for sequence in self.running:
             run = sequence.run
-            if run is None or not sequence.draws_left(self.token_limit):
+            if run is None or not sequence.remaining_tokens(self.token_limit):
                 continue  # plans in flight draw its last token
             missing = self.pool.pages_for(run.planned + steps) - len(run.pages)
             if missing > 0 and self._kv_cache.make_free(missing):
@@ -376,26 +416,26 @@ class GenerationScheduler:
         """Build the step.
 
         A plan that only continues an encoding, or waits, is made only when every other plan was
-        applied. The result of a plan in flight may bring more work.
+        applied. The result of a plan in flight may add more work.
         """
         pages: PageMoves = ()
-        arriving = False
-        if self.arrivals is not None:
-            pages, arriving = self.arrivals.take_moves(), self.arrivals.busy
-        works = builder.works or self._closing or pages or self._gives_back
+        loading = False
+        if self.loads is not None:
+            pages, loading = self.loads.take_moves(), self.loads.busy
+        works = builder.works or self._closing or pages or self._releases_memory
         beside = bool(builder.works or pages) and self.idle_work.active is None
         tower = (
             self.image_scheduler.tower(builder.decodes, beside) if works or not self._flights else 0
         )
         wait = not (works or tower or self._flights) and (
-            arriving or self.image_scheduler.waits_for_workers
+            loading or self.image_scheduler.waits_for_workers
         )
         closing, self._closing = self._closing, []
-        unused = FreeMemory(self.pool.free_runs) if self._gives_back else None
-        self._gives_back = False
+        unused = FreeMemory(self.pool.free_runs) if self._releases_memory else None
+        self._releases_memory = False
         return builder.build(self.counts.steps, closing, tower, wait, pages, unused)
 
-    def _make_way(self) -> None:
+    def _preempt_beyond_share(self) -> None:
         """Preempt one sequence of a client or group beyond its share.
 
         This happens if the next in turn lacks a slot or pages, and its client or group is still
@@ -425,12 +465,12 @@ class GenerationScheduler:
         builder.width = len(self.running)
         for sequence in tuple(self.running):
             run = sequence.run
-            if run is None or run.waits or not sequence.may_draw(limit):
-                continue  # it lost its pages, or the plans in flight draw what it goes on from
+            if run is None or run.waits or not sequence.can_sample(limit):
+                continue  # it lost its pages, or depends on tokens of the plans in flight
             if not sequence.decoding:
                 self._prefill(sequence, run, builder)
             elif run.planned < len(run.pages) * size or (
-                self._claim(sequence, run, run.planned + 1) > run.planned
+                self._allocate(sequence, run, run.planned + 1) > run.planned
             ):
                 self._decode(sequence, run, builder)
             elif not (run.drawing or self._pages_in_flight):
@@ -441,7 +481,7 @@ class GenerationScheduler:
         """Plan the newest token's row, and what parts have behind it."""
         parts, row = self._parts_of(sequence), None
         for part in parts:
-            row = row or part.decode(sequence, run, builder)
+            row = row or part.decode(sequence, run, builder, parts)
         row = row or builder.decode(sequence, run)
         for part in parts:
             part.planned(run, row, builder)
@@ -463,9 +503,9 @@ class GenerationScheduler:
             if self._kv_cache.still_refused(sequence, self.running):
                 return
             path = self._kv_cache.find_pages(sequence)
-            if self.arrivals is not None and self._kv_cache.awaits(sequence, path, self.running):
+            if self.loads is not None and self._kv_cache.awaits(sequence, path, self.running):
                 continue
-            end, missing = self._chunks.chunk_limit(sequence, builder.tokens)
+            end, missing = self._chunks.chunk_limit(sequence, builder.room(sequence.client))
             length, early = end - sequence.position, self.limits.early_tokens
             short = length < early and not sequence.cramped
             sequence.blocked = missing if short or not length else None
@@ -505,18 +545,18 @@ class GenerationScheduler:
         return run
 
     def _prefill(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> None:
-        """Plan the next chunk, as far as the token budget, the images and the pages go."""
-        end = self._chunks.chunk_limit(sequence, builder.tokens).end
+        """Plan the next chunk, as far as the token budget, the images and the pages allow."""
+        end = self._chunks.chunk_limit(sequence, builder.room(sequence.client)).end
         if end == run.planned:
             return
         parts = self._parts_of(sequence)
         for part in parts:
             end = part.cut(run, end)
-        # The oldest sequence that can prefill, once nothing of it is in flight, may exceed the
-        # device's budget by one image rather than wait, so that somebody always goes on.
+        # The oldest sequence that can prefill, once it has no step in flight, may exceed the
+        # device's budget by one image rather than wait, so that there is always progress.
         may_exceed = not builder.prefilling and run.planned == run.computed
         builder.prefilling = True
-        end = self._chunks.whole(sequence, run.planned, self._claim(sequence, run, end))
+        end = self._chunks.whole(sequence, run.planned, self._allocate(sequence, run, end))
         end = self._chunks.show(sequence, run, end, builder, may_exceed)
         if end > run.planned:
             row = builder.prefill(sequence, run, end, self.limits.batch_invariant)
@@ -530,10 +570,10 @@ class GenerationScheduler:
         """Count the pages that are free once the plans in flight have been applied."""
         return sum(len(flight.pages) for flight in self._flights)
 
-    def _claim(self, sequence: Sequence, run: Run, end: int) -> int:
+    def _allocate(self, sequence: Sequence, run: Run, end: int) -> int:
         """Get pages up to token `end`, and return the end that they reach for now.
 
-        Free pages come first, then unused cached pages, then those of younger sequences.
+        Uses free pages first, then unused cached pages, then those of younger sequences.
         """
         missing = self.pool.pages_for(end) - len(run.pages)
         if missing > 0:
@@ -552,12 +592,12 @@ class GenerationScheduler:
 
         Tokens sampled by plans in flight are sampled again later.
         """
-        self._give_up(sequence)
+        self._fail(sequence)
         self.running.remove(sequence)
         sequence.preempt()
         self.counts.preemptions += 1
 
-    def _give_up(self, sequence: Sequence, reason: FinishReason | None = None) -> None:
+    def _fail(self, sequence: Sequence, reason: FinishReason | None = None) -> None:
         """Take a running sequence's slot, pages and pins back.
 
         Its whole computed pages stay findable. The rest are free once every plan in flight is done
@@ -596,8 +636,8 @@ class GenerationScheduler:
         if self.image_scheduler.pace is not None:
             self.image_scheduler.step_ended(flight.plan, flight.planned)
         deltas = self._take_images(result)
-        if self.arrivals is not None:
-            self.arrivals.applied(flight, result, self._flights)
+        if self.loads is not None:
+            self.loads.applied(flight, result, self._flights)
         for key, event in result.disk:
             if event == "not saved":
                 self.embeddings.not_saved(key)
@@ -623,7 +663,7 @@ class GenerationScheduler:
         if ends:
             self.pool.release(flight.pages)
         else:
-            flight.go_on()
+            flight.advance()
         return deltas
 
     def _take_images(self, result: StepResult) -> list[Delta]:
@@ -637,10 +677,9 @@ class GenerationScheduler:
         ]
 
     def _take_outcome(self, outcome: PlannedOutcome) -> list[Delta]:
-        """Apply the outcome of a running sequence's row."""
         row, sequence, run, token, logprobs, scores, pooled_output, non_finite = outcome
         if non_finite:
-            # Before its pages are findable: nobody else computes with them.
+            # Before its pages can be found: no other sequence uses them yet.
             return [self._finish(sequence, "error", NOT_FINITE, code=InternalError.code)]
         deltas, end = [], row.start + row.length
         known = end < len(sequence.tokens)  # what is drawn
@@ -657,7 +696,7 @@ class GenerationScheduler:
         return deltas
 
     def _advance(self, sequence: Sequence, run: Run, end: int) -> None:
-        """Publish whole pages and let go of used images, as KV is valid up to `end`."""
+        """Publish full pages and release used images, as KV is valid up to `end`."""
         before = run.computed
         self._kv_cache.publish(sequence, run, end)
         for part in self._parts_of(sequence):
@@ -665,6 +704,9 @@ class GenerationScheduler:
         for key in [key for key in run.pins if not sequence.needs(key)] if run.pins else ():
             run.pins.remove(key)
             self.embeddings.unpin(key)
+        if not self.limits.chunk_aware and before < sequence.images_end <= end:
+            for key in sequence.last_use:  # some were encoded and never shown
+                self.image_scheduler.settle(key)
 
     def _report_pooled_output(
         self, sequence: Sequence, run: Run, pooled_output: PooledOutput
@@ -678,7 +720,7 @@ class GenerationScheduler:
     def _append(
         self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None
     ) -> list[Delta]:
-        """Add a token to an answer. Returns the news, if any: bundled where nobody reads along."""
+        """Add a token to an answer. Returns updates, batched for answers that are not streamed."""
         sequence.tokens.append(token)
         given = () if logprobs is None else (logprobs,)
         reason = end_reason(sequence, token, self._eos, self.token_limit)
@@ -694,7 +736,7 @@ class GenerationScheduler:
         waits = not request.streamed and request.sampling.logprobs is None
         if waits and told is not None and sequence.output_length - told < BUNDLED_TOKENS:
             return []
-        return [self._tell(sequence, None, None, given)]
+        return [self._report(sequence, None, None, given)]
 
     def _finish(
         self,
@@ -707,19 +749,20 @@ class GenerationScheduler:
         """End a sequence and free its resources. The next plan closes its slot."""
         aside = sequence.idle and sequence is not self.idle_work.active
         if sequence.run is not None:
-            self._give_up(sequence, reason)
+            self._fail(sequence, reason)
             self.running.remove(sequence)
         elif not aside:
             self._leave_queue(sequence)
         sequence.finish()
         del self._ids[sequence.request.id]
+        self._asking.pop(sequence, None)
         if sequence.images_end and not aside:
             self.image_scheduler.leave(sequence)
         if sequence.idle:
             self.idle_work.remove(sequence)
-        return self._tell(sequence, reason, error, logprobs, code)
+        return self._report(sequence, reason, error, logprobs, code)
 
-    def _tell(
+    def _report(
         self,
         sequence: Sequence,
         reason: FinishReason | None,
@@ -736,6 +779,6 @@ class GenerationScheduler:
         """Assert that every page is accounted for: free, the trie's, a sequence's, or in flight."""
         runs = [s.run for s in self.running if s.run is not None]
         holders = [run.pages for run in runs] + [flight.pages for flight in self._flights]
-        lines = [line for part in self._parts.asked for line in part.audit(runs)]
+        lines = [line for part in self._parts.built for line in part.audit(runs)]
         self._kv_cache.audit(holders, lines)
         self.image_scheduler.audit()

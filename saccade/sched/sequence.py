@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from saccade.cache.content import Content
 from saccade.cache.prefix import Node
@@ -26,10 +26,12 @@ from saccade.core.types import (
     Missed,
     Request,
 )
-from saccade.sched.grammar_state import GrammarState
+
+if TYPE_CHECKING:
+    from saccade.sched.grammar_state import GrammarState
 
 Source = Literal["none", "pixels", "encoder"]
-"""What an image was encoded from, as `ImageOutcome.level` calls it."""
+"""The source of an encode, in the terms of `ImageOutcome.level`."""
 
 
 class EncodedImage(NamedTuple):
@@ -50,103 +52,80 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Run:
-    """One stay of a sequence in a slot, from its admission to its preemption or its end.
-
-    node: the last page held in the prefix cache. announced: how many of `pages` the workers know.
-
-    computed: tokens `[0, computed)` have valid KV, by the results so far. planned: the end of the
-    tokens planned so far. drawing: unknown tokens that plans in flight sample. opened: tokens sent
-    to the worker when the slot was opened.
-
-    waits: the sequence goes on only with the result of the plan in flight. drawn: the place of the
-    last token sampled by a row. pins: embeddings kept for this sequence.
-    """
+    """One stay of a sequence in a slot, from its admission to its preemption or its end."""
 
     # its places
     slot: int
-    node: Node | None
+    node: Node | None  # the last page held in the prefix cache
     pages: list[int]
-    announced: int
+    announced: int  # how many of `pages` the workers know
     # how far it is
-    computed: int
-    planned: int
-    opened: int
-    drawing: int = 0
-    drawn: int = -1
-    waits: bool = False
+    computed: int  # tokens `[0, computed)` have valid KV, by the results so far
+    planned: int  # the end of the tokens planned so far
+    opened: int  # tokens sent to the worker when the slot was opened
+    drawing: int = 0  # unknown tokens that plans in flight sample
+    drawn: int = -1  # the place of the last token sampled by a row
+    waits: bool = False  # the sequence continues only with the result of the plan in flight
     # what it keeps
-    pins: set[ImageKey] = field(default_factory=set)
+    pins: set[ImageKey] = field(default_factory=set)  # embeddings kept for this sequence
 
 
 @dataclass(slots=True)
 class Account:
-    """The report for the front, beside tokens.
+    """The report for the front, beside tokens."""
 
-    cached: prompt tokens found at the first admission, or None before. admitted: time of the first
-    admission (`time.monotonic()`), or 0.0 before. restored: tokens among `cached` that came back
-    from other tiers, by tier. caching: None unless the request asked something from the caches.
-    draft_counts: draft tokens, accepted and wrong.
-    """
-
-    cached: int | None = None
-    admitted: float = 0.0
+    cached: int | None = None  # prompt tokens found at the first admission, or None before
+    admitted: float = 0.0  # time of the first admission (`time.monotonic()`), or 0.0 before
+    # tokens among `cached` that were loaded from other tiers, by tier
     restored: tuple[tuple[PageTier, int], ...] = ()
-    caching: CacheReport | None = None
-    draft_counts: tuple[DraftCounts, ...] = ()
+    slow_reads: bool = False  # some pages there were computed instead
+    caching: CacheReport | None = None  # None unless the request asked something from the caches
+    draft_counts: tuple[DraftCounts, ...] = ()  # draft tokens, accepted and wrong
 
 
-class ShownImages:
+class PromptImages:
     """A request's images by their embeddings' names.
 
-    The names are the request's own, except for images with another's pixels (`same_pixels.py`).
+    The names are the request's own, except for images with another's pixels (`image_aliases.py`).
 
     images: by place. shared: own name -> other. last_use: per image, the token after its last span.
-    Once that token is computed, the image has served.
+    Once that token is computed, the image has served. chunk_aware: False lets every image serve
+    until the last one has.
     """
 
-    __slots__ = ("_request", "images", "last_use", "shared")
+    __slots__ = ("_request", "chunk_aware", "images", "last_use", "shared")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, *, chunk_aware: bool) -> None:
         self._request = request
+        self.chunk_aware = chunk_aware
         self.images = list(request.images)
         self.shared: dict[ImageKey, ImageKey] = {}
-        self.last_use = {request.images[span.image].key: span.end for span in request.spans}
+        self.last_use = self._last_use()
 
     def show_as(self, own: ImageKey, image: Image) -> None:
-        """Show `image` in place of the request's `own` from now on."""
+        """Show `image` instead of the request's `own` from now on."""
         self.shared.pop(own, None)
         if image.key != own:
             self.shared[own] = image.key
         for place, each in enumerate(self._request.images):
             if each.key == own:
                 self.images[place] = image
-        self.last_use = {self.images[span.image].key: span.end for span in self._request.spans}
+        self.last_use = self._last_use()
+
+    def _last_use(self) -> dict[ImageKey, int]:
+        spans = self._request.spans
+        return {
+            self.images[span.image].key: span.end if self.chunk_aware else spans[-1].end
+            for span in spans
+        }
 
 
 class Sequence:
-    """A request, its answer tokens so far, and, while running, its `run`.
-
-    order: place of arrival. asks: the request asks something from the caches. shown: its images.
-
-    matched: tokens found in the prefix cache at the last lookup, while waiting. path: the pages
-    found by it, where the next goes on. blocked: the image awaited by a waiting sequence. cramped:
-    the device lacked room for the next image beside those
-    present, so any step is welcome.
-
-    encoded: images encoded for this sequence. found:
-    source of each image, by its index, as far as known.
-
-    scored: the first prompt token still to be scored or read, by the results so far. All tokens
-    count as scored unless some are requested.
-
-    grammar_state: the allowed form of the answer, or None for any text. reported: answer tokens
-    reported in deltas, or None before the first delta.
-    """
+    """A request, its answer tokens so far, and, while running, its `run`."""
 
     __slots__ = (
         "__weakref__",
         "account",
-        "asks",
         "blocked",
         "content",
         "cramped",
@@ -165,11 +144,17 @@ class Sequence:
     )
 
     def __init__(
-        self, request: Request, order: int, grammar_state: GrammarState | None = None
+        self,
+        request: Request,
+        order: int,
+        grammar_state: GrammarState | None = None,
+        *,
+        chunk_aware: bool = True,
     ) -> None:
+        """chunk_aware: as in `SchedulerLimits`."""
         self.request = request
-        self.grammar_state = grammar_state
-        self.order = order
+        self.grammar_state = grammar_state  # the allowed form of the answer, or None for any text
+        self.order = order  # place of arrival
         self.content = Content(
             list(request.tokens),
             request.spans,
@@ -179,26 +164,29 @@ class Sequence:
         )
         self.state = State.WAITING
         self.run: Run | None = None
-        self.shown = ShownImages(request)
+        self.shown = PromptImages(request, chunk_aware=chunk_aware)
         self.matched: int | None = None
-        self.path: list[Node] = []
-        self.blocked: ImageKey | None = None
+        self.path: list[Node] = []  # the pages found by it, where the next one starts
+        self.blocked: ImageKey | None = None  # the image awaited by a waiting sequence
+        # the device lacked room for the next image beside those present, so any step is welcome
         self.cramped = False
-        self.encoded: dict[ImageKey, EncodedImage] = {}
+        self.encoded: dict[ImageKey, EncodedImage] = {}  # images encoded for this sequence
+        # source of each image, by its index, as far as known
         self.found: dict[int, ImageOutcome] = {}
-        caching = request.caching
-        self.asks = bool(caching.breakpoints or caching.diagnose)
-        self.account = Account(caching=CacheReport() if self.asks else None)
+        self.account = Account(caching=CacheReport() if request.caching.is_reported else None)
+        # answer tokens reported in deltas, or None before the first delta
         self.reported: int | None = None
+        # the first prompt token still to be scored or read, by the results so far. All tokens count
+        # as scored unless some are requested.
         self.scored = len(request.tokens)
         if request.prompt_logprobs is not None:
-            self.scored = 1  # nothing stands before the first
+            self.scored = 1  # the first has no predecessor
         elif request.reading is not None:
             self.scored = max(0, len(request.tokens) - request.reading.last)
 
     @property
     def last_use(self) -> dict[ImageKey, int]:
-        """As in `ShownImages`."""
+        """As in `PromptImages`."""
         return self.shown.last_use
 
     @property
@@ -266,7 +254,7 @@ class Sequence:
 
     @property
     def shareable(self) -> int:
-        """Tokens that may come from the prefix cache, which lacks scores and states."""
+        """Tokens that may be taken from the prefix cache, which lacks scores and states."""
         if self.scored >= self.prompt_length:
             return len(self.content.tokens)
         return self.scored - (self.request.reading is None)
@@ -283,12 +271,12 @@ class Sequence:
         first, last = max(start + 1, self.scored), min(end + 1, self.prompt_length)
         return (ScoreRun(first, last, request.prompt_logprobs),) if first < last else ()
 
-    def draws_left(self, token_limit: int) -> int:
+    def remaining_tokens(self, token_limit: int) -> int:
         """Count the tokens that the answer has room for beyond the plans in flight."""
         most = self.prompt_length + self.request.sampling.max_tokens
         return min(most, token_limit) - self.length
 
-    def may_draw(self, token_limit: int) -> bool:
+    def can_sample(self, token_limit: int) -> bool:
         """Return True if one more token may be planned beyond the plans in flight.
 
         The answer must have room for it, and its mask must be ready in time. Always True without an
@@ -301,26 +289,29 @@ class Sequence:
             grammar_state.quick if self.length > len(self.tokens) else grammar_state.ready
         ):
             return False
-        return self.draws_left(token_limit) > 0
+        return self.remaining_tokens(token_limit) > 0
 
     def needs(self, key: ImageKey) -> bool:
         """Return True if tokens still to be computed, as far as known, show this image."""
         return self.computed < self.last_use.get(key, 0)
 
     def upcoming(self, end: int) -> Iterator[tuple[int, Image]]:
-        """Yield (first token, image) for images from `position` to `end`, in order, each once."""
-        start = self.position
+        """Yield (first token, image) for images from `position` to `end`, in order, each once.
+
+        All images count as at `position` if they are encoded before any chunk.
+        """
+        start, apart = self.position, self.shown.chunk_aware
         if start >= self.images_end:
             return
         seen = set()
         for span in self.request.spans:
             image = self.shown.images[span.image]
-            if span.end <= start or image.key in seen:
+            if (apart and span.end <= start) or image.key in seen:
                 continue
-            if span.start >= end:
+            if apart and span.start >= end:
                 return
             seen.add(image.key)
-            yield span.start, image
+            yield span.start if apart else start, image
 
     def match(self, tokens: int) -> None:
         """Record a prefix hit of `tokens` while waiting.

@@ -1,13 +1,13 @@
-"""The order in which waiting sequences may be admitted.
+"""The order in which waiting sequences may be admitted, and those that nobody waits for.
 
 Owns the order of turns between clients, and within a client between groups (one HTTP request with
-`n` answers is a group), lesser `priority` first. Knows nothing of slots or images.
+`n` answers is a group), lower `priority` first.
 
-A client goes to the end of the line after being served, and when it begins to wait. So does a group
-within its client. So between two turns of a waiting client, every other client has one turn at
-most. Sequences that lost their pages to older ones come first, having had their turn.
+A client moves to the end of the queue after being served, and when it starts to wait. So does a
+group within its client. So between two turns of a waiting client, every other client has one turn
+at most. Preempted sequences are first, having had their turn.
 
-Turns alone would leave all slots with the first to come. So holders of their full share come after
+Turns alone would leave all slots with the first to arrive. So holders of their full share follow
 the rest, and a client without a slot gets one from a client beyond its share. A client's share is
 the slots divided by the number of clients, and a group's is half the slots.
 """
@@ -109,7 +109,7 @@ def _round_robin(queues: Iterable[Iterator[Sequence]]) -> Iterator[Sequence]:
 def in_turn(queue: TurnQueue, running: Iterable[Sequence], slots: int) -> Iterator[Sequence]:
     """Yield the queue in turn order.
 
-    Sequences whose client or group holds its share of the slots come last.
+    Sequences whose client or group holds its share of the slots are last.
     """
     clients, groups = _held(running)
     client_share = _client_share(clients, queue, slots)
@@ -166,3 +166,33 @@ def _client_share(held: Counter[str], queue: TurnQueue, slots: int) -> int:
 
 def _group_share(slots: int) -> int:
     return max(1, slots // GROUP_SHARE)
+
+
+IDLE_TOKENS = 128
+"""Prompt tokens of a step that nobody waits for: a request that comes meanwhile waits for one."""
+
+
+class IdleWork:
+    """Unawaited sequences. `active`: the only one that waits or runs. `later`: the rest."""
+
+    def __init__(self) -> None:
+        self.active: Sequence | None = None
+        self.later: deque[Sequence] = deque()
+
+    def take_up(self) -> Sequence:
+        """Make the next sequence active, and return it."""
+        self.active = self.later.popleft()
+        return self.active
+
+    def put_aside(self, sequence: Sequence) -> None:
+        """Put the active sequence first in the queue, to resume later."""
+        assert sequence is self.active
+        self.active = None
+        self.later.appendleft(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a sequence that has ended."""
+        if sequence is self.active:
+            self.active = None
+        else:
+            self.later.remove(sequence)

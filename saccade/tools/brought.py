@@ -33,7 +33,7 @@ MISSING = f"Not installed: {how_to_install('./bench')}."
 def join(app: App) -> None:
     """Add other distributions' commands to `app`.
 
-    Missing commands in `MEASURING` get placeholders, which say how to install them.
+    Missing commands in `MEASURING` get placeholders, which explain how to install them.
     """
     found: dict[str, EntryPoint] = {}
     for entry in entry_points(group=GROUP):  # as with modules, the first on the path counts

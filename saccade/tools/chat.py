@@ -1,7 +1,7 @@
 """`saccade chat --base-url`: questions to any OpenAI-compatible server, singly or in a session.
 
 Owns the words of a session and its history. Cache hits are shown as far as the server reports them.
-Our servers say where each image was found, others how many tokens were cached.
+Saccade reports where each image was found, other servers how many tokens were cached.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ REFUSED = frozenset((400, 413, 415, 422))
 """What a server answers to a question that it will never take."""
 FOUND = {
     "none": "new",
-    "kv": "seen: its part of the prompt",
-    "embedding": "seen: embedding",
-    "pixels": "seen: pixels",
-    "encoder": "seen: by an encoder",
+    "kv": "cached: KV",
+    "embedding": "cached: embedding",
+    "pixels": "cached: pixels",
+    "encoder": "new: from an encoder",
 }
 """Where an image was found, for people."""
 HELP = (
-    "/image PATH or URL goes with the next question, /clear forgets the conversation, /save PATH "
-    "writes it as JSON, /quit ends; anything else is a question"
+    "/image PATH or URL is sent with the next question, /clear starts a new conversation, /save "
+    "PATH writes it as JSON, /quit exits; anything else is a question"
 )
 
 
@@ -69,9 +69,9 @@ def converse(
 ) -> None:
     """Hold a session. Each line is a question or a command (`HELP`).
 
-    A failed question is reported, and the session goes on as if it had not been asked. Ctrl-C ends
-    only an answer. Raises a SaccadeError for an unreadable image in `images`, and for an absent
-    server.
+    A failed question is reported, and the session continues as if it had not been asked. Ctrl-C
+    ends only an answer. Raises a SaccadeError for an unreadable image in `images`, and for an
+    absent server.
     """
     parts = [read_image(str(path), "--image")[0] for path in images]
     with _Session(base_url, api_key, model, max_tokens) as session:
@@ -83,7 +83,7 @@ def converse(
             except SaccadeError as error:
                 print(f"error: {error}", flush=True)
             except KeyboardInterrupt:
-                print("\nstopped: the answer is not kept", flush=True)
+                print("\nstopped: the answer is discarded", flush=True)
 
 
 def typed() -> Iterator[str]:
@@ -140,7 +140,7 @@ class _Session:
         self._client.close()
 
     def execute(self, line: str) -> bool:
-        """Execute a line. Return True if the session goes on. Raises SaccadeError."""
+        """Execute a line. Return True if the session continues. Raises SaccadeError."""
         word, _, rest = line.partition(" ")
         match word:
             case "":
@@ -200,7 +200,7 @@ class _Session:
         return told
 
     def _forget_images(self, status: int) -> str:
-        """Remove images that may have caused the refusal. Returns what to tell in a session."""
+        """Remove images that may have caused the error. Returns the message for a session."""
         if not self.parts or status not in REFUSED:
             return ""
         number, self.parts = len(self.parts), []

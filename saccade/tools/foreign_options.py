@@ -1,7 +1,7 @@
 """Options of vLLM, SGLang and llama.cpp, as people paste them after `saccade serve`.
 
-An option with the same meaning is rewritten. One that is not needed is dropped with a note. For any
-other, an error says what to use instead. `docs/coming-from.md` shows the table.
+An option with the same meaning is rewritten. One that is not needed is dropped with a note. For all
+others, an error names the replacement. `docs/coming-from.md` shows the table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Foreign:
 
     ours: tuple[str, ...] = ()  # arguments here, for each value {}
     unneeded: str = ""  # why it can be left out
-    instead: str = ""  # what to use if nothing has the same meaning
+    instead: str = ""  # what to use if there is no equivalent
     takes: Literal["value", "values", "nothing"] = "value"
     read: Callable[[str], str] | None = None  # the value in our form
 
@@ -110,6 +110,9 @@ OPTIONS: Mapping[str, Foreign] = {
     "--hf-overrides": _CONFIG,
     "--is-embedding": Foreign(("--pooling", "embed"), takes="nothing"),
     "--json-model-override-args": _CONFIG,
+    "--kv-events-config": instead(
+        "--kv-events-endpoint, --kv-events-replay-endpoint and --kv-events-topic with its values"
+    ),
     "--limit-mm-per-prompt": Foreign(("--max-images-per-request", "{}"), read=_image_limit),
     "--load-format": tune("load_format={}"),
     "--log-level": setting("the log has warnings and decisions; see --tune log_requests=true"),
@@ -200,7 +203,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "SGLANG_MM_FEATURE_CACHE_MB": "--tune arena_mb=MIB bounds decoded images",
     "SGLANG_MM_PRECOMPUTE_HASH": "images are always hashed before they are decoded",
     "SGLANG_USE_CUDA_IPC_TRANSPORT": "pixels always travel through shared memory",
-    "SGLANG_VIT_ENABLE_CUDA_GRAPH": "the vision encoder has graphs wherever there is CUDA",
+    "SGLANG_VIT_ENABLE_CUDA_GRAPH": "graphs are on for a GPU; --tune vit_graphs=false is without",
     "SGLANG_VLM_CACHE_SIZE_MB": "use --embedding-cache-device-mb MIB",
     "VLLM_API_KEY": "use SACCADE_API_KEY",
     "VLLM_ATTENTION_BACKEND": "use --attention-backend",

@@ -1,7 +1,5 @@
-"""What all clients share: a server's address, its model's name, and words for refusals and
+"""What all clients share: a server's address, its model's name, and words for errors and
 failures.
-
-Knows nothing about the questions.
 """
 
 from __future__ import annotations
@@ -40,8 +38,8 @@ def cause(error: BaseException) -> str:
 def unreachable(address: str, error: BaseException) -> ConfigError:
     """Return the error for a caller that needs the server to begin."""
     return ConfigError(
-        f"cannot connect to {shown_url(address)} ({cause(error)}): is the server running? "
-        "--base-url says where"
+        f"cannot connect to {shown_url(address)} ({cause(error)}): is the server running? Set its "
+        "address with --base-url"
     )
 
 
@@ -67,7 +65,7 @@ def refusal(status: int, body: str) -> str:
         text = said(json.loads(body))
     except ValueError:
         text = None
-    text = text or body.strip()[:500] or f"HTTP {status} without a word"
+    text = text or body.strip()[:500] or f"HTTP {status} without a body"
     return f"{text} (--api-key KEY)" if status == 401 else text
 
 
@@ -88,6 +86,6 @@ def named_first(address: str, status: int, body: str) -> str:
         return str(json.loads(body)["data"][0]["id"])
     except (ValueError, KeyError, IndexError, TypeError):
         raise ConfigError(
-            f"{shown_url(address)}/v1/models names no model (HTTP {status}): "
+            f"{shown_url(address)}/v1/models lists no model (HTTP {status}): "
             f"{refusal(status, body)}; name one with --model"
         ) from None

@@ -217,7 +217,7 @@ class Grammar:
         method, path = draw.choice(ROUTES[:8] * 3 + ROUTES)
         if draw.random() < 0.05:
             method = draw.choice(("HEAD", "OPTIONS", "PUT", "PATCH", "get", "TRACE"))
-        kind, body = self._body(path) if method in ("POST", "PUT", "PATCH") else ("", b"")
+        kind, body = self.body(path) if method in ("POST", "PUT", "PATCH") else ("", b"")
         lines = ["host: localhost"]
         if kind:
             lines.append(f"content-type: {kind}")
@@ -243,10 +243,11 @@ class Grammar:
             path += f"?{draw.choice(names)}={draw.choice(self._queries)}"
         return path
 
-    def _body(self, path: str) -> tuple[str, bytes]:
+    def body(self, path: str) -> tuple[str, bytes]:
+        """A content type, and a body for a path, of which some are no JSON."""
         draw = self._draw
         if path == "/v1/files":
-            return self._upload()
+            return self.upload()
         body = self._ask(path)
         if draw.random() < 0.3:
             body |= self._wish(path)
@@ -433,7 +434,8 @@ class Grammar:
             block = block | {"cache_control": {"type": "ephemeral", "ttl": ttl}}
         return block if draw.random() < 0.97 else self._value(2)
 
-    def _upload(self) -> tuple[str, bytes]:
+    def upload(self) -> tuple[str, bytes]:
+        """The content type and bytes of a form with a file."""
         draw = self._draw
         disposition = 'Content-Disposition: form-data; name="{}"'
         fields = [("purpose", draw.choice(("vision", "batch", "user_data", "x", "")))]

@@ -1,31 +1,22 @@
-"""Requests for embeddings, ranks and decisions that reach their work: valid bodies, some of them
-changed in a few places.
+"""Bodies for embeddings, ranks and decisions that reach their work.
 
 Owns what is drawn; the same seed draws the same. Knows nothing of what the server should answer.
 """
 
 from __future__ import annotations
 
-import base64
-import copy
 import io
-import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import PIL.Image
 
-from saccade_bench.attacks import raw
-from tests.abuse import values
 from tests.abuse.grammar import TEXTS, URLS
+from tests.helpers.images import data_url
 
-PATHS = {
-    "embed": ("/v1/embeddings", "/v2/embed"),
-    "rank": ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
-    "decide": ("/v1/decisions",),
-}
-"""By what a server must be able to do."""
+RERANKS = ("/rerank", "/v1/rerank", "/v2/rerank")
+SCORES = ("/score", "/v1/score")
 SIZES = ((64, 64), (96, 64), (1, 1), (3, 200), (130, 70))
 Body = dict[str, Any]
 
@@ -33,60 +24,29 @@ Body = dict[str, Any]
 def _picture(size: tuple[int, int]) -> str:
     file = io.BytesIO()
     PIL.Image.new("RGB", size, (size[0], 90, size[1])).save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    return data_url(file.getvalue())
 
 
 PICTURES = tuple(map(_picture, SIZES))
 
 
 class Readings:
-    """Draws requests for one kind of server, a key of `PATHS`. `lines`: headers of each."""
+    """Draws bodies with the generator `draw`."""
 
-    def __init__(self, seed: int, kind: str, *lines: str) -> None:
-        self._draw = random.Random(seed)
-        self._paths = PATHS[kind]
-        self._lines = lines
+    def __init__(self, draw: random.Random) -> None:
+        self._draw = draw
         self._bodies: dict[str, Callable[[], Body]] = {
             "/v1/embeddings": self._embeddings,
             "/v2/embed": self._embed,
             "/v1/decisions": self._decisions,
+            **dict.fromkeys(RERANKS, self._rerank),
+            **dict.fromkeys(SCORES, self._score),
         }
 
-    def requests(self, count: int) -> Iterator[bytes]:
-        for _ in range(count):
-            yield self.request()
-
-    def request(self) -> bytes:
-        draw = self._draw
-        path = draw.choice(self._paths)
-        usual = self._score if path.endswith("score") else self._rerank
-        body = self._bodies.get(path, usual)()
-        return raw.post(path, self._changed(body), *self._lines)
-
-    def _changed(self, body: Body) -> bytes:
-        """Write a body as JSON, half of the time with a few changes."""
-        draw = self._draw
-        for _ in range(draw.choice((0, 0, 0, 1, 1, 2))):
-            if not body:
-                break
-            *before, last = draw.choice([place for place in values.places(body) if place])
-            at: Any = body
-            for key in before:
-                at = at[key]
-            change = draw.randrange(4)
-            if change == 0:
-                del at[last]
-            elif change == 1 and isinstance(at, list):
-                at += copy.deepcopy(at[-1:])
-            elif change == 1:
-                at[draw.choice(("x", "type", "instruction", "dimensions", "top_n"))] = at[last]
-            else:
-                at[last] = draw.choice((*TEXTS, *PICTURES, 0, -1, 1, 0.5, None, True, [], {}))
-        if not body or draw.random() > 0.15:
-            return json.dumps(body).encode()
-        return values.bent(
-            body, draw.choice(list(values.places(body))), draw.choice([*values.VALUES.values()])
-        )
+    def body(self, path: str) -> Body | None:
+        """Return a valid body, or None for a path that reads nothing."""
+        draw = self._bodies.get(path)
+        return None if draw is None else draw()
 
     # ---- bodies
 

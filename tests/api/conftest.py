@@ -2,6 +2,7 @@
 
 from tests.helpers.served import (
     caller,
+    claude,
     module_router,
     module_server,
     served,
@@ -9,4 +10,4 @@ from tests.helpers.served import (
     way,
 )
 
-__all__ = ["caller", "module_router", "module_server", "served", "thinker", "way"]
+__all__ = ["caller", "claude", "module_router", "module_server", "served", "thinker", "way"]

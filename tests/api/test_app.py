@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from typing import Any
 
@@ -13,8 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.core.client import Client
 from saccade.core.metrics import DECLARED
-from saccade.core.types import Request
-from saccade.ipc.messages import Submit
+from saccade.edge.metrics_text import LORA_INFO
 from tests.helpers.echo import CACHED, CONTEXT
 from tests.helpers.images import data_url, png
 from tests.helpers.served import TOKENIZER, Served, its_own
@@ -23,21 +21,12 @@ HI = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
-def says(served: Served, text: str) -> None:
-    ids = TOKENIZER.encode(text)
-    served.engine.reply = lambda request: ids
-
-
-def submitted(served: Served) -> list[Request]:
-    return [message.request for message in served.engine.received if isinstance(message, Submit)]
-
-
 def picture(url: str, **fields: Any) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url, **fields}}
 
 
 def prompt_tokens(served: Served) -> int:
-    return len(submitted(served)[-1].tokens)
+    return len(served.submitted[-1].tokens)
 
 
 # ---- chat
@@ -90,7 +79,7 @@ def test_the_prompt_is_the_templates(served: Served) -> None:
         "<|im_start|>system\nBe "
         "brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert submitted(served)[0].tokens == tuple(TOKENIZER.encode(text))
+    assert served.submitted[0].tokens == tuple(TOKENIZER.encode(text))
 
 
 def test_a_stream_opens_with_the_role_and_ends_with_the_finish_and_usage(served: Served) -> None:
@@ -127,7 +116,7 @@ def test_a_stream_without_usage_has_none_and_ends_with_done(served: Served) -> N
 
 def test_half_characters_never_reach_a_stream(served: Served) -> None:
     text = "né 中文 👍🏽!"
-    says(served, text)
+    served.says(text)
     chunks = list(served.openai.chat.completions.create(model="demo", messages=HI, stream=True))
     pieces = [chunk.choices[0].delta.content or "" for chunk in chunks]
     assert "".join(pieces) == text
@@ -135,7 +124,7 @@ def test_half_characters_never_reach_a_stream(served: Served) -> None:
 
 
 def test_an_answer_that_ends_inside_a_character_says_so(served: Served) -> None:
-    says(served, "中")
+    served.says("中")
     answer = served.openai.chat.completions.create(model="demo", messages=HI, max_tokens=2)
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (
         "\ufffd",
@@ -147,7 +136,7 @@ def test_an_answer_that_ends_inside_a_character_says_so(served: Served) -> None:
 def test_a_stop_string_over_several_tokens_ends_the_answer_and_the_engine_hears_of_it(
     served: Served, stream: bool
 ) -> None:
-    says(served, "one two three four")
+    served.says("one two three four")
     answer = served.openai.chat.completions.create(
         model="demo", messages=HI, stop=["o th", "zzz"], stream=stream
     )
@@ -158,11 +147,11 @@ def test_a_stop_string_over_several_tokens_ends_the_answer_and_the_engine_hears_
     else:
         text, finish = answer.choices[0].message.content, answer.choices[0].finish_reason
     assert (text, finish) == ("one tw", "stop")
-    assert served.engine.aborted == [submitted(served)[0].id]
+    assert served.engine.aborted == [served.submitted[0].id]
 
 
 def test_a_stop_token_ends_the_answer_and_is_not_shown(served: Served) -> None:
-    says(served, "Hello!")
+    served.says("Hello!")
     last = TOKENIZER.encode("Hello!")[-1]
     answer = served.openai.chat.completions.create(
         model="demo", messages=HI, extra_body={"stop_token_ids": [last]}
@@ -171,7 +160,7 @@ def test_a_stop_token_ends_the_answer_and_is_not_shown(served: Served) -> None:
 
 
 def test_stop_strings_do_not_count_before_min_tokens(served: Served) -> None:
-    says(served, "a b a b")
+    served.says("a b a b")
     answer = served.openai.chat.completions.create(
         model="demo", messages=HI, stop="b", extra_body={"min_tokens": 4}
     )
@@ -207,7 +196,7 @@ def test_a_stream_of_n_answers_keeps_them_apart(served: Served) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_have_openais_shape(served: Served, stream: bool) -> None:
-    says(served, "中")
+    served.says("中")
     answer = served.openai.chat.completions.create(
         model="demo", messages=HI, logprobs=True, top_logprobs=2, stream=stream
     )
@@ -231,7 +220,7 @@ def test_logprobs_have_openais_shape(served: Served, stream: bool) -> None:
 def test_what_is_not_set_comes_from_the_checkpoint_and_what_is_set_arrives(served: Served) -> None:
     client = served.openai
     client.chat.completions.create(model="demo", messages=HI)
-    plain = submitted(served)[0]
+    plain = served.submitted[0]
     assert (
         plain.sampling.temperature == 0.0
     )  # the demo model's generation_config.json says do_sample: false
@@ -258,7 +247,7 @@ def test_what_is_not_set_comes_from_the_checkpoint_and_what_is_set_arrives(serve
         user="u",
         extra_body=extra,
     )
-    request = submitted(served)[1]
+    request = served.submitted[1]
     s = request.sampling
     assert (s.temperature, s.top_p, s.seed, s.max_tokens, s.stop, s.ignore_eos) == (
         0.5,
@@ -281,7 +270,7 @@ def test_a_salt_is_bounded(served: Served) -> None:
     body = {"model": "demo", "messages": HI, "cache_salt": "s" * 257}
     response = served.http.post("/v1/chat/completions", json=body)
     assert response.status_code == 400 and response.json()["error"]["param"] == "cache_salt"
-    assert len(response.content) < 300 and submitted(served) == []
+    assert len(response.content) < 300 and served.submitted == []
 
 
 def test_a_conversation_with_tools_comes_back_as_the_sdk_wrote_it(served: Served) -> None:
@@ -325,7 +314,7 @@ def test_pictures_become_spans_and_their_pixels_reach_the_engine(served: Served)
     served.openai.chat.completions.create(
         model="demo", messages=[{"role": "user", "content": content}]
     )
-    request = submitted(served)[0]
+    request = served.submitted[0]
     assert [image.grid for image in request.images] == [(1, 4, 4), (1, 4, 6)]
     assert [(span.length, span.image) for span in request.spans] == [(4, 0), (6, 1)]
     assert served.front.metrics.value("saccade_arena_bytes_in_use") <= 16 << 20
@@ -338,12 +327,12 @@ def test_a_picture_that_cannot_be_opened_is_named_by_its_place(served: Served) -
             model="demo", messages=[*HI, {"role": "user", "content": content}]
         )
     assert caught.value.param == "messages[1].content[1]" and caught.value.code == "invalid_image"
-    assert submitted(served) == []
+    assert served.submitted == []
 
 
 def test_a_picture_that_cannot_be_decoded_ends_the_request_with_its_place(served: Served) -> None:
     whole = png("green", (640, 640))
-    damaged = "data:image/png;base64," + base64.b64encode(whole[: len(whole) // 2]).decode()
+    damaged = data_url(whole[: len(whole) // 2])
     with pytest.raises(openai.BadRequestError) as caught:
         served.openai.chat.completions.create(
             model="demo", messages=[{"role": "user", "content": [picture(damaged)]}]
@@ -370,13 +359,13 @@ def test_text_completions_take_texts_and_tokens_one_or_many(served: Served) -> N
         expected = lengths if isinstance(prompt, list) and not isinstance(prompt[0], str) else None
         served.engine.received.clear()
         answer = client.completions.create(model="demo", prompt=prompt)
-        counts = [len(request.tokens) for request in submitted(served)]
+        counts = [len(request.tokens) for request in served.submitted]
         assert expected is None or counts == expected
         assert [(choice.index, choice.text) for choice in answer.choices] == [
             (i, str(count)) for i, count in enumerate(counts)
         ]
         assert answer.object == "text_completion" and answer.usage.prompt_tokens == sum(counts)
-        assert submitted(served)[0].sampling.max_tokens == 16
+        assert served.submitted[0].sampling.max_tokens == 16
 
 
 def test_a_text_stream_and_its_logprobs(served: Served) -> None:
@@ -403,7 +392,7 @@ def refused(served: Served, path: str = "/v1/chat/completions", **body: Any) -> 
         set(error) == {"message", "type", "param", "code"}
         and error["type"] == "invalid_request_error"
     )
-    assert submitted(served) == []
+    assert served.submitted == []
     return error
 
 
@@ -449,7 +438,7 @@ def refused(served: Served, path: str = "/v1/chat/completions", **body: Any) -> 
             "guided_json.properties.a.patternProperties",
         ),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [{"type": "retrieval"}]}, "tools[0]"),
+        ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
         ({"store": True}, "store"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
@@ -643,7 +632,12 @@ def test_metrics_are_prometheus_text_with_every_declared_name(served: Served) ->
         for family in text_string_to_metric_families(response.text)
         if not family.name.startswith("process_")  # prometheus_client's own
     }
-    assert families == {metric.name.removesuffix("_total"): metric.kind for metric in DECLARED}
+    assert families == {
+        name.removesuffix("_total"): metric.kind
+        for metric in DECLARED
+        for name in (metric.name, metric.old_name)
+        if name
+    } | {LORA_INFO: "gauge"}
     assert {
         f'saccade_image_hits_total{{level="{level}"}}' for level in ("kv", "embedding", "pixels")
     } <= {line.rpartition(" ")[0] for line in response.text.splitlines()}
@@ -678,7 +672,7 @@ def test_a_request_carries_its_grammar_to_the_engine(served: Served) -> None:
     for prompt in ("a", "b"):
         body = {"prompt": prompt, "structured_outputs": {"choice": ["x", "y"]}, "n": 2}
         assert served.http.post("/v1/completions", json=body).status_code == 200
-    requests = [m.request for m in served.engine.received if isinstance(m, Submit)]
+    requests = served.submitted
     assert len(requests) == 4 and len({request.grammar for request in requests}) == 1
     assert '"x" | "y"' in json.loads(requests[0].grammar)["grammars"][0]["lark_grammar"]
 
@@ -695,4 +689,4 @@ def test_the_engine_hears_whether_somebody_reads_along(
         more = {"stop_sequences": more["stop"]}
     body = {"model": "demo", "messages": HI, "max_tokens": 5, **more}
     assert served.http.post(path, json=body).status_code == 200
-    assert submitted(served)[-1].streamed is streamed
+    assert served.submitted[-1].streamed is streamed

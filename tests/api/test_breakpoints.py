@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from base64 import b64encode
 from typing import Any
 
 import pytest
 
 from saccade.core.types import Caching
-from saccade.ipc.messages import Submit
+from tests.helpers.images import data_url
 from tests.helpers.served import TOKENIZER, Served
 from tests.media.pictures import encode, noise
 
-IMAGE = "data:image/png;base64," + b64encode(encode(noise(40, 40))).decode()
+IMAGE = data_url(encode(noise(40, 40)))
 ASK: dict[str, Any] = {"model": "demo", "max_tokens": 4}
 HOUR = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
 POINT = {"prompt_cache_breakpoint": {"mode": "explicit"}}
@@ -25,7 +24,7 @@ def text(words: str, **more: Any) -> dict[str, Any]:
 
 def caching(served: Served) -> tuple[Caching, list[str]]:
     """What the engine was asked, and the prompt's text up to each breakpoint."""
-    (request,) = [each.request for each in served.engine.received if isinstance(each, Submit)]
+    (request,) = served.submitted
     served.engine.received.clear()
     points = request.caching.breakpoints
     return request.caching, [TOKENIZER.decode(request.tokens[:at]) for at, _ in points]
@@ -74,7 +73,7 @@ def test_a_request_keeps_its_whole_prompt(
         ("/v1/completions", {"prompt": "Once upon a time"}),
     ):
         assert served.http.post(path, json={**ASK, **body, **field}).status_code == 200
-        (request,) = [each.request for each in served.engine.received if isinstance(each, Submit)]
+        (request,) = served.submitted
         served.engine.received.clear()
         expected = () if seconds is None else ((len(request.tokens), seconds),)
         assert request.caching.breakpoints == expected

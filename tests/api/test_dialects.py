@@ -13,22 +13,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from saccade.api.batches.fields import BATCH
 from saccade.api.body_schema import BodySchema
 from saccade.api.chat.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE_CHAT, TOKENIZE_TEXT
 from saccade.api.chat.read import read_chat
-from saccade.api.decisions.fields import DECISIONS
-from saccade.api.messages.fields import COUNT_TOKENS, MESSAGES
-from saccade.api.messages.read import read_message
-from saccade.api.responses.fields import RESPONSES
-from saccade.api.responses.read import read_responses, response_request
-from saccade.api.scores.fields import EMBED, EMBEDDINGS, RERANK, SCORE
 from saccade.core.errors import InvalidRequest
-from saccade.front.content import LONGEST_NAME, MOST_CALLS
+from saccade.front.content import MAX_CALLS, MAX_NAME
 from saccade.front.conversation import Chat, MessageText
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.unread_fields import IGNORED, NEUTRAL, IgnoredFields, UnsupportedFields
 from saccade.media.sources.source import Base64, FileId, ImageSource
+from saccade.plugins.batches.fields import BATCH
+from saccade.plugins.decisions.fields import DECISIONS
+from saccade.plugins.messages.fields import COUNT_TOKENS, MESSAGES
+from saccade.plugins.messages.read import read_message
+from saccade.plugins.responses.fields import RESPONSES
+from saccade.plugins.responses.read import read_responses, response_request
+from saccade.plugins.scores.fields import EMBED, EMBEDDINGS, RERANK, SCORE
 from saccade.text.grammar.tools import MAX_DESCRIPTION_CHARACTERS, MAX_TOOLS
 
 CONTEXT = 4096
@@ -73,8 +73,8 @@ def calls(dialect: str, number: int, name: str = "look") -> dict[str, Any]:
     return {"messages": [*HI, {"role": "assistant", "tool_calls": [call] * number}]}
 
 
-LONG = "x" * (LONGEST_NAME + 1)
-MANY = MOST_CALLS + 1
+LONG = "x" * (MAX_NAME + 1)
+MANY = MAX_CALLS + 1
 WORDY = "x" * (MAX_DESCRIPTION_CHARACTERS + 1)
 CASES: list[tuple[str, dict[str, Any], str]] = [
     ("chat", {"stop": ["x"] * 17}, "stop"),
@@ -155,7 +155,7 @@ def test_a_field_that_is_renamed_leaves_the_words_around_it() -> None:
     body = {**BODY["messages"], "stop_sequences": ["x"] * 17}
     with pytest.raises(InvalidRequest) as refused:
         READ["messages"](bytearray(json.dumps(body).encode()))
-    told = "stop_sequences: expected at most 16 stop strings, none of them empty"
+    told = "stop_sequences: expected at most 16 non-empty stop strings"
     assert refused.value.message == told
 
 

@@ -17,10 +17,10 @@ from blake3 import blake3
 from PIL import Image
 
 from saccade.core.types import Request
-from saccade.ipc.messages import Submit
-from saccade.media import documents
+from saccade.plugins import documents
 from saccade_bench.fixtures.pdf import A4, Sheet, assembled, pdf
-from saccade_bench.fixtures.tiny import picture
+from tests.fixtures.tiny import picture
+from tests.helpers.images import data_url
 from tests.helpers.served import TOKENIZER, Served
 
 PHOTO = picture(40, 60, 3)
@@ -61,10 +61,6 @@ def file_part(data: bytes, **more: Any) -> dict[str, Any]:
     return {"type": "file", "file": {"file_data": told, **more}}
 
 
-def submitted(served: Served) -> list[Request]:
-    return [message.request for message in served.engine.received if isinstance(message, Submit)]
-
-
 def shown(request: Request) -> tuple[object, ...]:
     return request.tokens, request.spans, request.images
 
@@ -103,7 +99,7 @@ def test_every_way_to_send_a_pdf_shows_each_pages_text_and_image(served: Served)
     limits = {"mm_processor_kwargs": {"max_pixels": SMALL}}
     answer = served.http.post("/v1/responses", json={**body, **limits})
     assert answer.status_code == 200, answer.text
-    first, *others = submitted(served)
+    first, *others = served.submitted
     assert all(shown(each) == shown(first) for each in others) and len(others) == 3
     text = text_of(first)
     assert (
@@ -119,7 +115,7 @@ def test_a_page_is_the_image_that_was_drawn_whatever_file_it_is_in(served: Serve
     other = pdf([Sheet(["another beginning"]), PAGES[1], Sheet(["three"])])
     for data in (FILE, other):
         assert chat(served, file_part(data)).status_code == 200
-    first, second = submitted(served)
+    first, second = served.submitted
     assert first.images[1] == second.images[1]
     assert first.images[0] != second.images[0]
     assert first.images[2] != second.images[2]
@@ -131,7 +127,7 @@ def test_what_is_seen_of_pages_is_the_requests_wish(served: Served) -> None:
     for view in ("text", "images", "both"):
         answer = chat(served, file_part(new), saccade={"documents": view})
         assert answer.status_code == 200, answer.text
-        (*_, request) = submitted(served)
+        (*_, request) = served.submitted
         seen[view] = ("fox" in text_of(request), len(request.images))
     assert seen == {"text": (True, 0), "images": (False, 3), "both": (True, 3)}
     assert counted(served)[0] - before[0] == 3
@@ -145,7 +141,7 @@ def test_the_pages_that_are_named_are_those_of_the_whole_file(served: Served) ->
     for pages in ([2], [3, 1], None):
         answer = chat(served, part, saccade={"pages": pages})
         assert answer.status_code == 200, answer.text
-    one, two, whole = submitted(served)
+    one, two, whole = served.submitted
     assert counted(served)[0] - before[0] == 1 + 2 + 3
     assert "look: Page 2 of 3\ntwo blue squares\n#how many?" in text_of(one)
     told = "look: Page 3 of 3\n#\nPage 1 of 3\nthe quick brown fox\n#how many?"
@@ -175,7 +171,7 @@ def test_every_dialect_names_pages_and_shows_them_bare(served: Served) -> None:
     input = [{"role": "user", "content": [told, asked]}]
     body = {"model": "demo", "input": input, "saccade": own}
     assert http.post("/v1/responses", json=body).status_code == 200
-    requests = submitted(served)
+    requests = served.submitted
     assert [len(each.images) for each in requests] == [1, 1, 1]
     texts = [text_of(each) for each in requests]
     assert "user\nlook: #how many?" in texts[0]
@@ -185,8 +181,8 @@ def test_every_dialect_names_pages_and_shows_them_bare(served: Served) -> None:
 @pytest.mark.parametrize(
     ("pages", "said"),
     [
-        ([4], "page 4 is asked for, and the PDF has 3 pages"),
-        ([1, 2**31 - 1], "and the PDF has 3 pages"),
+        ([4], "page 4 was requested, but the PDF has 3 pages"),
+        ([1, 2**31 - 1], "but the PDF has 3 pages"),
         ([0], "pages"),
         ([2**31], "pages"),
         ([], "pages"),
@@ -199,7 +195,7 @@ def test_every_dialect_names_pages_and_shows_them_bare(served: Served) -> None:
 def test_a_page_that_is_not_there_is_refused_by_name(served: Served, pages: Any, said: str) -> None:
     before = counted(served)[0]
     error = refused(chat(served, file_part(FILE), saccade={"pages": pages}))
-    assert said in error["message"] and not submitted(served)
+    assert said in error["message"] and not served.submitted
     assert counted(served)[0] == before
 
 
@@ -211,7 +207,7 @@ def test_detail_and_bounds_set_a_pages_pixels(served: Served) -> None:
             "/v1/chat/completions", json={"model": "demo", "messages": messages}
         )
         assert answer.status_code == 200, answer.text
-        (*_, request) = submitted(served)
+        (*_, request) = served.submitted
         return request.images[0].canvas
 
     height, width = pixels(A4, max_pixels=SMALL)
@@ -247,7 +243,7 @@ def test_a_messages_document_is_the_same_and_carries_marks(served: Served) -> No
     for source in sources:
         answer = ask(source, **told, cache_control={"type": "ephemeral"})
         assert answer.status_code == 200, answer.text
-    first, second = submitted(served)
+    first, second = served.submitted
     assert shown(first) == shown(second)
     assert "Report\nof the board\nPage 1 of 3\nthe quick brown fox" in text_of(first)
     ((end, seconds),) = first.caching.breakpoints
@@ -263,20 +259,20 @@ def test_a_messages_document_is_the_same_and_carries_marks(served: Served) -> No
 def test_special_tokens_in_a_pdf_are_its_text(served: Served) -> None:
     data = pdf([Sheet(["<|im_end|>", "<|vision_start|>"])])
     assert chat(served, file_part(data), saccade={"documents": "text"}).status_code == 200
-    (request,) = submitted(served)
+    (request,) = served.submitted
     (end,) = TOKENIZER.encode("<|im_end|>")
     plain = chat(served, {"type": "text", "text": "nothing"})
     assert plain.status_code == 200
-    assert request.tokens.count(end) == submitted(served)[1].tokens.count(end)
+    assert request.tokens.count(end) == served.submitted[1].tokens.count(end)
 
 
 def test_an_image_may_still_come_as_a_file(served: Served) -> None:
     file = io.BytesIO()
     Image.fromarray(PHOTO).save(file, "PNG")
-    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    url = data_url(file.getvalue())
     assert chat(served, file_part(file.getvalue())).status_code == 200
     assert chat(served, {"type": "image_url", "image_url": {"url": url}}).status_code == 200
-    first, second = submitted(served)
+    first, second = served.submitted
     assert shown(first) == shown(second)
 
 
@@ -312,7 +308,7 @@ def test_the_limit_counts_the_pages_that_are_asked_for(served: Served, long_file
     for each in (part, file_part(long_file)):
         answer = chat(served, each, saccade=bare)
         assert answer.status_code == 200, answer.text
-        assert "number 311" in text_of(submitted(served)[-1])
+        assert "number 311" in text_of(served.submitted[-1])
     one = {**part, "file": {**part["file"], "page": 250}}
     assert chat(served, one).status_code == 200
     for asked in ({}, {"saccade": {"documents": "text", "pages": [*range(1, 202)]}}):
@@ -352,7 +348,7 @@ def test_what_is_not_read_is_refused_by_name(
     error = refused(chat(served, file_part(data)))
     assert (error["code"], error["param"]) == (code, "messages[0].content[1]")
     assert says in error["message"]
-    assert not submitted(served)
+    assert not served.submitted
 
 
 def test_a_pdf_without_text_is_not_read_as_text(served: Served) -> None:
@@ -435,7 +431,7 @@ def test_every_dialect_shows_a_part_of_a_page(served: Served, dialect: Any) -> N
     for source in sources:
         answer = ask_part(served, dialect, source, page=2, region=BOX, max_pixels=SMALL)
         assert answer.status_code == 200, answer.text
-    first, *others = submitted(served)
+    first, *others = served.submitted
     assert all(shown(each) == shown(first) for each in others)
     assert len(first.images) == 1 and counted(served)[0] == before + 1
     assert "user\n#what?" in text_of(first)
@@ -463,7 +459,7 @@ def test_a_part_of_a_page_is_the_same_in_every_dialect(served: Served) -> None:
     messages = [{"role": role, "content": each} for role, each in turns]
     body = {"model": "demo", "max_tokens": 5, "messages": messages}
     assert served.http.post("/v1/messages", json=body).status_code == 200
-    requests = submitted(served)
+    requests = served.submitted
     assert len(requests) == 6
     assert len({each.images for each in requests}) == 1
 
@@ -475,7 +471,7 @@ def test_one_page_may_be_named_by_its_part(served: Served) -> None:
     assert chat(served, file_part(new), saccade={"pages": [2]}).status_code == 200
     assert chat(served, file_part(new, page=3), saccade={"pages": [2]}).status_code == 200
     assert chat(served, file_part(new), saccade={"pages": [3]}).status_code == 200
-    one, same, other, there = submitted(served)
+    one, same, other, there = served.submitted
     assert shown(one) == shown(same) and shown(other) == shown(there) and shown(one) != shown(other)
 
 
@@ -489,7 +485,7 @@ def test_what_is_no_part_of_a_page_is_refused_by_its_name(served: Served, dialec
         ({"page": 1, "region": [0, 0, 1.5, 1]}, "region", "int"),
         ({"page": 1, "region": [0, 0, 1]}, "region", "length"),
         ({"region": BOX}, "region", "3 pages"),
-        ({"page": 4, "region": BOX}, "", "page 4 is asked for"),
+        ({"page": 4, "region": BOX}, "", "page 4 was requested"),
         ({"page": 0}, "page", "1"),
         ({"page": "2"}, "page", "int"),
         ({"page": True}, "page", "int"),
@@ -501,7 +497,7 @@ def test_what_is_no_part_of_a_page_is_refused_by_its_name(served: Served, dialec
         assert answer.status_code == 400, (options, answer.text)
         message = answer.json()["error"]["message"]
         assert field in message and said in message, (options, message)
-    assert counted(served)[0] == before and not submitted(served)
+    assert counted(served)[0] == before and not served.submitted
     for neutral in ({"page": None, "region": None}, {"page": 1, "region": None}):
         answer = ask_part(served, dialect, {"file_id": id}, **neutral, max_pixels=SMALL)
         assert answer.status_code == 200, answer.text

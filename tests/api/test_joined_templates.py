@@ -186,7 +186,7 @@ def test_so_are_they_in_python(joining: Served) -> None:
 
 def test_a_mark_on_a_joined_block_keeps_the_prompt_up_to_there(joining: Served) -> None:
     prompts_of(joining, "/v1/messages", CASES["messages"][1])
-    (sent,) = [each.request for each in joining.engine.received if isinstance(each, Submit)]
+    (sent,) = joining.submitted
     kept = [TOKENIZER.decode(sent.tokens[:at]) for at, _ in sent.caching.breakpoints]
     assert kept == [BEGUN[: BEGUN.index(end) + len(end)] for end in ("Very.", "One,")]
 

@@ -19,7 +19,6 @@ from saccade.core.errors import InvalidRequest
 from saccade.core.types import MAX_BIASED_TOKENS, MAX_STOP_CHARACTERS, MAX_STOP_TOKENS
 from saccade.front.content import ChatMessage
 from saccade.front.fields import Reader
-from saccade.ipc.messages import Submit
 from tests.helpers.echo import CONTEXT
 from tests.helpers.served import Served
 
@@ -36,7 +35,7 @@ def send(served: Served, path: str, body: str | bytes) -> Any:
 def refusal(served: Served, body: str, path: str = "/v1/chat/completions") -> dict[str, Any]:
     answer = send(served, path, body)
     assert answer.status_code == 400, answer.text[:500]
-    assert not any(isinstance(message, Submit) for message in served.engine.received)
+    assert not served.submitted
     error: dict[str, Any] = answer.json()["error"]
     assert len(answer.text) < 3000, "nothing is echoed at length"
     return error
@@ -136,7 +135,7 @@ def test_what_is_too_long_is_refused_by_name(served: Served, name: str) -> None:
     answer = send(served, "/v1/chat/completions", json.dumps(body))
     assert answer.status_code in (400, 404) and len(answer.text) < 3000
     assert answer.json()["error"]["param"].startswith(param)
-    assert not any(isinstance(message, Submit) for message in served.engine.received)
+    assert not served.submitted
 
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

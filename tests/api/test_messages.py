@@ -14,7 +14,6 @@ import pytest
 
 from saccade.core.options import ServerOptions
 from saccade.families.qwen_vl.spec import TEMPLATES
-from saccade.ipc.messages import Submit
 from saccade.text.answer.answer_format import FORMATS, AnswerFormat
 from saccade.text.answer.reasoning import THINK
 from saccade.text.prompt.template import ChatTemplate
@@ -42,26 +41,9 @@ def shown(data: bytes, **more: Any) -> dict[str, Any]:
     return {"type": "image", "source": source, **more}
 
 
-def says(served: Served, text: str) -> None:
-    served.engine.reply = lambda request: TOKENIZER.encode(text)
-
-
-@pytest.fixture
-def claude(served: Served) -> Iterator[Any]:
-    """The SDK; tests send plain dicts, which its TypedDicts would refuse."""
-    with anthropic.Anthropic(
-        api_key="any", base_url=served.address, max_retries=0, timeout=30
-    ) as client:
-        yield client
-
-
-def submitted(served: Served) -> list[Any]:
-    return [each.request for each in served.engine.received if isinstance(each, Submit)]
-
-
 def test_a_message_is_answered(claude: Any, served: Served) -> None:
     message = claude.messages.create(**MOST, messages=HI, system="Be kind.")
-    (request,) = submitted(served)
+    (request,) = served.submitted
     assert message.content[0].to_dict() == {"type": "text", "text": "Hello!"}
     assert (message.role, message.model, message.type) == ("assistant", "demo", "message")
     assert message.id.startswith("msg_") and message._request_id
@@ -73,7 +55,7 @@ def test_a_message_is_answered(claude: Any, served: Served) -> None:
 
 
 def test_a_stream_says_what_the_whole_says(claude: Any, served: Served) -> None:
-    says(served, "Hello, 世界!")
+    served.says("Hello, 世界!")
     whole = claude.messages.create(**MOST, messages=HI)
     with claude.messages.stream(**MOST, messages=HI) as stream:
         text = "".join(stream.text_stream)
@@ -92,7 +74,7 @@ def test_the_raw_events_come_in_order(claude: Any) -> None:
 
 
 def test_an_answer_says_what_ended_it(claude: Any, served: Served) -> None:
-    says(served, "one two three")
+    served.says("one two three")
     asked = {**MOST, "messages": HI}
     stopped = claude.messages.create(**asked, stop_sequences=["never", "e t"])
     assert stopped.content[0].text == "on"
@@ -112,7 +94,7 @@ def test_a_prompt_may_be_computed_for_later(claude: Any, served: Served) -> None
     message = claude.messages.create(model="demo", max_tokens=0, messages=HI)
     assert (message.content, message.stop_reason) == ([], "max_tokens")
     assert message.usage.output_tokens == 0
-    assert submitted(served)[0].sampling.max_tokens == 1
+    assert served.submitted[0].sampling.max_tokens == 1
 
 
 def test_images_come_as_bytes_and_as_files(claude: Any, served: Served) -> None:
@@ -133,7 +115,7 @@ def test_images_come_as_bytes_and_as_files(claude: Any, served: Served) -> None:
             {"role": "user", "content": [result]},
         ],
     )
-    (request,) = submitted(served)
+    (request,) = served.submitted
     assert len(request.spans) == 3 and len({image.key for image in request.images}) == 1
     claude.beta.files.delete(file.id)
 
@@ -142,7 +124,7 @@ def test_a_document_of_text_is_text(claude: Any, served: Served) -> None:
     def tokens(block: Any) -> tuple[int, ...]:
         served.engine.received.clear()
         claude.messages.create(**MOST, messages=[{"role": "user", "content": [block]}])
-        tokens: tuple[int, ...] = submitted(served)[0].tokens
+        tokens: tuple[int, ...] = served.submitted[0].tokens
         return tokens
 
     source = {"type": "text", "media_type": "text/plain", "data": "Once."}
@@ -169,7 +151,7 @@ def test_what_is_counted_is_what_is_sent(claude: Any, served: Served) -> None:
     assert served.engine.received == []
     assert served.front.metrics.value("saccade_images_decoded_total") == decoded
     claude.messages.create(**asked, max_tokens=1)
-    assert count.input_tokens == len(submitted(served)[0].tokens)
+    assert count.input_tokens == len(served.submitted[0].tokens)
 
 
 def test_who_writes_a_marker_of_anthropics_accounts_keeps_the_prefix(
@@ -180,7 +162,7 @@ def test_who_writes_a_marker_of_anthropics_accounts_keeps_the_prefix(
         billing = {"type": "text", "text": f"x-anthropic-billing-header: cch={fingerprint};"}
         kind = {"type": "text", "text": "Be kind."}
         claude.messages.create(**MOST, messages=HI, system=[billing, kind])
-    first, second = submitted(served)
+    first, second = served.submitted
     assert first.tokens == second.tokens
 
 
@@ -311,12 +293,8 @@ def claude_able(able: Served) -> Iterator[Any]:
         yield client
 
 
-def prompt_of(served: Served) -> str:
-    return TOKENIZER.decode(submitted(served)[-1].tokens)
-
-
 def test_calls_and_reasoning_are_blocks(claude_able: Any, able: Served) -> None:
-    says(able, f"<think>\nHm.\n</think>\n\nI look.\n{CALL}\n{CALL}")
+    able.says(f"<think>\nHm.\n</think>\n\nI look.\n{CALL}\n{CALL}")
     asked = {**MOST, "max_tokens": 400, "messages": HI, "tools": [TOOL]}
     asked["thinking"] = {"type": "enabled", "budget_tokens": 1024}
     whole = claude_able.messages.create(**asked)
@@ -342,7 +320,7 @@ HIDDEN = {"type": "adaptive", "display": "omitted"}
 
 
 def test_an_answer_goes_back_as_it_came(claude_able: Any, able: Served) -> None:
-    says(able, f"<think>\nHm.\n</think>\n\nI look.\n{CALL}")
+    able.says(f"<think>\nHm.\n</think>\n\nI look.\n{CALL}")
     asked = {**MOST, "max_tokens": 400, "tools": [TOOL]}
     message = claude_able.messages.create(**asked, messages=HI)
     (use,) = (block for block in message.content if block.type == "tool_use")
@@ -350,17 +328,17 @@ def test_an_answer_goes_back_as_it_came(claude_able: Any, able: Served) -> None:
     more = [*HI, message.to_param(), {"role": "user", "content": [result]}]
     count = claude_able.messages.count_tokens(model="demo", messages=more, tools=[TOOL])
     claude_able.messages.create(**asked, messages=more)
-    request = submitted(able)[-1]
+    request = able.submitted[-1]
     assert count.input_tokens == len(request.tokens) and len(request.spans) == 1
-    shown_again = prompt_of(able)
+    shown_again = able.prompt
     assert "I look." in shown_again and "<tool_call>" in shown_again
     assert shown_again.index("Look closer.") < shown_again.index("<tool_call>")
 
 
 def test_thinking_may_be_switched_off(claude_able: Any, able: Served) -> None:
-    says(able, "Hello!")
+    able.says("Hello!")
     off = claude_able.messages.create(**MOST, messages=HI, thinking={"type": "disabled"})
-    assert prompt_of(able).endswith("<think>\n\n</think>\n\n")
+    assert able.prompt.endswith("<think>\n\n</think>\n\n")
     assert [block.type for block in off.content] == ["text"]
 
 
@@ -376,11 +354,11 @@ def test_thinking_may_be_switched_off(claude_able: Any, able: Served) -> None:
 def test_a_choice_may_force_a_call(
     claude_able: Any, able: Served, choice: dict[str, Any], forced: bool
 ) -> None:
-    says(able, f"<think></think>\n\n{CALL}")
+    able.says(f"<think></think>\n\n{CALL}")
     claude_able.messages.create(
         **{**MOST, "max_tokens": 300}, messages=HI, tools=[TOOL], tool_choice=choice
     )
-    assert bool(submitted(able)[-1].grammar) == forced
+    assert bool(able.submitted[-1].grammar) == forced
 
 
 @pytest.mark.parametrize(
@@ -417,10 +395,10 @@ class Sighting(pydantic.BaseModel):
 
 
 def test_an_answer_is_parsed(claude_able: Any, able: Served) -> None:
-    says(able, '<think></think>\n\n{"what": "cat", "count": 2}')
+    able.says('<think></think>\n\n{"what": "cat", "count": 2}')
     parsed = claude_able.messages.parse(**MOST, messages=HI, output_format=Sighting)
     assert parsed.parsed_output == Sighting(what="cat", count=2)
-    assert '"count"' in submitted(able)[-1].grammar
+    assert '"count"' in able.submitted[-1].grammar
 
 
 def test_the_tool_runner_runs_a_tool_and_shows_its_image(claude_able: Any, able: Served) -> None:
@@ -445,7 +423,7 @@ def test_the_tool_runner_runs_a_tool_and_shows_its_image(claude_able: Any, able:
         **{**MOST, "max_tokens": 300}, messages=HI, tools=[look]
     )
     assert runner.until_done().content[-1].text.strip() == "A cat."
-    assert seen == ['ä "b"'] and len(submitted(able)[-1].images) == 1
+    assert seen == ['ä "b"'] and len(able.submitted[-1].images) == 1
 
 
 def test_a_forced_call_that_its_length_cuts_off_is_told(able: Served, claude_able: Any) -> None:

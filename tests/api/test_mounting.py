@@ -16,14 +16,17 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from saccade.api import mounting
-from saccade.api.about.page import FILES
 from saccade.api.app import build_app
-from saccade.api.batches.runner import BatchRunner
 from saccade.api.mounting import ApiContext, MountedPlugin, Resumption
-from saccade.core.options import RoleOptions, ServeOptions, ServerOptions
+from saccade.core.options import ServeOptions, ServerOptions
 from saccade.front.request_manager import RequestManager
 from saccade.plugin import Plugin
-from saccade.plugins import plugins
+from saccade.plugins import asked_plugins, plugins
+from saccade.plugins.batches.runner import BatchRunner
+from saccade.plugins.encoder.options import RoleOptions
+from saccade.plugins.page.handlers import FILES
+from saccade.plugins.page.options import PageOptions
+from tests.helpers.distribution import install_plugin
 from tests.helpers.echo import EchoEngine
 from tests.helpers.served import TOKENIZER, build_front
 
@@ -38,7 +41,8 @@ def with_app(folder: Path, work: Work, options: ServeOptions | None = None) -> A
     async def run() -> Any:
         engine = EchoEngine(lambda _: TOKENIZER.encode("Hello!"))
         front: RequestManager = build_front(engine, 8, str(folder / "files"))
-        app = build_app(front, ("demo",), options or ServeOptions())
+        chosen = options or ServeOptions()
+        app = build_app(front, ("demo",), chosen, asked_plugins(chosen))
         transport = httpx.ASGITransport(app)
         try:
             await front.start()
@@ -88,12 +92,12 @@ def test_only_the_plugin_of_a_request_is_loaded(tmp_path: Path) -> None:
 PROGRAM = """
 import sys
 import saccade.api.serve
-from saccade.plugins import plugins
+from saccade.plugins import asked_plugins, plugins
 for plugin in plugins():
     module = (plugin.routes or "").partition(":")[0]
     assert module not in sys.modules, module
-assert "saccade.api.responses.store" not in sys.modules
-assert "saccade.api.batches.runner" not in sys.modules
+assert "saccade.plugins.responses.store" not in sys.modules
+assert "saccade.plugins.batches.runner" not in sys.modules
 """
 
 
@@ -135,7 +139,7 @@ def test_a_plugin_is_resumed_though_a_look_at_another_fails(
 
     async def work(app: Starlette, _: httpx.AsyncClient) -> list[bool]:
         batches = mounted(app)["batches"]
-        broken = Plugin("broken", batches.plugin.routes, waiting="saccade.none:waiting")
+        broken = Plugin("broken", routes=batches.plugin.routes, waiting="saccade.none:waiting")
         service = Resumption([MountedPlugin(broken, batches._api), batches])
         service.start()
         await asyncio.sleep(0.1)
@@ -166,9 +170,11 @@ def test_options_decide_what_is_mounted(tmp_path: Path) -> None:
 
     every = {plugin.name for plugin in MOUNTED}
     assert with_app(tmp_path, names) == every - {"encoder"}
-    no_page = ServeOptions(server=ServerOptions(disable_page=True))
+    no_page = ServeOptions(extras=(PageOptions(disable_page=True),))
     assert with_app(tmp_path, names, no_page) == every - {"encoder", "page"}
-    assert with_app(tmp_path, names, ServeOptions(role=RoleOptions(role="encode"))) == {"encoder"}
+    assert with_app(tmp_path, names, ServeOptions(extras=(RoleOptions(role="encode"),))) == {
+        "encoder"
+    }
 
 
 def test_the_page_needs_no_key_and_everything_else_does(tmp_path: Path) -> None:
@@ -193,11 +199,23 @@ def test_the_page_needs_no_key_and_everything_else_does(tmp_path: Path) -> None:
 
 
 FOREIGN = """
+from msgspec import Struct
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from saccade.api.description import ApiOperation, Description
 from saccade.plugin import Plugin
 
-PLUGIN = Plugin("greeting", routes="greeting:routes", paths=("/greet",))
+PLUGIN = Plugin(
+    "greeting", routes="greeting:routes", paths=("/greet",), operations="greeting:OPERATIONS"
+)
+
+class Greeting(Struct):
+    greeted: str
+    model: str
+
+OPERATIONS = Description(
+    (ApiOperation("get", "/greet", "Greet the client", answer="Greeting"),), types=(Greeting,)
+)
 
 def routes(api):
     async def greet(request):
@@ -210,10 +228,7 @@ def routes(api):
 def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Install a distribution with a plugin."""
     site = tmp_path / "site"
-    info = site / "greeting-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[saccade.plugins]\ngreeting = greeting:PLUGIN\n")
+    install_plugin(site, "greeting")
     (site / "greeting.py").write_text(FOREIGN)
     monkeypatch.syspath_prepend(site)
     plugins.cache_clear()
@@ -223,16 +238,23 @@ def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("foreign")
 def test_another_distribution_adds_a_route(tmp_path: Path) -> None:
-    async def work(_: Starlette, http: httpx.AsyncClient) -> str:
-        return (await http.get("/greet")).text
+    async def work(_: Starlette, http: httpx.AsyncClient) -> tuple[str, Any]:
+        document = (await http.get("/openapi.json")).json()
+        return (await http.get("/greet")).text, document
 
-    assert with_app(tmp_path, work) == "demo greets"
+    greeting, document = with_app(tmp_path, work)
+    assert greeting == "demo greets"
+    assert document["paths"]["/greet"]["get"]["summary"] == "Greet the client"
+    fields = document["components"]["schemas"]["Greeting"]["properties"]
+    assert fields["greeted"] == {"type": "string"}
+    assert fields["model"]["description"] == "One of the names that GET /v1/models lists."
 
 
 def test_a_plugin_that_fails_to_load_fails_its_requests_alone(tmp_path: Path) -> None:
     async def work(app: Starlette, http: httpx.AsyncClient) -> list[int]:
         context = mounted(app)["messages"]._api
-        broken = MountedPlugin(Plugin("broken", "saccade.none:routes", ("/broken",)), context)
+        plugin = Plugin("broken", routes="saccade.none:routes", paths=("/broken",))
+        broken = MountedPlugin(plugin, context)
         app.router.routes.extend(broken.routes)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:

@@ -8,7 +8,7 @@ import pytest
 
 from saccade.core.types import DraftCounts
 from saccade.front.prompt_encoder import PREDICTED_CHARS
-from tests.api.test_tolerance import post, submitted
+from tests.api.test_tolerance import post
 from tests.helpers.served import TOKENIZER, Served
 
 
@@ -20,7 +20,7 @@ def test_a_prediction_goes_to_the_engine_as_tokens(served: Served, content: Any)
     answer = post(served, prediction={"type": "content", "content": content}, n=2)
     assert answer.status_code == 200
     expected = tuple(TOKENIZER.encode("say Hello!"))
-    assert [each.caching.prediction for each in submitted(served)[-2:]] == [expected, expected]
+    assert [each.caching.prediction for each in served.submitted[-2:]] == [expected, expected]
 
 
 def test_a_prediction_beside_what_openai_refuses_it_for_changes_no_answer(served: Served) -> None:
@@ -34,7 +34,7 @@ def test_a_prediction_beside_what_openai_refuses_it_for_changes_no_answer(served
 def test_a_long_prediction_is_cut(served: Served) -> None:
     text = "ab " * 3000
     post(served, prediction={"type": "content", "content": text})
-    prediction = submitted(served)[-1].caching.prediction
+    prediction = served.submitted[-1].caching.prediction
     assert prediction == tuple(TOKENIZER.encode(text[:PREDICTED_CHARS]))
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 import pytest
 
-from tests.api.test_tools import LOOK, submitted
+from tests.api.test_tools import LOOK
+from tests.helpers.images import data_url
 from tests.helpers.served import Served
 from tests.media.pictures import encode, noise
 
@@ -23,7 +23,7 @@ CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "argume
 @pytest.mark.parametrize("client", ["Cline", "Open WebUI", "Open WebUI with llama.cpp"])
 def test_a_turn_after_a_tool_is_read_as_clients_send_it(served: Served, client: str) -> None:
     """Cline (@cline/llms 0.0.86) moves images out of results, Open WebUI (0.12.4) strips them."""
-    url = f"data:image/png;base64,{base64.b64encode(encode(noise(64, 64))).decode()}"
+    url = data_url(encode(noise(64, 64)))
     image = {"type": "image_url", "image_url": {"url": url}}
     asked = {"role": "user", "content": [{"type": "text", "text": "Which?"}, image]}
     said: dict[str, Any] = {
@@ -51,5 +51,5 @@ def test_a_turn_after_a_tool_is_read_as_clients_send_it(served: Served, client: 
     answer = served.http.post("/v1/chat/completions", json={"messages": messages, **options})
     assert answer.status_code == 200, answer.text
     assert '"finish_reason"' in answer.text and answer.text.rstrip().endswith("data: [DONE]")
-    (request,) = submitted(served)
+    (request,) = served.submitted
     assert len(request.images) == (2 if client == "Cline" else 1)

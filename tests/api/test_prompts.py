@@ -9,19 +9,13 @@ from typing import Any
 import pytest
 
 from saccade.api import prompt_logprobs as prompts
-from saccade.core.types import Request
 from saccade.front import readings
-from saccade.ipc.messages import Submit
 from tests.helpers.echo import score
 from tests.helpers.served import TOKENIZER, Served
 
 HI = [{"role": "user", "content": "Hi"}]
 PROMPT = "How many red circles are there, é or ✓?"
 TOKENS = TOKENIZER.encode(PROMPT)
-
-
-def submitted(served: Served) -> list[Request]:
-    return [message.request for message in served.engine.received if isinstance(message, Submit)]
 
 
 def complete(served: Served, **body: Any) -> dict[str, Any]:
@@ -53,7 +47,7 @@ def test_a_chat_tells_of_its_prompts_tokens(served: Served, top: int) -> None:
     answer = served.http.post(
         "/v1/chat/completions", json={"messages": HI, "prompt_logprobs": top, "n": 2}
     ).json()
-    first, second = submitted(served)
+    first, second = served.submitted
     assert (first.prompt_logprobs, second.prompt_logprobs) == (top, None)
     check_entries(answer["prompt_logprobs"], first.tokens, top)
     assert [choice["message"]["content"] for choice in answer["choices"]] == ["Hello!"] * 2
@@ -77,7 +71,7 @@ def test_an_echo_comes_before_each_answer(served: Served) -> None:
     answer = complete(served, echo=True, n=2)
     assert [choice["text"] for choice in answer["choices"]] == [PROMPT + "Hello!"] * 2
     assert all(choice["logprobs"] is None for choice in answer["choices"])
-    assert submitted(served)[0].prompt_logprobs is None, "nothing is scored for it"
+    assert served.submitted[0].prompt_logprobs is None, "nothing is scored for it"
     assert complete(served, prompt=TOKENS, echo=True)["choices"][0]["text"] == PROMPT + "Hello!"
 
 
@@ -151,7 +145,7 @@ def test_a_prompt_is_computed_for_later(
 ) -> None:
     told = served.http.post(f"/v1/{path}", json={**fields, "stream": stream})
     assert told.status_code == 200 and "Hello!" not in told.text
-    sampling = submitted(served)[0].sampling
+    sampling = served.submitted[0].sampling
     assert (sampling.max_tokens, sampling.min_tokens) == (1, 0)
     if stream:
         return
@@ -170,7 +164,7 @@ def test_a_prompt_is_computed_for_later(
 def test_the_questions_of_decisions_are_bounded_together(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readings, "MOST_TOKENS", 100)
+    monkeypatch.setattr(readings, "MAX_TOKENS", 100)
     question = {"type": "predicate", "instructions": "It is what it is. " * 5}
     body = {"input": "x " * 90, "questions": [question] * 7}
     refused = served.http.post("/v1/decisions", json=body)
@@ -215,7 +209,7 @@ def test_what_is_not_supported_is_refused_by_name(
     answer = served.http.post(f"/v1/{path}", json={**prompt, **body})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
-    assert not submitted(served)
+    assert not served.submitted
 
 
 def test_more_scores_than_are_written_are_refused_before_any_work(
@@ -228,7 +222,7 @@ def test_more_scores_than_are_written_are_refused_before_any_work(
     answer = served.http.post("/v1/completions", json=body)
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["param"] == "prompt_logprobs"
-    assert str(3 * len(TOKENS) * 4) in error["message"] and not submitted(served)
+    assert str(3 * len(TOKENS) * 4) in error["message"] and not served.submitted
 
 
 def test_a_long_prompt_is_written_in_pieces_in_threads(

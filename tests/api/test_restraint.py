@@ -19,7 +19,6 @@ from saccade.front.answer_rules import (
     MAX_NGRAM,
     AnswerRules,
 )
-from saccade.ipc.messages import Submit
 from saccade.text.prompt.template import Tokenizer
 from tests.helpers.images import data_url, png
 from tests.helpers.served import TOKENIZER, Served
@@ -40,7 +39,7 @@ def post(served: Served, path: str = "/v1/chat/completions", **body: Any) -> Any
 def submitted(served: Served, path: str = "/v1/chat/completions", **body: Any) -> Request:
     answer = post(served, path, **body)
     assert answer.status_code == 200, answer.text
-    return [each.request for each in served.engine.received if isinstance(each, Submit)][-1]
+    return served.submitted[-1]
 
 
 def text(served: Served, **body: Any) -> str:
@@ -115,7 +114,7 @@ def test_what_is_out_of_bounds_is_refused_by_name(
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["param"] == param and error["message"].startswith(param), error
-    assert not any(isinstance(each, Submit) for each in served.engine.received)
+    assert not served.submitted
 
 
 def test_a_stop_string_may_stay_in_the_text(served: Served) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from saccade.ipc.messages import Submit
 from tests.helpers.served import TOKENIZER, Served
 
 PLAIN = "nothing"
@@ -130,7 +129,7 @@ def specials(served: Served, path: str, body: dict[str, Any]) -> Counter[int]:
     served.engine.received.clear()
     answer = served.http.post(path, json={"model": "demo", **body})
     assert answer.status_code == 200, answer.text
-    (request,) = (each.request for each in served.engine.received if isinstance(each, Submit))
+    (request,) = served.submitted
     assert not request.spans
     return Counter(token for token in request.tokens if token in SPECIAL)
 

@@ -17,16 +17,18 @@ import pytest
 from saccade.api.app import build_app
 from saccade.api.serve import serve
 from saccade.core.errors import CheckpointError, ConfigError
-from saccade.core.options import AnswerOptions, ModelOptions, ServeOptions
+from saccade.core.options import ServeOptions
+from saccade.core.settings import AdapterSettings, CudaSettings, ParitySettings
 from saccade.families.kit.base_spec import BaseSpec
 from saccade.families.registry import load_spec
-from saccade.front import parity
+from saccade.front import assemble
 from saccade.front.assemble import check_proven
 from saccade.front.content import message_from_object
 from saccade.front.conversation import Chat
-from saccade.front.parity import check_parity
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.front.request_manager import RequestManager
+from saccade.plugins.any_model import parity_check
+from saccade.plugins.any_model.parity_check import check_parity
 from tests.helpers.echo import EchoEngine
 from tests.helpers.served import FOLDER, TOKENIZER, build_front
 
@@ -40,7 +42,7 @@ def with_front(work: Any, tmp_path: Path) -> Any:
         front = build_front(
             EchoEngine(lambda _: TOKENIZER.encode("Hello!")), 8, str(tmp_path / "files")
         )
-        app = httpx.ASGITransport(build_app(front, ("demo",), ServeOptions(), None))
+        app = httpx.ASGITransport(build_app(front, ("demo",), ServeOptions(), ()))
         try:
             async with httpx.AsyncClient(transport=app, base_url="http://127.0.0.1") as client:
                 return await work(front, client)
@@ -51,9 +53,17 @@ def with_front(work: Any, tmp_path: Path) -> Any:
 
 
 def test_an_adapter_has_another_name_than_the_model() -> None:
-    options = ServeOptions(answers=AnswerOptions(lora=("tiny=/adapters/one",)))
-    with pytest.raises(ConfigError, match=r"--lora tiny=\.\.\.: 'tiny' is the model's own name"):
+    options = ServeOptions(extras=(AdapterSettings(("tiny=/adapters/one",)),))
+    message = r"--lora tiny=\.\.\.: 'tiny' is the name of the base model"
+    with pytest.raises(ConfigError, match=message):
         serve("tiny", options)
+
+
+async def test_attention_by_a_gpu_is_checked_by_the_engine() -> None:
+    """The front sees no device: FlashAttention-3 used to be refused on every GPU."""
+    options = ServeOptions(extras=(CudaSettings("fa3"),))
+    front = assemble.build_front(str(FOLDER), options)
+    await front.stop()
 
 
 def test_no_client_is_answered_while_first_answers_are_checked(tmp_path: Path) -> None:
@@ -100,8 +110,8 @@ def test_a_chat_that_is_not_answered_fails_the_check(
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr(parity, "ReferenceChild", NoReference)
-    options = ServeOptions(model=ModelOptions(parity="generate"))
+    monkeypatch.setattr(parity_check, "ReferenceChild", NoReference)
+    options = ServeOptions(extras=(ParitySettings("generate"),))
 
     async def work(front: RequestManager, _: httpx.AsyncClient) -> None:
         engine: Any = front._engine
@@ -129,8 +139,8 @@ def test_an_unproven_architecture_is_served_only_if_allowed(
 ) -> None:
     spec: Any = SimpleNamespace(unproven="SomeForCausalLM")
     with pytest.raises(ConfigError, match=r"SomeForCausalLM is none of .* start with --parity unp"):
-        check_proven(spec, Path("model"), ModelOptions())
-    check_proven(spec, Path("model"), ModelOptions(parity="unproven"))
+        check_proven(spec, Path("model"), ParitySettings())
+    check_proven(spec, Path("model"), ParitySettings("unproven"))
     assert "SomeForCausalLM is unproven" in caplog.text
 
 

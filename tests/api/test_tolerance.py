@@ -12,11 +12,9 @@ import msgspec
 import openai
 import pytest
 
-from saccade.api.messages.read import _MESSAGE
-from saccade.api.responses.items import read_items
 from saccade.core.errors import InvalidRequest
-from saccade.core.types import Request
-from saccade.ipc.messages import Submit
+from saccade.plugins.messages.read import _MESSAGE
+from saccade.plugins.responses.items import read_items
 from saccade.text.prompt.template import ChatTemplate
 from tests.helpers.images import data_url, png
 from tests.helpers.served import TOKENIZER, Served
@@ -27,10 +25,6 @@ HI = [{"role": "user", "content": "Hi"}]
 def post(served: Served, path: str = "/v1/chat/completions", **body: Any) -> Any:
     base = {"messages": HI} if "chat" in path else {"prompt": "x"}
     return served.http.post(path, json={"model": "demo", **base, **body})
-
-
-def submitted(served: Served) -> list[Request]:
-    return [message.request for message in served.engine.received if isinstance(message, Submit)]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +54,7 @@ def submitted(served: Served) -> list[Request]:
 def test_null_is_absent_for_every_field(served: Served, name: str) -> None:
     unset: dict[str, Any] = {name: None}
     assert post(served, **unset).status_code == 200
-    assert submitted(served)[0].sampling.max_tokens > 16
+    assert served.submitted[0].sampling.max_tokens > 16
 
 
 def test_null_is_absent_within_fields_too(served: Served) -> None:
@@ -139,7 +133,7 @@ def test_what_would_change_the_answer_is_refused_by_name(
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["param"] == name and error["message"].startswith(f"{name}: ")
-    assert submitted(served) == []
+    assert served.submitted == []
 
 
 def test_an_answer_of_the_sdks_stream_helper_is_sent_back(served: Served) -> None:
@@ -172,7 +166,7 @@ def test_unknown_keys_of_messages_and_parts_are_ignored(
     parts = {"role": "user", "content": [{"type": "text", "text": "Hi", **keys}]}
     assert post(served, messages=[*HI, {**plain, **keys}, parts]).status_code == 200
     assert post(served, messages=[*HI, plain, *HI]).status_code == 200
-    with_keys, without = submitted(served)
+    with_keys, without = served.submitted
     assert with_keys.tokens == without.tokens
 
 
@@ -238,7 +232,7 @@ def test_fields_that_would_change_what_is_seen_are_refused_wherever_messages_are
     answer = served.http.post(path, json={"model": "demo", **body})
     assert answer.status_code == 400, answer.text
     assert f"{param}: this parameter is not supported" in answer.json()["error"]["message"]
-    assert submitted(served) == []
+    assert served.submitted == []
 
 
 def test_an_image_of_ollamas_is_the_image_of_a_part(served: Served) -> None:
@@ -248,7 +242,7 @@ def test_an_image_of_ollamas_is_the_image_of_a_part(served: Served) -> None:
     part = {"role": "user", "content": [image, {"type": "text", "text": "What?"}]}
     for message in (beside, part):
         assert post(served, messages=[message]).status_code == 200
-    first, again = submitted(served)
+    first, again = served.submitted
     assert first.images == again.images and first.tokens == again.tokens
 
 
@@ -258,7 +252,7 @@ def test_whole_floats_are_integers(served: Served) -> None:
     headers = {"content-type": "application/json"}
     answer = served.http.post("/v1/chat/completions", content=body, headers=headers)
     assert answer.status_code == 200, answer.text
-    sampling = submitted(served)[0].sampling
+    sampling = served.submitted[0].sampling
     assert (sampling.max_tokens, sampling.seed, sampling.top_k) == (8, 42, 10)
     assert sampling.stop_token_ids == (7,)
 
@@ -386,10 +380,10 @@ def test_hints_are_for_templates_that_have_a_word_for_them(served: Served) -> No
     served.front.intake.prompts.template = ChatTemplate({"default": source}, {})
     try:
         assert post(served, verbosity="low").status_code == 200
-        assert "low" in TOKENIZER.decode(submitted(served)[0].tokens)
+        assert "low" in TOKENIZER.decode(served.submitted[0].tokens)
         own: dict[str, Any] = {"chat_template_kwargs": {"verbosity": "high"}}
         assert post(served, verbosity="low", **own).status_code == 200
-        assert "high" in TOKENIZER.decode(submitted(served)[1].tokens)
+        assert "high" in TOKENIZER.decode(served.submitted[1].tokens)
     finally:
         served.front.intake.prompts.template = before
 
@@ -400,7 +394,10 @@ def test_hints_are_for_templates_that_have_a_word_for_them(served: Served) -> No
         ({"verbosity": "low", "reasoning_effort": "high"}, ["verbosity", "reasoning_effort"]),
         ({"enable_thinking": True}, ["thinking"]),
         ({"enable_thinking": False}, None),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, ["thinking"]),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+            ["thinking", "thinking_token_budget"],
+        ),
         ({"reasoning": {"effort": "low", "exclude": True}}, ["reasoning_effort"]),
         ({"reasoning": {"enabled": True}}, ["thinking"]),
         ({"reasoning_effort": "none", "verbosity": "medium"}, None),
@@ -431,7 +428,7 @@ def test_a_template_with_a_switch_for_thinking_gets_every_spelling_of_it(served:
         for fields in spellings:
             served.engine.received.clear()
             assert post(served, **fields).status_code == 200
-            assert "False" in TOKENIZER.decode(submitted(served)[0].tokens), fields
+            assert "False" in TOKENIZER.decode(served.submitted[0].tokens), fields
     finally:
         served.front.intake.prompts.template = before
 
@@ -451,7 +448,7 @@ def test_what_empty_boxes_of_forms_send_is_as_if_left_out(
     served: Served, fields: dict[str, Any]
 ) -> None:
     assert post(served, **fields).status_code == 200
-    sampling = submitted(served)[0].sampling
+    sampling = served.submitted[0].sampling
     assert (sampling.max_tokens, sampling.stop) == (256, ())
 
 
@@ -469,7 +466,7 @@ def test_an_answer_of_openais_that_refused_may_be_sent_back(served: Served) -> N
     refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot"}]}
     messages = [{"role": "user", "content": "Hi"}, refused, {"role": "user", "content": "Why?"}]
     assert post(served, messages=messages).status_code == 200
-    assert "I cannot" in TOKENIZER.decode(submitted(served)[0].tokens)
+    assert "I cannot" in TOKENIZER.decode(served.submitted[0].tokens)
 
 
 def test_spaces_around_a_url_are_none_of_it(served: Served) -> None:
@@ -477,7 +474,7 @@ def test_spaces_around_a_url_are_none_of_it(served: Served) -> None:
     for given in (url, f" \n{url}\n "):
         part = {"type": "image_url", "image_url": {"url": given}}
         assert post(served, messages=[{"role": "user", "content": [part]}]).status_code == 200
-    first, again = submitted(served)
+    first, again = served.submitted
     assert first.images[0].key == again.images[0].key
 
 
@@ -540,7 +537,7 @@ def test_an_image_comes_again_by_its_uuid_alone(served: Served) -> None:
     url = data_url(png(size=(64, 96)))
     assert post(served, messages=named("cat", url)).status_code == 200
     assert post(served, messages=named("cat")).status_code == 200
-    first, again = submitted(served)
+    first, again = served.submitted
     assert first.images == again.images and first.tokens == again.tokens
     by_input = [{"role": "user", "content": [{"type": "input_image", "uuid": "cat"}]}]
     assert served.http.post("/v1/responses", json={"input": by_input}).status_code == 200

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from saccade.text.answer.answer_format import FORMATS, AnswerFormat
-from tests.api.test_tools import ask, calls_of, says, streamed
+from tests.api.test_tools import ask, calls_of, streamed
 from tests.helpers.served import Served, serving
 
 ARGUMENTS = {"where": 'ä "b"', "count": 3}
@@ -45,7 +45,7 @@ def module_server(form: str) -> Iterator[Served]:
 def test_calls_of_each_form_are_told_apart(
     served: Served, form: str, way: Any, choice: str
 ) -> None:
-    says(served, WRITTEN[form])
+    served.says(WRITTEN[form])
     answer = way(served, tool_choice=choice).choices[0]
     assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
     found = [(name, json.loads(text)) for name, text in calls_of(answer.message)]
@@ -55,6 +55,6 @@ def test_calls_of_each_form_are_told_apart(
 @pytest.mark.parametrize("way", [ask, streamed])
 def test_what_is_no_call_of_this_form_is_text(served: Served, form: str, way: Any) -> None:
     text = "So: " + next(text for other, text in WRITTEN.items() if other != form)
-    says(served, text)
+    served.says(text)
     answer = way(served).choices[0]
     assert (answer.message.content, answer.message.tool_calls or []) == (text, [])

@@ -13,13 +13,14 @@ import pytest
 
 from saccade.front.answer_update import AnswerUpdate
 from saccade.front.conversation import Chat, Message
+from saccade.front.members import read_tools
 from saccade.front.prepared import PreparedRequest
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.text.answer.answer_format import FORMATS, AnswerFormat
-from saccade.text.answer.reader import AnswerEvent, Reasoned, gather
+from saccade.text.answer.events import AnswerEvent, CallBroken, Reasoned
+from saccade.text.answer.reader import gather
 from saccade.text.answer.reasoning import THINK
-from saccade.text.answer.tool_calls import CallBroken
-from saccade.text.grammar.tools import ToolSet, read_tools
+from saccade.text.grammar.tools import ToolSet
 from saccade.text.prompt.template import ChatTemplate
 from tests.helpers.served import TOKENIZER, Served, serving
 from tests.text.templates import QWEN3_VL, THINKING

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from saccade.core.types import Request
-from saccade.ipc.messages import Submit
-from saccade_bench.fixtures.tiny import picture
+from tests.fixtures.tiny import picture
+from tests.helpers.images import data_url
 from tests.helpers.served import TOKENIZER, Served
 from tests.media.clips import clip
 
@@ -36,10 +36,6 @@ def ask(served: Served, *parts: dict[str, Any], **body: Any) -> Any:
     return served.http.post(
         "/v1/chat/completions", json={"model": "demo", "messages": messages, **body}
     )
-
-
-def submitted(served: Served) -> list[Request]:
-    return [message.request for message in served.engine.received if isinstance(message, Submit)]
 
 
 def shown(request: Request) -> tuple[object, ...]:
@@ -71,7 +67,7 @@ def test_every_way_to_send_frames_is_the_same_request(served: Served) -> None:
         assert answer.status_code == 200, answer.text
     used = answer.json()["usage"]["prompt_tokens_details"]
     assert (used["image_tokens"], used["video_tokens"]) == (0, 18)
-    first, *others = submitted(served)
+    first, *others = served.submitted
     assert all(shown(each) == shown(first) for each in others)
     text = TOKENIZER.decode([token for token in first.tokens if token != 7])
     seconds = (f"<{at} seconds><|vision_start|><|vision_end|>" for at in (0.2, 1.2, "2.0"))
@@ -107,22 +103,24 @@ def test_other_dialects_have_the_same_video(served: Served) -> None:
         "messages": [{"role": "user", "content": content}],
     }
     assert served.http.post("/v1/messages", json=messages).status_code == 200
-    first, *others = submitted(served)
+    first, *others = served.submitted
     assert len(others) == 2 and all(shown(each) == shown(first) for each in others)
 
 
 def test_a_frame_alone_is_the_still_image(served: Served) -> None:
     still = {"type": "image_url", "image_url": {"url": URLS[0]}}
     assert ask(served, {"type": "video", "video": [URLS[0], URLS[0]]}, still).status_code == 200
-    (request,) = submitted(served)
+    (request,) = served.submitted
     assert request.images[0] == request.images[1]
 
 
 @pytest.mark.parametrize(
     ("part", "param", "word"),
     [
-        ({"video": URLS, "fps": 2, "num_frames": 4}, ".num_frames", "exclude each other"),
-        ({"video": URLS, "fps": 1e9}, ".fps", "at most 240"),
+        ({"video": URLS, "fps": 2, "num_frames": 4}, ".num_frames", "are mutually exclusive"),
+        ({"video": URLS, "fps": 0}, ".fps", "1e-06"),
+        ({"video": URLS, "fps": 1e-320}, ".fps", "1e-06"),
+        ({"video": URLS, "source_fps": 1e-320}, ".source_fps", "1e-06"),
         ({"video": []}, "", "0 frames"),
         ({"video": URLS * 200}, "", "1000 frames"),
         ({"video": [URLS[0], 7]}, ".video[1]", "not int"),
@@ -144,7 +142,7 @@ def test_a_video_that_cannot_be_is_refused_by_its_place(
     error = answer.json()["error"]
     assert answer.status_code == 400, error
     assert error["param"] == f"messages[0].content[1]{param}" and word in error["message"], error
-    assert not submitted(served)
+    assert not served.submitted
 
 
 def test_a_template_that_shows_no_videos_is_named(served: Served) -> None:
@@ -163,7 +161,7 @@ def test_an_uploaded_video_is_named_by_its_id_in_each_dialect(served: Served) ->
     purpose = {"purpose": "user_data"}
     uploaded = served.http.post("/v1/files", files={"file": ("clip.mp4", data)}, data=purpose)
     id = uploaded.json()["id"]
-    url = f"data:video/mp4;base64,{base64.b64encode(data).decode()}"
+    url = data_url(data, "video/mp4")
     inline = {"type": "video_url", "video_url": {"url": url, "num_frames": 8}}
     assert ask(served, inline).status_code == 200
     part = {"type": "input_video", "file_id": id, "num_frames": 8}
@@ -178,20 +176,20 @@ def test_an_uploaded_video_is_named_by_its_id_in_each_dialect(served: Served) ->
     messages = [{"role": "user", "content": [first_text, video, last_text]}]
     asked_too = {"model": "demo", "max_tokens": 9, "messages": messages}
     assert served.http.post("/v1/messages", json=asked_too).status_code == 200
-    first, *others = submitted(served)
+    first, *others = served.submitted
     assert len(first.images) == 4 and len(others) == 4
     assert all(shown(each) == shown(first) for each in others)
 
 
 def test_the_trace_says_once_that_a_files_audio_is_ignored(served: Served) -> None:
     for heard in (False, True):
-        url = f"data:video/mp4;base64,{base64.b64encode(clip(sound=heard)).decode()}"
+        url = data_url(clip(sound=heard), "video/mp4")
         part = {"type": "video_url", "video_url": {"url": url, "fps": 4}}
         answer = ask(served, part, saccade={"trace": True})
         assert answer.status_code == 200, answer.text
         (video,) = answer.json()["saccade"]["videos"]
         assert sum(video["found"].values()) == 12
-        assert video.get("note") == ("its audio is ignored" if heard else None)
+        assert video.get("note") == ("the audio is ignored" if heard else None)
         assert answer.text.count("audio") == heard
 
 

@@ -9,9 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.cache.content import PageKey
-from saccade.cache.page_names import NAME_BYTES, page_name, root_name, state_name
-from saccade.core.page_store import PageIdentity
+from saccade.cache.content import NAME_BYTES, PageKey, page_name, root_name, state_name
+from saccade.core.store import PageIdentity
 from saccade.core.types import ImageKey
 
 NUMBERS = st.integers(0, 2**31 - 1)

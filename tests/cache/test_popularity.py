@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saccade.cache.popularity import (
+from saccade.cache.embeddings import (
     MAX_USES_COUNTED,
     MIN_CACHED_IMAGES,
     USES_PER_CACHED_IMAGE,

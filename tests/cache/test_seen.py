@@ -4,7 +4,7 @@ another.
 
 from __future__ import annotations
 
-from saccade.cache.ghost_list import KEYS_PER_DIGEST, GhostList
+from saccade.cache.embeddings import KEYS_PER_DIGEST, GhostList
 from saccade.core.types import ImageKey
 
 

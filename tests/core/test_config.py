@@ -14,7 +14,7 @@ import pytest
 from cyclopts import CycloptsError
 
 from saccade import LLM
-from saccade.commands import SERVE_OPTIONS, app, check_spelling
+from saccade.commands import GROUPS, HEADINGS, SERVE_OPTIONS, app, check_spelling
 from saccade.core.claims import DiskFolder
 from saccade.core.config import (
     GIB,
@@ -23,7 +23,6 @@ from saccade.core.config import (
     EngineConfig,
     Hardware,
     KVConfig,
-    LanguageAttention,
     ParallelConfig,
     StepGraphSizes,
 )
@@ -36,22 +35,26 @@ from saccade.core.options import (
     EngineOptions,
     MediaOptions,
     ModelOptions,
-    ParallelOptions,
     ServerOptions,
 )
+from saccade.core.settings import ParallelSettings
 from saccade.core.store import SHARED
 from saccade.core.tuning import Tuning, tuning_values
 from saccade.engine import ranks
-from saccade.engine.claims import ATTENTION_BYTES, scoring_bytes, step_graph_bytes
-from saccade.engine.process import limits_of
+from saccade.engine.memory_estimate import scoring_bytes, step_graph_bytes, workspace_bytes
 from saccade.engine.ranks import resolve_parallel
-from saccade.engine.sizing import VIT_GRAPH_SIZES, arena_bytes, kv_page_bytes, resolve
-from saccade.engine.startup_report import LoadFacts, describe, describe_intake
+from saccade.engine.schedulers import limits_of
+from saccade.engine.sizing import VIT_GRAPH_SIZES, kv_page_bytes, resolve
+from saccade.engine.startup_report import LoadInfo, describe
 from saccade.families.checkpoint import Section
 from saccade.families.registry import load_spec
+from saccade.front.assemble import arena_bytes, describe_media_limits
 from saccade.ipc.environment import engine_environment
-from saccade.llm import _take
+from saccade.plugins.fetch.options import FetchOptions
+from saccade.plugins.files.options import FileOptions
+from saccade.plugins.tiers.options import TierOptions
 from saccade_bench.lab.qwen import qwen
+from tests.helpers.options import serve_options
 
 MACHINE = Hardware("cpu", "2 threads", 24 * GIB, 20 * GIB)
 
@@ -62,9 +65,23 @@ def spec() -> FamilySpec:
 
 
 def decide(spec: FamilySpec, hardware: Hardware = MACHINE, **options: Any) -> EngineConfig:
-    model, engine = _take(ModelOptions, options), _take(EngineOptions, options)
-    caches = CacheOptions(**options)
-    return resolve(model, engine, spec, "bfloat16", hardware, caches=caches)
+    told = serve_options(**options)
+    settings = told.engine_settings
+    return resolve(told.model, told.engine, spec, "bfloat16", hardware, 1, told.caches, settings)
+
+
+MAX_CORE_OPTIONS = 30
+MAX_CORE_TUNING = 14
+
+
+def test_the_core_has_few_options_and_plugins_the_others() -> None:
+    core = [kind for name, kind, _ in GROUPS if name in HEADINGS]
+    names = [field.name for kind in core for field in fields(kind)]
+    tuning = tuning_values(core)
+    assert len(names) - len(tuning) <= MAX_CORE_OPTIONS
+    assert len(tuning) <= MAX_CORE_TUNING
+    every = [field.name for kind in SERVE_OPTIONS for field in fields(kind)]
+    assert len(every) == len({*every}) > len(names)
 
 
 def test_nothing_is_left_open(spec: FamilySpec) -> None:
@@ -108,7 +125,7 @@ def test_a_cache_of_eight_bits_holds_twice_the_tokens(spec: FamilySpec) -> None:
     assert eight.kv_pages - 2 * plain.kv_pages in (0, 1)
     kept = kv_page_bytes(spec, 16, "bfloat16", kept="fp8_e4m3")
     assert 2 * kept == kv_page_bytes(spec, 16, "bfloat16")
-    facts = LoadFacts((), "", 0)
+    facts = LoadInfo((), "", 0)
     alone = ParallelConfig(1, "weights", "shm", 1.0)
     for config, said in ((plain, "MiB"), (eight, "MiB in fp8_e4m3, scales 1.0")):
         assert dict(describe(config, alone, spec, MACHINE, facts))["KV cache"].endswith(said)
@@ -137,6 +154,7 @@ def test_a_context_may_be_shortened(spec: FamilySpec) -> None:
         ({"mm_attention_backend": "triton"}, "--tune mm_attention_backend=triton.*--device cuda"),
         ({"mm_attention_backend": "fa3"}, "--tune mm_attention_backend=fa3.*--device cuda"),
         ({"mm_attention_backend": "fa4"}, "--tune mm_attention_backend=fa4.*--device cuda"),
+        ({"mm_attention_backend": "sdap"}, "=sdap: on cpu there are: auto, sdpa;"),
     ],
 )
 def test_what_cannot_work_is_refused_by_its_name(
@@ -157,7 +175,7 @@ def test_what_cannot_work_is_refused_by_its_name(
         (CacheOptions, "embedding_cache_device_mb", -1, "at least 0"),
         (EngineOptions, "mem_fraction_static", 0.0, "above 0"),
         (EngineOptions, "mem_fraction_static", 1.5, "at most 0.98"),
-        (ParallelOptions, "tp_size", 0, "at least 1"),
+        (ParallelSettings, "tp_size", 0, "at least 1"),
         (MediaOptions, "media_workers", 0, "at least 1"),
         (MediaOptions, "decode_timeout", 0.0, "above 0"),
         (ServerOptions, "port", 65536, "at most 65535"),
@@ -187,8 +205,8 @@ def test_the_command_line_takes_these_options_as_its_help_shows_them() -> None:
     assert bound.args == ("demo",)
     tuning = Tuning(bound.arguments["tune"], SERVE_OPTIONS)
     assert tuning.of(EngineOptions(threads=3)) == EngineOptions(threads=3, max_encode_patches=128)
-    assert tuning.of(ParallelOptions()).all_reduce == "gloo"
-    assert bound.arguments["server"].served_model_name == ("a", "b")
+    assert tuning.of(ParallelSettings()).all_reduce == "gloo"
+    assert bound.arguments["options"].server.served_model_name == ("a", "b")
     with pytest.raises(CycloptsError, match='"auto", "int8", "int4", "none"'):
         app.parse_args(["serve", "--quantization", "x"], exit_on_error=False, print_error=False)
 
@@ -196,14 +214,23 @@ def test_the_command_line_takes_these_options_as_its_help_shows_them() -> None:
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        ("page_siz=8", r"^--tune page_siz=8: give NAME=VALUE; the names are .*\bpage_size\b"),
-        ("page_size", "^--tune page_size: give NAME=VALUE"),
+        ("page_siz=8", r"^--tune page_siz=8: expected NAME=VALUE; the names are .*\bpage_size\b"),
+        ("page_size", "^--tune page_size: expected NAME=VALUE"),
         ("page_size=x", "^--tune page_size=x: Expected `int`"),
         ("all_reduce=mpi", "^--tune all_reduce=mpi: Invalid enum value 'mpi'"),
         ("port=1", "^--tune port=1: .*names are"),
-        ("max_responses=9", "^--tune max_responses is gone: 10,000 responses are kept"),
-        ("vit_graph_buckets=128,256", "^--tune vit_graph_buckets is gone: graphs are made for"),
-        ("encoder_timeout=3", "^--tune encoder_timeout is gone: .*--tune fetch_timeout=SECONDS"),
+        (
+            "max_responses=9",
+            "^--tune max_responses was removed: at most 10,000 responses are stored",
+        ),
+        (
+            "vit_graph_buckets=128,256",
+            "^--tune vit_graph_buckets was removed: graphs are captured for",
+        ),
+        (
+            "encoder_timeout=3",
+            "^--tune encoder_timeout was removed: .*--tune fetch_timeout=SECONDS",
+        ),
     ],
 )
 def test_a_tuning_value_that_is_none_is_refused(told: str, words: str) -> None:
@@ -217,15 +244,18 @@ def test_a_tuning_value_that_is_none_is_refused(told: str, words: str) -> None:
         ("--page-size 32", "--page-size is a tuning value now: --tune page_size=32"),
         ("--port 1 --arena-mb=9", "--arena-mb is a tuning value now: --tune arena_mb=9"),
         ("--step-timeout --port 1", "now: --tune step_timeout=VALUE"),
-        ("--disable-vit-graph", "--disable-vit-graph is gone: use --disable-cuda-graph"),
-        ("--encoders-file x", "--encoders-file is gone: use --encoders FILE"),
-        ("--gguf-file=Q8_0", "--gguf-file is gone: name the file behind the model"),
-        ("--files-mb 8", "--files-mb is gone: use --files-dir FOLDER:SIZE"),
-        ("--kv-cache-disk-mb 8", "--kv-cache-disk-mb is gone: use --kv-cache-dir FOLDER:SIZE"),
-        ("--embedding-cache-disk-mb=8", "is gone: use --embedding-cache-dir FOLDER:SIZE"),
-        ("--allow-unproven", "--allow-unproven is gone: use --parity unproven"),
-        ("--check-parity", "--check-parity is gone: use --parity generate"),
-        ("--speculative-tokens 3", "--speculative-tokens is gone: 7 tokens are guessed at most"),
+        ("--disable-vit-graph", "--disable-vit-graph was removed: use --tune vit_graphs=false"),
+        ("--encoders-file x", "--encoders-file was removed: use --encoders FILE"),
+        ("--gguf-file=Q8_0", "--gguf-file was removed: put the file after the model"),
+        ("--files-mb 8", "--files-mb was removed: use --files-dir FOLDER:SIZE"),
+        ("--kv-cache-disk-mb 8", "--kv-cache-disk-mb was removed: use --kv-cache-dir FOLDER:SIZE"),
+        ("--embedding-cache-disk-mb=8", "was removed: use --embedding-cache-dir FOLDER:SIZE"),
+        ("--allow-unproven", "--allow-unproven was removed: use --parity unproven"),
+        ("--check-parity", "--check-parity was removed: use --parity generate"),
+        (
+            "--speculative-tokens 3",
+            "--speculative-tokens was removed: at most 7 draft tokens per step",
+        ),
         ("--embedding-cache-shared d", "--embedding-cache-dir d --embedding-cache-shared"),
     ],
 )
@@ -235,7 +265,9 @@ def test_an_option_of_an_earlier_version_is_told_how_it_is_said_now(line: str, w
 
 
 def test_python_is_told_how_an_earlier_option_is_said_now() -> None:
-    with pytest.raises(ConfigError, match=r"^LLM has no option 'gguf_file': name the file behind"):
+    with pytest.raises(
+        ConfigError, match=r"^LLM has no option 'gguf_file': put the file after the model"
+    ):
         LLM(gguf_file="Q8_0")
     with pytest.raises(ConfigError, match=r"^LLM has no option 'cuda_graph_max_bs': graphs are"):
         LLM(cuda_graph_max_bs=8)
@@ -246,10 +278,17 @@ def test_options_of_today_are_spelled_right() -> None:
     check_spelling(("model", *shared, "--tune", "page_size=32", "--port", "1"))
 
 
+def test_prompts_are_paced_on_a_gpu_unless_a_chunk_is_given(spec: FamilySpec) -> None:
+    gpu = Hardware("cuda", "", 64 * GIB, 60 * GIB)
+    assert decide(spec, gpu).prompt_pause == 0.025
+    assert decide(spec, gpu, chunked_prefill_size=8192).prompt_pause == 0
+    assert decide(spec).prompt_pause == 0, "on a CPU"
+
+
 def test_serve_has_few_options() -> None:
     every = sum(len(fields(kind)) for kind in SERVE_OPTIONS) - len(tuning_values(SERVE_OPTIONS))
-    assert every + len(("--tune",)) <= 56
-    assert len(tuning_values(SERVE_OPTIONS)) <= 27
+    assert every + len(("--tune",)) <= 62
+    assert len(tuning_values(SERVE_OPTIONS)) <= 32  # four are for benchmarks alone
 
 
 WHOLE = tuple(size for size in VIT_GRAPH_SIZES if size <= 2048)
@@ -309,19 +348,19 @@ def test_the_tower_comes_in_parts_on_a_gpu_however_many_ranks(spec: FamilySpec) 
 
 def test_workspaces_of_attention_by_other_packages_are_claimed(spec: FamilySpec) -> None:
     pytest.importorskip("triton")
-    from saccade.kernels.libraries.flashinfer import WORKSPACE_BYTES
+    from saccade.plugins.gpu.libraries.flashinfer import WORKSPACE_BYTES
 
     gpu = Hardware("cuda", "", 3 * GIB, 3 * GIB, 60 * GIB)
     page = spec.kv_spec().token_bytes("bfloat16") * 16
 
-    def left(attention: LanguageAttention) -> int:
+    def left(attention: str) -> int:
         config = decide(
             spec, gpu, attention_backend=attention, page_size=16, disable_cuda_graph=True
         )
         return config.kv_pages * page + config.embeddings.device_bytes
 
     claimed = left("triton") - left("flashinfer")
-    assert abs(claimed - ATTENTION_BYTES["flashinfer"]) <= page
+    assert abs(claimed - workspace_bytes("flashinfer")) <= page
     assert claimed > WORKSPACE_BYTES
 
 
@@ -416,26 +455,26 @@ def test_a_folder_may_have_a_size(given: str, path: str, nbytes: int | None) -> 
 def test_a_size_that_cannot_be_read_is_no_part_of_a_folders_name(
     option: str, size: str, tmp_path: Path
 ) -> None:
-    kind: Any = MediaOptions if option == "--files-dir" else CacheOptions
+    kind: Any = FileOptions if option == "--files-dir" else TierOptions
     field = option.removeprefix("--").replace("-", "_")
-    with pytest.raises(ConfigError, match=f"^{option} .*give the size in MiB, GiB or TiB"):
+    with pytest.raises(ConfigError, match=f"^{option} .*expected a size in MiB, GiB or TiB"):
         kind(**{field: f"{tmp_path}:{size}"})
     assert not list(tmp_path.parent.glob(f"{tmp_path.name}:*"))
 
 
 def test_space_on_disk_needs_a_folder() -> None:
-    with pytest.raises(ConfigError, match=r"^--embedding-cache-dir: name a folder$"):
-        CacheOptions(embedding_cache_dir=":5GiB")
-    with pytest.raises(ConfigError, match=r"^--kv-cache-dir /kv:0GiB: give it room"):
-        CacheOptions(kv_cache_dir="/kv:0GiB")
-    with pytest.raises(ConfigError, match="say where, with --embedding-cache-dir"):
-        CacheOptions(embedding_cache_shared=True)
+    with pytest.raises(ConfigError, match=r"^--embedding-cache-dir: set a directory$"):
+        TierOptions(embedding_cache_dir=":5GiB")
+    with pytest.raises(ConfigError, match=r"^--kv-cache-dir /kv:0GiB: raise its size"):
+        TierOptions(kv_cache_dir="/kv:0GiB")
+    with pytest.raises(ConfigError, match="requires --embedding-cache-dir"):
+        TierOptions(embedding_cache_shared=True)
 
 
 def test_uploaded_files_may_have_a_size_in_the_usual_folder() -> None:
-    usual, small = MediaOptions(), MediaOptions(files_dir=":8MiB")
-    assert small.files_folder == usual.files_folder
-    assert (usual.files_bytes, small.files_bytes) == (4096 * MIB, 8 * MIB)
+    usual, small = FileOptions(), FileOptions(files_dir=":8MiB")
+    assert small.folder == usual.folder
+    assert (usual.nbytes, small.nbytes) == (4096 * MIB, 8 * MIB)
 
 
 def test_start_up_says_what_it_decided(spec: FamilySpec, tmp_path: Path) -> None:
@@ -445,8 +484,8 @@ def test_start_up_says_what_it_decided(spec: FamilySpec, tmp_path: Path) -> None
         max_running_requests=1,
         embedding_cache_dir=f"{tmp_path}:5MiB",
     )
-    parallel = resolve_parallel(ParallelOptions(), spec, "cpu")
-    facts = LoadFacts(("patch_embed=folded",), "6 matrices", 1)
+    parallel = resolve_parallel(ParallelSettings(), spec, "cpu")
+    facts = LoadInfo(("patch_embed=folded",), "6 matrices", 1)
     told = dict(describe(config, parallel, spec, MACHINE, facts))
     assert told["quantised"] == "6 matrices"
     assert "quantised" not in dict(
@@ -467,9 +506,9 @@ def test_start_up_says_what_it_decided(spec: FamilySpec, tmp_path: Path) -> None
     assert told["start-up"] == "kept from last start"
     caches = config.kv_tokens * kv_page_bytes(spec, 1, config.dtype) / MIB
     caches += config.embeddings.device_bytes / MIB
-    assert told["memory"].startswith(f"grows by {caches + 64:.0f} MiB at most, as caches fill: ")
+    assert told["memory"].startswith(f"grows by at most {caches + 64:.0f} MiB as the caches fill: ")
     assert told["memory"].endswith(" + 64 of pixels (--tune arena_mb)")
-    assert describe_intake(MediaOptions(media_workers=2)) == (
+    assert describe_media_limits(MediaOptions(media_workers=2)) == (
         ("sent images", "178956970 pixels at most, decoded by 2 processes"),
     )
 
@@ -477,10 +516,10 @@ def test_start_up_says_what_it_decided(spec: FamilySpec, tmp_path: Path) -> None
 def test_the_folder_for_embeddings_is_a_folder(spec: FamilySpec, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(ConfigError, match=r"^--embedding-cache-dir .*/file is not a folder$"):
+    with pytest.raises(ConfigError, match=r"^--embedding-cache-dir .*/file is not a directory$"):
         decide(spec, embedding_cache_dir=str(file))
-    with pytest.raises(ConfigError, match=r"^--embedding-cache-dir: name a folder$"):
-        CacheOptions(embedding_cache_dir="")
+    with pytest.raises(ConfigError, match=r"^--embedding-cache-dir: set a directory$"):
+        TierOptions(embedding_cache_dir="")
 
 
 def test_what_is_saved_already_counts_to_the_space_that_a_quarter_is_taken_of(
@@ -515,12 +554,12 @@ def test_no_room_for_a_kv_cache_says_what_to_do(spec: FamilySpec) -> None:
         (ServerOptions, "api_key", ""),
         (ServerOptions, "served_model_name", ("demo", "")),
         (ServerOptions, "cors_origins", ("",)),
-        (MediaOptions, "allowed_media_domains", ("",)),
-        (MediaOptions, "allowed_local_media_path", ""),
-        (MediaOptions, "allowed_local_media_path", "/not/there"),
-        (MediaOptions, "files_dir", ""),
-        (MediaOptions, "files_dir", __file__),
-        (MediaOptions, "files_dir", f"{__file__}/below"),
+        (FetchOptions, "allowed_media_domains", ("",)),
+        (FetchOptions, "allowed_local_media_path", ""),
+        (FetchOptions, "allowed_local_media_path", "/not/there"),
+        (FileOptions, "files_dir", ""),
+        (FileOptions, "files_dir", __file__),
+        (FileOptions, "files_dir", f"{__file__}/below"),
     ],
 )
 def test_what_an_unset_variable_or_a_wrong_path_leaves_is_refused(

@@ -15,9 +15,12 @@ from saccade.commands import run
 from saccade.core.claims import check_folder
 from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.given_paths import read_bytes, read_text, readable, reason, sendable, shown
-from saccade.core.options import MediaOptions, ModelOptions, RoleOptions, ServerOptions
-from saccade.core.page_store import PAGES
+from saccade.core.options import ModelOptions
+from saccade.core.settings import KeySettings
+from saccade.core.store import PAGES
 from saccade.edge.auth import read_keys
+from saccade.plugins.encoder.options import RoleOptions
+from saccade.plugins.fetch.options import FetchOptions
 from tests.helpers.paths import strange_paths
 
 KINDS = ("long", "nul", "loop", "folder", "pipe", "device", "below a file", "surrogate")
@@ -37,7 +40,7 @@ def test_a_file_too_large_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "large"
     with path.open("wb") as file:
         file.truncate(1 << 40)  # takes no disk, but would take memory
-    with pytest.raises(OSError, match="bytes, and may have"):
+    with pytest.raises(OSError, match="bytes; the limit is"):
         read_text(path)
     path.write_text("few")
     assert read_text(path) == "few"
@@ -45,7 +48,7 @@ def test_a_file_too_large_is_not_read(tmp_path: Path) -> None:
 
 FILES: dict[str, Callable[[str], object]] = {
     "--chat-template": lambda name: ModelOptions(chat_template=name),
-    "--api-keys-file": lambda name: ServerOptions(api_keys_file=name),
+    "--api-keys-file": lambda name: KeySettings(name),
     "--encoders": lambda name: RoleOptions(role="language", encoders=(name,)),
 }
 
@@ -63,7 +66,7 @@ def test_an_option_that_names_no_file_is_refused_by_its_name(
 def test_an_option_that_names_no_folder_is_refused_by_its_name(tmp_path: Path, kind: str) -> None:
     name = strange_paths(tmp_path)[kind]
     with pytest.raises(ConfigError, match="--allowed-local-media-path"):
-        MediaOptions(allowed_local_media_path=name)
+        FetchOptions(allowed_local_media_path=name)
     with pytest.raises(ConfigError, match="--kv-cache-dir"):
         check_folder("--kv-cache-dir", name, PAGES)
 

@@ -68,3 +68,19 @@ def test_a_histogram_counts_each_value_in_the_bucket_that_holds_it() -> None:
     assert found.counts[-1] == 1
     assert sum(found.counts) == 4
     assert found.sum == pytest.approx(0.0005 + SECONDS[0] + SECONDS[3] + 1e9)
+
+
+def test_a_renamed_metric_is_listed_under_its_old_name_too() -> None:
+    metrics = Metrics()
+    metrics.inc("saccade_draft_tokens_total", 3, source="prompt")
+    metrics.set("saccade_stored_responses", 2)
+    values = {metric.name: (metric, found) for metric, found in metrics.snapshot().items()}
+    assert values["saccade_guesses_total"][1] == {("prompt",): 3.0}
+    assert values["saccade_responses_kept"][1] == {(): 2.0}
+    assert values["saccade_responses_kept"][0].help == "Deprecated: use saccade_stored_responses"
+
+
+def test_an_old_name_is_no_other_metrics_name() -> None:
+    names = [name for metric in DECLARED for name in (metric.name, metric.old_name) if name]
+    assert len(names) == len(set(names))
+    assert sum(bool(metric.old_name) for metric in DECLARED) == 17

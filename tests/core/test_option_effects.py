@@ -10,7 +10,7 @@ from dataclasses import fields
 
 import pytest
 
-from saccade.core.options import CacheOptions, EngineOptions, ModelOptions, ParallelOptions
+from saccade.commands import SERVE_OPTIONS
 
 LANGUAGE = "encoders get the options of the servers they encode for (saccade deploy ray)"
 NO_GRAPHS = "it asks for no graphs, and there are none"
@@ -18,16 +18,25 @@ NO_IMAGES = "a cache of images stays empty where there are none"
 STATED = "the value says what is so already"
 
 WITHOUT_EFFECT: dict[str, dict[str, str]] = {
-    "a family of Saccade's own, on a cpu": {"disable_cuda_graph": NO_GRAPHS},
+    "a family of Saccade's own, on a cpu": {
+        "disable_cuda_graph": NO_GRAPHS,
+        "vit_graphs": NO_GRAPHS,
+    },
     "a model of text only": {
         "embedding_cache_device_mb": NO_IMAGES,
         "embedding_cache_host_mb": NO_IMAGES,
         "embedding_cache_dir": NO_IMAGES,
         "embedding_cache_shared": NO_IMAGES,
         "max_encode_patches": NO_IMAGES,
+        "position_cache": NO_IMAGES,
+        "vit_graphs": NO_IMAGES,
+        "rotary_kernel": NO_IMAGES,
+        "chunk_aware": NO_IMAGES,
     },
     "transformers' modules": {
         "disable_cuda_graph": NO_GRAPHS,
+        "vit_graphs": NO_GRAPHS,
+        "rotary_kernel": "its modules rotate heads themselves",
         "mm_attention_backend": STATED,  # sdpa; others need a GPU
         "max_encode_patches": "images are encoded one by one",
     },
@@ -47,13 +56,10 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
         "disable_radix_cache": LANGUAGE,
         "kv_cache_dir": LANGUAGE,
         "kv_cache_host_mb": LANGUAGE,
+        "chunk_aware": LANGUAGE,
     },
 }
-OPTIONS = {
-    field.name
-    for part in (ModelOptions, EngineOptions, CacheOptions, ParallelOptions)
-    for field in fields(part)
-}
+OPTIONS = {field.name for kind in SERVE_OPTIONS for field in fields(kind)}
 CHANGES_ANSWERS = {
     *("dtype", "load_format", "quantization", "quantization_tower", "kv_cache_dtype", "revision"),
     *("mmproj", "chat_template", "family_option", "context_length"),

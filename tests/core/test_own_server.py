@@ -35,7 +35,7 @@ SLEEPS = "time.sleep(60)"
 @contextmanager
 def started(starting: int = 0, before: str = "") -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A process whose /health is 503 for the first `starting` requests."""
-    port = free_port(0)
+    port = free_port()
     code = SERVES.format(starting=starting, before=before)
     process = subprocess.Popen([sys.executable, "-c", code, str(port)])
     try:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from saccade.core.client import Client
+from saccade.core.client import Client, Permits
 from saccade.core.errors import Overloaded
-from saccade.core.permits import Permits
 
 A, B = Client("a", limited=True), Client("b", limited=True)
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from saccade.core.plan import MOST_COMPARED, Masks, Plan, ReadRun, Row, RowExtra, ScoreRun
+from saccade.core.plan import MAX_COMPARED, Masks, Plan, ReadRun, Row, RowExtra, ScoreRun
 from saccade.ipc.child import Codec
 
 
-@pytest.mark.parametrize("kinds", [1, 3, MOST_COMPARED, MOST_COMPARED + 1, 200])
+@pytest.mark.parametrize("kinds", [1, 3, MAX_COMPARED, MAX_COMPARED + 1, 200])
 def test_every_row_keeps_its_mask_and_rows_that_are_alike_share_a_line(kinds: int) -> None:
     draw = np.random.default_rng(kinds)
     drawn = draw.integers(-(2**31), 2**31, (kinds, 40), dtype=np.int32)
@@ -20,7 +20,7 @@ def test_every_row_keeps_its_mask_and_rows_that_are_alike_share_a_line(kinds: in
     unpacked = masks.rows()
     assert (unpacked == rows).all() and unpacked.flags.writeable
     count = len(masks.words) // (40 * 4)
-    assert count == kinds if kinds <= MOST_COMPARED else kinds <= count <= 200
+    assert count == kinds if kinds <= MAX_COMPARED else kinds <= count <= 200
 
 
 def test_what_a_row_asks_for_is_told_apart_and_takes_no_place_where_nothing_is() -> None:

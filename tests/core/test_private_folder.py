@@ -67,7 +67,7 @@ def test_a_folder_below_another_users_is_refused(tmp_path: Path, depth: int) -> 
     with private_folder(path):
         pass
     os.chown((path, *path.parents)[depth], STRANGER, STRANGER)
-    assert "belongs to another user" in refused(path)
+    assert "is owned by another user" in refused(path)
 
 
 @root_only
@@ -80,7 +80,7 @@ def test_a_link_of_another_user_is_refused_and_ones_own_is_followed(tmp_path: Pa
     assert (tmp_path / "real" / "folder" / "name").exists()
     refused(link)  # which is no folder itself
     os.chown(link, STRANGER, STRANGER, follow_symlinks=False)
-    assert "belongs to another user" in refused(link / "folder")
+    assert "is owned by another user" in refused(link / "folder")
 
 
 def test_links_in_a_circle_end(tmp_path: Path) -> None:
@@ -104,14 +104,14 @@ def test_a_parent_that_all_may_write_to_keeps_what_is_ours_if_it_is_sticky(
         with private_folder(path) as folder:
             assert isinstance(folder, PrivateFolder)
     else:
-        assert "other users may write to parent" in refused(path)
+        assert "other users can write to parent" in refused(path)
     path.parent.chmod(0o700)
     path.chmod(mode)
     if mode == 0o755:
         with private_folder(path):
             pass
     else:
-        assert "other users may write to folder" in refused(path)
+        assert "other users can write to folder" in refused(path)
 
 
 def test_a_relative_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from saccade.ipc.own_server import free_port
 from tests.terminal import SECONDS, Terminal
 
 pytestmark = pytest.mark.more
@@ -25,12 +25,6 @@ SACCADE = [sys.executable, "-m", "saccade"]
 SERVES, LOADS = "until Ctrl-C", "saccade serve demo"
 WORKER = "saccade.runtime.process"
 PR_SET_CHILD_SUBREAPER = 36
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 class Family:
@@ -109,7 +103,7 @@ KILL: Ending = lambda at: at.process.kill()  # noqa: E731
 def test_nothing_of_a_demo_outlives_it(
     family: Family, words: str, end: Ending, tmp_path: Path
 ) -> None:
-    port = free_port()
+    port = str(free_port())
     with Terminal([*SACCADE, "demo", "--port", port], cwd=tmp_path) as demo:
         demo.until(words)
         family.loads()
@@ -140,7 +134,7 @@ def test_ctrl_c_is_no_error_of_make(family: Family, make: list[str]) -> None:
 
 
 def test_a_demo_ends_with_the_reader_of_its_output(family: Family, tmp_path: Path) -> None:
-    command = [*SACCADE, "demo", "--port", free_port()]
+    command = [*SACCADE, "demo", "--port", str(free_port())]
     demo = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE)
     assert demo.stdout is not None
     with demo:
@@ -156,7 +150,7 @@ def test_a_demo_ends_with_the_reader_of_its_output(family: Family, tmp_path: Pat
 
 def test_a_demo_that_ignores_hang_ups_goes_on(family: Family, tmp_path: Path) -> None:
     """As `nohup` has it."""
-    command = ["nohup", *SACCADE, "demo", "--port", free_port()]
+    command = ["nohup", *SACCADE, "demo", "--port", str(free_port())]
     with Terminal(command, cwd=tmp_path) as demo:
         family.loads()
         demo.process.send_signal(signal.SIGHUP)

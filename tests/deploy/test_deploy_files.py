@@ -22,6 +22,7 @@ from PIL import Image
 from saccade.commands import app
 from saccade.core.metrics import DECLARED
 from saccade.core.options import ConnectionOptions
+from saccade.edge.metrics_text import LORA_INFO
 from saccade.route.proxy import OWN_PATHS
 from saccade_bench.fixtures.server import Server, serving
 
@@ -61,6 +62,18 @@ def test_each_container_runs_a_command_with_options_that_exist() -> None:
         app.parse_args(arguments, exit_on_error=False, print_error=False)
 
 
+def test_the_patch_for_events_adds_options_that_exist() -> None:
+    (document,) = documents(DEPLOY / "kubernetes" / "events" / "kustomization.yaml")
+    patch = yaml.safe_load(document["patches"][0]["patch"])
+    (server,) = (each for each in containers() if each["name"] == "saccade")
+    added = [each["value"] for each in patch if each["path"].endswith("/args/-")]
+    app.parse_args(["serve", *server["args"][1:-2], *added], exit_on_error=False, print_error=False)
+    assert [each["value"][0]["name"] for each in patch if each["path"].endswith("/env")] == [
+        "POD_IP"
+    ]
+    assert "env" not in server and any("$(POD_IP)" in each for each in added)
+
+
 def test_probes_ask_the_server_and_the_router_for_paths_that_they_have() -> None:
     probes = [
         container[name]["httpGet"]["path"]
@@ -88,6 +101,8 @@ def test_the_picker_and_the_autoscaler_read_gauges_that_exist() -> None:
     (picker,) = documents(DEPLOY / "kubernetes" / "picker" / "picker-config.yaml")
     extractor = next(each for each in picker["plugins"] if "parameters" in each)["parameters"]
     (engine,) = extractor["engineConfigs"]
+    infos = {engine.pop("loraSpec"), engine.pop("cacheInfoSpec")}
+    assert infos == {LORA_INFO, "saccade_cache_config_info"}
     named = {value for name, value in engine.items() if name.endswith("Spec")}
     assert len(named) == 3 and named <= gauges
     assert extractor["defaultEngine"] == engine["name"]

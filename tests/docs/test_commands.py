@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,9 +23,7 @@ def names() -> set[str]:
     return {name for name in app if not name.startswith("-")} | set(brought)
 
 
-OPTIONS = {
-    "--" + field.replace("_", "-") for kind in SERVE_OPTIONS for field in kind.__dataclass_fields__
-}
+OPTIONS = {"--" + field.name.replace("_", "-") for kind in SERVE_OPTIONS for field in fields(kind)}
 MORE = {"--tune", "--help", "--help-advanced", "--host", "--port", "--model"}
 
 

@@ -66,5 +66,5 @@ def test_a_link_leads_somewhere_and_none_leaves_the_site(page: Path) -> None:
         target = (page.parent / link).resolve()
         assert target.exists(), f"{link}: no such file"
         assert not page.is_relative_to(site) or target.is_relative_to(site), (
-            f"{link} is outside of docs/: on the site it leads nowhere"
+            f"{link} is outside of docs/ and not part of the site"
         )

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
+def folder(checkpoint: Callable[..., Path]) -> Path:
+    """The checkpoint that a file's own servers have unless it makes another."""
+    return checkpoint("qwen3_vl")
+
+
+@pytest.fixture(scope="session")
 def tiny(
     checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
@@ -30,6 +36,12 @@ def tiny(
     folder = tmp_path_factory.mktemp("tiny")
     with serving(checkpoint("qwen3_vl"), folder, *OPTIONS, *keys, *TOWER) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def server(tiny: Server) -> Server:
+    """The server that a file asks unless it starts its own."""
+    return tiny
 
 
 @pytest.fixture(scope="session")
@@ -47,10 +59,10 @@ def hurried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Measured, Measured]:
     """What requests enter, and what processes load. The lists are of x86-64 with Numba."""
-    from saccade.kernels.device import has_numba
     from tests.e2e.walks import measure
+    from tests.helpers.processor import HAS_BACKEND
 
-    if not has_numba():
+    if not HAS_BACKEND:
         pytest.skip("another processor, or no Numba")
     return measure(tmp_path_factory.mktemp("walks"))
 

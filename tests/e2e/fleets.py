@@ -21,8 +21,8 @@ from blake3 import blake3
 
 from saccade.edge.rank import rank
 from saccade_bench.fixtures.server import Server, routing, serving
-from saccade_bench.fixtures.tiny import picture
-from tests.e2e.test_serve import image_part, png, text_part, user
+from tests.fixtures.tiny import picture
+from tests.helpers.images import image_part, png_url, text_part, user
 
 OPTIONS = (
     *("--dtype", "float32", "--served-model-name", "tiny", "--max-total-tokens", "8192"),
@@ -127,7 +127,7 @@ def shared_out(fleet: Fleet, each: int, seed: int) -> list[np.ndarray]:
     found: dict[str, list[np.ndarray]] = {worker.url: [] for worker in fleet.workers}
     while any(len(images) < each for images in found.values()):
         pixels = picture(64, 64, seed=(seed := seed + 1))
-        data = base64.b64decode(png(pixels).partition(",")[2])
+        data = base64.b64decode(png_url(pixels).partition(",")[2])
         found[rank([blake3(data).digest()], [*found], {})[0]].append(pixels)
     return [pixels for turn in zip(*found.values(), strict=False) for pixels in turn][: 2 * each]
 

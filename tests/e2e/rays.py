@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path
 import httpx
 import psutil
 
+from saccade.ipc.own_server import free_port
 from saccade_bench.fixtures.server import Server
 from tests.e2e.fleets import Fleet
 
@@ -70,13 +70,6 @@ class RayFleet(Fleet):
             if len(servers) == count:
                 return servers
             time.sleep(0.2)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 QUICK = ("upscale_delay_s: 1", "downscale_delay_s: 2", "look_back_period_s: 2")

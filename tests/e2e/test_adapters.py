@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from saccade_bench.fixtures.server import Server, serving
-from saccade_bench.fixtures.tiny import make_checkpoint, picture
-from tests.e2e.test_serve import image_part, text_part, user
+from tests.fixtures.tiny import make_checkpoint, picture
 from tests.helpers.adapters import LANGUAGE, endless, train
+from tests.helpers.images import image_part, text_part, user
 from tests.helpers.paths import strange_paths
 
 pytestmark = pytest.mark.more
@@ -161,7 +161,7 @@ def test_what_cannot_be_loaded_is_refused(served: Served, tmp_path: Path) -> Non
 
     one = str(served.folders["one"])
     assert "'one' is loaded" in said("one", one)
-    assert "the model's own name" in said("tiny", one)
+    assert "name of the base model" in said("tiny", one)
     assert "expected an absolute path" in said("new", "adapters/one")
     assert "No such file" in said("new", str(tmp_path))
     assert served.unload("new").status_code == 404

@@ -5,17 +5,15 @@ They say nothing unless they are asked to.
 
 from __future__ import annotations
 
-import base64
-import io
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from PIL import Image
 
 from saccade_bench.fixtures.server import Server
-from tests.e2e.ways import WITH_KEY
+from tests.helpers.images import content, image_part, user
+from tests.media.pictures import encode
 
 pytestmark = pytest.mark.more
 
@@ -23,17 +21,9 @@ HEADER = "x-saccade-changed"
 SCREEN = np.random.default_rng(49).integers(0, 255, (128, 160, 3), np.uint8)
 
 
-@pytest.fixture(scope="module")
-def server(tiny: Server) -> Server:
-    return tiny
-
-
 def shot(pixels: Any, level: int = 6) -> dict[str, Any]:
     """A screenshot, in bytes that its compression decides."""
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG", compress_level=level)
-    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-    return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+    return user(image_part(encode(pixels, compress_level=level)))
 
 
 def with_square() -> Any:
@@ -48,14 +38,11 @@ def ask(server: Server, *messages: Any, trace: bool = True, **more: Any) -> http
     body = {"messages": messages, "max_tokens": 2, "temperature": 0, **more}
     if trace:
         body["saccade"] = {"trace": True}
-    answer = httpx.post(
-        f"{server.url}/v1/chat/completions", json=body, headers=WITH_KEY, timeout=60
-    )
-    return answer.raise_for_status()
+    return server.send("/v1/chat/completions", body).raise_for_status()
 
 
 def answered(answer: httpx.Response) -> dict[str, Any]:
-    return {"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"]}
+    return {"role": "assistant", "content": content(answer.json())}
 
 
 def changes(answer: httpx.Response) -> list[tuple[str | None, float | None]]:

@@ -19,7 +19,7 @@ import pytest
 from saccade.ipc.python import python_command
 from saccade_bench.fixtures.pdf import Sheet, pdf
 from saccade_bench.fixtures.server import running
-from saccade_bench.fixtures.tiny import picture
+from tests.fixtures.tiny import picture
 from tests.helpers.images import png
 from tests.helpers.traps import lay_traps
 

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from saccade_bench.fixtures.server import Server
-from saccade_bench.fixtures.tiny import Reference, picture
-from tests.e2e.test_scores import Author, post, url
+from tests.e2e.test_scores import Author
 from tests.e2e.ways import KEY
+from tests.fixtures.tiny import Reference, picture
+from tests.helpers.images import png_url
 
 pytestmark = pytest.mark.more
 
@@ -25,7 +26,7 @@ INPUT = [
     {
         "role": "user",
         "content": [
-            {"type": "input_image", "image_url": url(PAGE)},
+            {"type": "input_image", "image_url": png_url(PAGE)},
             {"type": "input_text", "text": "how many red circles are there?"},
         ],
     }
@@ -50,11 +51,6 @@ QUESTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server(tiny: Server) -> Server:
-    return tiny
-
-
 def likely(answer: dict[str, Any]) -> list[float]:
     if answer["type"] == "predicate":
         return [answer["probability"]]
@@ -68,20 +64,20 @@ def test_questions_share_one_image_and_answers_are_those_of_each_alone(server: S
     ]
     before = server.metric("saccade_images_encoded_total")
     body = {"input": INPUT, "questions": [*QUESTIONS, *many]}
-    together = post(server, "/v1/decisions", body)
+    together = server.post("/v1/decisions", body)
     assert server.metric("saccade_images_encoded_total") == before + 1
     assert [each["name"] for each in together["answers"][3:]] == [f"{i}" for i in range(60)]
     usage = together["usage"]
     assert usage["output_tokens"] == 63
     cached = usage["input_tokens_details"]["cached_tokens"]
     assert cached >= 62 * 64, "all but the first take the pages of what they share"
-    again = post(server, "/v1/decisions", body)
+    again = server.post("/v1/decisions", body)
     assert again["answers"] == together["answers"]
     assert again["usage"]["input_tokens_details"]["cached_tokens"] == usage["input_tokens"]
     for place in (0, 1, 2, 40):
         question = body["questions"][place]
         salted = {"input": INPUT, "questions": [question], "cache_salt": "alone"}
-        (alone,) = post(server, "/v1/decisions", salted)["answers"]
+        (alone,) = server.post("/v1/decisions", salted)["answers"]
         assert likely(alone) == pytest.approx(likely(together["answers"][place]), abs=1e-5)
 
 
@@ -95,7 +91,7 @@ def test_probabilities_are_those_of_transformers(
         "Which of the options fits best? Answer with its label alone.\n"
         "Which colour?\nA: red (as blood)\nB: true\nC: true",
     )
-    answers = post(server, "/v1/decisions", {"input": INPUT, "questions": QUESTIONS})["answers"]
+    answers = server.post("/v1/decisions", {"input": INPUT, "questions": QUESTIONS})["answers"]
     system = "You are a helpful assistant."  # which the template writes by itself
     for question, labels, answer in zip(asked, (("Yes", "No"), "ABC"), answers):
         ids, pixels = author.ids(system, (PAGE, text, "\n\n", question))
@@ -149,14 +145,14 @@ def test_what_makes_no_sense_is_refused_by_name(
     server: Server, change: dict[str, Any], param: str, says: str
 ) -> None:
     body = {"input": INPUT, "questions": QUESTIONS, **change}
-    error = post(server, "/v1/decisions", body, 400)["error"]
+    error = server.post("/v1/decisions", body, 400)["error"]
     assert error["param"] == param and says in error["message"], error
 
 
 def test_a_clients_special_tokens_in_a_question_are_text(server: Server) -> None:
     plain = {"type": "predicate", "instructions": "a <|im_end|> b"}
     tail = {"type": "predicate", "instructions": "a b"}
-    answer = post(server, "/v1/decisions", {"input": "x", "questions": [plain, tail]})
-    alone = post(server, "/v1/decisions", {"input": "x", "questions": [tail]})
+    answer = server.post("/v1/decisions", {"input": "x", "questions": [plain, tail]})
+    alone = server.post("/v1/decisions", {"input": "x", "questions": [tail]})
     longer = answer["usage"]["input_tokens"] - 2 * alone["usage"]["input_tokens"]
     assert longer > 5, "the token's name was taken for the token"

@@ -17,9 +17,10 @@ from blake3 import blake3
 
 from saccade_bench.fixtures.pdf import Sheet, pdf
 from saccade_bench.fixtures.server import Server, serving
-from saccade_bench.fixtures.tiny import picture
-from tests.e2e.test_scores import FLAGS, post, url
+from tests.e2e.test_scores import FLAGS
 from tests.e2e.ways import KEY
+from tests.fixtures.tiny import picture
+from tests.helpers.images import content, data_url, image_part, text_part, user
 
 pytestmark = pytest.mark.more
 
@@ -44,24 +45,17 @@ def pages(count: int, first: int = 0) -> bytes:
 
 
 def part(data: bytes) -> dict[str, Any]:
-    url = f"data:application/pdf;base64,{base64.b64encode(data).decode()}"
+    url = data_url(data, "application/pdf")
     return {"type": "file", "file": {"file_data": url, "max_pixels": SMALL}}
 
 
 def ask(server: Server, data: bytes, question: str, **body: Any) -> str:
-    content = [part(data), {"type": "text", "text": question}]
-    asked = {"messages": [{"role": "user", "content": content}], "max_tokens": 4, "temperature": 0}
-    told = post(server, "/v1/chat/completions", {**asked, **body})
-    return str(told["choices"][0]["message"]["content"])
+    asked = user(part(data), text_part(question))
+    return str(content(server.chat(asked, **{"max_tokens": 4, **body})))
 
 
 def counts(server: Server) -> tuple[float, ...]:
     return tuple(server.metric(name) for name in COUNTED)
-
-
-@pytest.fixture(scope="module")
-def server(tiny: Server) -> Server:
-    return tiny
 
 
 @pytest.mark.slow
@@ -91,21 +85,15 @@ def test_the_same_page_of_two_pdfs_has_one_embedding(server: Server) -> None:
 def test_an_answer_about_a_pdf_is_that_about_its_pages(server: Server) -> None:
     data = pages(2, first=300)
     document = pypdfium2.PdfDocument(data)
-    content: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
     for number, page in enumerate(document, 1):
         drawn = page.render(scale=64 / 128, may_draw_forms=False, rev_byteorder=True).to_pil()
         assert drawn.size == (64, 64)
         text = f"{'' if number == 1 else chr(10)}Page {number} of 2\npage {299 + number}\n"
-        content += [
-            {"type": "text", "text": text},
-            {"type": "image_url", "image_url": {"url": url(np.asarray(drawn.convert("RGB")))}},
-        ]
+        parts += [text_part(text), image_part(np.asarray(drawn.convert("RGB")))]
     document.close()
-    content.append({"type": "text", "text": "how many?"})
-    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 12, "temperature": 0}
-    images = post(server, "/v1/chat/completions", body)
-    told = ask(server, data, "how many?", max_tokens=12)
-    assert told == images["choices"][0]["message"]["content"]
+    images = server.chat(user(*parts, text_part("how many?")), max_tokens=12)
+    assert ask(server, data, "how many?", max_tokens=12) == content(images)
 
 
 def test_a_page_whose_embedding_has_gone_is_drawn_again(server: Server) -> None:
@@ -125,15 +113,12 @@ def test_a_part_of_a_page_answers_as_the_clients_crop(server: Server) -> None:
     large = document[1].render(scale=4, may_draw_forms=False, rev_byteorder=True).to_pil()
     document.close()
     crop = np.asarray(large.crop([4 * side for side in box]).convert("RGB"))
-    asked = {"max_tokens": 12, "temperature": 0}
 
     def say(part: dict[str, Any]) -> tuple[str, int]:
-        content = [part, {"type": "text", "text": "what?"}]
-        messages = [{"role": "user", "content": content}]
-        told = post(server, "/v1/chat/completions", {"messages": messages, **asked})
-        return told["choices"][0]["message"]["content"], told["usage"]["prompt_tokens"]
+        told = server.chat(user(part, text_part("what?")), max_tokens=12)
+        return content(told), told["usage"]["prompt_tokens"]
 
-    wanted = say({"type": "image_url", "image_url": {"url": url(crop)}})
+    wanted = say(image_part(crop))
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
     uploaded = client.files.create(file=("a.pdf", data), purpose="user_data")
     part = {"page": 2, "region": [*box], "max_pixels": 128 * 128}

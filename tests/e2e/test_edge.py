@@ -164,7 +164,7 @@ def test_what_frames_a_body_has_a_limit_too(server: Server) -> None:
         answer = raw.ask(server.url, start + framing)
         assert (answer.status, answer.error["code"]) == (431, "head_too_large")
     answer = raw.ask(server.url, start + b"1\r\n \r\n" * 20_000)
-    assert answer.status == 400 and "send larger ones" in str(answer.error["message"])
+    assert answer.status == 400 and "send larger chunks" in str(answer.error["message"])
 
 
 def test_a_trailer_is_no_header(server: Server) -> None:
@@ -323,7 +323,7 @@ def test_downloads_that_nobody_reads_cost_a_piece_each_and_end(server: Server) -
             each.sendall(get(path))
         server.wait_for_metric("saccade_connections_closed_total", unread + 8, reason="unread")
         assert front_mb(server) - before < 60
-    server.wait_for_metric("saccade_request_bytes_held", 0)
+    server.wait_for_metric("saccade_request_bytes_buffered", 0)
 
 
 # ---- small things that clients expect

@@ -4,7 +4,6 @@ restart, its budgets hold for any request.
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import threading
@@ -17,9 +16,10 @@ import pytest
 from PIL import Image
 
 from saccade_bench.fixtures.server import Server, serving
-from saccade_bench.fixtures.tiny import make_checkpoint, picture, reference
-from tests.e2e.test_serve import ask, image_part, reference_text, text_part, user
+from tests.e2e.test_serve import ask, reference_text
 from tests.e2e.ways import TOWER
+from tests.fixtures.tiny import make_checkpoint, picture, reference
+from tests.helpers.images import data_url, image_part, text_part, user
 
 pytestmark = pytest.mark.more
 
@@ -133,7 +133,7 @@ def test_a_request_of_64_large_pictures_keeps_its_budgets(tmp_path: Path) -> Non
         )
         assert server.metric("saccade_image_patches_encoded_total") == 64 * patches
         # An image is begun as soon as its pixels are there: with or without another.
-        assert patches <= server.metric("saccade_step_patches_largest") <= 2 * patches
+        assert patches <= server.metric("saccade_max_step_patches") <= 2 * patches
         assert server.metric("saccade_image_bytes_shipped_total") == 64 * 1088 * 1920 * 3
         assert 0 < most <= 32 * MIB
         server.wait_for_metric("saccade_arena_bytes_in_use", 0)
@@ -147,7 +147,5 @@ def jpeg_part(number: int) -> dict[str, Any]:
     )
     return {
         "type": "image_url",
-        "image_url": {
-            "url": "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
-        },
+        "image_url": {"url": data_url(buffer.getvalue(), "image/jpeg")},
     }

@@ -23,8 +23,8 @@ import pytest
 from blake3 import blake3
 
 from saccade_bench.fixtures.server import Server, serving
-from saccade_bench.fixtures.tiny import picture
-from tests.e2e.test_serve import image_part, text_part, user
+from tests.fixtures.tiny import picture
+from tests.helpers.images import content, image_part, text_part, user
 
 pytestmark = pytest.mark.more
 
@@ -54,21 +54,9 @@ def language(
 
 def ask(server: Server, *images: np.ndarray, text: str = "what?", tokens: int = 8) -> Any:
     """(text, what became of each image)."""
-    body = {
-        "model": "tiny",
-        "messages": [user(*(image_part(each) for each in images), text_part(text))],
-        "max_tokens": tokens,
-        "temperature": 0,
-        "saccade": {"trace": True},
-    }
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120)
-    told = answer.raise_for_status().json()
-    return told["choices"][0]["message"]["content"], told["saccade"]["images"]
-
-
-@pytest.fixture(scope="module")
-def folder(checkpoint: Callable[..., Path]) -> Path:
-    return checkpoint("qwen3_vl")
+    asked = user(*map(image_part, images), text_part(text))
+    told = server.chat(asked, max_tokens=tokens, saccade={"trace": True})
+    return content(told), told["saccade"]["images"]
 
 
 def test_an_image_is_encoded_by_the_encoder_and_here_once_that_has_died(
@@ -83,7 +71,7 @@ def test_an_image_is_encoded_by_the_encoder_and_here_once_that_has_died(
         assert [image["found"] for image in found] == ["encoder"] * 2
         assert [image["encoder"] for image in found] == ["embedding"] * 2
         assert encoder.metric(ENCODED) == 2 and server.metric(ENCODED) == 0
-        httpx.post(f"{server.url}/flush_cache")
+        server.post("/flush_cache")
         assert ask(server, *images)[0] == text
         assert encoder.metric("saccade_embeddings_sent_total", source="cache") == 2
         assert encoder.metric(ENCODED) == 2, "the encoder still has them"
@@ -91,7 +79,7 @@ def test_an_image_is_encoded_by_the_encoder_and_here_once_that_has_died(
 
         encoder.process.kill()
         encoder.process.wait()
-        httpx.post(f"{server.url}/flush_cache")
+        server.post("/flush_cache")
         again, found = ask(server, *images)
         assert again == text, "whoever encodes, the answer is the same"
         assert [image["found"] for image in found] == ["none"] * 2
@@ -283,6 +271,6 @@ def test_an_encoder_that_is_killed_under_load(folder: Path, tmp_path: Path) -> N
         assert outcomes["embedding"] >= 15 and set(outcomes) <= {"embedding", "unreachable", "away"}
         local = sum(found[0]["found"] == "none" for _, found in told)
         assert server.metric(ENCODED) == local == len(images) - outcomes["embedding"] > 0
-        httpx.post(f"{server.url}/flush_cache")
+        server.post("/flush_cache")
         for image, (text, _) in list(zip(images, told, strict=True))[::6]:
             assert ask(server, image, tokens=4)[0] == text

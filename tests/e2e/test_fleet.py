@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,18 +21,13 @@ import pytest
 from saccade.core.config import DISK_BLOCK, MIB
 from saccade.core.store import SUFFIX
 from saccade_bench.fixtures.server import Server, routing, serving
-from saccade_bench.fixtures.tiny import picture
 from tests.e2e.fleets import KILLED, OPTIONS, Fleet, chat, chats, outcome, start
-from tests.e2e.test_serve import image_part, text_part, user
+from tests.fixtures.tiny import picture
+from tests.helpers.images import image_part, text_part, user
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 CHATS = 24
-
-
-@pytest.fixture(scope="module")
-def folder(checkpoint: Callable[..., Path]) -> Path:
-    return checkpoint("qwen3_vl")
 
 
 @pytest.fixture(params=["tiny", "demo"])

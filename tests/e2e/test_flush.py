@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from saccade_bench.fixtures.server import Server
-from saccade_bench.fixtures.tiny import picture
-from tests.e2e.test_serve import image_part, text_part, user
 from tests.e2e.ways import WAYS, WITH_KEY, perhaps_routed
+from tests.fixtures.tiny import picture
+from tests.helpers.images import content, image_part, text_part, user
 
 pytestmark = pytest.mark.more
 
@@ -36,18 +36,8 @@ def body(seed: int, **fields: Any) -> dict[str, Any]:
 
 def ask(server: Server, salt: str) -> tuple[str, int]:
     """The answer, and how many tokens of its prompt were cached."""
-    url = f"{server.url}/v1/chat/completions"
-    answer = (
-        httpx.post(url, json=body(1, cache_salt=salt), headers=WITH_KEY, timeout=60)
-        .raise_for_status()
-        .json()
-    )
-    cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-    return answer["choices"][0]["message"]["content"], cached
-
-
-def flush(server: Server, path: str) -> None:
-    assert httpx.post(server.url + path, headers=WITH_KEY).status_code == 200
+    answer = server.post("/v1/chat/completions", body(1, cache_salt=salt))
+    return content(answer), answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 @pytest.mark.parametrize(("path", "work"), [("/flush_cache", 2), ("/reset_prefix_cache", 1)])
@@ -57,7 +47,7 @@ def test_what_was_seen_costs_its_work_again(server: Server, path: str, work: int
     again, warm = ask(server, path)
     assert cold == 0 < warm
     assert server.metric(ENCODED) == encoded + 1
-    flush(server, path)
+    server.post(path)
     late, flushed = ask(server, path)
     assert flushed == 0 and first == again == late
     assert server.metric(ENCODED) == encoded + work
@@ -76,7 +66,7 @@ def test_a_stream_goes_on_unharmed(server: Server) -> None:
                 if '"content"' in line:
                     texts.append(line.split('"delta":')[1])
                     if disturb and len(texts) % 20 == 5:
-                        flush(server, "/flush_cache")
+                        server.post("/flush_cache")
         return texts
 
     assert stream(disturb=True) == stream(disturb=False)
@@ -86,7 +76,7 @@ def test_a_stream_goes_on_unharmed(server: Server) -> None:
 def test_a_flush_needs_the_key_and_is_a_post(server: Server, path: str) -> None:
     assert httpx.post(server.url + path).status_code == 401
     assert httpx.get(server.url + path, headers=WITH_KEY).status_code == 405
-    document = httpx.get(f"{server.url}/openapi.json", headers=WITH_KEY).json()
+    document = httpx.get(f"{server.url}/openapi.json", headers=WITH_KEY, timeout=60).json()
     assert list(document["paths"][path]) == ["post"]
 
 
@@ -100,9 +90,8 @@ def question(last: str, mark: bool = True, **fields: Any) -> dict[str, Any]:
 
 def test_a_breakpoint_is_kept_told_and_ended_by_a_flush(server: Server) -> None:
     def answer(body: dict[str, Any]) -> Any:
-        url = f"{server.url}/v1/chat/completions"
         body = {**body, "prompt_cache_diagnostics": True, "saccade": {"trace": True}}
-        return httpx.post(url, json=body, headers=WITH_KEY, timeout=60).raise_for_status().json()
+        return server.post("/v1/chat/completions", body)
 
     first, again = answer(question("Now?")), answer(question("Or later?"))
     wrote = first["usage"]["prompt_tokens_details"]
@@ -117,7 +106,7 @@ def test_a_breakpoint_is_kept_told_and_ended_by_a_flush(server: Server) -> None:
     assert (reason["type"], reason["place"]) == ("prompt_changed", "messages[0].content[2]")
     assert server.metric("saccade_pinned", cache="kv") > 0
     assert server.metric("saccade_pinned", cache="embeddings") > 0
-    flush(server, "/flush_cache")
+    server.post("/flush_cache")
     assert server.metric("saccade_pinned", cache="kv") == 0
     assert server.metric("saccade_pinned", cache="embeddings") == 0
     late = answer(question("Now?"))["diagnostics"]["cache_miss_reason"]

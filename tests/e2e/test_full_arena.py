@@ -4,8 +4,6 @@ decoded in vain.
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import time
 from collections.abc import Iterator
@@ -15,10 +13,10 @@ from typing import Any
 
 import httpx
 import pytest
-from PIL import Image
 
 from saccade_bench.fixtures.server import Server, serving
-from saccade_bench.fixtures.tiny import make_checkpoint, picture
+from tests.fixtures.tiny import make_checkpoint, picture
+from tests.helpers.images import image_part, text_part, user
 
 pytestmark = pytest.mark.more
 ARENA = 1 << 20
@@ -65,22 +63,13 @@ def image(seed: int, scale: float = 8) -> dict[str, Any]:
     """A small file that is large once it is resized: 52 x 56 pixels, `scale` times as high and
     wide.
     """
-    file = io.BytesIO()
-    Image.fromarray(picture(52, 56, seed=seed)).save(file, "PNG")
-    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-    return {"type": "image_url", "image_url": {"url": url, "min_pixels": int(52 * 56 * scale**2)}}
+    return image_part(picture(52, 56, seed=seed), min_pixels=int(52 * 56 * scale**2))
 
 
 def ask(server: Server, *parts: dict[str, Any], **fields: Any) -> httpx.Response:
-    content = [*parts, {"type": "text", "text": "which is it?"}]
-    body = {
-        "model": "tiny",
-        "messages": [{"role": "user", "content": content}],
-        "max_tokens": 4,
-        "temperature": 0,
-        **fields,
-    }
-    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    messages = [user(*parts, text_part("which is it?"))]
+    body = {"messages": messages, "max_tokens": 4, "temperature": 0, **fields}
+    return server.send("/v1/chat/completions", body)
 
 
 def answered(response: httpx.Response) -> None:

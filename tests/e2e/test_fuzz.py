@@ -74,7 +74,7 @@ def fuzz(server: Server, seed: int, count: int) -> None:
 def test_nothing_that_is_sent_breaks_the_server(server: Server) -> None:
     fuzz(server, seed=1, count=500)
     server.wait_for_metric("saccade_requests_in_flight", 0)
-    server.wait_for_metric("saccade_request_bytes_held", 0)
+    server.wait_for_metric("saccade_request_bytes_buffered", 0)
 
 
 @pytest.mark.slow

@@ -11,11 +11,12 @@ import openai
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from saccade_bench.fixtures.gguf_files import write_files
 from saccade_bench.fixtures.server import serving
-from saccade_bench.fixtures.tiny import picture, reference
-from tests.e2e.test_serve import ask, image_part, reference_text, text_part, user
+from tests.e2e.test_serve import ask, reference_text
+from tests.fixtures.gguf_files import write_files
+from tests.fixtures.tiny import picture, reference
 from tests.helpers.breadth import broad
+from tests.helpers.images import image_part, text_part, user
 
 pytestmark = pytest.mark.more
 
@@ -41,4 +42,4 @@ def test_files_are_served_and_answer_as_transformers(
         ):
             answer = ask(client, messages).choices[0].message.content
             assert answer == reference_text(files.rounded, judge, messages, images)
-        assert "mmproj-model.gguf does not say" in server.log.read_text()
+        assert "mmproj-model.gguf does not set" in server.log.read_text()

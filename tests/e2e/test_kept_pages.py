@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from saccade_bench.fixtures.server import Server, serving
-from saccade_bench.fixtures.tiny import make_checkpoint, picture
-from tests.e2e.test_serve import image_part, text_part, user
+from tests.fixtures.tiny import make_checkpoint, picture
+from tests.helpers.images import image_part, text_part, user
 
 pytestmark = pytest.mark.more
 
@@ -56,7 +56,7 @@ def test_a_killed_server_goes_on_from_disk(tmp_path: Path) -> None:
     with serving(model, tmp_path, *options, status=-signal.SIGKILL) as server:
         text, prompt, _ = ask(server, history)
         written = (prompt + 11) // PAGE  # the last token drawn was never computed
-        server.wait_for_metric("saccade_kv_kept", written, **KEPT)
+        server.wait_for_metric("saccade_kv_tier_entries", written, **KEPT)
         history += [{"role": "assistant", "content": text}, user(text_part("and which is red?"))]
         begin_answer(server, history)
         server.process.wait(20)

@@ -4,16 +4,13 @@ next body, else each of its pages is filled with zeros and mapped again.
 
 from __future__ import annotations
 
-import base64
-import io
 from pathlib import Path
 
-import httpx
-import numpy as np
-import PIL.Image
 import pytest
 
 from saccade_bench.fixtures.server import Server, serving
+from tests.helpers.images import image_part, text_part, user
+from tests.media.pictures import encode, noise
 
 pytestmark = pytest.mark.more
 
@@ -31,26 +28,14 @@ def minor_faults(server: Server) -> int:
     return int(fields[7])
 
 
-def noise(seed: int) -> str:
-    rng = np.random.default_rng(seed)
-    file = io.BytesIO()
-    pixels = rng.integers(0, 256, (SIDE, SIDE, 3), np.uint8)
-    PIL.Image.fromarray(pixels).save(file, "PNG", compress_level=0)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
 def test_equal_bodies_are_read_into_memory_of_those_before(tmp_path: Path) -> None:
-    parts: list[dict[str, object]] = [
-        {"type": "image_url", "image_url": {"url": noise(seed)}} for seed in range(IMAGES)
-    ]
-    parts.append({"type": "text", "text": "how many?"})
-    body = {"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": parts}]}
+    files = [encode(noise(SIDE, SIDE, seed), compress_level=0) for seed in range(IMAGES)]
+    asked = user(*map(image_part, files), text_part("how many?"))
     with serving("demo", tmp_path) as server:
         faults = []
         for _ in range(6):
             before = minor_faults(server)
-            answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=300)
-            assert answer.status_code == 200, answer.text[:300]
+            server.chat(asked, max_tokens=1)
             faults.append(minor_faults(server) - before)
         assert server.metric("saccade_images_encoded_total") <= IMAGES
     assert min(faults[2:]) < MAX_FAULTS, faults

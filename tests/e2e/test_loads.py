@@ -22,7 +22,7 @@ b.py: engine
 c.py: front - it is needed
 
 {BY_MACHINE}
-kernels/x86/amx.py
+plugins/cpu/amx.py
 """
 
 
@@ -49,7 +49,7 @@ def test_a_server_imports_the_files_that_are_named(
 def test_a_list_is_read() -> None:
     assert read(TEXT) == Listed(
         {"a.py": {"front", "engine"}, "b.py": {"engine"}, "c.py": {"front"}},
-        {"kernels/x86/amx.py"},
+        {"plugins/cpu/amx.py"},
         {"front": 100, "engine": 18},
         [],
     )
@@ -57,10 +57,10 @@ def test_a_list_is_read() -> None:
 
 def test_every_difference_is_found() -> None:
     assert not read(TEXT).differences(AS_LISTED)
-    front = {"a.py", "d.py", "kernels/x86/amx.py", "kernels/x86/new.py"}
+    front = {"a.py", "d.py", "plugins/cpu/amx.py", "plugins/cpu/new.py"}
     assert read(TEXT).differences(loads(front, {"a.py", "b.py"}, 40)) == [
         f"d.py: front: new: give it a line with its reason ({COMMAND})",
-        f"kernels/x86/new.py: front: new: give it a line with its reason ({COMMAND})",
+        f"plugins/cpu/new.py: front: new: give it a line with its reason ({COMMAND})",
         f"c.py: front: gone: remove it from the list ({COMMAND})",
         "lines of front: 120, listed are 100",
     ]
@@ -69,8 +69,8 @@ def test_every_difference_is_found() -> None:
 def test_a_list_is_rewritten_and_asks_for_reasons() -> None:
     """A kernel that only some machines enter is listed by machine, and reasons stay."""
     assert rewrite(TEXT, AS_LISTED, [AS_LISTED]) == TEXT
-    usual = loads({"a.py", "c.py", "d.py", "kernels/x86/dense.py", "kernels/ops.py"}, {"b.py"})
-    other = loads({"a.py", "c.py", "d.py", "kernels/x86/paged.py", "kernels/ops.py"}, {"b.py"})
+    usual = loads({"a.py", "c.py", "d.py", "plugins/cpu/dense.py", "kernels/ops.py"}, {"b.py"})
+    other = loads({"a.py", "c.py", "d.py", "plugins/cpu/paged.py", "kernels/ops.py"}, {"b.py"})
     text = rewrite(TEXT, usual, [other])
     assert (
         text
@@ -86,9 +86,9 @@ d.py: front
 kernels/ops.py: front
 
 {BY_MACHINE}
-kernels/x86/amx.py
-kernels/x86/dense.py
-kernels/x86/paged.py
+plugins/cpu/amx.py
+plugins/cpu/dense.py
+plugins/cpu/paged.py
 """
     )
     assert read(text).differences(usual) == ["d.py: give a reason", "kernels/ops.py: give a reason"]

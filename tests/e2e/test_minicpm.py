@@ -14,23 +14,15 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from saccade.families.minicpm.spec import MiniCPMSpec
 from saccade.families.registry import load_spec
-from saccade_bench.fixtures.families.minicpm import SCALE, SliceReference
+from saccade.plugins.models.minicpm.spec import MiniCPMSpec
 from saccade_bench.fixtures.server import serving
-from saccade_bench.fixtures.tiny import picture, reference
-from tests.e2e.test_serve import (
-    COUNTS,
-    OPTIONS,
-    ask,
-    image_part,
-    png,
-    reference_text,
-    text_part,
-    user,
-)
+from tests.e2e.test_serve import COUNTS, OPTIONS, ask, reference_text
 from tests.e2e.ways import KEY
-from tests.families.test_minicpm_video import Asked
+from tests.fixtures.families.minicpm import SCALE, SliceReference
+from tests.fixtures.tiny import picture, reference
+from tests.helpers.images import image_part, png_url, text_part, user
+from tests.plugins.models.test_minicpm_video import Asked
 
 pytestmark = pytest.mark.more
 OPTION = "downsample_mode=4x"
@@ -70,7 +62,7 @@ def test_a_request_may_ask_for_fewer_slices(
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
 
         def tokens(**bounds: int) -> int:
-            url = {"url": png(picture(300, 300)), **bounds}
+            url = {"url": png_url(picture(300, 300)), **bounds}
             chat = [user({"type": "image_url", "image_url": url}, text_part("what?"))]
             return int(ask(client, chat, max_tokens=1).usage.prompt_tokens)
 
@@ -81,8 +73,8 @@ def test_a_request_may_ask_for_fewer_slices(
         assert one - four == -(4 * (3 * 3 + 2) + 1)
         assert tokens(max_pixels=6 * area) == whole
         for bounds, words in (
-            ({"max_pixels": 7 * area}, f"max_pixels is {7 * area}; this model takes {area} to"),
-            ({"max_pixels": area - 1}, f"max_pixels is {area - 1}; this model takes {area} to"),
+            ({"max_pixels": 7 * area}, f"max_pixels is {7 * area}; this model supports {area} to"),
+            ({"max_pixels": area - 1}, f"max_pixels is {area - 1}; this model supports {area} to"),
             ({"min_pixels": 2 * area, "max_pixels": area}, f"min_pixels is {2 * area}"),
         ):
             with pytest.raises(openai.BadRequestError, match=words):
@@ -116,7 +108,7 @@ def test_a_video_of_frames_is_answered_as_transformers_answers(
     words = Tokenizer.from_file(str(folder / "tokenizer.json")).decode(
         made[0, len(tokens) :].tolist()
     )
-    clip = {"type": "video", "video": [png(picture(*size, seed=seed)) for seed in (2, 3, 4)]}
+    clip = {"type": "video", "video": [png_url(picture(*size, seed=seed)) for seed in (2, 3, 4)]}
     chat = [user(image_part(picture(60, 60, seed=1)), clip, text_part("what?"))]
     with serving(folder, tmp_path, *OPTIONS) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)

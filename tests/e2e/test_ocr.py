@@ -17,11 +17,11 @@ from typing import Any
 import httpx
 import pytest
 
-from saccade.tools.ocr.page_prompts import GENERAL
+from saccade.plugins.ocr.page_prompts import GENERAL
 from saccade_bench.fixtures.pdf import Sheet, pdf
 from saccade_bench.fixtures.server import Server, serving
-from saccade_bench.fixtures.tiny import make_checkpoint, picture
 from tests.e2e.test_picture_path import DECODED, ENCODED, spent
+from tests.fixtures.tiny import make_checkpoint, picture
 from tests.helpers.images import png
 
 pytestmark = [

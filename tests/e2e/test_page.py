@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import httpx
 import pytest
 
 from saccade.demo.run import QUESTIONS
@@ -111,7 +112,7 @@ def test_dropped_images_are_asked_about_and_the_page_says_where_they_were_found(
     assert ask(page, first.question) == first.answer
     assert found(page) == ["new"]
     stages = page.run("[...document.querySelectorAll('.lane .stage')].map((each) => each.title)")
-    for stage in ("reading the prompt", "answering", "fetching", "decoding", "encoding"):
+    for stage in ("prefill", "decode", "fetching", "decoding", "encoding"):
         assert any(words.startswith(f"{stage}: ") for words in stages), stage
     assert page.run("document.querySelectorAll('.trace .thumbnail img').length") == 1
     assert page.run("document.querySelector('.trace').open") is False
@@ -120,7 +121,7 @@ def test_dropped_images_are_asked_about_and_the_page_says_where_they_were_found(
     )
     give(page, PASTE, second.images)
     assert ask(page, second.question) == second.answer
-    assert found(page) == ["seen: whole prompt", "new"]
+    assert found(page) == ["cached: KV", "new"]
     page.run("document.querySelector('#talk .turn:last-child .trace').open = true")
     page.run("document.querySelector('#talk .turn:last-child').scrollIntoView(false)")
     keep(page, "page.png", tmp_path)
@@ -128,14 +129,14 @@ def test_dropped_images_are_asked_about_and_the_page_says_where_they_were_found(
     page.run("document.getElementById('clear').click()")
     give(page, DROP, [*second.images, *first.images])
     ask(page, "Which picture has a number in it?")
-    assert found(page) == ["seen: embedding"] * 2
+    assert found(page) == ["cached: embedding"] * 2
     keep(page, "page-again.png", tmp_path)
     shown = page.run("document.getElementById('live').textContent")
     assert page.run("document.querySelectorAll('#first-figures .figure').length") == 3
     assert not page.run("document.getElementById('more-figures').open")
-    assert "KV pages" in shown and "on the device" in shown
-    assert "given by an encoder" in shown
-    assert "tokens read back" in shown, "the tiers of KV, too"
+    assert "KV pages" in shown and "in device memory" in shown
+    assert "from an encoder" in shown
+    assert "tokens loaded" in shown, "the tiers of KV, too"
     assert not page.complaints
 
 
@@ -171,7 +172,7 @@ def test_the_page_asks_for_the_key(browser: Browser, tmp_path: Path) -> None:
 
     with serving("demo", tmp_path, "--api-key", KEY, "--max-total-tokens", "4096") as keyed:
         browser.open(f"{keyed.url}/")
-        browser.wait_for("document.getElementById('status').textContent === 'asks for a key'")
+        browser.wait_for("document.getElementById('status').textContent === 'API key required'")
         give_key("wrong")
         browser.wait_for("document.getElementById('key-reason').textContent")
         give_key(KEY)
@@ -192,15 +193,25 @@ def test_a_session_of_saccade_chat_says_where_its_image_was_found(
     told = [line.split(")")[1] for line in done.stdout.splitlines() if "image 1 (" in line]
     assert [each.split(",")[0].split(";")[0] for each in told] == [
         " new",
-        " seen: its part of the prompt",
+        " cached: KV",
     ]
 
 
 def test_the_description_is_shown_within_its_own_policy(browser: Browser, server: Server) -> None:
     browser.complaints.clear()
     browser.open(f"{server.url}/docs")
-    chat = "document.getElementById('operations-chat-post_chat_completions')"
-    browser.wait_for(f"!!{chat}")
-    browser.run(f"{chat}.querySelector('button').click()")
-    browser.wait_for("document.body.innerText.includes('Which colour is the square?')")
+    browser.wait_for("!document.getElementById('operations').hasAttribute('aria-busy')")
+    shown = browser.run(
+        "[...document.querySelectorAll('.operation')].map(({id}) => { "
+        "document.getElementById(id).open = true; return id })"
+    )
+    described = httpx.get(f"{server.url}/openapi.json").json()["paths"].values()
+    assert {*shown} == {each["operationId"] for path in described for each in path.values()}
+    chat = "document.getElementById('post_chat_completions')"
+    browser.wait_for(f"{chat}.innerText.includes('Which colour is the square?')")
+    assert browser.run(f"{chat}.querySelector('pre.curl').innerText").startswith("curl ")
+    assert "max_completion_tokens" in browser.run(f"{chat}.innerText")
+    models = "document.getElementById('get_models')"
+    browser.run(f"{models}.querySelector('form').requestSubmit()")
+    browser.wait_for(f"{models}.querySelector('pre.answer').innerText.includes('object')")
     assert browser.complaints == []

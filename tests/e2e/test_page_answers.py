@@ -300,11 +300,9 @@ def test_one_of_several_models_is_chosen_and_a_hostile_name_stays_text(
 def test_an_adapter_is_chosen_and_the_choice_outlives_a_reload(page: Browser) -> None:
     listed = [{"id": "demo"}, {"id": "receipts", "parent": "demo"}, {"id": HACK, "parent": "demo"}]
     page.run(
-        "window.realFetch ??= window.fetch; window.sent = [];"
-        "window.fetch = (path, options) => {"
-        "if (options?.body) sent.push(JSON.parse(options.body));"
-        f"return path === 'v1/models' ? new Response({json.dumps(json.dumps({'data': listed}))})"
-        " : realFetch(path, options) }"
+        "window.realFetch ??= window.fetch; window.sent = [];window.fetch = (path, options) => "
+        "{if (options?.body) sent.push(JSON.parse(options.body));return path === 'v1/models' ? "
+        f"new Response({json.dumps(json.dumps({'data': listed}))}) : realFetch(path, options) }}"
     )
     page.wait_for("!document.getElementById('models').hidden")
     group = "document.querySelector('#models optgroup')"
@@ -394,7 +392,7 @@ def test_a_killed_server_leaves_half_an_answer_and_gives_the_next_question_back(
         mortal.process.wait()
         browser.wait_for("document.querySelector('.assistant[data-done]')")
         error = browser.run("document.querySelector('.assistant .error').textContent")
-        assert error == "The server went away: this answer is not whole. Try again"
+        assert error == "Connection lost. The answer is incomplete. Try again"
         half = browser.run(ANSWER)
         assert len(half) > 10
         with pytest.raises(httpx.TransportError):

@@ -125,7 +125,7 @@ def test_conversations_are_listed_opened_searched_renamed_and_deleted(
     page.wait_for(f"{TITLES}[0] === 'A number'"), "the user's name stays"
     menu(page, "A number", "Delete")
     assert len(page.run(TITLES)) == 2, "the first press asks"
-    menu(page, "A number", "Delete for good")
+    menu(page, "A number", "Confirm delete")
     page.wait_for(f"{TITLES}.length === 1")
     assert page.run(TURNS) == []
     reload(page)
@@ -137,7 +137,7 @@ def test_what_was_deleted_is_gone_when_the_page_is_left_at_once(page: Browser) -
     ask(page, "Hi")
     menu(page, "Hi", "Delete")
     page.run("window.old = true")
-    menu(page, "Hi", "Delete for good")
+    menu(page, "Hi", "Confirm delete")
     page.run("location.reload()")
     page.wait_for("!window.old && document.body?.dataset.ready === ''")
     page.wait_for("import('/page/store.js').then(({heads}) => heads()).then((all) => !all.length)")
@@ -183,7 +183,7 @@ def test_a_conversation_is_exported_and_imported_with_its_images(page: Browser) 
     assert words == {"type": "text", "text": first.question} and said.strip() == answer
     assert base64.b64decode(image["image_url"]["url"].split(",")[1]).startswith(b"\x89PNG")
     menu(page, first.question, "Delete")
-    menu(page, first.question, "Delete for good")
+    menu(page, first.question, "Confirm delete")
     page.wait_for(f"{TITLES}.length === 0")
     take(page, "saved.json", text)
     page.wait_for(f"{TURNS}.length === 2")
@@ -192,7 +192,7 @@ def test_a_conversation_is_exported_and_imported_with_its_images(page: Browser) 
     page.wait_for(f"{CURRENT} === {json.dumps(first.question)}")
     ask(page, "And now?")
     summary = "document.querySelector('#talk .turn:last-child .trace summary').textContent"
-    assert page.run(summary).startswith("1 image seen before; "), "the same bytes"
+    assert page.run(summary).startswith("1 cached image; "), "the same bytes"
 
 
 def values(*each: Any) -> tuple[Any, ...]:
@@ -203,8 +203,8 @@ def values(*each: Any) -> tuple[Any, ...]:
 NO_LIST = 'it has no list of "messages".'
 NO_ROLE = 'its message 2 needs a role of "user", "assistant" or "system".'
 NO_TEXT = "its message 2 has neither a text nor a list of parts."
-NO_PART = "its message 2 has a part of a type that this page does not show."
-NO_DATA = "its message 2 has a file that is not in it as a data: URL in base64."
+NO_PART = "its message 2 has a part of an unsupported type."
+NO_DATA = "its message 2 has a file that is not a base64 data: URL."
 NO_FRAMES = "its message 2 has a video without frames."
 NOT_JSON = ("no JSON", "", "{", "{'messages': []}")
 WITHOUT_MESSAGES: tuple[Any, ...] = (
@@ -262,12 +262,12 @@ def refusal(page: Browser, text: str) -> str:
 
 def test_a_file_that_is_no_conversation_is_refused_in_plain_words(page: Browser) -> None:
     ask(page, "Hi")
-    assert {refusal(page, each) for each in NOT_JSON} == {"it is not JSON."}
+    assert {refusal(page, each) for each in NOT_JSON} == {"the file is not JSON."}
     for each in WITHOUT_MESSAGES:
         assert refusal(page, json.dumps(each)) == NO_LIST, each
     system = {"role": "system", "content": "x"}
     for messages in ([], [system]):
-        assert refusal(page, json.dumps({"messages": messages})) == "it has no message to show."
+        assert refusal(page, json.dumps({"messages": messages})) == "the file has no messages."
     for message, words in BAD_MESSAGES:
         assert refusal(page, json.dumps({"messages": [system, message]})) == words, message
     assert not page.complaints
@@ -362,21 +362,21 @@ def test_a_full_browser_is_told_and_the_page_goes_on(page: Browser) -> None:
     )
     ask(page, "One")
     assert "The browser's storage is full" in notice(page)
-    page.wait_for(f"JSON.stringify({TITLES}) === '[\"One (not kept)\"]'")
+    page.wait_for(f"JSON.stringify({TITLES}) === '[\"One (not saved)\"]'")
     ask(page, "Two")
     assert page.run(TURNS) == ["One", "Hello", "Two", "Hello"]
-    menu(page, "One (not kept)", "Export as JSON")
+    menu(page, "One (not saved)", "Export as JSON")
     assert len(json.loads(saved(page))["messages"]) == 4, "it can be saved all the same"
     # It outlives another, as long as the tab does, and is kept once there is room.
     new_chat(page)
     ask(page, "Other")
     page.wait_for(f"{TITLES}.length === 2")
-    assert set(page.run(TITLES)) == {"One (not kept)", "Other (not kept)"}
-    menu(page, "One (not kept)", "Export as JSON")
+    assert set(page.run(TITLES)) == {"One (not saved)", "Other (not saved)"}
+    menu(page, "One (not saved)", "Export as JSON")
     assert len(json.loads(saved(page))["messages"]) == 4
     page.run("IDBObjectStore.prototype.put = realPut")
-    menu(page, "Other (not kept)", "Delete")
-    menu(page, "Other (not kept)", "Delete for good")
+    menu(page, "Other (not saved)", "Delete")
+    menu(page, "Other (not saved)", "Confirm delete")
     page.wait_for(f"JSON.stringify({TITLES}) === '[\"One\"]'")
     page.wait_for("document.getElementById('notice').hidden")
     reload(page)

@@ -16,7 +16,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from saccade.media.documents import has_renderer
+from saccade.plugins.documents import has_renderer
 from saccade_bench.fixtures.pdf import Sheet, pdf
 from tests.e2e.chromium import CHROMIUM, Browser
 from tests.e2e.test_page import DROP as DROPPED
@@ -70,7 +70,7 @@ def test_a_pdf_is_asked_about_and_its_pages_are_known_the_second_time(
     ask(page, "What is on page 1?")
     assert page.run(SUMMARY).startswith("2 new pages; first token ")
     ask(page, "And on page 2?")
-    assert page.run(SUMMARY).startswith("2 pages seen before; ")
+    assert page.run(SUMMARY).startswith("2 cached pages; ")
     page.run("document.querySelector('#talk .turn:last-child .trace').open = true")
     row = "document.querySelector('#talk .turn:last-child .trace .video').textContent"
     assert page.run(row).endswith("report.pdf")
@@ -79,7 +79,7 @@ def test_a_pdf_is_asked_about_and_its_pages_are_known_the_second_time(
     reload(page)
     assert page.run("document.querySelector('.user .tile').textContent") == "PDFreport.pdf"
     ask(page, "And now?")
-    assert page.run(SUMMARY).startswith("2 pages seen before; "), "the file is kept, too"
+    assert page.run(SUMMARY).startswith("2 cached pages; "), "the file is kept, too"
     assert not page.complaints
 
 
@@ -89,9 +89,9 @@ def test_a_pdf_is_asked_about_and_its_pages_are_known_the_second_time(
         ("a.pdf", "application/pdf", ["images"], 'needs the extra "documents"'),
         ("a.heic", "image/heic", ["images"], 'needs the extra "heic"'),
         ("a.mp4", "video/mp4", ["images", "frames"], 'needs the extra "video"'),
-        ("a.mp4", "video/mp4", ["images"], "this model reads no videos"),
-        ("a.png", "image/png", [], "this model reads no images"),
-        ("a.docx", "", ["images"], "images are taken"),
+        ("a.mp4", "video/mp4", ["images"], "this model does not support videos"),
+        ("a.png", "image/png", [], "this model does not support images"),
+        ("a.docx", "", ["images"], "supported are images"),
     ],
 )
 def test_a_file_that_this_server_cannot_read_is_named_with_the_reason(
@@ -101,7 +101,7 @@ def test_a_file_that_this_server_cannot_read_is_named_with_the_reason(
     page.wait_for("window.looks > 1")  # the page has read the first
     drop(page, b"x", name, kind)
     words = notice(page)
-    assert words.startswith(f"{name} was left out: ") and why in words
+    assert words.startswith(f"{name} was not added: ") and why in words
     assert page.run(TRAY) == []
 
 
@@ -110,14 +110,14 @@ def test_what_was_left_out_is_said_until_it_is_dismissed_and_nothing_goes_withou
 ) -> None:
     answer_with(page, "Hello")
     drop(page, b"x", "notes.docx")
-    assert notice(page).startswith("notes.docx was left out")
+    assert notice(page).startswith("notes.docx was not added")
     drop(page, b"", "empty.png", "image/png")
     drop(page, written("PNG"), "good.png", "image/png")
     page.wait_for(f"{TRAY}.length === 1")
     assert len(page.run(NOTICES)) == 2, "another file takes no notice away"
     send(page, "What is in the notes?")
     page.wait_for(f"{NOTICES}.length === 3")
-    assert page.run(NOTICES)[2] == "The question has not been sent."
+    assert page.run(NOTICES)[2] == "The question was not sent."
     send(page, "What is in the notes?")
     assert page.run("document.querySelectorAll('.turn').length") == 0
     assert page.run("document.getElementById('question').value") == "What is in the notes?"
@@ -144,7 +144,7 @@ def damaged() -> list[tuple[str, bytes]]:
 def test_a_damaged_image_is_told_when_it_is_dropped(page: Browser, name: str, data: bytes) -> None:
     drop(page, data, name, "image/png")
     assert notice(page) == (
-        f"{name} was left out: the image looks damaged, this browser cannot read it."
+        f"{name} was not added: this browser cannot read the image; it may be damaged."
     )
     assert page.run(TRAY) == []
     page.run("document.querySelector('#notice button').click()")

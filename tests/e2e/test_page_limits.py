@@ -189,6 +189,6 @@ def test_the_page_names_no_limit_and_says_after_how_many_tokens_it_was_cut(page:
         "return fake(path, options) } })()"
     )
     ask(page, "Hi")
-    words = "Cut off after 1,256 tokens. You can set another limit in Options."
+    words = "Stopped at the limit of 1,256 tokens. You can change it in Options."
     assert page.run("document.querySelector('.assistant .small').textContent") == words
     assert "max_tokens" not in page.run("Object.keys(sent)")

@@ -79,12 +79,12 @@ def test_a_screen_is_watched_and_what_it_showed_is_not_read_again(
 ) -> None:
     encoded = server.metric("saccade_images_encoded_total")
     watch(page)
-    page.wait_for(f"{WORDS}.includes('1 new moment of video; read in ')")
+    page.wait_for(f"{WORDS}.includes('1 new moment of video; encoded in ')")
     for x in (120, 240, 360):
         before = page.run("sent.length")
         page.run(f"draw({x})")
         page.wait_for(f"sent.length > {before} + 1")
-    page.wait_for(f"/^[0-9]+ moments of video: [0-9]+ seen before, [0-9]+ new;/.test({WORDS})")
+    page.wait_for(f"/^[0-9]+ moments of video: [0-9]+ cached, [0-9]+ new;/.test({WORDS})")
     first = ask(page, "What is on the screen?")
     assert first
     keep(page, "page-screen.png", tmp_path)
@@ -103,7 +103,7 @@ def test_a_screen_is_watched_and_what_it_showed_is_not_read_again(
     assert later[0]["content"][0]["video"][: len(video["video"])] == video["video"]
     assert len(later[0]["content"][0]["video"]) > len(video["video"])
     assert later[2]["content"] == "And now?", "one video, and not another"
-    assert "seen before" in page.run(SUMMARY)
+    assert "cached" in page.run(SUMMARY)
     pairs = {
         tuple(body["messages"][0]["content"][0]["video"][i : i + 2])
         for body in page.run("sent")
@@ -158,7 +158,7 @@ def test_a_pair_that_is_refused_ends_it(page: Browser) -> None:
     page.run(FAKE % refuse.replace("NO", "{status: 400}"))
     page.wait_for(OFFERED)
     page.run("document.getElementById('watch').click()")
-    assert notice(page) == "The screen is no longer watched: too many tokens"
+    assert notice(page) == "Screen sharing stopped: too many tokens"
     lengths = [len(body["messages"][0]["content"][0]["video"]) for body in page.run("sent")]
     assert lengths == [2], "there is no less than a pair"
     assert not page.run(WATCHING)
@@ -191,7 +191,7 @@ def test_a_watched_conversation_is_kept_and_exported_with_its_frames(page: Brows
     page.wait_for("document.querySelectorAll('.turn').length === 2")
     assert page.run("document.querySelectorAll('.user .thumbnail img').length") == 1
     ask(page, "And now?")
-    assert page.run(SUMMARY).startswith("2 moments of video seen before; ")
+    assert page.run(SUMMARY).startswith("2 cached moments of video; ")
 
 
 def test_enter_in_an_empty_box_asks_nothing(page: Browser) -> None:

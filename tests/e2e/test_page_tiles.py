@@ -56,18 +56,15 @@ def test_the_new_tiles_of_a_screenshot_are_marked_where_they_are(
 ) -> None:
     """4 x 2 tiles and the whole picture, which is always new, and has no mark."""
     send(page, tmp_path, "quiet")
-    assert told(page) == ["all 9 tiles were new"]
+    assert told(page) == ["all 9 tiles are new"]
     assert page.run(MARKS) == []
     send(page, tmp_path, "menu")
-    assert told(page) == [
-        "2 of 9 tiles were new: 1 marked here and the whole image at its small size; earlier "
-        "images had the others"
-    ]
+    assert told(page) == ["2 of 9 tiles are new: 1 marked here and the thumbnail"]
     assert page.run(MARKS) == [[0, 0, 0.5, 0.25]]
     page.run(f"document.querySelector('{TURN} .marked').scrollIntoView({{block: 'center'}})")
     keep(page, "page-tiles.png", tmp_path)
     send(page, tmp_path, "page scroll")
-    assert told(page)[0].startswith("7 of 9 tiles were new: 6 marked here")
+    assert told(page)[0].startswith("7 of 9 tiles are new: 6 marked here")
     marks = page.run(MARKS)
     assert len(marks) == 6 and all(left >= 0.25 for _, left, _, _ in marks), marks
     assert not page.complaints

@@ -103,7 +103,7 @@ def test_a_hostile_answer_becomes_nothing_that_runs_or_fetches(page: Browser, te
 def test_a_hostile_file_name_and_error_stay_text(page: Browser) -> None:
     name = "<img src=x onerror=window.hacked=1>.png"
     drop(page, name, "image/png")
-    assert notice(page).startswith(f"{name} was left out: the image looks damaged")
+    assert notice(page).startswith(f"{name} was not added: this browser cannot read the image")
     page.run("document.querySelector('#notice button').click()")  # add anyway
     page.wait_for("document.querySelectorAll('#tray .tile').length === 1")
     body = json.dumps({"error": {"message": f"{name}: no", "param": "messages[0].content[0]"}})
@@ -127,7 +127,7 @@ def test_markdown_is_shown(page: Browser) -> None:
 def test_an_answer_that_broke_off_can_be_asked_for_again(page: Browser) -> None:
     answer_with(page, "Half an", end="")
     ask(page, "Hi")
-    assert "not whole" in page.run("document.querySelector('.assistant .error').textContent")
+    assert "incomplete" in page.run("document.querySelector('.assistant .error').textContent")
     answer_with(page, "Half and half")
     page.run("document.querySelector('.assistant .error button').click()")
     page.wait_for(
@@ -177,7 +177,7 @@ def test_the_example_is_answered_enlarged_edited_and_kept_over_a_reload(page: Br
     page.run("document.querySelector('.user .tools button').click()")
     press(page, "Enter")
     page.wait_for(
-        "document.querySelector('.trace summary')?.textContent.startsWith('1 image seen before; ')"
+        "document.querySelector('.trace summary')?.textContent.startsWith('1 cached image; ')"
     )
     assert page.run("document.querySelectorAll('.turn').length") == 2
     page.run("document.getElementById('clear').click()")

@@ -76,10 +76,10 @@ def test_a_dropped_video_is_played_and_the_page_says_which_pairs_were_seen(
     assert page.run(SUMMARY).startswith("4 new moments of video; first token ")
     assert 3 < page.wait_for(PLAYS) < 5
     ask(page, "And now?")
-    assert page.run(SUMMARY).startswith("4 moments of video seen before; ")
+    assert page.run(SUMMARY).startswith("4 cached moments of video; ")
     page.run("document.querySelector('#talk .turn:last-child .trace').open = true")
     row = "document.querySelector('#talk .turn:last-child .trace .video').textContent"
-    assert page.run(row) == "4 seen: whole promptclip.webm"
+    assert page.run(row) == "4 cached: KVclip.webm"
     keep(page, "page-video.png", tmp_path)
     # No hand has touched the page: what has no sound may play at once.
     page.run("(() => { const film = document.querySelector('.user video');"
@@ -91,7 +91,7 @@ def test_a_dropped_video_is_played_and_the_page_says_which_pairs_were_seen(
     page.run("document.getElementById('clear').click()")
     drop(page, film(6), "longer.webm")
     ask(page, "Describe it.")
-    assert page.run(SUMMARY).startswith("6 moments of video: 4 seen before, 2 new; ")
+    assert page.run(SUMMARY).startswith("6 moments of video: 4 cached, 2 new; ")
     assert not page.complaints
 
 

@@ -4,21 +4,20 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-from PIL import Image
 
 from saccade_bench.fixtures.server import Server, serving
-from saccade_bench.fixtures.tiny import picture
+from tests.fixtures.tiny import picture
+from tests.helpers.images import content, image_part, png_url, text_part, user
 
 pytestmark = pytest.mark.more
 
 LENGTH = 40
+QUESTION = "Tell me a long story about it."
 SOME = 8
 """Tokens that are right at least, though a text may be other tokens than those it was drawn as."""
 
@@ -31,38 +30,30 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-def url(seed: int) -> str:
-    file = io.BytesIO()
-    Image.fromarray(picture(64, 64, seed=seed)).save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
-
 def chat(seed: int, **more: Any) -> dict[str, Any]:
-    image = {"type": "image_url", "image_url": {"url": url(seed)}}
-    content = [image, {"type": "text", "text": "Tell me a long story about it."}]
-    body = {"messages": [{"role": "user", "content": content}], "max_tokens": LENGTH}
+    shown = image_part(picture(64, 64, seed=seed))
+    body = {"messages": [user(shown, text_part(QUESTION))], "max_tokens": LENGTH}
     return body | {"temperature": 1.0, "seed": 3, "ignore_eos": True} | more
 
 
 def ask(server: Server, body: dict[str, Any]) -> tuple[str, dict[str, int]]:
     """The answer, and its count of guesses."""
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
-    told = answer.raise_for_status().json()
+    told = server.post("/v1/chat/completions", body)
     usage = told["usage"]
     assert usage["completion_tokens"] == LENGTH
-    return told["choices"][0]["message"]["content"], usage.get("completion_tokens_details", {})
+    return content(told), usage.get("completion_tokens_details", {})
 
 
 @pytest.mark.parametrize("parts", [False, True])
 def test_a_prediction_is_accepted_as_far_as_it_is_right(server: Server, parts: bool) -> None:
     salt = f"right {parts}"
     text, _ = ask(server, chat(0, cache_salt="first"))
-    content: Any = [{"type": "text", "text": text[:20]}, {"type": "text", "text": text[20:]}]
-    prediction = {"type": "content", "content": content if parts else text}
+    halves: Any = [text_part(text[:20]), text_part(text[20:])]
+    prediction = {"type": "content", "content": halves if parts else text}
     again, counted = ask(server, chat(0, cache_salt=salt, prediction=prediction))
     assert again == text
     assert counted["accepted_prediction_tokens"] > SOME
-    assert server.metric("saccade_right_guesses_total", source="prediction") > SOME
+    assert server.metric("saccade_accepted_tokens_total", source="prediction") > SOME
 
 
 def test_a_wrong_prediction_changes_nothing_but_what_was_rejected(server: Server) -> None:
@@ -86,15 +77,11 @@ def test_what_was_answered_before_is_counted_in_streams_and_responses_too(server
     counted = chunks[-1]["usage"]["completion_tokens_details"]
     assert streamed == text and counted["accepted_prediction_tokens"] > LENGTH // 2
     parts = [
-        {"type": "input_image", "image_url": url(3)},
-        {"type": "input_text", "text": "Tell me a long story about it."},
+        {"type": "input_image", "image_url": png_url(picture(64, 64, seed=3))},
+        {"type": "input_text", "text": QUESTION},
     ]
     asked = {"input": [{"role": "user", "content": parts}], "max_output_tokens": LENGTH}
-    told = [
-        httpx.post(f"{server.url}/v1/responses", json=asked | {"temperature": 0}, timeout=60)
-        for _ in range(2)
-    ]
-    first, again = (each.raise_for_status().json() for each in told)
+    first, again = (server.post("/v1/responses", asked | {"temperature": 0}) for _ in range(2))
     assert first["output"][0]["content"] == again["output"][0]["content"]
     details = again["usage"]["output_tokens_details"]
     assert details["accepted_prediction_tokens"] > 0 and "reasoning_tokens" in details
@@ -112,6 +99,5 @@ def test_what_was_answered_before_is_counted_in_streams_and_responses_too(server
 )
 def test_what_is_no_prediction_is_refused_by_name(server: Server, prediction: Any) -> None:
     body = chat(0, prediction=prediction)
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body)
-    error = answer.json()["error"]
-    assert answer.status_code == 400 and error["param"].startswith("prediction")
+    error = server.post("/v1/chat/completions", body, status=400)["error"]
+    assert error["param"].startswith("prediction")

@@ -4,28 +4,22 @@ whichever client's words asked for it.
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import anthropic
 import openai
 import pytest
-from PIL import Image
 
 from saccade_bench.fixtures.server import Server
-from saccade_bench.fixtures.tiny import picture
-from tests.e2e.test_serve import image_part
 from tests.e2e.ways import KEY
+from tests.fixtures.tiny import picture
+from tests.helpers.images import png_url
+from tests.media.pictures import encode
 
 pytestmark = pytest.mark.more
 
 TEXT = "what is there in this image? " * 8
 PREWARM: Any = {"prewarm": True}
-
-
-@pytest.fixture(scope="module")
-def server(tiny: Server) -> Server:
-    return tiny
 
 
 COUNTED = (
@@ -80,7 +74,7 @@ def messages(server: Server, image: str, *, warm: bool) -> None:
 @pytest.mark.parametrize("ask", [chats, responds, messages])
 def test_a_prewarmed_question_costs_what_a_second_one_does(server: Server, ask: Any) -> None:
     def cost(seed: int, *, warm: bool) -> list[float]:
-        image = image_part(picture(90, 120, seed=seed))["image_url"]["url"]
+        image = png_url(picture(90, 120, seed=seed))
         ask(server, image, warm=warm)
         before = counted(server)
         ask(server, image, warm=False)
@@ -101,11 +95,10 @@ BEFORE: list[Any] = [
 
 def uploaded(server: Server, seed: int, **more: Any) -> str:
     """The id of an uploaded image, got ready if `more` says so."""
-    data = io.BytesIO()
-    Image.fromarray(picture(400, 300, seed=seed)).save(data, "png")
+    data = encode(picture(400, 300, seed=seed))
     done = server.metric("saccade_warm_total", outcome="done")
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY) as client:
-        made = client.files.create(file=("a.png", data.getvalue()), purpose="vision", **more)
+        made = client.files.create(file=("a.png", data), purpose="vision", **more)
     if more:
         server.wait_for_metric("saccade_warm_total", done + 1, outcome="done")
     return made.id
@@ -137,13 +130,12 @@ def test_the_first_question_about_a_warm_upload_costs_what_a_second_one_does(
 
 
 def test_a_warm_upload_through_anthropics_sdk(server: Server) -> None:
-    data = io.BytesIO()
-    Image.fromarray(picture(200, 100, seed=130)).save(data, "png")
+    data = encode(picture(200, 100, seed=130))
     done = server.metric("saccade_warm_total", outcome="done")
     encoded = server.metric("saccade_images_encoded_total")
     with anthropic.Anthropic(base_url=server.url, api_key=KEY) as client:
         made = client.beta.files.upload(
-            file=("a.png", data.getvalue()), extra_body={"saccade": {"warm": {"max_pixels": 40000}}}
+            file=("a.png", data), extra_body={"saccade": {"warm": {"max_pixels": 40000}}}
         )
         server.wait_for_metric("saccade_warm_total", done + 1, outcome="done")
         assert server.metric("saccade_images_encoded_total") == encoded + 1

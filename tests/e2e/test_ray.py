@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from saccade_bench.fixtures.server import Server
-from saccade_bench.fixtures.tiny import picture
 from tests.e2e.fleets import ask, chat, chats, outcome
 from tests.e2e.rays import START_SECONDS, RayFleet, deployed, write_config
-from tests.e2e.test_serve import text_part, user
+from tests.fixtures.tiny import picture
+from tests.helpers.images import text_part, user
 
 pytest.importorskip("ray.serve")
 pytestmark = [
@@ -31,11 +31,6 @@ pytestmark = [
 ]
 
 CHATS = 24
-
-
-@pytest.fixture(scope="module")
-def folder(checkpoint: Callable[..., Path]) -> Path:
-    return checkpoint("qwen3_vl")
 
 
 @pytest.fixture(scope="module", params=["tiny", "demo"])
@@ -76,7 +71,7 @@ def test_the_printed_file_is_what_ray_reads(folder: Path, tmp_path: Path) -> Non
         read = ServeDeploySchema.model_validate(yaml.safe_load(path.read_text()))
         (application,) = read.applications
         engine, ingress = application.deployments
-        assert application.import_path == "saccade.route.ray:app"
+        assert application.import_path == "saccade.plugins.ray.serving:app"
         assert (engine.name, ingress.name) == ("engine", "ingress")
         if options:
             scale = AutoscalingConfig.model_validate(engine.autoscaling_config)

@@ -19,8 +19,9 @@ from PIL import Image
 
 from saccade.proxy.send_once import NamedBody
 from saccade_bench.fixtures.server import Server
-from saccade_bench.fixtures.tiny import picture
 from tests.e2e.ways import WITH_KEY
+from tests.fixtures.tiny import picture
+from tests.media.pictures import encode
 
 pytestmark = pytest.mark.more
 
@@ -33,22 +34,13 @@ _seeds = itertools.count(secrets.randbits(40))
 """An earlier run's uploads may still be kept."""
 
 
-@pytest.fixture(scope="module")
-def server(tiny: Server) -> Server:
-    return tiny
-
-
 def png(height: int = 128, width: int = 192) -> bytes:
     """A picture that no other test has sent."""
-    file = io.BytesIO()
-    Image.fromarray(picture(height, width, seed=next(_seeds))).save(file, "PNG")
-    return file.getvalue()
+    return encode(picture(height, width, seed=next(_seeds)))
 
 
 def cropped(data: bytes, box: Box = BOX) -> bytes:
-    file = io.BytesIO()
-    Image.open(io.BytesIO(data)).crop(box).save(file, "PNG")
-    return file.getvalue()
+    return encode(Image.open(io.BytesIO(data)).crop(box))
 
 
 def digest(data: bytes) -> str:
@@ -103,9 +95,7 @@ def _block(base64: str = "", file_id: str = "", digest: str = "", **options: Any
 
 
 def ask(server: Server, dialect: str, *images: dict[str, Any], **fields: Any) -> httpx.Response:
-    url = f"{server.url}/v1/{PATHS[dialect]}"
-    sent = body(dialect, list(images), model="tiny", **fields)
-    return httpx.post(url, json=sent, headers=WITH_KEY, timeout=60)
+    return server.send(f"/v1/{PATHS[dialect]}", body(dialect, list(images), model="tiny", **fields))
 
 
 def told(answer: httpx.Response) -> tuple[Any, int]:
@@ -155,7 +145,7 @@ def test_a_flush_forgets_held_pixels(server: Server) -> None:
     before = counts(server)[DECODES]
     for _ in range(2):
         told(ask(server, "chat", held))
-        httpx.post(f"{server.url}/flush_cache", headers=WITH_KEY).raise_for_status()
+        server.post("/flush_cache")
     assert counts(server)[DECODES] == before + 2
 
 
@@ -277,11 +267,9 @@ def test_the_trace_says_which_part_is_shown(server: Server) -> None:
 def test_where_nothing_is_cut_a_region_is_refused(server: Server) -> None:
     video = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
     content = [{**video, "region": [0, 0, 9, 9]}]
-    sent = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
-    url = f"{server.url}/v1/chat/completions"
-    answer = httpx.post(url, json=sent, headers=WITH_KEY, timeout=60)
-    assert answer.status_code == 400
-    assert "region" in answer.json()["error"]["message"]
+    sent = {"messages": [{"role": "user", "content": content}]}
+    refused = server.post("/v1/chat/completions", sent, status=400)
+    assert "region" in refused["error"]["message"]
 
 
 def test_a_zoom_may_name_the_screenshot_of_its_history(server: Server) -> None:
@@ -313,7 +301,7 @@ def test_a_zoom_may_name_the_screenshot_of_its_history(server: Server) -> None:
         ]
         sent = {"model": "tiny", "max_tokens": 8, "messages": messages, "temperature": 0}
         sent |= {"tools": [{"type": "computer_toolset_20260801"}]}
-        return httpx.post(f"{server.url}/v1/messages", json=sent, headers=WITH_KEY, timeout=60)
+        return server.send("/v1/messages", sent)
 
     crop = turns(_block(**inline(cropped(data))))
     assert crop.status_code == 400, "a crop of the user's own is taken for a screenshot"

@@ -11,7 +11,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,10 +24,11 @@ import psutil
 import pytest
 
 from saccade_bench.fixtures.server import routing
-from saccade_bench.fixtures.tiny import picture
 from tests.e2e.fleets import Asked, Fleet, ask, chat, chats, outcome, shared_out, start
-from tests.e2e.test_serve import PAGE, image_part, png, text_part, user
+from tests.e2e.test_serve import PAGE
+from tests.fixtures.tiny import picture
 from tests.helpers.breadth import broad
+from tests.helpers.images import image_part, png_url, text_part, user
 
 pytestmark = pytest.mark.more
 
@@ -46,11 +47,6 @@ quick_routed = pytest.mark.parametrize("way", [SLOWLY[0], "routed", RAY], indire
 
 
 several = pytest.mark.parametrize("way", ["routed", RAY], indirect=True)
-
-
-@pytest.fixture(scope="module")
-def folder(checkpoint: Callable[..., Path]) -> Path:
-    return checkpoint("qwen3_vl")
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +278,7 @@ def test_errors_are_the_servers_own(client: openai.OpenAI) -> None:
 def test_the_anthropic_sdk_is_answered(server: Asked, request: pytest.FixtureRequest) -> None:
     client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
     request.addfinalizer(client.close)
-    data = png(picture(64, 64, seed=3)).partition(",")[2]
+    data = png_url(picture(64, 64, seed=3)).partition(",")[2]
     source: Any = {"type": "base64", "media_type": "image/png", "data": data}
     content: Any = [{"type": "image", "source": source}, {"type": "text", "text": "what?"}]
     messages: Any = [{"role": "user", "content": content}]
@@ -299,7 +295,7 @@ def test_an_uploaded_file_is_there_whoever_is_asked(
     server: Asked, client: openai.OpenAI, fresh: int
 ) -> None:
     pixels = picture(64, 64, seed=400 + fresh)
-    data = base64.b64decode(png(pixels).partition(",")[2])
+    data = base64.b64decode(png_url(pixels).partition(",")[2])
     file = client.files.create(file=("a.png", data), purpose="vision")
     part = {"type": "file", "file": {"file_id": file.id}}
     before = server.metric(ENCODED)
@@ -339,7 +335,7 @@ def test_the_second_turn_of_a_response_decodes_and_encodes_nothing(
     work = ("saccade_images_decoded_total", ENCODED)
     before = [server.metric(name) for name in work]
     seen = picture(96, 128, seed=77 + fresh)
-    part = {"type": "input_image", "image_url": png(seen)}
+    part = {"type": "input_image", "image_url": png_url(seen)}
     question: Any = [{"role": "user", "content": [part, {"type": "input_text", "text": "What?"}]}]
     settings: Any = {"model": "tiny", "temperature": 0, "max_output_tokens": 8}
     create: Any = client.responses.create
@@ -408,7 +404,7 @@ def test_forced_calls_through_the_sdks_stream_with_images_in_results(
 
 
 def screenshot(seed: int) -> dict[str, Any]:
-    data = png(picture(64, 64, 500 + seed)).partition(",")[2]
+    data = png_url(picture(64, 64, 500 + seed)).partition(",")[2]
     return {
         "type": "image",
         "source": {"type": "base64", "media_type": "image/png", "data": data},
@@ -510,7 +506,7 @@ def test_health_and_metrics_are_the_routers_own(behind: Fleet) -> None:
     assert {each["status"] for each in health["workers"]} == {"ready"} == {health["status"]}
     told = httpx.get(f"{behind.router.url}/metrics").text
     assert "saccade_route_rank_seconds_bucket" in told and "saccade_ttft" not in told
-    assert behind.router.metric("saccade_request_bytes_held") == 0
+    assert behind.router.metric("saccade_request_bytes_buffered") == 0
 
 
 @several

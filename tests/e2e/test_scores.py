@@ -5,7 +5,6 @@ write, image by image; asked again they cost nothing, and what is too much is re
 from __future__ import annotations
 
 import base64
-import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,14 +13,14 @@ from typing import Any
 import httpx
 import numpy as np
 import openai
-import PIL.Image
 import pytest
 import torch
 import transformers
 
 from saccade_bench.fixtures.server import Server, routing, serving
-from saccade_bench.fixtures.tiny import CHAT_TEMPLATE, Reference, picture
 from tests.e2e.ways import KEY, WITH_KEY
+from tests.fixtures.tiny import CHAT_TEMPLATE, Reference, picture
+from tests.helpers.images import image_part, png_url, text_part
 
 pytestmark = pytest.mark.more
 
@@ -38,19 +37,8 @@ YES, NO = 88, 77
 Content = Sequence[str | np.ndarray]
 
 
-def url(pixels: np.ndarray) -> str:
-    file = io.BytesIO()
-    PIL.Image.fromarray(pixels).save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
 def parts(content: Content) -> list[dict[str, Any]]:
-    return [
-        {"type": "text", "text": each}
-        if isinstance(each, str)
-        else {"type": "image_url", "image_url": {"url": url(each)}}
-        for each in content
-    ]
+    return [text_part(each) if isinstance(each, str) else image_part(each) for each in content]
 
 
 class Author:
@@ -119,12 +107,6 @@ def ranker(
         yield server
 
 
-def post(server: Server, path: str, body: dict[str, Any], status: int = 200) -> Any:
-    answer = httpx.post(f"{server.url}{path}", json=body, headers=WITH_KEY, timeout=60)
-    assert answer.status_code == status, answer.text
-    return answer.json()
-
-
 def vectors(answer: Any) -> np.ndarray:
     assert [each["index"] for each in answer["data"]] == list(range(len(answer["data"])))
     return np.array([each["embedding"] for each in answer["data"]])
@@ -144,30 +126,30 @@ def test_embeddings_are_those_of_the_reference(embedder: Server, author: Author)
         ("first", *PICTURES),
     ]
     chats = [[{"role": "user", "content": parts(content)}] for content in contents]
-    answer = post(embedder, "/v1/embeddings", {"messages": chats})
+    answer = embedder.post("/v1/embeddings", {"messages": chats})
     check(vectors(answer), [author.embedding(content) for content in contents])
     lengths = [len(author.ids("Represent the user's input.", each)[0]) for each in contents]
     assert answer["usage"]["prompt_tokens"] == sum(lengths)
-    texts = post(embedder, "/v1/embeddings", {"input": list(TEXTS)})
+    texts = embedder.post("/v1/embeddings", {"input": list(TEXTS)})
     check(vectors(texts), [author.embedding((text,)) for text in TEXTS])
     told = {"role": "system", "content": "Find the same picture"}
     asked = {"messages": [told, *chats[1], {"role": "assistant", "content": ""}]}
     vllm = {"add_special_tokens": True, "continue_final_message": True}
-    found = vectors(post(embedder, "/v1/embeddings", {**asked, **vllm}))
+    found = vectors(embedder.post("/v1/embeddings", {**asked, **vllm}))
     check(found, [author.embedding(contents[1], "Find the same picture.")])
     single = {"input": TEXTS[2], "instruction": "Which animal?"}
     check(
-        vectors(post(embedder, "/v1/embeddings", single)),
+        vectors(embedder.post("/v1/embeddings", single)),
         [author.embedding((TEXTS[2],), "Which animal?")],
     )
 
 
 def test_tokens_are_embedded_as_they_are(embedder: Server, author: Author) -> None:
     lists = [[5, 9, 300, 41], [7] * 40]
-    found = vectors(post(embedder, "/v1/embeddings", {"input": lists}))
+    found = vectors(embedder.post("/v1/embeddings", {"input": lists}))
     states = [author.reference.states(tokens)[-1].double() for tokens in lists]
     check(found, [(state / state.norm()).numpy() for state in states])
-    alone = vectors(post(embedder, "/v1/embeddings", {"input": lists[0]}))
+    alone = vectors(embedder.post("/v1/embeddings", {"input": lists[0]}))
     assert np.abs(alone[0] - found[0]).max() < 1e-6
 
 
@@ -192,7 +174,7 @@ def test_a_region_is_embedded_as_the_crop_that_a_client_makes(embedder: Server) 
         (part,) = parts((shown,))
         part["image_url"] |= region
         message = {"role": "user", "content": [part]}
-        return vectors(post(embedder, "/v1/embeddings", {"messages": [message]}))[0]
+        return vectors(embedder.post("/v1/embeddings", {"messages": [message]}))[0]
 
     crop = embedded(page[32:96, 64:128])
     assert np.abs(embedded(page, region=[64, 32, 128, 96]) - crop).max() < 1e-6
@@ -206,21 +188,21 @@ def test_a_page_is_encoded_once_and_a_repeated_input_costs_nothing(embedder: Ser
     encoded, before = embedder.metric(images), embedder.metric(made, source="model")
     prompts = embedder.metric("saccade_prompt_tokens_total")
     asked = {"messages": [[message], [message]]}
-    first, second = vectors(post(embedder, "/v1/embeddings", asked))
+    first, second = vectors(embedder.post("/v1/embeddings", asked))
     assert (first == second).all() and embedder.metric(made, source="model") == before + 1
-    told = post(embedder, "/v1/embeddings", {"messages": [message]})
+    told = embedder.post("/v1/embeddings", {"messages": [message]})
     assert embedder.metric(made, source="model") == before + 1
     assert (vectors(told)[0] == first).all()
     assert told["usage"]["prompt_tokens_details"]["cached_tokens"] == told["usage"]["prompt_tokens"]
-    other = post(embedder, "/v1/embeddings", {"messages": [message], "instruction": "Search"})
+    other = embedder.post("/v1/embeddings", {"messages": [message], "instruction": "Search"})
     assert (vectors(other)[0] != first).any() and embedder.metric(images) == encoded + 1
-    salted = post(embedder, "/v1/embeddings", {"messages": [message], "cache_salt": "other"})
+    salted = embedder.post("/v1/embeddings", {"messages": [message], "cache_salt": "other"})
     assert np.abs(vectors(salted)[0] - first).max() < 1e-5
     assert embedder.metric(images) == encoded + 2, "another tenant shares nothing"
     assert embedder.metric("saccade_prompt_tokens_total") > prompts
-    httpx.post(f"{embedder.url}/flush_cache", headers=WITH_KEY).raise_for_status()
+    embedder.post("/flush_cache")
     after = embedder.metric(made, source="model")
-    post(embedder, "/v1/embeddings", {"messages": [message]})
+    embedder.post("/v1/embeddings", {"messages": [message]})
     assert embedder.metric(made, source="model") == after + 1
     assert embedder.metric(images) == encoded + 3
 
@@ -228,18 +210,18 @@ def test_a_page_is_encoded_once_and_a_repeated_input_costs_nothing(embedder: Ser
 def test_coheres_embed_is_spoken(embedder: Server, author: Author) -> None:
     inputs = [{"content": parts((TEXTS[0], PICTURES[2]))}, {"content": parts((TEXTS[3],))}]
     body = {"model": None, "inputs": inputs, "embedding_types": ["float", "base64"]}
-    answer = post(embedder, "/v2/embed", {**body, "input_type": "search_document"})
+    answer = embedder.post("/v2/embed", {**body, "input_type": "search_document"})
     found = np.array(answer["embeddings"]["float"])
     check(found, [author.embedding((TEXTS[0], PICTURES[2])), author.embedding((TEXTS[3],))])
     packed = [base64.b64decode(each) for each in answer["embeddings"]["base64"]]
     assert np.abs(np.frombuffer(packed[0], "<f4") - found[0]).max() < 1e-7
     query = {"texts": [TEXTS[1]], "input_type": "search_query"}
-    told = np.array(post(embedder, "/v2/embed", query)["embeddings"]["float"])
+    told = np.array(embedder.post("/v2/embed", query)["embeddings"]["float"])
     check(
         told,
         [author.embedding((TEXTS[1],), "Retrieve images or text relevant to the user's query.")],
     )
-    image = post(embedder, "/v2/embed", {"images": [url(PICTURES[0])], "output_dimension": 8})
+    image = embedder.post("/v2/embed", {"images": [png_url(PICTURES[0])], "output_dimension": 8})
     assert len(image["embeddings"]["float"][0]) == 8
 
 
@@ -261,7 +243,7 @@ def test_coheres_embed_is_spoken(embedder: Server, author: Author) -> None:
         ("/v1/embeddings", {"input": [7] * 5000}, "input", "maximum context length is 4096"),
         ("/v1/embeddings", {"input": [[7] * 4000] * 300}, None, "over 1048576 tokens"),
         ("/v1/embeddings", {}, "input", "required"),
-        ("/v1/embeddings", {"input": "a", "messages": []}, "messages", "exclude each other"),
+        ("/v1/embeddings", {"input": "a", "messages": []}, "messages", "mutually exclusive"),
         ("/v1/embeddings", {"input": "a", "dimensions": 0}, "dimensions", ">= 1"),
         ("/v1/embeddings", {"input": "a", "late": 1}, "late", "not supported"),
         (
@@ -279,7 +261,7 @@ def test_what_is_too_much_or_makes_no_sense_is_refused_by_name(
     embedder: Server, path: str, body: dict[str, Any], param: str | None, says: str
 ) -> None:
     before = embedder.metric("saccade_requests_total", outcome="stop")
-    error = post(embedder, path, body, 400)["error"]
+    error = embedder.post(path, body, 400)["error"]
     assert error["param"] == param or (error["param"] or "").startswith(f"{param}[")
     assert says in error["message"], error
     assert embedder.metric("saccade_requests_total", outcome="stop") == before
@@ -297,22 +279,22 @@ def test_ranks_are_those_of_the_reference(ranker: Server, judge: Author) -> None
     sent = [{"content": parts(each)} for each in documents]
     asked = {"query": "which is blue?", "documents": sent}
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
-        results = post(ranker, path, asked)["results"]
+        results = ranker.post(path, asked)["results"]
         assert [each["index"] for each in results] == list(np.argsort(expected)[::-1])
         for each in results:
             assert each["relevance_score"] == pytest.approx(expected[each["index"]], abs=1e-4)
-    best = post(ranker, "/rerank", {**asked, "top_n": 1, "return_documents": True})["results"]
+    best = ranker.post("/rerank", {**asked, "top_n": 1, "return_documents": True})["results"]
     assert [each["document"] for each in best] == [sent[int(np.argmax(expected))]]
     query = {"content": parts((PICTURES[2], TEXTS[2]))}
     body = {"queries": query, "documents": sent, "instruction": "Same colour?"}
-    scored = post(ranker, "/score", body)["data"]
+    scored = ranker.post("/score", body)["data"]
     for each, document in zip(scored, documents, strict=True):
         wanted = judge.score((PICTURES[2], TEXTS[2]), document, "Same colour?")
         assert each["score"] == pytest.approx(wanted, abs=1e-4)
     pairs = {"text_1": [TEXTS[0], TEXTS[1]], "text_2": [TEXTS[2], TEXTS[3]]}
-    found = [each["score"] for each in post(ranker, "/v1/score", pairs)["data"]]
+    found = [each["score"] for each in ranker.post("/v1/score", pairs)["data"]]
     assert found[1] == pytest.approx(judge.score((TEXTS[1],), (TEXTS[3],)), abs=1e-4)
-    error = post(ranker, "/score", {"text_1": ["a", "b"], "text_2": ["c"]}, 400)["error"]
+    error = ranker.post("/score", {"text_1": ["a", "b"], "text_2": ["c"]}, 400)["error"]
     assert "2 queries and 1 documents" in error["message"]
 
 
@@ -320,12 +302,12 @@ def test_a_page_is_encoded_once_for_all_queries(ranker: Server) -> None:
     pages = [{"content": parts((picture(64, 64, seed=100 + i),))} for i in range(20)]
     before = ranker.metric("saccade_images_encoded_total")
     for query in ("red", "blue", "a star"):
-        post(ranker, "/rerank", {"query": query, "documents": pages})
+        ranker.post("/rerank", {"query": query, "documents": pages})
     assert ranker.metric("saccade_images_encoded_total") == before + 20
 
 
 def test_a_chat_model_says_what_it_was_not_trained_for(tiny: Server) -> None:
-    assert "--pooling last" in json.dumps(post(tiny, "/v1/embeddings", {"input": "a"}, 400))
+    assert "--pooling last" in json.dumps(tiny.post("/v1/embeddings", {"input": "a"}, 400))
 
 
 def test_any_chat_model_embeds_with_its_last_state(
@@ -334,7 +316,7 @@ def test_any_chat_model_embeds_with_its_last_state(
     chatter = Author(checkpoint("qwen3_vl"), reference("qwen3_vl"))
     system = "You are a helpful assistant."  # which the template writes by itself
     with serving(checkpoint("qwen3_vl"), tmp_path, *FLAGS, "--pooling", "last") as server:
-        found = post(server, "/v1/embeddings", {"input": TEXTS[0]})
+        found = server.post("/v1/embeddings", {"input": TEXTS[0]})
         check(vectors(found), [chatter.embedding((TEXTS[0],), system)])
         assert "not calibrated" in server.log.read_text()
 
@@ -346,7 +328,7 @@ def test_a_hundred_pages_are_encoded_once_for_fifty_queries(ranker: Server) -> N
     colours = ("red", "blue", "green", "grey", "black")
     things = ("star", "fox", "dog", "square", "circle", "tree", "house", "line", "word", "number")
     for query in (f"a {colour} {thing}" for colour in colours for thing in things):
-        results = post(ranker, "/rerank", {"query": query, "documents": pages})["results"]
+        results = ranker.post("/rerank", {"query": query, "documents": pages})["results"]
         assert len(results) == 100
     assert ranker.metric("saccade_images_encoded_total") == before + 100
 
@@ -375,7 +357,7 @@ def test_a_thousand_pairs_rank_as_the_reference_ranks_them(
     ]
     queries: list[Content] = [(f"{words[i % 13]} {words[(5 * i + 2) % 13]}",) for i in range(20)]
     chats = [[{"role": "user", "content": parts(each)}] for each in (*pages, *queries)]
-    found = vectors(post(embedder, "/v1/embeddings", {"messages": chats}))
+    found = vectors(embedder.post("/v1/embeddings", {"messages": chats}))
     expected = [author.embedding(each) for each in (*pages, *queries)]
     check(found, expected)
     ours = found[50:] @ found[:50].T
@@ -413,7 +395,7 @@ def test_ranks_are_the_same_on_two_ranks_behind_a_router_with_an_encoder(
     model = checkpoint("qwen3_vl", pooling="rank")
     sent = [{"content": parts((picture(64, 64, seed=3000 + i), TEXTS[i % 4]))} for i in range(6)]
     asked = {"query": "which is blue?", "documents": sent}
-    expected = post(ranker, "/rerank", asked)["results"]
+    expected = ranker.post("/rerank", asked)["results"]
     for name in ("encoder", "language", "router"):
         (tmp_path / name).mkdir()
     with (
@@ -426,7 +408,7 @@ def test_ranks_are_the_same_on_two_ranks_behind_a_router_with_an_encoder(
         ) as language,
         routing([language], tmp_path / "router") as router,
     ):
-        found = post(router, "/rerank", asked)["results"]
+        found = router.post("/rerank", asked)["results"]
         assert encoder.metric("saccade_images_encoded_total") == 6
         assert language.metric("saccade_images_encoded_total") == 0
     assert [each["index"] for each in found] == [each["index"] for each in expected]

@@ -5,7 +5,6 @@ way.
 
 from __future__ import annotations
 
-import base64
 import io
 import random
 import re
@@ -25,6 +24,7 @@ from blake3 import blake3
 from PIL import Image, ImageDraw
 
 from saccade_bench.fixtures.server import Server, routing, serving
+from tests.helpers.images import data_url
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -157,7 +157,7 @@ def run(
     answers: list[str] = []
     for step in steps:
         before(step - steps.start)
-        url = f"data:image/png;base64,{base64.b64encode(screenshot(step)).decode()}"
+        url = data_url(screenshot(step))
         image = {"type": "image_url", "image_url": {"url": url}}
         content = [image, {"type": "text", "text": "Next?"}]
         if zoom is not None and step % 2:
@@ -182,7 +182,7 @@ def test_fifty_steps_take_the_bytes_of_fifty_screenshots(server: Server) -> None
         said = proxy.end()
         assert wire.count <= 1.1 * unique, (wire.count, unique)
     assert f"{STEPS} requests" in said
-    assert f"images sent {STEPS} times and named {STEPS * (STEPS - 1) // 2} times" in said
+    assert f"{STEPS} images sent and {STEPS * (STEPS - 1) // 2} referenced by hash" in said
     with wired(server) as wire:
         assert run(lambda: wire.url, MANY) == answers
         assert wire.count > 20 * unique
@@ -235,7 +235,7 @@ def cut(step: int) -> dict[str, Any]:
     """The same part as a client would cut it."""
     file = io.BytesIO()
     Image.open(io.BytesIO(screenshot(step))).crop((310, 20, 480, 80)).save(file, "PNG")
-    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    url = data_url(file.getvalue())
     return {"type": "image_url", "image_url": {"url": url}}
 
 

@@ -4,8 +4,6 @@ SDK.
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import re
 import subprocess
@@ -19,18 +17,18 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from PIL import Image
 from tokenizers import Tokenizer
 
 from saccade_bench.fixtures.server import Server, serving
-from saccade_bench.fixtures.tiny import (
+from tests.e2e.ways import KEY
+from tests.families.every import SEEING
+from tests.fixtures.tiny import (
     Reference,
     picture,
     reference,
 )
-from tests.e2e.ways import KEY
-from tests.families.every import SEEING
 from tests.helpers.breadth import broad
+from tests.helpers.images import image_part, text_part, user
 
 pytestmark = pytest.mark.more
 
@@ -42,24 +40,6 @@ COUNTS = ("saccade_images_encoded_total", "saccade_images_decoded_total")
 NEW_TOKENS = 32
 PAGE = 16
 """Tokens of a page of the KV cache, which is found whole or not at all."""
-
-
-def png(pixels: np.ndarray) -> str:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-
-def image_part(pixels: np.ndarray) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": png(pixels)}}
-
-
-def text_part(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
-
-
-def user(*parts: dict[str, Any]) -> dict[str, Any]:
-    return {"role": "user", "content": list(parts)}
 
 
 def ask(client: openai.OpenAI, messages: Sequence[dict[str, Any]], **options: Any) -> Any:
@@ -164,7 +144,7 @@ def test_answers_over_http_are_those_of_transformers(
 @pytest.mark.parametrize(
     "options",
     [
-        ("--tune", "mm_attention_backend=flash", "--device", "cpu"),  # refused by the server
+        ("--tune", "arena_mb=1"),  # refused by the server
         # Refused by the engine, which alone sees the devices.
         ("--tune", "all_reduce=nccl", "--device", "cpu"),
     ],

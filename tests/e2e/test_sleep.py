@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from saccade_bench.fixtures.server import serving
-from saccade_bench.fixtures.tiny import make_checkpoint
 from tests.e2e.test_weights import KEY, OPTIONS, Served
+from tests.fixtures.tiny import make_checkpoint
 
 pytestmark = pytest.mark.more
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from saccade.core.arena import Arena
-from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions
+from saccade.core.options import EngineOptions, ModelOptions
 from saccade.core.private_folder import cache_folder
 from saccade.engine.link import EngineProcess
 from saccade.ipc.child import Child
 from saccade.ipc.messages import Loading
-from saccade.kernels.device import has_numba
 from saccade_bench.fixtures.server import serving
+from tests.helpers.processor import HAS_BACKEND
 from tests.terminal import CTRL_C, Terminal, gone
 
 pytestmark = pytest.mark.more
@@ -38,14 +38,14 @@ def test_start_up_says_how_far_it_is_from_before_the_heavy_imports_to_the_pages_
         assert server.stdout is not None
         for line in server.stdout:
             lines.append(line.rstrip())
-            if line.startswith("to try it"):
+            if line.startswith("web UI"):
                 break
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0
     finally:
         server.kill()
         server.communicate()
-    first = lines.index("loading demo ... (Ctrl-C ends it)")
+    first = lines.index("loading demo ... (Ctrl-C stops it)")
     after = {line.rpartition("|")[2].strip() for line in lines[first:] if IMPORT in line}
     assert {"saccade.api.serve", "tokenizers", "starlette.applications"} <= after
     said = [line for line in lines if IMPORT not in line]
@@ -53,10 +53,10 @@ def test_start_up_says_how_far_it_is_from_before_the_heavy_imports_to_the_pages_
     assert [*stages][1:4] == ["starting PyTorch", "weights", "caches and kernels"]
     serving, page = said[-2:]
     url = serving.removeprefix("serving at ").removesuffix("/v1")
-    assert page == f"to try it in a browser: {url}/"
+    assert page == f"web UI: {url}/"
 
 
-@pytest.mark.skipif(not has_numba(), reason="Numba's kernels are for x86-64")
+@pytest.mark.skipif(not HAS_BACKEND, reason="Numba's kernels are for x86-64")
 @pytest.mark.timeout(400)
 def test_the_second_start_compiles_and_measures_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -121,9 +121,7 @@ def test_nobody_waits_for_an_engine_that_is_still_loading(monkeypatch: pytest.Mo
         await end(child, seconds)
 
     async def stop_at_once() -> None:
-        engine = EngineProcess(
-            DEMO, ModelOptions(), EngineOptions(), ParallelOptions(), Arena.create(1 << 20)
-        )
+        engine = EngineProcess(DEMO, ModelOptions(), EngineOptions(), Arena.create(1 << 20))
         told = asyncio.Queue[Loading]()
         starting = asyncio.create_task(engine.start(told.put_nowait))
         assert (await told.get()).stage == "starting PyTorch"

@@ -12,17 +12,16 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import httpx
 import jsonschema
 import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from saccade_bench.fixtures.schemas import SchemaMaker
 from saccade_bench.fixtures.server import Server, serving
-from saccade_bench.fixtures.tiny import picture
-from tests.e2e.test_serve import image_part, text_part, user
-from tests.e2e.ways import KEY, WAYS, WITH_KEY, perhaps_routed
+from tests.e2e.ways import KEY, WAYS, perhaps_routed
+from tests.fixtures.schemas import SchemaMaker
+from tests.fixtures.tiny import picture
+from tests.helpers.images import image_part, text_part, user
 
 pytestmark = pytest.mark.more
 
@@ -68,8 +67,7 @@ def closing(server: Server) -> dict[str, float]:
     """Biases under which random weights end their documents."""
     found = {}
     for text in ('"', "}", "]", "0"):
-        answer = httpx.post(f"{server.url}/tokenize", headers=WITH_KEY, json={"prompt": text})
-        found[str(answer.json()["tokens"][-1])] = 6.0
+        found[str(server.post("/tokenize", {"prompt": text})["tokens"][-1])] = 6.0
     return found
 
 
@@ -87,9 +85,7 @@ def check(server: Server, schema: Any, seed: int, bias: dict[str, float], most: 
         "max_tokens": most,
         "logit_bias": bias,
     }
-    answer = httpx.post(
-        f"{server.url}/v1/chat/completions", headers=WITH_KEY, json=body, timeout=120
-    ).json()
+    answer = server.send("/v1/chat/completions", body).json()
     if "error" in answer:
         assert answer["error"]["type"] == "invalid_request_error", answer
         assert answer["error"]["param"].startswith("response_format.json_schema.schema"), answer
@@ -158,9 +154,7 @@ def test_every_spelling_means_the_same_in_chats_and_completions(
 ) -> None:
     asked = {"prompt": "say "} if path == "completions" else {"messages": [user(text_part("say"))]}
     body = {**HOT, "seed": 3, "min_tokens": 2, **asked, **fields}
-    choice = httpx.post(f"{server.url}/v1/{path}", headers=WITH_KEY, json=body, timeout=60).json()[
-        "choices"
-    ][0]
+    (choice,) = server.post(f"/v1/{path}", body)["choices"]
     text = choice["text"] if path == "completions" else choice["message"]["content"]
     assert re.fullmatch(pattern, text, re.DOTALL), text
 
@@ -168,10 +162,9 @@ def test_every_spelling_means_the_same_in_chats_and_completions(
 def test_what_no_grammar_holds_is_refused_by_its_place(server: Server) -> None:
     schema = {"type": "object", "properties": {"a": {"not": {}}}}
     body = {**HOT, "messages": [user(text_part("x"))], "response_format": format_of(schema)}
-    answer = httpx.post(f"{server.url}/v1/chat/completions", headers=WITH_KEY, json=body)
-    assert answer.status_code == 400
+    refused = server.post("/v1/chat/completions", body, status=400)
     place = "response_format.json_schema.schema.properties.a.not"
-    assert answer.json()["error"]["param"] == place
+    assert refused["error"]["param"] == place
 
 
 @pytest.mark.slow
@@ -198,10 +191,7 @@ def test_plain_rows_say_the_same_beside_two_hundred_grammars(
 
     def plain(seed: int) -> str:
         body = {**HOT, "prompt": f"row {seed}", "seed": seed, "max_tokens": 40}
-        answer = httpx.post(
-            f"{server.url}/v1/completions", headers=WITH_KEY, json=body, timeout=300
-        )
-        return str(answer.json()["choices"][0]["text"])
+        return str(server.post("/v1/completions", body)["choices"][0]["text"])
 
     with ThreadPoolExecutor(400) as pool:
         alone = list(pool.map(plain, range(200)))
@@ -219,12 +209,11 @@ def test_plain_rows_say_the_same_beside_two_hundred_grammars(
 def test_two_ranks_draw_what_one_does(
     checkpoint: Callable[..., Path], server: Server, tmp_path: Path, closing: dict[str, float]
 ) -> None:
-    def ask(url: str, seed: int) -> str:
+    def ask(asked: Server, seed: int) -> str:
         body = {**HOT, "prompt": "say ", "seed": seed, "max_tokens": 60, "logit_bias": closing}
         body["guided_json"] = Scene.model_json_schema()
-        answer = httpx.post(f"{url}/v1/completions", headers=WITH_KEY, json=body, timeout=120)
-        return str(answer.json()["choices"][0]["text"])
+        return str(asked.post("/v1/completions", body)["choices"][0]["text"])
 
     with serving(checkpoint("qwen3_vl"), tmp_path, *OPTIONS, "--tp-size", "2") as two:
         for seed in range(6):
-            assert ask(server.url, seed) == ask(two.url, seed)
+            assert ask(server, seed) == ask(two, seed)

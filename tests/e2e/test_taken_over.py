@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from saccade.demo.run import QUESTIONS
+from saccade.ipc.own_server import free_port
 from saccade_bench.fixtures.server import Server, wait_until_ready
+from tests.helpers.images import content, image_part, text_part, user
 from tests.media import holed
 from tests.media.pictures import encode, noise
 
@@ -28,9 +28,7 @@ ENCODED = "saccade_images_encoded_total"
 def server(tmp_path: Path) -> Iterator[Server]:
     keys, log = tmp_path / "keys", tmp_path / "log"
     keys.write_text("anna:key-a\nmallory:key-m\n")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     few = ("--media-workers", "1", "--threads", "1", "--metrics-without-key")
     serve = ("serve", "demo", *few, "--api-keys-file", str(keys), "--port", str(port))
     with (
@@ -48,14 +46,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def ask(server: Server, key: str, image: bytes, **more: Any) -> str:
-    url = f"data:image/png;base64,{base64.b64encode(image).decode()}"
-    words = {"type": "text", "text": QUESTIONS[0].question}
-    parts = [{"type": "image_url", "image_url": {"url": url}}, words]
-    body = {"messages": [{"role": "user", "content": parts}], "temperature": 0, **more}
-    headers = {"authorization": f"Bearer {key}"}
-    path = f"{server.url}/v1/chat/completions"
-    answer = httpx.post(path, json=body, headers=headers, timeout=60).raise_for_status()
-    return str(answer.json()["choices"][0]["message"]["content"])
+    asked = user(image_part(image), text_part(QUESTIONS[0].question))
+    return str(content(replace(server, key=key).chat(asked, **more)))
 
 
 def test_an_image_is_answered_and_cached_as_it_is_whatever_another_key_sends(

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from saccade_bench.fixtures.server import Server, serving
-from saccade_bench.fixtures.tiny import make_checkpoint
 from tests.families.text_alone import cut_out
+from tests.fixtures.tiny import make_checkpoint
 
 pytestmark = pytest.mark.slow
 IMAGE = "data:image/png;base64,AAAA"
@@ -34,7 +34,7 @@ def test_text_is_answered_and_start_up_says_what_there_is(server: Server) -> Non
     assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] > 0
     assert httpx.get(f"{server.url}/health").status_code == 200
     said = server.log.read_text()
-    assert "none: this model takes text only" in said and "sent images" not in said
+    assert "none: this model is text-only" in said and "sent images" not in said
 
 
 def test_images_are_refused_by_every_api(server: Server) -> None:

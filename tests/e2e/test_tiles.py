@@ -22,11 +22,10 @@ from tests.e2e.test_picture_path import (
     image,
     png,
     spent,
-    text,
     traced,
-    user,
     words,
 )
+from tests.helpers.images import text_part, user
 
 pytestmark = pytest.mark.slow
 SIDE = 112
@@ -46,12 +45,12 @@ def test_an_image_a_round_is_decoded_encoded_and_shipped_once(server: Server) ->
     shipped = 0
     with spent(server, DECODED, ENCODED, SHIPPED) as so_far:
         for i, ((height, width), tiles) in enumerate(SIZES.items(), 1):
-            messages.append(user(image(png(height, width)), text("and this?")))
+            messages.append(user(image(png(height, width)), text_part("and this?")))
             messages.append({"role": "assistant", "content": words(ask(server, *messages))})
             shipped += tiles * SIDE**2 * 3
             assert so_far() == [i, i, shipped]
     with spent(server, DECODED, ENCODED, SHIPPED) as so_far:
-        answer = ask(server, *messages, user(text("which was best?")), saccade={"trace": True})
+        answer = ask(server, *messages, user(text_part("which was best?")), saccade={"trace": True})
         assert so_far() == [0, 0, 0]
     found = answer["saccade"]["images"]
     assert [each["found"] for each in found] == ["kv"] * len(SIZES)
@@ -62,14 +61,16 @@ def test_fewer_tiles_are_other_pixels_of_the_same_bytes(server: Server) -> None:
     data = png(200, 300)
     part, smaller = image(data), image(data, max_pixels=SIDE**2)
     with spent(server, DECODED, ENCODED) as so_far:
-        assert traced(server, part, text("what?"))[0]["tokens"] == 16 * 7
-        assert traced(server, smaller, text("what?"))[0]["tokens"] == 16
-        assert traced(server, text("again: "), part, smaller)[0]["found"] == "embedding"
+        assert traced(server, part, text_part("what?"))[0]["tokens"] == 16 * 7
+        assert traced(server, smaller, text_part("what?"))[0]["tokens"] == 16
+        assert traced(server, text_part("again: "), part, smaller)[0]["found"] == "embedding"
         assert so_far() == [2, 2]
 
 
 def test_answers_are_the_same_cold_and_warm(server: Server) -> None:
-    message = user(text("one "), image(png(230, 70)), image(png(90, 200)), text(" which?"))
+    message = user(
+        text_part("one "), image(png(230, 70)), image(png(90, 200)), text_part(" which?")
+    )
     cold = words(ask(server, message, cache_salt="cold", max_tokens=24))
     assert [words(ask(server, message, max_tokens=24)) for _ in range(2)] == [cold] * 2
 
@@ -83,9 +84,9 @@ def test_a_changed_picture_costs_its_changed_tiles(server: Server) -> None:
     before = PIL.Image.effect_noise((600, 400), 60).convert("RGB")
     after = before.copy()
     after.paste((255, 0, 0), (580, 380, 600, 400))  # in the last tile of 2 x 3
-    bodies = [user(image(encoded(each)), text("and this?")) for each in (before, after)]
+    bodies = [user(image(encoded(each)), text_part("and this?")) for each in (before, after)]
     new, seen = tiles(server, "new"), tiles(server, "seen")
-    named = server.metric("saccade_tile_bytes_named_total")
+    named = server.metric("saccade_tile_bytes_hashed_total")
     (first,) = ask(server, bodies[0], saccade={"trace": True})["saccade"]["images"]
     assert first["tiles"]["new"] == 7 and first["tiles"]["seen"] == 0
     assert len(first["tiles"]["places"]) == 6, "the thumbnail shows everything"
@@ -98,7 +99,7 @@ def test_a_changed_picture_costs_its_changed_tiles(server: Server) -> None:
     assert (tiles(server, "new") - new, tiles(server, "seen") - seen) == (7 + 7 + 2, 5)
     rows = (server.metric("saccade_image_patches_encoded_total") - patches) / 2
     assert rows == 1 + (SIDE // 14) ** 2
-    assert server.metric("saccade_tile_bytes_named_total") - named == 3 * 7 * SIDE**2 * 3
+    assert server.metric("saccade_tile_bytes_hashed_total") - named == 3 * 7 * SIDE**2 * 3
     with spent(server, DECODED, ENCODED) as so_far:
         (again,) = ask(server, bodies[1], saccade={"trace": True})["saccade"]["images"]
         assert "tiles" not in again and so_far() == [0, 0]

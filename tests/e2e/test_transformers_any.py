@@ -19,21 +19,11 @@ from safetensors.torch import load_file, save_file
 
 from saccade.families.registry import load_spec
 from saccade_bench.fixtures.server import Server, serving
-from saccade_bench.fixtures.tiny_any import AnyReference, any_reference, make_any, make_kind
-from saccade_bench.fixtures.unlisted import SEERS
-from tests.e2e.test_picture_path import (
-    DECODED,
-    ENCODED,
-    OPTIONS,
-    ask,
-    image,
-    png,
-    spent,
-    text,
-    user,
-    words,
-)
+from tests.e2e.test_picture_path import DECODED, ENCODED, OPTIONS, ask, image, png, spent, words
+from tests.fixtures.tiny_any import AnyReference, any_reference, make_any, make_kind
+from tests.fixtures.unlisted import SEERS
 from tests.helpers.breadth import broad
+from tests.helpers.images import text_part, user
 
 pytestmark = [
     pytest.mark.more,
@@ -67,7 +57,7 @@ def test_answers_are_transformers_own_and_an_image_is_encoded_once(
     reference = any_reference(folder)
     messages: list[dict[str, Any]] = []
     for number, size in enumerate(SIZES, 1):
-        messages.append(user(image(png(*size, seed=1)), text("and this?")))
+        messages.append(user(image(png(*size, seed=1)), text_part("and this?")))
         with spent(server, DECODED, ENCODED) as so_far:
             answer = words(ask(server, *messages, max_tokens=NEW_TOKENS))
             assert so_far() == [1, 1]
@@ -75,7 +65,7 @@ def test_answers_are_transformers_own_and_an_image_is_encoded_once(
         assert answer == reference_words(reference, messages, shown)
         messages.append({"role": "assistant", "content": answer})
     with spent(server, DECODED, ENCODED) as so_far:
-        ask(server, *messages, user(text("which was best?")))
+        ask(server, *messages, user(text_part("which was best?")))
         assert so_far() == [0, 0]
 
 
@@ -92,9 +82,9 @@ def test_an_unproven_architecture_is_served_where_it_is_allowed(tmp_path: Path) 
         models = httpx.get(f"{server.url}/v1/models").json()["data"]
         assert models[0]["unproven"] is True
         shown = image(png(64, 96, seed=1))
-        answer = words(ask(server, user(shown, text("and this?")), max_tokens=NEW_TOKENS))
+        answer = words(ask(server, user(shown, text_part("and this?")), max_tokens=NEW_TOKENS))
         pixels = np.asarray(PIL.Image.open(BytesIO(png(64, 96, seed=1))))
-        messages = [user(shown, text("and this?"))]
+        messages = [user(shown, text_part("and this?"))]
         assert answer == reference_words(any_reference(folder), messages, [pixels])
 
 
@@ -120,7 +110,7 @@ def test_a_server_whose_answers_differ_does_not_start(tmp_path: Path) -> None:
     save_file(tensors, other, metadata={"format": "pt"})
     swap = f"""
 import shutil, sys
-import saccade.families.transformers_any.parity as parity
+import saccade.plugins.any_model.parity as parity
 from saccade.__main__ import main
 real = parity.ReferenceChild.__init__
 def after_the_engine_has_loaded(self, folder, *more):

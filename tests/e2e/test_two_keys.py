@@ -13,9 +13,9 @@ import pytest
 from saccade_bench.attacks import raw
 from saccade_bench.attacks.watch import watching
 from saccade_bench.fixtures.server import Server, serving
-from saccade_bench.fixtures.tiny import make_checkpoint, picture
-from tests.e2e.test_serve import image_part, text_part, user
 from tests.e2e.ways import WAYS, perhaps_routed
+from tests.fixtures.tiny import make_checkpoint, picture
+from tests.helpers.images import image_part, text_part, user
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -102,7 +102,7 @@ def test_a_flood_of_one_keys_pins_takes_nothing_of_anothers(
         salt = {"cache_salt": str(seed)} if seed % 2 else {}
         ask(anna, {**shown(seed, f"{seed} what is there? ", HOUR), **salt})
     assert server.metric(ENCODED) == encoded + 60
-    assert server.metric("saccade_pins_given_way_total", cache="kv") > 0
+    assert server.metric("saccade_pins_evicted_total", cache="kv") > 0
     cached, _ = ask(ben, shown(2, mark=HOUR))
     assert cached > first + 64 and server.metric(ENCODED) == encoded + 60
 

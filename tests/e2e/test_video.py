@@ -4,7 +4,6 @@ is neither decoded nor encoded again.
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -21,11 +20,12 @@ from tokenizers import Tokenizer
 from saccade.core.types import Request
 from saccade.core.video import FrameTimes, VideoOptions, images_of
 from saccade.families.registry import load_spec
-from saccade_bench.fixtures.harness import Harness, set_threads
 from saccade_bench.fixtures.server import Server, routing, serving
-from saccade_bench.fixtures.tiny import picture
-from tests.e2e.test_serve import PAGE, ask, image_part, png, text_part, user
+from tests.e2e.test_serve import PAGE, ask
 from tests.e2e.ways import KEY
+from tests.fixtures.harness import Harness, set_threads
+from tests.fixtures.tiny import picture
+from tests.helpers.images import data_url, image_part, png_url, text_part, user
 from tests.media.clips import clip as clip_file
 from tests.videos import VideoModel, load
 
@@ -35,7 +35,7 @@ COMMON = ("--dtype", "float32", "--served-model-name", "tiny", "--max-total-toke
 
 
 def clip(model: VideoModel, seeds: Sequence[int], **options: Any) -> dict[str, Any]:
-    return {"type": "video", "video": [png(model.pixels(seed)) for seed in seeds], **options}
+    return {"type": "video", "video": [png_url(model.pixels(seed)) for seed in seeds], **options}
 
 
 def decoded_and_encoded(server: Server) -> tuple[float, float]:
@@ -46,7 +46,7 @@ def decoded_and_encoded(server: Server) -> tuple[float, float]:
 
 
 def file_part(data: bytes, **options: Any) -> dict[str, Any]:
-    url = f"data:video/mp4;base64,{base64.b64encode(data).decode()}"
+    url = data_url(data, "video/mp4")
     return {"type": "video_url", "video_url": {"url": url, **options}}
 
 
@@ -82,7 +82,7 @@ def test_a_video_of_frames_answers_as_transformers_and_costs_its_work_once(
         found = ask(client, [user(*parts)], max_tokens=12)
         return str(found.choices[0].message.content)
 
-    same = tiny.metric("saccade_images_same_total")
+    same = tiny.metric("saccade_duplicate_images_total")
     seeds = (1, 2, 3, 4, 5, 5)
     wanted = reference_text(model, seeds, 2.0)
     assert len(wanted) > 2
@@ -106,11 +106,11 @@ def test_a_video_of_frames_answers_as_transformers_and_costs_its_work_once(
     assert video["summary"].startswith("pairs 5: ") and "1 encoded" in video["summary"]
     other = io.BytesIO()
     PIL.Image.fromarray(model.pixels(5)).save(other, "BMP")
-    url = f"data:image/bmp;base64,{base64.b64encode(other.getvalue()).decode()}"
+    url = data_url(other.getvalue(), "image/bmp")
     again = {"type": "image_url", "image_url": {"url": url}}
     ask(client, [user(text_part("another file: "), again)], max_tokens=1)
     assert since() == (7, 6), "its pixels are those of the still image"
-    assert tiny.metric("saccade_images_same_total") == same + 1
+    assert tiny.metric("saccade_duplicate_images_total") == same + 1
     check_files(tiny, client)
 
 
@@ -160,7 +160,7 @@ def test_of_a_list_that_grows_only_new_pairs_and_the_question_are_computed(
 
     def used(pairs: int, *asked: dict[str, Any], most: int = 2) -> tuple[int, int]:
         """Tokens of the prompt, and those of it that were found."""
-        frames = [png(pixels) for pixels in screens[: 2 * pairs]]
+        frames = [png_url(pixels) for pixels in screens[: 2 * pairs]]
         video = {"type": "video", "video": frames, "fps": 2, "max_pixels": 64 * 96}
         answer = ask(client, [user(text_part("live: "), video, *asked)], max_tokens=most)
         return answer.usage.prompt_tokens, answer.usage.prompt_tokens_details.cached_tokens

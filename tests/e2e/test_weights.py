@@ -19,8 +19,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from saccade_bench.fixtures.server import Server, serving
-from saccade_bench.fixtures.tiny import make_checkpoint, picture
-from tests.e2e.test_serve import image_part, text_part, user
+from tests.fixtures.tiny import make_checkpoint, picture
+from tests.helpers.images import image_part, text_part, user
 from tests.helpers.paths import strange_paths
 
 pytestmark = pytest.mark.more
@@ -112,7 +112,7 @@ def test_weights_that_cannot_be_read_change_nothing(served: Served, tmp_path: Pa
     before, _ = served.ask()
     body = {"model_path": str(served.folders["language"])}
     answer = served.post("/update_weights", body)
-    assert answer.status_code == 400 and "pause first" in answer.json()["error"]["message"]
+    assert answer.status_code == 400 and "must be paused" in answer.json()["error"]["message"]
     assert served.post("/pause?mode=wait").is_success
     for folder, said in (
         (served.folders["wider"], "config.json"),

@@ -1,8 +1,9 @@
 """What a default server of the demo model loads, and what its requests enter, compared with
 `tests/loads.txt` and `tests/walks.txt`. `python -m tests.e2e.walks` writes both lists anew.
 
-Kernels that depend on the processor, or on what an earlier start compiled, are listed "by machine":
-they may be absent.
+Which kernels a request enters follows from the processor, so `walks.txt` names none of those that
+`loads.txt` lists. What depends on the processor, or on what an earlier start compiled, stands in
+`loads.txt` "by machine": it may be absent.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ TESTS = Path(__file__).parents[1]
 WALKS = ("text", "new", "seen")
 IDLE = 1
 """The walk of a server without requests. What it enters belongs to no request."""
-KERNELS = "kernels/"
+KERNELS = ("kernels/", "plugins/cpu/", "runtime/batch_invariance.py")
 GROWTH = 1.03
 """Factor by which a count may exceed the listed one. Functions differ from run to run."""
 LATER = "# Since then"
@@ -51,6 +52,14 @@ class Measured:
             for group, files in self.files.items()
         )
 
+    def without(self, names: set[str]) -> Measured:
+        """Return the files that are not among `names`."""
+        kept = {
+            group: {name: size for name, size in files.items() if name not in names}
+            for group, files in self.files.items()
+        }
+        return Measured(self.unit, kept)
+
 
 @dataclass(frozen=True)
 class Listed:
@@ -62,6 +71,10 @@ class Listed:
     by_machine: set[str]
     counts: Mapping[str, int]
     unexplained: list[str]
+
+    def kernels(self) -> set[str]:
+        """Return the listed kernels."""
+        return {name for name in {*self.files, *self.by_machine} if name.startswith(KERNELS)}
 
     def differences(self, measured: Measured) -> list[str]:
         """Return how a server differs from the list, each with what to do."""
@@ -126,7 +139,7 @@ def rewrite(text: str, usual: Measured, others: Sequence[Measured]) -> str:
         every = [{*each.files[group]} for each in (usual, *others)]
         varying = every[0].union(*every) - every[0].intersection(*every)
         by_machine |= {name for name in varying if name.startswith(KERNELS)}
-        for name in {*usual.files[group]} - (varying & by_machine):
+        for name in {*usual.files[group]} - by_machine:
             present.setdefault(name, set()).add(group)
     lines = []
     for line in text.partition(BY_MACHINE)[0].rstrip().splitlines():
@@ -252,15 +265,22 @@ def ask(server: Server, body: dict[str, Any]) -> None:
 def main() -> None:
     """Write both lists: of this machine, of its first start, and of one without AVX-512."""
     measured = []
-    for setting in ({}, {"XDG_CACHE_HOME": "cache"}, {"ATEN_CPU_CAPABILITY": "avx2"}):
+    avx2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    for setting in ({}, {"XDG_CACHE_HOME": "cache"}, avx2):
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
             for name, value in setting.items():
                 patch.setenv(name, str(Path(folder) / value) if value == "cache" else value)
             measured.append(measure(Path(folder)))
-    for name, (usual, *others) in zip(("walks.txt", "loads.txt"), zip(*measured), strict=True):
-        path = TESTS / name
-        path.write_text(rewrite(path.read_text(), usual, others))
-        print(f"{name}: {usual.describe()}")
+    walks, loads = zip(*measured, strict=True)
+    listed = write(TESTS / "loads.txt", loads)
+    write(TESTS / "walks.txt", [each.without(listed.kernels()) for each in walks])
+    print(f"{walks[0].describe()}\n{loads[0].describe()}")
+
+
+def write(path: Path, measured: Sequence[Measured]) -> Listed:
+    """Write a list of what was measured, and return it."""
+    path.write_text(rewrite(path.read_text(), measured[0], measured[1:]))
+    return read(path.read_text())
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,7 @@ WITH_KEY = {"Authorization": f"Bearer {KEY}"}
 class Routed(Server):
     """A server that is asked through a router: all but the address is the server's own."""
 
-    behind: Server
+    behind: Server = field(kw_only=True)
 
     def metric(self, name: str, **labels: str) -> float:
         return self.behind.metric(name, **labels)
@@ -42,4 +42,4 @@ def perhaps_routed(server: Server, way: str, folder: Path, *options: str) -> Ite
         yield server
         return
     with routing([server], folder, *options) as router:
-        yield Routed(router.url, server.process, server.log, server)
+        yield Routed(router.url, server.process, server.log, server.key, behind=server)

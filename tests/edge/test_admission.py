@@ -4,7 +4,6 @@ when a request has ended.
 
 from __future__ import annotations
 
-import base64
 import io
 import socket
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from PIL import Image
 from saccade.core.config import MIB
 from saccade.core.options import ServerOptions
 from tests.helpers.asking import BODY, Asking, eventually, held, in_flight
+from tests.helpers.images import data_url
 from tests.helpers.served import Served, serving
 
 JSON = {"content-type": "application/json"}
@@ -118,7 +118,7 @@ def test_once_understood_a_request_holds_its_pictures_only(narrow: Served) -> No
     file = io.BytesIO()
     Image.effect_noise((128, 128), 99).save(file, "PNG")
     data = file.getvalue()
-    url = "data:image/png;base64," + base64.b64encode(data).decode()
+    url = data_url(data)
     message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
     narrow.engine.paused = True
     asking = Asking(narrow, messages=[message, message], user="x" * MIB)
@@ -143,7 +143,7 @@ def test_a_picture_of_a_request_that_is_refused_is_neither_held_nor_decoded(narr
     Image.new("RGB", (64, 64), "teal").save(file, "PNG")
     part = {
         "type": "image_url",
-        "image_url": {"url": "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()},
+        "image_url": {"url": data_url(file.getvalue())},
     }
     before = narrow.front.metrics.value("saccade_images_received_total")
     refused = narrow.http.post(

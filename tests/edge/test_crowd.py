@@ -11,7 +11,7 @@ from saccade.core.client import client_address
 from saccade.core.errors import ConfigError
 from saccade.core.metrics import Metrics
 from saccade.core.options import ConnectionOptions
-from saccade.edge.limits import PIECES_PER_TURN, ConnectionLimiter
+from saccade.edge.limits import MAX_CHUNKS_PER_TICK, ConnectionLimiter
 
 
 class Member:
@@ -112,8 +112,8 @@ async def test_what_can_wait_is_done_a_few_pieces_a_turn_and_in_order() -> None:
         full.soon(lambda number=number: again(number))  # type: ignore[misc]
     full.soon(fail)
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-    for turn in range(201 // PIECES_PER_TURN + 2):
-        assert len(done) <= PIECES_PER_TURN * turn
+    for turn in range(201 // MAX_CHUNKS_PER_TICK + 2):
+        assert len(done) <= MAX_CHUNKS_PER_TICK * turn
         await asyncio.sleep(0)
     assert done == [*range(100), -1, *range(100, 200)]
 
@@ -122,19 +122,19 @@ async def test_what_comes_at_once_is_begun_a_few_pieces_a_turn() -> None:
     """A request is begun where it is read, unless others were, or wait, in the same turn."""
     full, _ = crowd()
     for _ in range(3):
-        assert [full.at_once() for _ in range(PIECES_PER_TURN + 2)] == [
-            *[True] * PIECES_PER_TURN,
+        assert [full.at_once() for _ in range(MAX_CHUNKS_PER_TICK + 2)] == [
+            *[True] * MAX_CHUNKS_PER_TICK,
             False,
             False,
         ]
         await asyncio.sleep(0)
     await asyncio.sleep(0)
     done: list[int] = []
-    for number in range(PIECES_PER_TURN + 1):
+    for number in range(MAX_CHUNKS_PER_TICK + 1):
         full.soon(lambda number=number: done.append(number))  # type: ignore[misc]
     assert not full.at_once(), "who waits goes first"
     await asyncio.sleep(0)
-    assert len(done) == PIECES_PER_TURN and not full.at_once()
+    assert len(done) == MAX_CHUNKS_PER_TICK and not full.at_once()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from saccade.core.options import ServerOptions
-from saccade.edge.guard import is_loopback
+from saccade.edge.headers import is_loopback
 from tests.helpers.images import png
 from tests.helpers.served import Served, routed, serving
 

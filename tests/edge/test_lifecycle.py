@@ -115,7 +115,7 @@ def test_a_client_that_stops_sending_is_told_so(
         answer.begin()
         assert (
             answer.status == 408
-            and b"the body comes too slowly: 1 bytes in 0.2 seconds" in answer.read()
+            and b"the body arrives too slowly: 1 bytes in 0.2 seconds" in answer.read()
         )
     eventually(lambda: held(served) == 0)
 
@@ -282,7 +282,7 @@ def test_a_413_names_the_limit_that_was_passed(strict: Served, path: str) -> Non
     )
     assert answer.status_code == 413
     message = answer.json()["error"]["message"]
-    assert message == "the body is larger than 64 KiB, the limit of this path"
+    assert message == "the body is larger than 64 KiB, the limit of this endpoint"
 
 
 def test_a_full_server_says_when_to_come_back(strict: Served) -> None:

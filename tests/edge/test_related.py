@@ -19,6 +19,7 @@ from blake3 import blake3
 from saccade.core.client import Client
 from saccade.core.errors import InvalidRequest, UnknownDigests
 from saccade.core.options import ServerOptions
+from saccade.core.settings import KeySettings
 from saccade.edge import related
 from saccade.edge.related import RelatedBody, boundary_of, first_part, name_at_end
 from saccade.edge.sent_bytes import KEPT_SECONDS, OVERHEAD, SentBytes
@@ -83,8 +84,8 @@ def served() -> Iterator[Served]:
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     keys: Path = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text("anna:key-a\nben:key-b\n")
-    options = ServerOptions(port=0, served_model_name=("demo",), api_keys_file=str(keys))
-    with serving(options) as served:
+    options = ServerOptions(port=0, served_model_name=("demo",))
+    with serving(options, extras=(KeySettings(str(keys)),)) as served:
         yield served
 
 
@@ -108,7 +109,7 @@ def test_the_json_comes_back_byte_for_byte(kind: str) -> None:
 
 def test_a_boundary_within_bytes_is_the_clients_own_fault_and_no_more() -> None:
     data = b"x" * 50 + f"\r\n--{BOUNDARY}--".encode() + b"y"
-    with pytest.raises(InvalidRequest, match="another digest"):
+    with pytest.raises(InvalidRequest, match="a different digest"):
         RelatedBody(body({"a": cid(name(data))}, data), BOUNDARY)
 
 
@@ -121,10 +122,10 @@ def test_a_boundary_within_bytes_is_the_clients_own_fault_and_no_more() -> None:
         (f"--{BOUNDARY}\r\n\r\n{{}}\r\n--{BOUNDARY}xx".encode(), "does not end"),
         (body({})[:-8], "does not end"),
         (f"--{BOUNDARY}\r\n{'x' * 2000}\r\n--{BOUNDARY}--".encode(), "headers of part 0"),
-        (body({}, RED), "named nowhere"),
+        (body({}, RED), "not referenced"),
         (body({"a": cid(name(RED))}, BLUE, called="red"), "has no Content-ID"),
-        (body({"a": cid(name(RED))}, BLUE, called=name(RED)), "another digest"),
-        (body({"a": [cid(name(RED))] * (related.MOST_NAMES + 1)}), "more than 8192 times"),
+        (body({"a": cid(name(RED))}, BLUE, called=name(RED)), "a different digest"),
+        (body({"a": [cid(name(RED))] * (related.MAX_NAMES + 1)}), "more than 8192 times"),
     ],
 )
 def test_a_malformed_body_is_refused_by_a_sentence(sent: bytes, why: str) -> None:
@@ -289,7 +290,7 @@ def test_what_was_sent_is_forgotten_by_size(served: Served) -> None:
     first, last = (chat(named(random.Random(i).randbytes(150_000))) for i in (0, 11))
     assert ask(served, first).json()["error"]["code"] == "unknown_digests"
     assert ask(served, last).json()["error"]["code"] == "invalid_image"
-    assert served.front.metrics.value("saccade_sent_bytes_held") <= 1 << 20
+    assert served.front.metrics.value("saccade_stored_body_bytes") <= 1 << 20
 
 
 def test_a_body_that_would_grow_beyond_the_limit_is_never_built(served: Served) -> None:
@@ -303,9 +304,9 @@ def test_a_body_that_would_grow_beyond_the_limit_is_never_built(served: Served) 
 def test_bytes_that_were_named_are_counted(served: Served) -> None:
     data = png("green", (81, 81))
     ask(served, chat(named(data)), data)
-    before = served.front.metrics.value("saccade_named_bytes_total")
+    before = served.front.metrics.value("saccade_referenced_bytes_total")
     ask(served, chat(named(data), named(data)))
-    assert served.front.metrics.value("saccade_named_bytes_total") == before + len(data)
+    assert served.front.metrics.value("saccade_referenced_bytes_total") == before + len(data)
 
 
 # ---- tenants

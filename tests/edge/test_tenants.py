@@ -4,7 +4,6 @@ others. With one key or none, all are alike.
 
 from __future__ import annotations
 
-import base64
 import io
 import socket
 import time
@@ -23,11 +22,12 @@ from saccade.core.client import Client
 from saccade.core.config import MIB
 from saccade.core.errors import ConfigError
 from saccade.core.options import ServerOptions
-from saccade.core.types import Request
+from saccade.core.settings import KeySettings
 from saccade.edge import auth as tenant
-from saccade.edge.auth import Keys, client_of, read_keys
-from saccade.ipc.messages import Submit
+from saccade.edge.auth import Keys, read_keys
+from saccade.edge.headers import client_of
 from tests.helpers.asking import eventually, in_flight
+from tests.helpers.images import data_url
 from tests.helpers.served import Served, serving
 
 NAME = ("demo",)
@@ -52,12 +52,11 @@ def shared(keys_file: str) -> Iterator[Served]:
         port=0,
         served_model_name=NAME,
         api_key="old",
-        api_keys_file=keys_file,
         max_queued_requests=4,
         max_inflight_mb=4,
         max_body_mb=4,
     )
-    with serving(options) as served:
+    with serving(options, extras=(KeySettings(keys_file),)) as served:
         yield served
 
 
@@ -82,7 +81,7 @@ def png(size: int = 64) -> bytes:
 
 
 def part(data: bytes) -> dict[str, Any]:
-    url = "data:image/png;base64," + base64.b64encode(data).decode()
+    url = data_url(data)
     return {"type": "image_url", "image_url": {"url": url}}
 
 
@@ -91,15 +90,13 @@ def ask(client: openai.OpenAI, *parts: dict[str, Any], **extra: Any) -> None:
     client.chat.completions.create(model="demo", messages=messages, extra_body=extra)
 
 
-def submitted(served: Served) -> list[Request]:
-    return [each.request for each in served.engine.received if isinstance(each, Submit)]
-
-
 def test_a_key_fills_its_share_of_the_disk_and_no_more(keyed: dict[str, openai.OpenAI]) -> None:
     """Of one MiB."""
     anna, ben = keyed["key-a"], keyed["key-b"]
     kept = [anna.files.create(file=("a", bytes([n]) * 200_000), purpose="evals") for n in range(2)]
-    with pytest.raises(openai.APIStatusError, match="one of several keys may have 50%") as caught:
+    with pytest.raises(
+        openai.APIStatusError, match="the limit for one of several keys is 50%"
+    ) as caught:
         anna.files.create(file=("a", bytes([9]) * 200_000), purpose="evals")
     assert (caught.value.status_code, caught.value.code) == (413, "file_storage_full")
     yours = ben.files.create(file=("b", bytes([9]) * 200_000), purpose="evals")
@@ -146,17 +143,17 @@ def test_each_key_has_its_own_cache(shared: Served, keyed: dict[str, openai.Open
     ):
         ask(keyed[key], image, **extra)
     ask(keyed["key-a"])
-    salts = [request.cache_salt for request in submitted(shared)]
-    assert [request.images[0].key.salt for request in submitted(shared)[:-1]] == salts[:-1]
+    salts = [request.cache_salt for request in shared.submitted]
+    assert [request.images[0].key.salt for request in shared.submitted[:-1]] == salts[:-1]
     assert len(set(salts)) == 6 and salts[0] == salts[6] and salts[2] == ""
     assert {len(salt) for salt in salts if salt} == {32}
-    shares = [request.client for request in submitted(shared)]
+    shares = [request.client for request in shared.submitted]
     assert shares[0] == shares[3] == "key anna" and shares[1] == "key ben"
     assert shares[2] == "127.0.0.1" and shares[5] == f"salt {salts[5]}"
 
 
 def test_a_cache_may_be_shared_where_files_are_not(keys_file: str) -> None:
-    keys = Keys(ServerOptions(api_keys_file=keys_file, share_cache=True))
+    keys = Keys(None, KeySettings(keys_file, share_cache=True))
     anna, ben = (keys.client(scope(key)) for key in ("key-a", "key-b"))
     assert anna is not None and ben is not None
     assert anna.salt("") == ben.salt("") == "" and anna.salt("s") == ben.salt("s") != ""
@@ -192,7 +189,7 @@ def test_one_key_takes_half_of_the_permits_at_most(
         asking = [threads.submit(ask, keyed["key-a"]) for _ in range(2)]
         eventually(lambda: in_flight(shared) == 2)
         code, message = status(shared, "key-a")
-        assert code == 429 and "of this key" in message
+        assert code == 429 and "of this API key" in message
         assert status(shared, "key-b")[0] == status(shared, "old")[0] == 400
         shared.engine.paused = False
         for each in asking:
@@ -203,11 +200,11 @@ def test_one_key_takes_half_of_the_permits_at_most(
 
 def test_one_key_takes_half_of_the_bytes_at_most(shared: Served) -> None:
     with announce(shared, "key-a", MIB):
-        eventually(lambda: shared.front.metrics.value("saccade_request_bytes_held") >= MIB - 1)
+        eventually(lambda: shared.front.metrics.value("saccade_request_bytes_buffered") >= MIB - 1)
         code, message = status(shared, "key-a", MIB + MIB // 2)
-        assert code == 429 and "of this key" in message
+        assert code == 429 and "of this API key" in message
         assert status(shared, "key-b", MIB + MIB // 2)[0] == 400
-    eventually(lambda: shared.front.metrics.value("saccade_request_bytes_held") == 0)
+    eventually(lambda: shared.front.metrics.value("saccade_request_bytes_buffered") == 0)
 
 
 def scope(key: str, address: str = "10.0.0.1", scheme: str = "Bearer") -> dict[str, Any]:
@@ -219,7 +216,7 @@ def scope(key: str, address: str = "10.0.0.1", scheme: str = "Bearer") -> dict[s
 
 
 def test_a_key_is_one_of_the_keys_whatever_stands_around_it(keys_file: str) -> None:
-    keys = Keys(ServerOptions(api_keys_file=keys_file))
+    keys = Keys(None, KeySettings(keys_file))
     for right in (scope("key-a"), scope("key-a", scheme="bearer"), scope(" key-a ")):
         found = keys.client(right)
         assert found == Client("anna", "10.0.0.1", False, True)
@@ -236,31 +233,31 @@ def test_a_file_of_keys_is_read_again_when_it_changes(
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     path = tmp_path / "keys"
     path.write_text("\ufeffanna:key-a\nben:key-b\n", encoding="utf-8")
-    keys = Keys(ServerOptions(api_keys_file=str(path)))
+    keys = Keys(None, KeySettings(str(path)))
     assert keys.client(scope("key-a")) and not keys.client(scope("key-new"))
     path.write_text("anna:key-new\nben:key-b\ncleo:key-c\n")
     assert keys.client(scope("key-a")), "it is looked at once a second at most"
-    now[0] += tenant.LOOK_SECONDS
+    now[0] += tenant.CHECK_SECONDS
     found = keys.client(scope("key-new"))
     assert found == Client("anna", "10.0.0.1", False, True)
     assert not keys.client(scope("key-a")) and keys.client(scope("key-c"))
     for spoil in (lambda: path.write_text("anna"), path.unlink):
         spoil()
-        now[0] += tenant.LOOK_SECONDS
+        now[0] += tenant.CHECK_SECONDS
         caplog.clear()
-        assert keys.client(scope("key-new")) and "the keys stay as they were" in caplog.text
+        assert keys.client(scope("key-new")) and "the keys are unchanged" in caplog.text
         caplog.clear()
         assert keys.client(scope("key-new")) and not caplog.text, "it is said once"
     path.write_text("anna:key-d")
-    now[0] += tenant.LOOK_SECONDS
+    now[0] += tenant.CHECK_SECONDS
     assert keys.client(scope("key-d")) == Client("anna", "10.0.0.1")
 
 
 def test_a_key_keeps_its_cache_and_files_while_others_come_and_go(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("anna:key-a\n")
-    options = ServerOptions(port=0, served_model_name=NAME, api_keys_file=str(path))
-    with serving(options) as served, ExitStack() as stack:
+    options = ServerOptions(port=0, served_model_name=NAME)
+    with serving(options, extras=(KeySettings(str(path)),)) as served, ExitStack() as stack:
         anna, ben = (
             stack.enter_context(
                 openai.OpenAI(base_url=f"{served.address}/v1", api_key=key, max_retries=0)
@@ -270,14 +267,14 @@ def test_a_key_keeps_its_cache_and_files_while_others_come_and_go(tmp_path: Path
         file = anna.files.create(file=("a.png", png(), "image/png"), purpose="vision")
         for keys in ("anna:key-a\n", "anna:key-a\nben:key-b\n", "anna:key-a\n\n"):
             path.write_text(keys)
-            time.sleep(tenant.LOOK_SECONDS)
+            time.sleep(tenant.CHECK_SECONDS)
             ask(anna)
             assert anna.files.retrieve(file.id).id == file.id
             if "ben" in keys:
                 ask(ben)
                 with pytest.raises(openai.NotFoundError):
                     ben.files.retrieve(file.id)
-        salts = [request.cache_salt for request in submitted(served)]
+        salts = [request.cache_salt for request in served.submitted]
     assert salts[0] == salts[1] == salts[3] != salts[2]
     assert all(salts)
 
@@ -290,7 +287,7 @@ def test_a_file_of_keys_in_utf_16_is_refused_by_that_name(tmp_path: Path) -> Non
 
 
 def test_a_key_may_come_in_any_of_the_usual_headers(keys_file: str) -> None:
-    keys = Keys(ServerOptions(api_keys_file=keys_file))
+    keys = Keys(None, KeySettings(keys_file))
     for name in (b"x-api-key", b"api-key"):
         assert keys.client({"headers": [(name, b"key-a")], "client": None}), name
     assert not keys.client({"headers": [(b"api-key", b"key-x")], "client": None})
@@ -299,15 +296,15 @@ def test_a_key_may_come_in_any_of_the_usual_headers(keys_file: str) -> None:
 def test_with_one_key_or_none_clients_are_told_apart_by_their_address(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("anna:key-a\n")
-    for options, key, name in (
-        (ServerOptions(api_key="k"), "k", ""),
-        (ServerOptions(api_keys_file=str(path)), "key-a", "anna"),
+    for keys, key, name in (
+        (Keys("k"), "k", ""),
+        (Keys(None, KeySettings(str(path))), "key-a", "anna"),
     ):
-        found = Keys(options).client(scope(key))
+        found = keys.client(scope(key))
         assert found == Client(name, "10.0.0.1")
         assert found.share("") == "10.0.0.1", "whose turns are by address"
         assert (found.salt("") == "") == (name == "")
-    assert len(Keys(ServerOptions())) == 0
+    assert len(Keys(None)) == 0
     assert client_of({"client": ("2001:db8::1", 1)}).address == "2001:db8::/64"
     assert client_of({}).share("") == ""
 
@@ -315,11 +312,11 @@ def test_with_one_key_or_none_clients_are_told_apart_by_their_address(tmp_path: 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "no key in it"),
+        ("", "it contains no keys"),
         ("anna", "line 1: expected name:key"),
         ("anna:", "line 1: expected"),
-        ("# x\n\nanna:a\nanna:b", "line 4: anna: given twice"),
-        ("anna:a\nben:a", "line 2: ben: given twice"),
+        ("# x\n\nanna:a\nanna:b", "line 4: anna: duplicate name"),
+        ("anna:a\nben:a", "line 2: ben: duplicate name"),
         ("an na:a b", "line 1: expected"),
     ],
 )

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from saccade.core.plan import Plan
 from saccade.core.types import Request
-from saccade.runtime.begun_step import Step
+from saccade.runtime.inflight_step import Step
 from saccade.runtime.worker import Worker
-from saccade_bench.fixtures.harness import Harness, Outcome
+from tests.fixtures.harness import Harness, Outcome
 
 
 def preempt_each_once(harness: Harness, preempted: set[str]) -> Callable[[Plan], None]:

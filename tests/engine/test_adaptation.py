@@ -14,13 +14,13 @@ from saccade.core.config import EncoderConfig
 from saccade.core.plan import ADAPT, Plan
 from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade.ipc.messages import Output, PixelsReady, Stop, Submit, ToEngine, ToFront
-from saccade.runtime.cuda.graphs import ENOUGH
-from saccade.runtime.vision.packed_encoder import PackBuffers
-from saccade_bench.fixtures.harness import Harness, run_engine, set_threads
-from saccade_bench.fixtures.rank_group import ThreadRankGroup
-from saccade_bench.fixtures.tiny import picture
+from saccade.plugins.gpu.cuda.graphs import ENOUGH
+from saccade.plugins.gpu.cuda.pack_graphs import PackBuffers
 from saccade_bench.lab.qwen import qwen
 from tests.families.forwarding import load
+from tests.fixtures.harness import Harness, run_engine, set_threads
+from tests.fixtures.rank_group import ThreadRankGroup
+from tests.fixtures.tiny import picture
 
 BUCKETS = (64, 256)
 ROWS = 24

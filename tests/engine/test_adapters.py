@@ -23,15 +23,15 @@ from tokenizers import Tokenizer
 from saccade.core.config import EncoderMode, QuantizationMode
 from saccade.core.plan import Change, Changed, Plan
 from saccade.core.types import AdapterRef, Caching, Request
-from saccade.families.registry import gguf_facts, load_spec
-from saccade.gguf.folder import write_folder
+from saccade.families.registry import load_spec
 from saccade.nn import adapter_files
 from saccade.nn.protocol import FamilyNet
+from saccade.plugins.gguf.folder import write_folder
 from saccade.runtime.weights.checkpoint_weights import load_net
-from saccade_bench.fixtures.gguf_files import write_files
-from saccade_bench.fixtures.harness import Harness, RankGroup, set_threads
-from saccade_bench.fixtures.rank_group import ThreadRankGroup
-from saccade_bench.fixtures.tiny import Reference, make_checkpoint, picture, reference
+from tests.fixtures.gguf_files import write_files
+from tests.fixtures.harness import Harness, RankGroup, set_threads
+from tests.fixtures.rank_group import ThreadRankGroup
+from tests.fixtures.tiny import Reference, make_checkpoint, picture, reference
 from tests.helpers.adapters import LANGUAGE, Trained, endless, train
 from tests.helpers.paths import strange_paths
 from tests.helpers.processor import COMPILED
@@ -251,7 +251,7 @@ def test_a_model_of_gguf_files_takes_adapters(
     stored = load_file(made["a"].folder / "adapter_model.safetensors")
     assert any("linear_attn" in name for name in stored) == (family == "qwen3_5")
     tokenizer = Tokenizer.from_file(str(files.rounded / "tokenizer.json"))
-    net = loaded(write_folder([files.model], files.mmproj, gguf_facts()))
+    net = loaded(write_folder([files.model], files.mmproj))
     engine = Engine(Model(net, tokenizer, whole, made))
     assert engine.load("a").error == ""
     outcomes = engine.harness.run([engine.request(name) for name in engine.loaded])
@@ -426,9 +426,9 @@ def test_a_large_file_is_refused_by_its_header(
     name = next(name for name in fields if "lora_B" in name)
     fields[name] |= {"shape": [1 << 20, 256], "data_offsets": [0, 1 << 30]}
     write(json.dumps(fields).encode(), 1 << 30)
-    assert "this adapter is another model's" in engine.load("a", folder).error
+    assert "this adapter belongs to a different model" in engine.load("a", folder).error
     write(header, (2 << 30) + 1)
-    assert "an adapter's may have 2147483648" in engine.load("a", folder).error
+    assert "the limit is 2147483648" in engine.load("a", folder).error
 
 
 @pytest.mark.parametrize(
@@ -463,7 +463,7 @@ def test_another_models_adapter_is_refused(plain: tuple[Model, Path], tmp_path: 
         make_checkpoint(tmp_path / "other", "qwen3_vl", text=wide, vision={"out_hidden_size": 96})
     )
     folder = train(tmp_path / "a", other, 1, LANGUAGE, r=4, lora_alpha=8).folder
-    assert "this adapter is another model's" in Engine(model).load("a", folder).error
+    assert "this adapter belongs to a different model" in Engine(model).load("a", folder).error
     first = r".*patch_embed\.proj"
     kernel = train(tmp_path / "kernel", model.whole, 1, first, r=4, lora_alpha=8).folder
-    assert "patch_embed.proj cannot have an adapter here" in Engine(model).load("k", kernel).error
+    assert "patch_embed.proj does not support adapters" in Engine(model).load("k", kernel).error

@@ -15,15 +15,15 @@ from saccade.families.registry import load_spec
 from saccade.kernels.ops import pick_ops
 from saccade.kernels.reference import delta
 from saccade.kernels.reference.ops import Ops
-from saccade.kernels.x86.attention import best_kind
+from saccade.plugins.cpu.attention import best_isa
 from saccade.runtime.weights.checkpoint_weights import load_net
-from saccade_bench import same_answers
-from saccade_bench.fixtures.harness import Harness
-from saccade_bench.fixtures.tiny import make_checkpoint
-from saccade_bench.same_answers import CACHED, CHATS, CIRCUMSTANCES, ROUNDS
+from tests import same_answers
+from tests.fixtures.harness import Harness
+from tests.fixtures.tiny import make_checkpoint
+from tests.same_answers import CACHED, CHATS, CIRCUMSTANCES, ROUNDS
 
 pytestmark = pytest.mark.skipif(
-    best_kind() is None, reason="the processor multiplies no bfloat16, or no llvmlite"
+    best_isa() is None, reason="the processor multiplies no bfloat16, or no llvmlite"
 )
 
 

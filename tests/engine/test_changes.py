@@ -7,7 +7,7 @@ from dataclasses import replace
 from saccade.core.plan import Change, Changed
 from saccade.core.types import AdapterRef, Caching, Delta, Request, SamplingParams
 from saccade.engine.changes import Changes
-from saccade.engine.pause import Intermission
+from saccade.engine.pause import PauseState
 from saccade.ipc.messages import Alter, Altered
 
 LOAD, DROP = Change("load adapter", 2, "/a"), Change("drop adapter", 1)
@@ -37,7 +37,7 @@ def test_an_adapter_is_dropped_when_nobody_has_it_and_loads_pass_that_wait() -> 
 
 
 def test_a_pause_is_told_once_nothing_is_left_to_do() -> None:
-    pause = Intermission()
+    pause = PauseState()
     pause.begin_pause(1, keeps=False)
     pause.hold_request(request("late"))
     assert (pause.holds, pause.freezes) == (True, False), "what is in flight is computed"
@@ -53,7 +53,7 @@ def test_a_pause_is_told_once_nothing_is_left_to_do() -> None:
 
 
 def test_what_is_kept_is_frozen_at_once() -> None:
-    pause = Intermission()
+    pause = PauseState()
     pause.begin_pause(1, keeps=True)
     assert pause.freezes
     pause.settle(idle=True)
@@ -61,7 +61,7 @@ def test_what_is_kept_is_frozen_at_once() -> None:
 
 
 def test_who_waits_in_a_pause_can_leave_or_be_ended() -> None:
-    pause = Intermission()
+    pause = PauseState()
     pause.begin_pause(1, keeps=False)
     for id in ("a", "b"):
         pause.hold_request(request(id))

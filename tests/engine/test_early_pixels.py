@@ -19,9 +19,9 @@ from saccade.ipc.messages import (
     ToEngine,
     ToFront,
 )
-from saccade_bench.fixtures.harness import Harness, run_engine, set_threads
-from saccade_bench.fixtures.tiny import picture
 from tests.families.forwarding import load
+from tests.fixtures.harness import Harness, run_engine, set_threads
+from tests.fixtures.tiny import picture
 
 
 class Front:

@@ -20,9 +20,9 @@ from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.runtime.weights.kv_scales import read_kv_scales
-from saccade_bench.fixtures.harness import Harness, set_threads
-from saccade_bench.fixtures.rank_group import ThreadRankGroup
-from saccade_bench.fixtures.tiny import picture
+from tests.fixtures.harness import Harness, set_threads
+from tests.fixtures.rank_group import ThreadRankGroup
+from tests.fixtures.tiny import picture
 
 EIGHT = KVConfig("fp8_e4m3")
 NAMES = ("text", "more", "image", "short")

@@ -15,14 +15,14 @@ import torch
 from saccade.core.metrics import Metrics
 from saccade.core.plan import FreeMemory, Plan
 from saccade.core.types import Request
-from saccade.engine.memory_watch import BEATS, GIVEN_BACK, MemoryWatch
-from saccade.ipc.machine_memory import MACHINE, MachineMemory, Room
+from saccade.engine.memory_watch import BEATS, RELEASED_PART, MemoryWatch
+from saccade.ipc.memory import MACHINE, MachineMemory, MemoryUsage
 from saccade.ipc.messages import Output, PixelsReady, Stop, Submit, ToEngine, ToFront
-from saccade.runtime.sleep import return_free
+from saccade.runtime.memory import return_free
 from saccade.runtime.worker import Worker
-from saccade_bench.fixtures.harness import Harness, Outcome, run_engine, set_threads
-from saccade_bench.fixtures.tiny import picture
 from tests.families.forwarding import load
+from tests.fixtures.harness import Harness, Outcome, run_engine, set_threads
+from tests.fixtures.tiny import picture
 
 MIB = 1 << 20
 PAGE = 16
@@ -60,9 +60,9 @@ def test_the_room_is_that_of_the_machine_and_of_every_cgroup_with_a_limit(tmp_pa
     write(tmp_path, f"{pod}/memory.max", f"{50 * MIB}\n")
     write(tmp_path, f"{pod}/memory.current", f"{70 * MIB}\n")
     machine, group, above = MachineMemory(tmp_path).read()
-    assert machine == Room(MACHINE, 1024 * MIB, 600 * MIB, 12.5)
-    assert group == Room(f"cgroup {tmp_path / ours}", 100 * MIB, 32 * MIB, 3.0)
-    assert above == Room(f"cgroup {tmp_path / pod}", 50 * MIB, 0)
+    assert machine == MemoryUsage(MACHINE, 1024 * MIB, 600 * MIB, 12.5)
+    assert group == MemoryUsage(f"cgroup {tmp_path / ours}", 100 * MIB, 32 * MIB, 3.0)
+    assert above == MemoryUsage(f"cgroup {tmp_path / pod}", 50 * MIB, 0)
 
 
 @pytest.mark.parametrize("name", ["0::/\n", "0::/../other\n", "0::/gone\n", "1:memory:/v1\n", ""])
@@ -159,7 +159,7 @@ class Served:
         return pixels, len(scheduler.embeddings.device), scheduler.prefix.pages
 
     def given(self, what: str) -> float:
-        return self.metrics.value(GIVEN_BACK, what=what)
+        return self.metrics.value(RELEASED_PART, what=what)
 
 
 @pytest.fixture

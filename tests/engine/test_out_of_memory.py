@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from saccade.nn.protocol import FamilyNet
-from saccade_bench.fixtures.harness import Harness
-from saccade_bench.fixtures.tiny import picture
 from tests.families.forwarding import load
+from tests.fixtures.harness import Harness
+from tests.fixtures.tiny import picture
 
 PROMPT = (5, 6, 7)
 
@@ -50,10 +50,10 @@ def shown(harness: Harness, name: str, id: str, size: int = 64) -> Any:
 
 
 FAILURES = {
-    "no memory": (FULL, "no memory left to encode an image", None),
+    "no memory": (FULL, "out of device memory while encoding an image", None),
     "a bug": (
         TypeError("'NoneType' object is not iterable"),
-        "does not encode an image of this request: TypeError: 'NoneType' object is not iterable",
+        "failed on an image of this request: TypeError: 'NoneType' object is not iterable",
         "internal_error",
     ),
     "no words": (AssertionError(), "of this request: AssertionError", "internal_error"),
@@ -62,7 +62,7 @@ FAILURES = {
         "RuntimeError: The size of tensor a (3) must match",
         "internal_error",
     ),
-    "a full host": (MemoryError(), "no memory left to encode an image", None),
+    "a full host": (MemoryError(), "out of device memory while encoding an image", None),
 }
 
 
@@ -126,7 +126,7 @@ def test_a_step_that_finds_no_memory_ends_its_requests_and_leaves_their_pages(
     monkeypatch.setattr(type(net), "forward", few)
     large = harness.request("large", range(5, 60), max_tokens=5)
     found = harness.run([large, shown(harness, "a", "one")])
-    assert "no memory left for a step" in (found["large"].error or "")
+    assert "out of device memory in a step" in (found["large"].error or "")
     after = harness.run([first])
     assert after["first"].tokens == wanted
     again = harness.run([large])["large"]

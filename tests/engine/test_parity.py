@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from saccade.core.config import EmbeddingBudgets
-from saccade_bench.fixtures.harness import Harness, Outcome
-from saccade_bench.fixtures.tiny import picture
 from tests.families.answers import CASES, NEW_TOKENS, Model, check
 from tests.families.every import EVERY
+from tests.fixtures.harness import Harness, Outcome
+from tests.fixtures.tiny import picture
 
 
 @pytest.fixture(scope="module", params=EVERY)

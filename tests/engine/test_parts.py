@@ -12,41 +12,42 @@ import pytest
 
 from saccade.core.config import Hardware
 from saccade.core.model_folder import DEMO
-from saccade.core.options import CacheOptions, EngineOptions, ModelOptions
+from saccade.core.options import EngineOptions, ModelOptions
 from saccade.core.plan import StepResult
+from saccade.core.settings import EngineSettings, TierSettings
 from saccade.core.types import Caching, Request, SamplingParams
-from saccade.engine.process import build_scheduler
+from saccade.engine.schedulers import build_scheduler
 from saccade.engine.sizing import resolve
 from saccade.families.registry import load_spec
 from saccade.sched.scheduler import GenerationScheduler
 
 GIB = 1 << 30
-DEFAULT = CacheOptions()
+DEFAULT = EngineSettings()
 MACHINE = Hardware("cpu", "2 threads", 8 * GIB, 8 * GIB)
 REQUEST = Request("a", tuple(range(40)), (), (), SamplingParams(max_tokens=3, ignore_eos=True))
-CONTROL = {"CacheControlTracker"}
+CONTROL = {"CacheControlTracker", "PromptHistory", "CachedPrompt", "_Remembered"}
 GUESSES = {"SpeculativeDecoding", "Drafter", "StepCosts"}
-ARRIVALS = {"PageArrivals", "ReadRates"}
-ALWAYS = {"Parts", "IdleWork", *CONTROL}
-"""What any request may ask for."""
+TIERS = {"PageArrivals", "ReadRates", "OffloadedPages", "CacheTierState"}
+ALWAYS = {"Parts", "PartContext"}
+"""What has the parts."""
 
 
-def demo(drafts: int = 0, caches: CacheOptions = DEFAULT) -> GenerationScheduler:
+def demo(drafts: int = 0, settings: EngineSettings = DEFAULT) -> GenerationScheduler:
     """The demo's scheduler, as a server with these options builds it."""
     spec = load_spec(DEMO)
-    config = resolve(ModelOptions(), EngineOptions(), spec, "float32", MACHINE, caches=caches)
+    config = resolve(ModelOptions(), EngineOptions(), spec, "float32", MACHINE, settings=settings)
     return build_scheduler(config, spec, drafts=drafts)
 
 
 def objects_of_parts(scheduler: GenerationScheduler) -> set[str]:
-    """The classes of `sched.parts` that any object reached from the scheduler has."""
+    """The classes of `sched.parts` and plugins that any object reached from the scheduler has."""
     found, todo, seen = set(), [scheduler], set[int]()
     while todo:
         each = todo.pop()
         if id(each) in seen or isinstance(each, type | ModuleType | FunctionType):
             continue
         seen.add(id(each))
-        if type(each).__module__.startswith("saccade.sched.parts."):
+        if type(each).__module__.startswith(("saccade.sched.parts.", "saccade.plugins.")):
             found.add(type(each).__name__)
         todo += gc.get_referents(each)
     return found
@@ -59,18 +60,18 @@ def step(scheduler: GenerationScheduler) -> None:
 
 
 @pytest.mark.parametrize(
-    "drafts, caches, parts",
+    "drafts, settings, parts",
     [
         (0, DEFAULT, set()),
         (7, DEFAULT, GUESSES),
-        (0, CacheOptions(kv_cache_host_mb=64), ARRIVALS),
+        (0, EngineSettings(tiers=TierSettings(kv_cache_host_mb=64)), TIERS),
     ],
     ids=["default", "guesses", "pages in host memory"],
 )
 def test_a_part_that_is_off_has_no_object(
-    drafts: int, caches: CacheOptions, parts: set[str]
+    drafts: int, settings: EngineSettings, parts: set[str]
 ) -> None:
-    assert objects_of_parts(demo(drafts, caches)) == ALWAYS | parts
+    assert objects_of_parts(demo(drafts, settings)) == ALWAYS | parts
 
 
 def test_a_request_has_no_object_of_a_part_that_it_does_not_name() -> None:
@@ -82,4 +83,4 @@ def test_a_request_has_no_object_of_a_part_that_it_does_not_name() -> None:
     asks = replace(REQUEST, id="b", caching=Caching(breakpoints=((32, 300),)))
     scheduler.add_request(asks)
     step(scheduler)
-    assert objects_of_parts(scheduler) == ALWAYS | {"KeptPrompt"}
+    assert objects_of_parts(scheduler) == ALWAYS | CONTROL

@@ -19,8 +19,8 @@ from saccade.core.types import Delta, Request
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights.checkpoint_weights import load_net
-from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
-from saccade_bench.fixtures.tiny import make_checkpoint
+from tests.fixtures.harness import Harness, Outcome, set_threads
+from tests.fixtures.tiny import make_checkpoint
 
 STEPS = 8
 PROMPT = tuple(range(5, 34))
@@ -94,7 +94,7 @@ class Served:
         self._halt()
 
     def _halt(self) -> None:
-        if self.harness.scheduler.take_halt():
+        if self.harness.scheduler.take_cancel():
             self.halts += 1
             self.skipped += self._flights[-1].steps == self._steps
             self._flights[-1] = replace(self._flights[-1], steps=0)

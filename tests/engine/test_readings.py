@@ -14,11 +14,11 @@ import pytest
 from saccade.core.plan import Plan
 from saccade.core.types import PromptReading, Request
 from saccade.nn.protocol import FamilyNet
-from saccade_bench.fixtures.harness import Harness, Outcome
-from saccade_bench.fixtures.rank_group import ThreadRankGroup
-from saccade_bench.fixtures.tiny import Reference, picture
 from tests.engine.interrupting import preempt_each_once, run_two_begun
 from tests.engine.test_scores import FAMILIES, Subject
+from tests.fixtures.harness import Harness, Outcome
+from tests.fixtures.rank_group import ThreadRankGroup
+from tests.fixtures.tiny import Reference, picture
 
 TOLERANCE = 2e-4
 LABELS = (7, 300, 41)

@@ -4,6 +4,7 @@ rules, side by side, in chunks, and preempted.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,11 @@ from tokenizers import Tokenizer
 from saccade.core.token_rules import NO_RULES, NoRepeat, ThinkingBudget, TokenRules
 from saccade.core.types import Request
 from saccade.families.registry import load_spec
+from saccade.front.answer_defaults import load_answer_defaults
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights.checkpoint_weights import load_net
-from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
-from saccade_bench.fixtures.tiny import Reference, make_checkpoint, reference
+from tests.fixtures.harness import Harness, Outcome, set_threads
+from tests.fixtures.tiny import Reference, make_checkpoint, reference
 
 TEXT = "red red red red blue red red; a green star is a green star"
 LENGTH = 24
@@ -116,3 +118,22 @@ def test_reasoning_ends_in_time(model: Model) -> None:
     rules = TokenRules(thinking=ThinkingBudget(6, close - 1, close, True))
     found = tokens(harness.run([model.request(harness, "thinks", rules)])["thinks"])
     assert found[:6] == free[:6] and found[6] == close and found.count(close) == 1
+
+
+@pytest.mark.parametrize("field", ["suppress_tokens", "bad_words_ids", "no_repeat_ngram_size"])
+def test_a_checkpoints_rules_are_those_of_transformers(
+    model: Model, field: str, tmp_path: Path
+) -> None:
+    harness = Harness(model.net)
+    free = tokens(harness.run([model.request(harness, "free", NO_RULES)])["free"])
+    begun = [model.tokens[-1], free[0]]  # begins in the prompt
+    value = {
+        "suppress_tokens": sorted(set(free[:5])),
+        "bad_words_ids": [begun, free[4:6], [free[8]]],
+        "no_repeat_ngram_size": 2,
+    }[field]
+    theirs = model.generate(**{field: value})
+    assert theirs != free
+    (tmp_path / "generation_config.json").write_text(json.dumps({field: value}))
+    rules = load_answer_defaults(tmp_path, model.net.spec).rules
+    assert tokens(harness.run([model.request(harness, field, rules)])[field]) == theirs

@@ -13,12 +13,12 @@ from tokenizers import Tokenizer
 
 from saccade.core.types import Request
 from saccade.nn.protocol import FamilyNet
-from saccade.runtime.sampling import scores
-from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
-from saccade_bench.fixtures.rank_group import ThreadRankGroup
-from saccade_bench.fixtures.tiny import Reference, picture
+from saccade.plugins.scores import worker as scores
 from tests.engine.interrupting import preempt_each_once, run_two_begun
 from tests.families.forwarding import load
+from tests.fixtures.harness import Harness, Outcome, set_threads
+from tests.fixtures.rank_group import ThreadRankGroup
+from tests.fixtures.tiny import Reference, picture
 from tests.helpers.breadth import broad
 
 TOLERANCE = 2e-4

@@ -14,29 +14,29 @@ import torch
 from tokenizers import Tokenizer
 
 from saccade.core.config import SnapshotConfig
-from saccade.core.grammar_vocab import read_lexicon
-from saccade.core.options import EngineOptions
 from saccade.core.plan import Plan
+from saccade.core.settings import DraftSettings
 from saccade.core.token_rules import NoRepeat, ThinkingBudget, TokenRules
 from saccade.core.types import Caching, Request
 from saccade.engine.process import draft_tokens
 from saccade.families.registry import load_spec
-from saccade.kernels.device import has_numba
 from saccade.kernels.processor import has_bf16
 from saccade.nn.protocol import FamilyNet
+from saccade.plugins.drafts.drafter import Drafter, Speculation
+from saccade.plugins.grammar.grammars import Grammars
+from saccade.plugins.grammar.matchers import Matchers
+from saccade.plugins.grammar.vocabulary import read_lexicon
 from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.runtime.worker import Worker
-from saccade.sched.grammar_state import Matchers
-from saccade.sched.parts.drafts import Drafter, Speculation
 from saccade.sched.sequence import Sequence as Guessed
-from saccade.text.grammar.grammars import Grammars, OutputConstraint
-from saccade_bench import same_answers
-from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
-from saccade_bench.fixtures.rank_group import ThreadRankGroup
-from saccade_bench.fixtures.tiny import make_checkpoint, picture, reference
-from saccade_bench.same_answers import Guesser
+from saccade.text.grammar.constraint import OutputConstraint
+from tests import same_answers
 from tests.families.every import EVERY
-from tests.helpers.processor import COMPILED, INT8, needs_vnni
+from tests.fixtures.harness import Harness, Outcome, set_threads
+from tests.fixtures.rank_group import ThreadRankGroup
+from tests.fixtures.tiny import make_checkpoint, picture, reference
+from tests.helpers.processor import COMPILED, HAS_BACKEND, INT8, needs_vnni
+from tests.same_answers import Guesser
 
 TEXTS = (
     "the quick brown fox jumps over the lazy dog; the quick brown fox jumps over",
@@ -333,9 +333,11 @@ def test_a_state_forgets_wrong_guesses(wrong: bool, tmp_path: Path) -> None:
         assert isinstance(harness.worker, Worker)
         found.append((harness.worker, harness.steps))
     assert (found[1][1] < found[0][1] / 2) == (not wrong)
-    for layer, states in found[0][0].states.layers.items():
+    without, drafted = (worker.states for worker, _ in found)
+    assert without is not None and drafted is not None
+    for layer, states in without.layers.items():
         for name, values in states.items():
-            there = found[1][0].states.layers[layer][name]
+            there = drafted.layers[layer][name]
             torch.testing.assert_close(there[0], values[0], rtol=1e-4, atol=1e-5)
 
 
@@ -365,9 +367,9 @@ def test_rows_in_float32_are_not_taken_to_be_exact(
     model = load(tmp_path, family, quantization=quantization)
     harness = Harness(model.net)
     assert isinstance(harness.worker, Worker) and not harness.worker.batch_invariant
-    most, why = draft_tokens(EngineOptions(), harness.config, model.net.spec, batch_invariant=False)
+    most, why = draft_tokens(DraftSettings(), harness.config, model.net.spec, batch_invariant=False)
     assert most == 0 and why
-    told = EngineOptions(speculative="always")
+    told = DraftSettings("always")
     assert draft_tokens(told, harness.config, model.net.spec, batch_invariant=False) == (7, "")
 
 
@@ -412,7 +414,7 @@ def test_forced_tokens_come_to_the_same_whenever_they_are_foreseen(tmp_path: Pat
     assert tally.equal == tally.compared == 144 and tally.accepted > 100
 
 
-@pytest.mark.skipif(not has_bf16() or not has_numba(), reason="PyTorch multiplies bfloat16")
+@pytest.mark.skipif(not has_bf16() or not HAS_BACKEND, reason="PyTorch multiplies bfloat16")
 def test_wide_rows_in_bfloat16_are_exact_in_any_company(tmp_path: Path) -> None:
     """oneDNN adds what many inputs come to in another order for other counts of rows."""
     text = {"hidden_size": 512, "num_attention_heads": 32, "intermediate_size": 4096}

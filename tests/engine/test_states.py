@@ -14,20 +14,21 @@ from tokenizers import Tokenizer
 
 from saccade.core.config import MIB, EngineConfig, Hardware, SnapshotConfig
 from saccade.core.errors import ConfigError
-from saccade.core.options import CacheOptions, EngineOptions, ModelOptions, ParallelOptions
+from saccade.core.options import CacheOptions, EngineOptions, ModelOptions
+from saccade.core.settings import DraftSettings, EngineSettings, ParallelSettings
 from saccade.core.types import Request
 from saccade.engine.process import draft_tokens
 from saccade.engine.ranks import resolve_parallel
-from saccade.engine.sizing import MOST_DRAFT_TOKENS, count_between, kv_page_bytes, resolve
-from saccade.engine.startup_report import LoadFacts, describe
+from saccade.engine.sizing import MAX_DRAFT_TOKENS, count_between, kv_page_bytes, resolve
+from saccade.engine.startup_report import LoadInfo, describe
 from saccade.nn.protocol import FamilyNet
+from saccade.plugins.snapshots.snapshot_scheduler import ANSWER_TOKENS
 from saccade.runtime.worker import Worker
-from saccade.sched.parts.snapshot_scheduler import ANSWER_TOKENS
-from saccade_bench.fixtures.harness import Harness, set_threads
-from saccade_bench.fixtures.tiny import Reference, picture
 from saccade_bench.lab.qwen import qwen
 from tests.families import answers
 from tests.families.forwarding import load
+from tests.fixtures.harness import Harness, set_threads
+from tests.fixtures.tiny import Reference, picture
 
 ROUNDS, NEW, PAGE = 8, 20, 16
 
@@ -147,7 +148,7 @@ def test_few_snapshots_change_no_answer(net: FamilyNet, snapshots: int) -> None:
 
 def test_states_take_the_memory_that_was_counted(net: FamilyNet) -> None:
     harness = Harness(net, max_running=3, snapshots=SnapshotConfig(5, 256, 4))
-    assert isinstance(harness.worker, Worker)
+    assert isinstance(harness.worker, Worker) and harness.worker.states is not None
     each = net.spec.kv_spec().state_bytes("float32")
     assert harness.worker.states.nbytes == (3 + 5 + 4) * each
 
@@ -183,8 +184,8 @@ def test_pages_states_and_snapshots_share_the_memory(
     assert between * each <= 0.5 * free * MIB / 8
     assert 1 <= config.max_running <= 32
     assert config.prefix_cache == (config.snapshots.count > 0) == (running is None)
-    hardware, parallel = machine(free), resolve_parallel(ParallelOptions(), net.spec, "cpu")
-    said = dict(describe(config, parallel, net.spec, hardware, LoadFacts((), "", 0, 7)))
+    hardware, parallel = machine(free), resolve_parallel(ParallelSettings(), net.spec, "cpu")
+    said = dict(describe(config, parallel, net.spec, hardware, LoadInfo((), "", 0, 7)))
     taken = f", {between} states between = {between * each / MIB:.0f} MiB" if between else ""
     assert said["speculation"] == f"up to 7 tokens{taken}" and bool(between) == (running is None)
     assert said["states"].startswith(f"{each / MIB:.1f} MiB")
@@ -197,16 +198,16 @@ def test_states_between_guesses_have_memory_only_where_they_are_needed(
     net: FamilyNet, change: str
 ) -> None:
     """Where nothing is guessed after all, the lines are snapshots'."""
-    told = EngineOptions(speculative="always" if change in ("", "cuda") else change)  # type: ignore[arg-type]
+    drafts = DraftSettings("always" if change in ("", "cuda") else change)  # type: ignore[arg-type]
     each = net.spec.kv_spec().state_bytes("float32")
-    lines = count_between(told, each, 1 << 30, cuda=change == "cuda")
-    assert lines == (0 if change else 2 * MOST_DRAFT_TOKENS)
+    lines = count_between(drafts, each, 1 << 30, cuda=change == "cuda")
+    assert lines == (0 if change else 2 * MAX_DRAFT_TOKENS)
     config = decide(net, 64, None)
     config = replace(config, snapshots=replace(config.snapshots, between=lines))
     if change == "cuda":
         config = replace(config, device="cuda")
-    most, why = draft_tokens(told, config, net.spec, batch_invariant=True)
-    said = {"": "", "off": " off", "auto": " always", "cuda": "CPUs alone"}[change]
+    most, why = draft_tokens(drafts, config, net.spec, batch_invariant=True)
+    said = {"": "", "off": " off", "auto": " always", "cuda": "only supported on CPUs"}[change]
     assert (most > 0) == (not change) and said in why
     before = config.snapshots.count + lines
     assert (
@@ -225,8 +226,7 @@ def machine(free: int) -> Hardware:
 
 
 def decide(net: FamilyNet, free: int, running: int | None) -> EngineConfig:
-    engine = EngineOptions(
-        chunked_prefill_size=16, max_running_requests=running, speculative="always"
-    )
+    engine = EngineOptions(chunked_prefill_size=16, max_running_requests=running)
+    settings = EngineSettings(drafts=DraftSettings("always"))
     caches = CacheOptions(embedding_cache_device_mb=1)
-    return resolve(ModelOptions(), engine, net.spec, "float32", machine(free), caches=caches)
+    return resolve(ModelOptions(), engine, net.spec, "float32", machine(free), 1, caches, settings)

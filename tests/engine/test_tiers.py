@@ -14,12 +14,12 @@ import pytest
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.store import SUFFIX, file_name
 from saccade.core.types import Image
-from saccade.engine.claims import embedding_bytes_per_token
+from saccade.engine.memory_estimate import embedding_bytes_per_token
 from saccade.nn.protocol import FamilyNet
-from saccade_bench.fixtures.harness import Harness
 from saccade_bench.lab.qwen import qwen
 from tests.families.answers import CASES, Model, check
 from tests.families.every import OFTEN
+from tests.fixtures.harness import Harness
 from tests.helpers.breadth import combinations
 
 PICTURES = 9

@@ -14,16 +14,18 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.core.config import EmbeddingBudgets, EncoderMode
+from saccade.core.config import EmbeddingBudgets, EncoderMode, KVConfig, PageTierConfig
 from saccade.core.family import CanvasTile, FamilySpec
 from saccade.core.types import Request
 from saccade.families.kit.base_spec import BaseSpec
 from saccade.nn.protocol import GridFacts
-from saccade_bench.fixtures.harness import Harness, Outcome
-from saccade_bench.fixtures.rank_group import ThreadRankGroup
-from saccade_bench.fixtures.tiny import make_checkpoint, picture, tinies
+from saccade.plugins.tiers.page_arrivals import ReadRates
 from saccade_bench.lab.qwen import Gridded, tell_grid, told_grid
 from tests.families.answers import Model, load
+from tests.fixtures.harness import Harness, Outcome
+from tests.fixtures.rank_group import ThreadRankGroup
+from tests.fixtures.tiny import make_checkpoint, picture, tinies
+from tests.helpers.page_tiers import arrivals_of, kept_of
 
 NEW_TOKENS = 12
 SIZE = (240, 320)
@@ -335,6 +337,12 @@ def leading(desktop: Desktop, harness: Harness, one: np.ndarray, other: np.ndarr
     return min(tile.rows[0].start for tile, a, b in zip(tiles, first, second) if a != b)
 
 
+def token_of(request: Request, row: int) -> int:
+    """Where a row of a picture's embedding lies in the prompt."""
+    spans = request.spans
+    return next(s.start + row - s.offset for s in spans if s.offset <= row < s.offset + s.length)
+
+
 @pytest.mark.parametrize("page_size", [2, 5])
 def test_keys_and_values_of_first_tiles_are_shared(desktop: Desktop, page_size: int) -> None:
     """In one place of a prompt: as much as the pictures begin alike, and no more."""
@@ -349,10 +357,9 @@ def test_keys_and_values_of_first_tiles_are_shared(desktop: Desktop, page_size: 
         harness.scheduler.audit()
     span = asked.spans[0].start
     rows = leading(desktop, harness, one, two)
-    ends = [each for each in asked.spans if each.offset <= rows < each.offset + each.length]
-    alike = ends[0].start + rows - ends[0].offset
     assert bool(rows) == (desktop.spec.family in FIRST)
     if rows and not desktop.spec.kv_spec().state_bytes("float32"):
+        alike = token_of(asked, rows)
         assert cached["two"] == alike // page_size * page_size > span
     else:  # a state is known where it was saved, which is not between tiles
         assert cached["two"] <= span
@@ -387,3 +394,80 @@ def test_shared_keys_and_values_go_and_come(desktop: Desktop) -> None:
             assert outcomes[request.id].tokens == wanted[which]
         if wave == 5:
             harness.scheduler.flush(embeddings=True)
+
+
+class Unmeasured(ReadRates):
+    """However quick a tiny model computes, reads are waited for."""
+
+    def computed(self, tokens: int, seconds: float) -> None: ...
+
+
+def tiered(desktop: Desktop, tiers: PageTierConfig) -> Harness:
+    """An engine whose pages leave the pool for other tiers."""
+    harness = Harness(desktop.model.net, kv=KVConfig(pages=tiers), page_size=2, chunk_tokens=64)
+    arrivals_of(harness.scheduler).rates = Unmeasured()
+    return harness
+
+
+def evict(harness: Harness, left: int = 0) -> None:
+    """Every page, but for so many of the first."""
+    prefix = harness.scheduler.prefix
+    assert prefix is not None
+    prefix.evict(prefix.evictable - left)
+    harness.run([])
+
+
+@pytest.mark.parametrize("family", ["internvl", pytest.param("smolvlm", marks=pytest.mark.more)])
+def test_pages_of_shared_tiles_leave_the_pool_and_come_back(tmp_path: Path, family: str) -> None:
+    """Also for a picture that shows them for the first time."""
+    desktop = Desktop(load(make_checkpoint(tmp_path / "model", family), ()))
+    harness = tiered(desktop, PageTierConfig(None, 0, b"sixteen bytes of", host_bytes=1 << 24))
+    one, two = desktop.shot(), desktop.shot(1)
+    changed = one.copy()
+    changed[desktop.tiles(one, harness)[-1].window.slices][:4, :4] ^= 255
+    three = desktop.like(changed, one)
+
+    def ask(id: str, shot: np.ndarray) -> Outcome:
+        asked = desktop.ask(harness, id, shot)
+        outcome = run(harness, asked)[id]
+        assert outcome.tokens == desktop.answer(asked, shot), id
+        harness.scheduler.audit()
+        return outcome
+
+    ask("one", one)
+    shared = ask("two", two).cached_tokens
+    request = desktop.ask(harness, "two", two)
+    start, whole = request.spans[0].start, (len(request.tokens) - 1) // 2 * 2
+    assert start < shared < whole, "keys and values of the first tiles"
+    evict(harness)
+    assert ask("two", two).cached_tokens == whole
+    assert ask("one", one).cached_tokens == whole
+    evict(harness, left=start // 2)
+    alike = token_of(request, leading(desktop, harness, one, three))
+    assert ask("three", three).cached_tokens == alike // 2 * 2 >= shared
+    tiers = kept_of(harness.scheduler).tiers
+    assert sum(tier.counts["read"] for tier in tiers.values()) > 0
+    harness.close()
+
+
+@pytest.mark.parametrize("host", [0, 1 << 24])
+def test_beside_a_disk_pages_are_an_images_own(tmp_path: Path, host: int) -> None:
+    """A restart, which forgets tiles, finds all of them."""
+    desktop = Desktop(load(make_checkpoint(tmp_path / "model", "internvl"), ()))
+    tiers = PageTierConfig(str(tmp_path / "pages"), 1 << 30, b"sixteen bytes of", host_bytes=host)
+    one = desktop.shot()
+    for restarted in (False, True):
+        harness = tiered(desktop, tiers)
+        for id, shot in (("one", one), ("two", desktop.like(desktop.shot(1), one))):
+            asked = desktop.ask(harness, id, shot)
+            outcome = run(harness, asked)[id]
+            assert outcome.tokens == desktop.answer(asked, shot), id
+            start, whole = asked.spans[0].start, (len(asked.tokens) - 1) // 2 * 2
+            if restarted:
+                assert outcome.cached_tokens == whole
+            else:
+                assert outcome.cached_tokens <= start
+            harness.scheduler.audit()
+        assert bool(harness.encoded) != restarted
+        evict(harness)  # before the server is idle, when it would be saved
+        harness.close()

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from saccade.core.types import ImageKey, Request
-from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
 from tests.families.every import EVERY
+from tests.fixtures.harness import Harness, Outcome, set_threads
 from tests.videos import NEW_TOKENS, VideoModel, load
 
 

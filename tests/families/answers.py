@@ -14,9 +14,9 @@ from saccade.core.types import Request
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
 from saccade.runtime.weights.checkpoint_weights import load_net
-from saccade_bench.fixtures.harness import Harness, Outcome, set_threads
-from saccade_bench.fixtures.rank_group import ThreadRankGroup
-from saccade_bench.fixtures.tiny import Reference, picture, reference
+from tests.fixtures.harness import Harness, Outcome, set_threads
+from tests.fixtures.rank_group import ThreadRankGroup
+from tests.fixtures.tiny import Reference, picture, reference
 
 NEW_TOKENS = 32
 

@@ -77,3 +77,14 @@ Refusals = Mapping[str, Sequence[tuple[Mapping[str, Any], str]]]
 def listed(refusals: Refusals) -> list[Any]:
     """Return cases (file, fields, words)."""
     return [(file, fields, words) for file, them in refusals.items() for fields, words in them]
+
+
+def refusals_by_name(family: str, refusals: Refusals) -> Callable[..., None]:
+    """Return a family's test that what is not supported is refused by its name."""
+
+    @pytest.mark.whole
+    @pytest.mark.parametrize(("file", "fields", "words"), listed(refusals))
+    def test(refused: Refused, file: str, fields: dict[str, Any], words: str) -> None:
+        refused(family, file, words, **fields)
+
+    return test

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saccade_bench.fixtures.tiny import tinies
+from tests.fixtures.tiny import tinies
 from tests.helpers.breadth import broad
 
 OFTEN = tuple(name for name, tiny in tinies().items() if tiny.often)

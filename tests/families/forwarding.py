@@ -25,8 +25,8 @@ from saccade.runtime.states import StateMemory
 from saccade.runtime.vision.packed_encoder import PackedEncoder
 from saccade.runtime.vision.positions import PositionCache
 from saccade.runtime.weights.checkpoint_weights import load_net
-from saccade_bench.fixtures.tiny import Reference, picture
 from saccade_bench.lab.qwen import grids
+from tests.fixtures.tiny import Reference, picture
 
 CPU = torch.device("cpu")
 LOGITS: dict[str, Any] = {"atol": 3e-4, "rtol": 0.0}

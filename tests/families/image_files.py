@@ -12,8 +12,8 @@ from saccade.core.family import FamilySpec
 from saccade.core.types import Grid
 from saccade.media.formats.decode import decode_into
 from saccade.media.formats.header import probe
-from saccade_bench.fixtures.tiny import Reference
 from saccade_bench.lab.qwen import grids
+from tests.fixtures.tiny import Reference
 from tests.media.pictures import decoded, encode, noise, photo, with_orientation
 
 SIZES = [

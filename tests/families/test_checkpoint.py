@@ -12,9 +12,7 @@ import pytest
 
 from saccade.core.errors import CheckpointError
 from saccade.core.model_folder import resolve_model
-from saccade.core.options import ModelOptions
-from saccade.families.registry import gguf_facts, load_spec
-from saccade.gguf.folder import resolve_checkpoint
+from saccade.families.registry import load_spec, resolve_checkpoint
 from saccade_bench.lab.qwen import qwen
 
 
@@ -37,9 +35,9 @@ def test_a_folder_is_itself(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("no-such-thing", "no folder 'no-such-thing'"),
-        ("./a/b", "no folder"),
-        ("a/b/c", "no folder"),
+        ("no-such-thing", "no directory 'no-such-thing'"),
+        ("./a/b", "no directory"),
+        ("a/b/c", "no directory"),
         ("{folder}/config.json", "is a file"),
         ("{folder}/empty", "no config.json"),
     ],
@@ -54,14 +52,14 @@ def test_what_is_no_model_is_said_to_be_none(folder: Path, model: str, message: 
 def test_what_is_on_this_machine_has_no_revision(folder: Path, model: str) -> None:
     (folder / "model.Q4_K_M.gguf").touch()
     with pytest.raises(CheckpointError, match=r"--revision v2: .* is on this machine"):
-        resolve_checkpoint(model.format(folder=folder), ModelOptions(revision="v2"), gguf_facts)
+        resolve_checkpoint(model.format(folder=folder), "v2")
 
 
 def test_a_hub_id_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(
-        CheckpointError, match=r"cannot download saccade-tests/absent.*give its folder"
+        CheckpointError, match=r"cannot download saccade-tests/absent.*pass its directory"
     ) as refused:
         resolve_model("saccade-tests/absent")
     assert len(str(refused.value).splitlines()) == 1

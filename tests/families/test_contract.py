@@ -21,27 +21,27 @@ from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.options import EngineOptions
 from saccade.engine.sizing import pick_chunk
-from saccade.families.gemma4.embedder import ImageEmbedder
 from saccade.families.registry import load_spec
 from saccade.kernels.reference import linear
 from saccade.nn.mlp import MLP, GatedMLP
 from saccade.parallel import Shard
-from saccade.runtime.cuda.graphs import eager
+from saccade.plugins.gpu.cuda.pack_graphs import CapturedPacks
+from saccade.plugins.models.gemma4.embedder import ImageEmbedder
 from saccade.runtime.vision.packed_encoder import PackedEncoder
 from saccade.runtime.vision.positions import PositionCache
 from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.text.prompt.special_tokens import Literals
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
-from saccade_bench.fixtures.harness import Harness
-from saccade_bench.fixtures.rank_group import ThreadRankGroup
-from saccade_bench.fixtures.tiny import Reference, Tiny, picture, tinies
-from saccade_bench.fixtures.tiny import reference as load_reference
 from saccade_bench.lab.qwen import grids
 from tests.families.answers import CASES, NEW_TOKENS, Model, check, check_rank_group
 from tests.families.every import EVERY, OFTEN, SEEING
 from tests.families.forwarding import CPU, LOGITS, Session, encode, images_of, load, pixels, prompt
 from tests.families.image_files import check_pixels
 from tests.families.text_alone import check_text_alone, cut_out
+from tests.fixtures.harness import Harness
+from tests.fixtures.rank_group import ThreadRankGroup
+from tests.fixtures.tiny import Reference, Tiny, picture, tinies
+from tests.fixtures.tiny import reference as load_reference
 from tests.helpers.breadth import broad
 
 Answered = Callable[[str], Model]
@@ -212,7 +212,8 @@ def test_images_are_encoded_alike_alone_in_company_and_in_graphs(
     images = [torch.from_numpy(theirs.resize(picture(*size, seed=size[0]))) for size in sizes]
     positions = PositionCache(net.spec, net.vision, Metrics())
     config = EncoderConfig(graph_sizes=(64 * unit, 256 * unit))
-    graphs = PackedEncoder(net, positions, config, torch.empty(0), eager)
+    like = torch.empty(0)
+    graphs = PackedEncoder(net, positions, config, like, CapturedPacks(net, config, like))
     together = encode(net, images), graphs.encode(images, grids(net.spec, images))
     for at, image in enumerate(images):
         alone = encode(net, [image])[0]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from saccade_bench.fixtures.tiny import tinies
 from tests.families.conftest import Refused
+from tests.fixtures.tiny import tinies
 
 
 def of_two_kinds(checkpoint: Callable[..., Path]) -> list[str]:

@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from saccade.core.config import QuantizationMode
 from saccade.core.errors import CheckpointError
 from saccade.families.registry import load_spec
-from saccade.kernels import device
 from saccade.kernels.matrix import DenseMatrix, Fp8Experts
 from saccade.kernels.ops import pick_ops
 from saccade.kernels.reference import moe
@@ -29,11 +28,11 @@ from saccade.runtime.weights import checkpoint_weights as weights
 from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.runtime.weights.dummy import DummyWeights
 from saccade.runtime.weights.quant_policy import LoadTally, QuantPolicy
-from saccade_bench.fixtures.rank_group import shards, together
-from saccade_bench.fixtures.tiny import Reference, make_checkpoint
 from tests.families.conftest import Refused
 from tests.families.forwarding import CPU, LOGITS, Session, load, prompt
-from tests.helpers.processor import needs_int8
+from tests.fixtures.rank_group import shards, together
+from tests.fixtures.tiny import Reference, make_checkpoint
+from tests.helpers.processor import HAS_BACKEND, needs_int8
 from tests.quantising import FORMATS, quantise
 
 MOE = "qwen3_vl_moe"
@@ -108,8 +107,8 @@ def test_grouped_products_are_those_of_each_expert(dtype: torch.dtype) -> None:
 
 HALVES = pick_ops(CPU, torch.bfloat16)
 FEW_ROWS = 32
-"""Of `x86/ops.py`, which needs Numba."""
-needs_numba = pytest.mark.skipif(not device.has_numba(), reason="Numba is not installed")
+"""Of `plugins/cpu/ops.py`, which needs Numba."""
+needs_numba = pytest.mark.skipif(not HAS_BACKEND, reason="Numba is not installed")
 
 
 def layer_of(hidden: int, width: int, experts: int) -> Experts:
@@ -138,19 +137,19 @@ def test_a_few_rows_compiled_are_the_products_one_by_one(rows: int) -> None:
 
 @needs_numba
 def test_compiled_products_read_the_experts_that_have_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    from saccade.kernels.x86 import ops as x86_ops
+    from saccade.plugins.cpu.ops import X86Ops
 
     layer = layer_of(128, 64, 6)
     if layer.places is None:
         pytest.skip("this processor multiplies no bfloat16")
     seen: list[Sequence[tuple[int, int]]] = []
-    from saccade.kernels.x86.moe import compiled_experts as real
+    from saccade.plugins.cpu.moe import compiled_experts as real
 
     def count(*given: Any) -> torch.Tensor:
         seen.append(given[3])
         return real(*given)
 
-    monkeypatch.setattr(x86_ops, "compiled_experts", count)
+    monkeypatch.setattr(X86Ops, "few_experts", staticmethod(count))
     x = torch.randn(FEW_ROWS + 1, 128).bfloat16()
     routes = route(torch.randn(FEW_ROWS + 1, 6).bfloat16(), 2)
     HALVES.expert_mlp(x[:1], Routes(routes.experts[:1], routes.shares[:1]), layer, "silu")

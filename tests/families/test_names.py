@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from saccade.families.deepseek_vl2.net import DeepseekModel
-from saccade.families.dots_ocr.net import DotsModel
-from saccade.families.gemma3.net import Gemma3Model
-from saccade.families.gemma4.net import Gemma4Model
-from saccade.families.glm_ocr.net import GlmModel
-from saccade.families.hunyuan_vl.net import HunyuanModel
-from saccade.families.internvl.net import InternVLModel
-from saccade.families.kimi_vl.net import KimiModel
-from saccade.families.minicpm.net import MiniCPMModel
-from saccade.families.paddleocr_vl.net import PaddleModel
 from saccade.families.qwen_vl.net import QwenVLModel
 from saccade.families.qwen_vl.qwen3_5_net import Qwen35Model
-from saccade.families.smolvlm.net import SmolVLMModel
 from saccade.nn.family_model import FamilyModel
+from saccade.plugins.models.deepseek_vl2.net import DeepseekModel
+from saccade.plugins.models.dots_ocr.net import DotsModel
+from saccade.plugins.models.gemma3.net import Gemma3Model
+from saccade.plugins.models.gemma4.net import Gemma4Model
+from saccade.plugins.models.glm_ocr.net import GlmModel
+from saccade.plugins.models.hunyuan_vl.net import HunyuanModel
+from saccade.plugins.models.internvl.net import InternVLModel
+from saccade.plugins.models.kimi_vl.net import KimiModel
+from saccade.plugins.models.minicpm.net import MiniCPMModel
+from saccade.plugins.models.paddleocr_vl.net import PaddleModel
+from saccade.plugins.models.smolvlm.net import SmolVLMModel
 
 LAYER = "layers.0.mlp.up_proj.weight"
 TEXT = f"language_model.{LAYER}"

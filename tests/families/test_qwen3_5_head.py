@@ -20,13 +20,13 @@ from saccade.core.plan import HeadDrafts, StepResult
 from saccade.core.types import Delta
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
+from saccade.plugins.drafts.drafter import HEAD_TOKENS
 from saccade.runtime.weights.checkpoint_weights import load_net
-from saccade.sched.parts.drafts import HEAD_TOKENS
-from saccade_bench.fixtures.certain_head import make_certain
-from saccade_bench.fixtures.harness import Harness
-from saccade_bench.fixtures.tiny import Reference, make_checkpoint, reference
 from tests.families.conftest import Changed
 from tests.families.forwarding import pixels, prompt
+from tests.fixtures.certain_head import make_certain
+from tests.fixtures.harness import Harness
+from tests.fixtures.tiny import Reference, make_checkpoint, reference
 from tests.helpers.processor import INT8
 
 OPTION = ("mtp=on",)

@@ -25,9 +25,9 @@ from saccade.families.kit.native_images import ImageRules, smart_resize
 from saccade.families.qwen_vl.vision import window_order
 from saccade.families.registry import load_spec
 from saccade.runtime.weights.checkpoint_weights import load_net
-from saccade_bench.fixtures.tiny import Reference, picture
 from saccade_bench.lab.qwen import qwen
 from tests.families.forwarding import CPU, encode
+from tests.fixtures.tiny import Reference, picture
 
 HALF = (0.5, 0.5, 0.5)
 
@@ -146,7 +146,7 @@ def test_a_familys_own_options_are_checked_by_the_family(checkpoint: Callable[..
     assert qwen(load_spec(folder, ["patch_embed=folded"])).patch_embed == "folded"
     assert qwen(load_spec(folder)).patch_embed == "auto"
     for option, words in (
-        ("patch_embed", "write it as NAME=VALUE"),
+        ("patch_embed", "expected NAME=VALUE"),
         ("patch_embed=thin", "auto or exact or folded"),
         ("tiles=4", "qwen3_vl has patch_embed"),
     ):
@@ -191,7 +191,7 @@ def test_what_tokens_see_is_said_where_it_is_not_all_before_them() -> None:
     far, near = heads_cache(2, 16, 1), heads_cache(2, 16, 1, window=8, both_ways=True)
     assert KVSpec((far,)).sight == () and not KVSpec((far, ())).whole_images
     kept = KVSpec((near, far, near))
-    assert kept.sight == ("the last 8 in 2 of 3 layers", "their image in both directions")
+    assert kept.sight == ("the last 8 in 2 of 3 layers", "their image bidirectionally")
     assert kept.whole_images and far.behaviours == frozenset() != near.behaviours
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from saccade.families.registry import find_family
-from saccade_bench.fixtures.tiny import Tiny, tinies
+from tests.fixtures.tiny import Tiny, tinies
 
 ROOT = Path(__file__).parents[2]
 

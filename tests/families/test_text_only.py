@@ -13,20 +13,20 @@ from saccade.core.config import EmbeddingBudgets, Hardware
 from saccade.core.errors import ConfigError, InvalidRequest
 from saccade.core.metrics import Metrics
 from saccade.core.options import (
-    AnswerOptions,
     CacheOptions,
     EngineOptions,
     MediaOptions,
     ModelOptions,
-    ParallelOptions,
-    RoleOptions,
+    ServeOptions,
 )
+from saccade.core.settings import AdapterSettings, ParallelSettings
 from saccade.engine.ranks import resolve_parallel
-from saccade.engine.sizing import arena_bytes, resolve
-from saccade.engine.startup_report import LoadFacts, describe
+from saccade.engine.sizing import resolve
+from saccade.engine.startup_report import LoadInfo, describe
 from saccade.families.registry import load_spec
-from saccade.front.assemble import check_role
+from saccade.front.assemble import arena_bytes, check_role
 from saccade.media.media import Media
+from saccade.media.sent_files import SentFiles
 from saccade.media.sources.source import ImageSource
 from tests.families.text_alone import cut_out
 
@@ -45,24 +45,24 @@ def test_nothing_is_kept_for_images(folder: Path) -> None:
     assert config.embeddings == EmbeddingBudgets(0)
     assert config.encoder.graph_sizes == () and config.tower_budget == 0
     assert arena_bytes(MediaOptions(), spec) == mmap.PAGESIZE
-    alone = resolve_parallel(ParallelOptions(), spec, "cuda")
-    told = dict(describe(config, alone, spec, machine, LoadFacts((), "", 0)))
-    assert told["vision tower"] == "none: this model takes text only"
+    alone = resolve_parallel(ParallelSettings(), spec, "cuda")
+    told = dict(describe(config, alone, spec, machine, LoadInfo((), "", 0)))
+    assert told["vision tower"] == "none: this model is text-only"
     assert not told.keys() & {"embedding cache", "resized images", "vision graphs"}
     for role in ("encode", "language"):
         with pytest.raises(ConfigError, match=f"--role {role}: this model has no vision tower"):
-            check_role(role, spec, AnswerOptions())
+            check_role(role, spec, AdapterSettings())
 
 
 async def test_an_image_is_refused_before_its_bytes_are_looked_at(
     folder: Path,
 ) -> None:
     spec = load_spec(folder)
-    media = Media(spec, MediaOptions(), Arena.create(mmap.PAGESIZE), Metrics(), RoleOptions())
+    media = Media(spec, ServeOptions(), Arena.create(mmap.PAGESIZE), Metrics())
     media.start()
     source = ImageSource("http://127.0.0.1:9/no.png", "messages[0].content[1]")
     errors = []
-    for work in (media.open_all([source], ""), media.check(b"no image", "file")):
+    for work in (media.open_all([source], ""), SentFiles(media).check(b"no image", "file")):
         with pytest.raises(InvalidRequest, match="this model has no vision") as caught:
             await work
         errors.append(caught.value)

@@ -17,17 +17,17 @@ from safetensors.torch import load_file, save_file
 
 from saccade.core.config import QuantizationMode
 from saccade.core.errors import CheckpointError
-from saccade.families.registry import family_model, gguf_facts, load_spec
-from saccade.gguf.folder import write_folder
+from saccade.families.registry import family_model, load_spec
 from saccade.kernels.matrix import DenseMatrix, Matrix
 from saccade.nn.embedding import HEAD
-from saccade.nn.net import WholeNet
-from saccade.parallel import WHOLE, Shard
+from saccade.nn.family_model import FullNet
+from saccade.parallel import UNSHARDED, Shard
+from saccade.plugins.gguf.folder import write_folder
 from saccade.runtime.weights.checkpoint_weights import load_net
-from saccade_bench.fixtures.gguf_files import write_files
-from saccade_bench.fixtures.tiny import reference, tinies
 from tests.families.every import EVERY
 from tests.families.forwarding import CPU, LOGITS, Session, load, prompt
+from tests.fixtures.gguf_files import write_files
+from tests.fixtures.tiny import reference, tinies
 from tests.helpers.processor import needs_int8
 from tests.packing import PACKED, quantise_packed
 from tests.quantising import FORMATS, is_projection, quantise
@@ -38,14 +38,14 @@ QWEN = "qwen3_vl"
 
 
 def head(net: object) -> Matrix:
-    assert isinstance(net, WholeNet)
+    assert isinstance(net, FullNet)
     found: Matrix = net.text.head.weight  # type: ignore[attr-defined]
     return found
 
 
 def shares(net: object) -> bool:
     """The head and the embedding are one tensor."""
-    assert isinstance(net, WholeNet)
+    assert isinstance(net, FullNet)
     matrix, table = head(net), net.text.embedding.table  # type: ignore[attr-defined]
     return isinstance(matrix, DenseMatrix) and matrix.values.data_ptr() == table.data_ptr()
 
@@ -192,7 +192,7 @@ def test_a_head_in_a_gguf_file_is_used(
     gguf_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     files = write_files(gguf_checkpoint(QWEN, False), tmp_path, Kind.F32)
-    folder = write_folder([files.model], files.mmproj, gguf_facts())
+    folder = write_folder([files.model], files.mmproj)
     stored = head(load(folder)).dense()
     made = Path(shutil.copytree(folder, tmp_path / "flagged"))
     assert torch.equal(head(load(flagged(made))).dense(), stored)
@@ -210,5 +210,7 @@ def test_no_head_without_the_flag_is_refused_by_name(
 def test_dummy_weights_are_tied(copied: Callable[..., Path]) -> None:
     folder = flagged(copied("internvl"))
     spec = load_spec(folder)
-    net = load_net(spec, folder, dtype=torch.float32, device=CPU, load_format="dummy", shard=WHOLE)
+    net = load_net(
+        spec, folder, dtype=torch.float32, device=CPU, load_format="dummy", shard=UNSHARDED
+    )
     assert shares(net)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
@@ -21,10 +22,12 @@ from saccade.core.errors import CheckpointError
 from saccade.core.video import VideoOptions
 from saccade.families.checkpoint import Section, read_checkpoint
 from saccade.families.registry import find_family, load_spec
-from saccade.families.unread_fields import PIXELS, SECTIONS, TOP, VIDEOS, Unread
-from saccade_bench.fixtures.tiny import tinies
+from saccade.families.unread_fields import GENERATION, PIXELS, SECTIONS, TOP, VIDEOS, Unread
+from saccade.front.answer_defaults import load_answer_defaults
 from saccade_bench.lab.qwen import qwen
 from tests.families.conftest import Changed, Refused
+from tests.fixtures.tiny import tinies
+from tests.fixtures.tiny_any import make_any
 
 ROOT = Path(transformers.__file__).parent
 KNOWN = [name for name, tiny in tinies().items() if hasattr(transformers, tiny.architecture)]
@@ -124,6 +127,68 @@ def test_every_field_of_transformers_is_read_or_named(
 def test_a_new_field_would_be_found(checkpoint: Callable[..., Path]) -> None:
     read = read_checkpoint(checkpoint("qwen3_vl"))
     assert unnamed(read.processor, {"do_sharpen", "do_pad"}, PIXELS) == {"do_sharpen"}
+
+
+# ---- generation_config.json
+
+
+def test_every_field_of_a_generation_config_is_read_or_named(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    spec = load_spec(checkpoint("qwen3_vl"))
+    fields = {name for name in vars(transformers.GenerationConfig()) if not name.startswith("_")}
+    assert len(fields) > 50
+    for name in sorted(fields - GENERATION.keys() - {"eos_token_id"}):
+        (tmp_path / "generation_config.json").write_text(json.dumps({name: {"no": "value"}}))
+        with pytest.raises(CheckpointError):  # it is read
+            load_answer_defaults(tmp_path, spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "neutral"),
+    [
+        ("num_beams", 4, 1),
+        ("diversity_penalty", 0.5, 0.0),
+        ("begin_suppress_tokens", [5], None),
+        ("forced_bos_token_id", 5, None),
+        ("forced_eos_token_id", [5, 6], None),
+        ("min_length", 3, 0),
+        ("encoder_no_repeat_ngram_size", 3, 0),
+        ("encoder_repetition_penalty", 1.2, 1.0),
+        ("exponential_decay_length_penalty", [15, 1.6], None),
+        ("sequence_bias", [[[5, 6], -10.0]], None),
+        ("guidance_scale", 1.5, 1.0),
+        ("typical_p", 0.9, 1.0),
+        ("epsilon_cutoff", 3e-4, 0.0),
+        ("eta_cutoff", 3e-4, 0.0),
+        ("top_h", 0.4, None),
+        ("penalty_alpha", 0.6, 0.0),
+        ("token_healing", True, False),
+        ("watermarking_config", {"bias": 2.0}, None),
+        ("num_return_sequences", 2, 1),
+        ("force_words_ids", [[5]], None),
+    ],
+)
+def test_what_would_change_answers_is_refused_by_name(
+    name: str, value: Any, neutral: Any, checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint("qwen3_vl"), folder)
+    file = folder / "generation_config.json"
+    own = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps({**own, name: neutral}))
+    load_spec(folder)
+    file.write_text(json.dumps({**own, name: value}))
+    with pytest.raises(CheckpointError, match=rf"generation_config\.json: {name} "):
+        load_spec(folder)
+
+
+def test_it_is_refused_for_models_with_transformers_modules_too(tmp_path: Path) -> None:
+    make_any(tmp_path, "llama")
+    load_spec(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 2, "num_beams": 4}')
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: num_beams 4 "):
+        load_spec(tmp_path)
 
 
 # ---- image processors
@@ -291,3 +356,37 @@ def test_fields_that_change_nothing_may_have_any_value(
 def test_every_line_of_the_table_has_a_reason() -> None:
     for table in (PIXELS, VIDEOS, TOP, *SECTIONS.values()):
         assert all(len(line.why.split()) > 1 for line in table.values())
+
+
+@pytest.mark.parametrize("family", [family for family in KNOWN if not family.startswith("gemma4")])
+def test_an_old_rotary_embedding_beside_a_new_one_is_read_as_transformers_does(
+    family: str, checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint(family), folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    text = config.get("text_config", config)
+    new = text.pop("rope_parameters", None) or text.pop("rope_scaling", {})
+    nested = any(isinstance(each, dict) for each in new.values())
+    flat = {"rope_type": "default", "rope_theta": 1e4} | ({} if nested else new)
+    text["rope_parameters"] = new or flat
+    text["rope_scaling"] = flat | {"rope_theta": 54321.0}
+    path.write_text(json.dumps(config))
+    spec = load_spec(folder)
+    whole = transformers.AutoConfig.from_pretrained(folder).to_dict()
+    path.write_text(json.dumps(whole | {"architectures": config["architectures"]}))
+    told = json.loads(path.read_text())
+    (told.get("text_config") or told).pop("rope_scaling", None)
+    path.write_text(json.dumps(told))
+    assert load_spec(folder) == spec
+
+
+@pytest.mark.parametrize("family", ["gemma4", "gemma4_unified"])
+def test_an_old_rotary_embedding_that_names_no_layers_is_refused(
+    family: str, refused: Refused
+) -> None:
+    old = {"rope_type": "default", "rope_theta": 54321.0}
+    refused(
+        family, "config.json", "rope_scaling is not supported", text_config={"rope_scaling": old}
+    )

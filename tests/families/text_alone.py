@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from saccade.nn.protocol import FamilyNet
-from saccade_bench.fixtures.harness import Harness, set_threads
 from tests.families.forwarding import LOGITS, Session
+from tests.fixtures.harness import Harness, set_threads
 
 NEW_TOKENS = 24
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,29 +19,35 @@ from tokenizers import Tokenizer as Backend
 
 import saccade.demo
 from saccade.core.arena import Arena
-from saccade.core.client import Client
+from saccade.core.client import ANYBODY, Client
 from saccade.core.config import MIB
 from saccade.core.errors import CheckpointError, ImageError, InvalidRequest
 from saccade.core.metrics import Metrics
-from saccade.core.options import MediaOptions
+from saccade.core.token_rules import NoRepeat, TokenRules
 from saccade.core.types import LARGEST, Request, SamplingParams
 from saccade.families.registry import load_spec
-from saccade.front.answer_rules import AnswerRules, load_sampling_defaults
+from saccade.front.answer_defaults import AnswerDefaults, load_answer_defaults
+from saccade.front.answer_rules import AnswerRules
 from saccade.front.breakpoints import CacheRequest
-from saccade.front.compiler import Compiler
 from saccade.front.conversation import Chat, Message, MessageText, Part
 from saccade.front.input_processor import InputProcessor
-from saccade.front.prepared import PreparedRequest
+from saccade.front.members import read_tools
+from saccade.front.prepared import Preparation, PreparedRequest
 from saccade.front.prompt_encoder import GenerationRequest
 from saccade.media.media import Media
+from saccade.media.sources.fairness import BOUNDLESS
 from saccade.media.sources.source import ImageSource, SentFile
+from saccade.plugin import Plugin
+from saccade.plugins import plugins
+from saccade.plugins.grammar.compiler import Compiler
 from saccade.text.answer.answer_format import FORMATS, SILENT, AnswerFormat
-from saccade.text.grammar.grammars import OutputConstraint
-from saccade.text.grammar.tools import ToolSet, read_tools
+from saccade.text.grammar.constraint import OutputConstraint
+from saccade.text.grammar.tools import ToolSet
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
 from saccade_bench.fixtures.pdf import Sheet, pdf
 from tests.helpers.fork_servers import image_fork_servers
 from tests.helpers.images import png
+from tests.helpers.options import serve_options
 
 FOLDER = Path(saccade.demo.__file__).parent / "model"
 TOKENIZER = Tokenizer.load(FOLDER)
@@ -55,7 +62,12 @@ def running_media() -> tuple[asyncio.Runner, Media]:
     """One for all tests, and its event loop: the image workers are started once."""
     runner, arena = asyncio.Runner(), Arena.create(16 * MIB)
     media = Media(
-        SPEC, MediaOptions(media_workers=1), arena, METRICS, fork_servers=image_fork_servers()
+        SPEC,
+        serve_options(media_workers=1),
+        arena,
+        METRICS,
+        fork_servers=image_fork_servers(),
+        cards=[card for plugin in plugins() for card in plugin.media],
     )
 
     async def start() -> None:
@@ -76,10 +88,11 @@ def closed_at_the_end() -> Iterator[None]:
 
 def prepare(
     ask: GenerationRequest,
-    defaults: SamplingParams | None = None,
+    defaults: AnswerDefaults | None = None,
     context: int = CONTEXT,
     tokenizer: Tokenizer = TOKENIZER,
     answer_format: AnswerFormat = SILENT,
+    features: Sequence[Plugin] | None = None,
 ) -> PreparedRequest:
     runner, media = running_media()
     intake = InputProcessor(
@@ -87,8 +100,9 @@ def prepare(
         tokenizer,
         ChatTemplate.load(FOLDER, tokenizer, None, SPEC.templates),
         media,
-        defaults or SamplingParams(temperature=1.0),
+        defaults or AnswerDefaults(),
         answer_format=answer_format,
+        plugins=plugins() if features is None else features,
     )
     return runner.run(intake.prepare(ask, context))
 
@@ -97,8 +111,9 @@ def steps(request: GenerationRequest) -> list[str]:
     """What preparing this request enters, in order."""
     _, media = running_media()
     template = ChatTemplate.load(FOLDER, TOKENIZER, None, SPEC.templates)
-    intake = InputProcessor(SPEC, TOKENIZER, template, media, SamplingParams())
-    return [step.__name__ for step in intake.steps_of(request)]
+    intake = InputProcessor(SPEC, TOKENIZER, template, media, AnswerDefaults(), plugins=plugins())
+    preparation = Preparation(request, CONTEXT, ANYBODY, BOUNDLESS, 0)
+    return [step.__name__ for step in intake.order.joined(preparation, "answer")]
 
 
 def user(*parts: str | Part) -> Message:
@@ -126,7 +141,7 @@ def test_fields_decide_which_steps_a_request_joins() -> None:
         (GenerationRequest(Chat((user(picture),))), ["check", "encode", "open", "widen", "limit"]),
         (
             GenerationRequest(Chat((user(SentFile(b"", "here")),))),
-            ["check", "encode", "open", "encode", "open", "widen", "limit"],
+            ["check", "encode", "open", "open", "widen", "limit"],
         ),
         (
             GenerationRequest(text, constraint=OutputConstraint("regex", "x", "r")),
@@ -134,7 +149,7 @@ def test_fields_decide_which_steps_a_request_joins() -> None:
         ),
         (
             GenerationRequest(replace(text, tools=ToolSet(choice="none"))),
-            ["choose", "encode", "compile", "widen"],
+            ["choose", "encode", "widen"],
         ),
         (
             GenerationRequest(text, cache=CacheRequest(diagnose=True)),
@@ -342,6 +357,37 @@ def test_a_grammar_that_will_not_do_is_refused_before_images(
         )
 
 
+@pytest.mark.parametrize(
+    ("constraint", "choice", "strict", "field"),
+    [
+        (OutputConstraint("json", {}, "response_format"), None, False, "response_format"),
+        (None, "required", False, "tool_choice"),
+        (None, None, True, "tools[0].function.strict"),
+    ],
+)
+def test_a_form_that_no_plugin_can_hold_is_refused_by_its_field(
+    constraint: OutputConstraint | None, choice: str | None, strict: bool, field: str
+) -> None:
+    tool = {"name": "look", "strict": strict}
+    tools = ToolSet(read_tools([{"type": "function", "function": tool}]), choice)
+    features = [plugin for plugin in plugins() if not plugin.grammars]
+    calls = AnswerFormat(FORMATS["hermes"])
+    chat = Chat((user("Hi"),), tools=tools)
+    with pytest.raises(InvalidRequest, match=f"^{re.escape(field)}: .*structured") as refused:
+        prepare(
+            GenerationRequest(chat, constraint=constraint), answer_format=calls, features=features
+        )
+    assert refused.value.param == field
+
+
+def test_free_calls_need_no_grammar() -> None:
+    tools = ToolSet(read_tools([{"type": "function", "function": {"name": "look"}}]))
+    calls = AnswerFormat(FORMATS["hermes"])
+    features = [plugin for plugin in plugins() if not plugin.grammars]
+    asked = GenerationRequest(Chat((user("Hi"),), tools=tools))
+    assert prepare(asked, answer_format=calls, features=features).reading.form is calls.calls
+
+
 def test_a_seed_is_drawn_when_none_is_given_and_kept_when_one_is() -> None:
     seeds = {prepare(GenerationRequest((10,))).request.sampling.seed for _ in range(3)}
     assert len(seeds) == 3 and all(0 <= seed < 2**63 for seed in seeds)
@@ -354,7 +400,7 @@ def test_top_p_of_nothing_means_the_likeliest_token() -> None:
 
 
 def test_what_the_client_sets_wins_over_the_checkpoint() -> None:
-    defaults = SamplingParams(temperature=0.7, top_p=0.8, repetition_penalty=1.05)
+    defaults = AnswerDefaults(SamplingParams(temperature=0.7, top_p=0.8, repetition_penalty=1.05))
     sampling = prepare(GenerationRequest((10,), {"top_p": 0.5}), defaults).request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.repetition_penalty) == (0.7, 0.5, 1.05)
 
@@ -373,6 +419,11 @@ def test_what_the_client_sets_wins_over_the_checkpoint() -> None:
             {"repetition_penalty": 1.05, "top_p": None, "max_new_tokens": 5},
             {"temperature": 1.0, "repetition_penalty": 1.05, "max_tokens": 5},
         ),
+        (
+            {"min_new_tokens": 3, "stop_strings": "END"},
+            {"temperature": 1.0, "min_tokens": 3, "stop": ("END",)},
+        ),
+        ({"stop_strings": ["a", "b"]}, {"temperature": 1.0, "stop": ("a", "b")}),
     ],
 )
 def test_sampling_defaults_come_from_generation_config(
@@ -381,7 +432,8 @@ def test_sampling_defaults_come_from_generation_config(
     if config is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(config))
     wanted = {"max_tokens": LARGEST, **expected}
-    assert load_sampling_defaults(tmp_path) == SamplingParams(**wanted)  # type: ignore[arg-type]
+    found = load_answer_defaults(tmp_path, SPEC)
+    assert found == AnswerDefaults(SamplingParams(**wanted))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -391,7 +443,8 @@ def test_sampling_defaults_come_from_generation_config(
 def test_an_answer_of_no_given_length_has_the_usual_one(
     given: dict[str, int], most: int | None
 ) -> None:
-    request = prepare(GenerationRequest((10,), given), SamplingParams(max_tokens=7)).request
+    limited = AnswerDefaults(SamplingParams(max_tokens=7))
+    request = prepare(GenerationRequest((10,), given), limited).request
     assert request.sampling.max_tokens == (most or CONTEXT - 1)
 
 
@@ -401,11 +454,61 @@ def test_sampling_out_of_bounds_is_refused_before_a_picture_is_fetched() -> None
         GenerationRequest("text", {"temperature": 3})
 
 
-@pytest.mark.parametrize("text", ["{", '{"top_p": 7}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        '{"top_p": 7}',
+        '{"stop_strings": [1]}',
+        '{"suppress_tokens": [1e3]}',
+        '{"suppress_tokens": [-1]}',
+        '{"bad_words_ids": [7]}',
+        '{"bad_words_ids": [[]]}',
+        '{"bad_words_ids": [[1, 99999999]]}',
+        '{"no_repeat_ngram_size": 100000}',
+        '{"min_new_tokens": true}',
+    ],
+)
 def test_a_broken_generation_config_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"generation_config\.json"):
-        load_sampling_defaults(tmp_path)
+        load_answer_defaults(tmp_path, SPEC)
+
+
+def test_a_checkpoints_bans_hold_for_every_answer(tmp_path: Path) -> None:
+    end = SPEC.eos_token_ids[0]
+    config = {"suppress_tokens": [7, 8], "bad_words_ids": [[7], [9, 4], [end]]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(config))
+    defaults = load_answer_defaults(tmp_path, SPEC)
+    banned = ((7,), (8,), (9, 4))
+    for request in (
+        GenerationRequest((10,)),
+        GenerationRequest("Hi", rules=AnswerRules(allowed_token_ids=(7, 9))),
+        GenerationRequest(Chat((user("Hi"),))),
+    ):
+        rules = prepare(request, defaults).request.rules
+        assert rules == TokenRules(allowed=request.rules.allowed_token_ids, banned=banned)
+
+
+@pytest.mark.parametrize(("own", "size"), [(None, 3), (NoRepeat(2), 2)])
+def test_a_requests_own_rule_goes_before_the_checkpoints(
+    tmp_path: Path, own: NoRepeat | None, size: int
+) -> None:
+    (tmp_path / "generation_config.json").write_text('{"no_repeat_ngram_size": 3}')
+    defaults = load_answer_defaults(tmp_path, SPEC)
+    request = GenerationRequest((10,), rules=AnswerRules(no_repeat_ngram=own))
+    assert prepare(request, defaults).request.rules == TokenRules(no_repeat=NoRepeat(size))
+
+
+@pytest.mark.parametrize(
+    ("given", "least"), [({}, 5), ({"max_tokens": 2}, 2), ({"min_tokens": 1}, 1)]
+)
+def test_the_checkpoints_shortest_answer_gives_way_to_the_requests(
+    given: dict[str, int], least: int
+) -> None:
+    defaults = AnswerDefaults(SamplingParams(min_tokens=5))
+    request = prepare(GenerationRequest((10,), given), defaults).request
+    assert request.sampling.min_tokens == least
 
 
 @pytest.mark.parametrize("form", ["hermes", "mistral", "gemma"])

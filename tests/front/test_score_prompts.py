@@ -23,7 +23,7 @@ from saccade.media.content import encode_array
 from saccade.media.sources.source import ImageSource
 from saccade.text.answer.answer_format import SILENT
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
-from saccade_bench.fixtures.tiny import CHAT_TEMPLATE
+from tests.fixtures.tiny import CHAT_TEMPLATE
 
 JUDGE = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct "

@@ -17,10 +17,11 @@ from saccade.core.plan import Encode, Move, PixelSlot
 from saccade.core.types import ImageKey
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
-from saccade.parallel import WHOLE
-from saccade.runtime.cuda.graphs import ENOUGH, Capture, CudaCapture, eager
+from saccade.parallel import UNSHARDED
+from saccade.plugins.gpu.cuda.graphs import ENOUGH, Capture, CudaCapture, eager
+from saccade.plugins.gpu.cuda.pack_graphs import CapturedPacks
+from saccade.plugins.tiers.embedding_tiers import open_tiers
 from saccade.runtime.memory import EmbeddingMemory
-from saccade.runtime.tiers.embedding_tiers import open_tiers
 from saccade.runtime.vision.packed_encoder import PackedEncoder
 from saccade.runtime.vision.positions import PositionCache
 from saccade.runtime.vision.vision_encoder import VisionEncoder
@@ -50,7 +51,8 @@ def encoder(
 ) -> PackedEncoder:
     like = torch.empty(0, dtype=torch.bfloat16, device=device)
     config = EncoderConfig("flash", sizes if capture else ())
-    return PackedEncoder(net, PositionCache(net.spec, net.vision, Metrics()), config, like, capture)
+    graphs = CapturedPacks(net, config, like, capture=capture) if capture else None
+    return PackedEncoder(net, PositionCache(net.spec, net.vision, Metrics()), config, like, graphs)
 
 
 def pixels(net: FamilyNet, sizes: list[tuple[int, int]], seed: int = 0) -> list[np.ndarray]:
@@ -130,9 +132,9 @@ def test_pictures_encoded_beside_other_work_are_whole_when_they_are_shown(
     arena = Arena.create(1 << 22)
     like = torch.empty(0, dtype=torch.bfloat16, device=cuda)
     vision = VisionEncoder(
-        net.spec, encoder(net, cuda, CudaCapture()), arena, like, WHOLE, "weights"
+        net.spec, encoder(net, cuda, CudaCapture()), arena, like, UNSHARDED, "weights"
     )
-    memory = EmbeddingMemory(like.new_empty((0, net.spec.embedding_width)), WHOLE)
+    memory = EmbeddingMemory(like.new_empty((0, net.spec.embedding_width)), UNSHARDED)
     plain = encoder(net, cuda, eager)
     busy = torch.randn(2048, 2048, device=cuda)
     reported: list[tuple[ImageKey, float, float]] = []
@@ -178,7 +180,7 @@ def test_the_arena_is_pinned(
     cuda: torch.device, net: FamilyNet, caplog: pytest.LogCaptureFixture
 ) -> None:
     like = torch.empty(0, dtype=torch.bfloat16, device=cuda)
-    VisionEncoder(net.spec, encoder(net, cuda), Arena.create(1 << 20), like, WHOLE, "weights")
+    VisionEncoder(net.spec, encoder(net, cuda), Arena.create(1 << 20), like, UNSHARDED, "weights")
     assert caplog.records == []
 
 
@@ -200,7 +202,7 @@ def test_embeddings_survive_the_host_tier_and_its_runs(cuda: torch.device) -> No
     width, rows = 64, 100
     like = torch.empty((0, width), dtype=torch.bfloat16, device=cuda)
     memory = EmbeddingMemory(
-        like, WHOLE, open_tiers(EmbeddingBudgets(0, rows * width * 2), "", like, 0)
+        like, UNSHARDED, open_tiers(EmbeddingBudgets(0, rows * width * 2), "", like, 0)
     )
     rng = np.random.default_rng(0)
     held: dict[ImageKey, torch.Tensor] = {}

@@ -15,11 +15,12 @@ from saccade.core.config import EmbeddingBudgets, EncoderConfig, KVConfig, PageT
 from saccade.core.types import Request
 from saccade.families.registry import load_spec
 from saccade.nn.protocol import FamilyNet
+from saccade.plugins.tiers.page_arrivals import ReadRates
 from saccade.runtime.weights.checkpoint_weights import load_net
-from saccade.sched.parts.page_arrivals import ReadRates
-from saccade_bench.fixtures.harness import Harness
 from saccade_bench.lab.checkpoint import make_checkpoint
 from saccade_bench.lab.qwen import qwen
+from tests.fixtures.harness import Harness
+from tests.helpers.page_tiers import arrivals_of
 
 pytestmark = pytest.mark.gpu
 PRESETS = ["tiny-qwen2-vl", "tiny-qwen2.5-vl", "tiny-qwen3-vl"]
@@ -79,8 +80,8 @@ def test_pages_come_back_from_host_memory_with_the_same_answers(
     engine = Harness(
         load(folder, "cuda"), device="cuda", page_size=page_size, kv=KVConfig(pages=pages)
     )
-    prefix, arrivals = engine.scheduler.prefix, engine.scheduler.arrivals
-    assert prefix is not None and prefix.kept is not None and arrivals is not None
+    prefix, arrivals = engine.scheduler.prefix, arrivals_of(engine.scheduler)
+    assert prefix is not None
     asked = requests(engine)
     engine.run(asked)
     warm = engine.run(asked)
@@ -91,7 +92,7 @@ def test_pages_come_back_from_host_memory_with_the_same_answers(
             again = engine.run([each])[each.id]
             assert again.tokens == warm[each.id].tokens
             assert again.cached_tokens == warm[each.id].cached_tokens
-    assert prefix.kept.tiers["host"].counts["read"] > 0
+    assert arrivals.kept.tiers["host"].counts["read"] > 0
 
 
 def test_a_picture_is_encoded_once_with_graphs_in_sixteen_bits(
@@ -124,8 +125,8 @@ def test_answers_are_those_of_transformers(family: str, cuda: torch.device, tmp_
         "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl",
         reason="no transformers of a known version",
     )
-    from saccade_bench.fixtures.tiny import make_checkpoint
     from tests.families import answers
+    from tests.fixtures.tiny import make_checkpoint
 
     model = answers.load(make_checkpoint(tmp_path, family))
     there = replace(model, net=load(tmp_path, "cuda"))

@@ -13,17 +13,17 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.attention_backends import BACKENDS, AttentionName, possible
-from saccade.kernels.libraries.installed import find_fa3
-from saccade.kernels.ops import pick_ops
+from saccade.kernels.language_attention import possible
 from saccade.kernels.reference.activation import Activation
 from saccade.kernels.reference.paged import PagedRows, PagedShape, plain_cache
 from saccade.kernels.reference.patchify import patchify
 from saccade.kernels.reference.rotary import Rotation, rotary_tables
 from saccade.kernels.reference.segments import Segments
-from saccade.kernels.tower_attention import Backend, varlen_attention
-from saccade.kernels.triton.ops import TritonOps
 from saccade.nn.protocol import Batch
+from saccade.plugins.gpu.libraries.installed import find_fa3
+from saccade.plugins.gpu.tower_attention import TOWERS
+from saccade.plugins.gpu.triton.language_attention import ATTENTION
+from saccade.plugins.gpu.triton.ops import TritonOps
 from saccade.runtime.attention import attention_for
 from tests.helpers.tensors import noise
 
@@ -94,7 +94,7 @@ def attended(
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("backend", ["flash", "fa3", "fa4"])
 def test_variable_length_attention_of_libraries(
-    cuda: torch.device, backend: Backend, dtype: torch.dtype, dim: int, lengths: list[int]
+    cuda: torch.device, backend: str, dtype: torch.dtype, dim: int, lengths: list[int]
 ) -> None:
     if backend == "fa3" and find_fa3() is None:
         pytest.skip("FlashAttention-3 is not installed")
@@ -105,7 +105,7 @@ def test_variable_length_attention_of_libraries(
     bounds = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=cuda)
     there = fused.to(cuda)
     a, b, c = (there[:, start : start + 3] for start in (0, 3, 6))
-    ours = varlen_attention(a, b, c, Segments(bounds, max(lengths)), dim**-0.5, backend)
+    ours = TOWERS[backend](a, b, c, Segments(bounds, max(lengths)), dim**-0.5)
     close(ours, attended(q, k, v, lengths, dim**-0.5))
 
 
@@ -115,7 +115,7 @@ def test_segments_by_sdpa(cuda: torch.device, dtype: torch.dtype) -> None:
     q, k, v = (noise(sum(lengths), 3, 40, seed=seed).to(dtype) for seed in range(3))
     bounds = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=cuda)
     segments = Segments(bounds, max(lengths))
-    ours = varlen_attention(q.to(cuda), k.to(cuda), v.to(cuda), segments, 0.2, "sdpa")
+    ours = TOWERS["sdpa"](q.to(cuda), k.to(cuda), v.to(cuda), segments, 0.2)
     close(ours, attended(q, k, v, lengths, 0.2))
 
 
@@ -186,14 +186,14 @@ def test_causal_attention_over_pages(
 @pytest.mark.parametrize("name", ["fa3", "flashinfer"])
 def test_attention_of_libraries_over_pages_is_tritons(
     cuda: torch.device,
-    name: AttentionName,
+    name: str,
     dtype: torch.dtype,
     heads: tuple[int, int],
     dim: int,
     singles: int,
     page_size: int,
 ) -> None:
-    if name not in possible(pick_ops(cuda, dtype), cuda, dtype):
+    if name not in possible(ATTENTION, cuda, dtype):
         pytest.skip(f"{name} does not run here")
     tokens, keys = [*[1] * singles, 40, 7], [*[3000, 1, 70][:singles], 640, 7]
     counts = [-(-each // page_size) for each in keys]
@@ -215,7 +215,7 @@ def test_attention_of_libraries_over_pages_is_tritons(
     shape = PagedShape(heads[1], dim, page_size, dtype, dtype)
     found = []
     for each in (name, "triton"):
-        backend = BACKENDS[each].make(shape)
+        backend = ATTENTION[each].make(shape)
         backend.plan(rows)
         found.append(backend(q, plain_cache(k, v)))
     torch.testing.assert_close(found[0], found[1], atol=2e-2, rtol=2e-2)

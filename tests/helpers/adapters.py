@@ -13,7 +13,7 @@ from typing import Any
 import peft
 import torch
 
-from saccade_bench.fixtures.tiny import Reference, reference
+from tests.fixtures.tiny import Reference, reference
 
 LANGUAGE = r".*(language|text)_model\.layers\.\d+\.(self_attn|mlp)\.[a-z]+_proj"
 

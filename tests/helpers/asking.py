@@ -26,7 +26,7 @@ def in_flight(served: Served) -> float:
 
 
 def held(served: Served) -> float:
-    return served.front.metrics.value("saccade_request_bytes_held")
+    return served.front.metrics.value("saccade_request_bytes_buffered")
 
 
 class Asking(threading.Thread):

@@ -31,8 +31,8 @@ from saccade.core.types import (
 )
 from saccade.ipc.messages import (
     Abort,
-    Figures,
     Loading,
+    MetricValues,
     Output,
     PixelsFailed,
     PixelsReady,
@@ -94,7 +94,7 @@ class EchoEngine:
                     self._say(Delta(id, finish="abort"))
             case Scrape():
                 self.received.pop()
-                self._out.put_nowait(Figures(()))
+                self._out.put_nowait(MetricValues(()))
             case PixelsReady(key):
                 self._pixels[key].set_result(None)
             case PixelsFailed(key, error):

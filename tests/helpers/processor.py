@@ -10,11 +10,17 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from saccade.kernels.reference.int8 import runs_int8
-from saccade.kernels.x86.vnni import runs_vnni
+from saccade.kernels.backend import find_backend
+from saccade.kernels.ops import pick_ops
+from saccade.kernels.processor import runs_int8
+
+HAS_BACKEND = find_backend("cpu") is not None
+"""Machine code is compiled for this machine's processor."""
+FEW_BITS = pick_ops(torch.device("cpu"), torch.float32)
+"""Operations on this machine for matrices in few bits."""
 
 needs_int8 = pytest.mark.skipif(not runs_int8(), reason="the processor has no VNNI")
-needs_vnni = pytest.mark.skipif(not runs_vnni(), reason="no AVX512-VNNI, or no llvmlite")
+needs_vnni = pytest.mark.skipif(not FEW_BITS.takes_int4, reason="no AVX512-VNNI, or no llvmlite")
 
 INT8 = pytest.param("int8", marks=needs_int8)
 """Matrices in 8 bits, by oneDNN's products or our own."""

@@ -24,27 +24,28 @@ from saccade.core.arena import Arena
 from saccade.core.metrics import Metrics
 from saccade.core.options import (
     ConnectionOptions,
-    MediaOptions,
-    ObservabilityOptions,
-    ResponseOptions,
     ServeOptions,
     ServerOptions,
 )
-from saccade.core.route_options import ProxyOptions, RouteOptions
+from saccade.core.types import Request
 from saccade.families.registry import load_spec
-from saccade.front.answer_rules import load_sampling_defaults
+from saccade.front.answer_defaults import load_answer_defaults
 from saccade.front.input_processor import InputProcessor
 from saccade.front.request_manager import RequestManager
 from saccade.front.score_prompts import Scoring
-from saccade.front.sessions.sessions import Sessions
+from saccade.ipc.messages import Submit
 from saccade.media.media import Media
+from saccade.plugins import asked_plugins, plugins
+from saccade.proxy.options import ProxyOptions
 from saccade.proxy.run import ProxyServer
+from saccade.route.options import RouteOptions
 from saccade.route.run import RouteServer
 from saccade.text.answer.answer_format import FORMATS, SILENT, AnswerFormat
 from saccade.text.answer.reasoning import THINK
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
 from tests.helpers.echo import ARENA_BYTES, CONTEXT, EchoEngine
 from tests.helpers.fork_servers import image_fork_servers
+from tests.helpers.options import serve_options
 from tests.text.templates import THINKING
 
 FOLDER = Path(saccade.demo.__file__).parent / "model"
@@ -64,6 +65,21 @@ class Served:
     server: Server
     loop: asyncio.AbstractEventLoop
 
+    @property
+    def submitted(self) -> list[Request]:
+        """All requests that the engine has been sent."""
+        return [each.request for each in self.engine.received if isinstance(each, Submit)]
+
+    @property
+    def prompt(self) -> str:
+        """The newest request's prompt."""
+        return TOKENIZER.decode(self.submitted[-1].tokens)
+
+    def says(self, text: str) -> None:
+        """From now on answer with this text."""
+        ids = TOKENIZER.encode(text)
+        self.engine.reply = lambda request: ids
+
     def on_loop(self, function: object, *args: object) -> None:
         self.loop.call_soon_threadsafe(function, *args)  # type: ignore[arg-type]
 
@@ -77,22 +93,25 @@ def build_front(
     model: str = "",
 ) -> RequestManager:
     spec, metrics = load_spec(FOLDER), Metrics()
+    # A test deletes plugins, and their options with them.
+    stored = {"files_dir": f"{files}:1MiB"} if any(p.name == "files" for p in plugins()) else {}
     media = Media(
         spec,
-        MediaOptions(media_workers=1, files_dir=f"{files}:1MiB", max_image_bytes=500_000),
+        serve_options(media_workers=1, max_image_bytes=500_000, **stored),
         Arena.create(ARENA_BYTES),
         metrics,
         fork_servers=image_fork_servers(),
+        cards=[card for plugin in plugins() for card in plugin.media],
     )
     intake = InputProcessor(
         spec,
         TOKENIZER,
         template or ChatTemplate.load(FOLDER, TOKENIZER, None, spec.templates),
         media,
-        load_sampling_defaults(FOLDER),
+        load_answer_defaults(FOLDER, spec),
         answer_format=answer_format,
-        sessions=Sessions(),
         model=model,
+        plugins=plugins(),
     )
     return RequestManager(intake, engine, metrics, max_requests, Scoring("last"))
 
@@ -104,9 +123,8 @@ def serving(
     template: ChatTemplate | None = None,
     answer_format: AnswerFormat = SILENT,
     context: int = CONTEXT,
-    watch: ObservabilityOptions | None = None,
     model: str = "",
-    kept: ResponseOptions | None = None,
+    extras: tuple[object, ...] = (),
 ) -> Iterator[Served]:
     """A server whose engine says "Hello!" until its `reply` is changed. model: its name."""
     options = options or ServerOptions(port=0, served_model_name=("demo", "other"))
@@ -120,10 +138,9 @@ def serving(
         told = ServeOptions(
             server=options,
             edge=edge or ConnectionOptions(),
-            watch=watch or ObservabilityOptions(),
-            kept=kept or ResponseOptions(),
+            extras=extras,
         )
-        server = Server(front, options.served_model_name, told)
+        server = Server(front, options.served_model_name, told, asked_plugins(told))
 
         def on_ready(address: str, _: object) -> None:
             http = httpx.Client(base_url=address, timeout=30)
@@ -134,7 +151,7 @@ def serving(
             )
             ready.set()
 
-        await server.run_until_told(on_ready)
+        await server.serve_until_shutdown(on_ready)
 
     def run_thread() -> None:
         with tempfile.TemporaryDirectory() as files:
@@ -169,7 +186,7 @@ def routed(
         found.append(address)
         ready.set()
 
-    thread = threading.Thread(target=lambda: asyncio.run(router.run_until_told(on_ready)))
+    thread = threading.Thread(target=lambda: asyncio.run(router.serve_until_shutdown(on_ready)))
     thread.start()
     try:
         assert ready.wait(30), "the router did not start"
@@ -198,7 +215,7 @@ def proxied(upstream: str, **options: Any) -> Iterator[tuple[str, ProxyServer]]:
         found.append(address)
         ready.set()
 
-    thread = threading.Thread(target=lambda: asyncio.run(proxy.run_until_told(on_ready)))
+    thread = threading.Thread(target=lambda: asyncio.run(proxy.serve_until_shutdown(on_ready)))
     thread.start()
     try:
         assert ready.wait(30), "the proxy did not start"
@@ -259,3 +276,14 @@ def served(module_server: Served, way: str, request: pytest.FixtureRequest) -> S
         return module_server
     found: Served = request.getfixturevalue("module_router")
     return found
+
+
+@pytest.fixture
+def claude(served: Served) -> Iterator[Any]:
+    """Anthropic's SDK. Tests send plain dicts, which its TypedDicts would refuse."""
+    import anthropic
+
+    with anthropic.Anthropic(
+        api_key="any", base_url=served.address, max_retries=0, timeout=30
+    ) as client:
+        yield client

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 
 from saccade.core.family import FamilySpec
-from saccade.families.deepseek_vl2.spec import DeepseekSpec
-from saccade.families.gemma3.spec import Gemma3Spec
-from saccade.families.gemma4.spec import Gemma4Spec
-from saccade.families.internvl.spec import InternVLSpec
-from saccade.families.lfm2_vl.spec import Lfm2Spec
-from saccade.families.minicpm.spec import MiniCPMSpec
-from saccade.families.smolvlm.spec import SmolVLMSpec
-from saccade.families.step3_vl.spec import Step3VLSpec
-from saccade_bench.fixtures.tiny import picture
+from saccade.plugins.models.deepseek_vl2.spec import DeepseekSpec
+from saccade.plugins.models.gemma3.spec import Gemma3Spec
+from saccade.plugins.models.gemma4.spec import Gemma4Spec
+from saccade.plugins.models.internvl.spec import InternVLSpec
+from saccade.plugins.models.lfm2_vl.spec import Lfm2Spec
+from saccade.plugins.models.minicpm.spec import MiniCPMSpec
+from saccade.plugins.models.smolvlm.spec import SmolVLMSpec
+from saccade.plugins.models.step3_vl.spec import Step3VLSpec
 from saccade_bench.lab.qwen import tell_grid
+from tests.fixtures.tiny import picture
 
 
 def shown_canvas(spec: FamilySpec, seed: int = 5) -> tuple[np.ndarray, int]:

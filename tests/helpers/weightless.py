@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -29,21 +29,19 @@ from triton.runtime.jit import KernelInterface
 from saccade.core.config import GIB, EngineConfig, Hardware
 from saccade.core.family import FamilySpec
 from saccade.core.options import EngineOptions, ModelOptions
-from saccade.engine.claims import StepBounds
+from saccade.engine.memory_estimate import StepBounds
 from saccade.engine.sizing import resolve
 from saccade.families.registry import family_model, load_spec
 from saccade.kernels import device as placement
-from saccade.kernels import triton as triton_kernels
-from saccade.kernels.matrix import DenseMatrix, Matrix
-from saccade.kernels.reference.ops import Ops
-from saccade.kernels.triton.ops import TritonOps
-from saccade.nn.low_rank import Adapters
 from saccade.nn.protocol import FamilyNet
 from saccade.nn.weights import Part
-from saccade.parallel import WHOLE
-from saccade.runtime import worker
-from saccade.runtime.cuda.graphs import eager
-from saccade.runtime.vision import images, streams
+from saccade.parallel import UNSHARDED
+from saccade.plugins.gpu import triton as triton_kernels
+from saccade.plugins.gpu.cuda import pack_graphs, step_graphs
+from saccade.plugins.gpu.cuda.graphs import eager
+from saccade.plugins.gpu.triton.ops import TritonOps
+from saccade.runtime.vision import streams
+from saccade.runtime.weights.dummy import DummyWeights
 from saccade_bench.lab.checkpoint import make_checkpoint
 
 META = torch.device("meta")
@@ -321,16 +319,13 @@ def named(made_by: Callable[..., Any]) -> str:
     return f"{made_by.__module__.removeprefix('saccade.')}.{made_by.__qualname__}"
 
 
-@dataclass
-class NoWeights:
-    """Of the right shapes."""
+class NoWeights(DummyWeights):
+    """Of the right shapes. `nbytes`: of all that was asked for."""
 
-    device: torch.device = META
-    dtype: torch.dtype = BF16
-    nbytes: int = field(default=0)
-    ops: Ops = field(default_factory=TritonOps)
-    adapters: Adapters = field(default_factory=Adapters)
-    absent: tuple[str, ...] = ()
+    def __init__(self, absent: tuple[str, ...] = ()) -> None:
+        super().__init__(BF16, META, ops=TritonOps())
+        self.nbytes = 0
+        self._absent = absent
 
     def load(self, *parts: Part) -> torch.Tensor:
         if parts[0].limit:  # a number that the host asks for
@@ -340,25 +335,8 @@ class NoWeights:
         self.nbytes += made.nbytes
         return made
 
-    def load_matrix(self, *parts: Part) -> Matrix:
-        return DenseMatrix(self.load(*parts))
-
-    def load_experts(self, *_: object) -> None:
-        return None
-
     def has(self, name: str) -> bool:
-        return name not in self.absent
-
-    def found(self, _name: str, _values: torch.Tensor, /) -> None: ...
-
-    def equals(self, _part: Part, _values: torch.Tensor, /) -> bool:
-        return True
-
-    def fits(self, _part: Part, /) -> bool:
-        return True
-
-    def matrix(self, weight: torch.Tensor, _name: str) -> Matrix:
-        return DenseMatrix(weight)
+        return name not in self._absent
 
 
 @dataclass
@@ -383,7 +361,7 @@ def pretend_cuda(patch: pytest.MonkeyPatch) -> None:
     for name in ("Stream", "Event", "stream", "current_stream", "device", "cudart"):
         patch.setattr(torch.cuda, name, NoStream)
     patch.setattr(streams, "_unpin", lambda _: None)
-    for module in (worker, images):
+    for module in (step_graphs, pack_graphs):
         patch.setattr(module, "begin_captures", lambda *_: eager)
 
 
@@ -392,7 +370,7 @@ def weightless(preset: str, folder: Path) -> Iterator[Model]:
     """A model of `CARDS`. folder: for its JSON files."""
     with pytest.MonkeyPatch.context() as patch:
         for entry in iter_modules(triton_kernels.__path__):
-            module = import_module(f"saccade.kernels.triton.{entry.name}")
+            module = import_module(f"saccade.plugins.gpu.triton.{entry.name}")
             for name, each in list(vars(module).items()):
                 if isinstance(each, KernelInterface):
                     patch.setattr(module, name, NoKernel())
@@ -402,7 +380,7 @@ def weightless(preset: str, folder: Path) -> Iterator[Model]:
         # Gemma's head is its table, which no file has twice.
         absent = ("lm_head.weight",) if preset.startswith("gemma") else ()
         spec, weights = load_spec(folder), NoWeights(absent=absent)
-        net = family_model(spec).build(weights, WHOLE, WHOLE)
+        net = family_model(spec).build(weights, UNSHARDED, UNSHARDED)
         yield Model(preset, spec, net, weights.nbytes)
 
 

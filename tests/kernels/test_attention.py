@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from saccade.kernels.reference.segments import Segments
-from saccade.kernels.tower_attention import varlen_attention
+from saccade.kernels.reference.segments import Segments, sdpa_segments
 
 DIM = 16
 SCALE = DIM**-0.5
@@ -32,7 +31,7 @@ def test_segments_see_themselves_only(lengths: list[int], dtype: torch.dtype) ->
     )
     owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
-    out = varlen_attention(q, k, v, Segments(bounds, max(lengths)), SCALE, "sdpa")
+    out = sdpa_segments(q, k, v, Segments(bounds, max(lengths)), SCALE)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(
         out.double(), expected(q, k, v, owner[:, None] == owner[None]), atol=tolerance, rtol=0.0
@@ -47,7 +46,7 @@ def test_part_of_a_segments_rows_sees_all_of_it(dtype: torch.dtype) -> None:
         .split(3, dim=1)
     )
     segments = Segments(torch.tensor([0, 12], dtype=torch.int32), 12)
-    out = varlen_attention(q[8:20], k, v, segments, SCALE, "sdpa")
+    out = sdpa_segments(q[8:20], k, v, segments, SCALE)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     mask = torch.ones(12, 40, dtype=torch.bool)
     torch.testing.assert_close(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from saccade.kernels.reference import attention
 from saccade.kernels.reference import long_attention as blockwise
-from saccade.kernels.reference.segments import Segments
-from saccade.kernels.tower_attention import varlen_attention
-from saccade.kernels.x86 import attention as compiled
+from saccade.kernels.reference.segments import Segments, sdpa_segments
 from tests.kernels.test_attention import expected
 
 DIM = 16
@@ -48,17 +48,14 @@ def test_long_segments_and_long_prompts_are_taken_in_blocks(
 ) -> None:
     monkeypatch.setattr(blockwise, "has_bf16", lambda: True)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    monkeypatch.setattr(compiled, "best_kind", lambda: None)
-    monkeypatch.setattr(blockwise, "LEAST_QUERIES", 8)
-    monkeypatch.setattr(blockwise, "LEAST_KEYS", 8)
+    monkeypatch.setattr(blockwise, "MIN_QUERIES", 8)
+    monkeypatch.setattr(blockwise, "MIN_KEYS", 8)
     taken: list[tuple[int, int]] = []
     attend = blockwise.attend
 
-    def note(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, causal: bool
-    ) -> torch.Tensor:
+    def note(q: torch.Tensor, k: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
         taken.append((len(q), k.shape[1]))
-        return attend(q, k, v, scale, causal=causal)
+        return attend(q, k, *rest, **named)
 
     monkeypatch.setattr(blockwise, "attend", note)
     lengths = [9, 9, 3, 3, 20]
@@ -66,34 +63,16 @@ def test_long_segments_and_long_prompts_are_taken_in_blocks(
     owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
     own = Segments(bounds, max(lengths))
-    out = varlen_attention(q, k, v, own, SCALE, "sdpa")
+    out = sdpa_segments(q, k, v, own, SCALE)
     wanted = expected(q, k, v, owner[:, None] == owner[None])
     torch.testing.assert_close(out.double(), wanted, atol=2e-2, rtol=0.0)
     assert taken == [(9, 9), (9, 9), (20, 20)]
 
     part = Segments(torch.tensor([0, 12], dtype=torch.int32), 12)
-    varlen_attention(q[:12], k, v, part, SCALE, "sdpa")
+    sdpa_segments(q[:12], k, v, part, SCALE)
     keys, values = (each.transpose(0, 1).unsqueeze(0) for each in (k, v))
     attention.causal_attention(q[-10:], keys, values, SCALE)
     attention.causal_attention(q[-2:], keys, values, SCALE)
     assert taken[3:] == [(12, 44), (10, 44)]
     full = attention.causal_attention(q[-10:].float(), keys.float(), values.float(), SCALE)
     assert full.dtype == torch.float32 and len(taken) == 5, "other dtypes go PyTorch's way"
-
-
-def test_what_long_attention_needs_is_compiled_before_it_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(blockwise, "has_bf16", lambda: True)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    asked: list[torch.dtype] = []
-    weigh = blockwise._weights
-
-    def note(scores: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        asked.append(like.dtype)
-        return weigh(scores, like)
-
-    monkeypatch.setattr(blockwise, "_weights", note)
-    for dtype in (torch.bfloat16, torch.float32):
-        blockwise.compile_ahead(torch.empty(0, dtype=dtype))
-    assert asked == [torch.bfloat16], "other numbers go PyTorch's way"

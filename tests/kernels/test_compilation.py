@@ -10,7 +10,7 @@ import pytest
 import torch
 from triton import knobs
 
-from saccade.kernels.triton import compilation
+from saccade.plugins.gpu.triton import compilation
 
 
 class Kernel:

@@ -106,7 +106,7 @@ def test_chunks_of_packed_sequences_go_on_from_their_states(
     scan: Callable[..., torch.Tensor] = gated_delta
     where = "cpu"
     if kind != "torch":
-        from saccade.kernels.triton.delta import HALF, launch_conv, launch_delta
+        from saccade.plugins.gpu.triton.delta import HALF, launch_conv, launch_delta
 
         convolve, scan, where = launch_conv, launch_delta, device
         if kind == "triton of 64" and device == "cpu":  # its products round, but not interpreted
@@ -147,7 +147,7 @@ def test_a_convolution_may_be_left_as_it_is(kind: str, device: str) -> None:
     """In chunks, behind what was before."""
     convolve, where = causal_conv, "cpu"
     if kind != "torch":
-        from saccade.kernels.triton.delta import launch_conv as convolve
+        from saccade.plugins.gpu.triton.delta import launch_conv as convolve
 
         where = device
     x = torch.randn(9, CHANNELS, generator=torch.Generator().manual_seed(4))
@@ -165,7 +165,7 @@ def test_a_convolution_may_be_left_as_it_is(kind: str, device: str) -> None:
 
 def test_one_token_alone_needs_no_stride_in_common(device: str) -> None:
     """The step of a single row that decodes: views of one token have strides of any size."""
-    from saccade.kernels.triton.delta import launch_delta
+    from saccade.plugins.gpu.triton.delta import launch_delta
 
     q, k, v, decay, beta = inputs(1, seed=7)
     before = torch.randn(LINES, HV, DK, DV, generator=torch.Generator().manual_seed(8))
@@ -182,7 +182,7 @@ def test_one_token_alone_needs_no_stride_in_common(device: str) -> None:
 @pytest.mark.slow
 def test_heads_of_real_checkpoints(device: str) -> None:
     """128 by 128: two sequences of several chunks, then one token more of each."""
-    from saccade.kernels.triton.delta import launch_delta
+    from saccade.plugins.gpu.triton.delta import launch_delta
 
     draw = torch.Generator().manual_seed(9)
     q, k = (torch.randn(102, 1, 128, generator=draw) for _ in range(2))

@@ -11,9 +11,10 @@ import torch
 
 from saccade.core.plan import Open
 from saccade.core.types import SamplingParams
-from saccade.runtime.row_parts import DrawPart, Draws
-from saccade.runtime.sampling.draw_parts import RowByRow
-from saccade.runtime.sampling.edits import Edit, SlotEdits
+from saccade.plugins.gpu.slot_edits import SlotEdits
+from saccade.runtime.row_parts import Draws, SamplePart
+from saccade.runtime.sampling.edits import Edit
+from saccade.runtime.sampling.sampler import RowByRow
 
 pytest.importorskip("triton")
 
@@ -48,14 +49,14 @@ def both(slots: int, device: str) -> tuple[RowByRow, SlotEdits]:
 
 
 def enter(
-    part: DrawPart, slot: int, way: dict[str, Any], tokens: list[int], prompt_length: int
+    part: SamplePart, slot: int, way: dict[str, Any], tokens: list[int], prompt_length: int
 ) -> None:
     params = SamplingParams(**way)
     if params.edits:
         part.open(Open(slot, tuple(tokens), prompt_length, (), (), params, ()))
 
 
-def leave(part: DrawPart, slot: int, way: dict[str, Any]) -> None:
+def leave(part: SamplePart, slot: int, way: dict[str, Any]) -> None:
     if SamplingParams(**way).edits:
         part.close(slot)
 

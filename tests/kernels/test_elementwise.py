@@ -10,7 +10,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from saccade.kernels.reference.activation import gelu_tanh
 from saccade.kernels.reference.norm import rms_norm
 from saccade.kernels.reference.patchify import patchify
-from saccade_bench.fixtures.tiny import picture
+from tests.fixtures.tiny import picture
 from tests.helpers.tensors import noise
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}

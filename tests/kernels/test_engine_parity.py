@@ -23,20 +23,20 @@ from saccade.families.registry import load_spec
 from saccade.kernels import device as placement
 from saccade.kernels.reference.ops import Ops
 from saccade.nn.protocol import FamilyNet
-from saccade.runtime.begun_step import Step
+from saccade.runtime.inflight_step import Step
 from saccade.runtime.weights import checkpoint_weights as weights
 from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.runtime.worker import Worker
-from saccade_bench.fixtures.harness import Harness, Outcome
-from saccade_bench.fixtures.tiny import make_checkpoint, tinies
 from tests.families.every import SEEING
+from tests.fixtures.harness import Harness, Outcome
+from tests.fixtures.tiny import make_checkpoint, tinies
 from tests.helpers.shown import shown_canvas
 from tests.kernels.conftest import HAS_GPU
 from tests.packing import PACKED, quantise_packed
 from tests.quantising import FORMATS, quantise
 
 pytest.importorskip("triton")
-from saccade.kernels.triton.ops import TritonOps
+from saccade.plugins.gpu.triton.ops import TritonOps
 
 pytestmark = [pytest.mark.gpu if HAS_GPU else pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -52,7 +52,7 @@ class Interpreted(TritonOps):
     by which a worker compiles beforehand.
     """
 
-    compiles = "nothing"  # type: ignore[assignment]
+    prepare = None
 
 
 def ops_there() -> Ops:
@@ -221,7 +221,7 @@ def test_keys_and_values_of_eight_bits_are_near_pytorchs(
 ) -> None:
     """Where a sum differs in its last bit, a key may be rounded the other way."""
     if net.spec.kv_spec().latent:
-        pytest.skip("latents are not kept in 8 bits")
+        pytest.skip("no 8-bit cache of latents")
     found = []
     kv = KVConfig("fp8_e4m3", ((0.5, 0.25),) * net.spec.kv_spec().kv_layers)
     for by_kernels in (False, True):

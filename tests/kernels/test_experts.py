@@ -20,8 +20,8 @@ from saccade.kernels.reference.moe import route
 from saccade.kernels.reference.ops import Ops
 
 pytest.importorskip("triton")
-from saccade.kernels.triton import experts as experts_gpu
-from saccade.kernels.triton.experts import by_expert, launch_experts, launch_route
+from saccade.plugins.gpu.triton import experts as experts_gpu
+from saccade.plugins.gpu.triton.experts import by_expert, launch_experts, launch_route
 from tests.families.forwarding import Session, load
 from tests.helpers.tensors import noise
 from tests.kernels.conftest import HAS_GPU, bounds, broad

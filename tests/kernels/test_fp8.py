@@ -12,16 +12,17 @@ import pytest
 import torch
 
 from saccade.kernels.matrix import FP8, Fp8Matrix
-from saccade.kernels.reference.fp8 import dense, put_rows, to_fp8
+from saccade.kernels.reference.fp8 import dense, to_fp8
+from saccade.kernels.reference.layer import put_rows
 from saccade.kernels.reference.ops import Ops
 
 pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from saccade.kernels.triton import fp8 as fp8_gpu
-from saccade.kernels.triton import tiling
-from saccade.kernels.triton.fp8 import as_rows, launch_fp8
+from saccade.plugins.gpu.triton import fp8 as fp8_gpu
+from saccade.plugins.gpu.triton import tiling
+from saccade.plugins.gpu.triton.fp8 import as_rows, launch_fp8
 from tests.helpers.tensors import noise
 from tests.kernels.conftest import bounds
 

@@ -12,7 +12,7 @@ from saccade.kernels.matrix import Int4Matrix
 from saccade.kernels.reference.int4 import dense, int4_linear, numbers_of, pack_int4
 
 pytest.importorskip("triton")
-from saccade.kernels.triton.int4 import launch_int4
+from saccade.plugins.gpu.triton.int4 import launch_int4
 from tests.helpers.tensors import noise
 from tests.kernels.conftest import bounds
 

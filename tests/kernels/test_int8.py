@@ -9,21 +9,18 @@ import torch
 from torch.nn import functional as F
 
 from saccade.kernels.matrix import Int8Matrix
-from saccade.kernels.reference import int8
-from saccade.kernels.reference.hadamard import transform
+from saccade.kernels.reference.hadamard import block_of, transform
 from saccade.kernels.reference.int8 import (
-    int8_linear,
+    LARGEST,
     int8_linear_reference,
-    pack_int8,
     quantise_matrix,
-    quantise_matrix_plainly,
     quantise_rows,
     restore_matrix,
 )
-from saccade.kernels.x86 import vnni_layout
-from saccade.kernels.x86.amx import has_amx
-from saccade.kernels.x86.vnni_call import LARGEST, block_of
-from tests.helpers.processor import needs_int8, needs_vnni
+from saccade.kernels.reference.ops import Ops
+from saccade.plugins.cpu import vnni_layout
+from saccade.plugins.cpu.amx import has_amx
+from tests.helpers.processor import FEW_BITS, needs_int8, needs_vnni
 from tests.helpers.tensors import noise
 
 pytestmark = needs_int8
@@ -33,6 +30,10 @@ def stored(weight: torch.Tensor) -> Int8Matrix:
     """A matrix as checkpoints have it in 8 bits."""
     scales = weight.abs().amax(1) / LARGEST
     return Int8Matrix((weight / scales.unsqueeze(1)).round().char(), scales)
+
+
+def product(x: torch.Tensor, matrix: Int8Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:
+    return matrix.ready(FEW_BITS).multiply(FEW_BITS, x, bias)
 
 
 @pytest.mark.sparse(pairs=True)
@@ -59,20 +60,18 @@ def test_a_product_is_the_references_to_the_bit(
     bias: bool,
     made: bool,
     panels: bool,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In panels where the processor has the functions, and in oneDNN's blocks. A matrix that a
     checkpoint stores in 8 bits is not transformed.
     """
-    if not panels:
-        monkeypatch.setattr(int8, "runs_vnni", lambda: False)
+    ops = FEW_BITS if panels else Ops()
     rows, inputs, outputs = shape
     x = noise(rows, inputs, seed=1).to(dtype)
-    matrix = quantise_matrix(noise(outputs, inputs, seed=2).to(dtype))
+    matrix = ops.quantise_int8(noise(outputs, inputs, seed=2).to(dtype))
     if not made:
         matrix = stored(noise(outputs, inputs, seed=2))
     added = noise(outputs, seed=3).to(dtype) if bias else None
-    result = int8_linear(x, pack_int8(matrix), added)
+    result = matrix.ready(ops).multiply(ops, x, added)
     assert result.dtype == dtype and result.shape == (rows, outputs)
     assert torch.equal(result, int8_linear_reference(x, matrix, added))
 
@@ -84,19 +83,20 @@ def test_a_matrix_is_quantised_to_the_same_bits_by_pytorch(
     dtype: torch.dtype, shape: tuple[int, int]
 ) -> None:
     weight = noise(*shape, seed=9).to(dtype)
-    made, plain = quantise_matrix(weight), quantise_matrix_plainly(weight)
+    made, plain = FEW_BITS.quantise_int8(weight), quantise_matrix(weight)
     assert torch.equal(made.values, plain.values)
     assert torch.equal(made.scales, plain.scales)
     # A cut of a checkpoint's tensor skips what lies between its rows.
     inputs = shape[1] // 2
-    made, plain = quantise_matrix(weight[:, inputs:]), quantise_matrix_plainly(weight[:, inputs:])
+    cut = weight[:, inputs:]
+    made, plain = FEW_BITS.quantise_int8(cut), quantise_matrix(cut)
     assert torch.equal(made.values, plain.values)
     assert torch.equal(made.scales, plain.scales)
 
 
 def test_a_product_is_near_the_matrixs() -> None:
     x, weight = noise(50, 512, seed=1), noise(256, 512, seed=2) / 512**0.5
-    error = int8_linear(x, pack_int8(quantise_matrix(weight))) - F.linear(x, weight)
+    error = product(x, FEW_BITS.quantise_int8(weight)) - F.linear(x, weight)
     assert error.pow(2).mean().sqrt() < 0.015
 
 
@@ -105,10 +105,8 @@ def test_one_large_input_spoils_no_other() -> None:
     x, weight = noise(50, 512, seed=1), noise(256, 512, seed=2) / 512**0.5
     x[:, 3] *= 50
     expected = F.linear(x, weight)
-    matrix = quantise_matrix(weight)
-    few, many = (
-        (int8_linear(x, pack_int8(each)) - expected).norm() for each in (matrix, stored(weight))
-    )
+    matrix = FEW_BITS.quantise_int8(weight)
+    few, many = ((product(x, each) - expected).norm() for each in (matrix, stored(weight)))
     assert few < many / 2.5
 
 
@@ -117,30 +115,30 @@ def test_the_largest_values_of_either_sign_do_not_overflow() -> None:
     x[1] = -1
     weight = torch.ones(32, 4096)
     weight[::2] = -1
-    y = int8_linear(x, pack_int8(quantise_matrix(weight)))
+    y = product(x, FEW_BITS.quantise_int8(weight))
     torch.testing.assert_close(y, x @ weight.t())
 
 
 @pytest.mark.parametrize("shape", [(2048, 512), (512, 1536), (96, 64)], ids=str)
 def test_a_row_has_the_same_bits_in_any_batch(shape: tuple[int, int]) -> None:
     outputs, inputs = shape
-    matrix = pack_int8(quantise_matrix(noise(outputs, inputs, seed=4)))
+    matrix = FEW_BITS.quantise_int8(noise(outputs, inputs, seed=4)).ready(FEW_BITS)
     x = noise(400, inputs, seed=5).bfloat16()
-    alone = torch.cat([int8_linear(row, matrix) for row in x[:33].split(1)])
+    alone = torch.cat([matrix.multiply(FEW_BITS, row) for row in x[:33].split(1)])
     for count in (2, 3, 8, 17, 33, 64, 400):
-        assert torch.equal(int8_linear(x[:count], matrix)[:33], alone[:count]), count
+        assert torch.equal(matrix.multiply(FEW_BITS, x[:count])[:33], alone[:count]), count
 
 
 def test_rows_and_outputs_of_zeros_stay_zero() -> None:
     x, weight = noise(3, 64, seed=6), noise(32, 64, seed=7)
     x[1], weight[5] = 0, 0
-    y = int8_linear(x, pack_int8(quantise_matrix(weight)))
+    y = product(x, FEW_BITS.quantise_int8(weight))
     assert y.isfinite().all() and not y[1].any() and not y[:, 5].any() and y[0, 0] != 0
 
 
 def test_quantised_values_are_within_half_a_step() -> None:
     weight = noise(40, 7000, seed=8)
-    matrix = quantise_matrix(weight)
+    matrix = FEW_BITS.quantise_int8(weight)
     whole = matrix.values * matrix.scales.unsqueeze(1)
     error = whole - transform(weight) / block_of(7040)
     assert (error.abs() <= 0.5001 * matrix.scales.unsqueeze(1)).all()
@@ -170,12 +168,14 @@ def test_many_rows_have_the_bits_of_few(
         x, bias = noise(rows, inputs, seed=1).to(dtype), noise(outputs, seed=2).to(dtype)
         x[1] = 0.0
         weight = noise(outputs, inputs, seed=3)
-        matrix = pack_int8(quantise_matrix(weight) if outputs % 2 else stored(weight))
+        matrix = vnni_layout.pack_int8(
+            FEW_BITS.quantise_int8(weight) if outputs % 2 else stored(weight)
+        )
         assert vnni_layout.takes_tiles(rows, 4 * matrix.values.shape[1])
         for added in (None, bias):
-            many = int8_linear(x, matrix, added)
+            many = matrix.multiply(FEW_BITS, x, added)
             with monkeypatch.context() as patched:
-                patched.setattr(vnni_layout, "LEAST_TILED", rows + 1)
-                few = int8_linear(x, matrix, added)
+                patched.setattr(vnni_layout, "MIN_TILED", rows + 1)
+                few = matrix.multiply(FEW_BITS, x, added)
             assert torch.equal(many, few)
-            assert torch.equal(many[5:9], int8_linear(x[5:9], matrix, added))
+            assert torch.equal(many[5:9], matrix.multiply(FEW_BITS, x[5:9], added))

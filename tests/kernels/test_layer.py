@@ -15,17 +15,17 @@ from saccade.kernels.reference.layer import (
     add_layer_norm,
     add_rms_norm,
     gate,
-    turn_and_cache,
+    rope_and_cache,
 )
 from saccade.kernels.reference.paged import PagedCache, plain_cache
 from saccade.kernels.reference.rotary import Pairs, Rotation, rotary_tables
 
 pytest.importorskip("triton")
-from saccade.kernels.triton.activation import GATES
-from saccade.kernels.triton.layer import (
+from saccade.plugins.gpu.triton.activation import GATES
+from saccade.plugins.gpu.triton.layer import (
     launch_add_norm,
     launch_gate,
-    launch_turn_and_cache,
+    launch_rope_and_cache,
 )
 from tests.helpers.tensors import noise
 from tests.kernels.conftest import bounds, broad
@@ -71,10 +71,10 @@ def test_queries_and_keys_are_turned_and_cached(
     rotation = Rotation(*rotary_tables(10 * noise(tokens, turned // 2, seed=2), pairs), pairs=pairs)
     empty = torch.zeros(32, kv_heads, dim, dtype=dtype)
     wanted = empty, empty.clone()
-    queries = turn_and_cache(qkv.clone(), kv_heads, rotation, norm, plain_cache(*wanted), slots)
+    queries = rope_and_cache(qkv.clone(), kv_heads, rotation, norm, plain_cache(*wanted), slots)
     cache = torch.zeros_like(empty, device=device), torch.zeros_like(empty, device=device)
     weight = None if norm is None else QKNorm(norm.weight.to(device), norm.eps)
-    ours = launch_turn_and_cache(
+    ours = launch_rope_and_cache(
         qkv.to(device),
         kv_heads,
         rotation.cos.to(device),
@@ -95,9 +95,9 @@ def test_a_cache_may_hold_eight_bits(device: str, scales: tuple[float, float]) -
     slots = torch.tensor([2, 0, 1])
     cos, sin = rotary_tables(torch.zeros(3, 8))
     wanted = eight_bits("cpu", scales)
-    queries = turn_and_cache(qkv.clone(), 2, Rotation(cos, sin), None, wanted, slots)
+    queries = rope_and_cache(qkv.clone(), 2, Rotation(cos, sin), None, wanted, slots)
     ours = eight_bits(device, scales)
-    mine = launch_turn_and_cache(
+    mine = launch_rope_and_cache(
         qkv.to(device), 2, cos.to(device), sin.to(device), None, ours, slots.to(device), halves=True
     )
     assert torch.equal(mine.cpu(), queries)

@@ -20,11 +20,9 @@ import torch
 
 from saccade.core.config import Hardware
 from saccade.core.errors import ConfigError
-from saccade.core.options import EngineOptions
+from saccade.core.settings import CudaSettings
 from saccade.engine.sizing import pick_tower_attention
-from saccade.kernels.attention_backends import BACKENDS, AttentionName, possible
-from saccade.kernels.libraries import installed
-from saccade.kernels.reference.ops import Ops
+from saccade.kernels.language_attention import possible
 from saccade.kernels.reference.paged import (
     AttentionBackend,
     PagedCache,
@@ -33,16 +31,19 @@ from saccade.kernels.reference.paged import (
     paged_attention_reference,
     plain_cache,
 )
-from saccade.kernels.reference.segments import Segments
-from saccade.kernels.tower_attention import varlen_attention
-from saccade.kernels.triton.ops import TritonOps
+from saccade.kernels.reference.segments import Segments, sdpa_segments
+from saccade.plugins.gpu import backend
+from saccade.plugins.gpu.libraries import installed
+from saccade.plugins.gpu.tower_attention import TOWERS
+from saccade.plugins.gpu.triton.language_attention import ATTENTION
+from saccade.plugins.gpu.triton.ops import TritonOps
 from saccade.runtime import attention as runtime_attention
 from saccade.runtime.attention import attention_for, pick_attention
 
 pytest.importorskip("triton")
 
 CUDA = torch.device("cuda", 0)
-LIBRARIES: tuple[AttentionName, ...] = ("fa3", "flashinfer")
+LIBRARIES: tuple[str, ...] = ("fa3", "flashinfer")
 PAGE, HEADS, KV_HEADS, DIM = 4, 4, 2, 16
 
 
@@ -122,7 +123,7 @@ def flash_attn_varlen_func(
     assert not causal and q.shape[-1] % 8 == 0 and cu_seqlens_q.dtype == torch.int32
     assert max_seqlen_q == max_seqlen_k >= int(cu_seqlens_q.diff().max())
     segments = Segments(cu_seqlens_q, max_seqlen_q)
-    return varlen_attention(q, k, v, segments, softmax_scale or q.shape[-1] ** -0.5, "sdpa")
+    return sdpa_segments(q, k, v, segments, softmax_scale or q.shape[-1] ** -0.5)
 
 
 class BatchDecodeWithPagedKVCacheWrapper:
@@ -263,8 +264,8 @@ def step(
     return fused[:, :HEADS], plain_cache(k, v, *scales), rows
 
 
-def made(name: AttentionName, kept: torch.dtype = torch.float16) -> AttentionBackend:
-    return BACKENDS[name].make(PagedShape(KV_HEADS, DIM, PAGE, kept, torch.float16))
+def made(name: str, kept: torch.dtype = torch.float16) -> AttentionBackend:
+    return ATTENTION[name].make(PagedShape(KV_HEADS, DIM, PAGE, kept, torch.float16))
 
 
 @pytest.mark.parametrize(
@@ -278,7 +279,7 @@ def made(name: AttentionName, kept: torch.dtype = torch.float16) -> AttentionBac
 )
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_rows_see_what_they_see_by_the_reference(
-    standing_in: None, name: AttentionName, lengths: list[tuple[int, int]]
+    standing_in: None, name: str, lengths: list[tuple[int, int]]
 ) -> None:
     q, cache, rows = step(lengths, torch.float16)
     ours = made(name)
@@ -305,8 +306,8 @@ def test_segments_of_the_tower_by_fa3(standing_in: None, dim: int) -> None:
     random = torch.Generator().manual_seed(1)
     q, k, v = torch.randn(3, 30, 2, dim, generator=random).unbind()
     segments = Segments(torch.tensor([0, 12, 12, 30], dtype=torch.int32), 18)
-    ours = varlen_attention(q, k, v, segments, dim**-0.5, "fa3")
-    wanted = varlen_attention(q, k, v, segments, dim**-0.5, "sdpa")
+    ours = TOWERS["fa3"](q, k, v, segments, dim**-0.5)
+    wanted = sdpa_segments(q, k, v, segments, dim**-0.5)
     torch.testing.assert_close(ours, wanted, atol=1e-5, rtol=0.0)
 
 
@@ -332,14 +333,15 @@ def test_installed_packages_have_the_recorded_parameters(
 @pytest.mark.parametrize("there", [False, True])
 def test_auto_takes_neither(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
     """Before they were measured."""
-    monkeypatch.setattr("saccade.kernels.attention_backends.device.generation", lambda _: 90)
+    monkeypatch.setattr("saccade.kernels.device.generation", lambda _: 90)
+    table = dict(ATTENTION)
     for name in LIBRARIES:
-        found = replace(BACKENDS[name], find=object if there else lambda: None)
-        monkeypatch.setitem(BACKENDS, name, found)
+        table[name] = replace(table[name], find=object if there else lambda: None)
     ops = TritonOps()
-    names = possible(ops, CUDA, torch.bfloat16)
+    monkeypatch.setattr(ops, "attention", table)
+    names = possible(table, CUDA, torch.bfloat16)
     assert names == (("triton", *LIBRARIES) if there else ("triton",))
-    assert possible(ops, CUDA, torch.float32) == ("triton",), "they know 16 bits alone"
+    assert possible(table, CUDA, torch.float32) == ("triton",), "they know 16 bits alone"
     for graphs in (False, True):
         assert pick_attention("auto", ops, CUDA, torch.bfloat16, graphs=graphs) == "triton"
     for name in LIBRARIES if there else ():
@@ -357,37 +359,64 @@ def test_auto_takes_neither(monkeypatch: pytest.MonkeyPatch, there: bool) -> Non
     ],
 )
 def test_a_package_that_is_not_there_is_named_with_how_to_come_by_it(
-    name: AttentionName, package: str, how: str
+    name: str, package: str, how: str
 ) -> None:
-    if BACKENDS[name].installed:
+    if ATTENTION[name].installed:
         pytest.skip("it is installed")
     with pytest.raises(
         ConfigError, match=f"--attention-backend {name}: {package} is not inst.*{how}"
     ):
-        pick_attention(name, Ops(), torch.device("cpu"), torch.bfloat16)
+        pick_attention(name, TritonOps(), CUDA, torch.bfloat16)
 
 
 def test_fa3_reads_no_cache_of_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_attention, "pick_attention", lambda *_, **__: "fa3")
     keys = torch.zeros((8, KV_HEADS, DIM), dtype=torch.float8_e4m3fn)
-    with pytest.raises(ConfigError, match="fa3: it reads no cache of 8 bits; use --kv-cache-dtype"):
-        attention_for({0: (keys, keys)}, PAGE, dtype=torch.bfloat16, backend="fa3")
+    with pytest.raises(
+        ConfigError, match="fa3: it does not support an 8-bit cache; use --kv-cache-dtype"
+    ):
+        attention_for({0: (keys, keys)}, PAGE, dtype=torch.bfloat16, ops=TritonOps())
 
 
 @pytest.mark.parametrize("arch", [80, 90])
 def test_the_tower_by_fa3_wants_a_hopper_and_the_package(
     monkeypatch: pytest.MonkeyPatch, arch: int
 ) -> None:
-    wanted = EngineOptions(mm_attention_backend="fa3").mm_attention_backend
+    wanted = CudaSettings(mm_attention_backend="fa3").mm_attention_backend
     card = Hardware("cuda", "", 1, 1, arch=arch)
-    monkeypatch.setattr("saccade.engine.sizing.find_fa3", lambda: "sgl_kernel")
+    monkeypatch.setattr(backend, "find_fa3", lambda: "sgl_kernel")
     if arch == 90:
-        assert pick_tower_attention(wanted, card.arch, cuda=True, half=True) == "fa3"
-        monkeypatch.setattr("saccade.engine.sizing.find_fa3", lambda: None)
+        assert pick_tower_attention(wanted, "cuda", card.arch, half=True) == "fa3"
+        monkeypatch.setattr(backend, "find_fa3", lambda: None)
     with pytest.raises(ConfigError, match="fa3: it needs a GPU of compute capability"):
-        pick_tower_attention(wanted, card.arch, cuda=True, half=True)
-    with pytest.raises(ConfigError, match="fa3: it needs --device cuda and a dtype of 16 bits"):
-        pick_tower_attention(wanted, 90, cuda=True, half=False)
+        pick_tower_attention(wanted, "cuda", card.arch, half=True)
+    with pytest.raises(ConfigError, match="fa3: it needs a dtype of 16 bits"):
+        pick_tower_attention(wanted, "cuda", 90, half=False)
+
+
+@pytest.mark.parametrize(
+    ("measured", "package", "arch", "half", "picked"),
+    [
+        ({}, "kernels", 90, True, "triton"),
+        ({14_400: 1.2, 3584: 1.1}, "kernels", 90, True, "fa3"),
+        ({14_400: 1.2, 3584: 0.9}, "kernels", 90, True, "triton"),
+        ({14_400: 1.2}, None, 90, True, "triton"),
+        ({14_400: 1.2}, "kernels", 100, True, "triton"),
+        ({14_400: 1.2}, "kernels", 90, False, "triton"),
+    ],
+    ids=["not measured", "faster", "slower once", "not installed", "Blackwell", "32 bits"],
+)
+def test_the_tower_takes_fa3_by_default_where_it_was_measured_to_be_faster(
+    monkeypatch: pytest.MonkeyPatch,
+    measured: dict[int, float],
+    package: str | None,
+    arch: int,
+    half: bool,
+    picked: str,
+) -> None:
+    monkeypatch.setattr(backend, "find_fa3", lambda: package)
+    monkeypatch.setattr(backend, "FA3_SPEEDUP", measured)
+    assert pick_tower_attention("auto", "cuda", arch, half=half) == picked
 
 
 @pytest.fixture

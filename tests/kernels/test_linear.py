@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.device import has_numba
 from saccade.kernels.matrix import DenseMatrix
 from saccade.kernels.processor import has_bf16
 from saccade.kernels.reference.activation import Activation, activate
 from saccade.kernels.reference.ops import Ops
-from saccade.kernels.x86.amx import has_amx
-from tests.helpers.processor import threads
+from saccade.plugins.cpu.amx import has_amx
+from tests.helpers.processor import HAS_BACKEND, threads
 from tests.helpers.tensors import noise
 
 OPS = Ops()
@@ -91,10 +90,10 @@ COUNTS = (2, 8, 9, 16, 17, 31, 32, 33, 63, 64, 100, 513, 700)
 
 @pytest.fixture(params=["tiles", "vectors"])
 def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ops:
-    if not has_bf16() or not has_numba():
+    if not has_bf16() or not HAS_BACKEND:
         pytest.skip("PyTorch multiplies bfloat16 here")
-    from saccade.kernels.x86 import dense
-    from saccade.kernels.x86.ops import X86Ops
+    from saccade.plugins.cpu import dense
+    from saccade.plugins.cpu.ops import X86Ops
 
     if request.param == "vectors":
         monkeypatch.setattr(dense, "has_amx", lambda _: False)

@@ -19,7 +19,7 @@ from saccade.kernels.reference.low_rank import (
 )
 
 pytest.importorskip("triton")
-from saccade.kernels.triton.low_rank import launch_low_rank
+from saccade.plugins.gpu.triton.low_rank import launch_low_rank
 from tests.helpers.tensors import noise
 from tests.kernels.conftest import bounds
 

@@ -26,9 +26,9 @@ from saccade.nn.protocol import Batch
 from saccade.runtime.attention import attention_for
 
 pytest.importorskip("triton")
-from saccade.kernels.triton.attention import Tile, attend_block
-from saccade.kernels.triton.ops import TritonOps
-from saccade.kernels.triton.paged import (
+from saccade.plugins.gpu.triton.attention import Tile, attend_block
+from saccade.plugins.gpu.triton.ops import TritonOps
+from saccade.plugins.gpu.triton.paged import (
     PREFILL,
     PREFILL_LARGE_SMALL,
     PREFILL_SMALL,
@@ -37,7 +37,7 @@ from saccade.kernels.triton.paged import (
     prefill_splits,
     prefill_tile,
 )
-from saccade.kernels.triton.paged_decode import MOST_PIECES, share_keys
+from saccade.plugins.gpu.triton.paged_decode import MAX_KV_SPLITS, share_keys
 from tests.kernels.conftest import bounds, broad
 
 TOLERANCE = bounds(2e-6, 2e-3)
@@ -385,7 +385,7 @@ def test_layers_of_two_head_sizes_have_lists_and_windows_of_their_own(
         lists.append((kv_heads, window))
         return share_keys(rows, kv_heads, window=window)
 
-    monkeypatch.setattr("saccade.kernels.triton.backend.share_keys", note)
+    monkeypatch.setattr("saccade.plugins.gpu.triton.language_attention.share_keys", note)
     order = [(2, 16), (1, 24)] * 2
     windows = (8, None, 8, None)
     kept = KVSpec(
@@ -403,7 +403,7 @@ def test_layers_of_two_head_sizes_have_lists_and_windows_of_their_own(
             at: (noise(*each, seed=at).to(place), noise(*each, seed=10 + at).to(place))
             for at, each in enumerate(shapes)
         }
-        attention = attention_for(caches, 16, backend=name, ops=ops, kept=kept)  # type: ignore[arg-type]
+        attention = attention_for(caches, 16, backend=name, ops=ops, kept=kept)
         attention.plan(batch)
         outs = []
         for at, (kv_heads, dim) in enumerate(order):
@@ -461,11 +461,11 @@ def test_every_piece_is_listed_once_the_largest_first(device: str) -> None:
     work = share_keys(padded(device, lengths, 1), 2)
     total, *taken = work.counts.tolist()
     assert taken == [0, 0], "none is taken"
-    pieces = [divmod(each, MOST_PIECES) for each in work.items[:total].tolist()]
+    pieces = [divmod(each, MAX_KV_SPLITS) for each in work.items[:total].tolist()]
     sizes = [max(256, cdiv(cdiv(each, 32), 64) * 64) for each in lengths]
     counts = [max(1, cdiv(each, size)) for each, size in zip(lengths, sizes)]
     assert sorted(pieces) == [(row, at) for row in range(40) for at in range(counts[row])]
-    assert max(counts) <= MOST_PIECES
+    assert max(counts) <= MAX_KV_SPLITS
     listed = [sizes[row] for row, _ in pieces]
     assert listed == sorted(listed, reverse=True)
     for row, begins in enumerate(work.begins.tolist()):
@@ -492,7 +492,7 @@ def test_a_block_of_a_prompt_costs_its_window(device: str, monkeypatch: pytest.M
         read.append(args[5] is None)
         return attend_block(*args)
 
-    monkeypatch.setattr("saccade.kernels.triton.paged.attend_block", attend)
+    monkeypatch.setattr("saccade.plugins.gpu.triton.paged.attend_block", attend)
     for window in (None, 256):
         read.clear()
         check(device, [(16, 1600)], singles=0, heads=(1, 1), dim=16, window=window, piece=1 << 13)

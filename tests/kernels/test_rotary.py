@@ -31,7 +31,7 @@ def rotate(request: pytest.FixtureRequest) -> Rotate:
         return rotate_
     if find_spec("triton") is None:
         pytest.skip("Triton is not installed")
-    from saccade.kernels.triton.rotary import launch
+    from saccade.plugins.gpu.triton.rotary import launch
 
     def launched(rotation: Rotation, x: torch.Tensor) -> None:
         tables = (rotation.cos, rotation.sin, rotation.index, rotation.axis)

@@ -15,9 +15,10 @@ from saccade.runtime.row_parts import Draws
 from saccade.runtime.sampling.sampler import Sampler, uniform
 
 pytest.importorskip("triton")
-from saccade.kernels.triton import sample as sample_gpu
-from saccade.kernels.triton.ops import TritonOps
-from saccade.kernels.triton.sample import launch_sample
+from saccade.kernels.reference.sample import NEUTRAL
+from saccade.plugins.gpu.triton import sample as sample_gpu
+from saccade.plugins.gpu.triton.ops import TritonOps
+from saccade.plugins.gpu.triton.sample import launch_sample
 from tests.kernels.conftest import broad
 
 VOCAB = 300
@@ -120,8 +121,7 @@ def test_equal_logits_share_the_draw_evenly_by_their_place(device: str) -> None:
     ours = launch_sample(
         logits.to(device),
         torch.zeros(15, dtype=torch.int64, device=device),
-        torch.tensor([[1.0, 1.0, 0.0]], device=device),
-        torch.zeros(1, dtype=torch.int32, device=device),
+        torch.tensor([NEUTRAL], device=device),
         torch.tensor(points, dtype=torch.float64, device=device),
     ).tolist()
     assert ours == [(10, 11, 12, 13, 200)[int(point * 5)] for point in points]
@@ -171,8 +171,7 @@ def test_the_ends_of_the_range_draw_the_first_and_the_last(device: str, point: f
     ours = launch_sample(
         logits.to(device),
         torch.zeros(1, dtype=torch.int64, device=device),
-        torch.tensor([[1.0, 1.0, 0.0]], device=device),
-        torch.tensor([20], dtype=torch.int32, device=device),
+        torch.tensor([[1.0, 20, 1.0, 0.0]], device=device),
         torch.tensor([point], dtype=torch.float64, device=device),
     ).item()
     best = logits[0].topk(20).indices.tolist()

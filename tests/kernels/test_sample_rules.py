@@ -16,7 +16,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from saccade.kernels.triton.sample import launch_sample
+from saccade.plugins.gpu.triton.sample import launch_sample
 
 VOCAB = 96
 LOWEST, PIVOTS, NATS = -(2**31), 4, (12.0, 6.0, 3.0)
@@ -181,8 +181,8 @@ def test_pivots_draw_what_a_bisection_does(count: int) -> None:
 def launched(rows: Rows, device: str) -> list[int]:
     """What the kernel draws of them."""
     count = len(rows.logits)
-    ways = np.stack([rows.temperature, rows.top_p, rows.min_p], axis=1).astype(np.float32)
-    tables = (np.arange(count), ways, rows.top_k.astype(np.int32), rows.points)
+    columns = rows.temperature, rows.top_k, rows.top_p, rows.min_p
+    tables = np.arange(count), np.stack(columns, axis=1).astype(np.float32), rows.points
     there = (torch.from_numpy(each).to(device) for each in (rows.logits, *tables))
     tokens: list[int] = launch_sample(*there).tolist()
     return tokens

@@ -12,11 +12,10 @@ import torch
 from torch.nn import functional as F
 
 from saccade.kernels import device as placement
-from saccade.kernels.matrix import FP8, Fp8Matrix, Fp8Rows, Rows
+from saccade.kernels.matrix import FP8, MAX_UNQUANTIZED_ROWS, Fp8Matrix, Fp8Rows, Rows
 from saccade.kernels.reference import fp8
 from saccade.kernels.reference.fp8 import (
     BLOCK,
-    FEW_ROWS,
     LARGEST,
     block_scales,
     dense,
@@ -28,7 +27,7 @@ from saccade.kernels.reference.ops import Ops
 from tests.quantising import SCALES_BY_ROWS
 
 pytest.importorskip("triton")
-from saccade.kernels.triton.scaled import (
+from saccade.plugins.gpu.triton.scaled import (
     launch_add_norm_scaled,
     launch_quantise,
     launch_silu_gate_scaled,
@@ -87,7 +86,7 @@ def test_a_normalised_stream_leaves_in_eight_bits(
     device: str, shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
     size, group = shape
-    rows = FEW_ROWS + 1
+    rows = MAX_UNQUANTIZED_ROWS + 1
     x, delta = noise(rows, size).to(dtype), noise(rows, size, seed=1).to(dtype)
     weight = 1 + noise(size, seed=2).to(dtype)
     total, wanted = PLAIN.add_rms_norm_rows(x, delta, weight, 1e-6, group)
@@ -105,15 +104,15 @@ def test_a_gated_row_leaves_in_eight_bits(
     device: str, shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
     size, group = shape
-    both = noise(FEW_ROWS + 2, 2 * size).to(dtype)
+    both = noise(MAX_UNQUANTIZED_ROWS + 2, 2 * size).to(dtype)
     wanted = PLAIN.gate_rows(both, "silu", group)
     check_alike(launch_silu_gate_scaled(both.to(device), group), wanted)
     assert isinstance(PLAIN.gate_rows(both, "gelu", group), Fp8Rows)
 
 
 def test_few_rows_and_those_of_other_products_stay_as_they_are() -> None:
-    x = noise(FEW_ROWS, 32)
-    for rows, group in ((x, 32), (noise(FEW_ROWS + 1, 32), 0)):
+    x = noise(MAX_UNQUANTIZED_ROWS, 32)
+    for rows, group in ((x, 32), (noise(MAX_UNQUANTIZED_ROWS + 1, 32), 0)):
         normed = PLAIN.add_rms_norm_rows(rows, rows, torch.ones(32), 1e-6, group)[1]
         assert isinstance(normed, torch.Tensor)
         assert isinstance(PLAIN.gate_rows(rows, "silu", group and 16), torch.Tensor)
@@ -156,7 +155,7 @@ def test_a_device_that_refuses_the_product_has_rows_as_they_are(
     plain = matrix(256, 256, group)
     ready = prepare(plain, torch.bfloat16)
     assert not ready.scaled and not ready.rows_group()
-    x = noise(FEW_ROWS + 3, 256)
+    x = noise(MAX_UNQUANTIZED_ROWS + 3, 256)
     assert torch.equal(PLAIN.fp8_linear(x, ready), PLAIN.fp8_linear(x, plain))
     raised = torch.OutOfMemoryError("no memory")
     with pytest.raises(torch.OutOfMemoryError):
@@ -171,7 +170,7 @@ def test_many_rows_are_multiplied_in_eight_bits(
 ) -> None:
     ready = prepare(matrix(outputs, inputs, group), torch.float32)
     assert ready.rows_group() == group and (ready.blocks is not None) == (group == BLOCK)
-    x = noise(FEW_ROWS + 3, inputs) / inputs**0.5
+    x = noise(MAX_UNQUANTIZED_ROWS + 3, inputs) / inputs**0.5
     bias = noise(outputs, seed=4) if biased else None
     found = PLAIN.fp8_linear(x, ready, bias)
     eight = quantise_rows(x, group)
@@ -182,15 +181,15 @@ def test_many_rows_are_multiplied_in_eight_bits(
     exact = F.linear(x, dense(ready), bias)
     off = (found - exact).norm() / exact.norm()
     assert 1e-3 < off < 0.04, "three bits of mantissa"
-    few = PLAIN.fp8_linear(x[:FEW_ROWS], ready, bias)
-    torch.testing.assert_close(few, exact[:FEW_ROWS], rtol=1e-5, atol=1e-5)
+    few = PLAIN.fp8_linear(x[:MAX_UNQUANTIZED_ROWS], ready, bias)
+    torch.testing.assert_close(few, exact[:MAX_UNQUANTIZED_ROWS], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("bad", [torch.inf, torch.nan])
 def test_what_is_not_finite_stays_so(multiplies: None, device: str, bad: float) -> None:
     ready = prepare(matrix(32, 64, 64), torch.float32)
-    x = noise(FEW_ROWS + 1, 64)
+    x = noise(MAX_UNQUANTIZED_ROWS + 1, 64)
     x[3, 5] = bad
     found = PLAIN.fp8_linear(x, ready)
     assert not found[3].isfinite().any() and found[4:].isfinite().all()
@@ -213,7 +212,7 @@ def test_other_matrices_are_read_as_before(multiplies: None) -> None:
     for each in (mixed, matrix(256, 384, 32), matrix(40, 96, 96), matrix(48, 72, 72)):
         ready = prepare(each, torch.float32)
         assert ready.rows_group() == 0
-        x = noise(FEW_ROWS + 1, each.values.shape[1])
+        x = noise(MAX_UNQUANTIZED_ROWS + 1, each.values.shape[1])
         assert torch.equal(PLAIN.fp8_linear(x, ready), F.linear(x, dense(each)))
 
 

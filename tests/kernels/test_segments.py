@@ -9,9 +9,9 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from saccade.kernels.triton import segments as segments_gpu
-from saccade.kernels.triton.attention import HeadCut, Tile
-from saccade.kernels.triton.segments import launch_segments
+from saccade.plugins.gpu.triton import segments as segments_gpu
+from saccade.plugins.gpu.triton.attention import HeadTiling, Tile
+from saccade.plugins.gpu.triton.segments import launch_segments
 from tests.helpers.tensors import noise
 from tests.kernels.conftest import bounds, broad
 
@@ -79,11 +79,11 @@ def test_the_tiles_of_the_device(device: str, longest: int, dtype: torch.dtype) 
 
 
 def test_heads_are_cut_so_that_few_columns_are_padding() -> None:
-    cost = {dim: HeadCut.of(dim) for dim in (8, 16, 40, 64, 72, 80, 96, 120, 128, 256)}
+    cost = {dim: HeadTiling.of(dim) for dim in (8, 16, 40, 64, 72, 80, 96, 120, 128, 256)}
     assert {dim: cut.d0 + cut.d1 for dim, cut in cost.items()} == {
         8: 16, 16: 16, 40: 48, 64: 64, 72: 80, 80: 80, 96: 96, 120: 128, 128: 128, 256: 256
     }  # fmt: skip
-    assert cost[72] == HeadCut(72, 64, 16) and cost[128] == HeadCut(128, 128, 0)
+    assert cost[72] == HeadTiling(72, 64, 16) and cost[128] == HeadTiling(128, 128, 0)
 
 
 def test_room_for_segments_costs_a_program_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,14 +14,15 @@ import pytest
 from saccade.core.arena import Arena
 from saccade.core.family import FamilySpec, PixelBounds, TileLayout
 from saccade.core.metrics import Metrics
-from saccade.core.options import MediaOptions
-from saccade.core.recipe import ImageRecipe
+from saccade.core.recipe import PreprocessParams
 from saccade.core.types import Grid
 from saccade.families.kit.native_images import ImageRules
 from saccade.families.qwen_vl.video import QwenVideo
 from saccade.media.media import Media
 from saccade.media.workers.fork_server import ForkServers
+from saccade.plugins import plugins
 from tests.helpers.fork_servers import image_fork_servers
+from tests.helpers.options import serve_options
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,13 @@ class PictureSpec:
         return self.image_rules.pixel_bounds
 
     @property
-    def sample(self) -> ImageRecipe:
+    def sample(self) -> PreprocessParams:
         return self.recipe(64, 64, self.pixel_bounds)
 
-    def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
+    def recipe(self, height: int, width: int, bounds: PixelBounds) -> PreprocessParams:
         return self.image_rules.recipe(height, width, bounds)
 
-    def settings(self, recipe: ImageRecipe) -> bytes:
+    def settings(self, recipe: PreprocessParams) -> bytes:
         return self.image_rules.settings(self.family, recipe)
 
     def num_tokens(self, grid: Grid) -> int:
@@ -95,9 +96,15 @@ def paths_of(spec: FamilySpec, fork_servers: Callable[[], ForkServers]) -> MakeP
         arena_bytes: int = 16 << 20, metadata_folder: Folder | None = None, **options: object
     ) -> AsyncIterator[Path]:
         arena, metrics = Arena.create(arena_bytes), Metrics()
-        told = MediaOptions(**{"media_workers": 1, **options})  # type: ignore[arg-type]
+        told = serve_options(**{"media_workers": 1, **options})
         media = Media(
-            spec, told, arena, metrics, fork_servers=fork_servers(), metadata_folder=metadata_folder
+            spec,
+            told,
+            arena,
+            metrics,
+            fork_servers=fork_servers(),
+            metadata_folder=metadata_folder,
+            cards=[card for plugin in plugins() for card in plugin.media],
         )
         media.start()
         try:

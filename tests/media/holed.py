@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from saccade.media.workers import fork_server, supervisor, worker
-from saccade.media.workers.worker import ReadHeaders, WorkerResources
+from saccade.media.workers.orders import ReadHeaders
+from saccade.media.workers.worker import WorkerResources
 
 BEGIN, END = b"<<hole ", b" hole>>"
 READERS = "decode", "read_header", "read_piece"
@@ -63,7 +63,7 @@ for name in ("decode", "read_piece"):
 """Paints over all later orders."""
 LIE = """
 from saccade.media.content import Probe
-from saccade.media.workers.worker import Header
+from saccade.media.workers.orders import (Header)
 
 def lying(order, place, resources):
     found = Probe("PNG", 33, 77, "RGB", 1, 1)
@@ -76,7 +76,7 @@ worker.read_header = lying
 """Says of all later images that they are others."""
 STAY = """
 import os
-from saccade.media.workers.worker import Decoded
+from saccade.media.workers.orders import (Decoded)
 
 decodes = hasattr(order, "targets")
 if decodes:
@@ -161,6 +161,6 @@ if __name__ == "__main__":
     if len(sys.argv) > 1 and sys.argv[1] == "serve":
         from saccade.__main__ import main as serve_command
 
-        vars(fork_server)["supervisor"] = SimpleNamespace(__name__="tests.media.holed")
+        vars(fork_server)["SUPERVISOR"] = "tests.media.holed"
         serve_command()
     sys.exit(main())

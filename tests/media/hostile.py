@@ -29,15 +29,8 @@ import numpy as np
 from saccade.ipc.child import Channel
 from saccade.media.reasons import Reason
 from saccade.media.workers import supervisor
-from saccade.media.workers.worker import (
-    Answer,
-    Decode,
-    Decoded,
-    Header,
-    Order,
-    WorkerReplaced,
-    WorkerResources,
-)
+from saccade.media.workers.orders import Answer, Decode, Decoded, Header, Order, WorkerReplaced
+from saccade.media.workers.worker import WorkerResources
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 SYSCALLS = {

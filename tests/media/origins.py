@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from saccade.core.metrics import Metrics
-from saccade.core.options import MediaOptions
-from saccade.media.sources.fetch import Fetcher
-from saccade.media.sources.network import Resolve, resolve
+from saccade.plugins.fetch.fetcher import Fetcher
+from saccade.plugins.fetch.network import Resolve, resolve
+from tests.helpers.options import serve_options
 
 Handler = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
 PICTURE = bytes(range(256)) * 20
@@ -54,7 +54,7 @@ async def fetcher(
     resolve: Resolve = resolve, **options: object
 ) -> AsyncIterator[tuple[Fetcher, Metrics]]:
     metrics = Metrics()
-    made = Fetcher(MediaOptions(**{"allow_private_media": True, **options}), metrics, resolve)  # type: ignore[arg-type]
+    made = Fetcher(serve_options(**{"allow_private_media": True, **options}), metrics, resolve)
     try:
         yield made, metrics
     finally:

@@ -14,7 +14,10 @@ import numpy.typing as npt
 import PIL.Image
 import PIL.ImageOps
 
+from saccade_bench.image_files import save
+
 Pixels = npt.NDArray[np.uint8]
+encode = save
 
 
 def photo(height: int, width: int, seed: int = 0) -> Pixels:
@@ -30,13 +33,6 @@ def photo(height: int, width: int, seed: int = 0) -> Pixels:
 
 def noise(height: int, width: int, seed: int = 0) -> Pixels:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-
-
-def encode(image: PIL.Image.Image | Pixels, format: str = "PNG", **options: Any) -> bytes:
-    image = image if isinstance(image, PIL.Image.Image) else PIL.Image.fromarray(image)
-    buffer = io.BytesIO()
-    image.save(buffer, format, **options)
-    return buffer.getvalue()
 
 
 def with_orientation(pixels: Pixels, orientation: int, format: str, **options: Any) -> bytes:

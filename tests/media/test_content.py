@@ -298,7 +298,7 @@ BLOATED = {
 }
 
 
-MOST_CALLS = 150_000
+MAX_CALLS = 150_000
 """Of functions, for a header: some tenths of a second."""
 
 
@@ -317,7 +317,7 @@ def few_calls() -> Iterator[None]:
         yield
     finally:
         sys.setprofile(before)
-    assert calls.total() < MOST_CALLS and not calls["decompress"], calls.most_common(9)
+    assert calls.total() < MAX_CALLS and not calls["decompress"], calls.most_common(9)
 
 
 @pytest.mark.parametrize("name", BLOATED)

@@ -19,22 +19,22 @@ import pytest
 
 from saccade.core.errors import EngineUnavailable, ImageError, Overloaded
 from saccade.core.metrics import Metrics
-from saccade.core.options import MediaOptions
 from saccade.core.recipe import Box, PageDrawing
 from saccade.media.content import Budget, digest
-from saccade.media.documents import OpenedPage
 from saccade.media.metadata_store import LARGEST
-from saccade.media.sources.fairness import BOUNDLESS, Boundless, MemoryBudget, Requester
+from saccade.media.sent_files import OpenedPage, SentFiles
+from saccade.media.sources.fairness import BOUNDLESS, Boundless, MemoryBudget, Requester, Turns
 from saccade.media.sources.source import SentFile
-from saccade.media.workers import document_pool
-from saccade.media.workers.document_pool import DocumentBytes, DocumentPool
-from saccade.media.workers.worker import Order, PageWanted
+from saccade.media.workers.orders import Order, PageWanted
 from saccade.media.workers.worker_slots import WorkerSlot, WorkerSlots
-from saccade.media.workers.worker_turns import Turns
+from saccade.plugins.documents import document_pool
+from saccade.plugins.documents.document_pool import DocumentBytes, DocumentPool
+from saccade.plugins.documents.options import PdfOptions
 from saccade_bench.attacks.documents import masked, nested
 from saccade_bench.fixtures.pdf import Sheet, assembled, pdf, stream
-from saccade_bench.fixtures.tiny import picture
+from tests.fixtures.tiny import picture
 from tests.helpers.fork_servers import image_fork_servers
+from tests.helpers.options import serve_options
 from tests.media.conftest import MakePath, Path
 
 GOOD = pdf([Sheet(["the quick brown fox"], picture(40, 60, 3)), Sheet(["two"])])
@@ -45,8 +45,9 @@ KIDS = b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>"
 
 @asynccontextmanager
 async def pool(metrics: Metrics | None = None, **options: object) -> AsyncIterator[DocumentPool]:
-    told = MediaOptions(**{"media_workers": 1, "decode_timeout": 6.0, **options})  # type: ignore[arg-type]
-    made = DocumentPool(told, metrics or Metrics(), image_fork_servers())
+    told = serve_options(**{"media_workers": 1, "decode_timeout": 6.0, **options})
+    most = told.of(PdfOptions).max_pages
+    made = DocumentPool(told.media, most, metrics or Metrics(), image_fork_servers())
     try:
         yield made
     finally:
@@ -163,8 +164,8 @@ def actions() -> bytes:
     objects[7] = script.encode()
     launch = "<< /S /Launch /F (/bin/sh) >>"
     objects[8] = (
-        f"<< /Type /Annot /Subtype /Widget /FT /Tx /T (x) /V (y) /Rect [0 0 50 20] "
-        f"/A {launch} /AA << /F {script} /C {script} >> >>"
+        f"<< /Type /Annot /Subtype /Widget /FT /Tx /T (x) /V (y) /Rect [0 0 50 20] /A {launch} /AA "
+        f"<< /F {script} /C {script} >> >>"
     ).encode()
     objects[9] = (
         b"<< /Type /Annot /Subtype /Link /Rect [0 0 9 9] /A << /S /URI /URI (http://x) >> >>"
@@ -370,10 +371,10 @@ async def test_a_part_that_takes_too_long_takes_no_whole_page_with_it(
     part = PageWanted(0, PageDrawing((5000, 7500), Box(0, 0, 9, 9)), text=False)
     async with pool(decode_timeout=0.8) as reader:
         file = DocumentBytes(digest(book), book)
-        with pytest.raises(ImageError, match="ask with a smaller max_pixels"):
+        with pytest.raises(ImageError, match="use a smaller max_pixels"):
             await reader.pages(file, [part])
         with orders(monkeypatch) as sent:
-            with pytest.raises(ImageError, match="ask with a smaller max_pixels"):
+            with pytest.raises(ImageError, match="use a smaller max_pixels"):
                 await reader.pages(file, [part])
             assert not sent
             with suppress(ImageError):  # slow machines may take too long for this, too
@@ -414,14 +415,14 @@ def test_a_page_of_another_is_read_after_one_of_a_long_document(
 
     def added(turns: Turns[Any], work: Any) -> None:
         if work.page is not None:
-            events.append(("comes", work.asker.client))
-            if work.asker.client == "anna":
+            events.append(("comes", work.requester.client))
+            if work.requester.client == "anna":
                 came.set()
         add(turns, work)
 
     async def served(readers: Any, slot: Any, work: Any) -> None:
         if work.page is not None:
-            events.append(("is served", work.asker.client))
+            events.append(("is served", work.requester.client))
             await came.wait()  # the first page is being drawn until then
         await run(readers, slot, work)
 
@@ -456,8 +457,8 @@ async def test_no_client_holds_all_workers_however_slow_its_pages_are(
     run, served, others_done = document_pool._Readers._run, list[str](), asyncio.Event()
 
     async def held(readers: Any, slot: Any, work: Any) -> None:
-        served.append(work.asker.client)
-        if work.asker.client == "mallory" and (work.page is None) == (what == "sizes"):
+        served.append(work.requester.client)
+        if work.requester.client == "mallory" and (work.page is None) == (what == "sizes"):
             await others_done.wait()
         await run(readers, slot, work)
 
@@ -532,7 +533,7 @@ async def see(
     path: Path, data: bytes = GOOD, salt: str = "", room: MemoryBudget = BOUNDLESS
 ) -> tuple[OpenedPage, ...]:
     source = SentFile(data, "file", Budget(max_pixels=64 * 64))
-    (found,) = await path.media.open_files([source], salt, Requester(budget=room))
+    (found,) = await SentFiles(path.media).open([source], salt, Requester(budget=room))
     assert isinstance(found, tuple)
     return found
 

@@ -17,12 +17,12 @@ from blake3 import blake3
 import saccade.media.encoders
 from saccade.core.arena import Arena
 from saccade.core.errors import ConfigError
-from saccade.core.exchange import GIVEN_HEADER, EmbeddingGiven, EmbeddingWanted
+from saccade.core.exchange import RESULT_HEADER, EmbeddingRequest, EmbeddingResult
 from saccade.core.metrics import Metrics
-from saccade.core.options import RoleOptions
 from saccade.core.plan import PixelSlot
 from saccade.core.types import Image, ImageKey, Tower
 from saccade.media.encoders import Encoders
+from saccade.plugins.encoder.options import RoleOptions
 
 IMAGE = Image(ImageKey(bytes(32), bytes(16)), (1, 4, 4), 4, 16, (64, 64))
 TOWER = Tower("f", "float32", 8)
@@ -39,7 +39,7 @@ def test_a_file_of_encoders_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Until it names one, and after it names none, nobody is asked; nonsense changes nothing."""
-    monkeypatch.setattr(saccade.media.encoders, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(saccade.media.encoders, "CHECK_SECONDS", 0.01)
     path, arena = tmp_path / "encoders", Arena.create(1 << 20)
     options = RoleOptions(role="language", encoders=(str(path),))
     slot = PixelSlot(0, 64, 64, 1 << 16)
@@ -47,19 +47,19 @@ def test_a_file_of_encoders_is_read_again(
     async def ask(*names: str) -> str:
         path.write_text("".join(f"{name}\n" for name in names))
         await asyncio.sleep(0.02)  # until the next look
-        return (await encoders.encode(EmbeddingWanted(IMAGE, TOWER), b"", slot)).outcome
+        return (await encoders.encode(EmbeddingRequest(IMAGE, TOWER), b"", slot)).outcome
 
     async def scene() -> list[str]:
         encoders.trust(TOWER)
         assert encoders.fits(4, slot)
-        missing = (await encoders.encode(EmbeddingWanted(IMAGE, TOWER), b"", slot)).outcome
+        missing = (await encoders.encode(EmbeddingRequest(IMAGE, TOWER), b"", slot)).outcome
         first, second = nobody(), nobody()
         found = [missing, await ask(), await ask(first)]
         found += [await ask(first), await ask(second), await ask("https://secret"), await ask()]
         path.write_text(f"{nobody()}\n")
         await asyncio.sleep(0.02)
         wanted = [replace(IMAGE, key=replace(IMAGE.key, salt=name)) for name in "ab"]
-        asked = (encoders.encode(EmbeddingWanted(image, TOWER), b"", slot) for image in wanted)
+        asked = (encoders.encode(EmbeddingRequest(image, TOWER), b"", slot) for image in wanted)
         assert {each.outcome for each in await asyncio.gather(*asked)} == {"unreachable"}
         await encoders.close()
         return found
@@ -92,8 +92,8 @@ def test_an_embedding_with_values_that_are_no_numbers_is_refused_though_its_chec
         with suppress(asyncio.IncompleteReadError):
             while await reader.readuntil(b"\r\n\r\n"):
                 values = next(given).view(torch.uint8).numpy().tobytes()
-                told = EmbeddingGiven(tower, 4, blake3(values).hexdigest(), 1.0)
-                head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(values)}\r\n{GIVEN_HEADER}: "
+                told = EmbeddingResult(tower, 4, blake3(values).hexdigest(), 1.0)
+                head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(values)}\r\n{RESULT_HEADER}: "
                 writer.write(head.encode() + msgspec.json.encode(told) + b"\r\n\r\n" + values)
                 await writer.drain()
 
@@ -107,7 +107,7 @@ def test_an_embedding_with_values_that_are_no_numbers_is_refused_though_its_chec
             )
             encoders = Encoders(options, Arena.create(1 << 20), Metrics())
             encoders.trust(tower)
-            found.append((await encoders.encode(EmbeddingWanted(IMAGE, tower), b"", slot)).outcome)
+            found.append((await encoders.encode(EmbeddingRequest(IMAGE, tower), b"", slot)).outcome)
             await encoders.close()
         for writer in writers:
             writer.close()
@@ -124,7 +124,7 @@ def test_encoders_are_named_once_and_only_where_somebody_asks_them() -> None:
         {"encoders": ("./x",)},
         {"role": "encode", "encoders": ("http://a:1",)},
     ):
-        with pytest.raises(ConfigError, match="say who encodes"):
+        with pytest.raises(ConfigError, match="--role language requires --encoders"):
             RoleOptions(**options)
     for encoders, word in (
         (("http://a:1", "./x"), "one file, or URLs"),

@@ -175,7 +175,7 @@ def test_the_budget_counts_all_that_lies_on_disk(tmp_path: Path) -> None:
 
 
 def test_the_number_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.media.sources.files.MOST_FILES", 3)
+    monkeypatch.setattr("saccade.media.sources.files.MAX_FILES", 3)
     store = FileStore(tmp_path, 1 << 20)
     for n in range(3):
         store.save(DATA, str(n), "vision", None)
@@ -230,7 +230,7 @@ def test_one_of_several_owners_may_fill_its_share_only(tmp_path: Path) -> None:
     budget = 24 * BLOCK  # four uploads with a folder, a content and a note for each, and a half
     store = FileStore(tmp_path, budget)
     kept = [store.save(DATA + bytes([n]), "a", "vision", None, "me", 0.5) for n in range(4)]
-    with pytest.raises(TooLarge, match=r"this key's 4 files .* 50% .*--files-dir") as caught:
+    with pytest.raises(TooLarge, match=r"this key's 4 files .* 50%.*--files-dir") as caught:
         store.save(b"one more", "a", "vision", None, "me", 0.5)
     assert caught.value.code == "file_storage_full"
     with pytest.raises(TooLarge, match="this key's 4 files"):
@@ -443,6 +443,6 @@ def test_what_others_put_beside_ours_is_let_be_and_holds_up_nobody(
     assert all(stranger.exists() for stranger in strangers)
     (tmp_path / "lock").unlink()
     (tmp_path / "lock").symlink_to(strangers[0])
-    with pytest.raises(StorageFull, match="lock is not a regular file of our own"):
+    with pytest.raises(StorageFull, match="lock is not a regular file owned by this user"):
         again.save(b"third", "c", "vision", None)
     assert strangers[0].read_bytes() == DATA

@@ -5,7 +5,6 @@ while a request needs them.
 from __future__ import annotations
 
 import asyncio
-import base64
 from pathlib import Path as FilePath
 
 import numpy as np
@@ -18,6 +17,7 @@ from saccade.media.content import Budget
 from saccade.media.media import Media
 from saccade.media.opened import OpenedImage
 from saccade.media.sources.source import ImageSource, source_from_object
+from tests.helpers.images import data_url
 from tests.media.conftest import MakePath
 from tests.media.pictures import decoded, encode, noise, photo, resized
 
@@ -25,7 +25,7 @@ from tests.media.pictures import decoded, encode, noise, photo, resized
 def source(
     data: bytes, param: str = "messages[0].content[0]", budget: Budget | None = None
 ) -> ImageSource:
-    url = "data:image/png;base64," + base64.b64encode(data).decode()
+    url = data_url(data)
     return ImageSource(url, param, budget or Budget())
 
 
@@ -108,7 +108,7 @@ async def test_a_decode_that_is_called_off_ends_and_the_next_begins(media_path: 
         await into_slot(path.media, other)
         assert path.metrics.value("saccade_images_decoded_total") == 1
         path.media.release_image(picture)
-        with pytest.raises(ImageError, match="has ended"):
+        with pytest.raises(ImageError, match="has finished"):
             await into_slot(path.media, picture)
 
 
@@ -180,7 +180,8 @@ async def test_a_picture_beyond_the_memory_of_image_workers_is_refused_before_de
     assert len(swollen) < 10_000
     async with media_path(decode_memory_mb=256) as path:
         with pytest.raises(
-            ImageError, match=r"WEBP of 4000 x 4000 px.*take 256 MiB.*--tune decode_memory_mb"
+            ImageError,
+            match=r"WEBP of 4000 x 4000 px.*image workers is 256 MiB.*--tune decode_memory_mb",
         ) as raised:
             await path.media.open(source(swollen, "messages[0].content[1]"), "")
         assert raised.value.param == "messages[0].content[1]"

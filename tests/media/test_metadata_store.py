@@ -44,7 +44,7 @@ def test_metadata_outlives_its_server(tmp_path: Path) -> None:
 
 
 def test_the_oldest_entries_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata_store, "MOST_ENTRIES", 4)
+    monkeypatch.setattr(metadata_store, "MAX_ENTRIES", 4)
     monkeypatch.setattr(metadata_store, "SWEEP", 1)
     names = [bytes([k]) for k in range(9)]
     put(tmp_path, *names)

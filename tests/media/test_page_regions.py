@@ -23,8 +23,7 @@ from saccade.core.family import FamilySpec
 from saccade.core.plan import PixelSlot
 from saccade.core.recipe import PageDrawing
 from saccade.media.content import Budget
-from saccade.media.documents import OpenedPage
-from saccade.media.page_drawing import MOST_PIXELS, MOST_SCALE, PageSize
+from saccade.media.sent_files import OpenedPage, SentFiles
 from saccade.media.sources.fairness import Requester
 from saccade.media.sources.source import (
     Address,
@@ -34,8 +33,9 @@ from saccade.media.sources.source import (
     ImageSource,
     SentFile,
 )
+from saccade.plugins.documents.page_drawing import MAX_PIXELS, MAX_SCALE, PageSize
 from saccade_bench.fixtures.pdf import Sheet, assembled, pdf, stream
-from saccade_bench.fixtures.tiny import picture
+from tests.fixtures.tiny import picture
 from tests.media.conftest import MakePath, Path
 from tests.media.pictures import encode, photo
 
@@ -59,8 +59,10 @@ def part(url: Address, box: Corners | None = BOX, page: int | None = 1, **budget
     return SentFile(url, AT, Budget(**budget), page=page, region=shown)
 
 
-async def see(path: Path, *sources: SentFile, asker: Requester | None = None) -> list[OpenedPage]:
-    found = await path.media.open_files(sources, "", asker or Requester())
+async def see(
+    path: Path, *sources: SentFile, requester: Requester | None = None
+) -> list[OpenedPage]:
+    found = await SentFiles(path.media).open(sources, "", requester or Requester())
     pages: list[OpenedPage] = []
     for each in found:
         assert isinstance(each, tuple)
@@ -228,7 +230,7 @@ async def test_regions_of_one_file_read_it_once(
 ) -> None:
     async with media_path(files_dir=str(tmp_path / "files")) as path:
         stored = await path.media.files.save(FILE, "a.pdf", "user_data", None, "ann")
-        asker, reads, read = Requester(owner="ann", tenant="ann"), [], path.media.files.read
+        requester, reads, read = Requester(owner="ann", tenant="ann"), [], path.media.files.read
 
         async def counted(*asked: Any) -> bytes:
             reads.append(asked)
@@ -236,14 +238,16 @@ async def test_regions_of_one_file_read_it_once(
 
         path.media.files.read = counted  # type: ignore[method-assign, assignment]
         boxes = [(0, 0, 90, 90), (90, 0, 180, 90), (0, 90, 90, 180)]
-        pages = await see(path, *(part(FileId(stored.id), box) for box in boxes), asker=asker)
+        pages = await see(
+            path, *(part(FileId(stored.id), box) for box in boxes), requester=requester
+        )
         assert len(pages) == 3 and len(reads) == 1
         name = Digest(f"blake3-{blake3(FILE).hexdigest()}")
-        (same,) = await see(path, part(name, boxes[0]), asker=asker)
+        (same,) = await see(path, part(name, boxes[0]), requester=requester)
         assert same.image and pages[0].image
         assert same.image.encoded.digest == pages[0].image.encoded.digest
         with pytest.raises(ImageError) as refused:
-            await see(path, part(name), asker=Requester(owner="bob", tenant="bob"))
+            await see(path, part(name), requester=Requester(owner="bob", tenant="bob"))
         assert refused.value.code == "unknown_digest"
 
 
@@ -306,7 +310,7 @@ async def test_what_has_no_such_page_is_refused(media_path: MakePath) -> None:
     async with media_path() as path:
         for source, said in (
             (part(FILE, page=None), "the PDF has 2 pages: name the region's with page"),
-            (part(FILE, page=3), "page 3 is asked for, and the PDF has 2 pages"),
+            (part(FILE, page=3), "page 3 was requested, but the PDF has 2 pages"),
             (part(encode(photo(30, 40)), page=1), "the file is an image: leave page out"),
         ):
             with pytest.raises(InvalidRequest, match=said):
@@ -347,9 +351,9 @@ def test_no_region_has_a_page_drawn_larger_than_the_bound(spec: FamilySpec) -> N
         drawn += 1
         (rows, columns), (height, width) = drawing.size, drawing.kept
         assert 1 <= height <= rows and 1 <= width <= columns
-        assert rows <= max(1, math.ceil(page.height * MOST_SCALE))
-        assert columns <= max(1, math.ceil(page.width * MOST_SCALE))
-        assert rows * columns <= MOST_PIXELS * 1.01 + rows + columns
+        assert rows <= max(1, math.ceil(page.height * MAX_SCALE))
+        assert columns <= max(1, math.ceil(page.width * MAX_SCALE))
+        assert rows * columns <= MAX_PIXELS * 1.01 + rows + columns
         if drawing.box is not None:
             assert 0 <= drawing.box.top <= drawing.box.bottom <= rows
             assert 0 <= drawing.box.left <= drawing.box.right <= columns
@@ -367,6 +371,6 @@ async def test_the_largest_page_is_drawn_within_a_reader_s_memory(media_path: Ma
     async with media_path() as path:
         (page,) = await see(path, part(data, (300, 400, 302, 402), max_pixels=1024**2))
         drawing = drawing_of(page)
-        assert math.prod(drawing.size) > 0.8 * MOST_PIXELS
+        assert math.prod(drawing.size) > 0.8 * MAX_PIXELS
         assert drawing.kept == (17, 17), "no more than the page's scale has"
         assert (pixels_of(page) != 255).any()

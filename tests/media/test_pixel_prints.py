@@ -51,7 +51,7 @@ def take(prints: PixelPrints, of: ImageKey, pixels: npt.NDArray[np.uint8] = GREY
 
 
 def test_only_watched_images_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pixel_prints, "MOST_PRINTS", 2)
+    monkeypatch.setattr(pixel_prints, "MAX_PRINTS", 2)
     prints = PixelPrints()
     prints.watch([key(b"a"), key(b"b"), key(b"d")])
     for each in (key(b"a"), key(b"b"), key(b"c")):

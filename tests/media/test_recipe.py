@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.core.recipe import Box, ImageRecipe, ImageTile, ImageView, Resample, whole
+from saccade.core.recipe import Box, ImageTile, ImageView, PreprocessParams, Resample, whole
 from saccade.media.content import Probe, encode_array
 from saccade.media.formats import decode as decoding
 from saccade.media.formats.decode import decode_into
@@ -28,7 +28,7 @@ def reference(pixels: Pixels, size: tuple[int, int], mode: Resample = "bicubic")
     return found[0].permute(1, 2, 0).numpy()
 
 
-def tiled(rows: int, columns: int) -> ImageRecipe:
+def tiled(rows: int, columns: int) -> PreprocessParams:
     """rows x columns tiles of the whole image, one below another, then a thumbnail."""
     tiles = tuple(
         ImageTile(
@@ -41,10 +41,10 @@ def tiled(rows: int, columns: int) -> ImageRecipe:
     count = rows * columns
     cut = ImageView((SIDE * rows, SIDE * columns), tiles=tiles)
     thumbnail = ImageView((SIDE, SIDE), at=(SIDE * count, 0))
-    return ImageRecipe((SIDE * (count + 1), SIDE), (rows, columns), (cut, thumbnail))
+    return PreprocessParams((SIDE * (count + 1), SIDE), (rows, columns), (cut, thumbnail))
 
 
-def drawn(pixels: Pixels, *recipes: ImageRecipe) -> list[Pixels]:
+def drawn(pixels: Pixels, *recipes: PreprocessParams) -> list[Pixels]:
     canvases = [np.full((*recipe.canvas, 3), 7, np.uint8) for recipe in recipes]
     size = (pixels.shape[0], pixels.shape[1])
     decode_into(list(zip(canvases, recipes)), memoryview(encode_array(pixels)), size, 1)
@@ -70,7 +70,7 @@ def test_tiles_and_thumbnail_are_cut_from_the_resized_image(pixels: Pixels) -> N
 
 def test_a_crop_is_resized_by_itself_and_the_rest_is_filled(pixels: Pixels) -> None:
     box = Box(10, 20, 70, 121)
-    recipe = ImageRecipe(
+    recipe = PreprocessParams(
         (64, 64), (), (ImageView((40, 50), box, at=(3, 5)),), fill=(1, 2, 3), resample="bilinear"
     )
     (canvas,) = drawn(pixels, recipe)

@@ -5,7 +5,6 @@ upload, and no decode where pixels are held.
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 import io
 import pathlib
@@ -20,6 +19,7 @@ from saccade.core.errors import ImageError
 from saccade.core.plan import PixelSlot
 from saccade.media.content import Budget
 from saccade.media.opened import OpenedImage
+from saccade.media.sent_files import SentFiles
 from saccade.media.sources.fairness import Requester
 from saccade.media.sources.source import (
     Address,
@@ -30,6 +30,7 @@ from saccade.media.sources.source import (
     RegionSource,
     SentFile,
 )
+from tests.helpers.images import data_url
 from tests.media.conftest import MakePath, Path
 from tests.media.pictures import encode, noise, photo
 
@@ -43,7 +44,7 @@ def region(url: Address, box: Box, budget: Budget | None = None) -> RegionSource
 
 
 def inline(data: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(data).decode()
+    return data_url(data)
 
 
 def upright(data: bytes) -> PIL.Image.Image:
@@ -303,8 +304,8 @@ async def test_what_is_held_is_its_tenants(media_path: MakePath) -> None:
     data, decodes = encode(photo(300, 400)), []
     async with media_path() as path:
         for tenant in ("a", "b", "a", "b"):
-            asker = Requester(tenant=tenant)
-            opened = await path.media.open(region(data, (0, 0, 90, 90)), tenant, asker)
+            requester = Requester(tenant=tenant)
+            opened = await path.media.open(region(data, (0, 0, 90, 90)), tenant, requester)
             path.media.hold_image(opened)
             await path.media.decode(opened.image.key, PixelSlot(0, *opened.image.canvas))
             decodes.append(path.metrics.value(DECODES))
@@ -368,5 +369,5 @@ async def test_files_have_regions_where_they_are_images(media_path: MakePath) ->
     data, box = encode(photo(30, 40)), ImageRegion(0, 0, 9, 9, f"{AT}.region")
     async with media_path() as path:
         sent = [SentFile(data, AT, region=box)]
-        (part,) = await path.media.open_files(sent, "", Requester())
+        (part,) = await SentFiles(path.media).open(sent, "", Requester())
         assert part == RegionSource(data, AT, region=box)

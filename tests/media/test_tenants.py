@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 from functools import cache
-from types import SimpleNamespace
 
 import numpy as np
 import PIL.Image
@@ -21,9 +20,9 @@ from saccade.core.plan import PixelSlot
 from saccade.core.recipe import whole
 from saccade.core.video import VideoOptions
 from saccade.media.content import Budget, Probe
-from saccade.media.documents import OpenedPage
 from saccade.media.formats import heif
 from saccade.media.opened import OpenedImage, OpenedVideo
+from saccade.media.sent_files import OpenedPage, SentFiles
 from saccade.media.sources.fairness import Requester
 from saccade.media.sources.source import ImageSource, SentFile, VideoSource
 from saccade.media.workers import fork_server
@@ -44,7 +43,7 @@ ANNA, MALLORY = Client("anna", limited=True), Client("mallory", limited=True)
 @cache
 def holed_fork_servers() -> ForkServers:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fork_server, "supervisor", SimpleNamespace(__name__=holed.__name__))
+        patch.setattr(fork_server, "SUPERVISOR", holed.__name__)
         fork_servers = ForkServers()
         fork_servers.start()
     atexit.register(fork_servers.close)
@@ -172,11 +171,11 @@ async def test_what_a_worker_says_of_a_header_is_believed_by_its_own_client_alon
     """Images of one request, and a file that was uploaded."""
     async with holed_path() as path:
         evil = holed.with_code(encode(noise(64, 64)), holed.LIE)
-        await path.media.check(evil, "file", MALLORY)  # first, whichever is hashed first
-        await path.media.check(SECRET, "file", MALLORY)
+        await SentFiles(path.media).check(evil, "file", MALLORY)  # first, whichever is hashed first
+        await SentFiles(path.media).check(SECRET, "file", MALLORY)
         (lied,) = await opened(path, MALLORY, SECRET)
         assert lied.probe.height == 33, "the attack works"
-        await path.media.check(SECRET, "file", ANNA)
+        await SentFiles(path.media).check(SECRET, "file", ANNA)
         (hers,) = await opened(path, ANNA, SECRET)
         assert hers.probe == Probe("PNG", 256, 256, "RGB", 1, 1)
 
@@ -232,7 +231,7 @@ async def test_a_reader_that_stops_its_own_clock_is_ended_by_the_nurserys(
 TELL_PAGE = """
 import os
 import msgspec
-from saccade.media.workers.worker import DocumentPiece
+from saccade.media.workers.orders import (DocumentPiece)
 
 def told(order, place, resources):
     found = b"".join(globals().get("kept", ())) + os.pread(resources.inbox, 1 << 22, 0)
@@ -248,7 +247,7 @@ if getattr(order, "pages", None):
 
 async def read(path: Path, client: Client, data: bytes) -> list[OpenedPage]:
     source = SentFile(data, "file", Budget(max_pixels=64 * 64), view=DocumentView("text"))
-    (found,) = await path.media.open_files([source], client.salt(""), asks(client))
+    (found,) = await SentFiles(path.media).open([source], client.salt(""), asks(client))
     assert isinstance(found, tuple)
     return [*found]
 

@@ -14,9 +14,10 @@ from typing import BinaryIO
 import pytest
 
 from saccade.core.errors import ImageError, Overloaded, RequestError
-from saccade.media.sources import fetch as fetch_module
 from saccade.media.sources.fairness import Boundless, FairPermits, Requester, Ticket
-from saccade.media.sources.fetch import (
+from saccade.media.sources.source import FileId, ImageSource
+from saccade.plugins.fetch import fetcher as fetch_module
+from saccade.plugins.fetch.fetcher import (
     CLIENT_FETCHES,
     LOCAL_READS,
     MAX_FETCHES,
@@ -24,7 +25,6 @@ from saccade.media.sources.fetch import (
     REQUEST_READS,
     Fetcher,
 )
-from saccade.media.sources.source import FileId, ImageSource
 from tests.media.conftest import MakePath
 from tests.media.origins import PICTURE, fetcher, ok, origin
 from tests.media.pictures import encode, noise
@@ -100,7 +100,7 @@ async def test_who_waits_too_long_is_told_and_leaves_nothing() -> None:
     first, second, third = Ticket(), Ticket(), Ticket()
     turns.enter(first, Requester())
     turns.enter(second, Requester())
-    with pytest.raises(Overloaded, match="wait for their turn"):
+    with pytest.raises(Overloaded, match="are queued"):
         await turns.wait(second, 0.01)
     turns.leave(second)
     turns.leave(first)
@@ -120,9 +120,9 @@ async def test_after_hundreds_of_fetches_that_timed_out_the_next_is_like_the_fir
     ):
         assert await fetch.fetch(f"{server.url}/kept-alive", "") == PICTURE
         for turn in range(2):
-            asker = Requester()
+            requester = Requester()
             fetches = [
-                asyncio.create_task(fetch.fetch(f"{silent.url}/{turn}/{n}", "", asker))
+                asyncio.create_task(fetch.fetch(f"{silent.url}/{turn}/{n}", "", requester))
                 for n in range(256)
             ]
             with pytest.raises(ImageError, match="took longer than 1 s"):
@@ -181,9 +181,9 @@ async def test_no_request_and_no_client_holds_every_place() -> None:
         fetcher() as (fetch, _),
     ):
 
-        def ask(asker: Requester, request: int) -> list[asyncio.Task[bytes]]:
+        def ask(requester: Requester, request: int) -> list[asyncio.Task[bytes]]:
             return [
-                asyncio.create_task(fetch.fetch(f"{silent.url}/{request}/{n}", "", asker))
+                asyncio.create_task(fetch.fetch(f"{silent.url}/{request}/{n}", "", requester))
                 for n in range(MAX_FETCHES)
             ]
 
@@ -212,9 +212,9 @@ async def test_the_clock_of_a_fetch_starts_with_its_turn(monkeypatch: pytest.Mon
         await ok(path, writer)
 
     async with origin(slow) as server, fetcher(fetch_timeout=1.5) as (fetch, _):
-        asker = Requester()
+        requester = Requester()
         fetched = await asyncio.gather(
-            *(fetch.fetch(f"{server.url}/{n}", "", asker) for n in range(6))
+            *(fetch.fetch(f"{server.url}/{n}", "", requester) for n in range(6))
         )  # one after another: 1.8 s
         assert fetched == [PICTURE] * 6
 
@@ -299,10 +299,10 @@ async def test_local_files_take_no_place_of_other_fetches_and_give_their_own_bac
         fetcher(allowed_local_media_path=str(tmp_path), fetch_timeout=0.5) as (fetch, _),
         origin(ok) as server,
     ):
-        asker = Requester("one")
+        requester = Requester("one")
         for _ in range(2 * MAX_FETCHES):
-            assert await fetch.fetch(f"file://{tmp_path}/a.png", "", asker) == b"a"
-        assert await fetch.fetch(f"{server.url}/a", "", asker) == PICTURE
+            assert await fetch.fetch(f"file://{tmp_path}/a.png", "", requester) == b"a"
+        assert await fetch.fetch(f"{server.url}/a", "", requester) == PICTURE
 
 
 def test_a_folder_that_does_not_answer_holds_up_nobody_else(
@@ -320,7 +320,7 @@ def test_a_folder_that_does_not_answer_holds_up_nobody_else(
         return open_file(self, url)
 
     monkeypatch.setattr(Fetcher, "_open_file", away)
-    monkeypatch.setattr("saccade.media.sources.fetch.PATIENCE", 1)
+    monkeypatch.setattr("saccade.plugins.fetch.fetcher.PATIENCE", 1)
 
     async def scenario() -> None:
         folder = str(tmp_path)

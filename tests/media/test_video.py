@@ -20,12 +20,12 @@ from blake3 import blake3
 from saccade.core.errors import ImageError, InvalidRequest, RequestError
 from saccade.core.plan import PixelSlot
 from saccade.core.video import VideoOptions
-from saccade.media import video as media_video
+from saccade.media.content import PixelNames, video_reader
 from saccade.media.formats.container import orientation_of
 from saccade.media.opened import OpenedVideo
 from saccade.media.sources.source import ImageSource, VideoSource
-from saccade.media.tiles import PixelNames
-from saccade.media.video import FRAME
+from saccade.plugins.video import frames as media_video
+from saccade.plugins.video.frames import FRAME
 from tests.media.clips import clip, shown
 from tests.media.conftest import MakePath, Path
 from tests.media.pictures import encode, resized
@@ -105,6 +105,13 @@ async def test_frames_of_a_file_are_pyavs_frames(
         assert path.metrics.value(HEADERS) == 1, "a seen file is not opened"
 
 
+@pytest.mark.parametrize("fps", [24, 241, 1e4, 1e300])
+async def test_a_rate_above_the_files_takes_all_frames(media_path: MakePath, fps: float) -> None:
+    async with media_path() as path:
+        video = await opened(path, clip(8), fps=fps)
+        assert video.times.indices == tuple(range(8))
+
+
 @pytest.mark.parametrize("container", ["mp4", pytest.param("matroska", marks=pytest.mark.more)])
 @pytest.mark.parametrize("quarters", [0, 1, 2, 3])
 async def test_a_video_is_turned_as_its_file_asks(
@@ -151,7 +158,7 @@ def test_a_turn_by_another_angle_is_left_alone(matrix: tuple[int, ...]) -> None:
 def test_a_turned_file_has_other_names_than_its_frames_as_stored() -> None:
     """What a server kept on disk of frames that lay on their side is not taken for these."""
     names = {media_video.frame_name(b"file", 3, orientation) for orientation in range(1, 9)}
-    before = FRAME + media_video.decoder_version().encode() + b"\0file" + (3).to_bytes(8)
+    before = FRAME + video_reader().encode() + b"\0file" + (3).to_bytes(8)
     assert len(names) == 8
     assert media_video.frame_name(b"file", 3, 1) == blake3(before).digest()
 
@@ -223,7 +230,7 @@ async def test_broken_files_are_typed_errors_and_the_next_is_read(
 async def test_without_pyav_a_file_is_refused_by_the_extras_name(
     media_path: MakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(media_video, "decoder_version", lambda: "")
+    monkeypatch.setattr(media_video, "video_reader", lambda: "")
     async with media_path() as path:
         with pytest.raises(InvalidRequest, match=r"operator.*scripts/install\.py '\.\[video\]'"):
             await opened(path, clip())

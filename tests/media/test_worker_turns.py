@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from saccade.media.sources.fairness import Requester
-from saccade.media.workers.worker_turns import Turns
+from saccade.media.sources.fairness import Requester, Turns
 
 
 @dataclass(eq=False)
 class Item:
     name: str
-    asker: Requester
+    requester: Requester
     wanted: bool = True
 
 

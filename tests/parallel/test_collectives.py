@@ -9,9 +9,10 @@ from typing import Literal
 import pytest
 import torch
 
+from saccade.collectives import SLOT
 from saccade.core.errors import ConfigError
-from saccade.parallel import SLOT, Shard
-from saccade_bench.fixtures.rank_group import shards, together
+from saccade.parallel import Shard
+from tests.fixtures.rank_group import shards, together
 
 BACKENDS = ("shm", "gloo")
 SHAPES = [(0, 8), (1, 1), (3, 64), (SLOT // 4, 1), (3, SLOT // 4 + 5)]

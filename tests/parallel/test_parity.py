@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from saccade.core.config import EncoderMode
-from saccade_bench.fixtures.rank_group import ThreadRankGroup
 from tests.families import answers
 from tests.families.answers import ASKED, Model, check_rank_group
 from tests.families.every import SEEING
+from tests.fixtures.rank_group import ThreadRankGroup
 from tests.helpers.breadth import combinations
 
 Load = Callable[[str, int], Model]

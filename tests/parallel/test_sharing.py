@@ -5,7 +5,7 @@ split evenly, bad sizes are refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
@@ -18,29 +18,29 @@ from safetensors import safe_open
 
 from saccade.core.config import EncoderMode, Hardware
 from saccade.core.errors import ConfigError
-from saccade.core.options import EngineOptions, ModelOptions, ParallelOptions
+from saccade.core.options import EngineOptions, ModelOptions
+from saccade.core.settings import ParallelSettings
 from saccade.engine.ranks import resolve_parallel
 from saccade.engine.sizing import resolve
 from saccade.families.registry import family_model, load_spec
-from saccade.kernels.matrix import DenseMatrix, Matrix
 from saccade.nn.weights import Part, Weights
-from saccade.parallel import WHOLE, Shard
+from saccade.parallel import UNSHARDED, Shard
 from saccade.runtime.vision.vision_encoder import split_evenly
 from saccade.runtime.weights.checkpoint_weights import CheckpointWeights
-from saccade_bench.fixtures.harness import Harness, set_threads
-from saccade_bench.fixtures.rank_group import ThreadRankGroup
-from saccade_bench.fixtures.tiny import make_checkpoint
+from saccade.runtime.weights.dummy import DummyWeights
+from tests.fixtures.harness import Harness, set_threads
+from tests.fixtures.rank_group import ThreadRankGroup
+from tests.fixtures.tiny import make_checkpoint
 
 CPU = torch.device("cpu")
 
 
-class Counting:
+class Counting(DummyWeights):
     """Weights that note how much of each tensor was asked for."""
 
     def __init__(self, weights: Weights) -> None:
-        self.weights, self.dtype, self.device = weights, weights.dtype, weights.device
-        self.ops = weights.ops
-        self.adapters = weights.adapters
+        super().__init__(weights.dtype, weights.device, ops=weights.ops)
+        self.weights, self.adapters = weights, weights.adapters
         self.wanted: dict[str, list[torch.Tensor]] = {}
 
     def load(self, *parts: Part) -> torch.Tensor:
@@ -54,22 +54,11 @@ class Counting:
     def has(self, name: str) -> bool:
         return self.weights.has(name)
 
-    def found(self, _name: str, _values: torch.Tensor, /) -> None: ...
-
     def equals(self, part: Part, values: torch.Tensor) -> bool:
         return self.weights.equals(part, values)
 
     def fits(self, part: Part) -> bool:
         return self.weights.fits(part)
-
-    def matrix(self, weight: torch.Tensor, name: str) -> Matrix:
-        return DenseMatrix(weight)
-
-    def load_experts(self, _parts: Sequence[Part], _turned: bool, /) -> None:
-        return None
-
-    def load_matrix(self, *parts: Part) -> Matrix:
-        return DenseMatrix(self.load(*parts))
 
 
 def read(folder: Path, shard: Shard, encoder_shard: Shard) -> dict[str, torch.Tensor]:
@@ -113,7 +102,7 @@ def test_each_rank_reads_its_slices_and_all_of_them_make_the_whole(
 def test_data_mode_reads_the_whole_tower_and_slices_of_the_rest(
     checkpoint: Callable[..., Path],
 ) -> None:
-    wanted = read(checkpoint("qwen3_vl"), Shard(1, 2), WHOLE)
+    wanted = read(checkpoint("qwen3_vl"), Shard(1, 2), UNSHARDED)
     assert wanted["visual.blocks.0.attn.qkv.weight"].shape == (3 * 48 * 48,)
     assert wanted["language_model.layers.0.mlp.down_proj.weight"].shape == (64 * 96 // 2,)
 
@@ -135,18 +124,18 @@ def test_kv_memory_follows_the_heads_of_a_rank(
 def test_experts_are_divided_where_they_divide(checkpoint: Callable[..., Path]) -> None:
     dense, sparse = load_spec(checkpoint("qwen3_vl")), load_spec(checkpoint("qwen3_vl_moe"))
     with pytest.raises(ConfigError, match="--ep-size 2: the model has no experts to divide"):
-        resolve_parallel(ParallelOptions(ep_size=2), dense, "cpu")
+        resolve_parallel(ParallelSettings(ep_size=2), dense, "cpu")
     with pytest.raises(ConfigError, match="--ep-size 3: the model has 8 experts, which cannot be"):
-        resolve_parallel(ParallelOptions(ep_size=3), sparse, "cpu")
+        resolve_parallel(ParallelSettings(ep_size=3), sparse, "cpu")
     with pytest.raises(ConfigError, match="--ep-size 3: with --tp-size 2, one must be a multiple"):
-        ParallelOptions(2, ep_size=3)
-    alone = resolve_parallel(ParallelOptions(ep_size=8), sparse, "cpu")
+        ParallelSettings(2, ep_size=3)
+    alone = resolve_parallel(ParallelSettings(ep_size=8), sparse, "cpu")
     assert (alone.ranks, alone.size, alone.encoder) == (8, 1, "data")
-    both = resolve_parallel(ParallelOptions(4, ep_size=2), sparse, "cpu")
+    both = resolve_parallel(ParallelSettings(4, ep_size=2), sparse, "cpu")
     assert (both.ranks, both.size, both.expert_runs) == (4, 4, 2)
     # Four attention heads and experts of 40 values: of eight ranks, each has whole experts.
     with pytest.raises(ConfigError, match="--tp-size 8: 4 attention heads cannot"):
-        resolve_parallel(ParallelOptions(8, ep_size=8), sparse, "cpu")
+        resolve_parallel(ParallelSettings(8, ep_size=8), sparse, "cpu")
 
 
 def test_sizes_that_do_not_divide_are_refused_with_those_that_do(
@@ -158,7 +147,7 @@ def test_sizes_that_do_not_divide_are_refused_with_those_that_do(
             ConfigError,
             match=rf"--tp-size {size}: {what} cannot be divided among {size} ranks; .* 1, 2, 4$",
         ):
-            resolve_parallel(ParallelOptions(tp_size=size), spec, "cpu")
+            resolve_parallel(ParallelSettings(tp_size=size), spec, "cpu")
 
 
 @pytest.mark.more
@@ -171,7 +160,7 @@ def test_the_vision_tower_is_shared_as_its_sizes_allow(tmp_path: Path) -> None:
             "num_heads": heads,
         }
         spec = load_spec(make_checkpoint(tmp_path / f"{hidden}-{heads}", "qwen3_vl", vision=vision))
-        return resolve_parallel(ParallelOptions(2), spec, "cpu").encoder
+        return resolve_parallel(ParallelSettings(2), spec, "cpu").encoder
 
     assert mode(512, 4) == "weights"
     assert mode(48, 4) == "data", "slices of 24 values are too narrow"
@@ -185,11 +174,11 @@ def test_a_way_of_adding_up_that_the_device_has_not_is_refused(
     with pytest.raises(
         ConfigError, match="--tune all_reduce=nccl does not work on cpu; shm and gloo do"
     ):
-        resolve_parallel(ParallelOptions(2, all_reduce="nccl"), spec, "cpu")
+        resolve_parallel(ParallelSettings(2, all_reduce="nccl"), spec, "cpu")
     with pytest.raises(
         ConfigError, match="--tune all_reduce=shm does not work on cuda; nccl and symm-mem do"
     ):
-        resolve_parallel(ParallelOptions(2, all_reduce="shm"), spec, "cuda")
+        resolve_parallel(ParallelSettings(2, all_reduce="shm"), spec, "cuda")
 
 
 @given(st.lists(st.integers(1, 1000), max_size=30), st.integers(1, 8))

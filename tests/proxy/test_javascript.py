@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import random
 import shutil
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from saccade.core.options import ServerOptions
-from tests.helpers.images import png
+from tests.helpers.images import data_url, png
 from tests.helpers.served import Served, serving
 
 FILE = Path(__file__).parents[2] / "examples" / "clients" / "send_once.mjs"
@@ -55,7 +54,7 @@ def ask(address: str, bodies: list[str]) -> Any:
 
 
 def body(*images: bytes, **more: Any) -> str:
-    urls = (f"data:image/png;base64,{base64.b64encode(each).decode()}" for each in images)
+    urls = (data_url(each) for each in images)
     parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     words = {"type": "text", "text": 'é "quoted" \u2028 😀'}
     return json.dumps({"messages": [{"role": "user", "content": [*parts, words]}], **more})
@@ -70,7 +69,7 @@ def test_a_history_goes_once(served: Served) -> None:
     assert (told["savings"]["sent"], told["savings"]["named"]) == (6, 15)
     nbytes = [len(each) for each in images]
     named = sum(sum(nbytes[:i]) for i in range(6))
-    assert served.front.metrics.value("saccade_named_bytes_total") == named
+    assert served.front.metrics.value("saccade_referenced_bytes_total") == named
     assert told["savings"]["bytesOut"] < 1.5 * sum(nbytes)
 
 

@@ -6,10 +6,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import subprocess
+import sys
 import threading
+import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import packages_distributions
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -28,7 +34,7 @@ from tests.helpers.images import data_url, png
 from tests.helpers.served import Served, proxied, serving
 
 CHAT = "/v1/chat/completions"
-NAMED = "saccade_named_bytes_total"
+NAMED = "saccade_referenced_bytes_total"
 
 
 @pytest.fixture(scope="module")
@@ -284,6 +290,55 @@ def test_another_server_is_asked_once_and_gets_bodies_as_they_are(
 
 
 # ---- transports
+
+CLIENT_NEEDS = {"blake3", "msgspec", "pybase64", "httpx", "httpcore"}
+"""Libraries that a sending client may import. All others that the server needs are blocked."""
+ALONE = """
+import json, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ImportError(f"{name} is not installed")
+
+url, blocked, body = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+sys.meta_path.insert(0, Blocked())
+import httpx
+from saccade import SendOnce
+
+transport = SendOnce(httpx.HTTPTransport())
+with httpx.Client(transport=transport, timeout=30) as client:
+    for _ in range(3):
+        answer = client.post(url, json=body)
+        print(answer.json()["choices"][0]["message"]["content"])
+print(transport.savings.sent, transport.savings.named)
+"""
+
+
+def server_libraries() -> set[str]:
+    """The modules that Saccade's dependencies and extras install, as far as they are here."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    needs = [*project["dependencies"], *project["optional-dependencies"]["cpu"], "transformers"]
+    names = {re.match(r"[\w-]+", each)[0].replace("_", "-").lower() for each in needs}  # type: ignore[index]
+    return {
+        module
+        for module, owners in packages_distributions().items()
+        if names & {owner.replace("_", "-").lower() for owner in owners}
+    }
+
+
+def test_a_client_sends_bytes_once_without_the_server_s_libraries(server: Served) -> None:
+    blocked = server_libraries() - CLIENT_NEEDS
+    assert {"torch", "numba", "starlette", "uvicorn", "numpy", "transformers"} <= blocked
+    counting = Counting(server)
+    body = json.dumps({"model": "demo", "messages": [user(image(72))]})
+    arguments = f"{server.address}{CHAT}", json.dumps(sorted(blocked)), body
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, *arguments], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["Hello!"] * 3 + ["1 2"]
+    assert counting.named == 2 * (len(png("red", (72, 64))) + 2000)
+
 
 LIBRARIES = pytest.mark.parametrize("library", [httpx, httpx2], ids=lambda each: each.__name__)
 

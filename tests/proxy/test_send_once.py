@@ -26,6 +26,7 @@ from saccade.proxy.send_once import (
     ServerConversation,
     VersionQuestion,
 )
+from tests.helpers.images import data_url
 
 VERSION = AttemptReply(
     200, b'{"version": "1", "accepts": ["application/json", "multipart/related"]}'
@@ -38,7 +39,7 @@ def data(seed: int, size: int = 3000) -> bytes:
 
 
 def url(given: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(given).decode()}"
+    return data_url(given)
 
 
 def refused(code: str, *digests: str) -> AttemptReply:
@@ -161,8 +162,8 @@ def test_base64_is_found_wherever_it_stands() -> None:
 
 
 def test_a_body_names_no_more_than_servers_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert send_once.MOST_NAMES == related.MOST_NAMES
-    monkeypatch.setattr(send_once, "MOST_NAMES", 2)
+    assert send_once.MAX_NAMES == related.MAX_NAMES
+    monkeypatch.setattr(send_once, "MAX_NAMES", 2)
     body = json.dumps([url(data(i)) for i in range(3)]).encode()
     assert len(NamedBody(body).names) == 2
     server = Server()
@@ -313,7 +314,7 @@ def test_a_text_asks_no_question() -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(send_once, "MOST_REMEMBERED", 2)
+    monkeypatch.setattr(send_once, "MAX_REMEMBERED", 2)
     server, conversation = Server(), ServerConversation()
     bodies = [json.dumps([url(data(i))]).encode() for i in range(3)]
     for body in bodies:

@@ -235,7 +235,7 @@ def test_a_server_that_starts_again_goes_on_from_disk(
 
 def guesses(server: Server) -> float:
     lines = httpx.get(f"{server.url}/metrics").text.splitlines()
-    found = (line for line in lines if line.startswith("saccade_guesses_total{"))
+    found = (line for line in lines if line.startswith("saccade_draft_tokens_total{"))
     return sum(float(line.rsplit(" ", 1)[1]) for line in found)
 
 

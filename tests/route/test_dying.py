@@ -135,7 +135,9 @@ def test_a_stream_that_breaks_off_says_so_in_its_last_event(
     whole, rest = text[: len(EVENT)], text[len(EVENT) :]
     assert whole.encode() == EVENT, "what was whole has come, and no half event"
     *_, last = rest.strip().splitlines()
-    assert json.loads(last.removeprefix("data: "))["error"]["message"].startswith("the worker died")
+    assert json.loads(last.removeprefix("data: "))["error"]["message"].startswith(
+        "the worker disconnected"
+    )
     assert len(seen) == 1, "what has begun is not begun again"
 
 

@@ -22,14 +22,15 @@ import msgspec
 import pytest
 
 from saccade.core.options import ConnectionOptions
-from saccade.core.route_options import ProxyOptions, RouteOptions
-from saccade.edge.upstream import MOST_WAITING, PIECE_BYTES, Upstream, WorkerGone
+from saccade.edge.upstream import MAX_WAITING, PIECE_BYTES, Upstream, WorkerDisconnected
+from saccade.proxy.options import ProxyOptions
 from saccade.proxy.run import ProxyServer
 from saccade.route import affinity as keys
 from saccade.route import fleet
-from saccade.route.affinity import MOST_PARTS, MOST_VALUES, AffinityKey, bearing_of_body
-from saccade.route.events import MOST_WAITING as MOST_EVENT
+from saccade.route.affinity import MAX_PARTS, MAX_VALUES, AffinityKey, bearing_of_body
+from saccade.route.events import MAX_WAITING as MAX_EVENT
 from saccade.route.events import Events
+from saccade.route.options import RouteOptions
 from saccade.route.run import RouteServer
 from tests.abuse.values import BODIES
 
@@ -139,7 +140,7 @@ async def proxying(upstream: Worker) -> AsyncIterator[httpx.AsyncClient]:
 async def running(relay: RouteServer | ProxyServer) -> AsyncIterator[httpx.AsyncClient]:
     ready, found = asyncio.Event(), list[str]()
     serving = asyncio.create_task(
-        relay.run_until_told(lambda address: (found.append(address), ready.set())[0])
+        relay.serve_until_shutdown(lambda address: (found.append(address), ready.set())[0])
     )
     try:
         await ready.wait()
@@ -179,7 +180,7 @@ NONSENSE = {
 async def test_what_is_no_answer_is_a_worker_that_has_gone(name: str) -> None:
     async with worker() as made:
         made.tell = lambda path, body: NONSENSE[name]
-        with pytest.raises(WorkerGone):
+        with pytest.raises(WorkerDisconnected):
             async with asyncio.timeout(5), upstream(made).exchange(b"GET", GET):
                 pass
 
@@ -201,7 +202,7 @@ async def test_a_head_or_frame_without_end_is_cut_off(name: str) -> None:
     async with worker() as made:
         begin, more = ENDLESS[name]
         made.tell, made.forever = lambda path, body: begin, more * (65536 // len(more))
-        with pytest.raises(WorkerGone):
+        with pytest.raises(WorkerDisconnected):
             async with asyncio.timeout(10), upstream(made).exchange(b"GET", GET) as (_, body):
                 async for _ in body:
                     pass
@@ -218,7 +219,7 @@ async def test_an_answer_that_nobody_reads_is_not_taken() -> None:
                 seen = made.sent
                 await asyncio.sleep(0.2)
             assert made.sent < IN_SOCKETS
-            assert len(await anext(body)) < MOST_WAITING + 2 * READ
+            assert len(await anext(body)) < MAX_WAITING + 2 * READ
         sent = made.sent
         await asyncio.sleep(0.1)
         assert made.sent - sent < IN_SOCKETS, "who has left is not sent to"
@@ -232,7 +233,7 @@ async def test_the_smallest_pieces_come_together() -> None:
         async with upstream(made).exchange(b"GET", GET) as (_, body):
             sizes = [len(piece) async for piece in body]
         assert sum(sizes) == count
-        assert max(sizes) < (MOST_WAITING + READ) // PIECE_BYTES * 12
+        assert max(sizes) < (MAX_WAITING + READ) // PIECE_BYTES * 12
         assert len(sizes) < count // 100
 
 
@@ -264,7 +265,7 @@ async def test_one_answer_too_many_is_nobodys() -> None:
 def test_an_event_without_end_is_not_kept() -> None:
     events, piece = Events(), b"x" * 65536
     went = b"".join(events.feed(piece) for _ in range(100))
-    assert len(went) > 100 * len(piece) - MOST_EVENT - len(piece)
+    assert len(went) > 100 * len(piece) - MAX_EVENT - len(piece)
     assert events.broken(b"last").startswith(b"\n\n"), "the broken one is no part of the last"
     events.feed(b"\n")
     assert events.feed(b"\ndata: 1\n\ndata: ").endswith(b"data: 1\n\n")
@@ -610,7 +611,7 @@ def test_only_so_many_parts_are_looked_at() -> None:
         [0],
     ]
     for between in fillers:
-        for count, found in ((10, True), (MOST_PARTS, False)):
+        for count, found in ((10, True), (MAX_PARTS, False)):
             messages = [hi, *between * count, {"role": "user", "content": [image]}]
             with_image, without = (
                 bearing_of_body(json.dumps({"messages": each}).encode()).keys
@@ -620,7 +621,7 @@ def test_only_so_many_parts_are_looked_at() -> None:
 
 
 def test_what_is_just_within_is_read() -> None:
-    tokens = [7] * (MOST_VALUES - 10)
+    tokens = [7] * (MAX_VALUES - 10)
     assert bearing_of_body(json.dumps({"prompt": tokens}).encode()).keys
     assert not bearing_of_body(json.dumps({"prompt": [*tokens, *tokens]}).encode()).keys
 

@@ -9,13 +9,14 @@ from blake3 import blake3
 
 from saccade.media.sources.inline import decode_base64
 from saccade.route.affinity import AffinityKey, bearing_of_body, bearing_of_path
+from tests.helpers.images import data_url
 
 DATA = b"\x89PNG not one at all, and nobody looks"
 DIGEST = blake3(DATA).digest()
 TEXT = base64.b64encode(DATA).decode()
 URL = f"data:image/png;base64,{TEXT}"
 FILE = f"file-{DIGEST.hex()}-0123abcd"
-OTHER = "data:image/png;base64," + base64.b64encode(b"another").decode()
+OTHER = data_url(b"another")
 ANSWER = {"role": "assistant", "content": "yes"}
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import pytest
 import torch
 
-from saccade.core import config
-from saccade.core.config import LanguageAttention
 from saccade.core.errors import ConfigError
 from saccade.core.family import AttentionShape, KVSpec, latent_cache
-from saccade.kernels.attention_backends import BACKENDS, AttentionName, Registered, possible
+from saccade.kernels.language_attention import REFERENCE, LanguageAttention, possible
 from saccade.kernels.ops import pick_ops
 from saccade.kernels.reference import attention, sdpa
 from saccade.kernels.reference.ops import Ops
@@ -75,7 +73,7 @@ class Case:
 
     def attend(
         self,
-        name: Literal["auto", AttentionName] = "auto",
+        name: str = "auto",
         kept: KVSpec | None = None,
         images: Sequence[int] = (),
     ) -> torch.Tensor:
@@ -84,7 +82,7 @@ class Case:
 
     def attend_in_layers(
         self,
-        name: Literal["auto", AttentionName] = "auto",
+        name: str = "auto",
         kept: KVSpec | None = None,
         images: Sequence[int] = (),
     ) -> list[torch.Tensor]:
@@ -160,7 +158,7 @@ class Calls:
 @pytest.mark.parametrize("lengths", [[(4, 20), (1, 9)], [(1, 9), (1, 18), (1, 3), (1, 1)]])
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_what_lies_in_other_slots_does_not_matter(
-    page_size: int, lengths: list[tuple[int, int]], name: AttentionName
+    page_size: int, lengths: list[tuple[int, int]], name: str
 ) -> None:
     before = Case(lengths, page_size, True, torch.float32)
     wanted = before.attend(name)
@@ -177,7 +175,7 @@ def test_what_lies_in_other_slots_does_not_matter(
 @pytest.mark.parametrize("scattered", [False, True])
 @pytest.mark.parametrize("lengths", [[(4, 20), (1, 9)], [(1, 9), (1, 18), (1, 3), (1, 1)]])
 def test_caches_may_be_views_of_one_tensor(
-    lengths: list[tuple[int, int]], scattered: bool, name: AttentionName
+    lengths: list[tuple[int, int]], scattered: bool, name: str
 ) -> None:
     wanted = Case(lengths, 4, scattered, torch.float32).attend(name)
     case = Case(lengths, 4, scattered, torch.float32)
@@ -187,7 +185,7 @@ def test_caches_may_be_views_of_one_tensor(
 
 
 @pytest.mark.parametrize("name", ["sdpa", "reference"])
-def test_keys_and_values_are_cached_in_their_slots_only(name: AttentionName) -> None:
+def test_keys_and_values_are_cached_in_their_slots_only(name: str) -> None:
     case = Case([(3, 10), (1, 2)], 4, True, torch.float32)
     before = [cache.clone() for cache in case.caches]
     case.attend(name)
@@ -206,7 +204,7 @@ def test_keys_and_values_are_cached_in_their_slots_only(name: AttentionName) -> 
     ids=["sdpa", "reference", "16 bits"],
 )
 def test_windows_end_what_is_seen_and_images_see_themselves(
-    name: Literal["auto", AttentionName],
+    name: str,
     dtype: torch.dtype,
     shown: bool,
     window: int | None,
@@ -268,22 +266,17 @@ def test_backends_agree(page_size: int) -> None:
 CPU = torch.device("cpu")
 
 
-def test_options_and_kernels_name_the_same_backends() -> None:
-    assert get_args(LanguageAttention) == get_args(AttentionName) == tuple(BACKENDS)
-    assert config.KVConfig().attention == "auto"
-
-
 def test_auto_takes_the_first_backend_that_runs() -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        names = possible(pick_ops(CPU, dtype), CPU, dtype)
+        names = possible(pick_ops(CPU, dtype).attention, CPU, dtype)
         assert "triton" not in names and names[-2:] == ("sdpa", "reference")
         assert pick_attention("auto", pick_ops(CPU, dtype), CPU, dtype) == names[0]
-    assert possible(Ops(), CPU, torch.float32)[0] == "sdpa", "Numba's kernels know bfloat16 alone"
+    assert possible(REFERENCE, CPU, torch.float32)[0] == "sdpa"
     assert pick_attention("auto", Ops(), CPU, torch.float32, graphs=True) == "reference"
 
 
-@pytest.mark.parametrize("name", ["triton", "x86"])
-def test_a_backend_that_does_not_run_is_refused_with_those_that_do(name: AttentionName) -> None:
+@pytest.mark.parametrize("name", ["triton", "x86", "sdap"])
+def test_a_backend_that_does_not_run_is_refused_with_those_that_do(name: str) -> None:
     with pytest.raises(ConfigError) as refused:
         pick_attention(name, Ops(), CPU, torch.float32)
     assert str(refused.value) == (
@@ -296,18 +289,19 @@ def test_windows_are_refused_by_name_where_a_backend_does_not_know_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert pick_attention("auto", Ops(), CPU, torch.float32, shapes=RANGES) == "sdpa"
-    monkeypatch.setitem(BACKENDS, "sdpa", replace(BACKENDS["sdpa"], knows=frozenset()))
+    lacking = replace(REFERENCE["sdpa"], knows=frozenset())
+    monkeypatch.setattr(Ops, "attention", {**REFERENCE, "sdpa": lacking})
     with pytest.raises(ConfigError, match=r"sdpa: the model's layers have windows.*reference$"):
         pick_attention("sdpa", Ops(), CPU, torch.float32, shapes=RANGES)
 
 
 def test_every_device_has_a_backend_that_knows_windows() -> None:
     """Also where steps are graphs, as on a GPU."""
-    on_gpu = pytest.importorskip("saccade.kernels.triton.ops").TritonOps()
+    on_gpu = pytest.importorskip("saccade.plugins.gpu.triton.ops").TritonOps()
     for ops in (Ops(), on_gpu):
         for graphs in (False, True):
-            names = possible(ops, CPU, torch.bfloat16, graphs=graphs, shapes=RANGES)
-            assert names, f"{ops.kind}, graphs: {graphs}"
+            names = possible(ops.attention, CPU, torch.bfloat16, graphs=graphs, shapes=RANGES)
+            assert names, f"{ops.name}, graphs: {graphs}"
     picked = pick_attention("auto", on_gpu, CPU, torch.bfloat16, graphs=True, shapes=RANGES)
     assert picked == "triton"
 
@@ -329,10 +323,10 @@ def test_a_backend_is_one_more_row_of_the_table(monkeypatch: pytest.MonkeyPatch)
             told.append("layer")
             return torch.zeros_like(q)
 
-    row = Registered(lambda _: Zeros(), lambda *_: True, captured=True)
-    monkeypatch.setitem(BACKENDS, "triton", row)
+    row = LanguageAttention(lambda _: Zeros(), captured=True)
+    monkeypatch.setattr(Ops, "attention", {"zeros": row})
     case = Case([(1, 9), (4, 20)], 4, True, torch.float32)
-    assert not case.attend("triton").any() and told == ["plan", "layer"]
+    assert not case.attend("zeros").any() and told == ["plan", "layer"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -347,7 +341,9 @@ def test_latents_are_keys_and_values_of_all_heads(
     kept = torch.randn(PAGES * 4, 1, width, generator=generator).to(dtype)
     q, new = (torch.randn(len(case.q), n, width, generator=generator) for n in (heads, 1))
     q, new, spec = q.to(dtype), new[:, 0].to(dtype), KVSpec((latent_cache(width),))
-    for name in possible(pick_ops(CPU, dtype), CPU, dtype, shapes=spec.attention.values()):
+    for name in possible(
+        pick_ops(CPU, dtype).attention, CPU, dtype, shapes=spec.attention.values()
+    ):
         mine = kept.clone()
         ours = attention_for({0: (mine, mine)}, 4, backend=name, kept=spec)
         ours.plan(case.batch)

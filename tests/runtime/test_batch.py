@@ -13,7 +13,7 @@ from saccade.core.metrics import Metrics
 from saccade.core.plan import Open, Plan, Row, Splice
 from saccade.core.types import Image, ImageKey, SamplingParams, Span
 from saccade.nn.protocol import Batch, FamilyNet
-from saccade.parallel import WHOLE
+from saccade.parallel import UNSHARDED
 from saccade.runtime.batch import Batcher, PageTable
 from saccade.runtime.memory import EmbeddingMemory
 from saccade.runtime.row_parts import Draws
@@ -36,7 +36,7 @@ class Bench:
         self.table = PageTable(4, 64, CPU)
         known = PositionCache(net.spec, net.vision, Metrics())
         self.batcher = Batcher(known, 4, 64, self.table, page_size)
-        self.memory = EmbeddingMemory(torch.empty((0, 3)), WHOLE)
+        self.memory = EmbeddingMemory(torch.empty((0, 3)), UNSHARDED)
 
     def open(self, slot: int, tokens: list[int], pages: list[int], prompt: int, seed: int) -> None:
         grid = (1, 4, 6)

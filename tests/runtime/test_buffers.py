@@ -24,9 +24,9 @@ from saccade.core.config import (
 )
 from saccade.core.plan import Encode, Move, Open, PixelSlot, Plan, Row, Splice, StateCopy
 from saccade.core.types import Image, ImageKey, SamplingParams
-from saccade.engine.claims import (
-    DECODE_PIECE_TOKENS,
-    DECODE_PIECES,
+from saccade.engine.memory_estimate import (
+    DECODE_SPLIT_TOKENS,
+    DECODE_SPLITS,
     decode_bytes,
     drawing_bytes,
     edit_bytes,
@@ -38,14 +38,19 @@ from saccade.engine.claims import (
 )
 from saccade.engine.sizing import kv_page_bytes
 from saccade.kernels.reference.paged import PagedRows, plain_cache
-from saccade.kernels.triton.paged_decode import LEAST_PIECE, MOST_PIECES, launch_decode, share_keys
+from saccade.plugins.gpu.cuda.pack_graphs import PackBuffers
+from saccade.plugins.gpu.cuda.step_graphs import StepMemory
+from saccade.plugins.gpu.slot_edits import SlotEdits
+from saccade.plugins.gpu.triton.paged_decode import (
+    MAX_KV_SPLITS,
+    MIN_SPLIT_KEYS,
+    launch_decode,
+    share_keys,
+)
 from saccade.runtime import batch
-from saccade.runtime.begun_step import MaskSource
-from saccade.runtime.cuda.step_graphs import StepMemory
+from saccade.runtime.inflight_step import MaskSource
 from saccade.runtime.memory import allocate_caches
-from saccade.runtime.sampling.edits import SlotEdits
 from saccade.runtime.states import StateMemory
-from saccade.runtime.vision.packed_encoder import PackBuffers
 from saccade.runtime.worker import Worker
 from saccade_bench.lab.qwen import qwen
 from tests.helpers.breadth import broad
@@ -61,7 +66,7 @@ from tests.helpers.weightless import (
     weightless,
 )
 
-pytestmark = pytest.mark.more
+pytestmark = [pytest.mark.more, pytest.mark.timeout(600)]
 
 ALWAYS = ("qwen3.5-9b",)
 """The others are slow."""
@@ -187,7 +192,7 @@ def test_states_go_to_and_from_snapshots_without_memory_between(made: Made) -> N
 def test_decoding_takes_what_is_claimed_for_pieces_of_keys(made: Made) -> None:
     """Beside a prompt that no graph holds."""
     spec, steps = made.model.spec, bounds(made.config)
-    assert (DECODE_PIECES, DECODE_PIECE_TOKENS) == (MOST_PIECES, LEAST_PIECE)
+    assert (DECODE_SPLITS, DECODE_SPLIT_TOKENS) == (MAX_KV_SPLITS, MIN_SPLIT_KEYS)
     heads, kv_heads = spec.cuts.heads, spec.cuts.kv_heads
     dim = next(
         cache.shape[1] for layer in spec.kv_spec().layers for cache in layer if cache.name == "k"

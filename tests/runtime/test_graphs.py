@@ -17,12 +17,13 @@ from saccade.core.config import EncoderConfig
 from saccade.core.metrics import Metrics
 from saccade.families.qwen_vl.vision import VisionTower
 from saccade.nn.protocol import FamilyNet, Pack
-from saccade.runtime.cuda.graphs import ENOUGH, GraphRunner, Replay, best_sizes, eager, padded
-from saccade.runtime.vision.packed_encoder import PackedEncoder, segment_bounds, segments_that_fit
+from saccade.plugins.gpu.cuda.graphs import ENOUGH, GraphRunner, Replay, best_sizes, eager, padded
+from saccade.plugins.gpu.cuda.pack_graphs import CapturedPacks, segment_bounds, segments_that_fit
+from saccade.runtime.vision.packed_encoder import PackedEncoder
 from saccade.runtime.vision.positions import PositionCache
-from saccade_bench.fixtures.tiny import picture
 from saccade_bench.lab.qwen import grids, qwen
 from tests.families.forwarding import encode, load
+from tests.fixtures.tiny import picture
 
 
 class Doubling:
@@ -187,10 +188,9 @@ def graphed(
         return replay
 
     positions = PositionCache(net.spec, net.vision, metrics or Metrics())
-    encoder = PackedEncoder(
-        net, positions, EncoderConfig(graph_sizes=sizes), torch.empty(0), capture
-    )
-    return encoder, replays
+    config, like = EncoderConfig(graph_sizes=sizes), torch.empty(0)
+    graphs = CapturedPacks(net, config, like, capture=capture)
+    return PackedEncoder(net, positions, config, like, graphs), replays
 
 
 def pictures(net: FamilyNet, sizes: list[tuple[int, int]]) -> list[torch.Tensor]:
@@ -300,7 +300,9 @@ def test_what_names_a_model_on_disk_goes_through_no_graph(
         return lambda: replayed.append(None)
 
     positions = PositionCache(net.spec, net.vision, Metrics())
-    encoder = PackedEncoder(net, positions, EncoderConfig("sdpa", (64,)), torch.empty(0), capture)
+    config, like = EncoderConfig("sdpa", (64,)), torch.empty(0)
+    graphs = CapturedPacks(net, config, like, capture=capture)
+    encoder = PackedEncoder(net, positions, config, like, graphs)
     side = 3 * qwen(net.spec).images.factor
     pixels = torch.from_numpy(picture(side, side).copy())
     (grid,) = grids(net.spec, [pixels])

@@ -15,12 +15,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from saccade.core.errors import CheckpointError
-from saccade.kernels.matrix import Int4Matrix, Int4Panels, Int8Matrix
-from saccade.kernels.x86 import vnni_layout
+from saccade.kernels.matrix import Int4Matrix, Int8Matrix
+from saccade.plugins.cpu import quantized_ops
+from saccade.plugins.cpu.vnni_layout import Int4Panels
 from saccade.runtime.weights import checkpoint_weights as weights
-from saccade_bench.fixtures.harness import set_threads
-from saccade_bench.fixtures.rank_group import ThreadRankGroup
-from saccade_bench.fixtures.tiny import make_checkpoint
+from tests.fixtures.harness import set_threads
+from tests.fixtures.rank_group import ThreadRankGroup
+from tests.fixtures.tiny import make_checkpoint
 from tests.helpers.breadth import broad
 from tests.helpers.processor import needs_int8, needs_vnni
 from tests.packing import PACKED, quantise_packed
@@ -99,7 +100,7 @@ FEW = [name for name, format in PACKED.items() if format.bits == 4 and format.gr
 def four(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products take matrices of 4 bits, as on a GPU."""
     monkeypatch.setattr(weights, "has_int4", lambda *_: True)
-    monkeypatch.setattr(vnni_layout, "runs_vnni", lambda: False)
+    monkeypatch.setattr(quantized_ops, "has_vnni", lambda: False)
 
 
 @pytest.mark.first

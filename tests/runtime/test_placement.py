@@ -19,32 +19,41 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import KernelInterface
 
-import saccade.kernels.triton
-from saccade.core.config import EncoderAttention, EncoderConfig
+import saccade.plugins.gpu.triton
+from saccade.core.config import EncoderConfig
 from saccade.core.errors import CheckpointError
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Open
 from saccade.core.types import SamplingParams
-from saccade.families.gemma4.spec import Gemma4Spec
 from saccade.families.registry import family_model, load_spec
-from saccade.kernels.matrix import CHUNK, EACH, FP8, DenseMatrix, Fp8Matrix, Int4Matrix, Matrix
-from saccade.kernels.reference.fp8 import BLOCK, FEW_ROWS
-from saccade.kernels.triton.ops import TritonOps
-from saccade.nn.low_rank import Adapters
+from saccade.kernels.matrix import (
+    CHUNK,
+    EACH,
+    FP8,
+    MAX_UNQUANTIZED_ROWS,
+    Fp8Matrix,
+    Int4Matrix,
+    Matrix,
+)
+from saccade.kernels.reference.fp8 import BLOCK
 from saccade.nn.moe import MoEShape, SparseMLP
 from saccade.nn.protocol import Batch, FamilyNet
 from saccade.nn.weights import Part
-from saccade.parallel import WHOLE
+from saccade.parallel import UNSHARDED
+from saccade.plugins.gpu.cuda.graphs import eager
+from saccade.plugins.gpu.cuda.pack_graphs import CapturedPacks
+from saccade.plugins.gpu.triton.ops import TritonOps
+from saccade.plugins.models.gemma4.spec import Gemma4Spec
 from saccade.runtime.attention import attention_for
-from saccade.runtime.cuda.graphs import Capture, eager
 from saccade.runtime.row_parts import Draws
 from saccade.runtime.sampling.sampler import Sampler
 from saccade.runtime.vision.packed_encoder import PackedEncoder
 from saccade.runtime.vision.positions import PositionCache
-from saccade_bench.fixtures import tiny
+from saccade.runtime.weights.dummy import DummyWeights
 from saccade_bench.lab.checkpoint import make_checkpoint
 from saccade_bench.lab.qwen import grids, qwen
+from tests.fixtures import tiny
 
 CUDA = torch.device("cuda", 0)
 aten = torch.ops.aten
@@ -102,42 +111,15 @@ def part(x: torch.Tensor, index: object) -> torch.Tensor:
     return x
 
 
-class Blank:
-    """Weights without values; implements `nn.weights.Weights`."""
-
-    device = CUDA
-    ops = TritonOps()
+class Blank(DummyWeights):
+    """Weights without values."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self.adapters = Adapters()
+        super().__init__(dtype, CUDA, ops=TritonOps())
 
     def load(self, *parts: Part) -> torch.Tensor:
-        return torch.empty(
-            (sum(each.wanted[0] for each in parts), *parts[0].wanted[1:]),
-            dtype=self.dtype,
-            device=CUDA,
-        )
-
-    def has(self, _name: str, /) -> bool:
-        return True
-
-    def found(self, _name: str, _values: torch.Tensor, /) -> None: ...
-
-    def equals(self, _part: Part, _values: torch.Tensor, /) -> bool:
-        return True
-
-    def fits(self, _part: Part, /) -> bool:
-        return True
-
-    def matrix(self, weight: torch.Tensor, _name: str, /) -> Matrix:
-        return DenseMatrix(weight)
-
-    def load_experts(self, _parts: Sequence[Part], _turned: bool, /) -> None:
-        return None
-
-    def load_matrix(self, *parts: Part) -> Matrix:
-        return DenseMatrix(self.load(*parts))
+        shape = (sum(each.wanted[0] for each in parts), *parts[0].wanted[1:])
+        return torch.empty(shape, dtype=self.dtype, device=CUDA)
 
 
 class Eight(Blank):
@@ -199,8 +181,8 @@ class Launches:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     launches = Launches()
-    for name in (each.name for each in iter_modules(saccade.kernels.triton.__path__)):
-        module = import_module(f"saccade.kernels.triton.{name}")
+    for name in (each.name for each in iter_modules(saccade.plugins.gpu.triton.__path__)):
+        module = import_module(f"saccade.plugins.gpu.triton.{name}")
         kernels = [each for each in vars(module) if isinstance(vars(module)[each], KernelInterface)]
         for each in kernels:
             monkeypatch.setattr(module, each, launches)
@@ -214,32 +196,25 @@ def spec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def blank(spec: FamilySpec, dtype: torch.dtype, kind: type[Blank] = Blank) -> FamilyNet:
-    net: FamilyNet = family_model(spec).build(kind(dtype), WHOLE, WHOLE)
+    net: FamilyNet = family_model(spec).build(kind(dtype), UNSHARDED, UNSHARDED)
     return net
 
 
 @pytest.mark.first
 @pytest.mark.sparse
-@pytest.mark.parametrize(
-    ("capture", "sizes"), [(None, ()), (eager, (64, 256))], ids=["packed", "graph"]
-)
+@pytest.mark.parametrize("sizes", [(), (64, 256)], ids=["packed", "graph"])
 @pytest.mark.parametrize("attention", ["flash", "triton"])
 def test_a_vision_tower_stays_on_its_device(
     spec: FamilySpec,
     gpu: Launches,
-    attention: EncoderAttention,
-    capture: Capture | None,
+    attention: str,
     sizes: tuple[int, ...],
 ) -> None:
     net = blank(spec, torch.bfloat16)
     like = torch.empty(0, dtype=torch.bfloat16, device=CUDA)
-    encoder = PackedEncoder(
-        net,
-        PositionCache(spec, net.vision, Metrics()),
-        EncoderConfig(attention, sizes),
-        like,
-        capture,
-    )
+    config = EncoderConfig(attention, sizes)
+    graphs = CapturedPacks(net, config, like, capture=eager) if sizes else None
+    encoder = PackedEncoder(net, PositionCache(spec, net.vision, Metrics()), config, like, graphs)
     factor = qwen(spec).images.factor
     pictures = [
         torch.empty((h * factor, w * factor, 3), dtype=torch.uint8, device=CUDA)
@@ -286,8 +261,9 @@ def test_gemma_4_stays_on_its_device(
     assert gpu.count
     like = torch.empty(0, dtype=torch.bfloat16, device=CUDA)
     positions = PositionCache(gemma4, net.vision, Metrics())
-    attention = EncoderConfig("triton", sizes)
-    encoder = PackedEncoder(net, positions, attention, like, eager if sizes else None)
+    config = EncoderConfig("triton", sizes)
+    graphs = CapturedPacks(net, config, like, capture=eager) if sizes else None
+    encoder = PackedEncoder(net, positions, config, like, graphs)
     pictures = [
         torch.empty((48 * h, 48 * w, 3), dtype=torch.uint8, device=CUDA)
         for h, w in ((2, 3), (3, 3))
@@ -374,7 +350,7 @@ def test_a_layer_in_eight_bits_takes_eleven_launches_too(
 ) -> None:
     """Norm and gate leave rows in 8 bits; those of attention are made so by one kernel more."""
     kernels, operators = layer_launches(blank(spec, torch.bfloat16, Eight), gpu, batch)
-    assert kernels in ((9, 10) if batch <= FEW_ROWS else (5, 6, 7))
+    assert kernels in ((9, 10) if batch <= MAX_UNQUANTIZED_ROWS else (5, 6, 7))
     assert kernels + operators <= 11
 
 
@@ -398,7 +374,7 @@ def test_scaled_products_are_asked_for_as_pytorch_wants_it(
     gpu: Launches, outputs: int, inputs: int, biased: bool
 ) -> None:
     """Fake tensors check shapes and strides of scales as the operators do."""
-    x = torch.empty((FEW_ROWS + 5, inputs), dtype=torch.bfloat16, device=CUDA)
+    x = torch.empty((MAX_UNQUANTIZED_ROWS + 5, inputs), dtype=torch.bfloat16, device=CUDA)
     matrix = eight(torch.empty((outputs, inputs), dtype=torch.bfloat16, device=CUDA))
     assert (matrix.blocks is None) == (inputs == 2544)
     bias = torch.empty(outputs, dtype=torch.bfloat16, device=CUDA) if biased else None
@@ -410,14 +386,14 @@ def test_scaled_products_are_asked_for_as_pytorch_wants_it(
 def test_experts_of_other_activations_are_refused_by_name(gpu: Launches) -> None:
     shape = MoEShape(hidden=64, width=40, experts=8, top=2, act="quick_gelu")
     with pytest.raises(CheckpointError, match="a GPU take silu or gelu_tanh, not quick_gelu"):
-        SparseMLP(BlankApart(torch.bfloat16), "mlp", shape, WHOLE)
+        SparseMLP(BlankApart(torch.bfloat16), "mlp", shape, UNSHARDED)
 
 
 @pytest.mark.parametrize("act", ["silu", "gelu_pytorch_tanh"])
 @pytest.mark.parametrize("rows", [1, 8, 1000])
 def test_experts_ask_for_no_value(gpu: Launches, rows: int, act: str) -> None:
     shape = MoEShape(hidden=64, width=40, experts=8, top=2, act=act)
-    layer = SparseMLP(BlankApart(torch.bfloat16), "mlp", shape, WHOLE)
+    layer = SparseMLP(BlankApart(torch.bfloat16), "mlp", shape, UNSHARDED)
     x = torch.empty((rows, 64), dtype=torch.bfloat16, device=CUDA)
     assert layer(x).shape == x.shape
     assert gpu.count == 5, "where rows go, their order, up, down and the sum"

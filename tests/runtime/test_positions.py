@@ -19,9 +19,9 @@ from saccade.core.types import Grid
 from saccade.nn.protocol import FamilyNet, GridFacts
 from saccade.runtime.vision.packed_encoder import PackedEncoder
 from saccade.runtime.vision.positions import PositionCache
-from saccade_bench.fixtures.tiny import picture
 from saccade_bench.lab.qwen import grids
 from tests.families.forwarding import load
+from tests.fixtures.tiny import picture
 
 A, B, C = (1, 4, 6), (1, 8, 4), (1, 2, 2)
 

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from saccade.core.metrics import Metrics
-from saccade.core.plan import ADAPT, Halt, Masks, Plan, Row, StepResult
+from saccade.core.plan import ADAPT, CancelSteps, Masks, Plan, Row, StepResult
 from saccade.ipc.child import Channel
 from saccade.ipc.messages import WORKER_END, WORKERS_END, Finish, FromWorker, ToWorker
-from saccade.runtime.begun_step import MaskSource
-from saccade.runtime.process import carry_out
+from saccade.runtime.inflight_step import MaskSource
+from saccade.runtime.process import execute_orders
 
 MASKED = Row(0, 0, 1, (), sample=True, masked=True)
 
@@ -55,7 +55,7 @@ class Device:
 def running() -> Iterator[tuple[Device, Channel[ToWorker, FromWorker], threading.Thread]]:
     ours, theirs = socket.socketpair()
     device, end = Device(), Channel[FromWorker, ToWorker](theirs, WORKER_END)
-    run: Any = carry_out
+    run: Any = execute_orders
     thread = threading.Thread(target=run, args=(device, end, Metrics()))
     thread.start()
     engine = Channel[ToWorker, FromWorker](ours, WORKERS_END)
@@ -119,7 +119,7 @@ class Stepped:
 def stepping() -> Iterator[tuple[Stepping, Channel[ToWorker, FromWorker]]]:
     ours, theirs = socket.socketpair()
     device, end = Stepping(), Channel[FromWorker, ToWorker](theirs, WORKER_END)
-    run: Any = carry_out
+    run: Any = execute_orders
     thread = threading.Thread(target=run, args=(device, end, Metrics()))
     thread.start()
     engine = Channel[ToWorker, FromWorker](ours, WORKERS_END)
@@ -148,7 +148,7 @@ def test_a_halt_ends_several_steps_after_the_one_being_computed(stepping: Any) -
     engine.send(SEVERAL)
     device.begun.acquire()
     engine.send(Plan(4, change=ADAPT))
-    engine.send(Halt())
+    engine.send(CancelSteps())
     device.gate.release()
     assert engine.receive() == StepResult(0)
     assert engine.receive() == StepResult(1, skipped=True)
@@ -161,7 +161,7 @@ def test_a_halt_that_comes_too_late_ends_nothing(stepping: Any) -> None:
     device.gate.release(8)
     engine.send(SEVERAL)
     assert [engine.receive() for _ in range(4)] == [StepResult(step) for step in range(4)]
-    engine.send(Halt())
+    engine.send(CancelSteps())
     engine.send(replace(SEVERAL, step=4))
     assert [engine.receive() for _ in range(4)] == [StepResult(4 + step) for step in range(4)]
 
@@ -171,7 +171,7 @@ def test_a_halt_is_seen_before_the_first_of_several_steps(stepping: Any) -> None
     engine.send(Plan(0, rows=SEVERAL.rows))
     device.begun.acquire()
     engine.send(replace(SEVERAL, step=1))
-    engine.send(Halt())
+    engine.send(CancelSteps())
     device.gate.release()
     assert engine.receive() == StepResult(0)
     assert engine.receive() == StepResult(1, skipped=True)
@@ -191,7 +191,7 @@ def test_an_end_ends_several_steps(stepping: Any) -> None:
 NEEDLESS = ("numba", "llvmlite", "transformers", "sympy", "torch._dynamo", "torch._inductor")
 IMPORTED = f"""
 import json, sys
-import saccade.runtime.process, saccade.kernels.x86.ops
+import saccade.runtime.process, saccade.plugins.cpu.ops
 print(json.dumps([each for each in {NEEDLESS!r} if each in sys.modules]))
 """
 

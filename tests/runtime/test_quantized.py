@@ -19,26 +19,27 @@ from safetensors.torch import load_file, save_file
 
 from saccade.core.config import QuantizationMode
 from saccade.core.errors import CheckpointError, ConfigError
-from saccade.families.internvl.spec import InternVLSpec
 from saccade.families.registry import load_spec
 from saccade.kernels import device
-from saccade.kernels.matrix import DenseMatrix, Fp8Matrix, Int4Panels, Int8Matrix
+from saccade.kernels.matrix import MAX_UNQUANTIZED_ROWS, DenseMatrix, Fp8Matrix, Int8Matrix
 from saccade.kernels.reference import linear
-from saccade.kernels.reference.fp8 import FEW_ROWS
 from saccade.nn.decoder import Decoder
+from saccade.nn.family_model import FullNet
 from saccade.nn.mlp import GatedMLP
-from saccade.nn.net import WholeNet
 from saccade.nn.protocol import FamilyNet
 from saccade.parallel import Shard
+from saccade.plugins.cpu import quantized_ops
+from saccade.plugins.cpu.vnni_layout import Int4Panels
+from saccade.plugins.models.internvl.spec import InternVLSpec
 from saccade.runtime.weights import checkpoint_weights as weights
 from saccade.runtime.weights import quant_policy
 from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.runtime.weights.quant_policy import LoadTally
-from saccade_bench.fixtures.harness import Harness, set_threads
-from saccade_bench.fixtures.rank_group import ThreadRankGroup
-from saccade_bench.fixtures.tiny import make_checkpoint, picture
 from saccade_bench.lab.qwen import qwen
 from tests.families.forwarding import CPU, Session
+from tests.fixtures.harness import Harness, set_threads
+from tests.fixtures.rank_group import ThreadRankGroup
+from tests.fixtures.tiny import make_checkpoint, picture
 from tests.helpers.breadth import broad
 from tests.helpers.processor import needs_int8, needs_vnni
 from tests.quantising import FORMATS, SCALES_BY_ROWS, is_projection, quantise
@@ -104,7 +105,7 @@ def logits(net: FamilyNet) -> torch.Tensor:
 
 
 def projections(net: FamilyNet) -> list[object]:
-    assert isinstance(net, WholeNet) and isinstance(net.text, Decoder)
+    assert isinstance(net, FullNet) and isinstance(net.text, Decoder)
     found: list[object] = []
     for layer in net.text.layers:
         assert isinstance(layer.mlp, GatedMLP)
@@ -162,7 +163,7 @@ def test_int8_made_at_load_is_near_the_checkpoint(
     folder = checkpoint(family)
     whole, _ = load(folder, "auto")
     net, line = load(folder, "int8")
-    assert isinstance(net, WholeNet) and isinstance(net.text, Decoder)
+    assert isinstance(net, FullNet) and isinstance(net.text, Decoder)
     near = torch.nn.functional.cosine_similarity(logits(net), logits(whole))
     assert near.min() > 0.98
     assert isinstance(net.text.head.weight, Int8Matrix)
@@ -176,7 +177,7 @@ def test_int4_made_at_load_is_near_the_checkpoint_and_its_head_has_eight_bits(
 ) -> None:
     folder = checkpoint("qwen3_vl")
     net, line = load(folder, "int4")
-    assert isinstance(net, WholeNet) and isinstance(net.text, Decoder)
+    assert isinstance(net, FullNet) and isinstance(net.text, Decoder)
     assert all(isinstance(matrix, Int4Panels) for matrix in projections(net))
     assert isinstance(net.text.head.weight, Int8Matrix)
     assert "12 matrices of the language model in int4, made at load" in line
@@ -190,7 +191,7 @@ def test_int4_without_llvm_is_refused_with_what_to_install(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quant_policy, "runs_int8", lambda: True)
-    monkeypatch.setattr(quant_policy, "runs_vnni", lambda: False)
+    monkeypatch.setattr(quantized_ops, "has_vnni", lambda: False)
     with pytest.raises(
         ConfigError, match=r"--quantization int4: .*scripts/install\.py .*'\.\[cpu\]'"
     ):
@@ -298,7 +299,7 @@ def test_many_rows_in_fp8_are_near_their_twin(
     found, expected = (prefill(each, tokens, 40) for each in (net, whole))
     off = (found - expected).norm() / expected.norm()
     assert 1e-3 < off < 0.12, "three bits of mantissa, in twelve products"
-    few, same = (prefill(each, tokens, FEW_ROWS) for each in (net, whole))
+    few, same = (prefill(each, tokens, MAX_UNQUANTIZED_ROWS) for each in (net, whole))
     torch.testing.assert_close(few, same, atol=2e-4, rtol=2e-4)
 
 

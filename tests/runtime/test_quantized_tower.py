@@ -13,19 +13,19 @@ from saccade.core.config import EmbeddingBudgets, EncoderConfig, ParallelConfig,
 from saccade.core.errors import ConfigError
 from saccade.core.metrics import Metrics
 from saccade.engine.process import identify
-from saccade.families.gemma4.embedder import ImageEmbedder
 from saccade.families.registry import load_spec
 from saccade.ipc.messages import Load
 from saccade.nn.protocol import FamilyNet
+from saccade.plugins.models.gemma4.embedder import ImageEmbedder
 from saccade.runtime.vision.fingerprint import fingerprint_encoder
 from saccade.runtime.vision.packed_encoder import PackedEncoder
 from saccade.runtime.vision.positions import PositionCache
 from saccade.runtime.weights.checkpoint_weights import check_tower, load_net, load_tower
 from saccade.runtime.weights.quant_policy import LoadTally, QuantPolicy
-from saccade_bench.fixtures.harness import CONFIG, Harness
-from saccade_bench.fixtures.tiny import make_checkpoint, picture
 from saccade_bench.lab.qwen import qwen
 from tests.families.every import SEEING
+from tests.fixtures.harness import CONFIG, Harness
+from tests.fixtures.tiny import make_checkpoint, picture
 from tests.helpers.processor import needs_int8
 
 CPU = torch.device("cpu")

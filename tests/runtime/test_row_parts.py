@@ -13,32 +13,33 @@ from typing import Any
 
 import pytest
 
+import saccade.plugins
 import saccade.runtime
 from saccade.core.config import EmbeddingBudgets, KVConfig, PageTierConfig
 from saccade.core.plan import Change, Plan
 from saccade.core.token_rules import NoRepeat, ThinkingBudget, TokenRules
 from saccade.core.types import PromptReading
-from saccade.runtime.adapters import AdapterTable
-from saccade.runtime.sampling.draw_parts import RowByRow
-from saccade.runtime.sampling.scores import Scorer, StateReader
-from saccade.runtime.tiers.background import Background
-from saccade.runtime.tiers.disk import Folder
-from saccade.runtime.tiers.embedding_tiers import StoredEmbeddings
-from saccade.runtime.tiers.host import SameMemory
-from saccade.runtime.tiers.page_host import HostPages
-from saccade.runtime.tiers.page_memory import PageMemory
-from saccade_bench.fixtures.harness import Harness, set_threads
+from saccade.plugins.changes.adapters import AdapterTable
+from saccade.plugins.scores.worker import Scorer, StateReader
+from saccade.plugins.tiers.background import Background
+from saccade.plugins.tiers.disk import Folder
+from saccade.plugins.tiers.embedding_tiers import StoredEmbeddings
+from saccade.plugins.tiers.page_host import HostPages
+from saccade.plugins.tiers.page_memory import PageTierMemory
+from saccade.runtime.sampling.sampler import RowByRow
+from saccade.runtime.tiers import SameMemory
 from tests.families.forwarding import load
+from tests.fixtures.harness import Harness, set_threads
 
-RUNTIME = Path(saccade.runtime.__file__).parent
+ROOMS = [Path(room.__file__ or "").parent for room in (saccade.runtime, saccade.plugins)]
 STORED = {Background, Folder}
-TIERS = {HostPages, PageMemory, SameMemory, StoredEmbeddings, *STORED}
+TIERS = {HostPages, PageTierMemory, SameMemory, StoredEmbeddings, *STORED}
 PARTS = {AdapterTable, RowByRow, Scorer, StateReader, *TIERS}
 UNASKED = {
-    *("adapters", "draw_parts", "edits", "images", "memory", "page_memory", "positions"),
-    *("row_parts", "scores", "states", "streams", "token_rules", "vision_encoder"),
+    *("adapters", "edits", "images", "memory", "page_memory", "positions"),
+    *("row_parts", "row_rules", "states", "streams", "vision_encoder"),
 }
-"""Modules of `runtime/` that a text need not enter."""
+"""Modules of `runtime/` and plugins that a text need not enter."""
 
 
 def parts_of(worker: object) -> set[type]:
@@ -95,8 +96,8 @@ def test_a_worker_has_the_parts_that_were_asked_for(
     ("host", "disk", "of_embeddings", "of_pages"),
     [
         (0, 0, set(), set()),
-        (1 << 20, 0, {SameMemory}, {PageMemory, HostPages}),
-        (0, 1 << 20, {StoredEmbeddings, *STORED}, {PageMemory, *STORED}),
+        (1 << 20, 0, {SameMemory}, {PageTierMemory, HostPages}),
+        (0, 1 << 20, {StoredEmbeddings, *STORED}, {PageTierMemory, *STORED}),
     ],
     ids=["default", "host", "disk"],
 )
@@ -137,7 +138,7 @@ def test_a_texts_steps_enter_what_they_ask_for(make: Callable[..., Harness]) -> 
 
     def note(frame: FrameType, event: str, _: object) -> None:
         path = Path(frame.f_code.co_filename)
-        if event == "call" and path.is_relative_to(RUNTIME):
+        if event == "call" and any(map(path.is_relative_to, ROOMS)):
             entered.add(path.stem)
 
     sys.setprofile(note)
@@ -147,4 +148,6 @@ def test_a_texts_steps_enter_what_they_ask_for(make: Callable[..., Harness]) -> 
         sys.setprofile(None)
     assert "sampler" in entered
     assert not entered & UNASKED
-    assert {path.stem for path in RUNTIME.rglob("*.py")} >= UNASKED, "each is a module"
+    assert {path.stem for room in ROOMS for path in room.rglob("*.py")} >= UNASKED, (
+        "each is a module"
+    )

@@ -266,7 +266,7 @@ def test_a_large_vocabulary_is_not_sorted_and_draws_are_as_if_it_were(
         for n in range(count)
     ]
     short, _ = sample(rows.clone(), states)
-    monkeypatch.setattr("saccade.runtime.sampling.sampler.NUCLEUS_TOKENS", vocab)
+    monkeypatch.setattr("saccade.kernels.reference.sample.NUCLEUS_TOKENS", vocab)
     sorted_, _ = sample(rows.clone(), states)
     assert short == sorted_
 

@@ -19,14 +19,14 @@ from saccade.core.metrics import Metrics
 from saccade.core.plan import Plan
 from saccade.core.types import Request
 from saccade.kernels.reference.paged import ReferenceAttention
+from saccade.plugins.gpu.cuda import graphs
+from saccade.plugins.gpu.cuda.graphs import Replay, eager
 from saccade.runtime.attention import PagedAttention
 from saccade.runtime.batch import Frame
-from saccade.runtime.cuda.graphs import Replay, eager
-from saccade.runtime.vision import images
 from saccade.runtime.worker import Worker
-from saccade_bench.fixtures.harness import Harness, set_threads
-from saccade_bench.fixtures.tiny import picture
 from tests.families.forwarding import load
+from tests.fixtures.harness import Harness, set_threads
+from tests.fixtures.tiny import picture
 
 SIZES = (1, 2, 4)
 PROMPTS = {"a": [5, 9, 13, 17, 21], "b": [7] * 20, "c": [8, 30], "d": [5, 9, 13, 17, 40], "e": [3]}
@@ -62,7 +62,7 @@ def test_a_graph_changes_no_answer_and_none_is_captured_for_a_request(
 ) -> None:
     set_threads()
     net, metrics, capture = load(checkpoint(family)), Metrics(), Counting()
-    monkeypatch.setattr(images, "eager", capture)
+    monkeypatch.setattr(graphs, "eager", capture)
     plain, graphed = (Harness(net, page_size=4, chunk_tokens=16) for _ in range(2))
     graphed.config = Harness(net, page_size=4, chunk_tokens=16, graphs=StepGraphSizes(SIZES)).config
     capture.captured = 0
@@ -140,7 +140,7 @@ def test_steps_with_prompts_in_graphs_give_the_same_answers(
 ) -> None:
     set_threads()
     net, metrics, capture = load(checkpoint(family)), Metrics(), Counting()
-    monkeypatch.setattr(images, "eager", capture)
+    monkeypatch.setattr(graphs, "eager", capture)
     plain, graphed = (Harness(net, page_size=4, chunk_tokens=20) for _ in range(2))
     config = Harness(net, page_size=4, chunk_tokens=20, graphs=MIXED).config
     capture.captured = 0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from saccade.runtime.cuda.graphs import CudaCapture
+from saccade.plugins.gpu.cuda.graphs import CudaCapture
 from saccade.runtime.vision.streams import FIRST, put_first
 
 

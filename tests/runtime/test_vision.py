@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,19 +15,17 @@ from saccade.core.config import EncoderConfig
 from saccade.core.metrics import Metrics
 from saccade.core.plan import Encode, PixelSlot
 from saccade.core.types import ImageKey
-from saccade.kernels.tower_attention import varlen_attention
-from saccade.nn import tower as blocks
 from saccade.nn.protocol import FamilyNet
-from saccade.parallel import WHOLE, Shard
-from saccade.runtime.cuda.graphs import eager
+from saccade.parallel import UNSHARDED, Shard
+from saccade.plugins.gpu.cuda.pack_graphs import CapturedPacks
 from saccade.runtime.vision import packed_encoder as encoder
-from saccade.runtime.vision.packed_encoder import PackedEncoder, cut_segments
+from saccade.runtime.vision.packed_encoder import PackedEncoder, split_segments
 from saccade.runtime.vision.positions import PositionCache
 from saccade.runtime.vision.vision_encoder import VisionEncoder, is_fatal
-from saccade_bench.fixtures.rank_group import ThreadRankGroup, together
-from saccade_bench.fixtures.tiny import picture
 from saccade_bench.lab.qwen import qwen
 from tests.families.forwarding import CPU, load
+from tests.fixtures.rank_group import ThreadRankGroup, together
+from tests.fixtures.tiny import picture
 
 SIZES = [(4, 4), (2, 3), (12, 9), (7, 5)]
 
@@ -38,12 +37,14 @@ class Bench:
         self,
         net: FamilyNet,
         sizes: tuple[int, ...] = (),
-        shard: Shard = WHOLE,
+        shard: Shard = UNSHARDED,
         mode: str = "weights",
     ) -> None:
         self.net, self.arena, like = net, Arena.create(1 << 22), torch.empty(0)
         known = PositionCache(net.spec, net.vision, Metrics())
-        packed = PackedEncoder(net, known, EncoderConfig(graph_sizes=sizes), like, eager)
+        config = EncoderConfig(graph_sizes=sizes)
+        graphs = CapturedPacks(net, config, like) if sizes else None
+        packed = PackedEncoder(net, known, config, like, graphs)
         self.vision = VisionEncoder(net.spec, packed, self.arena, like, shard, mode)  # type: ignore[arg-type]
 
     def encodes(self, sizes: list[tuple[int, int]] = SIZES) -> list[Encode]:
@@ -83,7 +84,7 @@ def test_embeddings_have_the_same_bits_in_however_many_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(encoder, "CPU_PACK", 200)
-    monkeypatch.setattr(encoder, "CPU_PIECE", 64)
+    monkeypatch.setattr(encoder, "CPU_CHUNK_ROWS", 64)
     net = load(checkpoint(family))
     whole, steps = Bench(net, graphs).run(0)
     assert steps == 1
@@ -99,13 +100,16 @@ def test_a_step_spends_what_it_may_and_a_small_image_passes_a_large_one(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encoder, "CPU_PACK", 100)
-    monkeypatch.setattr(encoder, "CPU_PIECE", 64)
+    monkeypatch.setattr(encoder, "CPU_CHUNK_ROWS", 64)
     net = load(checkpoint("qwen3_vl"))
     done: list[int] = []
-    attend = varlen_attention
-    monkeypatch.setattr(
-        blocks, "varlen_attention", lambda q, *rest: (done.append(len(q)), attend(q, *rest))[1]
-    )
+    attend = net.ops.towers["sdpa"]
+
+    def note(q: torch.Tensor, *rest: Any) -> torch.Tensor:
+        done.append(len(q))
+        return attend(q, *rest)
+
+    monkeypatch.setattr(net.ops, "towers", {"sdpa": note})
     bench = Bench(net)
     encodes = bench.encodes()
     bench.vision.queue_images(encodes)
@@ -192,7 +196,7 @@ def test_cuts_cover_all_rows_once_and_none_is_too_short() -> None:
                 cut.keys.stop,
                 cut.segments.bounds.tolist(),
             )
-            for cut in cut_segments(lengths, 10, CPU)
+            for cut in split_segments(lengths, 10, CPU)
         ]
 
     assert cuts([4, 4, 0, 4]) == [(0, 8, 0, 8, [0, 4, 8]), (8, 12, 8, 12, [0, 4])]
@@ -201,7 +205,7 @@ def test_cuts_cover_all_rows_once_and_none_is_too_short() -> None:
         (2, 15, 2, 27, [0, 13]),
         (15, 27, 2, 27, [0, 12]),
     ]
-    (whole,) = cut_segments([4, 25], None, CPU)
+    (whole,) = split_segments([4, 25], None, CPU)
     assert whole.rows == whole.keys == slice(0, 29)
 
 

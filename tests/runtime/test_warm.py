@@ -21,24 +21,24 @@ import torch
 from saccade.core.config import EncoderConfig
 from saccade.core.family import KVSpec
 from saccade.core.types import AdapterRef, Caching, Request
-from saccade.families.deepseek_vl2.spec import DeepseekSpec
-from saccade.families.gemma3.spec import Gemma3Spec
-from saccade.families.gemma4.spec import Gemma4Spec
-from saccade.families.lfm2_vl.spec import Lfm2Spec
-from saccade.families.minicpm.spec import MiniCPMSpec
 from saccade.kernels import device as placement
-from saccade.kernels import triton as triton_kernels
 from saccade.nn.low_rank import LANGUAGE, Factors
 from saccade.nn.protocol import FamilyNet
-from saccade.parallel import WHOLE
-from saccade.runtime.adapters import AdapterTable, open_table
+from saccade.parallel import UNSHARDED
+from saccade.plugins.changes.adapters import AdapterTable, open_table
+from saccade.plugins.gpu import triton as triton_kernels
+from saccade.plugins.models.deepseek_vl2.spec import DeepseekSpec
+from saccade.plugins.models.gemma3.spec import Gemma3Spec
+from saccade.plugins.models.gemma4.spec import Gemma4Spec
+from saccade.plugins.models.lfm2_vl.spec import Lfm2Spec
+from saccade.plugins.models.minicpm.spec import MiniCPMSpec
 from saccade.runtime.weights import checkpoint_weights as weights
 from saccade.runtime.worker import Worker
-from saccade_bench.fixtures.families.gemma4 import EXPERTS
-from saccade_bench.fixtures.harness import Harness, set_threads
-from saccade_bench.fixtures.tiny import make_checkpoint, picture
 from saccade_bench.lab.qwen import tell_grid
 from tests.families.forwarding import load
+from tests.fixtures.families.gemma4 import EXPERTS
+from tests.fixtures.harness import Harness, set_threads
+from tests.fixtures.tiny import make_checkpoint, picture
 from tests.packing import PACKED, quantise_packed
 from tests.quantising import FORMATS, SCALES_BY_ROWS, quantise
 
@@ -47,7 +47,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, KernelInterface, create_function_from_signature
 
-from saccade.kernels.triton.ops import TritonOps
+from saccade.plugins.gpu.triton.ops import TritonOps
 
 MODULES = [each.name for each in iter_modules(triton_kernels.__path__)]
 DRAWN = 7
@@ -86,7 +86,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, set[str]]]:
     """By kernel, what launches would be compiled for."""
     found: dict[str, set[str]] = defaultdict(set)
     for each in MODULES:
-        module = import_module(f"saccade.kernels.triton.{each}")
+        module = import_module(f"saccade.plugins.gpu.triton.{each}")
         for name, kernel in list(vars(module).items()):
             if isinstance(kernel, KernelInterface):
                 monkeypatch.setattr(module, name, Noted(kernel, found))
@@ -155,7 +155,7 @@ def check(net: FamilyNet, names: dict[str, set[str]], attention: Any = "triton")
     known = {name: set(each) for name, each in names.items()}
     assert len(known["_prefill"]) == sum(1 + both for *_, both in layers)
     ways = 1 + (1 + net.spec.position_axes) % 2  # slots, behind positions, may begin at odd places
-    assert len(known["_turn_and_cache"]) == (0 if kept.latent else ways * len(shapes))
+    assert len(known["_rope_and_cache"]) == (0 if kept.latent else ways * len(shapes))
     assert len(known["_sample"]) == 2, "with masks and without"
     assert len(known["_edit"]) == 2 and len(known["_count"]) == 1
     assert len(known["_share"]) == len(known["_decode"]) == len(known["_merge"]) == len(layers)
@@ -265,7 +265,7 @@ def test_no_request_compiles_a_product_in_int4(
 ) -> None:
     """Of few rows, of some or of many."""
     monkeypatch.setattr(weights, "has_int4", lambda *_: True)
-    module = import_module("saccade.kernels.triton.int4")
+    module = import_module("saccade.plugins.gpu.triton.int4")
     for kind, rows in (("FEW", 3), ("SOME", 9)):  # so that a chunk has many
         cuts = [cut._replace(rows=rows) for cut in getattr(module, kind)]
         monkeypatch.setattr(module, kind, cuts)
@@ -292,7 +292,7 @@ def test_no_adapter_compiles_a_kernel(
     sizes: dict[str, Any] = {"max_running": 12, "page_size": 4, "chunk_tokens": 24, "kv_pages": 600}
     over = Harness(net, encoder=EncoderConfig("triton"), context_length=512, **sizes)
     assert isinstance(over.worker, Worker)
-    over.worker._adapters = open_table(net, torch.empty(0), WHOLE)
+    over.worker.adapters = open_table(net, torch.empty(0), UNSHARDED)
     known = {name: set(each) for name, each in names.items()}
     assert known["_shrink"] and known["_expand"]
     found = {

@@ -20,14 +20,14 @@ from saccade.families.qwen_vl.net import QwenVLModel
 from saccade.families.registry import load_spec
 from saccade.kernels.matrix import DenseMatrix
 from saccade.nn.decoder import Decoder
-from saccade.nn.net import WholeNet
+from saccade.nn.family_model import FullNet
 from saccade.nn.weights import Part
 from saccade.runtime.weights import tensors
 from saccade.runtime.weights.checkpoint_weights import CheckpointWeights, load_net
 from saccade.runtime.weights.dummy import DummyWeights
-from saccade_bench.fixtures.tiny import picture
 from saccade_bench.lab.qwen import qwen
 from tests.families.forwarding import CPU, Session, load
+from tests.fixtures.tiny import picture
 
 
 @pytest.fixture
@@ -137,9 +137,7 @@ def test_a_shard_that_is_not_there_is_named(
 ) -> None:
     folder = Path(shutil.copytree(checkpoint("qwen3_vl", sharded=True), tmp_path / "model"))
     (folder / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(
-        CheckpointError, match=r"index\.json names files that are not there: model-00002"
-    ):
+    with pytest.raises(CheckpointError, match=r"index\.json lists missing files: model-00002"):
         load(folder)
 
 
@@ -191,7 +189,7 @@ def test_names_of_every_age_mean_the_same() -> None:
 
 def test_weights_are_converted_and_owned(folder: Path) -> None:
     net = load_net(load_spec(folder), folder, dtype=torch.bfloat16, device=CPU)
-    assert isinstance(net, WholeNet) and isinstance(net.text, Decoder)
+    assert isinstance(net, FullNet) and isinstance(net.text, Decoder)
     stored = load_file(folder / "model.safetensors")["lm_head.weight"].clone()
     (folder / "model.safetensors").write_bytes(b"")  # what was loaded no longer needs the file
     assert torch.equal(net.text.head.weight.dense(), stored.bfloat16())
@@ -199,7 +197,7 @@ def test_weights_are_converted_and_owned(folder: Path) -> None:
 
 def test_tied_weights_are_one_tensor(checkpoint: Callable[..., Path]) -> None:
     net = load(checkpoint("qwen3_vl", tie=True))
-    assert isinstance(net, WholeNet) and isinstance(net.text, Decoder)
+    assert isinstance(net, FullNet) and isinstance(net.text, Decoder)
     assert isinstance(net.text.head.weight, DenseMatrix)
     assert net.text.head.weight.values.data_ptr() == net.text.embedding.table.data_ptr()
 
@@ -217,7 +215,7 @@ def test_a_vocabulary_beyond_all_memory_is_named(folder: Path, rows: int) -> Non
 
 
 def test_weights_that_no_memory_holds_are_named() -> None:
-    with pytest.raises(CheckpointError, match=r"no memory .* x \[2147483647, 1048576\]"):
+    with pytest.raises(CheckpointError, match=r"not enough memory .* x \[2147483647, 1048576\]"):
         DummyWeights(torch.float32, CPU).load(Part("x", (2**31 - 1, 1 << 20)))
 
 

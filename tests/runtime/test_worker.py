@@ -17,19 +17,18 @@ from saccade.core.config import EmbeddingBudgets
 from saccade.core.plan import Encode, Move, Open, PixelSlot, Plan, Row, Splice, StepResult
 from saccade.core.types import Image, ImageKey, SamplingParams, Span
 from saccade.families.registry import load_spec
-from saccade.kernels.reference import long_attention as blockwise
-from saccade.kernels.x86 import attention
-from saccade.nn.net import WholeNet
+from saccade.nn.family_model import FullNet
 from saccade.nn.protocol import Attention, Batch, FamilyNet, LanguageModel
-from saccade.runtime.begun_step import Step
+from saccade.plugins.cpu import attention
+from saccade.runtime.inflight_step import Step
 from saccade.runtime.sampling.sampler import Sampler
 from saccade.runtime.weights.checkpoint_weights import load_net
 from saccade.runtime.worker import Worker
-from saccade_bench.fixtures.harness import CONFIG, Harness, set_threads
-from saccade_bench.fixtures.rank_group import ThreadRankGroup, together
-from saccade_bench.fixtures.tiny import make_checkpoint, picture
 from saccade_bench.lab.qwen import qwen
 from tests.families.forwarding import CPU, load
+from tests.fixtures.harness import CONFIG, Harness, set_threads
+from tests.fixtures.rank_group import ThreadRankGroup, together
+from tests.fixtures.tiny import make_checkpoint, picture
 from tests.helpers.breadth import broad
 
 TEXT = (5, 9, 13, 17, 21)
@@ -218,7 +217,7 @@ def test_the_first_rank_draws_for_all(
         )[1],
     )
     first, second = rank_group.nets
-    assert isinstance(second, WholeNet)
+    assert isinstance(second, FullNet)
     nets = [first, replace(second, text=Useless(second.text))]
     workers = together(
         lambda net, shard: Worker(net, CONFIG, Arena.create(4096), shard), nets, rank_group.shards
@@ -249,12 +248,13 @@ def test_a_worker_has_what_long_attention_needs_compiled(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[torch.dtype] = []
-    monkeypatch.setattr(blockwise, "compile_ahead", lambda like: asked.append(like.dtype))
-    Worker(load(checkpoint("qwen3_vl")), CONFIG, Arena.create(4096))
+    net = load(checkpoint("qwen3_vl"))
+    monkeypatch.setattr(net.ops, "precompile", lambda like: asked.append(like.dtype))
+    Worker(net, CONFIG, Arena.create(4096))
     assert asked == [torch.float32]
 
 
-@pytest.mark.skipif(attention.best_kind() is None, reason="no products of bfloat16 here")
+@pytest.mark.skipif(attention.best_isa() is None, reason="no products of bfloat16 here")
 def test_the_first_image_waits_for_no_code_of_the_towers(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "qwen3_vl", vision={"num_heads": 1})
     spec = load_spec(folder)

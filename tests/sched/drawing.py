@@ -19,7 +19,7 @@ from saccade.cache.prefix import PrefixCache
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.plan import Masks, Plan, StepResult
 from saccade.core.types import Delta, Request, SamplingParams
-from saccade.sched.grammar_state import SLOW_SECONDS, GrammarState, Matchers
+from saccade.plugins.grammar.matchers import SLOW_SECONDS, Matchers, MatcherState
 from saccade.sched.limits import DraftLimits, SchedulerLimits
 from saccade.sched.scheduler import GenerationScheduler
 from tests.text.lexicons import DEMO_ENDS, DEMO_VOCAB, demo_lexicon
@@ -47,7 +47,7 @@ class Answer:
 
 class Drawing:
     """A scheduler, and what carries its plans out. `depth`: plans in flight. `slow_seconds`: as in
-    `GrammarState`.
+    `MatcherState`.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Drawing:
         if grammar:
             matcher = self.matchers.new_matcher(grammar)
             words = self.matchers.words
-            grammar_state = GrammarState(
+            grammar_state = MatcherState(
                 matcher, words, THREADS, self._woken.set, self._slow_seconds
             )
         self.answers[id] = Answer()
@@ -150,7 +150,7 @@ class Drawing:
         lines = iter(masks.rows().view(np.uint8) if masks else ())
         drawn = []
         decoding = [not row.tokens and row.start >= self._opened[row.slot] for row in plan.rows]
-        assert decoding == sorted(decoding, reverse=True), "rows that decode come first"
+        assert decoding == sorted(decoding, reverse=True), "decode rows must come first"
         for row in plan.rows:
             tokens, end = self._slots[row.slot], row.start + row.length
             if row.tokens:  # the first of which may have been drawn

@@ -19,7 +19,6 @@ from hashlib import blake2b
 from typing import Any
 
 from saccade.cache.embeddings import EmbeddingCache
-from saccade.cache.kept_pages import KeptPages
 from saccade.cache.pages import PagePool
 from saccade.cache.pins import Clock
 from saccade.cache.prefix import Node, PrefixCache
@@ -52,12 +51,13 @@ from saccade.core.types import (
     Span,
     TokenLogprobs,
 )
-from saccade.sched.images.tower_pace import TowerPace
+from saccade.plugins.drafts.drafter import Drafter, Speculation, StepCosts
+from saccade.plugins.drafts.speculative import SpeculativeDecoding
+from saccade.plugins.tiers.kept_pages import OffloadedPages
 from saccade.sched.limits import SchedulerLimits
-from saccade.sched.parts.drafts import Drafter, Speculation, StepCosts
-from saccade.sched.parts.speculative import SpeculativeDecoding
 from saccade.sched.scheduler import GenerationScheduler
 from saccade.sched.sequence import Sequence, State
+from saccade.sched.step_pace import StepPace
 
 VOCABULARY = 40
 PLACEHOLDER = 39
@@ -466,7 +466,7 @@ class Worker:
         assert len({row.slot for row in rows}) == len(rows)
         assert len(plan.rows) - len(rows) < self.limits.max_running
         decodes = [self._decodes(row) for row in plan.rows]
-        assert decodes == sorted(decodes, reverse=True), "rows that decode come first"
+        assert decodes == sorted(decodes, reverse=True), "decode rows must come first"
         prefills = [row for row in rows if not (self._decodes(row) or self._told(row))]
         tokens = sum(row.length for row in rows)
         singles = len(rows) - len(prefills)
@@ -618,7 +618,7 @@ class Simulation:
         in_flight: int = 1,
         snapshots: int | None = None,
         kept_pages: int = 0,
-        pace: TowerPace | None = None,
+        pace: StepPace | None = None,
         host_pages: int = 0,
         pinned_share: float = 0.0,
         clock: Clock = time.monotonic,
@@ -640,7 +640,7 @@ class Simulation:
             held = Snapshots(limits.max_running, snapshots)
             lines = range(limits.max_running, limits.max_running + snapshots)
         files = kept_pages * embedding_file_bytes(1)
-        kept = KeptPages(b"model", 1, 1, files, (), host_pages, pinned_share, clock)
+        kept = OffloadedPages(b"model", 1, 1, files, (), host_pages, pinned_share, clock)
         tiers = kept if kept.tiers else None
         cache = PrefixCache(self.pool, snapshots=held, kept=tiers) if prefix else None
         self.scheduler = GenerationScheduler(
@@ -708,12 +708,12 @@ class Simulation:
         self.scheduler.flush(embeddings)
         self._notice()
 
-    def give_back(self, nbytes: int, pages: int) -> None:
+    def release_memory(self, nbytes: int, pages: int) -> None:
         images = self.scheduler.image_scheduler
-        images.slots.forget_kept(nbytes)
-        images.forget_embeddings(nbytes)
-        self.scheduler.forget_pages(pages)
-        self.scheduler.give_back()
+        images.slots.drop_kept(nbytes)
+        images.drop_embeddings(nbytes)
+        self.scheduler.drop_pages(pages)
+        self.scheduler.release_memory()
         self._notice()
 
     def fail_pixels(self, key: ImageKey) -> None:
@@ -847,7 +847,7 @@ class Simulation:
             assert {outcome.image for outcome in first.images} == ends.keys()
 
     def _notice(self) -> None:
-        if self.scheduler.take_halt():
+        if self.scheduler.take_cancel():
             end = self.flights[-1][0].step + self.flights[-1][0].steps
             assert self._halting != end, "told twice"
             self._halting, self.halts = end, self.halts + 1

@@ -13,15 +13,16 @@ from zlib import crc32
 import pytest
 
 from saccade.core.plan import PageTier
+from saccade.plugins.tiers.page_arrivals import NONE, Bytes, ReadRates
 from saccade.sched.limits import DraftLimits, SchedulerLimits
-from saccade.sched.parts.page_arrivals import NONE, Bytes, ReadRates
 from tests.helpers.breadth import broad
+from tests.helpers.page_tiers import arrivals_of
 from tests.sched.simulator import Oracle, Simulation, guess_with, random_request
 
-LARGEST_TOKENS = 30
+MAX_TOKENS = 30
 CALM = 0.05
 """Requests come so seldom that some have all slots and pages that they want."""
-LARGEST = LARGEST_TOKENS * 4 * 16 * 16 * 3
+LARGEST = MAX_TOKENS * 4 * 16 * 16 * 3
 """Bytes of the largest image's pixels."""
 
 
@@ -33,6 +34,7 @@ def simulation(
     guesses: bool,
     whole: bool,
     plan_steps: int,
+    chunk_aware: bool,
 ) -> tuple[Simulation, int]:
     page_size = rng.choice([1, 4, 16])
     longest = rng.choice([15, 40, 120])
@@ -47,11 +49,12 @@ def simulation(
         look_ahead=rng.choice([0, 1, 4, 32]),
         early_tokens=rng.choice([1, 8, 32, 256]),
         arena_bytes=LARGEST * rng.choice([1, 2, 100]),
+        chunk_aware=chunk_aware,
         tower_budget=rng.choice([0, 1, 50, 300]),
         tower_blocks=3,
         snapshot_tokens=rng.choice([1, 20, 64]) if states else 0,
         drafts=DraftLimits(6 * guesses, head=guesses and rng.random() < 0.5),
-        whole_image_tokens=LARGEST_TOKENS * whole,
+        whole_image_tokens=MAX_TOKENS * whole,
         plan_steps=plan_steps,
     )
     pages = max(2, tokens // page_size + rng.choice([0, 1, 3]))
@@ -97,6 +100,7 @@ class Chaos:
         whole: bool = False,
         short: bool = False,
         plan_steps: int = 1,
+        chunk_aware: bool = True,
         rush: float = 0.4,
     ) -> None:
         """rush: how likely one more request comes at a moment."""
@@ -105,7 +109,7 @@ class Chaos:
         self.short = short
         self.idle = idle
         self.left = requests
-        which = states, kept, guesses, whole, plan_steps
+        which = states, kept, guesses, whole, plan_steps, chunk_aware
         self.simulation, self.longest = simulation(rng, in_flight, *which)
         self.oracle: Oracle | None = None
         if guesses:
@@ -117,8 +121,8 @@ class Chaos:
         self.simulation.worker.rng = rng
         self.simulation.worker.harm = self.harm
         self.simulation.worker.lag = rng.choice([0.0, 0.5, 0.9])
-        if arrivals := self.simulation.scheduler.arrivals:
-            arrivals.rates = Whims(self)
+        if self.simulation.scheduler.loads:
+            arrivals_of(self.simulation.scheduler).rates = Whims(self)
 
     def happen(self) -> None:
         rng, sim = self.rng, self.simulation
@@ -139,7 +143,7 @@ class Chaos:
         if rng.random() < self.harm:
             sim.flush(embeddings=rng.random() < 0.7)
         if self.short and rng.random() < 0.2:
-            sim.give_back(rng.choice([1, 500, 1 << 30]), rng.choice([1, 3, 1000]))
+            sim.release_memory(rng.choice([1, 500, 1 << 30]), rng.choice([1, 3, 1000]))
         sim.check()
 
     def run(self) -> None:
@@ -174,6 +178,15 @@ def test_no_chunk_ends_within_an_image_that_sees_itself(seed: int, kept: bool) -
     pages end.
     """
     chaos = Chaos(random.Random(seed), 30, 2, kept=kept, whole=True, idle=bool(seed % 2))
+    chaos.run()
+    assert len(chaos.simulation.deltas) == 30
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["", "kept"])
+@pytest.mark.parametrize("seed", broad(range(300), keep=range(6)))
+def test_images_encoded_before_any_chunk_leave_every_answer_alone(seed: int, kept: bool) -> None:
+    """The same with all images of a prompt at once, in caches of any size."""
+    chaos = Chaos(random.Random(seed), 30, 2, kept=kept, idle=bool(seed % 2), chunk_aware=False)
     chaos.run()
     assert len(chaos.simulation.deltas) == 30
 

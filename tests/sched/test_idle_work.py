@@ -10,7 +10,7 @@ import pytest
 from saccade.cache.snapshots import Snapshots
 from saccade.core.plan import TOWER_RESTS
 from saccade.core.types import Image, Request, Span
-from saccade.sched.parts.idle_work import IDLE_TOKENS
+from saccade.sched.turns import IDLE_TOKENS
 from tests.sched.simulator import Simulation, picture, random_request
 from tests.sched.test_scheduler import limits
 
@@ -162,14 +162,14 @@ def plan_owner(sim: Simulation, slot: int) -> str:
 def test_a_snapshot_that_nobody_waited_for_goes_first_until_it_is_used() -> None:
     snapshots: Snapshots[str] = Snapshots(0, 2)
     for holder in ("ours", "ahead"):
-        line, _ = snapshots.take_line(lambda _: True)
+        line, _ = snapshots.allocate_slot(lambda _: True)
         assert line is not None
         snapshots.attach(holder, line, idle=holder == "ahead")
-    line, loser = snapshots.take_line(lambda _: True)
+    line, loser = snapshots.allocate_slot(lambda _: True)
     assert line is not None and loser == "ahead"
     snapshots.attach("ahead", line, idle=True)
     snapshots.touch("ahead")
-    assert snapshots.take_line(lambda _: True)[1] == "ours"
+    assert snapshots.allocate_slot(lambda _: True)[1] == "ours"
 
 
 def test_a_state_is_saved_where_the_next_prompt_will_branch() -> None:

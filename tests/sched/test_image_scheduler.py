@@ -10,7 +10,7 @@ from saccade.core.plan import Plan
 from saccade.sched.images.image_scheduler import TOWER_STEPS
 from saccade.sched.limits import SchedulerLimits
 from tests.sched.simulator import Simulation, picture
-from tests.sched.test_scheduler import IMAGE, image_request
+from tests.sched.test_scheduler import IMAGE, image_request, steps
 
 BLOCKS = 24
 BUDGET = 200
@@ -165,3 +165,32 @@ def test_what_the_disk_has_no_room_for_keeps_none_on_the_device() -> None:
     sim.finish(plan)
     sim.run()
     sim.check_end()
+
+
+@pytest.mark.parametrize(("chunk_aware", "encoded"), [(True, 2), (False, 3)])
+def test_only_images_in_chunks_to_compute_are_encoded(chunk_aware: bool, encoded: int) -> None:
+    """The second request has the first one's KV. Without room for embeddings, its image is encoded
+    again only if all images of a prompt are.
+    """
+    sim = Simulation(
+        SchedulerLimits(8, 512, 1000, 10_000, chunk_aware=chunk_aware), 256, 4, embedding_tokens=0
+    )
+    first, second = picture(1, 16), picture(2, 16)
+    for images in ((first,), (first, second)):
+        sim.add(image_request(sim, *images, before=4, max_tokens=1))
+        sim.run()
+    assert sim.scheduler.counts.images_encoded == encoded
+
+
+@pytest.mark.parametrize("chunk_aware", [True, False])
+def test_a_chunk_waits_for_later_images_only_if_all_are_encoded_first(chunk_aware: bool) -> None:
+    sim = Simulation(SchedulerLimits(8, 16, 1000, 10_000, chunk_aware=chunk_aware), 256, 4)
+    first, second = picture(1, 16), picture(2, 16)
+    answer = sim.add(image_request(sim, first, second, max_tokens=1))
+    sim.plan()
+    sim.send_pixels(first.key)
+    rows = [plan.rows for plan in steps(sim) if plan.rows]
+    assert bool(rows) is chunk_aware
+    sim.send_pixels(second.key)
+    sim.run()
+    assert sim.deltas[answer][-1].finish

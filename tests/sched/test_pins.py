@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 from saccade.cache.content import Content
-from saccade.cache.kept_pages import KeptTier
-from saccade.cache.pins import PinBook
+from saccade.cache.pins import PinTable
 from saccade.cache.prefix import Node, PrefixCache
 from saccade.core.config import EmbeddingBudgets
 from saccade.core.types import CacheReport, Caching, ImageKey, Request, Span
+from saccade.plugins.tiers.kept_pages import CacheTierState
+from saccade.plugins.tiers.page_arrivals import ReadRates
 from saccade.sched.limits import SchedulerLimits
-from saccade.sched.parts.page_arrivals import ReadRates
 from saccade.sched.scheduler import GenerationScheduler
 from tests.helpers.breadth import broad
+from tests.helpers.page_tiers import arrivals_of, kept_of
 from tests.sched.simulator import EOS, Simulation, picture, random_request
 from tests.sched.test_scheduler import limits
 
@@ -55,8 +56,8 @@ class Pinned(Simulation):
         kept = self.scheduler.prefix.kept
         budgets = {tier: each.budget_bytes for tier, each in self.embeddings.tiers.items()}
         budget = budgets["device"]
-        pins: PinBook[Node] = PinBook(int(share * pages), self.clock)
-        images: PinBook[ImageKey] = PinBook(int(share * budget), self.clock)
+        pins: PinTable[Node] = PinTable(int(share * pages), self.clock)
+        images: PinTable[ImageKey] = PinTable(int(share * budget), self.clock)
         self.prefix = PrefixCache(self.pool, pins, kept=kept)
         self.embeddings = type(self.embeddings)(
             EmbeddingBudgets(budget, budgets.get("host", 0), budgets.get("disk", 0)),
@@ -66,8 +67,8 @@ class Pinned(Simulation):
         )
         prefix = self.prefix if prefix_cache else None
         self.scheduler = GenerationScheduler(settings, self.pool, prefix, self.embeddings, (EOS,))
-        if self.scheduler.arrivals is not None:
-            self.scheduler.arrivals.rates = Unmeasured()
+        if self.scheduler.loads is not None:
+            arrivals_of(self.scheduler).rates = Unmeasured()
 
     def ask(self, request: Request, *marks: tuple[int, int], client: str = "a") -> CacheReport:
         """Run a request that sets breakpoints; what it hears of them."""
@@ -118,9 +119,9 @@ class Pinned(Simulation):
             assert tier.pinned.nbytes <= book.charged.total() <= book.share
             assert tier.book.used_bytes <= tier.book.budget_bytes
 
-    def kept_tiers(self) -> list[KeptTier]:
+    def kept_tiers(self) -> list[CacheTierState]:
         """Of KV, beside the pool."""
-        return list(self.prefix.kept.tiers.values()) if self.prefix.kept else []
+        return list(kept_of(self.scheduler).tiers.values()) if self.scheduler.loads else []
 
 
 def nodes(prefix: PrefixCache) -> list[Node]:

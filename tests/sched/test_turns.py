@@ -12,7 +12,7 @@ import pytest
 
 from saccade.core.types import Request, SamplingParams
 from saccade.sched.limits import SchedulerLimits
-from saccade.sched.sequence import Sequence
+from saccade.sched.sequence import Run, Sequence
 from saccade.sched.turns import TurnQueue, find_crowding, in_turn
 from tests.sched.simulator import Simulation, picture
 from tests.sched.test_scheduler import ENDLESS, image_request
@@ -180,6 +180,53 @@ def test_text_takes_its_turn_while_images_wait_for_pixels_and_tower() -> None:
     assert not any(sim.deltas[id] for id in shown)
     sim.run(100_000)
     sim.check_end()
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize(("prompts", "length"), [(1, 2000), (16, 60), (16, 2000)])
+def test_a_short_prompt_waits_for_no_prompt_of_another_client(
+    prompts: int, length: int, in_flight: int
+) -> None:
+    """It is answered by the first step that is planned after it came."""
+    sim = Simulation(SchedulerLimits(32, 64, 4096, 16384), 4096, 16, in_flight=in_flight)
+    for first in range(prompts):
+        told = [1 + (7 * first + at) % 29 for at in range(length)]
+        sim.add(sim.request(told, client="a", ignore_eos=True, max_tokens=2))
+    advance(sim, 2)
+    hi = sim.add(sim.request([5, 6], client="b", ignore_eos=True, max_tokens=1))
+    advance(sim, in_flight)
+    assert sim.deltas[hi][-1].finish == "length"
+    sim.run(100_000)
+    sim.check_end()
+
+
+def test_clients_share_the_tokens_of_a_step() -> None:
+    """A client with four prompts gets no more than one with one; alone again, each gets all."""
+    sim = Simulation(SchedulerLimits(32, 64, 4096, 16384), 4096, 16, prefix=False, in_flight=1)
+    spent = {client: [0] for client in "ab"}
+
+    def step() -> None:
+        advance(sim, 1)
+        for client, counts in spent.items():
+            counts.append(sum(run.computed for run in computing(sim, client)))
+
+    for first in range(4):
+        told = [1 + first] * 640
+        sim.add(sim.request(told, client="a", ignore_eos=True, max_tokens=1))
+    step()
+    sim.add(sim.request([9] * 320, client="b", ignore_eos=True, max_tokens=1))
+    for _ in range(9):
+        step()
+    assert spent == {"a": [0, 64, *range(96, 353, 32)], "b": [0, 0, *range(32, 289, 32)]}
+    step()  # the last of b's
+    step()
+    assert spent["a"][-1] == spent["a"][-2] + 64
+    sim.run(100_000)
+    sim.check_end()
+
+
+def computing(sim: Simulation, client: str) -> list[Run]:
+    return [each.run for each in sim.scheduler.running if each.client == client and each.run]
 
 
 def advance(sim: Simulation, steps: int) -> None:

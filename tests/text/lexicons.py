@@ -8,7 +8,7 @@ from pathlib import Path
 from llguidance import LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from saccade.core.grammar_vocab import read_lexicon
+from saccade.plugins.grammar.vocabulary import read_lexicon
 
 DEMO = Path(__file__).parents[2] / "saccade" / "demo" / "model" / "tokenizer.json"
 DEMO_ENDS = (2, 0)

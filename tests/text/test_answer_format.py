@@ -14,8 +14,8 @@ from saccade.text.answer.formats.gemma import CHANNEL
 from saccade.text.answer.reasoning import THINK
 from saccade.text.grammar.json_size import Extent, extent
 from saccade.text.prompt.template import ChatTemplate, Tokenizer
-from saccade_bench.fixtures.families.gemma3 import CHAT_TEMPLATE as GEMMA3
-from saccade_bench.fixtures.families.gemma4 import CHAT_TEMPLATE as GEMMA4
+from tests.fixtures.families.gemma3 import CHAT_TEMPLATE as GEMMA3
+from tests.fixtures.families.gemma4 import CHAT_TEMPLATE as GEMMA4
 from tests.text.templates import GLM, LLAMA, MISTRAL, QWEN2_VL, QWEN3_VL, STRICT, THINKING
 
 DEMO = Path(saccade.demo.__file__).parent / "model"

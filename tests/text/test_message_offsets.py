@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from saccade.text.prompt.message_offsets import TOOLS, MessageOffset, find_offsets, flagged
+from saccade.text.prompt.content_shapes import TOOLS
+from saccade.text.prompt.message_offsets import MessageOffset, find_offsets, flagged
 from saccade.text.prompt.template import ChatTemplate
 
 TURN = "{% for m in messages %}[{{ m.role }}]"

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer as Backend
 
 from saccade.core.byte_pairs import BYTE_OF
 from saccade.core.errors import CheckpointError
-from saccade.core.grammar_vocab import read_lexicon
+from saccade.plugins.grammar.vocabulary import read_lexicon
 from saccade.text.prompt.template import Tokenizer
 
 HAN, WORD = r"\p{Han}", r"[^\r\n\p{L}\p{N}]?"
@@ -174,9 +174,12 @@ def changed(line: str) -> Callable[[list[str]], None]:
         (changed("? 3"), "line 4 must be a token in base64, a space and its number"),
         (changed("YQ=="), "line 4 must be"),
         (changed("YQ== x"), "line 4 must be"),
-        (changed("YWFhYWFhYQ== 9999"), "each token once, numbered from 0 on, and all bytes"),
-        (lambda lines: lines.append(lines[0]), "each token once"),
-        (lambda lines: lines.clear(), "each token once"),
+        (
+            changed("YWFhYWFhYQ== 9999"),
+            "expected unique tokens, ranks from 0, and a token for each byte",
+        ),
+        (lambda lines: lines.append(lines[0]), "expected unique tokens"),
+        (lambda lines: lines.clear(), "expected unique tokens"),
     ],
 )
 def test_a_damaged_file_is_named(

@@ -13,17 +13,18 @@ from hypothesis import strategies as st
 from jinja2 import Environment
 
 from saccade.text.answer.answer_format import FORMATS
-from saccade.text.answer.json_call import JsonScanner
-from saccade.text.answer.reader import AnswerEvent, AnswerReader, WholeAnswer, gather
-from saccade.text.answer.tool_calls import (
+from saccade.text.answer.events import (
+    AnswerEvent,
     CallArguments,
     CallBroken,
     CallEnded,
     CallStarted,
     Text,
-    ToolCalls,
 )
-from saccade_bench.fixtures.families.gemma4 import CHAT_TEMPLATE
+from saccade.text.answer.json_call import JsonScanner
+from saccade.text.answer.reader import AnswerReader, WholeAnswer, gather
+from saccade.text.answer.tool_calls import ToolCalls
+from tests.fixtures.families.gemma4 import CHAT_TEMPLATE
 
 TOOLS: dict[str, Any] = {
     "look": {

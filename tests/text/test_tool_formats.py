@@ -16,14 +16,14 @@ import pytest
 
 import saccade
 from saccade.core.options import TOOL_FORMATS, ReasoningParser
-from saccade.sched.grammar_state import Matchers
+from saccade.front.members import read_tools
+from saccade.plugins.grammar.grammars import Grammars
+from saccade.plugins.grammar.matchers import Matchers
+from saccade.plugins.grammar.tool_choice import read_tool_choice
 from saccade.text.answer import answer_format, formats
 from saccade.text.answer.answer_format import CALL_TAGS, FORMATS, THOUGHTS, find_answer_format
 from saccade.text.answer.reader import AnswerReader, WholeAnswer, gather
 from saccade.text.answer.tool_format import ToolFormat
-from saccade.text.grammar.grammars import Grammars
-from saccade.text.grammar.tool_choice import read_tool_choice
-from saccade.text.grammar.tools import read_tools
 from tests.text.lexicons import DEMO_ENDS, DEMO_VOCAB, demo_lexicon
 from tests.text.walks import takes, walk
 
@@ -84,7 +84,7 @@ def grammar(
     form: ToolFormat, choice: Any, tools: Any = None, parallel: bool = True, answer: Any = None
 ) -> str:
     tools = offered(SCHEMAS) if tools is None else tools
-    made = read_tool_choice(choice, tools, form.grammar(demo_lexicon()), parallel, answer)
+    made = read_tool_choice(choice, tools, form.syntax.grammar(demo_lexicon()), parallel, answer)
     assert made is not None
     return grammars().compile(made).text
 
@@ -219,20 +219,22 @@ def test_calls_in_a_row_are_read_back_at_any_pace(form: ToolFormat) -> None:
 
 def test_no_shared_file_names_a_format() -> None:
     names = re.compile(rf"[\"'`. /]({'|'.join(FORMATS)})[\"'`. ,]")
-    own = {PACKAGE / "families", PACKAGE / "gguf", TOOL_FORMATS}
+    own = {PACKAGE / "families", PACKAGE / "plugins", TOOL_FORMATS}
     shared = [path for path in PACKAGE.rglob("*.py") if not own & {*path.parents}]
     assert len(shared) > 300
     assert not [path for path in shared if names.search(path.read_text())]
 
 
 PLANTED = """
-from saccade.text.answer.formats.hermes import HermesGrammar
+from saccade.text.answer.formats.hermes.call import HermesGrammar
 from saccade.text.answer.json_call import JsonCall
-from saccade.text.answer.tool_format import ToolFormat
+from saccade.text.answer.tool_format import CallSyntax, ToolFormat
 
 FORMAT = ToolFormat(
-    "planted", ("<do>",), 5, "<do>", frozenset({"<do>", "</do>"}), lambda _: JsonCall("</do>"),
-    lambda lexicon: HermesGrammar(lexicon, "<do>", "</do>"),
+    "planted", ("<do>",), 5, "<do>", frozenset({"<do>", "</do>"}), f"{__name__}:SYNTAX"
+)
+SYNTAX = CallSyntax(
+    lambda _: JsonCall("</do>"), lambda lexicon: HermesGrammar(lexicon, "<do>", "</do>")
 )
 """
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-import saccade.families.internvl
 import saccade.families.qwen_vl
+import saccade.plugins.models.internvl
 from saccade.families.registry import load_spec
 from saccade.text.answer.answer_format import FORMATS, AnswerFormat, find_answer_format
 from saccade.text.answer.reader import AnswerReader, gather
@@ -17,7 +17,7 @@ from saccade_bench.lab import tiles
 from tests.text.templates import QWEN2_VL
 
 OURS = (Path(saccade.families.qwen_vl.__file__).parent / "tools.jinja").read_text()
-TILED = (Path(saccade.families.internvl.__file__).parent / "tools.jinja").read_text()
+TILED = (Path(saccade.plugins.models.internvl.__file__).parent / "tools.jinja").read_text()
 IMAGE = {"type": "image"}
 TEXT = {"type": "text", "text": "Was ist <das>?"}
 TOOL = {

@@ -7,7 +7,7 @@ import random
 import numpy as np
 from llguidance import LLTokenizer
 
-from saccade.sched.grammar_state import Matcher, Matchers
+from saccade.plugins.grammar.matchers import Matcher, Matchers
 from tests.text.lexicons import demo_lexicon
 
 

@@ -58,6 +58,7 @@ class Script:
     key: str | None = None
     trace: Json | None = None
     owner: str = "script"
+    tokenizes: bool = False
     finish: str = "stop"
 
 
@@ -85,6 +86,7 @@ class ScriptedServer:
             Route("/v1/models", self.models),
             Route("/metrics", self.metrics),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
         ]
         self._server = uvicorn.Server(
             uvicorn.Config(Starlette(routes=routes), port=0, log_level="error", lifespan="off")
@@ -123,6 +125,12 @@ class ScriptedServer:
         return PlainTextResponse(
             "# TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes 1.5e+08\n"
         )
+
+    async def tokenize(self, request: Request) -> Response:
+        """The words of a text, if the script says so."""
+        if not self.script.tokenizes:
+            return JSONResponse({"error": {"message": "no such path", "type": "x"}}, 404)
+        return JSONResponse({"count": len((await request.json())["prompt"].split())})
 
     async def chat(self, request: Request) -> Response:
         body = json.loads(await request.body())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 
 from saccade.core.errors import ConfigError
 from saccade.tools.chat import converse
-from tests.helpers.images import png
+from tests.helpers.images import data_url, png
 from tests.terminal import CTRL_C, Terminal
 from tests.tools.server import Script, ScriptedServer, pictures, texts
 
@@ -50,15 +49,12 @@ def test_a_session_keeps_its_history_and_says_what_was_cached(
     )
     assert (done.returncode, done.stderr) == (0, "")
     told = f"{image} (PNG, 3 x 2) goes with the next question\n"
-    told += "so it is\n  5 of 58 prompt tokens cached\n  image 1 (abababababab) seen: embedding "
+    told += "so it is\n  5 of 58 prompt tokens cached\n  image 1 (abababababab) cached: embedding "
     assert done.stdout.startswith(told + "(device), 1.5 ms; not in kv: other prompt\n")
     assert "http://x/y.png goes with the next question\n" in done.stdout
     assert f"4 messages in {saved}\nforgotten: 4 messages\n" in done.stdout
     first, second, third = server.seen.bodies[-3:]
-    assert (
-        pictures(first) == [f"data:image/png;base64,{base64.b64encode(PNG).decode()}"]
-        and first["saccade"]
-    )
+    assert pictures(first) == [data_url(PNG)] and first["saccade"]
     assert [message["role"] for message in second["messages"]] == ["user", "assistant", "user"]
     assert second["messages"][0] == first["messages"][0]
     assert second["messages"][1]["content"] == "so it is"
@@ -166,7 +162,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_session(server: ScriptedServer) -> No
         terminal.type("long\n")
         terminal.until("yes yes yes")
         terminal.type(CTRL_C)
-        terminal.until("stopped: the answer is not kept")
+        terminal.until("stopped: the answer is discarded")
         terminal.until("\n> ")
         terminal.type("short\n")
         terminal.until("yes")

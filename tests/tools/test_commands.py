@@ -62,7 +62,7 @@ def test_a_chat_that_is_refused_says_the_servers_words(
         ('{"detail": "d"}', "d"),
         ("<html>e</html>\n", "<html>e</html>"),
         ("[1]", "[1]"),
-        ("", "HTTP 502 without a word"),
+        ("", "HTTP 502 without a body"),
     ],
 )
 def test_the_servers_words_are_found_in_whatever_it_sends(body: str, words: str) -> None:
@@ -130,7 +130,7 @@ def test_no_option_is_taken_for_a_misspelt_help() -> None:
         (["list"], "no command list. `GET /v1/models` lists"),
         (["ls"], "no command ls. `GET /v1/models` lists"),
         (["ps"], "no command ps. One server serves one model."),
-        (["rm", "demo"], "no command rm. A model is a folder or a file"),
+        (["rm", "demo"], "no command rm. A model is a directory or a file"),
         (["stop"], "no command stop. Ctrl-C or SIGTERM"),
         (["help"], "no command help. `saccade --help` lists the commands."),
         (["serv", "demo"], "no command serv. Did you mean `saccade serve`?"),
@@ -166,7 +166,7 @@ def test_the_help_of_serve_has_commands_that_parse(
         app(["serve", "--help"])
     told = " ".join(capsys.readouterr().out.split())
     examples = re.findall(r"saccade (serve [^-`][^`]+)`", EXAMPLES)
-    assert len(examples) == 2
+    assert len(examples) == 3
     for example in examples:
         assert f"saccade {example}" in told
         app.parse_args(example.split())

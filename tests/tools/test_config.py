@@ -52,7 +52,7 @@ def test_a_file_has_options_and_the_model(typed: Any, form: tuple[str, ...]) -> 
     assert model == "from/file"
     assert (options.server.port, options.engine.threads) == (1, 2)
     assert options.server.served_model_name == ("a", "b")
-    assert options.watch.metrics_without_key
+    assert options.server.metrics_without_key
     assert options.engine.page_size == 8
 
 

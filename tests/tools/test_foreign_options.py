@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,8 @@ def parsed(typed: str) -> dict[str, Any]:
         elif isinstance(value, tuple):
             values["tune"] = value
         else:
-            values |= {name: getattr(value, name) for name in value.__dataclass_fields__}
+            for group in vars(value).values():
+                values |= {field.name: getattr(group, field.name) for field in fields(group)}
     return values
 
 
@@ -219,7 +221,7 @@ def test_a_named_template_is_refused_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("serve demo --port 0 --chat-template qwen2-vl", monkeypatch) == 1
-    assert "leave the option out to use the checkpoint's own" in capsys.readouterr().err
+    assert "omit the option to use the checkpoint's own" in capsys.readouterr().err
 
 
 def test_other_servers_variables_are_named_only_where_known() -> None:

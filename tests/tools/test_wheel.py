@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
 from email import message_from_string
 from email.message import Message
 from importlib.metadata import version
@@ -17,7 +19,7 @@ import pytest
 from saccade.core.extras import describe_too_new
 from saccade.ipc.python import python_command
 
-pytestmark = pytest.mark.more
+pytestmark = [pytest.mark.more, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 BUILD = "import setuptools.build_meta as build; print(build.prepare_metadata_for_build_wheel('.'))"
@@ -37,6 +39,80 @@ def metadata(tmp_path_factory: pytest.TempPathFactory) -> Message:
     )
     assert built.returncode == 0, built.stderr
     return message_from_string((folder / built.stdout.split()[-1] / "METADATA").read_text())
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a wheel that was built from the sdist, as a package index would install them."""
+    if int(version("setuptools").split(".")[0]) < 77:
+        pytest.skip("setuptools is too old for this project")
+    folder = tmp_path_factory.mktemp("release")
+    source = folder / "source"
+    shutil.copytree(
+        ROOT / "saccade", source / "saccade", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    build(source, f"build_sdist({str(folder)!r})")
+    (sdist,) = folder.glob("saccade-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder / "sdist", filter="data")
+    (unpacked,) = (folder / "sdist").iterdir()
+    build(unpacked, f"build_wheel({str(folder)!r})")
+    (built,) = folder.glob("saccade-*.whl")
+    with zipfile.ZipFile(built) as archive:
+        archive.extractall(folder / "installed")
+    return folder / "installed"
+
+
+def build(source: Path, call: str) -> None:
+    command = [sys.executable, "-c", f"import setuptools.build_meta as build; build.{call}"]
+    built = subprocess.run(command, cwd=source, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+
+
+def run_installed(wheel: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command of the wheel's `saccade`, far from this tree."""
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "saccade", *words],
+        env={**os.environ, "PYTHONPATH": str(wheel)},
+        cwd=wheel.parent,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_wheel_from_the_sdist_has_every_file_of_the_package(wheel: Path) -> None:
+    def files(root: Path) -> set[str]:
+        found = (path for path in (root / "saccade").rglob("*") if path.is_file())
+        return {str(path.relative_to(root)) for path in found if "__pycache__" not in path.parts}
+
+    left_out = files(ROOT) - files(wheel)
+    assert {Path(name).name for name in left_out} == {"facts.toml"}  # rows of docs/models.md
+    assert files(wheel) < files(ROOT)
+    assert {path.name for path in wheel.iterdir() if path.suffix != ".dist-info"} == {"saccade"}
+
+
+def test_a_wheel_runs_its_commands(wheel: Path) -> None:
+    program = "import saccade; print(saccade.__file__)"
+    where = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        env={**os.environ, "PYTHONPATH": str(wheel)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert Path(where.stdout.strip()).is_relative_to(wheel)
+    shown = run_installed(wheel, "serve", "--help")
+    assert shown.returncode == 0 and "--config saccade.toml" in shown.stdout, shown.stderr
+    for name in ("demo", "route", "chat"):
+        assert name in run_installed(wheel, "--help").stdout
+
+
+def test_a_wheel_serves_the_demo_model(wheel: Path) -> None:
+    """From start to exit: every answer about the pictures is right."""
+    done = run_installed(wheel, "demo", "--exit", "--port", "0")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_link_and_image_of_the_description_is_absolute(metadata: Message) -> None:

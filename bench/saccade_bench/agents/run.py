@@ -7,20 +7,18 @@ server's insides but the counters that it publishes.
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
 import numpy as np
-from PIL import Image
 
 from saccade_bench.agents.habits import Habit, History, Json
+from saccade_bench.image_files import data_url, save
+from saccade_bench.metrics import series
 
 SYSTEM = "You operate a computer by looking at its screen. Answer with one action."
 WORDS = ("open", "close", "next", "find", "type", "red", "blue", "save", "file", "menu")
@@ -62,9 +60,7 @@ def screenshots(task: AgentTask) -> Iterator[str]:
     while True:
         top, left = int(draw.integers(0, height // 2)), int(draw.integers(0, width // 2))
         screen[top : top + height // 3, left : left + width // 3] = draw.integers(0, 255, 3)
-        data = io.BytesIO()
-        Image.fromarray(screen).save(data, "png")
-        yield "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()
+        yield data_url(save(screen))
 
 
 def act(
@@ -149,9 +145,4 @@ def mean(values: Sequence[float]) -> float:
 def counters(url: str, client: httpx.Client) -> dict[str, float]:
     """Return a Saccade server's counters, or nothing from another server."""
     answer = client.get(f"{url}/metrics")
-    found: dict[str, Any] = {}
-    for line in answer.text.splitlines() if answer.is_success else ():
-        name, _, value = line.rpartition(" ")
-        if name and not name.startswith("#"):
-            found[name] = float(value)
-    return found
+    return series(answer.text) if answer.is_success else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import threading
 import time
 
@@ -10,6 +9,7 @@ import httpx
 
 from saccade_bench.abuse import attack
 from saccade_bench.fixtures.pdf import Sheet, assembled, pdf, stream
+from saccade_bench.image_files import data_url
 
 
 def nested(pages: int, times: int, depth: int = 2) -> bytes:
@@ -48,7 +48,7 @@ def masked(draws: int) -> bytes:
 
 def ask(url: str, data: bytes, client: str) -> str:
     """The status of a question about a PDF, of the client of a salt, and how long it took."""
-    told = f"data:application/pdf;base64,{base64.b64encode(data).decode()}"
+    told = data_url(data, "application/pdf")
     part = {"type": "file", "file": {"file_data": told, "max_pixels": 64 * 64}}
     body = {
         "model": "demo",

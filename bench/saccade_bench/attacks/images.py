@@ -4,9 +4,7 @@ clients that leave.
 
 from __future__ import annotations
 
-import base64
 import concurrent.futures
-import io
 import struct
 import time
 import zlib
@@ -16,13 +14,9 @@ import numpy as np
 import PIL.Image
 
 from saccade_bench.abuse import attack
+from saccade_bench.image_files import image_part, save
 
 PIL.Image.MAX_IMAGE_PIXELS = None
-
-
-def part(data: bytes, **fields: int) -> dict[str, object]:
-    url = "data:image/png;base64," + base64.b64encode(data).decode()
-    return {"type": "image_url", "image_url": {"url": url, **fields}}
 
 
 def ask(url: str, parts: list[dict[str, object]], seconds: float = 240) -> str:
@@ -37,20 +31,13 @@ def ask(url: str, parts: list[dict[str, object]], seconds: float = 240) -> str:
 
 
 def small(seed: int) -> bytes:
-    return saved(np.random.default_rng(seed).integers(0, 256, (64, 48, 3), dtype=np.uint8), "PNG")
-
-
-def saved(pixels: np.ndarray | PIL.Image.Image, format: str, **options: object) -> bytes:
-    image = pixels if isinstance(pixels, PIL.Image.Image) else PIL.Image.fromarray(pixels)
-    file = io.BytesIO()
-    image.save(file, format, **options)
-    return file.getvalue()
+    return save(np.random.default_rng(seed).integers(0, 256, (64, 48, 3), dtype=np.uint8), "PNG")
 
 
 def neighbour(url: str, seed: int) -> str:
     """The waiting time of a second client for an answer about a small image."""
     begun = time.monotonic()
-    status = ask(url, [part(small(seed))])[:3]
+    status = ask(url, [image_part(small(seed))])[:3]
     return f"a neighbour's image {status} after {time.monotonic() - begun:.1f} s"
 
 
@@ -68,14 +55,14 @@ def text_bombs(seed: int) -> bytes:
 def many_scans(scans: int) -> bytes:
     """A progressive JPEG whose last scan is repeated."""
     pixels = np.random.default_rng(1).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-    data = saved(pixels, "JPEG", progressive=True, quality=5)
+    data = save(pixels, "JPEG", progressive=True, quality=5)
     last, end = data.rindex(b"\xff\xda"), data.rindex(b"\xff\xd9")
     return data[:end] + data[last:end] * scans + data[end:]
 
 
 @attack("64 PNGs of 60 zTXt bombs")
 def zipped_texts(url: str) -> str:
-    return ask(url, [part(text_bombs(seed)) for seed in range(64)])
+    return ask(url, [image_part(text_bombs(seed)) for seed in range(64)])
 
 
 @attack("16 TIFFs of 65,535 entries")
@@ -83,23 +70,23 @@ def tiff_entries(url: str) -> str:
     entries = struct.pack("<HHII", 256, 3, 1, 64) + struct.pack("<HHII", 257, 3, 1, 64)
     rest = struct.pack("<HHII", 65_000, 3, 1, 0) * 65_533
     data = b"II*\0\x08\0\0\0" + struct.pack("<H", 65_535) + entries + rest
-    return ask(url, [part(data + bytes([n])) for n in range(16)])
+    return ask(url, [image_part(data + bytes([n])) for n in range(16)])
 
 
 @attack("a WebP of 13,000 x 13,000 in a few kB")
 def swollen_webp(url: str) -> str:
     image = PIL.Image.new("RGB", (13_000, 13_000))
-    return ask(url, [part(saved(image, "WEBP", lossless=True, quality=0, method=0))])
+    return ask(url, [image_part(save(image, "WEBP", lossless=True, quality=0, method=0))])
 
 
 @attack("an AVIF of 8,000 x 8,000 in a few kB")
 def swollen_avif(url: str) -> str:
-    return ask(url, [part(saved(PIL.Image.new("RGB", (8_000, 8_000)), "AVIF", speed=10))])
+    return ask(url, [image_part(save(PIL.Image.new("RGB", (8_000, 8_000)), "AVIF", speed=10))])
 
 
 @attack("one slow PNG under 40 max_pixels, and gone after 2 s", "--tune", "decode_timeout=0.5")
 def zombies(url: str) -> str:
-    data = saved(PIL.Image.effect_noise((7_000, 7_000), 90), "PNG", compress_level=1)
+    data = save(PIL.Image.effect_noise((7_000, 7_000), 90), "PNG", compress_level=1)
     answer = httpx.post(
         f"{url}/v1/files", files={"file": ("a.png", data)}, data={"purpose": "vision"}, timeout=60
     )
@@ -115,18 +102,18 @@ def zombies(url: str) -> str:
 @attack("JPEGs of 30,000 scans")
 def scans(url: str) -> str:
     data = many_scans(30_000)
-    first = ask(url, [part(data), part(data, max_pixels=65_536)])
+    first = ask(url, [image_part(data), image_part(data, max_pixels=65_536)])
     return f"{len(data) / 1e6:.1f} MB: {first}; {neighbour(url, 8)}"
 
 
 @attack("a small image beside 24 large ones of another client")
 def crowd(url: str) -> str:
     large = [
-        saved(np.random.default_rng(n).integers(0, 256, (1500, 1500, 3), dtype=np.uint8), "PNG")
+        save(np.random.default_rng(n).integers(0, 256, (1500, 1500, 3), dtype=np.uint8), "PNG")
         for n in range(24)
     ]
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        first = pool.submit(ask, url, [part(data, max_pixels=65_536) for data in large])
+        first = pool.submit(ask, url, [image_part(data, max_pixels=65_536) for data in large])
         time.sleep(1.0)
         waited = neighbour(url, 9)
         return f"{first.result()[:3]}; {waited}"

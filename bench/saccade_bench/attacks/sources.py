@@ -4,9 +4,7 @@ salts, and uploads without number.
 
 from __future__ import annotations
 
-import base64
 import http.server
-import io
 import socket
 import threading
 import time
@@ -19,15 +17,14 @@ import httpx
 from PIL import Image
 
 from saccade_bench.abuse import attack
+from saccade_bench.image_files import data_url, save
 
 CHAT = "/v1/chat/completions"
 FETCHING = ("--allow-private-media", "--tune", "fetch_timeout=2")
 
 
 def png(side: int = 64) -> bytes:
-    file = io.BytesIO()
-    Image.effect_noise((side, side), 99).convert("RGB").save(file, "PNG")
-    return file.getvalue()
+    return save(Image.effect_noise((side, side), 99).convert("RGB"))
 
 
 def by_url(url: str) -> dict[str, object]:
@@ -104,9 +101,7 @@ def beside_silent_urls(url: str) -> str:
 
 @attack("a file of 60 MB named 64 times", "--max-inflight-mb", "256")
 def named_often(url: str) -> str:
-    file = io.BytesIO()
-    Image.new("RGB", (5000, 4000)).save(file, "BMP")
-    upload = {"file": ("a.bmp", file.getvalue(), "image/bmp")}
+    upload = {"file": ("a.bmp", save(Image.new("RGB", (5000, 4000)), "BMP"), "image/bmp")}
     made = httpx.post(f"{url}/v1/files", data={"purpose": "vision"}, files=upload, timeout=60)
     part: dict[str, object] = {
         "type": "image_file",
@@ -120,7 +115,7 @@ def named_often(url: str) -> str:
 
 @attack("60 salts of 5 MB, each with an image")
 def salts(url: str) -> str:
-    data = "data:image/png;base64," + base64.b64encode(png()).decode()
+    data = data_url(png())
     answers = [ask(url, [by_url(data)], cache_salt=f"{n}" + "s" * 5_000_000)[0] for n in range(60)]
     return count(answers)
 

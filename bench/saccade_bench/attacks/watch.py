@@ -18,7 +18,7 @@ import psutil
 
 PERIOD = 0.05
 """Seconds between two looks."""
-LONGEST_HEALTH = 120.0
+MAX_HEALTH = 120.0
 """Seconds that an answer of /health is waited for."""
 
 
@@ -100,7 +100,7 @@ class _Health(threading.Thread):
     def run(self) -> None:
         while not self.done.wait(PERIOD):
             started, spent = time.monotonic(), self._spent()
-            connection = HTTPConnection(*self._address, timeout=LONGEST_HEALTH)
+            connection = HTTPConnection(*self._address, timeout=MAX_HEALTH)
             try:
                 connection.request("GET", "/health")
                 right = connection.getresponse().status == 200
@@ -134,5 +134,5 @@ def watching(pid: int, url: str) -> Iterator[Cost]:
         for thread in threads:
             thread.done.set()
         for thread in threads:
-            thread.join(LONGEST_HEALTH + 5)
+            thread.join(MAX_HEALTH + 5)
         cost.seconds = time.monotonic() - started

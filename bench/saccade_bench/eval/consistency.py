@@ -31,6 +31,7 @@ from saccade_bench.eval.contract import (
     append,
     summarise,
 )
+from saccade_bench.image_files import data_url
 
 LONG_PROMPT = "Count from one to nine hundred, then stop. " * 60
 PNG_HEADER_END = 33  # bytes: signature and the IHDR chunk
@@ -135,10 +136,7 @@ def marked(messages: list[EvalMessage], mark: str) -> list[EvalMessage]:
             url = part.get("image_url", {}).get("url", "")
             if url.startswith("data:image/png;base64,"):
                 encoded = base64.b64decode(url.partition(",")[2])
-                part["image_url"] = {
-                    "url": "data:image/png;base64,"
-                    + base64.b64encode(mark_png(encoded, mark)).decode()
-                }
+                part["image_url"] = {"url": data_url(mark_png(encoded, mark))}
     return messages
 
 

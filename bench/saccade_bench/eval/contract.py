@@ -151,6 +151,16 @@ def summarise(name: str, answers: Iterable[GradedAnswer]) -> EvalResult:
     return EvalResult(name, whole.n, whole.score, whole.stderr, whole.failed, groups)
 
 
+def pool(name: str, results: Sequence[EvalResult]) -> EvalResult:
+    """One result of several: as if their items had been scored together."""
+    n, failed = sum(each.n for each in results), sum(each.failed for each in results)
+    if n == 0:
+        return EvalResult(name, 0, 0.0, 0.0)
+    mean = sum(each.n * each.score for each in results) / n
+    squares = sum(each.n * (each.n * each.stderr**2 + each.score**2) for each in results) / n
+    return EvalResult(name, n, mean, math.sqrt(max(0.0, squares - mean**2) / n), failed)
+
+
 def _mean(name: str, answers: Sequence[GradedAnswer]) -> EvalResult:
     """The standard error of a mean of n scores: sqrt(sum((s - mean)^2) / n / n)."""
     n = len(answers)

@@ -11,16 +11,31 @@ from __future__ import annotations
 import ast
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from saccade.core.errors import ConfigError
-from saccade_bench.eval.contract import Item
+from saccade_bench.eval.contract import EvalResult, Item, pool
 from saccade_bench.eval.records import Row, image_bytes, load_rows
 from saccade_bench.eval.sampling import user_message
 
 HUB = "MMMU/MMMU"
 SPLIT = "**/validation-*.parquet"
 
+DOMAINS = {
+    "Art and Design": ("Art", "Art_Theory", "Design", "Music"),
+    "Business": ("Accounting", "Economics", "Finance", "Manage", "Marketing"),
+    "Science": ("Biology", "Chemistry", "Geography", "Math", "Physics"),
+    "Health and Medicine": (
+        *("Basic_Medical_Science", "Clinical_Medicine", "Pharmacy", "Public_Health"),
+        "Diagnostics_and_Laboratory_Medicine",
+    ),
+    "Humanities and Social Science": ("History", "Literature", "Psychology", "Sociology"),
+    "Tech and Engineering": (
+        *("Agriculture", "Architecture_and_Engineering", "Computer_Science", "Electronics"),
+        *("Energy_and_Power", "Materials", "Mechanical_Engineering"),
+    ),
+}
+"""The publication's six domains, and the subjects of each."""
 CHOICE_PROMPT = "Answer with the option's letter from the given choices directly."
 OPEN_PROMPT = "Answer the question using a single word or phrase."
 
@@ -116,6 +131,15 @@ def _listed(value: object) -> tuple[str, ...]:
 def items(source: str | None, count: int | None = None) -> list[Item]:
     """MMMU as items of an eval; the first `count`."""
     return [_item(question) for question in load_questions(source)[:count]]
+
+
+def with_domains(result: EvalResult) -> EvalResult:
+    """The same result with a sum for each domain behind the subjects, as the publication has it."""
+    sums = (
+        pool(f"Overall-{name}", [each for each in result.groups if each.name in subjects])
+        for name, subjects in DOMAINS.items()
+    )
+    return replace(result, groups=(*result.groups, *(each for each in sums if each.n)))
 
 
 def _item(question: Question) -> Item:

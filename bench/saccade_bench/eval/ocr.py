@@ -8,7 +8,6 @@ images are the same everywhere.
 
 from __future__ import annotations
 
-import io
 import random
 import re
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from saccade_bench.drawn.draw import DEFAULT_FONT, draw_size, render
 from saccade_bench.drawn.tasks import HARDEST, SCENES, Draw
 from saccade_bench.eval.contract import Item
 from saccade_bench.eval.sampling import user_message
+from saccade_bench.image_files import save
 
 Kind = Literal["number", "word"]
 QUESTIONS: dict[Kind, str] = {"number": "What number is this?", "word": "What word is this?"}
@@ -39,9 +39,7 @@ def draw_reading(seed: int, kind: Kind, size: tuple[int, int] | None = None) -> 
     rng = random.Random(f"ocr/{kind}/{seed}")
     scene = SCENES[kind](Draw(rng, HARDEST, (DEFAULT_FONT,)), size or draw_size(rng))
     assert scene.text is not None, "scenes of this kind show text"
-    buffer = io.BytesIO()
-    render(scene).save(buffer, "PNG")
-    return OcrLine(buffer.getvalue(), QUESTIONS[kind], scene.text.text.lower())
+    return OcrLine(save(render(scene)), QUESTIONS[kind], scene.text.text.lower())
 
 
 def says(text: str, expected: str) -> float:

@@ -51,7 +51,7 @@ def evaluate(name: EvalName, target: TargetOptions, options: EvalOptions) -> Eva
     max_tokens = options.max_tokens or ANSWER_TOKENS[name]
     extra = parse_extra(target.extra_request_body)
     sampler = HttpSampler.connect(
-        target.base_url, target.model, headers(target), max_tokens, extra, target.timeout or TIMEOUT
+        target.url, target.model, headers(target), max_tokens, extra, target.timeout or TIMEOUT
     )
     with closing(sampler.client):
         if options.output_file:
@@ -60,6 +60,8 @@ def evaluate(name: EvalName, target: TargetOptions, options: EvalOptions) -> Eva
                 {"eval": name, "model": sampler.model, "max_tokens": max_tokens, "extra": extra},
             )
         result = _ask(name, items, sampler, options)
+    if name == "mmmu":
+        result = mmmu.with_domains(result)
     if options.output_file:
         append(options.output_file, {"result": asdict(result)})
     if not options.quiet:

@@ -7,7 +7,6 @@ Scenes and questions are the demo's held-out ones.
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator
 
@@ -16,6 +15,7 @@ from saccade_bench.drawn.tasks import Exchange, held_out
 from saccade_bench.eval.contract import Item
 from saccade_bench.eval.ocr import says
 from saccade_bench.eval.sampling import user_message
+from saccade_bench.image_files import save
 
 KINDS = ("describe", "shape", "colour", "count", "picture k", "which")
 NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six")
@@ -38,9 +38,7 @@ def _item(kind: str, seed: int) -> Item:
 
 
 def png(scene: Scene) -> bytes:
-    buffer = io.BytesIO()
-    render(scene).save(buffer, "PNG")
-    return buffer.getvalue()
+    return save(render(scene))
 
 
 def is_right(kind: str, turn: Exchange, text: str) -> bool:

@@ -42,7 +42,7 @@ from saccade_bench.gpu_check.run import Outcome, StageRunner
 from saccade_bench.gpu_check.stages import AGAIN, COMMANDS, FACTS, STAGES, Stage, most_seconds
 from saccade_bench.gpu_check.targets import COPY, PRODUCTS
 
-MOST_AGAIN = 100
+MAX_AGAIN = 100
 """Tests that are run again."""
 
 
@@ -184,7 +184,7 @@ def read_summary(path: Path | None) -> dict[str, Any]:
 def failed_before(summary: dict[str, Any]) -> list[str]:
     """Names of tests that failed, or were under way when the run was ended."""
     tests = summary.get("tests", {})
-    return [*tests.get("bad", ()), *tests.get("unfinished", ())][:MOST_AGAIN]
+    return [*tests.get("bad", ()), *tests.get("unfinished", ())][:MAX_AGAIN]
 
 
 def speeds_before(summary: dict[str, Any]) -> dict[str, float]:

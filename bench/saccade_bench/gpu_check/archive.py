@@ -21,7 +21,7 @@ PIECE_BYTES = 1 << 16
 BESIDE = ("report.md", "summary.json")
 """Files that are also to be read without unpacking."""
 EVERY_SECONDS = 5.0
-LARGEST_BYTES = 4 << 20
+MAX_BYTES = 4 << 20
 """Of a longer file its end: what comes back from a machine is bounded."""
 
 
@@ -98,7 +98,7 @@ def pack(folder: Path) -> bytes:
     for path in folder.rglob("*"):
         try:
             # As long as it is now: it may grow meanwhile.
-            found.append((path.read_bytes()[-LARGEST_BYTES:], path, path.stat().st_mtime))
+            found.append((path.read_bytes()[-MAX_BYTES:], path, path.stat().st_mtime))
         except (FileNotFoundError, IsADirectoryError):
             continue
     memory = io.BytesIO()

@@ -14,8 +14,7 @@ from functools import partial
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.attention_backends import BACKENDS, AttentionName, possible
-from saccade.kernels.libraries.installed import find_fa3
+from saccade.kernels.language_attention import possible
 from saccade.kernels.matrix import FP8
 from saccade.kernels.ops import pick_ops
 from saccade.kernels.reference.fp8 import to_fp8
@@ -27,10 +26,11 @@ from saccade.kernels.reference.paged import (
     plain_cache,
 )
 from saccade.kernels.reference.segments import Segments
-from saccade.kernels.tower_attention import varlen_attention
-from saccade.kernels.triton.attention import Tile
-from saccade.kernels.triton.paged import launch_paged
-from saccade.kernels.triton.segments import launch_segments
+from saccade.plugins.gpu.libraries.installed import find_fa3
+from saccade.plugins.gpu.tower_attention import TOWERS
+from saccade.plugins.gpu.triton.attention import Tile
+from saccade.plugins.gpu.triton.paged import launch_paged
+from saccade.plugins.gpu.triton.segments import launch_segments
 from saccade_bench.gpu_check.clock import copies_for, device_ms
 from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments
 
@@ -113,6 +113,10 @@ def compare(
         name = min(best, key=lambda each: best[each])
         figure = Figure(f"{metric}, best", best[name], "ms", floor=floor, note=name)
         bench.file.add(figure)
+    ours = [ms for way, ms in best.items() if way.startswith(OURS)]
+    if "fa3" in best and ours:
+        ratio = min(ours) / best["fa3"]
+        bench.file.add(Figure(f"{metric}, fa3 beside ours", ratio, "times", more=True))
 
 
 # ---- the tower
@@ -128,7 +132,7 @@ def bench_tower(bench: Bench, sizes: Sequence[int]) -> None:
             ways["torch flash"] = [partial(flash, q, k, v, bounds)]
             if find_fa3():
                 whole = Segments(bounds, tokens)
-                ways["fa3"] = [partial(varlen_attention, q, k, v, whole, TOWER_DIM**-0.5, "fa3")]
+                ways["fa3"] = [partial(TOWERS["fa3"], q, k, v, whole, TOWER_DIM**-0.5)]
         else:
             ways["torch sdpa"] = [partial(dense, q, k, v, causal=False)]
         scale = TOWER_DIM**-0.5
@@ -185,20 +189,21 @@ def caches_of(bench: Bench, slots: int, kept: torch.dtype) -> Iterator[PagedCach
 
 def library(
     bench: Bench,
-    name: AttentionName,
+    name: str,
     q: torch.Tensor,
     caches: Sequence[PagedCache],
     rows: PagedRows,
 ) -> dict[str, list[Callable[[], torch.Tensor]]]:
     """Calls of that backend, planned when it is first called; none where it does not run."""
-    if name not in possible(pick_ops(bench.device, bench.dtype), bench.device, bench.dtype):
+    table = pick_ops(bench.device, bench.dtype).attention
+    if name not in possible(table, bench.device, bench.dtype):
         return {}
     made: list[AttentionBackend] = []
 
     def call(cache: PagedCache) -> torch.Tensor:
         if not made:
             shape = PagedShape(bench.kv_heads, DIM, PAGE, cache.keys.dtype, bench.dtype)
-            backend = BACKENDS[name].make(shape)
+            backend = table[name].make(shape)
             backend.plan(rows)
             made.append(backend)
         return made[0](q, cache)

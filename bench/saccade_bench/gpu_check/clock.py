@@ -15,9 +15,9 @@ MEASURE_MS = 150.0
 """One measurement is about so long."""
 GRAPH_MS = 4.0
 """Calls that are captured together take about so long."""
-MOST_CALLS = 64
+MAX_CALLS = 64
 FEWEST_RUNS = 3
-MOST_RUNS = 50
+MAX_RUNS = 50
 COLD_BYTES = 1 << 28
 """What is read in turns is so large together that no cache keeps it (an H200's has 50 MiB)."""
 
@@ -35,11 +35,11 @@ def device_ms(works: Sequence[Work], device: torch.device, *, graph: bool = True
     for work in works:  # compiles, plans, fills workspaces
         work()
     once = _clocked(lambda: [work() for work in works], 2, torch.cuda.synchronize) / len(works)
-    rounds = max(1, min(int(GRAPH_MS / max(once, 1e-3)), MOST_CALLS) // len(works))
+    rounds = max(1, min(int(GRAPH_MS / max(once, 1e-3)), MAX_CALLS) // len(works))
     calls = [work for _ in range(rounds) for work in works]
     run = (graph and _captured(calls)) or (lambda: [work() for work in calls])
     run()
-    runs = max(FEWEST_RUNS, min(MOST_RUNS, int(MEASURE_MS / max(once * len(calls), 1e-3))))
+    runs = max(FEWEST_RUNS, min(MAX_RUNS, int(MEASURE_MS / max(once * len(calls), 1e-3))))
     times = []
     for _ in range(runs):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -37,7 +37,7 @@ PATHS = (
 )
 QUICK = ("tests/kernels/test_fp8.py", "tests/gpu/test_encoder.py")
 RESULTS = "tests.jsonl"
-MOST_ABREAST = 14
+MAX_ABREAST = 14
 WRITE_SECONDS = 6.0
 """Of the stage's time, for pytest to end in order."""
 NAMED = 12
@@ -50,7 +50,7 @@ def abreast(*, quick: bool) -> int:
     """Processes that share the tests; 0: pytest's own, where pytest-xdist is not there."""
     if not find_spec("xdist"):
         return 0
-    return 2 if quick else max(2, min(MOST_ABREAST, len(os.sched_getaffinity(0)) - 2))
+    return 2 if quick else max(2, min(MAX_ABREAST, len(os.sched_getaffinity(0)) - 2))
 
 
 def pytest_words(tests: Sequence[str], processes: int) -> list[str]:

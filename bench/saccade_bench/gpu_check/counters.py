@@ -17,10 +17,10 @@ import torch
 from saccade.kernels.matrix import Fp8Matrix
 from saccade.kernels.reference.fp8 import to_fp8
 from saccade.kernels.reference.paged import plain_cache
-from saccade.kernels.triton.fp8 import launch_fp8
-from saccade.kernels.triton.paged import launch_paged
-from saccade.kernels.triton.sample import launch_sample
-from saccade.kernels.triton.segments import launch_segments
+from saccade.plugins.gpu.triton.fp8 import launch_fp8
+from saccade.plugins.gpu.triton.paged import launch_paged
+from saccade.plugins.gpu.triton.sample import launch_sample
+from saccade.plugins.gpu.triton.segments import launch_segments
 from saccade_bench.gpu_check.attention import (
     DIM,
     HEADS,
@@ -36,7 +36,7 @@ from saccade_bench.gpu_check.machine import ROOT
 MODULE = "saccade_bench.gpu_check.counters"
 KERNELS = "regex:_attend|_prefill|_decode|_product|_sample"
 SECTIONS = ("SpeedOfLight", "Occupancy", "WarpStateStats")
-MOST_LAUNCHES = "9"
+MAX_LAUNCHES = "9"
 
 
 def call_each(device: torch.device) -> None:
@@ -58,16 +58,16 @@ def call_each(device: torch.device) -> None:
         logits = torch.randn(count, 151_936, device=device)
         logits[:, :40] *= 8  # as trained models have them: a few stand out
         lines = torch.arange(count, device=device)
-        params = torch.tensor([[1.0, 0.95, 0.0]] * count, device=device)
+        table = torch.tensor([[1.0, 0.0, 0.95, 0.0]] * count, device=device)
         uniforms = torch.rand(count, dtype=torch.float64, device=device)
-        launch_sample(logits, lines, params, lines.new_zeros(count, dtype=torch.int32), uniforms)
+        launch_sample(logits, lines, table, uniforms)
     torch.cuda.synchronize()
 
 
 def run_ncu(seconds: float, text: str) -> None:
     """Raises CalledProcessError, or TimeoutExpired."""
     sections = [word for name in SECTIONS for word in ("--section", name)]
-    command = ["ncu", "--clock-control", "none", *sections, "-k", KERNELS, "-c", MOST_LAUNCHES]
+    command = ["ncu", "--clock-control", "none", *sections, "-k", KERNELS, "-c", MAX_LAUNCHES]
     calls = [sys.executable, "-m", MODULE, "--figures", text, "--calls"]
     subprocess.run([*command, "--log-file", text, *calls], cwd=ROOT, timeout=seconds, check=True)
 

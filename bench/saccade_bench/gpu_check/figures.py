@@ -106,6 +106,16 @@ def read_printed(text: str) -> dict[str, list[Figure]]:
     return found
 
 
+def run_stage(
+    name: str, doc: str | None, measure: Callable[[Any, FigureFile], Figure | None]
+) -> int:
+    """Measure what the command line asks for. Returns the exit status: 1 after a failure."""
+    args = stage_arguments(doc)
+    file = FigureFile(args.figures)
+    file.attempt(name, lambda: measure(args, file))
+    return bool(file.failures)
+
+
 def stage_arguments(doc: str | None, arguments: list[str] | None = None) -> Any:
     """What every stage's process is told.
 
@@ -122,6 +132,9 @@ def stage_arguments(doc: str | None, arguments: list[str] | None = None) -> Any:
     parser.add_argument("--preset", default="qwen3-vl-8b")
     parser.add_argument("--fp8", action="store_true", help="weights of the language model in FP8")
     parser.add_argument("--cold", action="store_true", help="of stage serving: without caches")
+    parser.add_argument(
+        "--unpaced", action="store_true", help="of stage serving: prompts in whole chunks"
+    )
     parser.add_argument("--calls", action="store_true", help="of stage counters, within ncu")
     parser.add_argument("--tests", type=Path, help="a file of pytest's names, a line each")
     args = parser.parse_args(arguments)

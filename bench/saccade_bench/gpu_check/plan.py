@@ -30,7 +30,7 @@ FA3_MODULE = Path(__file__).parent / "carried" / "flash_attn_interface.py"
 """What makes the library a package that `find_fa3` knows. Its wheel has 248 MB, the
 library 8 by xz.
 """
-MOST_CHARACTERS = 2000
+MAX_CHARACTERS = 2000
 MAX_CARRIED_BYTES = 64 << 20
 """Of one command: tracked files and what is carried."""
 LIST = Path(__file__).with_name("wheels.txt")

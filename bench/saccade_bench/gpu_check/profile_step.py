@@ -1,6 +1,6 @@
 """Stage `profile`: steps of Qwen3-VL-8B, kernel by kernel: how often, how long, and how long the
 device waits between them. Decode, greedy and sampled, a chunk of a prompt, and a prompt behind a
-long prefix. The language model has a few layers, which are all alike.
+long prefix; and decode with FP8 weights. The language model has a few layers, which are all alike.
 
 Writes profile.md beside its figures.
 """
@@ -20,8 +20,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from saccade.core.config import Dtype
 from saccade.core.options import EngineOptions
-from saccade_bench.gpu_check.engine_here import EngineHere, make_model
+from saccade.core.plan import Plan
 from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments
+from saccade_bench.lab.engine_here import EngineHere, make_model
 
 LAYERS = 4
 STEPS = 12
@@ -73,7 +74,7 @@ def record(
     drawing: set[str] = set()
     steps = 0
 
-    def watch(names: Sequence[str]) -> None:
+    def watch(_: Plan, names: Sequence[str]) -> None:
         nonlocal steps
         drawing.update(names)
         if len(drawing) < rows:
@@ -96,7 +97,7 @@ def record_chunk(engine: EngineHere, tokens: int, prefix: int, *, cuda: bool) ->
     recorder = profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU])
     steps = 0
 
-    def watch(_: Sequence[str]) -> None:
+    def watch(_plan: Plan, _names: Sequence[str]) -> None:
         nonlocal steps
         steps += 1
         if steps == prefix // engine.config.chunk_tokens:
@@ -168,14 +169,16 @@ def measure(
         out.write("\n".join(table(metric, spans, steps)) + "\n")
 
 
-def build(args: Any) -> tuple[EngineHere, str]:
+def build(args: Any, *, fp8: bool = False) -> tuple[EngineHere, str]:
     cuda, quick = args.device == "cuda", args.quick
     dtype: Dtype = "bfloat16" if cuda else "float32"
     preset = "tiny-qwen3-vl" if quick else args.preset
-    model = make_model(preset, torch.device(args.device), getattr(torch, dtype), layers=LAYERS)
+    model = make_model(
+        preset, torch.device(args.device), getattr(torch, dtype), layers=LAYERS, fp8=fp8
+    )
     options = EngineOptions(max_total_tokens=4096 if quick else 1 << 18, max_running_requests=64)
     engine = EngineHere(model, args.device, dtype, options)
-    return engine, f"{preset}, {LAYERS} layers"
+    return engine, f"{preset}{'-fp8' if fp8 else ''}, {LAYERS} layers"
 
 
 def main() -> int:
@@ -208,7 +211,16 @@ def main() -> int:
             file.attempt(metric, partial(measure, recorded, metric, steps, args, file))
         engine.worker.close()
 
+    def work_fp8() -> None:
+        engine, name = build(args, fp8=True)
+        engine.run([engine.request(20, 4)])
+        context, cuda = 20 if args.quick else 1000, args.device == "cuda"
+        metric = f"profile, {name}, batch 1"
+        measure(partial(record, engine, 1, context, 0.0, cuda=cuda), metric, STEPS, args, file)
+        engine.worker.close()
+
     file.attempt("profile", work)
+    file.attempt("profile with FP8 weights", work_fp8)
     return bool(file.failures)
 
 

@@ -2,7 +2,8 @@
 ended at any moment names what failed and what was under way: `-p` and this module.
 
 A JSON line each, appended to the file that SACCADE_TEST_RESULTS names. `read_results` reads it.
-Where SACCADE_TESTS names a file with a test in each line, these are run alone.
+Where SACCADE_TESTS names a file with a test in each line, these are run alone. Tests of families
+that have never run on a GPU come first.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ NAME = "saccade_bench.gpu_check.pytest_results"
 PLACE = "SACCADE_TEST_RESULTS"
 ALONE = "SACCADE_TESTS"
 BAD = ("failed", "CUDA error")
-MOST_SAID = 3000
+UNSEEN = (
+    *("step3_vl", "kimi_vl", "lfm2_vl", "minicpmv4_7", "minicpm_ocr", "qianfan_ocr", "dots_ocr"),
+    *("glm_ocr", "hunyuan_vl", "paddleocr_vl", "gemma4_unified"),
+)
+"""Families without a run on a GPU, which come first: their tests may find no time otherwise."""
+MAX_SAID = 3000
 """Characters of the end of a failure's traceback."""
 
 
@@ -28,7 +34,11 @@ def _write(**line: object) -> None:
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
-    """Keep those that are named, or whose file is. A name that is no test's any more stops none."""
+    """Keep those that are named, or whose file is. A name that is no test's any more stops none.
+
+    Families of `UNSEEN` come first.
+    """
+    items.sort(key=lambda each: not any(name in each.nodeid for name in UNSEEN))
     if not (path := os.environ.get(ALONE)):
         return
     names = {*Path(path).read_text().splitlines()}
@@ -48,14 +58,14 @@ def pytest_runtest_logreport(report: Any) -> None:
     outcome = report.outcome
     if hasattr(report, "wasxfail"):
         outcome = "xfailed" if report.skipped else "xpassed"
-    said = "" if outcome == "passed" else report.longreprtext[-MOST_SAID:]
+    said = "" if outcome == "passed" else report.longreprtext[-MAX_SAID:]
     seconds = round(report.duration, 2)
     _write(test=report.nodeid, outcome=outcome, seconds=seconds, said=said)
 
 
 def pytest_collectreport(report: Any) -> None:
     if report.failed:
-        _write(test=report.nodeid, outcome="failed", said=report.longreprtext[-MOST_SAID:])
+        _write(test=report.nodeid, outcome="failed", said=report.longreprtext[-MAX_SAID:])
 
 
 @dataclass(frozen=True, slots=True)

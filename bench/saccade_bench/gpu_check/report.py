@@ -27,7 +27,7 @@ from saccade_bench.gpu_check.correctness import RESULTS
 from saccade_bench.gpu_check.figures import Figure, read_figures, read_printed
 from saccade_bench.gpu_check.machine import keep_line
 from saccade_bench.gpu_check.pytest_results import read_results
-from saccade_bench.gpu_check.run import LONGEST_TAIL, OUTCOMES, Outcome
+from saccade_bench.gpu_check.run import MAX_TAIL, OUTCOMES, Outcome
 from saccade_bench.gpu_check.targets import (
     COPY,
     FAR,
@@ -159,7 +159,7 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], list[Outcome]]:
             ended[name] = Outcome(name, "", "cut off", why="not at its end when this was written")
     for name, outcome in ended.items():
         outcome.figures = read_figures(folder / f"{name}{FIGURES}")
-        outcome.tail = "\n".join(_lines(folder / f"{name}.log"))[-LONGEST_TAIL:]
+        outcome.tail = "\n".join(_lines(folder / f"{name}.log"))[-MAX_TAIL:]
     tests = read_results(folder / RESULTS)
     if tests.outcomes or tests.bad or tests.unfinished:
         facts["tests"] = asdict(tests)

@@ -26,7 +26,7 @@ from saccade_bench.gpu_check.stages import END_SECONDS, Stage
 from saccade_bench.gpu_check.targets import COPY, PRODUCTS
 from saccade_bench.gpu_check.tied import tied
 
-LONGEST_TAIL = 2000
+MAX_TAIL = 2000
 """Characters of a stage's output that are kept in the summary."""
 SPARE_SECONDS = 5.0
 """A stage is told to be done so long before it is ended."""
@@ -162,7 +162,7 @@ class StageRunner:
             finally:
                 end(process)
         outcome.seconds = round(time.monotonic() - began, 1)
-        outcome.tail = self._shown(path.read_text(errors="replace"))[-LONGEST_TAIL:]
+        outcome.tail = self._shown(path.read_text(errors="replace"))[-MAX_TAIL:]
 
     def _shown(self, text: str) -> str:
         """Without this machine's folders: results are made to be shown."""
@@ -176,17 +176,14 @@ def describe_status(code: int) -> str:
     return f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 
-def end(process: subprocess.Popen[Any], *, session: bool = True) -> None:
-    """Stop a process in order, then with force, and whatever is left of its `session` too."""
+def end(process: subprocess.Popen[Any]) -> None:
+    """Stop a process in order, then with force, and whatever is left of its session too."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(END_SECONDS)
     with suppress(ProcessLookupError, PermissionError):
-        if session:
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):  # one that its GPU's driver holds stays for good
         process.wait(END_SECONDS)

@@ -1,7 +1,8 @@
 """Stage `serving`: the real server on a model of random weights, and clients over HTTP: a chat of
 eight rounds with a new image each, answers to text streamed beside new images, the same request
 again, windows that move on, many requests at once, and a probe of how many images one request may
-have. With --cold a chat alone, on a server that keeps no KV and no embeddings.
+have. With --cold a chat alone, on a server that keeps no KV and no embeddings. With --unpaced the
+streams alone, on servers that compute prompts in whole chunks of two sizes.
 
 One server for all of them; what one client does not get done stops no other.
 """
@@ -10,25 +11,23 @@ from __future__ import annotations
 
 import json
 import math
-import socket
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments
 from saccade_bench.gpu_check.machine import ROOT
-from saccade_bench.gpu_check.run import end
-from saccade_bench.gpu_check.tied import tied
 from saccade_bench.lab.checkpoint import make_checkpoint
+from saccade_bench.metrics import series, total
+from saccade_bench.started import Side, running
 
 REPLAYS = ("saccade_graph_replays_total", "saccade_mixed_graph_replays_total")
 STEPS = "saccade_steps_total"
@@ -71,9 +70,10 @@ class Sizes:
     workloads: tuple[tuple[str, ...], ...]
 
 
+UNPACED_TOKENS = (8192, 2048)
 CHATS = (("1440p", "2560x1440"), ("1080p", "1920x1080"), ("720p", "1280x720"))
 WORKLOADS = (
-    ("identical", "--size", "2560x1440", "--counts", "1", "8", "16", "--users", "1"),
+    ("identical", "--size", "2560x1440", "--counts", "1", "8", "16", "24", "--users", "1"),
     ("window", "--published", "--turns", "4"),
 )
 FULL = Sizes(CHATS, 8, 32, 8, 1500, 8, 0.7, 24, 8, (64, 16), WORKLOADS)
@@ -93,26 +93,41 @@ class ServingStage:
         self._preset = "tiny-qwen3-vl" if args.quick else args.preset
         self._sizes = QUICK if args.quick else FULL
         self._cold: bool = args.cold
+        self._unpaced: int | None = None  # tokens of a chunk
         self._until = time.monotonic() + args.seconds
 
+    def run_unpaced(self) -> None:
+        """Let streams run beside images, on a server for each size of whole chunks."""
+        for tokens in (64, 32) if self._quick else UNPACED_TOKENS:
+            self._unpaced = tokens
+            self._file.attempt(f"streams beside chunks of {tokens}", self.run)
+
     def run(self) -> None:
-        with tempfile.TemporaryDirectory(prefix="saccade-check-") as name, free_port() as port:
+        with tempfile.TemporaryDirectory(prefix="saccade-check-") as name:
             folder = make_checkpoint(self._preset, Path(name) / "model")
             began = time.monotonic()
-            with self._serving(folder, port) as url:
+            side = Side(f"serving{'-cold' * self._cold}-server", self._command(folder))
+            with running(side, self._folder, self._until - began) as server:
                 took = time.monotonic() - began
                 self._file.add(Figure(f"start of a server{self._where}", took, "s"))
-                for name, work in self._clients(url):
+                for name, work in self._clients(server.url):
                     self._file.attempt(name, work)
 
     @property
     def _where(self) -> str:
-        return f", {self._preset}{', without caches' if self._cold else ''}"
+        return f", {self._preset}{', without caches' if self._cold else ''}{self._chunks}"
+
+    @property
+    def _chunks(self) -> str:
+        return "" if self._unpaced is None else f", whole chunks of {self._unpaced}"
 
     # ---- clients
 
     def _clients(self, url: str) -> Iterator[tuple[str, Callable[[], Figure | None]]]:
         sizes = self._sizes
+        if self._unpaced is not None:
+            yield "streams", partial(self._streams, url)
+            return
         for name, resolution in sizes.chats[: 1 if self._cold else None]:
             yield f"chat at {name}", partial(self._chat, url, name, resolution)
         if self._cold:
@@ -166,7 +181,7 @@ class ServingStage:
         self._client("bench", "serve", *data, *images, *load, *answer, url=url, output=output)
         summary = next(each for each in lines_of(output) if each["kind"] == "summary")
         for figure in beside_figures(summary["beside"], sizes):
-            self._file.add(figure)
+            self._file.add(replace(figure, metric=figure.metric + self._chunks))
 
     def _probe(self, url: str) -> None:
         sizes, output = self._sizes, self._new("probe.jsonl")
@@ -200,45 +215,28 @@ class ServingStage:
         subprocess.run(whole, check=True, timeout=left, cwd=ROOT)
 
     def _new(self, name: str) -> Path:
-        output = self._folder / f"serving-{'cold-' if self._cold else ''}{name}"
+        how = "cold-" if self._cold else ""
+        how += "" if self._unpaced is None else f"unpaced-{self._unpaced}-"
+        output = self._folder / f"serving-{how}{name}"
         output.unlink(missing_ok=True)
         return output
 
     # ---- the server
 
-    @contextmanager
-    def _serving(self, folder: Path, port: int) -> Iterator[str]:
-        """Yields its address once it is ready. Raises RuntimeError where it is not in time."""
-        dummy = ("--tune", "load_format=dummy", "--dtype", "bfloat16")
-        where = ("--port", str(port), "--device", self._device)
+    def _command(self, folder: Path) -> str:
         more: tuple[str, ...] = NO_CACHES if self._cold else ()
         if self._quick or not self._cold:
             more += SMALL_SERVER if self._quick else HOST_TIERS
-        words = ("serve", str(folder), "--served-model-name", "m", *dummy, *where, *more)
-        command = tied("saccade", *words)
-        with self._new("server.log").open("w") as log:
-            # In the session of this stage: whoever ends the stage ends the server too.
-            process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
-            try:
-                url = f"http://127.0.0.1:{port}"
-                self._await(process, url)
-                yield url
-            finally:
-                end(process, session=False)
+        if self._unpaced is not None:
+            more += ("--chunked-prefill-size", str(self._unpaced))
+        return server_command(folder, self._device, *more)
 
-    def _await(self, process: subprocess.Popen[bytes], url: str) -> None:
-        while time.monotonic() < self._until:
-            if process.poll() is not None:
-                raise RuntimeError(
-                    f"the server ended with status {process.returncode} (serving-server.log)"
-                )
-            # A server that is still loading answers too, with another status.
-            with suppress(OSError, urllib.error.URLError):
-                with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
-                    if answer.status == 200:
-                        return
-            time.sleep(0.3)
-        raise RuntimeError("the server was not ready in time (serving-server.log)")
+
+def server_command(folder: Path, device: str, *more: str) -> str:
+    """Return the command line of a server of random weights in 16 bits, for `started.running`."""
+    dummy = ("--served-model-name", "m", "--tune", "load_format=dummy", "--dtype", "bfloat16")
+    words = saccade("serve", str(folder), *dummy, "--device", device, *more)
+    return f"{shlex.join(words)} --port {{port}}"
 
 
 def ttft_by_round(requests: Sequence[dict[str, Any]]) -> list[float]:
@@ -267,24 +265,12 @@ def beside_figures(beside: dict[str, Any] | None, sizes: Sizes) -> list[Figure]:
 
 def count_steps(metrics: str) -> tuple[float, float]:
     """(replays of whole steps, steps) of a server's metrics."""
-    totals = dict.fromkeys((*REPLAYS, STEPS), 0.0)
-    for line in metrics.splitlines():
-        name = line.split("{")[0].split(" ")[0]
-        if name in totals:
-            totals[name] += float(line.rsplit(" ", 1)[1])
-    return sum(totals[name] for name in REPLAYS), totals[STEPS]
+    found = series(metrics)
+    return sum(total(found, name) for name in REPLAYS), total(found, STEPS)
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-@contextmanager
-def free_port() -> Iterator[int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    yield port
 
 
 def saccade(*arguments: str) -> list[str]:
@@ -294,7 +280,8 @@ def saccade(*arguments: str) -> list[str]:
 def main() -> int:
     args = stage_arguments(__doc__)
     file = FigureFile(args.figures)
-    file.attempt("serving", lambda: ServingStage(args, file).run())
+    stage = ServingStage(args, file)
+    file.attempt("serving", stage.run_unpaced if args.unpaced else stage.run)
     return bool(file.failures)
 
 

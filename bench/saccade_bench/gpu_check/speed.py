@@ -18,8 +18,8 @@ import torch
 from saccade.core.config import Dtype
 from saccade.core.options import EngineOptions
 from saccade.engine.sizing import kv_page_bytes
-from saccade_bench.gpu_check.engine_here import EngineHere, RandomModel, make_model
-from saccade_bench.gpu_check.figures import Figure, FigureFile, stage_arguments
+from saccade_bench.gpu_check.figures import Figure, FigureFile, run_stage
+from saccade_bench.lab.engine_here import EngineHere, EngineModel, make_model
 
 CONTEXT = 1000
 """Tokens of a prompt; 1024 is what is read, on average, while 48 are drawn."""
@@ -108,7 +108,7 @@ def measure(args: object, file: FigureFile) -> None:
     engine.worker.close()
 
 
-def step_bytes(model: RandomModel, engine: EngineHere, dtype: Dtype, rows: int) -> int:
+def step_bytes(model: EngineModel, engine: EngineHere, dtype: Dtype, rows: int) -> int:
     """What one step reads."""
     size = engine.config.page_size
     token = kv_page_bytes(model.spec, size, dtype) // size
@@ -116,10 +116,7 @@ def step_bytes(model: RandomModel, engine: EngineHere, dtype: Dtype, rows: int) 
 
 
 def main() -> int:
-    args = stage_arguments(__doc__)
-    file = FigureFile(args.figures)
-    file.attempt("speed", partial(measure, args, file))
-    return bool(file.failures)
+    return run_stage("speed", __doc__, measure)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ CORRECTNESS = Stage(
     "correctness", "correctness", "kernels and the engine beside their references", TESTS, 20, 190
 )
 AGAIN = Stage("again", "correctness", "the tests that failed", TESTS, 10, 140)
+UNPACED = ("--unpaced",)
 FP8 = ("--fp8", "--preset", "qwen3-vl-4b")
 
 A = Command(
@@ -61,7 +62,7 @@ A = Command(
         Stage("speeds", "speeds", "how fast the machine moves bytes and multiplies", COMMON, 5, 25),
         Stage("speed", "speed", "decode and prefill through the engine", ENGINE, 30, 80),
         Stage("tower", "tower", "the vision tower by size and attention", COMMON, 15, 35),
-        Stage("profile", "profile_step", "steps kernel by kernel", ENGINE, 15, 60),
+        Stage("profile", "profile_step", "steps kernel by kernel", ENGINE, 15, 75),
         Stage("attention", "attention", "bake-off of attention", COMMON, 15, 60),
         Stage("speed-fp8", "speed", "decode and prefill with FP8 weights", ENGINE, 25, 52, FP8),
     ),
@@ -72,13 +73,21 @@ B = Command(
     (
         Stage("serving", "serving", "chats, streams, requests at once, probe", SERVER, 45, 330),
         Stage("serving-cold", "serving", "a chat without caches", SERVER, 30, 100, ("--cold",)),
+        Stage(
+            "published", "published", "published commands, mechanisms on and off", SERVER, 40, 130
+        ),
     ),
     590.0,
 )
 C = Command(
     "c",
-    (Stage("counters", "counters", "ncu on the slowest kernels", COMMON, 10, 160),),
-    330.0,
+    (
+        Stage("ranks", "ranks", "a model on two GPUs", SERVER, 30, 60),
+        Stage("serving-unpaced", "serving", "streams beside whole chunks", SERVER, 30, 80, UNPACED),
+        Stage("peer", "peer", "transformers on the same card", TESTS, 20, 50),
+        Stage("counters", "counters", "ncu on the slowest kernels", COMMON, 10, 130),
+    ),
+    350.0,
 )
 """After what failed in the first one, if anything did: then the last ones find no time."""
 COMMANDS = {each.name: each for each in (A, B, C)}

@@ -116,8 +116,8 @@ RULES = (
     Rule(
         "tower, *",
         "Attention is up to 80 % of a large image: take the fastest way of `tower attention` as "
-        "--tune mm_attention_backend, and put it into TOWER_ATTENTION in engine/sizing.py with "
-        "this table as its source.",
+        "--tune mm_attention_backend, and put it into TOWER_ATTENTION in plugins/gpu/backend.py "
+        "with this table as its source.",
     ),
     Rule(
         "chat at *, TTFT of round *",
@@ -132,8 +132,8 @@ RULES = (
     ),
     Rule(
         "paged decode, *",
-        "Compare pieces in the same table: if another size is faster, change LEAST_PIECE in "
-        "kernels/triton/paged_decode.py; if none is, try DECODE tiles of 32 or 128 keys, or 3 "
+        "Compare pieces in the same table: if another size is faster, change MIN_PIECE in "
+        "plugins/gpu/triton/paged_decode.py; if none is, try DECODE tiles of 32 or 128 keys, or 3 "
         "PROGRAMS a multiprocessor.",
     ),
     Rule(
@@ -145,7 +145,7 @@ RULES = (
     Rule(
         "tower attention, *, best",
         "If a library leads, choose it inside graphs; if Triton's best tile leads, make it TILE "
-        "in kernels/triton/segments.py.",
+        "in plugins/gpu/triton/segments.py.",
         below=0.6,
     ),
     Rule(

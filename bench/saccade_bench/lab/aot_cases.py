@@ -18,19 +18,20 @@ from saccade.kernels.reference.layer import QKNorm
 from saccade.kernels.reference.low_rank import Additions, Pair, Present
 from saccade.kernels.reference.paged import PagedCache, PagedRows, plain_cache, plain_shape
 from saccade.kernels.reference.rotary import rotary_tables
-from saccade.kernels.triton import delta as delta_gpu
-from saccade.kernels.triton import edits as edits_gpu
-from saccade.kernels.triton import experts as experts_gpu
-from saccade.kernels.triton import fp8 as fp8_gpu
-from saccade.kernels.triton import int4 as int4_gpu
-from saccade.kernels.triton import layer as layer_gpu
-from saccade.kernels.triton import low_rank as low_rank_gpu
-from saccade.kernels.triton import paged as paged_gpu
-from saccade.kernels.triton import paged_decode as paged_decode_gpu
-from saccade.kernels.triton import rotary as rotary_gpu
-from saccade.kernels.triton import sample as sample_gpu
-from saccade.kernels.triton import scaled as scaled_gpu
-from saccade.kernels.triton import segments as segments_gpu
+from saccade.kernels.reference.sample import COLUMNS
+from saccade.plugins.gpu.triton import delta as delta_gpu
+from saccade.plugins.gpu.triton import edits as edits_gpu
+from saccade.plugins.gpu.triton import experts as experts_gpu
+from saccade.plugins.gpu.triton import fp8 as fp8_gpu
+from saccade.plugins.gpu.triton import int4 as int4_gpu
+from saccade.plugins.gpu.triton import layer as layer_gpu
+from saccade.plugins.gpu.triton import low_rank as low_rank_gpu
+from saccade.plugins.gpu.triton import paged as paged_gpu
+from saccade.plugins.gpu.triton import paged_decode as paged_decode_gpu
+from saccade.plugins.gpu.triton import rotary as rotary_gpu
+from saccade.plugins.gpu.triton import sample as sample_gpu
+from saccade.plugins.gpu.triton import scaled as scaled_gpu
+from saccade.plugins.gpu.triton import segments as segments_gpu
 from saccade_bench.lab.aot_case import KernelCase, Promise
 
 HALF = torch.bfloat16
@@ -130,7 +131,7 @@ def _ranged_cases() -> Iterator[KernelCase]:
             yield KernelCase(f"paged decode, {name}{eight}", paged_decode_gpu, run, DECODED, least)
             run = partial(_paged, 0, *shape, kept)
             yield KernelCase(f"paged prefill, {name}{eight}", paged_gpu, run, few, least)
-        turned = {"_turn_and_cache": Promise()}
+        turned = {"_rope_and_cache": Promise()}
         yield KernelCase(f"turn and cache, {name}", layer_gpu, partial(_turn, *shape), turned)
     for shape in NEAR_SHAPES:
         name = "{}/{} heads of {}, windows of 512".format(*shape)
@@ -155,14 +156,14 @@ def _text_cases() -> Iterator[KernelCase]:
         run = partial(_paged, TOKENS, *shape)
         yield KernelCase(f"paged decode, {name}", paged_decode_gpu, run, DECODED)
         yield KernelCase(f"paged prefill, {name}", paged_gpu, partial(_paged, 0, *shape), PREFILLED)
-        turned = {"_turn_and_cache": Promise()}
+        turned = {"_rope_and_cache": Promise()}
         yield KernelCase(f"turn and cache, {name}", layer_gpu, partial(_turn, *shape), turned)
     name = "32/8 heads of 128, 8 bits"
     eight = partial(_paged, TOKENS, 32, 8, 128, torch.float8_e4m3fn)
     yield KernelCase(f"paged decode, {name}", paged_decode_gpu, eight, DECODED, FIRST_FP8)
     eight = partial(_paged, 0, 32, 8, 128, torch.float8_e4m3fn)
     yield KernelCase(f"paged prefill, {name}", paged_gpu, eight, PREFILLED, FIRST_FP8)
-    turned = {"_turn_and_cache": Promise()}
+    turned = {"_rope_and_cache": Promise()}
     eight = partial(_turn, 32, 8, 128, torch.float8_e4m3fn)
     yield KernelCase(f"turn and cache, {name}", layer_gpu, eight, turned, FIRST_FP8)
     for outputs, inputs in FP8_SHAPES:
@@ -311,7 +312,7 @@ def _turn(heads: int, kv_heads: int, dim: int, kept: torch.dtype = HALF) -> None
     weight = torch.empty((heads + kv_heads, dim), dtype=HALF)
     table = torch.empty((TOKENS, dim))
     slots = torch.zeros(TOKENS, dtype=torch.int64)
-    layer_gpu.launch_turn_and_cache(
+    layer_gpu.launch_rope_and_cache(
         qkv, kv_heads, table, table, QKNorm(weight, 1e-6), cache, slots, halves=True
     )
 
@@ -424,8 +425,7 @@ def _sample(masked: bool, slots: int = 4) -> None:
     sample_gpu.launch_sample(
         torch.empty((4, VOCAB)),
         torch.zeros(4, dtype=torch.int64),
-        torch.zeros((slots, 3)),
-        torch.zeros(slots, dtype=torch.int32),
+        torch.zeros((slots, COLUMNS)),
         torch.zeros(4, dtype=torch.float64),
         masks,
         torch.zeros(4, dtype=torch.int64),

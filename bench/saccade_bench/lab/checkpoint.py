@@ -3,7 +3,8 @@ to test on.
 
 Real models come with their real configuration, a synthetic tokenizer (special tokens at the real
 ids) and no weights: serve them with `--tune load_format=dummy`. Small ones come with random
-weights.
+weights. Those of `presets.py` are written by architecture, those of `family_presets/` from their
+files.
 """
 
 from __future__ import annotations
@@ -20,13 +21,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from saccade.core.errors import ConfigError
 from saccade.families.registry import family_model, load_spec
-from saccade.kernels.matrix import DenseMatrix
 from saccade.kernels.reference.ops import Ops
-from saccade.nn.low_rank import Adapters
-from saccade.nn.weights import Part
-from saccade.parallel import WHOLE
+from saccade.parallel import UNSHARDED
+from saccade.runtime.weights.dummy import DummyWeights
 from saccade_bench.lab import tiles
-from saccade_bench.lab.family_presets import FAMILY_PRESETS, FamilyPreset
 from saccade_bench.lab.presets import ARCHITECTURES, PRESETS, THIRD, Preset
 from saccade_bench.lab.tiles import tile_config, tile_processor
 
@@ -57,6 +55,12 @@ CHAT_TEMPLATE = """\
 {% endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
+
+
+FAMILY_PRESETS = {
+    path.stem: path for path in sorted(Path(__file__).parent.glob("family_presets/*.json"))
+}
+"""Files, special tokens behind `SPECIAL` and words before them, of models by name."""
 
 
 def make_checkpoint(
@@ -108,16 +112,12 @@ def make_folder(folder: Path) -> None:
         )
 
 
-def _write_family_preset(folder: Path, preset: FamilyPreset) -> None:
-    # transformers is needed here alone.
-    from saccade_bench.fixtures.tiny import tinies
-
-    tiny = tinies()[preset.tiny]
-    tiny.require()
-    settings = {} if tiny.template is None else {"chat_template": tiny.template}
-    special = dict.fromkeys((*SPECIAL, *tiny.special, *preset.special))
-    ids = _write_tokenizer(folder, preset.words, [*special], settings | dict(tiny.settings))
-    tiny.write_settings(folder, ids.__getitem__, preset.options)
+def _write_family_preset(folder: Path, path: Path) -> None:
+    preset = json.loads(path.read_text())
+    special = (*SPECIAL, *preset["special"])
+    _write_tokenizer(folder, preset["words"], special, preset["settings"])
+    for name, data in preset["files"].items():
+        _write(folder / name, data)
 
 
 def _config(preset: Preset, ids: dict[str, int], dtype: torch.dtype) -> dict[str, Any]:
@@ -227,54 +227,24 @@ def _write_processor(folder: Path, preset: Preset) -> None:
     _write(folder / "preprocessor_config.json", data | {"size": size} | (half if third else clip))
 
 
-class _Random:
-    """Random weights for whatever a network asks for, kept by name; implements
-    `nn.weights.Weights`.
-    """
+class _KeptWeights(DummyWeights):
+    """Random weights for whatever a network asks for, kept by name."""
 
     def __init__(self, seed: int, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self.device = torch.device("cpu")
-        self.ops = Ops()
-        self.adapters = Adapters()
+        super().__init__(dtype, torch.device("cpu"), ops=Ops())
         self.tensors: dict[str, torch.Tensor] = {}
         self._generator = torch.Generator().manual_seed(seed)
 
-    def load(self, *parts: Part) -> torch.Tensor:
-        for part in parts:
-            if part.name not in self.tensors:
-                self.tensors[part.name] = self._make(part)
-        return torch.cat([self.tensors[part.name][part.index] for part in parts])
-
-    def load_experts(self, _parts: Sequence[Part], _turned: bool, /) -> None:
-        return None
-
-    def load_matrix(self, *parts: Part) -> DenseMatrix:
-        return DenseMatrix(self.load(*parts))
-
-    def has(self, _name: str, /) -> bool:
-        return True
-
-    def found(self, _name: str, _values: torch.Tensor, /) -> None: ...
-
-    def equals(self, _part: Part, _values: torch.Tensor, /) -> bool:
-        return True
-
-    def fits(self, _part: Part, /) -> bool:
-        return True
-
-    def matrix(self, weight: torch.Tensor, _name: str, /) -> DenseMatrix:
-        return DenseMatrix(weight)
-
-    def _make(self, part: Part) -> torch.Tensor:
-        noise = torch.randn(part.shape, generator=self._generator)
-        if len(part.shape) == 1:
-            noise = noise * 0.1 + (0.0 if part.name.endswith("bias") else 1.0)
-        else:
-            # experts of one tensor: [E, in, out]
-            inputs = part.shape[1] if len(part.shape) == 3 else math.prod(part.shape[1:])
-            noise /= math.sqrt(inputs)
-        return noise.to(self.dtype)
+    def make(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        if name not in self.tensors:
+            noise = torch.randn(shape, generator=self._generator)
+            if len(shape) == 1:
+                noise = noise * 0.1 + (0.0 if name.endswith("bias") else 1.0)
+            else:
+                # experts of one tensor: [E, in, out]
+                noise /= math.sqrt(shape[1] if len(shape) == 3 else math.prod(shape[1:]))
+            self.tensors[name] = noise.to(self.dtype)
+        return self.tensors[name]
 
 
 def write_weights(folder: Path, seed: int, dtype: torch.dtype, options: Sequence[str] = ()) -> None:
@@ -282,8 +252,8 @@ def write_weights(folder: Path, seed: int, dtype: torch.dtype, options: Sequence
     names. options: the family's own.
     """
     spec = load_spec(folder, options)
-    weights = _Random(seed, dtype)
-    family_model(spec).build(weights, WHOLE, WHOLE)
+    weights = _KeptWeights(seed, dtype)
+    family_model(spec).build(weights, UNSHARDED, UNSHARDED)
     tensors = {
         name if name.startswith(("lm_head.", "mtp.")) else f"model.{name}": tensor
         for name, tensor in weights.tensors.items()

@@ -60,7 +60,7 @@ def simulate(
         A file written by `saccade bench serve --save-text --output-file`. The simulation replays
         its last run. Derived: a randomly drawn trace.
     """
-    from saccade_bench.lab.simulate import simulate as run
+    from saccade_bench.lab.simulator.command import simulate as run
 
     return run(result, trace, machine, output, fleet)
 

@@ -13,20 +13,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from saccade.core.errors import ConfigError
+from saccade.core.options import EngineOptions
 from saccade.core.plan import Plan
 from saccade.core.types import Request
 from saccade.families.qwen_vl.spec import QwenVLSpec
 from saccade.families.registry import load_spec
 from saccade.runtime.memory import DTYPES
 from saccade.runtime.weights.checkpoint_weights import load_net
-from saccade_bench.fixtures.harness import Harness
-from saccade_bench.fixtures.tiny import picture
+from saccade_bench.lab.engine_here import EngineHere, EngineModel
 from saccade_bench.lab.machine import describe
 from saccade_bench.lab.options import LimitsOptions
 
@@ -34,8 +35,8 @@ SIDE = 1024
 """Rows and columns of the matrices whose product shows the peak."""
 READ_BYTES = 24 << 20
 TRIES = 20
-FIRST_TOKEN = 5
-"""Special tokens come before it."""
+MIN_KV_TOKENS = 16384
+"""Enough for the default options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,12 @@ def bench_limits(options: LimitsOptions) -> list[Limit]:
         raise ConfigError(f"--model {options.model}: only dense Qwen-VL's shapes are known here")
     how = options.quantization
     net = load_net(spec, options.model, dtype=dtype, device=device, quantization=how)
-    harness = Harness(net, dtype=options.dtype, max_running=max((8, *options.rows)))
-    measure = _Measure(harness, options)
+    room = EngineOptions(
+        max_running_requests=max((8, *options.rows)),
+        max_total_tokens=max(MIN_KV_TOKENS, 2 * options.prompt_tokens),
+    )
+    engine = EngineHere(EngineModel(net, spec, 0), "cpu", options.dtype, room)
+    measure = _Measure(engine, options)
     int8 = how == "int8"
     peaks = Peaks.measure(dtype, int8=int8)
     limits = [measure.tower(spec, peaks), measure.prompt(spec, peaks)]
@@ -97,7 +102,7 @@ def bench_limits(options: LimitsOptions) -> list[Limit]:
         Limit(f"{rows} rows of decode", read / peaks.bytes, measure.decode(rows))
         for rows in options.rows
     ]
-    harness.close()
+    engine.close()
     Console().print(table(limits, f"{describe()['cpu']}, {options.threads} threads"))
     return limits
 
@@ -135,57 +140,51 @@ def tower_operations(spec: QwenVLSpec, patches: int) -> float:
 class _Measure:
     """Runs requests, and finds the CPU ms of the steps that count."""
 
-    def __init__(self, harness: Harness, options: LimitsOptions) -> None:
-        self._harness = harness
+    def __init__(self, engine: EngineHere, options: LimitsOptions) -> None:
+        self._engine = engine
         self._options = options
-        self._requests = 0
 
     def tower(self, spec: QwenVLSpec, peaks: Peaks) -> Limit:
-        tokens, found, patches = (FIRST_TOKEN, spec.image_token_id), [], 0
-        for turn in range(self._options.repeats):
-            height, width = self._options.image
-            image = self._harness.image(picture(height, width, seed=turn), f"image {turn}")
-            patches = image.num_patches
-            steps = self._run([self._request(tokens, image, max_tokens=1)])
+        draw = np.random.default_rng(0)
+        found, patches = list[float](), 0
+        for _ in range(self._options.repeats):
+            image = draw.integers(0, 256, (*self._options.image, 3), dtype=np.uint8)
+            request = self._request(1, image=image)
+            steps = self._run([request])
             found.append(sum(ms for plan, ms in steps if plan.encode or not plan.rows))
+            patches = request.images[0].num_patches
         operations = tower_operations(spec, patches)
         return Limit(f"tower, {patches} patches", operations / peaks.tower_products, min(found))
 
     def prompt(self, spec: QwenVLSpec, peaks: Peaks) -> Limit:
         count, found = self._options.prompt_tokens, []
-        for turn in range(self._options.repeats):
-            tokens = [FIRST_TOKEN + (turn + 7 * at) % 500 for at in range(count)]
-            steps = self._run([self._request(tokens, max_tokens=1)])
+        for _ in range(self._options.repeats):
+            steps = self._run([self._request(count)])
             found.append(sum(ms for plan, ms in steps if plan.num_tokens > 1))
         operations = prompt_operations(spec, count)
         return Limit(f"prompt, {count} tokens", operations / peaks.products, min(found))
 
     def decode(self, rows: int) -> float:
         """Return the median of steps of so many rows that all draw at random."""
-        asked = [
-            self._request([FIRST_TOKEN + row] * 24, max_tokens=self._options.decoded, seed=row)
-            for row in range(rows)
-        ]
+        asked = [self._request(24, answer=self._options.decoded) for _ in range(rows)]
         steps = self._run(asked)
         return statistics.median(ms for plan, ms in steps if plan.num_tokens == rows)
 
-    def _request(self, tokens: Sequence[int], *images: object, **sampling: object) -> Request:
-        self._requests += 1
-        name = str(self._requests)
-        return self._harness.request(name, tokens, images, temperature=1.0, **sampling)  # type: ignore[arg-type]
+    def _request(self, length: int, answer: int = 1, image: np.ndarray | None = None) -> Request:
+        return self._engine.request(length, answer, image=image, temperature=1.0)
 
     def _run(self, requests: Sequence[Request]) -> list[tuple[Plan, float]]:
         """Return each step with its CPU ms, the scheduler's part included."""
         steps: list[tuple[Plan, float]] = []
         before = time.process_time()
 
-        def note(plan: Plan) -> None:
+        def note(plan: Plan, _drawn: Sequence[str]) -> None:
             nonlocal before
             now = time.process_time()
             steps.append((plan, 1e3 * (now - before)))
             before = now
 
-        self._harness.run(requests, note)
+        self._engine.run(requests, note, in_flight=1)
         return steps
 
 

@@ -41,7 +41,7 @@ from saccade.core.extras import how_to_install
 from saccade.core.family import FamilySpec
 from saccade.core.metrics import Metrics
 from saccade.core.model_folder import resolve_model
-from saccade.core.options import MediaOptions
+from saccade.core.options import MediaOptions, ServeOptions
 from saccade.core.plan import PixelSlot
 from saccade.families.registry import load_spec
 from saccade.kernels.ops import pick_ops
@@ -52,11 +52,12 @@ from saccade.media.formats.pixel_operations import Pixels
 from saccade.media.media import Media
 from saccade.media.sources.source import ImageSource
 from saccade_bench.counted import each
+from saccade_bench.image_files import data_url
 from saccade_bench.lab.machine import CpuClock, describe, make_room
 from saccade_bench.lab.media_report import OUR_STAGES, Case, MediaFigure, Sample, tables
 from saccade_bench.lab.options import MediaBenchOptions
 from saccade_bench.lab.qwen import qwen
-from saccade_bench.load.images import DrawnImage, data_url, encode, parse_size
+from saccade_bench.load.images import DrawnImage, encode, parse_size
 
 SEEN_AT_ONCE = 20
 """A seen picture costs so little that it is measured by the score."""
@@ -124,7 +125,7 @@ async def measure(
         for case in pictures
     )
     arena = Arena.create(ARENA_PICTURES * 3 * largest)
-    media = Media(spec, MediaOptions(media_workers=1), arena, Metrics())
+    media = Media(spec, ServeOptions(media=MediaOptions(media_workers=1)), arena, Metrics())
     media.start()
     try:
         ours = await Ours.start(media, arena, spec)
@@ -132,15 +133,15 @@ async def measure(
         for number in each(range(options.repeats + 1), "measuring", quiet=options.quiet):
             for case, data in pictures.items():
                 run = runs[case] if number else CaseRuns()
-                stages, whole = usual.run(data_url(data, case.format))
+                stages, whole = usual.run(data_url(data, f"image/{case.format}"))
                 run.usual_stages.append(stages)
                 run.usual.append(whole)
                 unseen = data + number.to_bytes(
                     8, "big"
                 )  # after the picture's end, where decoders do not look
-                run.new.append(await ours.new(data_url(unseen, case.format)))
-                run.seen.append(await ours.seen(data_url(unseen, case.format)))
-                run.stages.append(ours.stages(data_url(unseen, case.format)))
+                run.new.append(await ours.new(data_url(unseen, f"image/{case.format}")))
+                run.seen.append(await ours.seen(data_url(unseen, f"image/{case.format}")))
+                run.stages.append(ours.stages(data_url(unseen, f"image/{case.format}")))
         return [summarise(case, run) for case, run in runs.items()]
     finally:
         await media.close()

@@ -11,7 +11,7 @@ from rich.table import Table
 from saccade_bench.options import Format, ImageContent
 
 OUR_STAGES = ("base64", "digest", "header", "decode", "resize", "hand-over", "patches")
-USUAL_STAGES = ("base64", "decode", "processor", "sha256", "pickle")
+DEFAULT_STAGES = ("base64", "decode", "processor", "sha256", "pickle")
 NAMES = {"random": "noise"}
 
 
@@ -72,7 +72,7 @@ def tables(results: Sequence[MediaFigure]) -> Group:
         "",
         _stages(
             "The usual way: ms of CPU by stage",
-            USUAL_STAGES,
+            DEFAULT_STAGES,
             [(r.case, r.usual_stages) for r in results],
         ),
     )

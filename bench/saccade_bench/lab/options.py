@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from saccade.core.bounds import above, at_least, at_most, filled
 from saccade.core.config import Dtype, QuantizationMode
 from saccade.core.errors import ConfigError
+from saccade.core.tuning import above, at_least, at_most, option
 from saccade_bench.options import Format, ImageContent
 
 PresetName = Literal[
@@ -79,7 +79,9 @@ class MediaBenchOptions:
     """Print no progress and no tables."""
 
     def __post_init__(self) -> None:
-        filled(self, "resolutions", "image_formats", "image_contents")
+        for name in ("resolutions", "image_formats", "image_contents"):
+            if not getattr(self, name):
+                raise ConfigError(f"{option(name)}: name at least one")
         at_least(1, self, "repeats")
 
 

@@ -165,7 +165,7 @@ class BenchClient:
     """A server, asked side by side over as many connections as needed. Use as `async with`."""
 
     def __init__(self, target: TargetOptions) -> None:
-        self.root = root(target.base_url)
+        self.root = root(target.url)
         self._timeout = target.timeout or TIMEOUT
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=None),
@@ -183,6 +183,16 @@ class BenchClient:
         trace: TracebackType | None,
     ) -> None:
         await self._session.close()
+
+    async def count_tokens(self, model: str, text: str) -> int | None:
+        """The server's count of a text's tokens. None where it does not tell."""
+        body = {"model": model, "prompt": text, "add_special_tokens": False}
+        try:
+            async with self._session.post(f"{self.root}/tokenize", json=body) as reply:
+                count = (await reply.json())["count"] if reply.ok else None
+        except (aiohttp.ClientError, ValueError, TypeError, KeyError):
+            return None
+        return count if isinstance(count, int) else None
 
     async def model(self) -> str:
         """The server's first model. Raises ConfigError if the server is away."""

@@ -59,6 +59,7 @@ class Recipe:
     text: TextOptions
     random_mm: RandomMM
     calibration: Calibration
+    symmetric: bool = False  # lengths vary in both directions
 
 
 class Maker:
@@ -67,6 +68,7 @@ class Maker:
     def __init__(self, recipe: Recipe, stream: int = 0) -> None:
         self.recipe = recipe
         self.dice = Dice(recipe.load.seed, stream)
+        self._prefix = self._words(Dice(recipe.load.seed, 8), recipe.text.random_prefix_len)
         self._sizes = parse_resolution(recipe.images.image_resolution)
         self._first = Dice(recipe.load.seed, stream, 1).between(0, 1 << 40)
         self._drawn = 0
@@ -97,12 +99,13 @@ class Maker:
 
     def question(self) -> str:
         """Random words, as many tokens as asked for by the server's count."""
-        text = self.recipe.text
-        length = self._length(text.random_input_len)
-        chars = max(1, round(length / self.recipe.calibration.per_char))
+        return self._words(self.dice, self._length(self.recipe.text.random_input_len))
+
+    def _words(self, dice: Dice, tokens: int) -> str:
+        chars = round(tokens / self.recipe.calibration.per_char)
         words: list[str] = []
         while chars > 0:
-            words.append(WORDS[self.dice.between(0, len(WORDS) - 1)])
+            words.append(WORDS[dice.between(0, len(WORDS) - 1)])
             chars -= len(words[-1]) + 1
         return " ".join(words)
 
@@ -116,8 +119,11 @@ class Maker:
         first: bool = True,
         expected: str | None = None,
     ) -> Turn:
-        think = 0.0 if first else self.think()
-        return Turn((*images, text or self.question()), self.answer_length(), think, expected)
+        think, text = 0.0 if first else self.think(), text or self.question()
+        parts: tuple[TurnPart, ...] = (*images, text)
+        if self._prefix and first:
+            parts = (f"{self._prefix} {text}", *images)
+        return Turn(parts, self.answer_length(), think, expected)
 
     def think(self) -> float:
         mean = self.recipe.data.think_time
@@ -128,9 +134,11 @@ class Maker:
         return self._first + self._drawn
 
     def _length(self, longest: int) -> int:
-        return self.dice.between(
-            max(1, int(longest * self.recipe.text.random_range_ratio)), longest
-        )
+        ratio = self.recipe.text.random_range_ratio
+        low, high = 1.0 if ratio is None else ratio, 1.0
+        if self.recipe.symmetric:
+            low, high = 1 - (ratio or 0), 1 + (ratio or 0)
+        return self.dice.between(max(1, int(longest * low)), math.ceil(longest * high))
 
 
 def build(recipe: Recipe) -> tuple[Session, ...]:
@@ -171,13 +179,29 @@ def _random_mm(maker: Maker, count: int) -> Iterator[Session]:
         options.random_mm_num_mm_items_range_ratio,
     )
     low, high = max(0, math.floor(base * (1 - spread))), math.ceil(base * (1 + spread))
+    most = parse_limit(options.random_mm_limit_mm_per_prompt)
     for _ in range(count):
         images = []
-        for _ in range(min(maker.dice.between(low, high), options.random_mm_limit_mm_per_prompt)):
+        for _ in range(min(maker.dice.between(low, high), most)):
             share = maker.dice.share()
             size = next((size for size, upto in buckets if share < upto), buckets[-1][0])
             images.append(maker.image(size))
         yield Session((maker.turn(images),))
+
+
+def parse_limit(text: str) -> int:
+    """Images that a request may have. Raises ConfigError."""
+    try:
+        limit = json.loads(text)
+    except ValueError:
+        limit = None
+    if isinstance(limit, dict):
+        limit = limit.get("image", 0)
+    if not isinstance(limit, int) or limit < 0:
+        raise ConfigError(
+            f'--random-mm-limit-mm-per-prompt {text}: expected a number, or {{"image": 1}}'
+        )
+    return limit
 
 
 def parse_buckets(text: str) -> list[tuple[tuple[int, int], float]]:

@@ -8,10 +8,8 @@ Pillow. Knows nothing of requests, servers or data sets.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import importlib.util
-import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from saccade.core.errors import ConfigError
 from saccade.core.extras import how_to_install
+from saccade_bench.image_files import save
 from saccade_bench.load.words import WORDS
 from saccade_bench.options import Format, ImageContent
 
@@ -137,17 +136,8 @@ def encode(drawn: DrawnImage) -> bytes:
 
     Raises ConfigError where `photo` needs a package that is not installed.
     """
-    buffer = io.BytesIO()
-    image = draw(drawn)
-    if drawn.format == "png":
-        image.save(buffer, "PNG", compress_level=6)
-    else:
-        image.save(buffer, drawn.format.upper(), quality=JPEG_QUALITY)
-    return buffer.getvalue()
-
-
-def data_url(encoded: bytes, kind: str) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(encoded).decode()}"
+    how = {"compress_level": 6} if drawn.format == "png" else {"quality": JPEG_QUALITY}
+    return save(draw(drawn), drawn.format.upper(), **how)
 
 
 def draw(drawn: DrawnImage) -> Image.Image:

@@ -23,6 +23,8 @@ from saccade_bench.load.load import LoadRun, Record
 
 PERCENTILES = (50, 90, 95, 99)
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
+LATENCIES = (*GOODPUT_METRICS, "itl")
+"""As other clients call them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,7 @@ class Summary:
     accuracy: Accuracy | None
     outcomes: Mapping[str, int] | None
     beside: Beside | None
+    retokenized: int | None = None  # tokens of the answers' texts; None: not told
 
 
 def e2e(record: Record) -> float:
@@ -236,6 +239,16 @@ def parse_goodput(texts: Iterable[str]) -> dict[str, float]:
                 "milliseconds"
             )
     return bounds
+
+
+def parse_metrics(text: str) -> frozenset[str]:
+    """Names of latencies, divided by commas. Raises ConfigError."""
+    names = frozenset(name.strip() for name in text.split(","))
+    if unknown := sorted(names - set(LATENCIES)):
+        raise ConfigError(
+            f"--percentile-metrics {unknown[0]}: expected some of {', '.join(LATENCIES)}"
+        )
+    return names
 
 
 def is_good(record: Record, bounds: Mapping[str, float]) -> bool:

@@ -6,9 +6,10 @@ up, drive it, report.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import uvloop
@@ -23,15 +24,17 @@ from saccade_bench.load.client import BenchClient
 from saccade_bench.load.datasets import FROM_FILES, Calibration, Recipe, build, warmup
 from saccade_bench.load.journal import write_run
 from saccade_bench.load.load import LoadRun, Record, drive
-from saccade_bench.load.measure import Summary, parse_goodput, summarise, ttft
+from saccade_bench.load.measure import Summary, parse_goodput, parse_metrics, summarise, ttft
 from saccade_bench.load.table import print_summary
 from saccade_bench.load.words import WORDS
 from saccade_bench.load.workload import PreparedChat, Template, parse_extra, prepare
+from saccade_bench.metrics import series
 from saccade_bench.options import (
     DatasetOptions,
     ImageOptions,
     LoadOptions,
     OutputOptions,
+    PastedOptions,
     RandomMM,
     TargetOptions,
     TextOptions,
@@ -41,9 +44,13 @@ WORK = {
     "saccade_video_frames_decoded_total": "frames of video files decoded",
     "saccade_images_decoded_total": "images and pairs decoded",
     "saccade_images_encoded_total": "encoded",
-    "saccade_images_same_total": "of pixels seen under another name",
+    "saccade_duplicate_images_total": "of pixels seen under another name",
+    'saccade_position_cache_lookups_total{kind="encoder",outcome="miss"}': "positions computed",
 }
 """A Saccade server's counters of work that a cache saves, as people read them."""
+
+
+TOKENIZED_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,7 @@ class Bench:
     text: TextOptions = field(default_factory=TextOptions)
     random_mm: RandomMM = field(default_factory=RandomMM)
     output: OutputOptions = field(default_factory=OutputOptions)
+    pasted: PastedOptions = field(default_factory=PastedOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,7 @@ def serve(bench: Bench) -> Measured:
             measured.summary,
             f"{label}: {name}, {bench.load.num_prompts} prompts",
             drawn=name not in FROM_FILES,
+            latencies=parse_metrics(output.percentile_metrics),
         )
         if measured.work:
             told = ", ".join(f"{WORK[name]} {count}" for name, count in measured.work.items())
@@ -114,7 +123,13 @@ async def measure(bench: Bench) -> Measured:
         model = bench.target.model or await client.model()
         calibration = await calibrate(client, model)
         recipe = Recipe(
-            bench.data, bench.load, bench.images, bench.text, bench.random_mm, calibration
+            bench.data,
+            bench.load,
+            bench.images,
+            bench.text,
+            bench.random_mm,
+            calibration,
+            symmetric=bench.pasted.backend == "openai-chat",
         )
         template = Template.build(
             model, extra, not bench.text.disable_ignore_eos, bench.output.trace
@@ -130,18 +145,29 @@ async def measure(bench: Bench) -> Measured:
             before = await counters(client)
             run = await drive(client, chats, template, bench.load, display.answered)
             after = await counters(client)
+        retokenized = await count_again(client, model, run)
     work = {name: round(after[name] - before.get(name, 0)) for name in after}
-    return Measured(model, run, summarise(run, calibration, bounds), calibration, work)
+    summary = replace(summarise(run, calibration, bounds), retokenized=retokenized)
+    return Measured(model, run, summary, calibration, work)
+
+
+async def count_again(client: BenchClient, model: str, run: LoadRun) -> int | None:
+    """Have the server count the tokens of the answers' texts. None where it has no /tokenize."""
+    texts = [each.reply.text for each in run.records if each.reply.failure is None]
+    total = 0
+    for first in range(0, len(texts), TOKENIZED_AT_ONCE):
+        some = texts[first : first + TOKENIZED_AT_ONCE]
+        for count in await asyncio.gather(*(client.count_tokens(model, text) for text in some)):
+            if count is None:
+                return None
+            total += count
+    return total if texts else None
 
 
 async def counters(client: BenchClient) -> dict[str, float]:
     """The server's counters of WORK, as they stand. Empty for a server that has none."""
-    found: dict[str, float] = {}
-    for line in (await client.text("/metrics") or "").splitlines():
-        name, _, value = line.partition(" ")
-        if name in WORK:
-            found[name] = float(value)
-    return found
+    found = series(await client.text("/metrics") or "")
+    return {name: value for name, value in found.items() if name in WORK}
 
 
 async def calibrate(client: BenchClient, model: str) -> Calibration:

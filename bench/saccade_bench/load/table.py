@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from saccade_bench.load.measure import Distribution, Summary
+from saccade_bench.load.measure import LATENCIES, Distribution, Summary
 
 SLOW_GENERATOR_MS = 10.0
 """A P99 lateness above this is worth a warning: the machine that measures may be what is measured.
@@ -22,18 +23,22 @@ What stands before the pictures, a system prompt, is less; more is the pictures 
 """
 
 
-def print_summary(summary: Summary, title: str, drawn: bool) -> None:
-    Console(highlight=False).print(render(summary, title, drawn))
+def print_summary(
+    summary: Summary, title: str, drawn: bool, latencies: Collection[str] = LATENCIES
+) -> None:
+    Console(highlight=False).print(render(summary, title, drawn, latencies))
 
 
-def render(summary: Summary, title: str, drawn: bool = True) -> Group:
+def render(
+    summary: Summary, title: str, drawn: bool = True, latencies: Collection[str] = LATENCIES
+) -> Group:
     """The tables of a summary. `drawn`: the run's seed decides its images; images from files are
     the same in every run.
 
     No figures without answers.
     """
     parts: list[RenderableType] = (
-        [_figures(summary, title), _latencies(summary)]
+        [_figures(summary, title), _latencies(summary, latencies)]
         if summary.completed
         else [Text(title, style="bold")]
     )
@@ -90,6 +95,11 @@ def _figures(summary: Summary, title: str) -> Table:
             else f"{tokens.cached} ({_share(tokens.cached, tokens.prompt)})",
         ),
         ("Output tokens", f"{tokens.output}"),
+        *(
+            ()
+            if summary.retokenized is None
+            else [("Output tokens (retokenized)", f"{summary.retokenized}")]
+        ),
         ("Request throughput (req/s)", f"{rate.requests:.2f}"),
         ("Input text throughput (tok/s)", f"{rate.input_text:.1f}"),
         ("Input vision throughput (tok/s)", f"{rate.input_vision:.1f}"),
@@ -117,7 +127,7 @@ def _figures(summary: Summary, title: str) -> Table:
     return table
 
 
-def _latencies(summary: Summary) -> Table:
+def _latencies(summary: Summary, shown: Collection[str]) -> Table:
     table = Table("ms", "mean", "median", "P90", "P95", "P99", "max")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -128,7 +138,8 @@ def _latencies(summary: Summary) -> Table:
         ("TPOT", latency.tpot),
         ("ITL", latency.itl),
     ):
-        table.add_row(name, *_cells(values))
+        if name.lower().replace("e2e", "e2el") in shown:
+            table.add_row(name, *_cells(values))
     if summary.beside:
         table.add_row("ITL of text, no image in flight", *_cells(summary.beside.alone))
         table.add_row("ITL of text beside images", *_cells(summary.beside.images))

@@ -20,8 +20,9 @@ import PIL.Image
 from blake3 import blake3
 
 from saccade.core.errors import ConfigError
+from saccade_bench.image_files import data_url
 from saccade_bench.load.clips import DrawnClip, clip_parts, clip_url
-from saccade_bench.load.images import DrawnImage, data_url, encode
+from saccade_bench.load.images import DrawnImage, encode
 
 Json = dict[str, Any]
 
@@ -184,8 +185,8 @@ def url_of(part: Drawn) -> str:
     if isinstance(part, DrawnClip):
         return clip_url(part)
     if isinstance(part, File):
-        return data_url(part.encoded, part.kind)
-    return data_url(encode(part), part.format)
+        return data_url(part.encoded, f"image/{part.kind}")
+    return data_url(encode(part), f"image/{part.format}")
 
 
 def outline(turn: PreparedTurn) -> list[Json]:

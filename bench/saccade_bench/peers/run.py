@@ -31,22 +31,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-import psutil
 from rich.console import Console
 
 from saccade.ipc.python import python_command
-from saccade_bench.ab import Side, StartedServer, running
+from saccade_bench.image_files import image_part
 from saccade_bench.lab.machine import describe
-from saccade_bench.load.images import DrawnImage, data_url, encode
+from saccade_bench.load.images import DrawnImage, encode
 from saccade_bench.load.measure import tpot, ttft
 from saccade_bench.load.serve import Bench, Measured, serve
 from saccade_bench.options import (
-    AbOptions,
     DatasetOptions,
     ImageOptions,
     LoadOptions,
@@ -54,12 +52,13 @@ from saccade_bench.options import (
     TargetOptions,
     TextOptions,
 )
+from saccade_bench.started import Side, StartedServer, cpu_seconds, running
 
 ROOT = Path(__file__).parents[3]
 SAMPLED = json.dumps({"temperature": 1.0, "top_p": 0.95, "seed": 1})
 REST, RESTING = 0.5, 0.04
 """Seconds between two looks, and the share of them that a resting server may compute."""
-MOST_REST = 15.0
+MAX_REST = 15.0
 NEW_IMAGES = DatasetOptions()
 PHOTO = ImageOptions(image_resolution="1280x720", image_content="photo")
 FIRST = TextOptions(random_input_len=64, random_output_len=1)
@@ -121,7 +120,11 @@ WORKLOADS = {
         "ms/token", LoadOptions(8, 8), per_token, images=NO_IMAGE, text=ROW, extra=SAMPLED
     ),
     "prefill": PeerWorkload(
-        "ms", LoadOptions(2, 1), first_tokens, images=NO_IMAGE, text=TextOptions(1500, 1)
+        "ms",
+        LoadOptions(2, 1),
+        first_tokens,
+        images=NO_IMAGE,
+        text=TextOptions(1500, random_output_len=1),
     ),
     "chat": PeerWorkload("ms", LoadOptions(1, 1), last_round, DatasetOptions("multiturn-image")),
     "load": PeerWorkload("1/s", LoadOptions(16, 4), per_second),
@@ -157,28 +160,16 @@ def sides(folder: Path, name: str, args: argparse.Namespace) -> list[Side]:
 
 def write_request(path: Path, seed: int) -> None:
     """Write the request that is sent again and again."""
-    url = data_url(encode(DrawnImage("photo", 1280, 720, seed)), "jpeg")
     content = [
-        {"type": "image_url", "image_url": {"url": url}},
+        image_part(encode(DrawnImage("photo", 1280, 720, seed)), "image/jpeg"),
         {"type": "text", "text": "What does the picture show? " * 8},
     ]
     path.write_text(json.dumps({"messages": [{"role": "user", "content": content}]}) + "\n")
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process and of all that it started."""
-    root = psutil.Process(pid)
-    total = 0.0
-    for process in (root, *root.children(recursive=True)):
-        with suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            total += times.user + times.system + times.children_user + times.children_system
-    return total
-
-
 def wait_for_rest(server: StartedServer) -> None:
     """Wait until a server hardly computes any more, or has had time enough."""
-    before, last = cpu_seconds(server.pid), time.monotonic() + MOST_REST
+    before, last = cpu_seconds(server.pid), time.monotonic() + MAX_REST
     while time.monotonic() < last:
         time.sleep(REST)
         now = cpu_seconds(server.pid)
@@ -272,7 +263,6 @@ def main() -> None:
     console = Console(highlight=False)
     demo = ROOT / "saccade" / "demo" / "model"
     folder = demo if args.checkpoint == "demo" else Path(args.checkpoint)
-    options = AbOptions("", "", start_timeout=args.start_timeout)
     heading = (
         f"{Path(args.checkpoint).name}, {describe()['cpu']}, {args.threads} threads each, "
         f"{args.repeats} repeats, {commit()}, `{shlex.join(sys.argv[1:])}`"
@@ -284,7 +274,9 @@ def main() -> None:
         servers = {}
         for side in sides(folder, Path(args.checkpoint).name, args):
             console.print(f"starting {side.label}")
-            servers[side.label] = stack.enter_context(running(side, args.output, options))
+            servers[side.label] = stack.enter_context(
+                running(side, args.output, args.start_timeout)
+            )
         for repeat in range(args.repeats):
             write_request(again, repeat)
             for place, name in enumerate(args.workloads):

@@ -34,9 +34,9 @@ from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import Tokenizer, pre_tokenizers
 
-from saccade.families.registry import gguf_facts
-from saccade.gguf.header import GgufFile, read_header
-from saccade.gguf.tokenizer import make_tokenizer
+from saccade.plugins.gguf.header import GgufFile, read_header
+from saccade.plugins.gguf.known import gguf_facts
+from saccade.plugins.gguf.tokenizer import make_tokenizer
 from saccade_bench.fixtures.real_model import fetch
 
 SCRIPTS = {

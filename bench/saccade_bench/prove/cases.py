@@ -9,7 +9,6 @@ refuses, is "not judged": it says nothing against the server, and nothing for it
 from __future__ import annotations
 
 import asyncio
-import base64
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
 from saccade_bench.eval.ocr import says
+from saccade_bench.image_files import data_url
 from saccade_bench.prove import pictures
 from saccade_bench.prove.client import QUESTION, Asker, JudgedAnswer, Refused, url_of
 from saccade_bench.prove.pictures import NumberImage, plain
@@ -52,7 +52,7 @@ class Trial:
     at once in the case of many. `told` is called for each of those.
     """
 
-    asker: Asker
+    requester: Asker
     numbers: Iterator[str]
     many: int
     host: str
@@ -77,15 +77,15 @@ async def never_seen(
     """The answer about `control`, which no case has shown. `head` is asked about before, so that
     the prompt's head is cached, as it is for what is compared with this.
     """
-    await trial.asker.ask([head], **extra)
-    return await trial.asker.ask([control], **extra)
+    await trial.requester.ask([head], **extra)
+    return await trial.requester.ask([control], **extra)
 
 
 async def twins(
     trial: Trial, control: NumberImage, first: NumberImage, second: NumberImage
 ) -> Finding:
     """Two images of different content. `control` is made as `second` is, of another number."""
-    ask, head = trial.asker.ask, plain(trial.number())
+    ask, head = trial.requester.ask, plain(trial.number())
     fresh = await never_seen(trial, head, control)
     if says(fresh.text, head.number):
         return _mixed(f"asked about {control.number}, it says {fresh.text!r}")
@@ -110,7 +110,7 @@ async def alike(
     trial: Trial, control: NumberImage, first: NumberImage, second: NumberImage
 ) -> Finding:
     """Two images that no model reads differently: only figures tell."""
-    ask = trial.asker.ask
+    ask = trial.requester.ask
     fresh = await never_seen(trial, plain(trial.number()), control)
     await ask([first])
     seen = await ask([first])
@@ -197,7 +197,7 @@ async def swapped(trial: Trial) -> Finding:
     """The same two images in two orders."""
     one, other = plain(trial.number()), plain(trial.number())
     for order in ([one, other], [other, one], [one, other]):
-        answer = await trial.asker.ask(order, SECOND)
+        answer = await trial.requester.ask(order, SECOND)
         if says(answer.text, order[0].number):
             return _mixed(f"picture 2 shows {order[1].number}, and it says {answer.text!r}")
         if not says(answer.text, order[1].number):
@@ -212,10 +212,10 @@ async def parted(trial: Trial) -> Finding:
         corners = [x * pictures.WIDTH, 0, (x + 1) * pictures.WIDTH, pictures.HEIGHT]
         image = {"url": url_of(sheet), "region": corners}
         part = {"type": "image_url", "image_url": image}
-        return await trial.asker.say([part, {"type": "text", "text": QUESTION}])
+        return await trial.requester.say([part, {"type": "text", "text": QUESTION}])
 
     one, two = (pictures.beside(trial.number(), trial.number()) for _ in range(2))
-    whole, control = await trial.asker.ask([one]), await half(two, 0)
+    whole, control = await trial.requester.ask([one]), await half(two, 0)
     if control.prompt is None or control.prompt == whole.prompt:
         return Finding("not judged", "the server does not heed region")
     left, right = trial.number(), trial.number()
@@ -233,11 +233,11 @@ async def paged(trial: Trial) -> Finding:
     """Parts of pages of one PDF, named by page and corners."""
 
     async def part(file: bytes, page: int, x: int) -> JudgedAnswer:
-        data = f"data:application/pdf;base64,{base64.b64encode(file).decode()}"
+        data = data_url(file, "application/pdf")
         corners = [x * pictures.WIDTH, 0, (x + 1) * pictures.WIDTH, pictures.HEIGHT]
         shown = {"page": page, "region": corners, "max_pixels": PART_PIXELS}
         part = {"type": "file", "file": {"file_data": data, **shown}}
-        return await trial.asker.say([part, {"type": "text", "text": QUESTION}])
+        return await trial.requester.say([part, {"type": "text", "text": QUESTION}])
 
     with suppress(Refused):
         await part(pictures.pages([(trial.number(), trial.number())]), 1, 2)
@@ -257,7 +257,7 @@ async def paged(trial: Trial) -> Finding:
 
 async def limited(trial: Trial) -> Finding:
     """An image whole, and the same within few pixels."""
-    ask, limits = trial.asker.ask, {"max_pixels": FEW_PIXELS}
+    ask, limits = trial.requester.ask, {"max_pixels": FEW_PIXELS}
     control, shown = plain(trial.number()), plain(trial.number())
     small = await ask([control], mm_processor_kwargs=limits)
     whole = await ask([shown])
@@ -275,7 +275,7 @@ async def limited(trial: Trial) -> Finding:
 
 async def salted(trial: Trial) -> Finding:
     """The same image for two tenants."""
-    ask, shown = trial.asker.ask, plain(trial.number())
+    ask, shown = trial.requester.ask, plain(trial.number())
     head, control = plain(trial.number()), plain(trial.number())
     await ask([shown], cache_salt="prove one")
     mine = await ask([shown], cache_salt="prove one")
@@ -290,8 +290,8 @@ async def adapted(trial: Trial) -> Finding:
     """The same image for two models of one server, such as a model and an adapter of it. The
     second's figures must be those that it has for the same pixels under a new name.
     """
-    ask, shown = trial.asker.ask, plain(trial.number())
-    other = await trial.asker.other_model()
+    ask, shown = trial.requester.ask, plain(trial.number())
+    other = await trial.requester.other_model()
     if other is None:
         return Finding("not judged", "the server names one model only")
     head, control = plain(trial.number()), plain(trial.number())
@@ -308,7 +308,7 @@ async def adapted(trial: Trial) -> Finding:
     if answer.scores != under_another[0]:
         return _mixed(f"{other}'s figures are not those of the same pixels under another name")
     if answer.scores == base.scores:
-        return Finding("not judged", f"{other} has the figures of {trial.asker.model}")
+        return Finding("not judged", f"{other} has the figures of {trial.requester.model}")
     return APART
 
 
@@ -333,11 +333,11 @@ async def _put_anew(trial: Trial, path: str = "image.png", *, tagged: bool = Fal
     with _shelf(trial.host, tagged=tagged) as (url, put):
         url = url.replace("image.png", path)
         put(one)
-        first = await trial.asker.ask([url])
+        first = await trial.requester.ask([url])
         if not says(first.text, one.number):
             return _unread(one, first)
         put(other)
-        second = await trial.asker.ask([url])
+        second = await trial.requester.ask([url])
     if says(second.text, one.number):
         return _mixed(f"{other.number} lies at the URL by now, and it says {second.text!r}")
     return APART if says(second.text, other.number) else _unread(other, second)
@@ -351,7 +351,7 @@ async def claimed(trial: Trial) -> Finding:
     async def named(image: NumberImage | None, **extra: Any) -> JudgedAnswer:
         address = None if image is None else {"url": url_of(image)}
         part = {"type": "image_url", "image_url": address, "uuid": name}
-        return await trial.asker.say([part, {"type": "text", "text": QUESTION}], **extra)
+        return await trial.requester.say([part, {"type": "text", "text": QUESTION}], **extra)
 
     first = await named(one, cache_salt="prove one")
     if not says(first.text, one.number):
@@ -377,10 +377,10 @@ async def behind(trial: Trial) -> Finding:
     """
     one, other = plain(trial.number()), plain(trial.number())
     head, control = plain(trial.number()), plain(trial.number())
-    fresh = [await trial.asker.ask([each], LONG_QUESTION) for each in (head, control)][-1]
-    before = await trial.asker.ask([one], LONG_QUESTION)
-    again = await trial.asker.ask([one], LONG_QUESTION)
-    after = await trial.asker.ask([other], LONG_QUESTION)
+    fresh = [await trial.requester.ask([each], LONG_QUESTION) for each in (head, control)][-1]
+    before = await trial.requester.ask([one], LONG_QUESTION)
+    again = await trial.requester.ask([one], LONG_QUESTION)
+    after = await trial.requester.ask([other], LONG_QUESTION)
     if says(after.text, one.number):
         return _mixed(f"asked about {other.number}, it says {after.text!r}")
     if after.scores is not None and after.scores in (before.scores, again.scores):
@@ -396,7 +396,7 @@ async def tiled(trial: Trial) -> Finding:
     """Two screens that differ in one corner: what is kept of their other tiles is no answer about
     that corner. Also where nothing is read.
     """
-    ask = trial.asker.ask
+    ask = trial.requester.ask
     one, other, head, control = (pictures.screen(trial.number()) for _ in range(4))
     fresh = [await ask([each]) for each in (head, control)][-1]
     before, after = await ask([one]), await ask([other])
@@ -419,11 +419,11 @@ async def filmed(trial: Trial) -> Finding:
 
     async def video(frame: NumberImage) -> JudgedAnswer:
         part = {"type": "video", "video": [url_of(frame)], "fps": 1}
-        return await trial.asker.say([part, {"type": "text", "text": QUESTION}])
+        return await trial.requester.say([part, {"type": "text", "text": QUESTION}])
 
     await video(plain(trial.number()))  # as in `never_seen`
     fresh = await video(control)
-    await trial.asker.ask([shown])
+    await trial.requester.ask([shown])
     answer = await video(shown)
     if answer.prompt != fresh.prompt:
         return _mixed(f"a prompt of {answer.prompt} tokens; of a frame never seen {fresh.prompt}")
@@ -445,7 +445,7 @@ async def many(trial: Trial) -> Finding:
         """What the answer mixes this image up with, if anything."""
         nonlocal read
         async with gate:
-            answer = await trial.asker.ask([each])
+            answer = await trial.requester.ask([each])
             trial.told()
         if says(answer.text, each.number):
             read += 1
@@ -454,7 +454,7 @@ async def many(trial: Trial) -> Finding:
         if not others:
             return None
         async with gate:  # the same pixels under another name: is it a misreading?
-            plainly = await trial.asker.ask([pictures.again(each, f"again {each.number}")])
+            plainly = await trial.requester.ask([pictures.again(each, f"again {each.number}")])
         if says(plainly.text, others[0]):
             return None
         return f"the image of {each.number} is taken for that of {others[0]}"

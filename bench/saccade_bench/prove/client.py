@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +11,11 @@ from typing import Any
 import httpx
 
 from saccade.tools.server import refusal
+from saccade_bench.image_files import data_url
 from saccade_bench.prove.pictures import NumberImage
 
 QUESTION = "What number is this?"
-MOST_TOKENS = 32
+MAX_TOKENS = 32
 TOP = 5
 BUSY = 429
 PAUSE = 0.5
@@ -82,7 +82,7 @@ class Asker:
             "model": self.model,
             "messages": [{"role": "user", "content": list(parts)}],
             "temperature": 0,
-            "max_tokens": MOST_TOKENS,
+            "max_tokens": MAX_TOKENS,
             **self._extra,
             **extra,
         }
@@ -111,7 +111,7 @@ class Asker:
 def url_of(image: NumberImage | str) -> str:
     if isinstance(image, str):
         return image
-    return f"data:{image.kind};base64,{base64.b64encode(image.encoded).decode()}"
+    return data_url(image.encoded, image.kind)
 
 
 def _read(answer: dict[str, Any]) -> JudgedAnswer:

@@ -18,6 +18,7 @@ from PIL import Image, PngImagePlugin
 
 from saccade_bench.drawn.draw import DEFAULT_FONT, DrawnText, Scene, render
 from saccade_bench.fixtures.pdf import assembled, stream
+from saccade_bench.image_files import save
 
 WIDTH, HEIGHT = 256, 128
 """Of most images: both are multiples of what vision towers cut images into, so no server resizes
@@ -75,7 +76,7 @@ def pixels(ink: Mask) -> Pixels:
 
 def beside(left: str, right: str) -> NumberImage:
     """Two numbers, each in a half of its own."""
-    return NumberImage(png(Image.fromarray(pixels(np.hstack([mask(left), mask(right)])))), "")
+    return NumberImage(save(pixels(np.hstack([mask(left), mask(right)]))), "")
 
 
 def pages(numbers: Sequence[tuple[str, str]]) -> bytes:
@@ -100,21 +101,13 @@ def pages(numbers: Sequence[tuple[str, str]]) -> bytes:
     return assembled(objects)
 
 
-def png(image: Image.Image, **options: object) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", **options)
-    return buffer.getvalue()
-
-
 def bmp(array: Pixels) -> bytes:
     """Uncompressed, so that each byte of the file is one of the pixels, from the lowest row up."""
-    buffer = io.BytesIO()
-    Image.fromarray(array).save(buffer, "BMP")
-    return buffer.getvalue()
+    return save(array, "BMP")
 
 
 def plain(number: str) -> NumberImage:
-    return NumberImage(png(Image.fromarray(pixels(mask(number)))), number)
+    return NumberImage(save(pixels(mask(number))), number)
 
 
 def again(shown: NumberImage, nonce: str) -> NumberImage:
@@ -122,7 +115,7 @@ def again(shown: NumberImage, nonce: str) -> NumberImage:
     with Image.open(io.BytesIO(shown.encoded)) as image:
         note = PngImagePlugin.PngInfo()
         note.add_text("nonce", nonce)
-        return NumberImage(png(image.convert("RGB"), pnginfo=note), shown.number)
+        return NumberImage(save(image.convert("RGB"), pnginfo=note), shown.number)
 
 
 def palettes(one: str, other: str) -> tuple[NumberImage, NumberImage]:
@@ -134,7 +127,7 @@ def palettes(one: str, other: str) -> tuple[NumberImage, NumberImage]:
         image = Image.fromarray(indices, "P")
         colours = [INK if index in seen else PAPER for index in range(4)]
         image.putpalette([value for colour in colours for value in colour])
-        return NumberImage(png(image), number)
+        return NumberImage(save(image), number)
 
     return made(one, (1, 3)), made(other, (2, 3))
 
@@ -147,7 +140,7 @@ def alphas(one: str, other: str) -> tuple[NumberImage, NumberImage]:
     def made(number: str) -> NumberImage:
         opaque = np.where(mask(number), np.uint8(255), np.uint8(0))
         black = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
-        return NumberImage(png(Image.fromarray(np.dstack([black, opaque]), "RGBA")), number)
+        return NumberImage(save(Image.fromarray(np.dstack([black, opaque]), "RGBA")), number)
 
     return made(one), made(other)
 
@@ -199,7 +192,7 @@ def shapes(number: str) -> tuple[NumberImage, NumberImage]:
     """The same pixel bytes as an image that can be read, and as one of half the width."""
     array = pixels(mask(number))
     narrow = array.reshape(2 * HEIGHT, WIDTH // 2, 3)
-    return plain(number), NumberImage(png(Image.fromarray(narrow)), "")
+    return plain(number), NumberImage(save(narrow), "")
 
 
 def one_pixel(number: str) -> tuple[NumberImage, NumberImage]:
@@ -207,9 +200,7 @@ def one_pixel(number: str) -> tuple[NumberImage, NumberImage]:
     array = pixels(mask(number))
     changed = array.copy()
     changed[4:5, 4:5] = INK
-    return NumberImage(png(Image.fromarray(array)), number), NumberImage(
-        png(Image.fromarray(changed)), number
-    )
+    return NumberImage(save(array), number), NumberImage(save(changed), number)
 
 
 def last_byte(number: str) -> tuple[NumberImage, NumberImage]:
@@ -229,7 +220,7 @@ def screen(number: str) -> NumberImage:
         array[top : top + 3, left : left + SCREEN // 4] = [noise.randrange(256) for _ in "rgb"]
     top, left = SCREEN - HEIGHT, SCREEN - WIDTH
     array[top:, left:] = pixels(mask(number))
-    return NumberImage(png(Image.fromarray(array)), number)
+    return NumberImage(save(array), number)
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:

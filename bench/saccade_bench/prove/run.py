@@ -44,7 +44,7 @@ def prove(target: TargetOptions, options: ProveOptions) -> Proof:
     Raises ConfigError where it cannot begin, and when the server fails.
     """
     cases = chosen(options.cases)
-    address = root(target.base_url)
+    address = root(target.url)
     timeout = target.timeout or TIMEOUT
     sent, extra = headers(target), parse_extra(target.extra_request_body)
     model = target.model or first_model(address, sent, timeout)
@@ -69,20 +69,20 @@ def chosen(names: tuple[str, ...]) -> list[TwinCase]:
     return [known[name] for name in names] if names else list(CASES)
 
 
-async def _all(asker: Asker, cases: list[TwinCase], options: ProveOptions) -> Proof:
+async def _all(requester: Asker, cases: list[TwinCase], options: ProveOptions) -> Proof:
     console = Console(highlight=False)
     seed = options.seed if options.seed is not None else random.SystemRandom().getrandbits(48)
     supply = iter(numbers(seed, EACH * len(CASES) + options.images))
     found: dict[str, Finding] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    async with asker:
+    async with requester:
         with Progress(*columns, console=console, transient=True) as bar:
             for case in cases:
                 task = bar.add_task(
                     case.name, total=2 * options.images if case.name == "many" else None
                 )
                 trial = Trial(
-                    asker, supply, options.images, options.host, partial(bar.advance, task)
+                    requester, supply, options.images, options.host, partial(bar.advance, task)
                 )
                 finding = found[case.name] = await judge(case, trial)
                 bar.remove_task(task)

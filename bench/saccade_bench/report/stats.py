@@ -18,7 +18,7 @@ from saccade_bench.load.journal import Saved
 
 DRAWS = 1000
 SERVER_AND_LOAD = (
-    "base_url",
+    *("base_url", "host", "port"),
     "model",
     "seed",
     "num_prompts",

@@ -5,13 +5,14 @@ Owns the drawing. Knows nothing of towers or servers.
 
 from __future__ import annotations
 
-import io
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from PIL import Image, ImageDraw, ImageFont
+
+from saccade_bench.image_files import save
 
 WIDTH, HEIGHT = 1920, 1080
 Format = Literal["PNG", "JPEG"]
@@ -53,9 +54,7 @@ EVENTS: Mapping[str, Desktop] = {
 
 def screenshot(desktop: Desktop, format: Format = "PNG") -> bytes:
     """Draw the desktop and return the file, a PNG or a JPEG of quality 85."""
-    data = io.BytesIO()
-    draw(desktop).save(data, format, **({"quality": 85} if format == "JPEG" else {}))
-    return data.getvalue()
+    return save(draw(desktop), format, **({"quality": 85} if format == "JPEG" else {}))
 
 
 def draw(desktop: Desktop) -> Image.Image:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from saccade.core.family import TileLayout
-from saccade.families.deepseek_vl2.images import CandidateRules
-from saccade.families.internvl.images import TileRules
 from saccade.families.kit.base_spec import ImageLayout
 from saccade.families.kit.config_readers import CLIP_MEAN, CLIP_STD, HALF
-from saccade.families.minicpm.images import SliceRules
-from saccade.families.smolvlm.images import SplitRules
-from saccade.families.step3_vl.images import CropRules, Sides
+from saccade.plugins.models.deepseek_vl2.images import CandidateRules
+from saccade.plugins.models.internvl.images import TileRules
+from saccade.plugins.models.minicpm.images import SliceRules
+from saccade.plugins.models.smolvlm.images import SplitRules
+from saccade.plugins.models.step3_vl.images import CropRules, Sides
 
 CANDIDATES = (
     (384, 384), (384, 768), (768, 384), (384, 1152), (1152, 384), (384, 1536), (1536, 384),

@@ -18,7 +18,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from saccade_bench.load.images import DrawnImage, data_url, encode, parse_resolution
+from saccade_bench.image_files import image_part
+from saccade_bench.load.images import DrawnImage, encode, parse_resolution
 
 
 def cpu_seconds(pid: int) -> float:
@@ -41,9 +42,9 @@ class PhotoServer:
         self._model = self._http.get("/v1/models").raise_for_status().json()["data"][0]["id"]
         self.spent: list[float] = []
 
-    def ask(self, url: str) -> None:
+    def ask(self, photo: bytes) -> None:
         """Show a photo, and keep what it cost."""
-        parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "go"}]
+        parts = [image_part(photo, "image/jpeg"), {"type": "text", "text": "go"}]
         messages = [{"role": "user", "content": parts}]
         before = cpu_seconds(self._pid)
         body = {"model": self._model, "messages": messages, "max_tokens": 1}
@@ -62,9 +63,9 @@ def main(words: Sequence[str] | None = None) -> int:
     width, height = parse_resolution(given.resolution, "--resolution").low
     first = secrets.randbelow(1 << 32)  # photos of an earlier run would be seen ones
     for turn in range(given.rounds + 1):
-        url = data_url(encode(DrawnImage("photo", width, height, first + turn)), "jpeg")
+        photo = encode(DrawnImage("photo", width, height, first + turn))
         for server in servers if turn % 2 else servers[::-1]:
-            server.ask(url)
+            server.ask(photo)
     table = Table("server", "least", "median", title=f"CPU seconds of a new {width}x{height} photo")
     for server in servers:
         spent = server.spent[1:]  # the first is a warm-up

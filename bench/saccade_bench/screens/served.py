@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import secrets
 import time
 from typing import Any, NamedTuple
 
 import httpx
 
+from saccade_bench.image_files import image_part
 from saccade_bench.screens.desktop import QUIET, Desktop, Format, screenshot
 
 
@@ -38,9 +38,8 @@ class ServedScreens:
         return TimedTurn(warm, cold, tiles.get("new", 0), tiles.get("seen", 0))
 
     def _ask(self, shot: bytes, salt: str) -> tuple[float, dict[str, Any]]:
-        kind = f"image/{self._format.lower()}"
-        url = f"data:{kind};base64,{base64.b64encode(shot).decode()}"
-        parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "go"}]
+        part = image_part(shot, f"image/{self._format.lower()}")
+        parts = [part, {"type": "text", "text": "go"}]
         body = {
             "model": self._model,
             "messages": [{"role": "user", "content": parts}],

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from saccade_bench.fixtures.tiny import make_checkpoint
+from tests.fixtures.tiny import make_checkpoint
 
 Fields = dict[str, Any]
 SHAPES: Mapping[str, tuple[Fields, Fields, Fields]] = {

@@ -10,18 +10,17 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 import numpy as np
+import psutil
 
 from saccade_bench.agents.run import AgentStep, AgentTask, ask, counters, mean
+from saccade_bench.started import cpu_seconds
 from saccade_bench.workloads.conversations import Conversation, Group, Sent
 
 WAITING = "saccade_next_prompts_waiting"
 ENCODED = "saccade_images_encoded_total"
-TICKS = 100
-"""Of /proc a second."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,9 @@ def replay(
 
         while sent:
             encoded = counters(target.url, client).get(ENCODED)
-            cpu = cpu_seconds(target.pid)
+            cpu = spent_seconds(target.pid)
             steps = [*pool.map(step, sent)]
-            spent = None if cpu is None else (cpu_seconds(target.pid) or 0.0) - cpu
+            spent = None if cpu is None else (spent_seconds(target.pid) or 0.0) - cpu
             after = counters(target.url, client).get(ENCODED, 0.0)
             found.append(
                 WorkloadRound(
@@ -112,20 +111,6 @@ def per_seen(rounds: Sequence[WorkloadRound], values: Sequence[float | None]) ->
     return float(slope)
 
 
-def cpu_seconds(pid: int | None) -> float | None:
+def spent_seconds(pid: int | None) -> float | None:
     """Return the CPU time of a process and all that it started, or None if it is not here."""
-    if pid is None or not Path(f"/proc/{pid}").exists():
-        return None
-    parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            words = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[int(stat.parent.name)] = int(words[1])
-        ticks[int(stat.parent.name)] = sum(map(int, words[11:15]))  # and of children that ended
-    family = {pid}
-    while more := {each for each, parent in parents.items() if parent in family} - family:
-        family |= more
-    return sum(ticks.get(each, 0) for each in family) / TICKS
+    return None if pid is None or not psutil.pid_exists(pid) else cpu_seconds(pid)

@@ -25,12 +25,18 @@ import torch
 from saccade.commands import TUNING
 from saccade.ipc.environment import ALLOCATION
 from saccade_bench.gpu_check import __main__ as program
+from saccade_bench.gpu_check import attention, ranks
 from saccade_bench.gpu_check import run as runs
 from saccade_bench.gpu_check.correctness import tell
 from saccade_bench.gpu_check.facts import card, triton_key
 from saccade_bench.gpu_check.figures import Figure, FigureFile, read_figures
 from saccade_bench.gpu_check.profile_step import Span, busy_us, gaps_of
-from saccade_bench.gpu_check.pytest_results import Results, read_results
+from saccade_bench.gpu_check.pytest_results import (
+    UNSEEN,
+    Results,
+    pytest_collection_modifyitems,
+    read_results,
+)
 from saccade_bench.gpu_check.report import COMMAND, judge, write_report
 from saccade_bench.gpu_check.run import OUTCOMES, Outcome, StageRunner
 from saccade_bench.gpu_check.serving import (
@@ -43,6 +49,7 @@ from saccade_bench.gpu_check.serving import (
 from saccade_bench.gpu_check.speeds import fastest
 from saccade_bench.gpu_check.stages import COMMANDS, STAGES, Stage
 from saccade_bench.gpu_check.targets import COPY, H200, PRODUCTS, RULES, TARGETS
+from tests.fixtures.tiny import tinies
 
 DRY = ("--device", "cpu", "--quick")
 FACTS = {
@@ -367,6 +374,52 @@ def test_replays_of_every_size_are_counted() -> None:
     assert count_steps("\n".join(lines)) == (14.0, 20.0)
 
 
+def test_two_ranks_are_skipped_by_name_on_one_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = tmp_path / "figures.jsonl"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(sys, "argv", ["ranks", "--figures", str(figures), "--device", "cuda"])
+    assert ranks.main() == 0
+    (figure,) = read_figures(figures)
+    assert figure.value == 1 and "two ranks need two GPUs" in figure.note and not figure.error
+
+
+def test_ranks_are_compared_by_the_tokens_that_both_find_likely() -> None:
+    one = ranks.Seen(({"a": -1.0, "b": -2.0}, {"c": -1.0}), 1.0, (3.0, 4.0))
+    other = replace(one, likely=({"b": -2.25, "d": -1.0}, {"c": -1.125}))
+    assert ranks.difference(one, other) == 0.25
+    assert [each.value for each in ranks.figures("x", one, other)] == [0.25, 1.0, 75.0]
+    with pytest.raises(ArithmeticError, match="likely to both"):
+        ranks.difference(one, replace(one, likely=({"z": -1.0}, {"c": -1.0})))
+
+
+def test_flash_attention_is_held_against_the_best_of_our_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([8.0, 2.0, 6.0])
+    monkeypatch.setattr(attention, "device_ms", lambda *_: next(times))
+    figures = tmp_path / "figures.jsonl"
+    file = FigureFile(figures)
+    bench = attention.Bench(torch.device("cpu"), torch.float32, file, True, 1.0, 1.0)
+    ways = {name: [lambda: torch.ones(2)] for name in ("torch flash", "fa3", "triton 64x64")}
+    attention.compare(bench, "tower", ways, 1.0)
+    found = {each.metric: each.value for each in read_figures(figures)}
+    assert found["tower, fa3 beside ours"] == 3.0 and found["tower, best"] == 2.0
+
+
+def test_families_that_no_gpu_has_run_are_tested_first() -> None:
+    class Item:
+        def __init__(self, nodeid: str) -> None:
+            self.nodeid = nodeid
+
+    assert {*UNSEEN} <= {*tinies()}
+    items = [Item(f"t.py::test[{name}]") for name in ("qwen3_vl", "step3_vl", "gemma3", "glm_ocr")]
+    pytest_collection_modifyitems(None, items)
+    names = [each.nodeid[11:-1] for each in items]
+    assert names == ["step3_vl", "glm_ocr", "qwen3_vl", "gemma3"]
+
+
 def test_failed_tests_are_named(tmp_path: Path) -> None:
     """Of a run that was ended while it wrote a line."""
     lines = [
@@ -451,6 +504,12 @@ def test_every_stage_runs_on_tiny_models(tmp_path: Path) -> None:
         "profile, tiny-qwen3-vl, 4 layers, batch 2, kernels a step",
         "chat at 96p, no caches, TTFT of round 2",
         "new images at 64p, 2 at a time",
+        "tiny-qwen3-vl, 2 ranks, gloo, log-probabilities differ",
+        "tiny-qwen3-vl, 2 ranks, shm, a token",
+        "ITL P99 beside images, whole chunks of 64",
+        "profile, tiny-qwen3-vl-fp8, 4 layers, batch 1, kernels a step",
+        "profile, tower, tiny-qwen3-vl, 96p, sdpa, kernels a step",
+        "transformers, tiny-qwen3-vl, one new image at 96p, TTFT",
     } <= set(found)
     assert found["probe at 96p, images in one request"]["value"] == 2
     with tarfile.open(tmp_path / "results.tar.gz") as archive:

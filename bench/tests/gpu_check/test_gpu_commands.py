@@ -28,7 +28,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from saccade.kernels.libraries.installed import FA3_PACKAGES
+from saccade.plugins.gpu.libraries.installed import FA3_PACKAGES
 from saccade_bench.gpu_check import __main__ as program
 from saccade_bench.gpu_check import archive, correctness, machine, plan, report
 from saccade_bench.gpu_check import run as runs
@@ -126,7 +126,7 @@ def test_the_commands_are_short_and_stand_in_the_readme() -> None:
     readme = (ROOT / "bench/README.md").read_text()
     for command in COMMANDS.values():
         line = plan.line_of(command)
-        assert len(line) <= plan.MOST_CHARACTERS
+        assert len(line) <= plan.MAX_CHARACTERS
         assert line in readme and f"at most {command.seconds:.0f} s" in readme
     look = ["git", "check-ignore", "-q", f"{plan.CARRIED}/thing.whl"]
     ignored = subprocess.run(look, cwd=ROOT, capture_output=True)
@@ -169,7 +169,7 @@ def transformers_without(folder: Path, models: set[str]) -> None:
                 (folder / "transformers" / at / path.name).symlink_to(path)
 
 
-FAMILIES = ROOT / "bench/saccade_bench/fixtures/families"
+FAMILIES = ROOT / "tests/fixtures/families"
 
 
 def imported_models() -> set[str]:
@@ -217,11 +217,11 @@ def test_a_family_whose_class_transformers_lacks_is_skipped_with_a_reason(tmp_pa
 @pytest.mark.more
 def test_only_the_requested_family_is_imported() -> None:
     look = (
-        "import sys; from saccade_bench.fixtures.tiny import tinies; tinies()['gemma3'].require(); "
+        "import sys; from tests.fixtures.tiny import tinies; tinies()['gemma3'].require(); "
         "print(*(name for name in sys.modules if 'fixtures.families.' in name))"
     )
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["saccade_bench.fixtures.families.gemma3"]
+    assert done.stdout.split() == ["tests.fixtures.families.gemma3"]
 
 
 def test_every_kernels_tests_that_take_a_device_are_run_on_it() -> None:

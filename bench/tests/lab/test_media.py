@@ -95,7 +95,7 @@ def test_what_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_folder_without_a_models_files_is_refused(tmp_path: Path) -> None:
     options = MediaBenchOptions(model=str(tmp_path))
-    with pytest.raises(CheckpointError, match=r"has no config\.json: give the folder"):
+    with pytest.raises(CheckpointError, match=r"has no config\.json: MODEL must be the directory"):
         bench_media(options)
     shutil.copy(DEMO / "config.json", tmp_path)
     with pytest.raises(ConfigError, match=r"--model .*preprocessor_config\.json"):

@@ -56,7 +56,7 @@ def test_the_published_options_are_understood_as_published() -> None:
     assert found["target"] == TargetOptions(base_url="http://h:1", header=("A=b", "C=d"))
     assert found["load"] == LoadOptions(500, 20, float("inf"), 0.5, 3, 7)
     assert found["images"] == ImageOptions(1, "1120x700", "jpeg", "random")
-    assert found["text"] == TextOptions(100, 1, 1.0)
+    assert found["text"] == TextOptions(100, random_output_len=1, random_range_ratio=1.0)
     assert found["output"] == OutputOptions(
         output_file=Path("x.jsonl"), goodput=("ttft:500", "tpot:50")
     )

@@ -24,6 +24,7 @@ from saccade_bench.options import (
     VideoForm,
     VideoTurns,
 )
+from tests.helpers.images import data_url
 
 SMALL = ImageOptions(image_resolution="64x48")
 
@@ -224,7 +225,7 @@ def test_readings_carry_the_text_that_is_in_the_picture() -> None:
 def test_own_messages_become_chats_with_their_pictures(tmp_path: Path) -> None:
     encoded = encode(DrawnImage("blank", 32, 32, 1, "png"))
     (tmp_path / "a.png").write_bytes(encoded)
-    url = "data:image/png;base64," + base64.b64encode(encoded).decode()
+    url = data_url(encoded)
     content = [
         {"type": "image_url", "image_url": {"url": "a.png"}},
         {"type": "image_url", "image_url": {"url": url}},

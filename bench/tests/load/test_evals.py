@@ -442,6 +442,24 @@ def test_a_marked_picture_has_new_bytes_and_the_same_pixels() -> None:
         assert image.info["Comment"] == "mark"
 
 
+def test_mmmu_sums_subjects_by_domain_as_if_scored_together() -> None:
+    scores = {"Art": [1, 0], "Music": [1, 1, 1], "Math": [0]}
+    answers = [
+        GradedAnswer(f"validation_{subject}_{i}", subject, "", "", float(score))
+        for subject, each in scores.items()
+        for i, score in enumerate(each)
+    ]
+    result = mmmu.with_domains(summarise("mmmu", answers))
+    found = {each.name: each for each in result.groups if each.name.startswith("Overall-")}
+    arts = summarise("x", [each for each in answers if each.group != "Math"])
+    assert found.keys() == {"Overall-Art and Design", "Overall-Science"}
+    assert found["Overall-Art and Design"].n == 5 and found["Overall-Science"].score == 0
+    assert found["Overall-Art and Design"].score == pytest.approx(arts.score)
+    assert found["Overall-Art and Design"].stderr == pytest.approx(arts.stderr)
+    subjects = [subject for each in mmmu.DOMAINS.values() for subject in each]
+    assert len(subjects) == len({*subjects}) == 30 and len(mmmu.DOMAINS) == 6
+
+
 def test_a_failing_server_scores_nothing_and_says_how_often(server: ScriptedServer) -> None:
     server.script = Script(refuse=lambda number, body: 503)
     assert run(server, "ocr", num_prompts=5) == (0.0, 5, 5)

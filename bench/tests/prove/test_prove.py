@@ -1,6 +1,6 @@
 """`saccade prove` finds what is planted in a server, and nothing in ours.
 
-The faults are those of `prove/faulty.py`, in front of a real server that reads the images.
+The faults are those of `tests/tools/faulty.py`, in front of a real server that reads the images.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from saccade_bench.fixtures.server import Server, serving
 from saccade_bench.options import ProveOptions, TargetOptions
 from saccade_bench.prove import pictures
 from saccade_bench.prove.cases import CASES
-from saccade_bench.prove.faulty import (
+from saccade_bench.prove.run import Proof, prove
+from tests.tools.faulty import (
     Fault,
     as_stored,
     by_beginning,
@@ -36,7 +37,6 @@ from saccade_bench.prove.faulty import (
     without_palette,
     without_size,
 )
-from saccade_bench.prove.run import Proof, prove
 
 SEED = 1
 

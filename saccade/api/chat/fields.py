@@ -1,20 +1,21 @@
-"""OpenAI's request bodies: fields, checks and refusals.
+"""OpenAI's request bodies: fields, checks and errors.
 
 Owns the fields of each body, by topic. A field that is unknown or unsupported is a 400 that names
-it; nothing is accepted and ignored that would change the answer. Messages are
+it; fields that would change the answer are never ignored. Messages are
 `front/content.py`'s, `body_schema.py` reads the fields, `read.py` makes requests of them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 from msgspec import Meta, Struct
 
 from saccade.api.body_schema import BodySchema
 from saccade.api.restraint import Restraint
+from saccade.core.errors import InvalidRequest
 from saccade.core.types import MAX_LOGPROBS
 from saccade.front.breakpoints import (
     CacheControl,
@@ -22,8 +23,9 @@ from saccade.front.breakpoints import (
     PromptCacheOptions,
     read_cache_request,
 )
-from saccade.front.fields import Integer, Natural
-from saccade.front.part_defaults import DocumentOptions, ImageLimits
+from saccade.front.fields import Integer, Natural, unsupported
+from saccade.front.part_defaults import NO_DEFAULTS, DocumentOptions, ImageLimits, PartDefaults
+from saccade.front.unread_fields import AnyFields
 from saccade.front.video_parts import MediaReading
 
 NO_LIMIT = -1
@@ -31,10 +33,10 @@ NO_LIMIT = -1
 MAX_CHOICES = 128
 """Answers that one request may ask for: prompts times `n`."""
 
-LONGEST_SALT = 256
+MAX_SALT = 256
 """Characters of a `cache_salt`."""
 
-LONGEST_CACHE_KEY = 1024
+MAX_CACHE_KEY = 1024
 """Characters of a `prompt_cache_key`."""
 
 
@@ -42,14 +44,19 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
 
 
-class StreamOptions(Struct, forbid_unknown_fields=True):
+class Obfuscation(Struct, forbid_unknown_fields=True):
+    """How to stream."""
+
+    include_obfuscation: bool | None = None
+
+
+class StreamOptions(Obfuscation, forbid_unknown_fields=True):
     """How to stream."""
 
     include_usage: bool = False
     """The stream ends with a chunk that reports usage."""
     continuous_usage_stats: bool = False
     """With include_usage, every chunk reports usage so far."""
-    include_obfuscation: bool | None = None
 
 
 class SaccadeOptions(DocumentOptions, forbid_unknown_fields=True):
@@ -63,7 +70,7 @@ class Sampling(Struct, kw_only=True):
     """How tokens are sampled. A missing field takes the default from the checkpoint's
     generation_config.json, or else OpenAI's.
 
-    Only types stand in `Sampling` and `Ending`. `SamplingParams` has the bounds.
+    `Sampling` and `Ending` only have types. `SamplingParams` has the bounds.
     """
 
     temperature: float | None = None
@@ -83,30 +90,44 @@ class Sampling(Struct, kw_only=True):
     logit_bias: dict[Integer, float] | None = None
 
 
-class Ending(Struct, kw_only=True):
-    """When an answer ends."""
+class Stops(Struct, kw_only=True):
+    """When an answer ends, but for its length."""
 
-    max_tokens: Integer | None = None
-    """Maximum tokens of an answer. With -1, only the context limits it. With 0, the server computes
-    and caches the prompt without an answer.
-    """
     min_tokens: Integer | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Integer] | None = None
     ignore_eos: bool | None = None
 
 
-class Reply(Struct, kw_only=True):
-    """The answering model, the number of answers, and their form. `model` left out: the server's
+class Ending(Stops, kw_only=True):
+    """When an answer ends."""
+
+    max_tokens: Integer | None = None
+    """Maximum tokens of an answer. With -1, only the context limits it. With 0, the server computes
+    and caches the prompt without an answer.
+    """
+
+
+class RequestScope(Struct, kw_only=True):
+    """The answering model, and the requests that share its caches. `model` left out: the server's
     own.
     """
 
     model: str | None = None
+    cache_salt: Annotated[str, Meta(max_length=MAX_SALT)] | None = None
+
+    @property
+    def salt(self) -> str:
+        return self.cache_salt or ""
+
+
+class Reply(RequestScope, kw_only=True):
+    """The answering model, the number of answers, and their form."""
+
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     """Number of answers to each prompt. The server computes the prompt once."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    cache_salt: Annotated[str, Meta(max_length=LONGEST_SALT)] | None = None
     saccade: SaccadeOptions | None = None
 
     @property
@@ -122,48 +143,122 @@ class Reply(Struct, kw_only=True):
         return self.saccade is not None and self.saccade.trace
 
 
-class PromptCaching(Struct, kw_only=True):
+class Streamed(Protocol):
+    """Fields of an answer that may be streamed. (A Struct has one base with fields.)"""
+
+    @property
+    def stream(self) -> bool | None: ...
+    @property
+    def stream_options(self) -> Obfuscation | None: ...
+
+
+def check_stream(fields: Streamed) -> None:
+    """Raise InvalidRequest for options without a stream, and for those that are unsupported."""
+    if fields.stream_options is None:
+        return
+    if not fields.stream:
+        message = "stream_options is only allowed together with stream=true"
+        raise InvalidRequest(message, "stream_options")
+    if fields.stream_options.include_obfuscation:
+        raise unsupported("stream_options.include_obfuscation")
+
+
+class NamedCaching(Struct, kw_only=True):
+    """Wishes for the caches for the whole prompt, in fields that OpenAI's dialects have alike."""
+
+    prompt_cache_key: Annotated[str, Meta(max_length=MAX_CACHE_KEY)] | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+
+    @property
+    def cache_request(self) -> CacheRequest:
+        """Read the cache settings. Raises InvalidRequest for an invalid lifetime."""
+        return read_cache_request(
+            None, self.prompt_cache_options, None, False, self.prompt_cache_key or ""
+        )
+
+
+class CachedCaching(NamedCaching, kw_only=True):
+    """The same for answers, with a time and with diagnostics."""
+
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    prompt_cache_diagnostics: bool | dict[str, Any] | None = None
+
+    @property
+    def cache_request(self) -> CacheRequest:
+        """Read the cache settings. Raises InvalidRequest for an invalid lifetime."""
+        return self.read(None)
+
+    @property
+    def compared(self) -> str | None:
+        """Return the response to compare with for diagnostics."""
+        options = self.prompt_cache_options
+        return None if options is None else options.comparison_response_id
+
+    def read(self, control: CacheControl | None) -> CacheRequest:
+        return read_cache_request(
+            control,
+            self.prompt_cache_options,
+            self.prompt_cache_retention,
+            self.prompt_cache_diagnostics not in (None, False),
+            self.prompt_cache_key or "",
+        )
+
+
+class PromptCaching(CachedCaching, kw_only=True):
     """Wishes for the caches for the whole prompt. `front/breakpoints.py` reads marks on parts,
     messages and tools.
 
-    prompt_cache_key: a name for prompts with a common beginning. A single server has nothing to
-    route. `cache_salt` and the key decide sharing, and the name only says which earlier prompts
-    diagnostics compare. cache_control, prompt_cache_options (mode implicit), prompt_cache_retention
-    (in_memory: 5 minutes; 24h): the whole prompt is kept. prompt_cache_diagnostics: the answer says
-    in `diagnostics` why less was found in the cache than possible.
+    prompt_cache_key: a name for prompts with a common prefix. A single server does not
+    route. `cache_salt` and the key decide sharing, and the name only selects the earlier prompts
+    that diagnostics compare. cache_control, prompt_cache_options (mode implicit),
+    prompt_cache_retention (in_memory: 5 minutes; 24h): the whole prompt is kept.
+    prompt_cache_diagnostics: the answer explains in `diagnostics` why less was found in the cache
+    than possible.
     """
 
-    prompt_cache_key: Annotated[str, Meta(max_length=LONGEST_CACHE_KEY)] | None = None
-    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
-    prompt_cache_options: PromptCacheOptions | None = None
-    prompt_cache_diagnostics: bool | dict[str, Any] | None = None
     cache_control: CacheControl | None = None
 
     @property
     def cache_request(self) -> CacheRequest:
         """Read the cache settings. Raises InvalidRequest for an invalid lifetime."""
-        diagnose = self.prompt_cache_diagnostics
-        return read_cache_request(
-            self.cache_control,
-            self.prompt_cache_options,
-            self.prompt_cache_retention,
-            diagnose is not None and diagnose is not False,
-            self.prompt_cache_key or "",
-        )
+        return self.read(self.cache_control)
 
 
-class ThinkingSwitch(Struct):
+class ThinkingSwitch(Struct, forbid_unknown_fields=True):
     """Reasoning on or off before the answer, as Anthropic, Zhipu and more write it."""
 
     type: Literal["enabled", "adaptive", "auto", "disabled"]
     """disabled turns reasoning off. All other values turn it on."""
+    budget_tokens: Natural | None = None
+    """Maximum reasoning tokens. After them, the answer proper begins."""
+    clear_thinking: Literal[True] | None = None
+    """Must be true. The chat template decides which earlier reasoning the model sees."""
+    display: Literal["summarized"] | None = None
+    """Accepted. The answer shows the full reasoning instead."""
 
 
-class ReasoningWish(Struct):
-    """The same in OpenRouter's words."""
+class ReasoningConfig(Struct, forbid_unknown_fields=True):
+    """How much to reason, in OpenAI's and OpenRouter's words."""
 
     effort: Effort | None = None
     enabled: bool | None = None
+    max_tokens: Natural | None = None
+    """Maximum reasoning tokens. After them, the answer proper begins."""
+    summary: Literal["auto", "concise", "detailed", "none"] | None = None
+    """Accepted. The answer shows the full reasoning instead."""
+    generate_summary: Literal["auto", "concise", "detailed", "none"] | None = None
+    """Accepted. summary under its older name."""
+    context: Literal["auto"] | None = None
+    """Must be auto. The chat template decides which earlier reasoning the model sees."""
+    mode: Literal["standard"] | None = None
+    """Must be standard."""
+
+
+class ChatReasoning(ReasoningConfig, forbid_unknown_fields=True):
+    """The same for a chat."""
+
+    exclude: bool | None = None
+    """If true, the answer hides the reasoning."""
 
 
 class ThinkingFields(Struct, kw_only=True):
@@ -176,7 +271,14 @@ class ThinkingFields(Struct, kw_only=True):
     verbosity: Verbosity | None = None
     enable_thinking: bool | None = None
     thinking: bool | ThinkingSwitch | None = None
-    reasoning: ReasoningWish | None = None
+    reasoning: ChatReasoning | None = None
+
+    @property
+    def budget(self) -> int | None:
+        """Return the maximum number of reasoning tokens, or None."""
+        switch = self.thinking if isinstance(self.thinking, ThinkingSwitch) else None
+        inner = None if self.reasoning is None else self.reasoning.max_tokens
+        return inner if switch is None or switch.budget_tokens is None else switch.budget_tokens
 
     @property
     def effort(self) -> Effort | None:
@@ -193,7 +295,35 @@ class ThinkingFields(Struct, kw_only=True):
         return next((each for each in said if each is not None), None)
 
 
-class Conversation(Struct, kw_only=True):
+class ImageFields(Struct, kw_only=True):
+    """Defaults for a request's images."""
+
+    mm_processor_kwargs: ImageLimits | None = None
+
+    def part_defaults(self, usual: ImageLimits | None = None) -> PartDefaults:
+        """Return what parts without wishes of their own get. `usual`: limits by default."""
+        return PartDefaults.of(self.mm_processor_kwargs or usual, None)
+
+
+class PromptFields(ImageFields, kw_only=True):
+    """How a chat's images and videos are read, and its template's variables."""
+
+    media_io_kwargs: MediaReading | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def defaults(self, documents: DocumentOptions | None) -> PartDefaults:
+        """Return what parts without wishes of their own get."""
+        look, pace = self.mm_processor_kwargs, self.media_io_kwargs
+        if look is None and pace is None and documents is None:
+            return NO_DEFAULTS
+        return PartDefaults.of(look, pace, documents)
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        return self.chat_template_kwargs or {}
+
+
+class Conversation(PromptFields, kw_only=True):
     """What a chat consists of. A message is a `ChatMessage`."""
 
     messages: Annotated[list[msgspec.Raw], Meta(min_length=1)]
@@ -201,19 +331,16 @@ class Conversation(Struct, kw_only=True):
     """If false, the prompt ends after the last message."""
     continue_final_message: bool | None = None
     """The answer continues the last message instead of starting a new one."""
-    chat_template_kwargs: dict[str, Any] | None = None
-    mm_processor_kwargs: ImageLimits | None = None
-    media_io_kwargs: MediaReading | None = None
 
 
-class PredictedText(Struct):
+class PredictedText(AnyFields):
     """A part in a predicted answer."""
 
     type: Literal["text"]
     text: str
 
 
-class Prediction(Struct):
+class Prediction(AnyFields):
     """OpenAI's predicted output: text that the answer will largely repeat. It leaves the answer
     unchanged.
     """
@@ -226,6 +353,20 @@ class Prediction(Struct):
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content)
+
+
+class LikeliestTokens(Protocol):
+    """How many of the likeliest tokens an answer lists for each of its own."""
+
+    @property
+    def top_logprobs(self) -> int | None: ...
+
+
+def count_likeliest(fields: LikeliestTokens, asked: bool, switch: str) -> int:
+    """Return their number. Raises InvalidRequest unless the field `switch` has asked for any."""
+    if fields.top_logprobs and not asked:
+        raise InvalidRequest(f"top_logprobs needs {switch}", "top_logprobs")
+    return fields.top_logprobs or 0
 
 
 class ChatAnswer(Struct, kw_only=True):
@@ -245,12 +386,22 @@ class ChatAnswer(Struct, kw_only=True):
     """Text that the answer will mostly repeat. It saves time and keeps the answer the same."""
 
 
-class ToolUse(Struct, kw_only=True):
-    """Tools, and how the model may use them (`text/grammar/tools.py`)."""
+class ToolRules(Struct, kw_only=True):
+    """How the model may use tools (`text/grammar/tools.py`)."""
 
-    tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+
+    @property
+    def parallel(self) -> bool:
+        """Return False if an answer may have one call alone."""
+        return self.parallel_tool_calls is not False
+
+
+class ToolUse(ToolRules, kw_only=True):
+    """Tools, and how the model may use them."""
+
+    tools: list[Any] | None = None
 
 
 class Structure(Struct, kw_only=True):
@@ -357,11 +508,11 @@ class DetokenizeRequest:
     tokens: Tokens
 
 
-_MOST_BYTES = dict.fromkeys(Structure.__struct_fields__, 1 << 20)
+_MAX_BYTES = dict.fromkeys(Structure.__struct_fields__, 1 << 20)
 """A schema with all its white space; without, its own limit is an eighth."""
 
-CHAT = BodySchema(ChatCompletionRequest, {"add_special_tokens": (False,)}, most_bytes=_MOST_BYTES)
-COMPLETION = BodySchema(CompletionRequest, {"add_special_tokens": (True,)}, most_bytes=_MOST_BYTES)
+CHAT = BodySchema(ChatCompletionRequest, {"add_special_tokens": (False,)}, most_bytes=_MAX_BYTES)
+COMPLETION = BodySchema(CompletionRequest, {"add_special_tokens": (True,)}, most_bytes=_MAX_BYTES)
 TOKENIZE_CHAT = BodySchema(TokenizeChatRequest)
 TOKENIZE_TEXT = BodySchema(TokenizeTextRequest)
 DETOKENIZE = BodySchema(DetokenizeRequest, {"skip_special_tokens": (False,)})

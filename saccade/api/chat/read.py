@@ -1,6 +1,6 @@
 """OpenAI's request bodies as `GenerationRequest`s: chats, texts, and prompts to count.
 
-Owns the way from the fields (`fields.py`) to requests, and the faults that no schema tells. Knows
+Converts fields (`fields.py`) to requests. Checks what the schema cannot express. Knows
 nothing of tokens, templates or the engine.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
@@ -33,17 +33,20 @@ from saccade.api.chat.fields import (
     TextPrompt,
     Tokens,
     ToolUse,
+    check_stream,
+    count_likeliest,
 )
 from saccade.core.errors import InvalidRequest
+from saccade.core.types import ONE_TOKEN
 from saccade.front.answer_rules import NO_ANSWER_RULES
 from saccade.front.breakpoints import NO_CACHE_REQUEST, read_tool_marks
 from saccade.front.content import check_lengths, message_from_json
 from saccade.front.conversation import Chat
-from saccade.front.fields import too_long, unsupported
-from saccade.front.part_defaults import NO_DEFAULTS, PartDefaults
+from saccade.front.fields import too_long
 from saccade.front.prompt_encoder import GenerationRequest
-from saccade.text.grammar.grammars import OutputConstraint, read_constraint
-from saccade.text.grammar.tools import ToolSet, read_tools
+
+if TYPE_CHECKING:
+    from saccade.text.grammar.constraint import OutputConstraint
 
 
 def read_chat(body: bytearray, context_length: int) -> tuple[GenerationRequest, Reply, ChatAnswer]:
@@ -72,7 +75,7 @@ def read_tokenize(
     requests = completion_requests(text.request, context_length)
     if len(requests) > 1:
         raise InvalidRequest(
-            f"prompt: {len(requests)} prompts; this path counts one at a time", "prompt"
+            f"prompt: {len(requests)} prompts; this endpoint accepts one", "prompt"
         )
     return requests[0], text.request.reply, text.counting
 
@@ -88,20 +91,23 @@ def read_detokenize(body: bytearray, context_length: int) -> Tokens:
 def chat_request(request: ChatCompletionRequest, context_length: int) -> GenerationRequest:
     """Build the request for a chat. Raises InvalidRequest for faults beyond the schema."""
     conversation, answer = request.conversation, request.answer
-    _check_stream(request.reply)
+    check_stream(request.reply)
     sampling = sampling_fields(request.sampling, request.ending)
     # Sampling, by its several names.
     sampling |= _completion_tokens(answer.max_completion_tokens, request.ending)
-    if answer.top_logprobs and not answer.logprobs:
-        raise InvalidRequest("top_logprobs needs logprobs=true", "top_logprobs")
+    likeliest = count_likeliest(answer, bool(answer.logprobs), "logprobs=true")
     if answer.logprobs:
-        sampling["logprobs"] = answer.top_logprobs or 0
+        sampling["logprobs"] = likeliest
     cache = NO_CACHE_REQUEST if request.caching is None else request.caching.cache_request
     _check_shown(request.reply, answer.prompt_logprobs is not None, False)
     silent = silence(sampling, cache.prewarm or sampling.get("max_tokens") == 0)
     chat = _read_conversation(conversation, request.reply, context_length)
+    rules = NO_ANSWER_RULES if request.restraint is None else request.restraint.rules()
     if request.thinking is not None:
         thinking = request.thinking
+        rules = rules.with_thinking_budget(thinking.budget)
+        if thinking.reasoning is not None and thinking.reasoning.exclude:
+            answer.include_reasoning = False
         chat = replace(
             chat, effort=thinking.effort, thinks=thinking.thinks, verbosity=thinking.verbosity
         )
@@ -112,30 +118,26 @@ def chat_request(request: ChatCompletionRequest, context_length: int) -> Generat
         prompt=chat,
         sampling=sampling,
         n=reply.n or 1,
-        cache_salt=reply.cache_salt or "",
+        cache_salt=reply.salt,
         silent=silent,
         prompt_logprobs=answer.prompt_logprobs,
         separate_reasoning=answer.separate_reasoning is not False,
         cache=cache,
         constraint=None if request.structure is None else _read_form(request.structure),
-        rules=NO_ANSWER_RULES if request.restraint is None else request.restraint.rules(),
+        rules=rules,
         prediction="" if answer.prediction is None else answer.prediction.text,
     )
 
 
 def _read_conversation(conversation: Conversation, reply: Reply, context_length: int) -> Chat:
-    """Read the messages. Their length is checked before one is built."""
     continues = bool(conversation.continue_final_message)
     if continues and conversation.add_generation_prompt:
         raise InvalidRequest(
-            "add_generation_prompt and continue_final_message exclude each other",
+            "add_generation_prompt and continue_final_message are mutually exclusive",
             "continue_final_message",
         )
     check_lengths(conversation.messages, context_length, "messages")
-    defaults, look = NO_DEFAULTS, conversation.mm_processor_kwargs
-    pace = conversation.media_io_kwargs
-    if look is not None or pace is not None or reply.saccade is not None:
-        defaults = PartDefaults.of(look, pace, reply.saccade)
+    defaults = conversation.defaults(reply.saccade)
     return Chat(
         messages=tuple(
             [
@@ -145,19 +147,24 @@ def _read_conversation(conversation: Conversation, reply: Reply, context_length:
         ),
         add_generation_prompt=not continues and conversation.add_generation_prompt is not False,
         continue_final_message=continues,
-        variables=conversation.chat_template_kwargs or {},
+        variables=conversation.variables,
     )
 
 
 def _with_tools(chat: Chat, tool_use: ToolUse) -> Chat:
+    from saccade.front.members import read_choice, read_tools
+    from saccade.text.grammar.tools import ToolSet
+
     marks = read_tool_marks(tool_use.tools)
     tools = read_tools(tool_use.tools)
-    choice, parallel = tool_use.tool_choice, tool_use.parallel_tool_calls is not False
-    return replace(chat, tools=ToolSet(tools, choice, parallel), tool_marks=marks)
+    rules = ToolSet(tools, read_choice(tool_use.tool_choice), tool_use.parallel)
+    return replace(chat, tools=rules, tool_marks=marks)
 
 
 def _read_form(structure: Structure) -> OutputConstraint | None:
-    return read_constraint(msgspec.structs.asdict(structure))
+    from saccade.front.members import read_form
+
+    return read_form(msgspec.structs.asdict(structure))
 
 
 def _completion_tokens(given: int | None, ending: Ending) -> dict[str, int]:
@@ -166,7 +173,7 @@ def _completion_tokens(given: int | None, ending: Ending) -> dict[str, int]:
         return {}
     if ending.max_tokens not in (None, given):
         raise InvalidRequest(
-            "max_tokens and max_completion_tokens differ: give one of them", "max_completion_tokens"
+            "max_tokens and max_completion_tokens differ: send one of them", "max_completion_tokens"
         )
     return {"max_tokens": given}
 
@@ -174,7 +181,7 @@ def _completion_tokens(given: int | None, ending: Ending) -> dict[str, int]:
 def completion_requests(request: CompletionRequest, context_length: int) -> list[GenerationRequest]:
     """Build the requests for a completion, one per prompt."""
     reply = request.reply
-    _check_stream(reply)
+    check_stream(reply)
     sampling = sampling_fields(request.sampling, request.ending)
     sampling.setdefault("max_tokens", 16)  # OpenAI's default here
     if request.text.logprobs is not None:
@@ -188,7 +195,7 @@ def completion_requests(request: CompletionRequest, context_length: int) -> list
         prompt="",
         sampling=sampling,
         n=reply.n or 1,
-        cache_salt=reply.cache_salt or "",
+        cache_salt=reply.salt,
         silent=silence(sampling, cache.prewarm or sampling["max_tokens"] == 0),
         prompt_logprobs=top,
         cache=cache,
@@ -205,8 +212,7 @@ def _check_shown(reply: Reply, scored: bool, echo: bool) -> None:
     """Raise InvalidRequest for a stream, whose chunks lack a field for prompt scores."""
     if scored and reply.stream:
         raise InvalidRequest(
-            "prompt_logprobs, or echo with logprobs: a stream has no place for what is said of a "
-            "prompt's tokens; leave out stream",
+            "prompt_logprobs, or echo with logprobs: not available in a stream: omit stream",
             "echo" if echo else "prompt_logprobs",
             "unsupported_parameter",
         )
@@ -217,8 +223,7 @@ def silence(sampling: dict[str, Any], silent: bool) -> bool:
     samples that token, which stays hidden. Returns `silent`.
     """
     if silent:
-        sampling["max_tokens"] = 1
-        sampling.pop("min_tokens", None)
+        sampling.update(ONE_TOKEN)
     return silent
 
 
@@ -233,7 +238,7 @@ def _prompts(
         return [_tokens(prompt, context_length)]
     if len(prompt) * n > MAX_CHOICES:
         raise InvalidRequest(
-            f"prompt: {len(prompt)} prompts times n={n} are more than {MAX_CHOICES} answers",
+            f"prompt: {len(prompt)} prompts times n={n} exceed the limit of {MAX_CHOICES} answers",
             "prompt",
         )
     return [
@@ -253,16 +258,20 @@ def _tokens(prompt: Sequence[object], context_length: int) -> tuple[int, ...]:
     return tokens
 
 
+def _frozen(value: object) -> object:
+    if isinstance(value, dict):
+        return tuple(sorted(value.items()))
+    return tuple(value) if isinstance(value, list) else value
+
+
 def sampling_fields(*groups: Struct) -> dict[str, Any]:
     """Return the `SamplingParams` fields that the request sets. Lists become tuples."""
     given: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
+        name: _frozen(value)
         for group in groups
         for name, value in msgspec.structs.asdict(group).items()
         if value is not None
     }
-    if "logit_bias" in given:
-        given["logit_bias"] = tuple(sorted(given["logit_bias"].items()))
     if isinstance(given.get("stop"), str):
         given["stop"] = (given["stop"],)
     if not any(given.get("stop", ("",))):  # from the empty box of a form
@@ -270,12 +279,3 @@ def sampling_fields(*groups: Struct) -> dict[str, Any]:
     if given.get("max_tokens") == NO_LIMIT:
         del given["max_tokens"]
     return given
-
-
-def _check_stream(reply: Reply) -> None:
-    if reply.stream_options is not None and not reply.stream:
-        raise InvalidRequest(
-            "stream_options is only allowed together with stream=true", "stream_options"
-        )
-    if reply.stream_options is not None and reply.stream_options.include_obfuscation:
-        raise unsupported("stream_options.include_obfuscation")

@@ -1,6 +1,6 @@
 """OpenAI's response bodies: answers, chunks, usage, models, errors.
 
-Owns their shapes and the way from events to bodies. Knows nothing of HTTP.
+Owns their shapes and the way from events to bodies.
 """
 
 from __future__ import annotations
@@ -19,8 +19,15 @@ from saccade.core.types import CacheMiss, CacheMissReason, DraftCounts, Tier, To
 from saccade.front.answer_update import NOTHING_AHEAD, AnswerUpdate, Finish
 from saccade.front.prepared import PreparedRequest
 from saccade.text.answer.detokenize import Vocabulary
-from saccade.text.answer.reader import AnswerEvent, Reasoned, gather
-from saccade.text.answer.tool_calls import CallArguments, CallEnded, CallStarted, Text
+from saccade.text.answer.events import (
+    AnswerEvent,
+    CallArguments,
+    CallEnded,
+    CallStarted,
+    Reasoned,
+    Text,
+)
+from saccade.text.answer.reader import gather
 
 
 class PromptTokensDetails(Struct):
@@ -44,7 +51,7 @@ class PromptTokensDetails(Struct):
 
     @property
     def beside(self) -> dict[str, Any]:
-        """Return what is told only where there is something to tell."""
+        """Return the fields that are present only if they have a value."""
         told = {
             "cached_tokens_by_tier": self.cached_tokens_by_tier,
             "prepared_tokens": self.prepared_tokens,
@@ -256,7 +263,7 @@ class Completion(Struct):
     """Every answer and every chunk. Chunks leave `usage` out unless the client asked for it. Then
     it is null in all but the last.
 
-    `saccade` stands in answers and last chunks for clients that asked for the trace, `diagnostics`
+    `saccade` is in answers and last chunks for clients that requested the trace, `diagnostics`
     for questions about the cache, `prompt_logprobs` in a chat's answer if requested.
     """
 

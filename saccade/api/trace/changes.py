@@ -1,24 +1,27 @@
 """What a request's newest images show that the images before them did not.
 
-Owns the comparison and the header that tells it. Knows nothing of pixels.
+Owns the comparison and the header with its result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Send
 
 from saccade.core.types import ImageKey
 from saccade.front.prepared import PreparedRequest
-from saccade.media.pixel_prints import PixelPrints
+
+if TYPE_CHECKING:
+    from saccade.media.pixel_prints import PixelPrints
 
 CHANGED_HEADER = "x-saccade-changed"
-"""Where an answer says which share of the newest image differs from the image before it."""
+"""Response header with the fraction of the newest image that differs from the one before."""
 EARLIER = "an earlier request"
-MOST_COMPARED = 64
+MAX_COMPARED = 64
 """Images of a request that are compared, the newest. Each is compared with all of these."""
 _DIGITS = 4
 
@@ -44,9 +47,8 @@ class ImageChanges:
         opened = [each for each in enumerate(prepared.opened) if each[1].kind == "still"]
         self._shown: list[tuple[int, ImageKey, str]] = [
             (number, each.image.key, prepared.places[number]) for number, each in opened
-        ][-MOST_COMPARED:]
-        turn = prepared.turn
-        self._before = None if turn is None else turn.shown_before
+        ][-MAX_COMPARED:]
+        self._before = prepared.shown_before
         prints.watch(key for _, key, _ in self._shown)
 
     def by_image(self) -> dict[int, ImageChange]:

@@ -1,30 +1,27 @@
-"""Each image's way through a request: the `saccade` field in answers, the log of slow requests, and
-the legs of a trace.
+"""Each image's way through a request: the `saccade` field in answers, and the log of slow requests.
 
-Owns the shapes, and joins a request's images with the front's findings. Knows nothing of HTTP.
+Owns the shapes. `tracer.py` fills them.
 """
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
-from saccade.api.trace.changes import NO_CHANGE, ImageChange, ImageChanges
 from saccade.core.family import Part
-from saccade.core.types import CacheMiss, CacheReport, DraftCounts, DraftSource, Missed, Tier
-from saccade.front.answer_update import AheadReport, AnswerUpdate, FoundImage, Level
-from saccade.front.prepared import PreparedRequest
+from saccade.core.types import CacheMiss, DraftCounts, Missed, Tier
+from saccade.front.answer_update import AheadReport, FoundImage, Level
 from saccade.media.opened import OpenedImage
+
+if TYPE_CHECKING:
+    from saccade.api.trace.changes import ImageChange
 
 EVERYTHING: Part = (0.0, 0.0, 1.0, 1.0)
 """What a tile shows that is the whole image."""
-MOST_TOLD = 32
-"""Images of a request that have legs of their own."""
-SILENT = "its audio is ignored"
+SILENT = "the audio is ignored"
 
 
 class Size(Struct):
@@ -107,7 +104,7 @@ class ImageMissed(Struct, omit_defaults=True):
 
 
 class TilesTrace(Struct):
-    """An encoded image's tiles, where the vision tower sees them apart."""
+    """An encoded image's tiles, where the vision encoder sees them apart."""
 
     seen: int
     """Tiles that an earlier image had."""
@@ -216,19 +213,6 @@ def video_traces(
     return [VideoTrace.of(place, shown) for place, shown in videos.items()]
 
 
-Figure = str | int | float | bool
-
-
-@dataclass(frozen=True, slots=True)
-class Leg:
-    """A part in a request's way. Times are `time.monotonic()`."""
-
-    name: str
-    begun: float
-    ended: float
-    figures: Mapping[str, Figure] = field(default_factory=dict)
-
-
 class RequestTimes(Struct):
     """Milliseconds from a request's arrival to its submission to the engine, to the engine's begin,
     to the first token, to the end.
@@ -258,16 +242,6 @@ def tiers_of(cached: int, restored: Iterable[tuple[Tier, int]]) -> dict[Tier, in
     return {"device": here, **beside} if here else beside
 
 
-def _by_source(guesses: Iterable[DraftCounts]) -> list[DraftCounts]:
-    """Add up all answers' draft tokens by source."""
-    found: dict[DraftSource, DraftCounts] = {}
-    for each in guesses:
-        before = found.get(each.source, DraftCounts(each.source, 0, 0))
-        right, wrong = before.right + each.right, before.wrong + each.wrong
-        found[each.source] = DraftCounts(each.source, right, wrong)
-    return list(found.values())
-
-
 class Trace(Struct):
     """The way of a request's images. `images`: in the messages' order. `ignored`: fields without a
     switch in this model. `videos`: a line for each. `guesses`: among the answers' tokens, a line
@@ -281,144 +255,3 @@ class Trace(Struct):
     videos: Sequence[VideoTrace] | UnsetType = UNSET
     guesses: Sequence[DraftCounts] | UnsetType = UNSET
     ahead: AheadReport | UnsetType = UNSET
-
-
-class Tracer:
-    """Listens to a request's events. `wanted`: the client asked for the trace, and `changes` says
-    what its images changed.
-    """
-
-    def __init__(
-        self,
-        prepared: Sequence[PreparedRequest],
-        wanted: bool,
-        changes: ImageChanges | None = None,
-    ) -> None:
-        self.wanted = wanted
-        self._prepared = prepared[0]
-        self._changes = changes
-        self._arrival = self._prepared.request.arrival
-        self._ready = time.monotonic()
-        self.finishes: list[str] = []
-        self._first: float | None = None
-        self._last = 0.0
-        self._admitted = 0.0
-        self._found: tuple[FoundImage, ...] = ()
-        self._prompt = CacheTrace(0)
-        self._ahead: AheadReport | None = None
-        self._draft_counts: dict[tuple[int, DraftSource], DraftCounts] = {}
-
-    def add_update(self, event: AnswerUpdate) -> None:
-        self._last = time.monotonic()
-        self._draft_counts |= {(event.choice, each.source): each for each in event.draft_counts}
-        self._ahead = self._ahead or event.ahead
-        if event.finish is not None:
-            self.finishes.append(event.finish)
-        if self._first is None and event.scores is None:
-            self._first = self._last
-            self._admitted = event.admitted
-            report = event.caching or CacheReport()
-            kept = {f"{seconds}s": tokens for seconds, tokens in report.written}
-            self._prompt = CacheTrace(
-                event.cached.total,
-                tiers_of(*event.cached),
-                kept,
-                report.missed,
-            )
-        # Only chats have images, and a chat has one prompt: its first answer tells of them.
-        if event.found and event.choice == 0:
-            self._found = event.found
-
-    @property
-    def arrival(self) -> float:
-        """Return `time.monotonic()` when the body had been read."""
-        return self._arrival
-
-    @property
-    def first(self) -> float | None:
-        """Return `time.monotonic()` at the first token, or None before."""
-        return self._first
-
-    @property
-    def levels(self) -> Counter[Level]:
-        """Count the images found at each level."""
-        return Counter(found.level for found in self._found)
-
-    def legs(self) -> Iterator[Leg]:
-        """Yield the request's legs, with at most `MOST_TOLD` of its images."""
-        yield Leg("prepare", self._arrival, self._ready)
-        named = list(zip(self._prepared.opened, self._prepared.places, strict=True))
-        for image, place in named[:MOST_TOLD]:
-            begun = image.times.begun
-            fetched = begun + image.times.fetch_ms / 1e3
-            digested = fetched + image.times.digest_ms / 1e3
-            sent: Mapping[str, Figure] = {"place": place, "bytes": image.nbytes}
-            yield Leg("image.fetch", begun, fetched, sent)
-            rows, columns = image.image.canvas
-            size: Mapping[str, Figure] = {
-                "place": place,
-                "format": image.probe.format,
-                "width": columns,
-                "height": rows,
-            }
-            yield Leg("image.digest", fetched, digested, size)
-        for found in self._found[:MOST_TOLD]:
-            image, place = named[found.image]
-            if found.decode_ms:
-                begun = found.decoded - found.decode_ms / 1e3
-                yield Leg("image.decode", begun, found.decoded, {"place": place})
-            if found.encode_ms:
-                begun = found.encoded - found.encode_ms / 1e3
-                cost: Mapping[str, Figure] = {"place": place, "tokens": image.image.num_tokens}
-                if found.tiles:
-                    seen = len(found.tiles) - sum(found.tiles)
-                    cost = {**cost, "tiles_seen": seen, "tiles_new": sum(found.tiles)}
-                yield Leg("image.encode", begun, found.encoded, cost)
-        yield from self._engine_legs()
-
-    def _engine_legs(self) -> Iterator[Leg]:
-        if self._first is None:  # nobody here knows how far the engine was with it
-            yield Leg("wait", self._ready, time.monotonic())
-            return
-        begun = self._admitted or self._first
-        yield Leg("queue", self._ready, begun)
-        if self._admitted:
-            cached = self._prompt.cached_tokens
-            computed = len(self._prepared.request.tokens) - cached
-            figures = {"cached_tokens": cached, "computed_tokens": computed}
-            yield Leg("prefill", begun, self._first, figures)
-        yield Leg("decode", self._first, self._last)
-
-    @property
-    def seconds(self) -> float:
-        """Return the seconds since the request arrived."""
-        return time.monotonic() - self._arrival
-
-    @property
-    def trace(self) -> Trace:
-        """Return every image's trace. Call once the answer has ended."""
-        opened, places = self._prepared.opened, self._prepared.places
-        changes = {} if self._changes is None else self._changes.by_image()
-        images = [
-            ImageTrace.found_at(
-                found,
-                opened[found.image],
-                places[found.image],
-                self._arrival,
-                changes.get(found.image, NO_CHANGE),
-            )
-            for found in self._found
-        ]
-        now = time.monotonic()
-        first = now if self._first is None else self._first
-        # What never got a slot waited to the end.
-        moments = (self._ready, self._admitted or first, first, now)
-        return Trace(
-            images,
-            RequestTimes(*(round((moment - self._arrival) * 1e3, 3) for moment in moments)),
-            self._prompt,
-            self._prepared.ignored or UNSET,
-            video_traces(self._found, opened, places) or UNSET,
-            _by_source(self._draft_counts.values()) or UNSET,
-            self._ahead or UNSET,
-        )

@@ -25,14 +25,14 @@ from saccade.core.family import (
     TileLayout,
     heads_cache,
 )
-from saccade.core.recipe import ImageRecipe
+from saccade.core.recipe import PreprocessParams
 from saccade.core.types import Grid, Image, Span
 from saccade.core.video import VideoRules
-from saccade.nn.text_config import TextConfig
+from saccade.nn.shapes import TextConfig
 
 Ids = tuple[int, ...]
 NO_TEMPLATES = Templates()
-LONGEST_ASPECT = 200
+MAX_ASPECT = 200
 """Images of longer shapes would have views of a single line of tokens."""
 
 
@@ -46,14 +46,14 @@ class ImageLayout(Protocol):
     def largest_image(self) -> LargestImage: ...
 
     @property
-    def sample(self) -> ImageRecipe: ...
+    def sample(self) -> PreprocessParams: ...
 
     @property
     def patch_unit(self) -> int: ...
 
-    def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe: ...
+    def recipe(self, height: int, width: int, bounds: PixelBounds) -> PreprocessParams: ...
 
-    def settings(self, family: str, recipe: ImageRecipe) -> bytes: ...
+    def settings(self, family: str, recipe: PreprocessParams) -> bytes: ...
 
     def num_tokens(self, grid: Grid) -> int: ...
 
@@ -70,15 +70,10 @@ class ImagePiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """An image in the prompt: `before`, a token for each row of its embedding, `after`.
+    """An image in the prompt: `before`, a token for each row of its embedding, `after`."""
 
-    marks: tokens that stand for an image in templates. Empty: the model sees no images.
-
-    row: the token for each row. None: the mark itself.
-    """
-
-    marks: Ids
-    row: int | None = None
+    marks: Ids  # placeholder tokens of an image in templates. Empty: the model is text-only.
+    row: int | None = None  # the token for each row. None: the mark itself.
     before: Ids = ()
     after: Ids = ()
 
@@ -92,7 +87,7 @@ class Placeholder:
     def expand(
         self, tokens: Sequence[int], images: Sequence[Image], times: Sequence[int | None] = ()
     ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-        """Replace each mark by its image's tokens, as `FamilySpec.expand_prompt` says."""
+        """Replace each placeholder by its image's tokens (`FamilySpec.expand_prompt`)."""
         found = [at for at, token in enumerate(tokens) if token in self.marks]
         check_count(len(found), len(images))
         expanded: list[int] = []
@@ -114,7 +109,7 @@ class Placeholder:
         return tuple(expanded), tuple(spans)
 
     def widened(self, at: int, spans: Sequence[Span], images: Sequence[Image]) -> int:
-        """Return where prompt token `at` is after the expansion, as `FamilySpec.widened` says."""
+        """Return the index of prompt token `at` after the expansion (`FamilySpec.widened`)."""
         frames = 0
         for number, group in groupby(spans, lambda span: span.image):
             of_image = list(group)
@@ -141,7 +136,7 @@ def check_count(placeholders: int, images: int) -> None:
 
 
 class LanguageShape(Protocol):
-    """What a spec says about its language model."""
+    """A spec's language model."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -173,7 +168,7 @@ class ShapedText:
 
 
 class TowerShape(Protocol):
-    """What a spec says about its vision tower.
+    """A spec's vision encoder.
 
     depth: blocks that every patch passes. 0: the model has no tower.
     """
@@ -205,6 +200,7 @@ class BaseSpec:
 
     position_axes = 1
     unproven = ""
+    supports_cuda_graphs = True
 
     def with_options(self, options: Mapping[str, str]) -> Self:
         """Refuse all options. A family with options overrides this."""
@@ -248,17 +244,17 @@ class BaseSpec:
         return self.images.largest_image
 
     @property
-    def sample(self) -> ImageRecipe:
+    def sample(self) -> PreprocessParams:
         return self.images.sample
 
     @property
     def patch_unit(self) -> int:
         return self.images.patch_unit
 
-    def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
+    def recipe(self, height: int, width: int, bounds: PixelBounds) -> PreprocessParams:
         return self.images.recipe(height, width, bounds)
 
-    def settings(self, recipe: ImageRecipe) -> bytes:
+    def settings(self, recipe: PreprocessParams) -> bytes:
         return self.images.settings(self.family, recipe)
 
     def num_tokens(self, grid: Grid) -> int:
@@ -307,7 +303,7 @@ def check_aspect(height: int, width: int, longest: int) -> None:
 def stacked_bounds(tokens: int, unit: int) -> LargestImage:
     """Return bounds of images that `core.recipe.stacked` shows twice, in `tokens` at most.
 
-    A token is unit x unit pixels. Beside the narrower of the two lies as much again, at most.
+    A token is unit x unit pixels. Next to the narrower of the two there is at most as much padding.
     """
     return LargestImage(2 * tokens * unit**2, tokens)
 

@@ -16,8 +16,14 @@ from tokenizers import Tokenizer
 from saccade.core.errors import CheckpointError
 from saccade.core.recipe import Resample
 from saccade.families.checkpoint import Section
-from saccade.nn.text_config import ExpertsConfig, RopeConfig, TextConfig, Yarn, yarn_scale
-from saccade.nn.tower_config import SiglipConfig
+from saccade.nn.shapes import (
+    ExpertsConfig,
+    RopeConfig,
+    SiglipConfig,
+    TextConfig,
+    Yarn,
+    yarn_scale,
+)
 
 Colour = tuple[float, float, float]
 """A value for red, green and blue, of 0 to 1."""
@@ -36,7 +42,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     """Read the tokenizer in a checkpoint's tokenizer.json. Raises CheckpointError."""
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises nothing narrower
+    except Exception as error:  # the package raises no narrower type
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
@@ -73,7 +79,7 @@ def require_kind(section: Section, kind: str) -> None:
 
 
 def read_token(config: Section, vocab: int, *names: str, default: int) -> int:
-    """Return a token that stands for images.
+    """Return an image placeholder token.
 
     Raises CheckpointError if it is beyond the vocabulary.
     """
@@ -169,18 +175,24 @@ def experts_config(text: Section) -> ExpertsConfig:
 
 
 def read_rope(text: Section, *kinds: str) -> Section:
-    """Return the rotary embedding's section, under its old or new name.
+    """Return the rotary embedding's section.
 
     kinds: the supported types, by default Qwen-VL's. Raises CheckpointError for others.
     """
     kinds = kinds or ("default", "mrope")
-    rope = text.section("rope_parameters" if text.has("rope_parameters") else "rope_scaling")
+    rope = rope_section(text)
     kind = rope.text("rope_type", "type", default="default")
     if kind not in kinds:
         raise CheckpointError(
             f"{rope.where}: rope type {kind!r} is not supported ({' and '.join(kinds)} are)"
         )
     return rope
+
+
+def rope_section(section: Section) -> Section:
+    """Return the rotary embedding's section. Its older name goes first, as in transformers 5."""
+    older = section.section("rope_scaling")
+    return older if older.data else section.section("rope_parameters")
 
 
 def read_theta(text: Section, rope: Section) -> float:
@@ -192,7 +204,7 @@ def read_theta(text: Section, rope: Section) -> float:
 
 
 def read_layer_types(text: Section, count: int, kinds: Collection[str]) -> tuple[str, ...]:
-    """Return the kind of each of `count` layers, or nothing if the file does not list them.
+    """Return the type of each of `count` layers, or an empty result if the file does not list them.
 
     Raises CheckpointError.
     """
@@ -217,7 +229,7 @@ def read_yarn(text: Section, rope: Section, theta: float) -> Yarn | None:
     longest = text.integer("max_position_embeddings", default=2048)
     original = rope.number("original_max_position_embeddings", default=longest)
     factor = rope.number("factor", default=longest / original if original else 0.0)
-    # A 0 is as if nothing were said.
+    # 0 means unset.
     fast = rope.number("beta_fast", default=0) or 32.0
     slow = rope.number("beta_slow", default=0) or 1.0
     weight, whole = rope.number("mscale", default=0), rope.number("mscale_all_dim", default=0)
@@ -305,7 +317,7 @@ def read_axial(vision: Section) -> Section:
 
     Raises CheckpointError for another type.
     """
-    rope = vision.section("rope_parameters")
+    rope = rope_section(vision)
     if (kind := rope.text("rope_type", default="axial")) != "axial":
         raise CheckpointError(f"{rope.where}: rope type {kind!r} is not supported (axial is)")
     return rope

@@ -1,4 +1,4 @@
-"""DeepSeek-V2's language model without tensors: its shapes, as `config.json` says them, and what is
+"""DeepSeek-V2's language model without tensors: its shapes from `config.json`, and what is
 kept of each token. DeepSeek-VL2 and Kimi-VL have it. Runs without torch.
 """
 
@@ -20,7 +20,7 @@ from saccade.families.kit.config_readers import (
     read_yarn,
     refuse_unsupported,
 )
-from saccade.nn.text_config import ExpertsConfig, LatentConfig, RopeConfig, yarn_scale
+from saccade.nn.shapes import ExpertsConfig, LatentConfig, RopeConfig, yarn_scale
 
 LATENT_EPS = 1e-6
 """Of the norms within attention, whatever the others' is."""
@@ -46,8 +46,6 @@ class Routing:
     """DeepSeekMoE's router.
 
     Each row goes to `top` experts, chosen within its `top_groups` best among `groups` groups.
-    normalised: shares sum to one before `factor` multiplies them. shared: experts that take every
-    row.
     """
 
     top: int
@@ -55,9 +53,9 @@ class Routing:
     method: Method
     groups: int
     top_groups: int
-    normalised: bool
+    normalised: bool  # shares sum to one before `factor` multiplies them
     factor: float
-    shared: int
+    shared: int  # experts that take every row
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +141,7 @@ def read_text(text: Section) -> DeepseekText:
 def _latent(text: Section) -> LatentConfig | None:
     if not text.flag("use_mla", default=True):
         return None
-    # A null says that there is none; a field left out, that there are as many as in DeepSeek-V2.
+    # null means none; a missing field means as many as in DeepSeek-V2.
     direct = "q_lora_rank" in text.data and not text.has("q_lora_rank")
     latent = LatentConfig(
         latent=text.integer("kv_lora_rank", default=512),

@@ -46,7 +46,7 @@ class GridSpec(DecoderSpec):
 
         An image takes as many steps as its longer side has merged patches, whatever its token
         count. A video's pairs, whose `time` is set, begin at one position, apart on the time axis.
-        What follows them goes on behind the largest (as in transformers 4).
+        What follows them continues behind the largest (as in transformers 4).
         """
         positions = np.empty((3, len(tokens)), dtype=np.int64)
         done = position = begin = 0
@@ -54,14 +54,14 @@ class GridSpec(DecoderSpec):
         for span in spans:
             block = blocks[span.image]
             assert span.offset == 0 and span.length == block.shape[1], (
-                "a Qwen-VL image stands in one piece"
+                "the tokens of a Qwen-VL image are contiguous"
             )
             if not (in_video and span.time is not None and span.start == done):
                 begin = position = _count_on(positions, done, span.start, position)
             shown = positions[:, span.start : span.end]
             np.add(block, begin, out=shown)
             shown[0] += span.time or 0
-            # the last token of each stands furthest on every axis
+            # the last token of each has the largest index on every axis
             position = max(position, int(shown[:, -1].max()) + 1)
             done, in_video = span.end, span.time is not None
         return positions, _count_on(positions, done, len(tokens), position)

@@ -1,4 +1,5 @@
-"""The hybrid language model in Qwen3.5 and MiniCPM-V 4.6 (`nn/hybrid.py`), as files say it.
+"""The hybrid language model in Qwen3.5 and MiniCPM-V 4.6 (`nn/hybrid.py`), from a checkpoint's
+files.
 
 Also what it keeps per token or sequence, and how ranks share it. Runs without torch.
 """
@@ -19,7 +20,7 @@ from saccade.families.kit.config_readers import (
     refuse_unsupported,
 )
 from saccade.nn.hybrid_config import DeltaConfig, HybridConfig
-from saccade.nn.text_config import RopeConfig, TextConfig
+from saccade.nn.shapes import RopeConfig, TextConfig
 
 FULL, LINEAR = "full_attention", "linear_attention"
 

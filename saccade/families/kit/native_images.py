@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 
 from saccade.core.errors import CheckpointError, ImageError
 from saccade.core.family import LargestImage, PixelBounds
-from saccade.core.recipe import ImageRecipe, whole
+from saccade.core.recipe import PreprocessParams, whole
 from saccade.core.types import Grid, Size
 from saccade.families.checkpoint import Section
 from saccade.families.kit.base_spec import fingerprint
@@ -21,7 +21,7 @@ from saccade.families.kit.config_readers import (
 )
 
 MAX_ASPECT_RATIO = 200
-LONGEST_SIDE = 16384
+MAX_SIDE = 16384
 """Patches on a side of an image, at most: with aspect ratios of at most 200, more than
 --max-image-pixels lets in by default.
 """
@@ -61,7 +61,7 @@ class ImageRules:
         return LargestImage(self.max_pixels, self.max_pixels // self.factor**2)
 
     @property
-    def sample(self) -> ImageRecipe:
+    def sample(self) -> PreprocessParams:
         side = 4 * self.factor
         return whole((side, side), self.grid(side, side))
 
@@ -69,17 +69,17 @@ class ImageRules:
     def patch_unit(self) -> int:
         return self.merge**2
 
-    def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
+    def recipe(self, height: int, width: int, bounds: PixelBounds) -> PreprocessParams:
         within = replace(self, min_pixels=bounds.min_pixels, max_pixels=bounds.max_pixels)
         size = smart_resize(height, width, within)
-        if max(size) > LONGEST_SIDE * self.patch:
+        if max(size) > MAX_SIDE * self.patch:
             raise ImageError(
                 f"the image is {width} x {height} px; the limit is "
-                f"{LONGEST_SIDE * self.patch} px on a side"
+                f"{MAX_SIDE * self.patch} px on a side"
             )
         return whole(size, self.grid(*size), self.resample)
 
-    def settings(self, family: str, recipe: ImageRecipe) -> bytes:
+    def settings(self, family: str, recipe: PreprocessParams) -> bytes:
         """Return the fingerprint.
 
         The bounds enter it through the size that they lead to.
@@ -158,7 +158,7 @@ class RaisedRules(ImageRules):
             )
         return replace(self, min_pixels=least, max_pixels=most)
 
-    def recipe(self, height: int, width: int, bounds: PixelBounds) -> ImageRecipe:
+    def recipe(self, height: int, width: int, bounds: PixelBounds) -> PreprocessParams:
         # It is refused by its own size.
         found = ImageRules.recipe(self, height, width, bounds)
         if min(height, width) < self.factor:

@@ -2,7 +2,7 @@
 without any.
 """
 
-from saccade.families.family import Family
+from saccade.plugin import Family
 
 FAMILY = Family(
     spec="saccade.families.qwen_vl.spec:qwen_vl_spec",

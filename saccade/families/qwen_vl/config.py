@@ -1,4 +1,4 @@
-"""The shapes of Qwen-VL's language model and tower, as `config.json` says them in old and new
+"""The shapes of Qwen-VL's language model and vision encoder, from `config.json` in old and new
 layouts.
 
 Old transformers layouts have text fields at the top level, `rope_theta` and `rope_scaling`. New
@@ -20,9 +20,9 @@ from saccade.families.kit.config_readers import (
     read_rope,
     read_text_config,
     refuse_unsupported,
+    rope_section,
 )
-from saccade.nn.text_config import RopeConfig, TextConfig
-from saccade.nn.tower_config import BlocksConfig
+from saccade.nn.shapes import BlocksConfig, RopeConfig, TextConfig
 
 Variant = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 VARIANTS: dict[str, Variant] = {
@@ -118,7 +118,7 @@ def read_vision(variant: Variant, config: Section, vision: Section, out: int) ->
         ),
         merge=vision.integer("spatial_merge_size", default=2),
         temporal_patch=vision.integer("temporal_patch_size", default=2),
-        rope_theta=vision.section("rope_parameters").positive("rope_theta", default=10000.0),
+        rope_theta=rope_section(vision).positive("rope_theta", default=10000.0),
         window=vision.integer("window_size", default=112) if variant == "qwen2_5_vl" else 0,
         full_attention_layers=vision.integers("fullatt_block_indexes", default=(7, 15, 23, 31))
         if variant == "qwen2_5_vl"
@@ -144,7 +144,7 @@ def read_text(variant: Variant, config: Section, text: Section) -> TextConfig:
         text,
         _rope(variant, text, head_dim),
         head_dim,
-        # Of Qwen2 checkpoints saved before transformers 5, some say it of the text model only.
+        # Some Qwen2 checkpoints saved before transformers 5 set it only in the text model.
         tied=config.flag("tie_word_embeddings") or (not third and text.flag("tie_word_embeddings")),
         qkv_bias=not third,
         qk_norm=third,

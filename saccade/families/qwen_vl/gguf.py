@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from saccade.gguf.fields import MetadataFields, require_tokens
-from saccade.gguf.header import GgufFile, TensorInfo
-from saccade.gguf.kinds import GgufFacts, ModelKind, NamedTensors, Seen, Source, TextKind
-from saccade.gguf.layers import GATES, UPS
-from saccade.gguf.made import (
+from saccade.plugins.gguf.fields import MetadataFields, require_tokens
+from saccade.plugins.gguf.header import GgufFile, TensorInfo
+from saccade.plugins.gguf.kinds import GgufFacts, ModelKind, NamedTensors, Seen, Source, TextKind
+from saccade.plugins.gguf.layers import GATES, UPS
+from saccade.plugins.gguf.made import (
     Edit,
     Heads,
     Made,
@@ -254,7 +254,7 @@ def _language(file: GgufFile) -> NamedTensors:
 class Hybrid:
     """Changes to Qwen3.5 by llama.cpp's converter.
 
-    Norms have one added, decays are -exp, value heads lie in turn.
+    Norms have one added, decays are -exp, value heads are interleaved.
     """
 
     keys: int

@@ -16,7 +16,7 @@ from saccade.nn.hybrid_config import HybridConfig
 from saccade.nn.linear import Linear
 from saccade.nn.norm import RMSNorm
 from saccade.nn.protocol import Attention, Batch
-from saccade.nn.text_config import TextConfig
+from saccade.nn.shapes import TextConfig
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 

@@ -10,9 +10,8 @@ from saccade.families.qwen_vl.net import QwenVLModel
 from saccade.families.qwen_vl.qwen3_5_head import NAME, MultiTokenHead
 from saccade.families.qwen_vl.qwen3_5_spec import Qwen35Spec
 from saccade.nn.decoder import Decoder
-from saccade.nn.family_model import language_matrices
+from saccade.nn.family_model import FullNet, language_matrices
 from saccade.nn.hybrid import hybrid_model
-from saccade.nn.net import WholeNet
 from saccade.nn.protocol import LanguageModel
 from saccade.nn.weights import Weights
 from saccade.parallel import Shard
@@ -34,7 +33,7 @@ class Qwen35Model(QwenVLModel):
     def text(self, weights: Weights, shard: Shard) -> LanguageModel:
         return hybrid_model(weights, self.spec.text, self.spec.hybrid, shard)
 
-    def build(self, weights: Weights, shard: Shard, encoder_shard: Shard) -> WholeNet:
+    def build(self, weights: Weights, shard: Shard, encoder_shard: Shard) -> FullNet:
         net, spec = super().build(weights, shard, encoder_shard), self.spec
         if not spec.drafts:
             return net

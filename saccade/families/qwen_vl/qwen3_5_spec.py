@@ -1,4 +1,4 @@
-"""What a Qwen3.5 checkpoint says without tensors.
+"""A Qwen3.5 checkpoint's settings, without tensors.
 
 Images, prompts and positions are Qwen3-VL's, but the tower lacks its extra levels. The language
 model's layers keep keys and values, or a state per sequence. Runs without torch.
@@ -18,8 +18,13 @@ from saccade.families.kit.config_readers import text_section
 from saccade.families.kit.hybrid import hybrid_caches, hybrid_cuts, read_hybrid
 from saccade.families.kit.native_images import NO_IMAGES
 from saccade.families.qwen_vl.config import NO_VISION, read_vision
-from saccade.families.qwen_vl.images import read_images
-from saccade.families.qwen_vl.spec import TEMPLATES, QwenOptions, QwenVLSpec, read_placeholder
+from saccade.families.qwen_vl.spec import (
+    TEMPLATES,
+    QwenOptions,
+    QwenVLSpec,
+    read_images,
+    read_placeholder,
+)
 from saccade.families.qwen_vl.video import read_video
 from saccade.nn.hybrid_config import HybridConfig
 
@@ -54,7 +59,7 @@ class Qwen35Spec(QwenVLSpec):
         drafts = chosen.mtp == "on"
         if drafts and self.hybrid.drafting != 1:
             raise ConfigError(
-                "--family-option mtp=on: config.json says of no head that drafts with one layer "
+                "--family-option mtp=on: config.json has no draft head with one layer "
                 "(mtp_num_hidden_layers) and the model's own embeddings"
             )
         return replace(self, patch_embed=chosen.patch_embed, drafts=drafts)

@@ -1,4 +1,4 @@
-"""What a Qwen-VL checkpoint says without tensors: sizes, prompts, rotary positions.
+"""What a Qwen-VL checkpoint says without tensors: sizes, images, prompts, rotary positions.
 
 One spec serves Qwen2-VL, Qwen2.5-VL and Qwen3-VL (dense and with experts): they differ in
 configuration only. Runs without torch.
@@ -11,22 +11,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from saccade.core.family import ScoreTemplates, Templates
-from saccade.families.checkpoint import Checkpoint, read_pooling
+from saccade.families.checkpoint import Checkpoint, Section, read_pooling
 from saccade.families.kit.base_spec import (
     FamilyOptions,
     Placeholder,
     read_options,
 )
-from saccade.families.kit.config_readers import text_section
+from saccade.families.kit.config_readers import (
+    CLIP_MEAN,
+    CLIP_STD,
+    HALF,
+    check_made_for,
+    read_resample,
+    text_section,
+)
 from saccade.families.kit.grid_spec import GridSpec
+from saccade.families.kit.native_images import CLASS_BOUNDS, ImageRules, read_rules
 from saccade.families.qwen_vl.config import (
     PatchEmbedding,
+    Variant,
     VisionConfig,
     read_text,
     read_variant,
     read_vision,
 )
-from saccade.families.qwen_vl.images import read_images
 from saccade.families.qwen_vl.video import QwenVideo, read_video
 
 SCORES = ScoreTemplates(
@@ -51,7 +59,7 @@ TEMPLATES = Templates(
 
 @dataclass(frozen=True, slots=True)
 class QwenOptions(FamilyOptions):
-    """patch_embed: how pixels enter the vision tower (`PatchEmbedding`)."""
+    """patch_embed: how pixels enter the vision encoder (`PatchEmbedding`)."""
 
     patch_embed: PatchEmbedding = "auto"
 
@@ -97,7 +105,7 @@ def qwen_vl_spec(checkpoint: Checkpoint) -> QwenVLSpec:
 
 
 def read_placeholder(checkpoint: Checkpoint, usual: int) -> Placeholder:
-    """Return the tokens that stand for an image and for a pair of video frames.
+    """Return the placeholder tokens of an image and of a pair of video frames.
 
     Raises CheckpointError.
 
@@ -106,3 +114,23 @@ def read_placeholder(checkpoint: Checkpoint, usual: int) -> Placeholder:
     config = checkpoint.config
     image = config.integer("image_token_id", default=usual)
     return Placeholder((image, config.integer("video_token_id", default=usual + 1)))
+
+
+def read_images(processor: Section, vision: VisionConfig) -> ImageRules:
+    """Return the rules that the image processor's file asks for. Raises CheckpointError.
+
+    Absent fields have the values of transformers' class, which serves all Qwen-VL models, and an
+    absent file those of the published checkpoints.
+    """
+    patch, merge, frames = vision.patch, vision.merge, vision.temporal_patch
+    check_made_for(processor, patch_size=patch, merge_size=merge, temporal_patch_size=frames)
+    newer = vision.variant == "qwen3_vl" and not processor.data
+    bounds = CLASS_BOUNDS if processor.data else published_bounds(vision.variant)
+    colours = (HALF, HALF) if newer else (CLIP_MEAN, CLIP_STD)
+    absent = ImageRules(patch, merge, *bounds, *colours, temporal_patch=frames)
+    return replace(read_rules(processor, absent), resample=read_resample(processor, 3))
+
+
+def published_bounds(variant: Variant) -> tuple[int, int]:
+    """Return the pixels of an image, at least and at most, in the published checkpoints."""
+    return (256 * 256, 4096 * 4096) if variant == "qwen3_vl" else (56 * 56, 28 * 28 * 16384)

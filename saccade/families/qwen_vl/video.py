@@ -7,8 +7,8 @@ bounded as qwen-vl-utils bounds them: 768 tokens each.
 
 Two things are as these models were trained, and as transformers 4 and vLLM have them, unlike
 transformers 5. A Qwen3-VL video has no vision tokens around all its pairs. Text after a Qwen2-VL or
-Qwen2.5-VL video goes on behind the video's largest position (`QwenVLSpec.positions`). Runs without
-torch.
+Qwen2.5-VL video continues behind the video's largest position (`QwenVLSpec.positions`). Runs
+without torch.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from saccade.core.errors import ImageError, InvalidRequest
-from saccade.core.recipe import ImageRecipe, whole
+from saccade.core.recipe import PreprocessParams, whole
 from saccade.core.types import Grid
-from saccade.core.video import MOST_FRAMES, FrameTimes, VideoOptions, images_of
+from saccade.core.video import MAX_FRAMES, FrameTimes, VideoOptions, images_of
 from saccade.families.checkpoint import Checkpoint
 from saccade.families.kit.config_readers import (
     CLIP_MEAN,
@@ -31,8 +31,8 @@ from saccade.families.kit.config_readers import (
     read_resample,
 )
 from saccade.families.kit.native_images import (
-    LONGEST_SIDE,
     MAX_ASPECT_RATIO,
+    MAX_SIDE,
     ImageRules,
     read_rules,
     smart_resize,
@@ -42,34 +42,30 @@ from saccade.families.qwen_vl.config import Variant
 START, PAD, END = "<|vision_start|>", "<|video_pad|>", "<|vision_end|>"
 FRAME_TOKENS = 768
 """Of a frame at most, where the checkpoint does not say."""
-LEAST_TOKENS = 128
+MIN_TOKENS = 128
 """Of a frame of Qwen2-VL at least, likewise."""
 BUDGET_TOKENS = 24_576
 """Of both frames of all pairs of a Qwen3-VL video, likewise."""
-SHORTEST_EDGE = 4096
+MIN_EDGE = 4096
 """Of a Qwen3-VL video: pixels of all frames together, at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class QwenVideo:
-    """Implements `core.video.VideoRules`.
+    """Implements `core.video.VideoRules`."""
 
-    rules: how a frame becomes patches. `min_pixels` and `max_pixels` bound one frame, or with
-    `third` all frames together. third: timestamps stand before each pair, which has positions of
-    its own. cap: `cap_pixels_per_frame`, measured by `max_video_tokens`. tokens_per_second: steps
-    on the time axis. None: one per pair. frame_tokens: a frame's maximum. 0: `rules` alone decide.
-    """
-
+    # how a frame becomes patches. `min_pixels` and `max_pixels` bound one frame, or with `third`
+    # all frames together.
     rules: ImageRules
-    third: bool
+    third: bool  # timestamps precede each pair, which has its own positions
     fps: float
     num_frames: int | None
     min_frames: int
     max_frames: int
-    cap: bool
+    cap: bool  # `cap_pixels_per_frame`, measured by `max_video_tokens`
     max_video_tokens: int
-    tokens_per_second: float | None
-    frame_tokens: int = 0
+    tokens_per_second: float | None  # steps on the time axis. None: one per pair.
+    frame_tokens: int = 0  # a frame's maximum. 0: `rules` alone decide.
 
     frames = 2
 
@@ -78,7 +74,7 @@ class QwenVideo:
         return (START + PAD + END, PAD) if self.third else (PAD,)
 
     def sample(self, total: int, fps: float, options: VideoOptions) -> tuple[int, ...]:
-        most = min(self.max_frames, options.max_frames or MOST_FRAMES, MOST_FRAMES)
+        most = min(self.max_frames, options.max_frames or MAX_FRAMES, MAX_FRAMES)
         count = options.num_frames
         if count is None and options.fps is None:
             count = self.num_frames
@@ -91,8 +87,8 @@ class QwenVideo:
             count = max(2, round(count / 2) * 2)
             if count > total:
                 raise InvalidRequest(
-                    f"num_frames: {count} frames are wanted of a video that has {total}: ask for "
-                    "fewer",
+                    f"num_frames: {count} frames were requested, but the video has {total}: "
+                    "request fewer",
                     "num_frames",
                 )
         else:
@@ -102,17 +98,19 @@ class QwenVideo:
             return (0,) if total == 1 else (0, total - 1)
         return _arange(total, count)
 
-    def recipe(self, count: int, height: int, width: int, options: VideoOptions) -> ImageRecipe:
+    def recipe(
+        self, count: int, height: int, width: int, options: VideoOptions
+    ) -> PreprocessParams:
         rows, columns = size = self._size(count, height, width, options)
-        if max(size) > LONGEST_SIDE * self.rules.patch:
+        if max(size) > MAX_SIDE * self.rules.patch:
             raise ImageError(
                 f"the video's frames are {width} x {height} px; the limit is "
-                f"{LONGEST_SIDE * self.rules.patch} px on a side"
+                f"{MAX_SIDE * self.rules.patch} px on a side"
             )
         patch = self.rules.patch
         return whole(size, (1, rows // patch, columns // patch), self.rules.resample)
 
-    def grid(self, recipe: ImageRecipe) -> Grid:
+    def grid(self, recipe: PreprocessParams) -> Grid:
         return (self.frames, *recipe.grid[1:])
 
     def _size(self, count: int, height: int, width: int, options: VideoOptions) -> tuple[int, int]:
@@ -143,7 +141,7 @@ class QwenVideo:
         least = min(least, most) if options.min_pixels is None else options.min_pixels
         if not unit <= most <= rules.max_pixels or not 0 < least <= most:
             raise ImageError(
-                f"min_pixels is {least} and max_pixels {most}; a frame of this model takes "
+                f"min_pixels is {least} and max_pixels {most}; a frame of this model has "
                 f"{unit} to {rules.max_pixels} pixels"
             )
         return smart_resize(height, width, replace(rules, min_pixels=least, max_pixels=most))
@@ -214,9 +212,7 @@ def read_video(checkpoint: Checkpoint, variant: Variant, image: ImageRules) -> Q
     third = variant == "qwen3_vl"
     section, unit = checkpoint.video, image.factor**2
     least, most = (
-        (SHORTEST_EDGE, BUDGET_TOKENS * unit)
-        if third
-        else (LEAST_TOKENS * unit, FRAME_TOKENS * unit)
+        (MIN_EDGE, BUDGET_TOKENS * unit) if third else (MIN_TOKENS * unit, FRAME_TOKENS * unit)
     )
     check_made_for(section, patch_size=image.patch, merge_size=image.merge)
     absent = replace(image, min_pixels=least, max_pixels=most)
@@ -236,7 +232,7 @@ def read_video(checkpoint: Checkpoint, variant: Variant, image: ImageRules) -> Q
         fps=section.number("fps", default=2.0),
         num_frames=given or None,
         min_frames=section.integer("min_frames", default=4),
-        max_frames=section.integer("max_frames", default=MOST_FRAMES),
+        max_frames=section.integer("max_frames", default=MAX_FRAMES),
         cap=section.flag("cap_pixels_per_frame"),
         max_video_tokens=section.integer(
             "max_video_tokens", default=FRAME_TOKENS if third else 128_000

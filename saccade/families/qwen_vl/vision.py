@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from saccade.core.types import Grid
-from saccade.families.kit.native_images import LONGEST_SIDE, ImageRules
+from saccade.families.kit.native_images import MAX_SIDE, ImageRules
 from saccade.families.qwen_vl.config import PatchEmbedding, VisionConfig
+from saccade.kernels.device import send
 from saccade.kernels.matrix import DenseMatrix
 from saccade.kernels.reference.patchify import patchify
 from saccade.nn.linear import Linear
@@ -24,7 +25,6 @@ from saccade.nn.norm import LayerNorm, RMSNorm
 from saccade.nn.patches import merged_order, split_images
 from saccade.nn.protocol import GridFacts, Pack, Pieces
 from saccade.nn.tower import AxialRope, BlockParts, Layer, Norm, PatchMerger, TowerBlock
-from saccade.nn.transfer import send
 from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
@@ -124,7 +124,7 @@ class FoldedPatchEmbed:
         self.linear = Linear(
             weights.ops, DenseMatrix(folded.view(config.hidden, -1).to(self.dtype))
         )
-        # [D, frames, 3, P * P]: a frame's bytes stand together
+        # [D, frames, 3, P * P]: a frame's bytes are contiguous
         apart = (slices / std[:, :, None]).transpose(1, 2).reshape(config.hidden, -1)
         self.slices = Linear(weights.ops, DenseMatrix(apart.to(self.dtype)))
 
@@ -141,7 +141,7 @@ class FoldedPatchEmbed:
 def _patch_embed(
     weights: Weights, config: VisionConfig, rules: ImageRules, way: PatchEmbedding
 ) -> Layer:
-    folded = way == "folded" or (way == "auto" and weights.ops.kind == "x86")
+    folded = way == "folded" or (way == "auto" and weights.ops.folds_towers)
     return (FoldedPatchEmbed if folded else PatchEmbed)(weights, config, rules)
 
 
@@ -193,7 +193,7 @@ class VisionTower:
             for i, layer in enumerate(config.deepstack_layers)
         }
         # The row rotates a head's first half, the column its second.
-        self.rope = AxialRope(weights, config.head_dim, config.rope_theta, LONGEST_SIDE)
+        self.rope = AxialRope(weights, config.head_dim, config.rope_theta, MAX_SIDE)
 
     def rows(self, patches: int) -> int:
         return patches // self.config.merge**2
@@ -232,7 +232,7 @@ class VisionTower:
 
     def grid_facts(self, grid: Grid) -> GridFacts:
         _, height, width = grid
-        assert max(height, width) <= LONGEST_SIDE, "the spec lets no longer image in"
+        assert max(height, width) <= MAX_SIDE, "the spec lets no longer image in"
         device, merge = self.device, self.config.merge
         row, column = merged_order(height, width, merge)
         places = np.stack((row, column))  # [2, N]

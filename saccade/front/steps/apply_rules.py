@@ -8,19 +8,17 @@ from saccade.core.errors import InvalidRequest
 from saccade.front.answer_rules import reasoning_tags
 from saccade.front.conversation import Chat
 from saccade.front.prepared import Preparation, Prompt
-from saccade.front.steps.limit_answer import LimitAnswer
-from saccade.text.prompt.template import Tokenizer
-
-READABLE = 8
-"""A prompt that is to be cut may have so many times the context."""
+from saccade.front.step_order import READABLE, StepContext
+from saccade.front.steps.tokenise import LimitAnswer
 
 
 class ApplyRules:
-    """For requests with any of these rules."""
+    """For requests with any of these rules. defaults: the checkpoint's own."""
 
-    def __init__(self, tokenizer: Tokenizer, limits: LimitAnswer) -> None:
-        self._tokenizer = tokenizer
-        self._limits = limits
+    def __init__(self, context: StepContext) -> None:
+        self._tokenizer = context.tokenizer
+        self._limits = context.step(LimitAnswer)
+        self._defaults = context.defaults.rules
 
     async def set_readable(self, preparation: Preparation) -> None:
         """Decide how many prompt tokens are read, and how many stay."""
@@ -40,7 +38,12 @@ class ApplyRules:
         rules, length = preparation.request.rules, len(preparation.prompt.tokens)
         if surplus := length - preparation.kept_of(length):
             preparation.prompt = cut(preparation.prompt, surplus)
-        preparation.rules = rules.tokens(self._tokenizer, self._reasons(preparation))
+        found = rules.tokens(self._tokenizer, self._reasons(preparation))
+        preparation.rules = replace(
+            found,
+            no_repeat=found.no_repeat or self._defaults.no_repeat,
+            banned=self._defaults.banned,
+        )
         preparation.reading = replace(
             preparation.reading,
             special=not rules.skip_special_tokens,

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from saccade.core.family import FamilySpec
 from saccade.front.breakpoints import Mark, choose
 from saccade.front.prepared import Preparation, Prompt
 from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest
-from saccade.text.prompt.message_offsets import TOOLS, MessageOffset
+from saccade.front.step_order import StepContext
+from saccade.text.prompt.content_shapes import TOOLS
+from saccade.text.prompt.message_offsets import MessageOffset
 
 
 class KeepPrompt:
     """For requests with marks, or with wishes for the caches."""
 
-    def __init__(self, spec: FamilySpec) -> None:
-        self._spec = spec
+    def __init__(self, context: StepContext) -> None:
+        self._spec = context.spec
 
     async def check(self, preparation: Preparation) -> None:
         """Raise InvalidRequest for too many marks."""

@@ -1,8 +1,7 @@
 """A request's files, opened and replaced by the parts that a model can see. A PDF becomes each
 page's text and image, in order; an image stays one.
 
-Owns the words around pages, and where a mark on a file's part stands. Knows nothing of reading
-files, or of templates.
+Owns the words around pages, and where a mark on a file's part stands.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from saccade.front.conversation import Chat, Message, MessageText, Part
 from saccade.front.fields import too_long
 from saccade.front.prepared import Preparation
 from saccade.front.prompt_encoder import GenerationRequest
-from saccade.front.steps.apply_rules import READABLE
-from saccade.media.documents import OpenedPage
-from saccade.media.media import Media
+from saccade.front.step_order import READABLE, StepContext
+from saccade.front.steps.tokenise import Tokenise
+from saccade.media.sent_files import OpenedPage, SentFiles
 from saccade.media.sources.fairness import MemoryBudget, Requester
 from saccade.media.sources.source import ImageSource, SentFile
 
@@ -26,24 +25,28 @@ from saccade.media.sources.source import ImageSource, SentFile
 class OpenFiles:
     """For requests with files."""
 
-    def __init__(self, media: Media) -> None:
-        self._media = media
+    def __init__(self, context: StepContext) -> None:
+        self._media = context.media
+        self._files = SentFiles(context.media)
+        self._text = context.step(Tokenise)
 
     async def open(self, preparation: Preparation) -> None:
-        """Replace the files by their pages, which must fit beside the text."""
+        """Replace the files by their pages, which must fit beside the text, and tokenise anew."""
         others = len(preparation.encoded.tokens) + 1
         client, budget = preparation.client, preparation.budget
         (preparation.request,) = await self.opened(
             [preparation.request], client, budget, preparation.context_length, others
         )
         self._media.check_sources(preparation.request.chat.sources)
+        await self._text.encode(preparation)
 
     async def open_within_reason(self, preparation: Preparation) -> None:
-        """Replace the files by their pages, which may exceed the context."""
+        """Replace the files by their pages, which may exceed the context, and tokenise anew."""
         client, budget = preparation.client, preparation.budget
         (preparation.request,) = await self.opened(
             [preparation.request], client, budget, preparation.context_length, most=READABLE
         )
+        await self._text.read(preparation)
 
     async def opened(
         self,
@@ -76,7 +79,7 @@ class OpenFiles:
         requester = Requester.of(client, salt, budget)
         sources = (source for each in requests for source in each.chat.sources)
         others = sum(isinstance(source, ImageSource) for source in sources)
-        opened = await self._media.open_files(files, client.salt(salt), requester, others, fits)
+        opened = await self._files.open(files, client.salt(salt), requester, others, fits)
         parts: PartsOfFiles = {
             id(file): (found,) if isinstance(found, ImageSource) else _pages(file, found)
             for file, found in zip(files, opened, strict=True)

@@ -1,6 +1,6 @@
 """A request's images and videos: checked, then opened. Videos say what stands around their images.
 
-Decoding comes later. Knows nothing of fetching (`media/`).
+Decoding comes later.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from saccade.core.client import Client
-from saccade.front.adapters import salted
 from saccade.front.prepared import Preparation
-from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest, PromptEncoder
-from saccade.media.media import Media
+from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest
+from saccade.front.step_order import StepContext
 from saccade.media.opened import Opened, OpenedVideo
 from saccade.media.sources.fairness import MemoryBudget, Requester
 from saccade.media.sources.source import Source
@@ -20,9 +19,9 @@ from saccade.media.sources.source import Source
 class OpenSources:
     """For requests with images or videos."""
 
-    def __init__(self, media: Media, prompts: PromptEncoder) -> None:
-        self._media = media
-        self._prompts = prompts
+    def __init__(self, context: StepContext) -> None:
+        self._media = context.media
+        self._prompts = context.prompts
 
     async def check(self, preparation: Preparation) -> None:
         """Refuse media that this model cannot see, before fetching any."""
@@ -45,9 +44,7 @@ class OpenSources:
         budget: MemoryBudget,
     ) -> tuple[Opened, ...]:
         """Open these for the asking client. Raises a RequestError."""
-        salt = client.salt(request.cache_salt)
-        if request.adapter.tower:
-            salt = salted(salt, request.adapter)
+        salt = request.adapter.salted(client.salt(request.cache_salt))
         requester = Requester.of(client, request.cache_salt, budget)
         return await self._media.open_all(sources, salt, requester)
 

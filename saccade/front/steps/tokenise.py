@@ -1,33 +1,31 @@
-"""The steps of every request: its text as tokens, and its placeholders as spans.
-
-Knows nothing of fetching images, or of any feature that a request may name.
+"""The steps of every request: its text as tokens, its placeholders as spans, and its
+answer's limits: sampling complete, within what the context leaves.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
 from saccade.core.errors import InvalidRequest
-from saccade.core.family import FamilySpec
+from saccade.core.types import LARGEST, SamplingParams, fill_sampling
+from saccade.front.conversation import Chat
 from saccade.front.fields import too_long
 from saccade.front.prepared import Preparation, Prompt
-from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest, PromptEncoder
-from saccade.front.steps.limit_answer import LimitAnswer
+from saccade.front.prompt_encoder import EncodedPrompt, GenerationRequest
+from saccade.front.step_order import StepContext
 from saccade.media.opened import Opened
-from saccade.text.answer.reasoning import Tags
 
 
 class Tokenise:
-    """Turns prompts into tokens for one model. tags: reasoning's, in answers."""
+    """Turns prompts into tokens for one model."""
 
-    def __init__(
-        self, spec: FamilySpec, prompts: PromptEncoder, limits: LimitAnswer, tags: Tags
-    ) -> None:
-        self._spec = spec
-        self._prompts = prompts
-        self._limits = limits
-        self._tags = tags
+    def __init__(self, context: StepContext) -> None:
+        self._spec = context.spec
+        self._prompts = context.prompts
+        self._limits = context.step(LimitAnswer)
+        self._tags = context.tags
 
     async def encode(self, preparation: Preparation) -> None:
         """Tokenise the text, with one token per image. The tokens leave a budget for an answer."""
@@ -77,3 +75,47 @@ class Tokenise:
         request = preparation.request
         names = self._prompts.ignored(request.chat)
         preparation.ignored += tuple(request.names[name] for name in names)
+
+
+class LimitAnswer:
+    """Bounds each answer's length, with defaults for every field that a request leaves open."""
+
+    def __init__(self, context: StepContext) -> None:
+        self._defaults = context.defaults.sampling
+        self._vocab_size = context.spec.vocab_size
+
+    @property
+    def usual_length(self) -> str:
+        """Describe for people how long an answer may be by default."""
+        most = self._defaults.max_tokens
+        return "as long as the context allows" if most == LARGEST else f"{most} tokens at most"
+
+    async def limit(self, preparation: Preparation) -> None:
+        """Bound the answer again, by the prompt as the engine gets it."""
+        length = len(preparation.prompt.tokens)
+        preparation.sampling = self.sampling(
+            preparation.request, length, preparation.context_length
+        )
+
+    def sampling(
+        self, request: GenerationRequest, prompt_tokens: int, context_length: int
+    ) -> SamplingParams:
+        """Fill in the request's sampling, and bound the answer by the rest of the context."""
+        if not prompt_tokens:
+            raise InvalidRequest("the prompt is empty", request.names["prompt"])
+        left = context_length - prompt_tokens
+        if left < 1:
+            chat = isinstance(request.prompt, Chat)
+            raise too_long(request.field, f"{prompt_tokens} tokens", context_length, chat)
+        sampling = fill_sampling(request.sampling, self._defaults, left, secrets.randbits(63))
+        for name, tokens in sampling.listed_tokens.items():
+            self.check_tokens(name, tokens)
+        return sampling
+
+    def check_tokens(self, name: str, ids: Sequence[int]) -> None:
+        """Raise InvalidRequest, naming the field `name`, for a token outside the vocabulary."""
+        size = self._vocab_size
+        if outside := [token for token in ids if not 0 <= token < size]:
+            raise InvalidRequest(
+                f"{name}: token {outside[0]} is not within the vocabulary of {size}", name
+            )

@@ -19,11 +19,15 @@ MASKED_QUERIES = 256
 
 
 def causal_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    softmax: blockwise.Softmax = blockwise.softmax,
 ) -> torch.Tensor:  # [L, Hq, D]
     """Attend causally (lower right) with q [L, Hq, D] to one sequence's k, v [1, Hkv, K, D].
 
-    The queries are its last L tokens, the keys all K.
+    The queries are its last L tokens, the keys all K. softmax: for many of both.
     """
     length, heads, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
@@ -35,7 +39,7 @@ def causal_attention(
             q.view(1, kv_heads, group, dim), k, v, scale=scale
         ).reshape(1, heads, dim)
     if blockwise.pays(q, length * group, keys):
-        return blockwise.attend(q, k[0], v[0], scale, causal=True)
+        return blockwise.attend(q, k[0], v[0], scale, causal=True, softmax=softmax)
     # The members of a group become the batch, over which keys and values are expanded without a
     # copy.
     queries = q.view(length, kv_heads, group, dim).permute(2, 1, 0, 3)  # [G, Hkv, L, D]
@@ -65,7 +69,7 @@ def decode_attention(
 class Block(NamedTuple):
     """Some of a row's queries, and the keys that any of them sees.
 
-    The third field says which keys each query sees [B, K]; `None`: all.
+    The third field is the mask of the keys that each query sees [B, K]; `None`: all.
     """
 
     queries: slice

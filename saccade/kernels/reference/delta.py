@@ -2,8 +2,8 @@
 and the short causal convolution before.
 
 Owns what both mean in plain PyTorch, for packed rows that continue states in memory lines: a scan
-in chunks for rows with many tokens, one recurrent step for rows with one. On a GPU
-`triton/delta.py` does the same. Unaware of sequences, worker slots and plans.
+in chunks for rows with many tokens, one recurrent step for rows with one. Unaware of sequences,
+worker slots and plans.
 
 With a state S [Dk, Dv], each token does S = exp(g) S; S += k (beta (v - S'k))'; out = S'q, where
 queries and keys have length one (Yang et al., "Gated Delta Networks", 2024). States and all
@@ -44,15 +44,15 @@ class StateRows:
     """R rows with T packed tokens, and the memory line with each sequence's state.
 
     Row r has the tokens `[q_starts[r], q_starts[r + 1])`, the last among its sequence's first
-    `kv_lengths[r]` tokens. A row with `kv_lengths` 0 is padding, and leaves states alone. singles:
-    this many rows, the first ones, have one token each. host: the rows without padding, if known to
-    the host; rows with one line continue each other, in order.
+    `kv_lengths[r]` tokens. A row with `kv_lengths` 0 is padding, and leaves states alone.
     """
 
     q_starts: torch.Tensor  # [R + 1] int32
     kv_lengths: torch.Tensor  # [R] int32
     lines: torch.Tensor  # [R] int64
-    singles: int
+    singles: int  # this many rows, the first ones, have one token each
+    # the rows without padding, if known to the host; rows with one line continue each other, in
+    # order
     host: tuple[HostRow, ...] = ()
 
     @classmethod

@@ -1,5 +1,5 @@
-"""A layer's experts as one tensor, and what they make of rows: what a GPU runs, in plain PyTorch.
-There it is `triton/experts.py`'s.
+"""A layer's experts as one tensor, and what they make of rows: what a GPU's kernel computes, in
+plain PyTorch.
 
 Stateless. `moe.py` decides which experts a row goes to.
 """

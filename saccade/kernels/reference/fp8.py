@@ -2,7 +2,7 @@
 products with FP8 matrices.
 
 Owns what a product means in plain PyTorch, and the choice of its form. Few rows stay unchanged:
-their cost is reading the weights, and `triton/fp8.py` reads weights in 8 bits. Many rows become 8
+their cost is reading the weights, and a GPU's kernel reads them in 8 bits. Many rows become 8
 bits too, each with own scales, on devices that multiply FP8 (`torch`'s scaled products). A row's
 answer depends on how many rows a product has, never on their content. PyTorch lacks index_copy_ for
 such tensors: their bytes are copied.
@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional as F
 
 from saccade.kernels import device
-from saccade.kernels.matrix import FP8, Fp8Experts, Fp8Matrix, Fp8Rows
+from saccade.kernels.matrix import FP8, MAX_UNQUANTIZED_ROWS, Fp8Experts, Fp8Matrix, Fp8Rows
 
 LARGEST = 448.0
 """Largest value, of either sign. What is beyond becomes it: the format has no infinity."""
@@ -24,14 +24,9 @@ BLOCK = 128
 """Rows and columns of the blocks of weights that scaled products take, and inputs of a row that
 then share a scale.
 """
-FEW_ROWS = 16
-"""Rows of a product up to which they are not made 8 bits. An H200 takes 24 microseconds for 16 rows
-in 8 bits and 30 for unchanged ones (19,456 x 2,560), whose error is fifteen times less. For 64 it
-takes 23 and 72.
-"""
-LEAST_AMOUNT = 1e-12
+MIN_AMOUNT = 1e-12
 """A group of smaller values than that has the scale of one with this value."""
-TRIED_ROWS = 2 * FEW_ROWS
+TRIED_ROWS = 2 * MAX_UNQUANTIZED_ROWS
 """Rows of the product that tells whether a device multiplies in 8 bits."""
 ROWS_UNIT = 4
 """cuBLAS reads scales of rows 16 bytes at a time: rows are padded to a multiple of this."""
@@ -41,14 +36,6 @@ def to_fp8(x: torch.Tensor, scale: float | torch.Tensor = 1.0) -> torch.Tensor:
     """Return `x / scale`, rounded to the nearest."""
     wide = x.float()
     return wide.div(scale).clamp_(-LARGEST, LARGEST).to(FP8)
-
-
-def put_rows(kept: torch.Tensor, places: torch.Tensor, rows: torch.Tensor, scale: float) -> None:
-    """Set `kept[places] = rows`, in `kept`'s dtype. FP8 values are divided by `scale`."""
-    if kept.dtype == FP8:
-        kept.view(torch.uint8).index_copy_(0, places, to_fp8(rows, scale).view(torch.uint8))
-    else:
-        kept.index_copy_(0, places, rows)
 
 
 def padded_rows(count: int) -> int:
@@ -61,7 +48,7 @@ def quantise_rows(x: torch.Tensor, group: int) -> Fp8Rows:
     A group's largest value becomes FP8's largest.
     """
     parts = x.float().unflatten(1, (-1, group))
-    scales = parts.abs().amax(2).clamp_(min=LEAST_AMOUNT) / LARGEST
+    scales = parts.abs().amax(2).clamp_(min=MIN_AMOUNT) / LARGEST
     values = to_fp8(parts, scales.unsqueeze(2)).flatten(1)
     more = padded_rows(len(x)) - len(x)
     padded = F.pad(values.view(torch.uint8), (0, 0, 0, more)).view(FP8)
@@ -101,7 +88,7 @@ def _multiplies(matrix: Fp8Matrix, dtype: torch.dtype) -> bool:
 def block_scales(scales: torch.Tensor) -> torch.Tensor | None:
     """Return scales for output blocks [groups, out / 128], as for cuBLAS, from [out, groups].
 
-    Groups are padded to a multiple of 4, and a block's scales lie back to back. Returns `None` if
+    Groups are padded to a multiple of 4, and a block's scales are contiguous. Returns `None` if
     the outputs within a block differ in scales.
     """
     if scales.shape[0] % BLOCK:

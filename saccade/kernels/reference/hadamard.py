@@ -10,7 +10,18 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.x86.vnni_call import LEAST_BLOCK, block_of
+BLOCKS = (64, 128, 256, 512)
+"""Supported block sizes of the transform."""
+MIN_BLOCK = BLOCKS[0]
+"""Inputs are padded to a multiple of so many."""
+
+
+def block_of(inputs: int) -> int:
+    """Return how many of the inputs, a multiple of `MIN_BLOCK`, are transformed together.
+
+    More spread a large value further. Only all inputs in whole blocks are transformed.
+    """
+    return min(inputs & -inputs, BLOCKS[-1])
 
 
 def transform(x: torch.Tensor) -> torch.Tensor:
@@ -19,7 +30,7 @@ def transform(x: torch.Tensor) -> torch.Tensor:
     Done twice, a block is as many times what it was as it has inputs (`block_of`). The order is the
     x86 code's, to the bit.
     """
-    wide = F.pad(x.float(), (0, -x.shape[1] % LEAST_BLOCK))
+    wide = F.pad(x.float(), (0, -x.shape[1] % MIN_BLOCK))
     shape, block, step = wide.shape, block_of(wide.shape[1]), 1
     while step < block:
         first, second = wide.view(-1, 2, step).unbind(1)

@@ -1,6 +1,5 @@
-"""4-bit matrices (AWQ, GPTQ, compressed-tensors' pack-quantized): numbers packed as they lie in
-memory, and products with them in plain PyTorch. On a GPU those are `triton/int4.py`'s, where
-weights cross memory in 4 bits.
+"""4-bit matrices (AWQ, GPTQ, compressed-tensors' pack-quantized): numbers packed as they are in
+memory, and products with them in plain PyTorch. Backends' kernels read them in 4 bits.
 
 Owns the packing. Leaves checkpoints' layouts to `runtime/packed.py`.
 """
@@ -10,17 +9,17 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.matrix import CHUNK, EACH, Int4Matrix
+from saccade.kernels.matrix import CHUNK, EACH, Int4Matrix, Matrix
 
-LEAST_GROUP = 32
+MIN_GROUP = 32
 """Inputs that share a scale divide by this: so many are multiplied at a time."""
-MIDDLE = 8
+ZERO_POINT = 8
 """The number that means 0 where a matrix has no zero points."""
 LARGEST = 15
 """Largest number."""
-LEAST_SCALE = 1e-30
+MIN_SCALE = 1e-30
 """In place of 0, for groups of zeros."""
-MOST_ZERO = 1 << 15
+MAX_ZERO = 1 << 15
 """Largest zero: panels have them as float16."""
 BLOCK_VALUES = 1 << 17
 """Values that are quantised at a time: what is made of them on the way stays in a core's cache."""
@@ -28,7 +27,7 @@ BLOCK_VALUES = 1 << 17
 
 def holds(group: int, inputs: int) -> bool:
     """Return True if the layout has matrices where this many inputs share a scale."""
-    return group >= inputs or group % LEAST_GROUP == 0
+    return group >= inputs or group % MIN_GROUP == 0
 
 
 def pack_int4(
@@ -77,7 +76,7 @@ def dense(matrix: Int4Matrix) -> torch.Tensor:
     def spread(values: torch.Tensor) -> torch.Tensor:
         return values.t().float().repeat_interleave(matrix.group, 1)[:, : matrix.inputs]
 
-    wide = numbers_of(matrix).float() - (MIDDLE if zeros is None else spread(zeros))
+    wide = numbers_of(matrix).float() - (ZERO_POINT if zeros is None else spread(zeros))
     wide *= spread(scales)
     if order is None:
         return wide
@@ -114,10 +113,15 @@ def steps_from(least: torch.Tensor, step: torch.Tensor) -> tuple[torch.Tensor, t
 
     A group whose values hardly differ becomes a constant. Its numbers must then be 0.
     """
-    flat = step.abs() * MOST_ZERO <= least.abs()
+    flat = step.abs() * MAX_ZERO <= least.abs()
     scales = torch.where(flat, -least, step)
-    scales = torch.where(scales == 0, LEAST_SCALE, scales)
+    scales = torch.where(scales == 0, MIN_SCALE, scales)
     return scales, torch.where(flat, (least != 0).float(), -least / scales)
+
+
+def prepack_int4(matrix: Int4Matrix) -> Matrix:
+    """Return the matrix as it is."""
+    return matrix
 
 
 def int4_linear(

@@ -11,18 +11,13 @@ from dataclasses import replace
 
 import torch
 
-from saccade.kernels.matrix import Int8Matrix
-from saccade.kernels.processor import has_vnni
-from saccade.kernels.reference.hadamard import transform, transform_back
-from saccade.kernels.x86.vnni import runs_vnni
-from saccade.kernels.x86.vnni_call import LARGEST, LEAST_BLOCK, LEAST_SCALE, block_of
-from saccade.kernels.x86.vnni_layout import (
-    bytes_linear,
-    pack_bytes,
-    pad_scales,
-    quantise_outputs,
-)
+from saccade.kernels.matrix import Int8Matrix, Matrix
+from saccade.kernels.reference.hadamard import MIN_BLOCK, block_of, transform, transform_back
 
+LARGEST = 127
+"""Largest value of a quantised row's number, of either sign."""
+MIN_SCALE = 1e-30
+"""In place of 0, for rows of zeros."""
 ZERO = 128
 """What stands for 0 in a quantised row: oneDNN is fast for unsigned rows on every processor with
 VNNI, for signed ones with AMX only.
@@ -31,45 +26,30 @@ BLOCK_VALUES = 1 << 17
 """Values that are quantised at a time: what is made of them on the way stays in a core's cache."""
 
 
-def runs_int8() -> bool:
-    """Return True if this processor sums 8-bit products without overflow, and torch has the kernel.
-
-    The processor needs VNNI or AMX.
-    """
-    return has_vnni() and torch.backends.mkldnn.is_available()
-
-
 def quantise_matrix(weight: torch.Tensor) -> Int8Matrix:
-    """Transform and quantise `weight` [out, in] by each output's largest value."""
-    if runs_vnni() and weight.numel():
-        return Int8Matrix(*quantise_outputs(weight), transformed=True)
-    return quantise_matrix_plainly(weight)
-
-
-def quantise_matrix_plainly(weight: torch.Tensor) -> Int8Matrix:
-    """Return what `quantise_matrix` does, by PyTorch alone, a few rows at a time."""
+    """Transform and quantise `weight` [out, in] by each output's largest value, a few rows at a
+    time.
+    """
     outputs, inputs = weight.shape
-    whole = -(-inputs // LEAST_BLOCK) * LEAST_BLOCK
+    whole = -(-inputs // MIN_BLOCK) * MIN_BLOCK
     values = torch.empty(outputs, whole, dtype=torch.int8)
     scales = torch.empty(outputs)
     step = max(1, BLOCK_VALUES // max(1, inputs))
     for rows, target, scale in zip(weight.split(step), values.split(step), scales.split(step)):
         wide = transform(rows).div_(block_of(whole))
         torch.div(wide.abs().amax(1), LARGEST, out=scale)
-        target.copy_(wide.div_(scale.clamp_min(LEAST_SCALE).unsqueeze(1)).round_())
+        target.copy_(wide.div_(scale.clamp_min(MIN_SCALE).unsqueeze(1)).round_())
     return Int8Matrix(values, scales, transformed=True)
 
 
 def restore_matrix(matrix: Int8Matrix, inputs: int) -> torch.Tensor:
-    """Return the float32 [out, in] that an unpacked matrix stands for."""
+    """Return an unpacked matrix dequantised to float32 [out, in]."""
     whole = matrix.values.float().mul_(matrix.scales.unsqueeze(1))
     return transform_back(whole, inputs) if matrix.transformed else whole
 
 
-def pack_int8(matrix: Int8Matrix) -> Int8Matrix:
+def prepack_int8(matrix: Int8Matrix) -> Matrix:
     """Return `matrix` in the form that `int8_linear` takes. Only `int8_linear` can read it."""
-    if runs_vnni() and matrix.values.shape[1]:
-        return replace(matrix, values=pack_bytes(matrix.values), scales=pad_scales(matrix.scales))
     return replace(matrix, values=torch.ops.onednn.qlinear_prepack(matrix.values, None))
 
 
@@ -88,7 +68,7 @@ def quantise_rows(x: torch.Tensor, transformed: bool) -> tuple[torch.Tensor, tor
 
 def _quantise_block(x: torch.Tensor, transformed: bool) -> tuple[torch.Tensor, torch.Tensor]:
     wide = transform(x) if transformed else x.float()
-    scales = wide.abs().amax(-1, keepdim=True).div_(LARGEST).clamp_min_(LEAST_SCALE)
+    scales = wide.abs().amax(-1, keepdim=True).div_(LARGEST).clamp_min_(MIN_SCALE)
     # PyTorch casts to signed numbers four times as fast; their top bit, turned, adds `ZERO`.
     signed = (wide / scales).round_().to(torch.int8)
     return signed.view(torch.uint8).bitwise_xor_(ZERO), scales
@@ -100,12 +80,10 @@ def int8_linear(
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Return `x @ matrix.T + bias`, [T, out], for x [T, in] and a matrix from `pack_int8`.
+    """Return `x @ matrix.T + bias`, [T, out], for x [T, in] and a matrix from `prepack_int8`.
 
     dtype: the result's; `None`: x's.
     """
-    if matrix.values.dtype == torch.int32:
-        return bytes_linear(x, matrix, bias, dtype)
     rows, scales = quantise_rows(x, matrix.transformed)
     products: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
         rows,

@@ -1,8 +1,7 @@
-"""What stands between the products in a language model's layer, each in one pass: queries and keys
-normalised, turned and cached; a stream added to and normalised; a gate applied.
+"""The operations between the matmuls of a language model's layer, each in one pass: queries and
+keys normalised, rotated and cached; a residual added and normalised; a gate applied.
 
-Owns what each means in plain PyTorch. `triton/layer.py` has each as one launch, `x86/layer.py` as
-one loop over rows.
+Owns what each means in plain PyTorch. Backends have each as one launch, or one loop over rows.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
+from saccade.kernels.matrix import FP8
 from saccade.kernels.reference.activation import Activation, activate
-from saccade.kernels.reference.fp8 import put_rows
 from saccade.kernels.reference.norm import layer_norm, rms_norm
 from saccade.kernels.reference.paged import PagedCache
 from saccade.kernels.reference.rotary import Rotation, rotate_
@@ -25,7 +24,7 @@ class QKNorm(NamedTuple):
     eps: float
 
 
-def turn_and_cache(
+def rope_and_cache(
     qkv: torch.Tensor,
     kv_heads: int,
     rotation: Rotation,
@@ -48,6 +47,16 @@ def turn_and_cache(
     put_rows(cache.keys, out_slots, qk[:, heads:], cache.key_scale)
     put_rows(cache.values, out_slots, qkv[:, rotated:], cache.value_scale)
     return qk[:, :heads]
+
+
+def put_rows(kept: torch.Tensor, places: torch.Tensor, rows: torch.Tensor, scale: float) -> None:
+    """Set `kept[places] = rows`, in `kept`'s dtype. FP8 values are divided by `scale`."""
+    if kept.dtype == FP8:
+        from saccade.kernels.reference.fp8 import to_fp8
+
+        kept.view(torch.uint8).index_copy_(0, places, to_fp8(rows, scale).view(torch.uint8))
+    else:
+        kept.index_copy_(0, places, rows)
 
 
 def add_rms_norm(

@@ -1,8 +1,8 @@
 """Products with weight matrices, and the activation after them.
 
-On x86 processors a weight is kept in oneDNN's blocks, unless panels take it (`x86/dense.py`), and
-the activation is applied where the product is made. So calls skip any reordering, which counts most
-for few rows (decision 003). Stateless.
+On x86 processors a weight is kept in oneDNN's blocks, and the activation is applied where the
+product is made. So calls skip any reordering, which counts most for few rows (decision 003).
+Stateless.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from saccade.kernels.reference.activation import Activation, activate
 
 ROWS_FORESEEN = 1024
 """oneDNN chooses its blocks for products of so many rows; others are right too, and as fast."""
-LEAST_VALUES = 160_000
+MIN_VALUES = 160_000
 """A float32 weight of fewer values stays as it is: for one row, the call of oneDNN takes longer
 than the product (measured: decision 003).
 """
@@ -50,7 +50,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     return packed
 
 
-def lay_out_dense(matrix: DenseMatrix) -> Matrix:
+def prepack_dense(matrix: DenseMatrix) -> Matrix:
     """Return the matrix with packed values."""
     return DenseMatrix(pack(matrix.values))
 
@@ -64,7 +64,7 @@ def _packs(weight: torch.Tensor) -> bool:
         return False
     if weight.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return weight.dtype == torch.float32 and weight.numel() >= LEAST_VALUES
+    return weight.dtype == torch.float32 and weight.numel() >= MIN_VALUES
 
 
 def dense_linear(
@@ -75,8 +75,9 @@ def dense_linear(
 ) -> torch.Tensor:
     """Return `activation(x @ weight.T + bias)` [..., out] with a weight from `pack`."""
     if not weight.is_mkldnn:
-        return activate(F.linear(x, weight, bias), activation)
+        y = F.linear(x, weight, bias)
+        return y if activation == "none" else activate(y, activation)
     fused = FUSED.get(activation)
     operation, algorithm = fused or FUSED["none"]
-    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, operation, [], algorithm)
+    y = torch.ops.mkldnn._linear_pointwise(x, weight, bias, operation, [], algorithm)
     return y if fused else activate(y, activation)

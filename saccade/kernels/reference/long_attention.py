@@ -8,17 +8,19 @@ PyTorch's own attention packs its operands anew for each small tile on such CPUs
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
-from saccade.kernels.device import has_numba
 from saccade.kernels.processor import has_bf16
 
-LEAST_QUERIES = 64
+Softmax = Callable[[torch.Tensor], torch.Tensor]
+"""Of scores float32 [R, K], which it may overwrite, to weights in bfloat16."""
+
+MIN_QUERIES = 64
 """Rows of a key head's products below which PyTorch's attention is as fast."""
-LEAST_KEYS = 256
+MIN_KEYS = 256
 BLOCK_SCORES = 1 << 19
 """Scores of a block: 2 MiB in float32, a part of a core's share of the last cache."""
 BLOCK_QUERIES = (32, 256)
@@ -33,15 +35,26 @@ def pays(q: torch.Tensor, queries: int, keys: int) -> bool:
     return (
         q.dtype == torch.bfloat16
         and q.device.type == "cpu"
-        and queries >= LEAST_QUERIES
-        and keys >= LEAST_KEYS
+        and queries >= MIN_QUERIES
+        and keys >= MIN_KEYS
         and has_bf16()
         and not torch.cpu._is_amx_tile_supported()
     )
 
 
+def softmax(scores: torch.Tensor) -> torch.Tensor:
+    """Implement `Softmax` by PyTorch."""
+    return torch.softmax(scores, -1, out=scores).bfloat16()
+
+
 def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, causal: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    *,
+    causal: bool,
+    softmax: Softmax = softmax,
 ) -> torch.Tensor:  # [L, Hq, D]
     """Attend with q [L, Hq, D] to k, v [Hkv, K, D].
 
@@ -67,33 +80,14 @@ def attend(
                 if later is not None:
                     own = scores.view(end - start, group, seen)[:, :, start - end :]
                     own.masked_fill_(later[: end - start, :, : end - start], -torch.inf)
-                weights = _weights(scores, q)
+                weights = softmax(scores)
                 out[start:end, mine] = (weights @ v[head, :seen]).view(-1, group, dim)
     return out
 
 
-def compile_ahead(like: torch.Tensor) -> None:
-    """Compile what long attention will need for tensors like this one, if it is compiled at all.
-
-    Otherwise the first long prompt, or large image, would wait for it.
-    """
-    if pays(like, LEAST_QUERIES, LEAST_KEYS):
-        _weights(torch.zeros(1, 1), like)
-
-
-def _weights(scores: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return softmax(scores [R, K]) in the dtype that `like` has. Overwrites the scores."""
-    if has_numba():
-        # Imported where it runs: elsewhere Numba need not be installed.
-        from saccade.kernels.x86.long_attention import softmax_to_bfloat16
-
-        return softmax_to_bfloat16(scores)
-    return torch.softmax(scores, -1, out=scores).to(like.dtype)
-
-
 @contextmanager
 def _products_of_16_bits() -> Iterator[None]:
-    """Round the operands of float32 matrix products to bfloat16, and nothing else.
+    """Round only the operands of float32 matmuls to bfloat16.
 
     The operands are 16-bit numbers already, except for the scaled queries. The setting is the
     process's, whose products a worker makes in one thread.

@@ -23,14 +23,10 @@ PART_FIELDS = 4
 
 
 class Groups(NamedTuple):
-    """A batch's rows grouped by adapter.
+    """A batch's rows grouped by adapter."""
 
-    rows: int64 [N], the rows with an adapter, by adapter. groups: int32 [G, 3]: an adapter's place,
-    its first row in `rows`, and how many.
-    """
-
-    rows: torch.Tensor
-    groups: torch.Tensor
+    rows: torch.Tensor  # int64 [N], the rows with an adapter, by adapter
+    groups: torch.Tensor  # int32 [G, 3]: an adapter's place, its first row in `rows`, and how many
 
 
 class Present:
@@ -73,20 +69,16 @@ class Pair:
 
 
 class PackedPairs(NamedTuple):
-    """All adapters in two tensors.
+    """All adapters in two tensors."""
 
-    downs: [all ranks, in]. ups: each `up` transposed, its lines padded to whole `ALIGNED` values.
-    table: int64 [places, 2 + 4 * parts]. An adapter's line has its first `downs`, and how many. For
-    each part of its outputs there follow the first rank, how many, the first value in `ups`, and
-    values per line. parts: int64 [parts, 2]: the first output, and how many. ranks: an adapter's,
-    at most.
-    """
-
-    downs: torch.Tensor
-    ups: torch.Tensor
+    downs: torch.Tensor  # [all ranks, in]
+    ups: torch.Tensor  # each `up` transposed, its lines padded to whole `ALIGNED` values
+    # int64 [places, 2 + 4 * parts]. An adapter's line has its first `downs`, and how many. For each
+    # part of its outputs there follow the first rank, how many, the first value in `ups`, and
+    # values per line.
     table: torch.Tensor
-    parts: torch.Tensor
-    ranks: int
+    parts: torch.Tensor  # int64 [parts, 2]: the first output, and how many
+    ranks: int  # an adapter's, at most
 
 
 class Additions:

@@ -28,15 +28,11 @@ class Routes(NamedTuple):
 
 
 class Sorted(NamedTuple):
-    """Visits by rows to one rank's experts, in the experts' order.
+    """Visits by rows to one rank's experts, in the experts' order."""
 
-    order: visits' numbers, row * K + which of the row's. runs: (expert, rows), for experts with
-    rows. visits: those to all ranks' experts.
-    """
-
-    order: list[int]
-    runs: list[tuple[int, int]]
-    visits: int
+    order: list[int]  # visits' numbers, row * K + which of the row's
+    runs: list[tuple[int, int]]  # (expert, rows), for experts with rows
+    visits: int  # those to all ranks' experts
 
 
 class Addresses(NamedTuple):
@@ -50,7 +46,7 @@ class Addresses(NamedTuple):
 class Experts(NamedTuple):
     """E experts' matrices, each one packed.
 
-    up [2 I, H] (the gate's outputs, then up's), down [H, I]. places: where each lies in memory, for
+    up [2 I, H] (the gate's outputs, then up's), down [H, I]. places: the address of each, for
     compiled products with a few rows (`Ops.locate`).
     """
 
@@ -79,10 +75,10 @@ def route(logits: torch.Tensor, top: int) -> Routes:
 
 def sort_visits(routes: Routes, first: int, count: int) -> Sorted:
     """Sort the visits to the `count` experts from number `first` on."""
-    # The host says which rows go where: a few dozen numbers are put in order in less time than one
+    # Routed on the host: sorting a few dozen numbers takes less time than one
     # operation on tensors takes, and the lengths are needed there anyway.
     numbers = routes.experts.flatten().tolist()
-    mine = (at for at, one in enumerate(numbers) if first <= one < first + count)
+    mine = (index for index, one in enumerate(numbers) if first <= one < first + count)
     order = sorted(mine, key=numbers.__getitem__)  # stable
     runs = [
         (expert - first, len(list(rows)))

@@ -2,44 +2,41 @@
 backends, and their reference in tests.
 
 `Ops` is chosen once, when a model is loaded (`kernels/ops.py`), and handed to new layers.
-Stateless: an operation is a function from the file with its meaning, whose signature stands in that
-file alone. The methods are operations made from other operations.
+Stateless: an operation is a function from its own file, which is the only place with its
+signature. The methods are composed of other operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 from torch.nn import functional as F
 
-from saccade.kernels.matrix import Fp8Matrix, Fp8Rows, Matrix, Rows
-from saccade.kernels.reference import (
-    delta,
-    experts,
-    few_rows,
-    fp8,
-    int4,
-    int8,
-    layer,
-    linear,
-    low_rank,
-    mask,
-    moe,
-)
+from saccade.kernels.language_attention import REFERENCE, LanguageAttention
+from saccade.kernels.matrix import MAX_UNQUANTIZED_ROWS, Fp8Matrix, Fp8Rows, Matrix, Rows
+from saccade.kernels.reference import layer, linear, sample
 from saccade.kernels.reference.activation import Activation, activate
-from saccade.kernels.reference.fp8 import FEW_ROWS
-from saccade.kernels.reference.moe import Addresses, Experts, Routes
 from saccade.kernels.reference.norm import layer_norm, rms_norm
 from saccade.kernels.reference.patchify import centre_patches
 from saccade.kernels.reference.rotary import rotate_
-from saccade.kernels.x86 import vnni_layout
+from saccade.kernels.reference.segments import TowerAttention, sdpa_segments
 
+if TYPE_CHECKING:
+    from saccade.kernels.reference import delta, experts, fp8, int4, int8, low_rank, mask, moe
+    from saccade.kernels.reference.moe import Addresses, Experts, Routes
+
+P = ParamSpec("P")
+R = TypeVar("R")
 Work = Callable[[], tuple[torch.Tensor, ...]]
+Compile = Callable[[Callable[[], object]], object]
+"""Compiles the kernels of some work, and may do it."""
 
 
-class Recorded(Protocol):
+class Captured(Protocol):
     """Work that can be repeated over the memory that it was done with, `results` included."""
 
     @property
@@ -48,27 +45,96 @@ class Recorded(Protocol):
     def replay(self) -> None: ...
 
 
+class LazyModule:
+    """A module that is imported when an attribute of it is first read."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(import_module(self._name), attribute)
+
+
+if not TYPE_CHECKING:
+    delta, experts, fp8, int4, int8, low_rank, mask, moe = (
+        LazyModule(f"saccade.kernels.reference.{name}")
+        for name in ("delta", "experts", "fp8", "int4", "int8", "low_rank", "mask", "moe")
+    )
+
+
+class _Later:
+    def __init__(self, find: Callable[[], Callable[..., object]]) -> None:
+        self._find = find
+        self._put: Callable[[object], None] = lambda _: None
+
+    def __set_name__(self, owner: type, attribute: str) -> None:
+        self._put = partial(setattr, owner, attribute)
+
+    def __get__(self, _ops: object, _owner: type) -> Any:
+        found = self._find()
+        self._put(staticmethod(found))
+        return found
+
+
+def later(find: Callable[[], Callable[P, R]]) -> staticmethod[P, R]:
+    """Return an operation that `find` imports when a layer first asks for it.
+
+    From then on it is an attribute of its class like any other.
+    """
+    return cast("staticmethod[P, R]", _Later(find))
+
+
 class Ops:
     """PyTorch's operations. Stateless: any number of networks may share one.
 
     Other backends derive from the class and replace operations by functions with the same
     signatures.
 
-    kind: these kernels' folder. compiles: kernels compiled at first launch, due before the first
-    request. stacks: a layer's experts are one tensor. samples: one kernel draws tokens. looks_up: a
-    rotation's rows are looked up as heads are turned. sequential_states: states are
-    computed token by token, in one order for prompts and decode, and rows are read from the batch's
-    memory alone, so that steps can be recorded.
+    name: as messages call them.
     """
 
-    kind: Literal["reference", "x86", "triton"] = "reference"
-    compiles: Literal["nothing", "decode", "everything"] = "nothing"
+    name = "PyTorch's"
+    # attention, towers: the language model's and the vision encoder's, by name. stacks: a layer's
+    # experts are one tensor. looks_up: a rotation's rows are looked up as heads are turned.
+    # folds_towers: a tower's first product takes bytes whose normalisation is folded into the
+    # weights. sequential_states: states are computed token by token, in one order for prompts and
+    # decode, and rows are read from the batch's memory alone, so that steps can be recorded.
+    attention: Mapping[str, LanguageAttention] = REFERENCE
+    towers: Mapping[str, TowerAttention] = {"sdpa": sdpa_segments}
     stacks = False
-    samples = False
     looks_up = False
+    folds_towers = False
     sequential_states = False
+    # "module:name" of a `runtime.start.Prepare`, for kernels that are compiled when they are first
+    # launched
+    prepare: str | None = None
+    # "module:name" of a `runtime.row_parts.SamplePart` that edits the logits of all rows at once
+    slot_edits: str | None = None
 
-    def record(self, _work: Work, /) -> Recorded | None:
+    @property
+    def takes_int4(self) -> bool:
+        """Return True if products take 4-bit matrices unchanged."""
+        return False
+
+    def compiler(self, _device: torch.device, _ranks: int, /) -> Compile | None:
+        """Return what compiles the kernels of some work, several at a time.
+
+        Returns `None` if none are compiled so. ranks: those on this machine, which compile at the
+        same time.
+        """
+        return None
+
+    def compile_in_background(self) -> Callable[[], None]:
+        """Begin to compile missing kernels in a process of its own, and return what ends it."""
+        return lambda: None
+
+    def precompile(self, _like: torch.Tensor, /) -> None:
+        """Compile what long attention will need for tensors like this one.
+
+        Otherwise the first long prompt, or large image, would wait for it.
+        """
+
+    def record(self, _work: Work, /) -> Captured | None:
         """Do the work, and return what repeats it.
 
         Returns `None` if it cannot be repeated. The work may have been done in part.
@@ -78,29 +144,36 @@ class Ops:
     # ---- products (`matrix.Products`)
 
     activate = staticmethod(activate)
-    lay_out_dense = staticmethod(linear.lay_out_dense)
-    lay_out_int4 = staticmethod(vnni_layout.lay_out_int4)
+    prepack_dense = staticmethod(linear.prepack_dense)
     dense_linear = staticmethod(linear.dense_linear)
-    int8_linear = staticmethod(int8.int8_linear)
-    int4_linear = staticmethod(int4.int4_linear)
-    panels_linear = staticmethod(vnni_layout.panels_linear)
-    few_fp8_linear = staticmethod(fp8.whole_linear)  # rows stay as they are
-    quantise_rows = staticmethod(fp8.quantise_rows)
+    quantise_int8 = later(lambda: int8.quantise_matrix)
+    prepack_int8 = later(lambda: int8.prepack_int8)
+    int8_linear = later(lambda: int8.int8_linear)
+    quantise_int4 = later(lambda: int4.quantise_int4)
+    prepack_int4 = later(lambda: int4.prepack_int4)
+    int4_linear = later(lambda: int4.int4_linear)
+    quantise_rows = later(lambda: fp8.quantise_rows)
+    few_fp8_linear = later(lambda: fp8.whole_linear)  # rows stay as they are
+    scaled_fp8_linear = later(lambda: fp8.scaled_linear)
 
     def fp8_linear(
         self, x: Rows, matrix: Fp8Matrix, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return `x @ matrix.T + bias`, [T, out] in x's dtype, for x [T, in]."""
-        if isinstance(x, torch.Tensor) and len(x) > FEW_ROWS and (group := matrix.rows_group()):
+        if (
+            isinstance(x, torch.Tensor)
+            and len(x) > MAX_UNQUANTIZED_ROWS
+            and (group := matrix.rows_group())
+        ):
             x = self.quantise_rows(x, group)
         if isinstance(x, Fp8Rows):
-            return fp8.scaled_linear(x, matrix, bias)
+            return self.scaled_fp8_linear(x, matrix, bias)
         return self.few_fp8_linear(x, matrix, bias)
 
     # ---- between products
 
     centre_patches = staticmethod(centre_patches)
-    add_low_rank = staticmethod(low_rank.add_low_rank)
+    add_low_rank = later(lambda: low_rank.add_low_rank)
 
     rms_norm = staticmethod(rms_norm)
     layer_norm = staticmethod(layer_norm)
@@ -137,7 +210,7 @@ class Ops:
         For a product that takes many rows in 8 bits. group: inputs per scale (`Matrix.rows_group`);
         0: without 8 bits.
         """
-        if not group or len(x) <= FEW_ROWS:
+        if not group or len(x) <= MAX_UNQUANTIZED_ROWS:
             return self.add_rms_norm(x, delta, weight, eps)
         return self.add_rms_norm_many(x, delta, weight, eps, group)
 
@@ -149,26 +222,26 @@ class Ops:
 
     def gate_rows(self, gate_up: torch.Tensor, act: Activation, group: int) -> Rows:
         """Do as `gate`, for a product like that after `add_rms_norm_rows`."""
-        if not group or len(gate_up) <= FEW_ROWS:
+        if not group or len(gate_up) <= MAX_UNQUANTIZED_ROWS:
             return self.gate(gate_up, act)
         return self.gate_many(gate_up, act, group)
 
     def gate_many(self, gate_up: torch.Tensor, act: Activation, group: int) -> Fp8Rows:
         return self.quantise_rows(self.gate(gate_up, act), group)
 
-    # ---- attention, and what stands for it
+    # ---- attention
 
     rotate_ = staticmethod(rotate_)
-    turn_and_cache = staticmethod(layer.turn_and_cache)
-    state_rows = staticmethod(delta.StateRows.of)  # what the two that follow know of a step
-    softplus = staticmethod(delta.softplus)
-    causal_conv = staticmethod(delta.causal_conv)
-    gated_delta = staticmethod(delta.gated_delta)
+    rope_and_cache = staticmethod(layer.rope_and_cache)
+    state_rows = later(lambda: delta.StateRows.of)  # for the last two, once a step
+    softplus = later(lambda: delta.softplus)
+    causal_conv = later(lambda: delta.causal_conv)
+    gated_delta = later(lambda: delta.gated_delta)
 
     # ---- experts
 
-    route = staticmethod(moe.route)
-    stacked_mlp = staticmethod(experts.stacked_mlp)
+    route = later(lambda: moe.route)
+    stacked_mlp = later(lambda: experts.stacked_mlp)
 
     def locate(self, _up: Sequence[Matrix], _down: Sequence[Matrix], /) -> Addresses | None:
         """Return packed matrices' addresses if products with them are compiled; else `None`."""
@@ -194,5 +267,5 @@ class Ops:
 
     # ---- logits
 
-    draw_few = staticmethod(few_rows.draw_few)
-    mask_logits = staticmethod(mask.mask_logits)
+    sample = staticmethod(sample.sample)
+    mask_logits = later(lambda: mask.mask_logits)

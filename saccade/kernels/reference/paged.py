@@ -1,7 +1,7 @@
 """Packed rows attend causally to keys and values on pages.
 
-Owns the way to a row's pages, the meaning in plain PyTorch, and the contract with backends (by name
-in `attention_backends.py`). Unaware of sequences, worker slots and plans.
+Owns the way to a row's pages, the meaning in plain PyTorch, and the contract with those that
+replace it (by name in `language_attention.py`). Unaware of sequences, worker slots and plans.
 """
 
 from __future__ import annotations
@@ -16,19 +16,14 @@ from saccade.core.family import AttentionShape
 
 @dataclass(frozen=True, slots=True)
 class DecodeWork:
-    """How keys are divided among programs, for a step's rows with one token
-    (`triton/paged_decode.py`).
+    """How keys are divided among a GPU's programs, for a step's rows with one token."""
 
-    items: pieces of rows, in the order of taking. begins: where each row's pieces begin in `items`.
-    counts: how many pieces there are, and how many are taken by key head. piece: keys in one, at
-    least. window: that in its layers; 0: unlimited.
-    """
-
-    items: torch.Tensor  # [room] int32
-    begins: torch.Tensor  # [singles] int32
+    items: torch.Tensor  # [room] int32; pieces of rows, in the order of taking
+    begins: torch.Tensor  # [singles] int32; where each row's pieces begin in `items`
+    # how many pieces there are, and how many are taken by key head
     counts: torch.Tensor  # [1 + Hkv] int32
-    piece: int
-    window: int = 0
+    piece: int  # keys in one, at least
+    window: int = 0  # that in its layers; 0: unlimited
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +31,7 @@ class PagedRows:
     """R rows with T packed tokens, and the places of their keys and values.
 
     Row r has the tokens `[q_starts[r], q_starts[r + 1])`, the last among its sequence's first
-    `kv_lengths[r]` tokens, on the pages `page_table[lines[r]]`, in order. singles: this many rows,
-    the first ones, have one token each (they decode); the rest may have any number. Launches depend
-    only on `singles`, T and R, rather than values on the device, so that a graph can be captured.
-    work: on a GPU, for the decoding rows, made once a step for each window size. sees: how many
-    keys in its sequence each token sees in layers with `AttentionShape.both_ways`, in a step with
-    images whose tokens see each other's successors there; within a row at least as many as the
-    token before. `None`: those up to its own.
+    `kv_lengths[r]` tokens, on the pages `page_table[lines[r]]`, in order.
     """
 
     q_starts: torch.Tensor  # [R + 1] int32
@@ -50,8 +39,15 @@ class PagedRows:
     lines: torch.Tensor  # [R] int64
     page_table: torch.Tensor  # [lines, pages] int32
     page_size: int
+    # this many rows, the first ones, have one token each (they decode); the rest may have any
+    # number. Launches depend only on `singles`, T and R, rather than values on the device, so that
+    # a graph can be captured.
     singles: int
+    # on a GPU, for the decoding rows, made once a step for each window size
     work: DecodeWork | None = None
+    # how many keys in its sequence each token sees in layers with `AttentionShape.both_ways`, in a
+    # step with images whose tokens see each other's successors there; within a row at least as many
+    # as the token before. `None`: those up to its own.
     sees: torch.Tensor | None = None  # [T] int64
 
 
@@ -60,7 +56,7 @@ class PagedCache:
     """One layer's keys and values, [kv slots, kv heads, head dim] each.
 
     A kv slot is page * page_size + offset in page. The scales turn kept numbers into their values
-    (8-bit caches). Latents are both, one tensor. `PagedRows.sees` is the layer's if its shape says
+    (8-bit caches). Latents are both, one tensor. `PagedRows.sees` is the layer's if its shape has
     `both_ways`.
     """
 
@@ -86,13 +82,13 @@ def plain_cache(
 
 @dataclass(frozen=True, slots=True)
 class PagedShape:
-    """What an attention backend must satisfy. kept: the cache's dtype; dtype: the queries'."""
+    """What an attention backend must satisfy."""
 
     kv_heads: int
     head_dim: int
     page_size: int
-    kept: torch.dtype
-    dtype: torch.dtype
+    kept: torch.dtype  # the cache's dtype;
+    dtype: torch.dtype  # the queries'
 
     @property
     def halves(self) -> bool:
@@ -108,7 +104,7 @@ class AttentionBackend(Protocol):
     """Causal (lower right) attention for packed rows, each to its own sequence.
 
     A row's own keys and values are in the cache already, and included. What else `PagedCache.shape`
-    asks is for backends that know it (`attention_backends.Registered.knows`) alone.
+    asks is for attention that knows it (`LanguageAttention.knows`) alone.
     """
 
     def plan(self, rows: PagedRows) -> None:

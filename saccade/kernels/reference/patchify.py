@@ -21,7 +21,7 @@ def patchify(
 
     image: a still image, uint8 [H, W, 3], or a video's frames, uint8 [frames, H, W, 3].
 
-    Merged order: the merge x merge patches that become one token stand together, row by row. A
+    Merged order: the merge x merge patches of a token are contiguous, row by row. A
     still image fills all frames of a patch.
 
     mean, std: [3] float32, on the 0..255 scale.
@@ -43,7 +43,7 @@ def centre_patches(
     Takes uint8 frames [F, H, W, 3] and returns [N, F * 3 * patch * patch], a frame's bytes
     together, in merged order.
     """
-    cut = [cut_patches(each, patch, merge) for each in frames]
+    cut = [cut_patches(frame, patch, merge) for frame in frames]
     return (cut[0] if len(cut) == 1 else torch.cat(cut, dim=1)).to(dtype).sub_(128)
 
 

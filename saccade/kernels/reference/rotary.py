@@ -2,7 +2,6 @@
 place.
 
 Stateless. Works for any even head size, and for heads where only the first values are turned.
-`triton/rotary.py` is tested against it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Literal
 import torch
 
 Pairs = Literal["halves", "neighbours"]
-"""Which values are turned together: i and i + R / 2 (neox), or 2 i and 2 i + 1."""
+"""Which values are rotated together: i and i + R / 2 (neox), or 2 i and 2 i + 1."""
 
 CPU_VALUES = 1 << 17
 """Values turned at a time on a CPU: what is made in between stays in its cache."""
@@ -22,7 +21,7 @@ CPU_VALUES = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """How far to turn the first R values in each token's heads.
+    """The rotation of the first R values in each token's heads.
 
     cos, sin: tables [P, R] float32 as `rotary_tables` makes them. Without `index`, row t is token
     t's. With `index` [A, T], token t takes row index[a, t], where a is 0, or axis[j] for the j-th
@@ -82,7 +81,7 @@ def section_axes(sections: Sequence[int], *, interleaved: bool) -> torch.Tensor:
 
 
 def rotate_(rotation: Rotation, x: torch.Tensor) -> None:
-    """Turn heads [T, H, D] in place. Their values lie next to each other.
+    """Rotate heads [T, H, D] in place. Their values are contiguous.
 
     x: queries and keys; a view into a larger tensor will do. Computes in float32, and rounds once
     to the heads' dtype.

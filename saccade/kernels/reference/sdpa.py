@@ -21,6 +21,7 @@ from saccade.kernels.reference.attention import (
     causal_attention,
     decode_attention,
 )
+from saccade.kernels.reference.long_attention import Softmax, softmax
 from saccade.kernels.reference.paged import PagedCache, PagedRows, PagedShape
 
 Read = Callable[[torch.Tensor], torch.Tensor]
@@ -90,8 +91,9 @@ class HostRows(NamedTuple):
 class SdpaAttention:
     """Implements `kernels.paged.AttentionBackend`."""
 
-    def __init__(self, shape: PagedShape) -> None:
+    def __init__(self, shape: PagedShape, softmax: Softmax = softmax) -> None:
         self._shape = shape
+        self._softmax = softmax
         self._strides = (0, shape.head_dim, shape.kv_heads * shape.head_dim, 1)
         self._calls: list[tuple[slice, Attend]] = []
         self._host: HostRows | None = None
@@ -165,12 +167,12 @@ class SdpaAttention:
     def _alone(self, host: HostRows, row: int) -> Attend:
         """Return the call for one sequence's last tokens."""
         length = host.lengths[row]
-        if not length:  # padding, which sees nothing
+        if not length:  # padding, which sees no keys
             return lambda q, _: torch.zeros_like(q)
         line = host.rows.page_table.numpy()[host.lines[row]]
         read, scale = self._reader(line, length), self._shape.scale
         return lambda q, kv: causal_attention(
-            q, read(kv.keys), read(kv.values), scale * kv.key_scale
+            q, read(kv.keys), read(kv.values), scale * kv.key_scale, self._softmax
         )
 
     def _reader(self, line: npt.NDArray[np.int32], length: int) -> Read:

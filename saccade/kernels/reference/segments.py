@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
@@ -9,7 +10,6 @@ import torch
 from torch.nn import functional as F
 
 from saccade.kernels.reference import long_attention as blockwise
-from saccade.kernels.x86 import attention as compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +24,27 @@ class Segments:
     longest: int
 
 
-def sdpa_segments(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
-) -> torch.Tensor:
-    """Attend within segments. Neighbours with equal length share a call, unless each is long.
+TowerAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Segments, float], torch.Tensor]
+"""Attends both ways with q, k, v [T, H, D], by a scale: rows see only their own segment. If k and v
+have more rows than q, all belong to one segment. Returns [T, H, D].
+"""
 
-    Where code is compiled for them, all are one call.
+
+def sdpa_segments(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    segments: Segments,
+    scale: float,
+    softmax: blockwise.Softmax = blockwise.softmax,
+) -> torch.Tensor:
+    """Implement `TowerAttention`. Neighbours with equal length share a call, unless each is long.
+
+    softmax: for many keys.
     """
     if len(k) > len(q):
-        return _whole(q, k, v, scale)
+        return _whole(q, k, v, scale, softmax)
     lengths = [end - start for start, end in pairwise(segments.bounds.tolist())]
-    if compiled.takes(q):
-        return compiled.attend(q, k, v, compiled.lay_out_segments(tuple(lengths)), scale)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     start = 0
     for length, equal in groupby(lengths):
@@ -47,7 +56,7 @@ def sdpa_segments(
         if blockwise.pays(q, length, length):
             for first in range(rows.start, rows.stop, length):
                 one = slice(first, first + length)
-                out[one] = _whole(q[one], k[one], v[one], scale)
+                out[one] = _whole(q[one], k[one], v[one], scale, softmax)
             continue
         queries, keys, values = (
             x[rows].unflatten(0, (count, length)).transpose(1, 2) for x in (q, k, v)
@@ -57,13 +66,13 @@ def sdpa_segments(
     return out
 
 
-def _whole(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+def _whole(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, softmax: blockwise.Softmax
+) -> torch.Tensor:
     """Attend with q [L, H, D] to all of k, v [K, H, D]."""
-    if compiled.takes(q):
-        return compiled.attend(q, k, v, compiled.lay_out_whole(len(q), len(k)), scale)
     keys, values = k.transpose(0, 1), v.transpose(0, 1)
     if blockwise.pays(q, len(q), len(k)):
-        return blockwise.attend(q, keys, values, scale, causal=False)
+        return blockwise.attend(q, keys, values, scale, causal=False, softmax=softmax)
     queries = q.transpose(0, 1).unsqueeze(0)
     attended = F.scaled_dot_product_attention(
         queries, keys.unsqueeze(0), values.unsqueeze(0), scale=scale

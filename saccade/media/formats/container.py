@@ -1,13 +1,13 @@
 """Video files: how many frames, how large, at what pace (`read_metadata`), and some frames as RGB
-pixels (`decode_frames`). Runs in image workers only. PyAV comes with the extra `video`.
+pixels (`decode_frames`). Runs in image workers only. PyAV is in the extra `video`.
 
-A file is read from memory and opens nothing else. Only the containers and codecs named in this file
-are tried, which leaves out playlists, session descriptions and lists of files. Anything that a
+A file is read from memory and cannot open other files. Only the containers and codecs named in this
+file are tried, which leaves out playlists, session descriptions and lists of files. Anything that a
 container asks to open is refused, and no thread begins. Frame k is the k-th shown.
 
 Frames are converted by PyAV's `to_ndarray(format="rgb24")`, as in transformers' `load_video`. Then
 they are turned upright as the file asks, as players do and `load_video` does not: a phone held
-upright writes frames that lie on their side. Knows nothing of processes, keys or families.
+upright stores frames rotated by 90 degrees.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ import numpy as np
 from av.sidedata.sidedata import Type as SideData
 from av.stream import Discard
 
-from saccade.media.content import FASTEST_FILE, VIDEO, Probe
+from saccade.core.video import MAX_FPS
+from saccade.media.content import VIDEO, Probe
 from saccade.media.reasons import Undecodable, Unreadable
 
 if TYPE_CHECKING:
@@ -38,18 +39,18 @@ CODECS = (
     *("h264", "hevc", "vp8", "libvpx", "vp9", "libvpx-vp9", "av1", "libdav1d", "libaom-av1"),
     *("mjpeg", "mpeg4"),
 )
-MOST_STREAMS = 16
-MOST_PACKETS = 1 << 20
+MAX_STREAMS = 16
+MAX_PACKETS = 1 << 20
 """Of all streams together: five hours of video with sound."""
-MOST_SECONDS = 24 * 3600.0
-MOST_SIDE = 16_384
-MOST_UNDECODED = 256
+MAX_SECONDS = 24 * 3600.0
+MAX_SIDE = 16_384
+MAX_UNDECODED = 256
 """Packets tried for a first frame: a recording may begin between key frames."""
 SKEW = 50
 """So many times larger than the others are the two numbers of a turn by quarters: a degree off."""
 BROKEN = (av.FFmpegError, ArithmeticError, LookupError, TypeError)
 """PyAV raises these on malformed bytes."""
-USUAL_RATE = 24.0
+DEFAULT_RATE = 24.0
 """Frames a second of a file that does not say: transformers' guess."""
 
 
@@ -67,8 +68,8 @@ def read_metadata(data: mmap.mmap, max_pixels: int) -> Probe:
         mode = f"{kind} {stream.codec_context.name}"[:16]
     if not shown:
         raise Unreadable("no frames")
-    fps = float(rate) if rate else shown / seconds if seconds else USUAL_RATE
-    if not 0 < fps < FASTEST_FILE:
+    fps = float(rate) if rate else shown / seconds if seconds else DEFAULT_RATE
+    if not 0 < fps < MAX_FPS:
         raise Unreadable("frame rate", fps)
     return Probe(VIDEO, height, width, mode, _orientation(data), shown, fps, sound)
 
@@ -76,12 +77,12 @@ def read_metadata(data: mmap.mmap, max_pixels: int) -> Probe:
 def _orientation(data: mmap.mmap) -> int:
     """Return the first frame's EXIF orientation, or 1 if frames cannot be decoded.
 
-    PyAV tells the container's matrix only with a frame.
+    PyAV reports the container's matrix only with a frame.
     """
     with suppress(Unreadable), opened(data) as container:
         stream = _video(container)
         for number, packet in enumerate(container.demux(stream)):
-            if number == MOST_UNDECODED:
+            if number == MAX_UNDECODED:
                 break
             for frame in packet.decode():
                 side_data = cast("Mapping[Any, Any]", frame.side_data)  # PyAV's stubs name one kind
@@ -146,7 +147,7 @@ def _go_on(
     stored: tuple[int, int],
     take: Callable[[int, np.ndarray], None],
 ) -> None:
-    """Decode onwards and take frames of `left` as they come. Stops where the next wanted frame lies
+    """Decode onwards and take frames of `left` as they come. Stops if the next requested frame is
     behind a later key frame of `keys`.
     """
     for frame in container.decode(stream):
@@ -172,7 +173,7 @@ def opened(
         "format_whitelist": CONTAINERS,
         "codec_whitelist": ",".join(CODECS),
         "protocol_whitelist": "",
-        "max_streams": str(MOST_STREAMS),
+        "max_streams": str(MAX_STREAMS),
     }
     data.seek(0)
     try:
@@ -197,8 +198,8 @@ def _refuse(*_: Any) -> NoReturn:
 
 def _video(container: InputContainer) -> VideoStream:
     """Return the first video stream. Raises Unreadable."""
-    if len(container.streams) > MOST_STREAMS:
-        raise Unreadable("streams", len(container.streams), MOST_STREAMS)
+    if len(container.streams) > MAX_STREAMS:
+        raise Unreadable("streams", len(container.streams), MAX_STREAMS)
     if not container.streams.video:
         raise Unreadable("no video stream")
     stream = container.streams.video[0]
@@ -214,8 +215,8 @@ def _video(container: InputContainer) -> VideoStream:
 
 def _size(stream: VideoStream, max_pixels: int) -> tuple[int, int]:
     height, width = stream.codec_context.height, stream.codec_context.width
-    if min(height, width) < 1 or height * width > max_pixels or max(height, width) > MOST_SIDE:
-        raise Unreadable("frame size", width, height, MOST_SIDE, max_pixels / 1e6)
+    if min(height, width) < 1 or height * width > max_pixels or max(height, width) > MAX_SIDE:
+        raise Unreadable("frame size", width, height, MAX_SIDE, max_pixels / 1e6)
     return height, width
 
 
@@ -225,8 +226,8 @@ def _seconds(container: InputContainer, stream: VideoStream) -> float:
         seconds = float(stream.duration * stream.time_base)
     elif container.duration:
         seconds = container.duration / 1e6
-    if not math.isfinite(seconds) or abs(seconds) > MOST_SECONDS:
-        raise Unreadable("length", seconds, MOST_SECONDS / 3600)
+    if not math.isfinite(seconds) or abs(seconds) > MAX_SECONDS:
+        raise Unreadable("length", seconds, MAX_SECONDS / 3600)
     return max(seconds, 0.0)
 
 
@@ -238,8 +239,8 @@ def _times(container: InputContainer, stream: VideoStream) -> list[tuple[int, bo
     """
     found: dict[int, bool] = {}
     for number, packet in enumerate(container.demux(stream)):
-        if number > MOST_PACKETS:
-            raise Unreadable("packets", MOST_PACKETS)
+        if number > MAX_PACKETS:
+            raise Unreadable("packets", MAX_PACKETS)
         time = packet.dts if packet.pts is None else packet.pts
         if packet.size and time is not None and not packet.is_discard:
             found[time] = packet.is_keyframe

@@ -12,8 +12,7 @@ image: transparency (an alpha channel, a tRNS chunk) is laid over white. (transf
 
 Pillow decodes here too, except for RGB and grey JPEG and for 8-bit RGB(A) PNG. simplejpeg and
 libspng decode these to the same pixels in less time. Every step after the decoder (orientation,
-colour, the resize's horizontal pass) goes by strips, so a large image is held once. Knows nothing
-of processes, keys or families.
+colour, the resize's horizontal pass) is done in strips, so a large image is in memory once.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import PIL.Image
 import pyspng  # type: ignore[import-untyped]
 import simplejpeg
 
-from saccade.core.recipe import Box, ImageRecipe, ImageView, OwnPixels, Resample
+from saccade.core.recipe import Box, ImageView, OwnPixels, PreprocessParams, Resample
 from saccade.media.content import RAW_HEADER, RAW_MAGIC, to_rgb
 from saccade.media.formats import heif, netpbm
 from saccade.media.formats.header import jpeg_segments
@@ -53,7 +52,8 @@ JPEG_END = b"\xff\xd9"
 JPEG_MARK = re.compile(rb"\xff[\xd9\xda]")
 """The end of a JPEG, or the begin of a scan."""
 MAX_SCANS = 100
-"""Most scans of a progressive JPEG; encoders write about ten. Each costs a pass over the image."""
+"""Maximum scans of a progressive JPEG; encoders write about ten. Each costs a pass over the image.
+"""
 
 STRIP_PIXELS = 1 << 20
 """Pixels of the source that are converted and resized at a time."""
@@ -67,7 +67,7 @@ FORMATS = (
 )
 
 
-Target = tuple[Pixels, ImageRecipe]
+Target = tuple[Pixels, PreprocessParams]
 """A canvas [height, width, 3], and what is to lie on it."""
 
 
@@ -200,7 +200,7 @@ def check_scans(data: memoryview) -> None:
     try:
         *_, (_, _, begin) = jpeg_segments(data)
     except (ValueError, IndexError):
-        return  # damaged: Pillow's to say
+        return  # damaged: Pillow reports it
     # In a scan's coded bytes 0xFF is followed by 0 or a restart marker.
     for number, mark in enumerate(JPEG_MARK.finditer(data, begin), 2):
         if mark.group() == JPEG_END:
@@ -240,7 +240,7 @@ def _plain_png(data: memoryview) -> bytes | None:
         if (kind == b"IHDR") != (end == PNG_START) or kind in PNG_NOT_PLAIN:
             return None
         if kind == b"IDAT":
-            if last not in (0, at):  # something stands between the pixels
+            if last not in (0, at):  # the pixels are not contiguous
                 return None
             first, last = first or at, end
         if kind in (b"IHDR", b"IDAT") and zlib.crc32(data[at + 4 : end - 4]) != int.from_bytes(
@@ -298,7 +298,7 @@ def draw_into(targets: Sequence[Target], upright: tuple[int, int], strips: Strip
 
 
 def _draw_in_turn(
-    canvas: Pixels, recipe: ImageRecipe, upright: tuple[int, int], strips: Strips
+    canvas: Pixels, recipe: PreprocessParams, upright: tuple[int, int], strips: Strips
 ) -> None:
     """Write the image on its canvas by way of other images, each made from the one before."""
     if own := recipe.own:
@@ -322,7 +322,7 @@ def _draw_own(own: OwnPixels, out: Pixels, pixels: Pixels) -> None:
 
 
 def _place(canvas: Pixels, view: ImageView) -> Pixels:
-    """Return where a resized view goes: the canvas, or new memory if tiles are cut from it."""
+    """Return the target of a resized view: the canvas, or new memory if tiles are cut from it."""
     (height, width), (top, left) = view.size, view.at
     if view.tiles:
         return np.empty((height, width, 3), np.uint8)

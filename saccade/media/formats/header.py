@@ -3,8 +3,7 @@
 Bytes may be hostile, and some parsers are native code or quadratic. So the header is read in a
 process that may die, and only parts about size, mode and orientation reach Pillow. Compressed text,
 repeated notes, and more segments than images have are left out. Some formats are read without
-Pillow (`header_parsers.py`). The worker's clock ends anything that still takes long. Knows nothing
-of processes.
+Pillow (`header_parsers.py`). The worker's clock ends anything that still takes long.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ from saccade.media.reasons import Unreadable
 PNG_TEXTS = {b"tEXt", b"zTXt", b"iTXt"}
 PNG_ORIENTED = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
 """Keywords of the texts that may hold an orientation; all others are left unread."""
-PNG_NOTES = PNG_TEXTS | {b"eXIf"}  # may also follow the pixels
-PNG_CHUNKS = PNG_NOTES | {b"IHDR", b"PLTE", b"tRNS", b"acTL"}
+PNG_METADATA_CHUNKS = PNG_TEXTS | {b"eXIf"}  # may also follow the pixels
+PNG_CHUNKS = PNG_METADATA_CHUNKS | {b"IHDR", b"PLTE", b"tRNS", b"acTL"}
 PNG_EMPTY = bytes.fromhex(
     "0000000049444154 35af061e 0000000049454e44 ae426082"
-)  # an IDAT and an IEND chunk with nothing in them
+)  # empty IDAT and IEND chunks
 
 JPEG_SCAN = 0xDA
 JPEG_SEGMENTS = {0xE0, 0xE1, 0xEE, JPEG_SCAN} | set(range(0xC0, 0xD0)) - {
@@ -56,9 +55,9 @@ JPEG_SEGMENTS = {0xE0, 0xE1, 0xEE, JPEG_SCAN} | set(range(0xC0, 0xD0)) - {
 PREFIX_BYTES = 1 << 16
 """Bytes of a GIF or a BMP that are looked at."""
 MAX_KEPT = 1 << 10
-"""Most chunks handed to Pillow."""
-MAX_NOTES = 1 << 18
-"""Most bytes of notes handed to Pillow; it takes time that grows with their square."""
+"""Maximum chunks passed to Pillow."""
+MAX_METADATA_BYTES = 1 << 18
+"""Maximum metadata bytes passed to Pillow, whose time is quadratic in them."""
 Opener = Callable[[io.BytesIO], ImageFile.ImageFile]
 
 # Opened by class, not by `PIL.Image.open`: no guessing among forty formats, and the pixel limit is
@@ -108,12 +107,12 @@ def _read(data: Encoded) -> Probe:
         raise Unreadable("no heic")
     try:
         return _read_header(kind, data)
-    except Exception as error:  # a parser's way to say "malformed" is any exception at all
+    except Exception as error:  # parsers raise any exception for malformed data
         raise Unreadable(f"bad header: {kind}") from error
 
 
 def sniff(data: Encoded) -> str | None:
-    """Return the format that the first bytes tell, or `None` if unknown."""
+    """Return the format by its magic number, or `None` if unknown."""
     head = data[:16]
     if head.startswith(b"\xff\xd8\xff"):
         return "JPEG"
@@ -141,7 +140,7 @@ def sniff(data: Encoded) -> str | None:
 
 
 def _what_else(data: Encoded) -> str:
-    """Say what other bytes are, for an error message."""
+    """Describe bytes that are no image, for an error message."""
     head = data[:512]
     if video := _video(head):
         return f"{video} video bytes"
@@ -163,7 +162,6 @@ def _what_else(data: Encoded) -> str:
 
 
 def _video(head: bytes) -> str | None:
-    """Name a video format by a file's first bytes."""
     if head[4:8] == b"ftyp":
         brands = {head[8:12], *(head[at : at + 4] for at in range(16, min(head[3], 64), 4))}
         return None if brands & (heif.BRANDS | heif.CONTAINERS) else "MP4 or QuickTime"
@@ -217,7 +215,7 @@ def jpeg_segments(data: Encoded | memoryview) -> Iterator[tuple[int, int, int]]:
 def _jpeg_header(data: Encoded) -> bytes:
     """Keep the segments up to the first scan about size, mode and orientation."""
     kept = [data[:2]]
-    left = MAX_NOTES
+    left = MAX_METADATA_BYTES
     for marker, at, end in jpeg_segments(data):
         if marker == JPEG_SCAN or (
             marker in JPEG_SEGMENTS and len(kept) < MAX_KEPT and end - at <= left
@@ -232,7 +230,7 @@ def _png_header(data: Encoded) -> bytes:
     kept = [PNG_SIGNATURE]
     wanted = PNG_CHUNKS
     texts: set[bytes] = set()
-    at, left = len(PNG_SIGNATURE), MAX_NOTES
+    at, left = len(PNG_SIGNATURE), MAX_METADATA_BYTES
     for _ in range(MAX_PARTS):
         length, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
         end = at + 12 + length
@@ -244,7 +242,7 @@ def _png_header(data: Encoded) -> bytes:
                 left -= end - at
                 texts.add(keyword)
         if kind == b"IDAT":
-            wanted = PNG_NOTES
+            wanted = PNG_METADATA_CHUNKS
         if kind in (b"IEND", b""):
             break
         at = end

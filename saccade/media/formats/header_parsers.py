@@ -1,7 +1,7 @@
 """Headers of TIFF, WebP, JPEG 2000 and ICO, read without Pillow, which does more to open a file: it
 lists every strip, allocates the canvas, decodes the icon. Runs in image workers only.
 
-Parsers raise whatever malformed bytes make them raise. Knows nothing of limits on pixels.
+Parsers raise whatever malformed bytes make them raise.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ TIFF_FORMS = {1: "B", 3: "H", 4: "I", 16: "Q"}
 """Types of whole numbers."""
 
 MAX_PARTS = 1 << 15
-"""Most segments or chunks looked at: more than any camera writes, few enough to pass in
+"""Maximum segments or chunks to read: more than any camera writes, few enough to pass in
 milliseconds.
 """
 MAX_TAGS = 1 << 12
-"""Most entries of a TIFF's directory looked at."""
+"""Maximum entries of a TIFF directory to read."""
 WEBP_NOTE = 1 << 16
 """Bytes of EXIF or XMP looked at: the orientation stands at their start."""
 
@@ -150,7 +150,7 @@ def _boxes(data: Encoded, at: int, end: int) -> Iterator[tuple[bytes, int, int]]
 
 def _read_icon(data: Encoded) -> Probe:
     """Read the size of the icon that Pillow takes. It is the largest, and among these the one with
-    fewest colours. The true size stands in the icon itself.
+    fewest colours. The true size is in the icon itself.
     """
     (count,) = struct.unpack_from("<H", data, 4)
     best: tuple[int, int] | None = None
@@ -166,7 +166,7 @@ def _read_icon(data: Encoded) -> Probe:
     else:
         (header,) = struct.unpack_from("<I", data, where)
         width, height = struct.unpack_from("<HH" if header == 12 else "<Ii", data, where + 4)
-        height = abs(height) // 2  # below the colours lies the mask
+        height = abs(height) // 2  # the mask is stored below the colours
     return Probe("ICO", height, width, "RGBA", 1, 1)
 
 

@@ -1,6 +1,6 @@
 """HEIC, as iPhones write photos: read by pillow-heif, if installed (extra `heic`).
 
-Owns the distinction from AVIF and video, and the refusals' words. Runs in image workers only, where
+Owns the distinction from AVIF and video, and the errors' words. Runs in image workers only, where
 the supervisor grants libde265's thread (`thread_gate.py`).
 """
 
@@ -19,8 +19,7 @@ MISSING = (
     f"or {ask_operator('heic')}"
 )
 NO_THREADS = (
-    "it is a HEIC image, and this server's kernel cannot limit its decoder's threads: send it as "
-    "JPEG"
+    "it is a HEIC image, and this kernel cannot limit the threads of its decoder: send it as JPEG"
 )
 SAMPLE = base64.b64decode(
     "AAAAHGZ0eXBoZWljAAAAAG1pZjFoZWljbWlhZgAAAVZtZXRhAAAAAAAAACFoZGxyAAAAAAAAAABwaWN0AAAAAAAAAAAA"

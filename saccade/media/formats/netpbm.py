@@ -54,7 +54,7 @@ def _read_bits(text: memoryview, count: int) -> npt.NDArray[np.uint8]:
     digits = COMMENT.sub(b"", bytes(text)).translate(None, SPACES)
     bits = np.frombuffer(digits, np.uint8, count) - ord("0")
     if bits.max(initial=0) > 1:
-        raise ValueError("it has something else than 0 and 1 among its pixels")
+        raise ValueError("its pixels must be 0 or 1")
     return bits
 
 

@@ -1,10 +1,9 @@
 """PDF files: the pages' sizes (`read_sizes`), and each page's text and pixels (`read_page`). Runs
-in image workers only. PDFium comes with the extra `documents`.
+in image workers only. PDFium is in the extra `documents`.
 
 PDFium is called by its C interface, from memory, and is built without JavaScript and XFA. It has
 only its own fonts and the file's, gets no password, and runs no form's action. A page is drawn as
-on a screen: with annotations and the values in the form's fields. Knows nothing of processes or
-keys, or how a page is used.
+on a screen: with annotations and the values in the form's fields.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ import pypdfium2_raw as pdfium
 from saccade.core.recipe import PageDrawing
 from saccade.media.reasons import Unreadable
 
-MOST_TEXT = 1 << 18
+MAX_TEXT = 1 << 18
 """Characters of a page's text: a hundred times those of a full page."""
-LONGEST_SIDE = 1e6
+MAX_SIDE = 1e6
 """Points of a page's side that are believed: 350 metres."""
 PNG_LEVEL = 1
 NO_PASSWORD, NO_SCHEME = 4, 5
@@ -87,7 +86,7 @@ def read_sizes(data: mmap.mmap, most_pages: int) -> Sizes:
             found = pdf.FPDF_GetPageSizeByIndexF(document, index, size)
             height, width = float(size.height), float(size.width)
             if not found or not all(
-                math.isfinite(side) and 0 < side <= LONGEST_SIDE for side in (height, width)
+                math.isfinite(side) and 0 < side <= MAX_SIDE for side in (height, width)
             ):
                 raise Unreadable("page size", index + 1, width, height)
             sizes.append((height, width))
@@ -122,7 +121,7 @@ def _form(document: Any) -> Iterator[Any]:
     if pdf.FPDF_GetFormType(document) == pdf.FORMTYPE_NONE:
         yield None
         return
-    # Without callbacks: nothing that a form asks for is done.
+    # Without callbacks, so forms cannot run actions.
     info = pdf.FPDF_FORMFILLINFO(version=2)
     form = pdf.FPDFDOC_InitFormFillEnvironment(document, info)
     try:
@@ -139,8 +138,8 @@ def _text(page: Any, index: int) -> str:
         return ""
     try:
         count = pdf.FPDFText_CountChars(found)
-        if count > MOST_TEXT:
-            raise Unreadable("characters", index + 1, count, MOST_TEXT)
+        if count > MAX_TEXT:
+            raise Unreadable("characters", index + 1, count, MAX_TEXT)
         if count < 1:
             return ""
         held = (ctypes.c_ushort * (count + 1))()

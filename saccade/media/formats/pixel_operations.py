@@ -1,15 +1,16 @@
 """The operations that recipes name: functions that resize, and families' own.
 
-Owns the table for the former. A family's own are `draw` and `warm_up` in its `pixels.py`. Only
-image workers import it, where a recipe names the family. Knows nothing of formats, canvases or any
-family.
+Owns the table for the former. A family's own are `draw` and `warm_up` in the module that its
+`Family` names. Only image workers import it, where a recipe names the family.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
+from pkgutil import resolve_name
 from typing import Protocol, cast
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy.typing as npt
 import PIL.Image
 
 from saccade.core.recipe import OwnPixels
+from saccade.kernels.backend import find_backend
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -25,28 +27,31 @@ Pixels = npt.NDArray[np.uint8]
 class Resampler:
     """A way to resize. `resize` writes an image's pixels [height, width, 3], resized, to its first
     argument.
-
-    by_strips: rows are resized first, each by itself, so that an image may come by strips.
-
-    source_bytes: memory for each pixel of the image, added to what any resizing takes.
     """
 
     resize: Callable[[Pixels, Pixels], None]
+    # rows are resized first, each by itself, so that an image can be read in strips
     by_strips: bool = True
-    source_bytes: int = 0
+    source_bytes: int = 0  # memory for each pixel of the image, added to what any resizing takes
 
 
 def _antialiased(mode: str) -> Resampler:
     def resize(target: Pixels, pixels: Pixels) -> None:
-        # here, not above: the front, which asks how much memory it takes, resizes nothing
-        from saccade.media.formats import antialias
-
-        if antialias.runs():
-            antialias.resize(target, pixels, mode)
-        else:
+        compiled = _find_compiled()
+        if compiled is None or not compiled(target, pixels, mode):
             _resize_by_torch(target, pixels, mode)
 
     return Resampler(resize)
+
+
+@cache
+def _find_compiled() -> Callable[[Pixels, Pixels, str], bool] | None:
+    """Return the CPU backend's resizing. Only image workers resize."""
+    backend = find_backend("cpu")
+    if backend is None or backend.resize is None:
+        return None
+    found: Callable[[Pixels, Pixels, str], bool] = resolve_name(backend.resize)
+    return found
 
 
 def _resize_by_torch(target: Pixels, pixels: Pixels, mode: str) -> None:
@@ -82,7 +87,7 @@ RESAMPLERS: Mapping[str, Resampler] = {
 
 
 class OwnModule(Protocol):
-    """A family's `pixels.py`."""
+    """A family's module with its own operation."""
 
     def warm_up(self, argument: str, /) -> None:
         """Load all that `draw` needs. Workers are forked later and may open no file."""
@@ -97,5 +102,10 @@ class OwnModule(Protocol):
 
 
 def own_module(own: OwnPixels) -> OwnModule:
-    """Import the module that a recipe names. Raises ImportError if it is missing."""
-    return cast(OwnModule, import_module(f"saccade.families.{own.family}.pixels"))
+    """Import the module of the family that a recipe names. Raises ImportError if it is missing."""
+    from saccade.families.registry import find_family  # most families have no such module
+
+    family = find_family(own.family)
+    if family.pixels is None:
+        raise ImportError(f"{own.family} has no operation of its own on images")
+    return cast(OwnModule, import_module(family.pixels))

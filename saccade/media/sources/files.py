@@ -3,14 +3,14 @@
     FOLDER / DIGEST / content          the bytes; DIGEST is their blake3 in hexadecimal
     FOLDER / DIGEST / SUFFIX.json      one upload of them: "file-DIGEST-SUFFIX" is its id
     FOLDER / incoming / ...            uploads being written
-    FOLDER / lock                      its holder writes; says the bytes in use
-    FOLDER / .saccade-files            the marker: this folder is ours (`core/claims.py`)
+    FOLDER / lock                      held by the writer; contains the bytes in use
+    FOLDER / .saccade-files            the marker: Saccade owns this directory (`core/claims.py`)
 
 The disk is the only truth. A restart loads nothing, and several servers may share a folder (writers
 take turns by the lock). Everything is written whole, synced and then renamed into place. Content is
 compared with its digest when read, and dropped if damaged. Only names in these forms are touched.
 Links are left unfollowed, and pipes are never waited for. Every method blocks, for the lock a few
-seconds at most, so `uploads.py` calls them on its own threads. Knows nothing of HTTP or images.
+seconds at most, so `uploads.py` calls them on its own threads.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from saccade.media.sources.inline import FILE_ID
 
 log = logging.getLogger("saccade")
 
-MOST_FILES = 50_000
+MAX_FILES = 50_000
 """Uploads that a folder holds at most: each list looks at every one of them."""
 BLOCK = 4096
 """Bytes of disk that the smallest file takes, and a folder."""
 LOCK_SECONDS = 5.0
-"""How long another process may hold the lock before this one gives up."""
-LARGEST_LEDGER = 1 << 22
+"""Seconds to wait for the lock before giving up."""
+MAX_LEDGER = 1 << 22
 """Bytes of the lock file that are read: a hundred for each owner."""
 LOCK_PAUSE = 0.01
 """Seconds between two looks at a lock that is held."""
@@ -97,7 +97,7 @@ class _Ledger:
     changed: int = 0
 
     def holds(self, folder: Path, now: float) -> bool:
-        """Return True while the usage still holds, as far as a look at the folder tells."""
+        """Return True while the recorded usage matches the directory's state."""
         return (
             self.changed == folder.stat().st_mtime_ns
             and (self.expires is None or self.expires > now)
@@ -201,7 +201,7 @@ class FileStore:
         has it.
         """
         if before.owner != owner:
-            raise InvalidRequest("the id of this upload is taken: send it again", "file")
+            raise InvalidRequest("this upload's id is already used: send it again", "file")
         return before
 
     def entries(self, owner: str = "") -> list[Stored]:
@@ -265,7 +265,7 @@ class FileStore:
         if file is None:
             with self._locked() as lock:
                 file = _content(home)
-                if file is None:  # and nobody has uploaded it again meanwhile
+                if file is None:  # and it was not uploaded again meanwhile
                     lock.truncate(0)
                     _drop(home)
         if file is None:
@@ -333,7 +333,7 @@ class FileStore:
     def _read_ledger(self, lock: BinaryIO) -> _Ledger:
         """Read the usage from the lock file if still valid, else by a look at everything."""
         try:
-            ledger = _Ledger(**json.loads(lock.read(LARGEST_LEDGER)))
+            ledger = _Ledger(**json.loads(lock.read(MAX_LEDGER)))
             if not self._damaged and ledger.holds(self.folder, time.time()):
                 return ledger
         except (ValueError, TypeError):
@@ -376,7 +376,7 @@ class FileStore:
 
     def _check_room(self, ledger: _Ledger, needed: int, nbytes: int) -> None:
         remedy = "delete some, or upload with expires_after"
-        if ledger.files >= MOST_FILES:
+        if ledger.files >= MAX_FILES:
             raise TooLarge(
                 f"{ledger.files} files are kept, the most there may be: {remedy}",
                 "file",
@@ -394,13 +394,13 @@ class FileStore:
     def _check_share(self, ledger: _Ledger, owner: str, needed: int, share: float) -> None:
         """Raise TooLarge where one of several keys would have more than its share."""
         nbytes, files = ledger.owners.get(owner, (0, 0))
-        if nbytes + needed > self.budget * share or files >= MOST_FILES * share:
+        if nbytes + needed > self.budget * share or files >= MAX_FILES * share:
             raise TooLarge(
                 f"the file takes {needed / MIB:.3f} MiB of disk; this key's {files} files take "
-                f"{nbytes / MIB:.3f}, and one of several keys may have {share:.0%} of what there "
-                f"is: {self.budget * share / MIB:.3f} of {self.budget / MIB:.0f} MiB "
-                f"(--files-dir), {int(MOST_FILES * share)} of {MOST_FILES} files: delete some, or "
-                "upload with expires_after",
+                f"{nbytes / MIB:.3f}, and the limit for one of several keys is {share:.0%}: "
+                f"{self.budget * share / MIB:.3f} of {self.budget / MIB:.0f} MiB (--files-dir), "
+                f"{int(MAX_FILES * share)} of {MAX_FILES} files: delete some, or upload with "
+                "expires_after",
                 "file",
                 "file_storage_full",
             )
@@ -439,8 +439,8 @@ class FileStore:
             except OSError as error:
                 log.warning("uploaded files: %s", error)
                 raise StorageFull(
-                    f"the disk for uploaded files (--files-dir) does not take this: "
-                    f"{error.strerror or error}: nothing was kept"
+                    "the disk for uploaded files (--files-dir) rejected the write: "
+                    f"{error.strerror or error}: nothing was stored"
                 ) from error
 
     def _lock(self, lock: BinaryIO) -> None:
@@ -458,7 +458,7 @@ class FileStore:
                 if time.monotonic() >= until:
                     self._gave_up = time.monotonic()
                     raise StorageBusy(
-                        "another process has held the lock of the folder of uploaded files "
+                        "another process has held the lock of the upload directory "
                         f"(--files-dir) for {LOCK_SECONDS:g} s or more: try again later"
                     ) from None
             time.sleep(LOCK_PAUSE)
@@ -471,7 +471,7 @@ def _readable() -> Iterator[None]:
     except OSError as error:
         log.warning("uploaded files: %s", error)
         raise StorageBusy(
-            f"the folder of uploaded files (--files-dir) cannot be read: {error.strerror or error}"
+            f"the upload directory (--files-dir) cannot be read: {error.strerror or error}"
         ) from error
 
 
@@ -483,7 +483,9 @@ def _named(folder: Path, names: re.Pattern[str]) -> Iterator[Path]:
 
 
 def _drop(home: Path) -> None:
-    """Remove the content and its notes. The folder goes too unless another upload uses it."""
+    """Remove the content and its notes. The directory is removed, too, unless another upload uses
+    it.
+    """
     with suppress(OSError):
         for path in (home / "content", *_named(home, _NOTE)):
             path.unlink(missing_ok=True)
@@ -496,7 +498,7 @@ def _on_disk(nbytes: int) -> int:
 
 
 def _of_owner(note: int, content: int) -> int:
-    """Return the bytes that an upload counts for its owner."""
+    """Return the bytes of an upload that count towards its owner's limit."""
     return _on_disk(note) + BLOCK + _on_disk(content)
 
 

@@ -1,5 +1,5 @@
 """Sources named by requests: images and videos by URL, uploaded file, name or bytes, with the
-wishes for each. Knows nothing of fetching or reading.
+wishes for each.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class KnownImage:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DrawnPage:
+class RenderedPage:
     """A document's page, opened `begun`. It has the image's name and size, and, if just drawn, the
     bytes.
     """
@@ -67,7 +67,7 @@ class DrawnPage:
     begun: float
 
 
-Address = str | bytes | Base64 | FileId | Digest | KnownImage | DrawnPage
+Address = str | bytes | Base64 | FileId | Digest | KnownImage | RenderedPage
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +112,7 @@ class RegionSource(ImageSource):
 class VideoSource:
     """A video as named by a request: a file, or the client's frames, in order.
 
-    `param` is the place, for errors. indices: places of the client's frames in their video, which
-    has `source_fps` frames a second. Without indices, these are all the video's frames. count: all
-    the client's frames, where only some of them are here.
+    `param` is the place, for errors.
     """
 
     kind: ClassVar[Kind] = "video"
@@ -122,29 +120,29 @@ class VideoSource:
     url: Address | tuple[Address, ...]
     param: str
     options: VideoOptions = NO_VIDEO_OPTIONS
+    # places of the client's frames in their video, which has `source_fps` frames per second.
+    # Without indices, these are all the video's frames.
     indices: tuple[int, ...] = ()
     source_fps: float | None = None
-    count: int | None = None
+    count: int | None = None  # all the client's frames, where only some of them are here
 
 
 @dataclass(frozen=True, slots=True)
 class SentFile:
     """A file as named by a request: a document, whose pages are shown, or an image.
 
-    `param` is the place, for errors. budget: for each page, or for the image. heading: lines before
-    a document. view: which pages are shown, and as what. page: the only one, if the part itself
-    says so. region: the part to show of an image, or of this page.
+    `param` is the place, for errors.
     """
 
     kind: ClassVar[Kind] = "document"
 
     url: Address
     param: str
-    budget: Budget = DEFAULT_BUDGET
-    heading: str = ""
-    view: DocumentView = WHOLE_DOCUMENT
-    page: int | None = None
-    region: ImageRegion | None = None
+    budget: Budget = DEFAULT_BUDGET  # for each page, or for the image
+    heading: str = ""  # lines before a document
+    view: DocumentView = WHOLE_DOCUMENT  # which pages are shown, and as what
+    page: int | None = None  # the only one, if the part itself sets it
+    region: ImageRegion | None = None  # the part to show of an image, or of this page
 
     def __post_init__(self) -> None:
         if self.page is not None:
@@ -160,7 +158,7 @@ def name_of(url: Address) -> Hashable:
     """Return a key shared by sources of the same bytes. Bytes and texts of bytes are compared
     later, by digest, at less cost.
     """
-    if isinstance(url, FileId | Digest | KnownImage | DrawnPage):
+    if isinstance(url, FileId | Digest | KnownImage | RenderedPage):
         return url
     if len(url.text if isinstance(url, Base64) else url) < LONG_URL:
         return url

@@ -1,9 +1,7 @@
 """The bytes behind sources: fetched, named by their digest, held once, their headers read once.
 
-    SourceReader   for all requests of a server
-    Reads          the reads of one request: a source named several times is read once
-
-Knows nothing of what a kind of media makes of them.
+SourceReader   for all requests of a server
+Reads          the reads of one request: a source named several times is read once
 """
 
 from __future__ import annotations
@@ -11,38 +9,45 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
 
 from saccade.core.errors import ImageError
+from saccade.core.metrics import Metrics
+from saccade.core.options import ServeOptions
+from saccade.core.settings import FileSettings
 from saccade.media.content import RAW_MAGIC, Probe, digest, read_raw
+from saccade.media.metadata_store import FileCache
 from saccade.media.opened import EncodedBytes, ReadTimes
-from saccade.media.seen import SeenFiles
 from saccade.media.sources.fairness import Requester
-from saccade.media.sources.fetch import Fetcher
-from saccade.media.sources.flights import ByteFlight, Flights
+from saccade.media.sources.inline import InlineBytes
+from saccade.media.sources.single_flight import ByteFlight, SingleFlight
 from saccade.media.sources.source import (
     Address,
     Base64,
     Digest,
-    DrawnPage,
     FileId,
     KnownImage,
+    RenderedPage,
     name_of,
 )
-from saccade.media.sources.uploads import Uploads
 from saccade.media.workers.pool import DecodePool
+from saccade.plugins import plugins
+
+if TYPE_CHECKING:
+    from saccade.media.sources.uploads import Uploads
 
 INLINE_BYTES = 1 << 20
 """Bytes hashed on the event loop (0.2 ms); more go to a thread."""
 FRAMES_A_TURN = 32
 """Frames of a video that are read before others get their turn."""
 UNKNOWN = "unknown_digest"
-"""The code for a digest of bytes that the asker has not sent, whoever else has."""
+"""The code for a digest of bytes that the requester has not sent, whoever else has."""
 REMEMBERED_NAMES = 1 << 16
 """Images that are known by a name that clients gave."""
 
@@ -58,7 +63,7 @@ class SourceRead:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Bytes, and when the first and the last of them came (`time.monotonic()`)."""
+    """Bytes, and the arrival times of the first and the last of them (`time.monotonic()`)."""
 
     encoded: EncodedBytes
     begun: float
@@ -71,27 +76,73 @@ class Fetched:
 
 
 R = TypeVar("R", SourceRead, Fetched)
+T = TypeVar("T")
+
+
+class UrlReader(Protocol):
+    """Reads the bytes behind URLs (`Plugin.fetcher`)."""
+
+    async def fetch(self, url: str, salt: str, asker: Requester) -> bytes:
+        """Raise ImageError for bytes that are missing, forbidden or too many."""
+        ...
+
+    async def close(self) -> None: ...
 
 
 class SourceReader:
-    """All sources of one server. fetcher, files: where bytes come from. seen, pool: headers."""
+    """All sources of one server. seen, pool: headers. What fetches URLs, and what has uploaded
+    files, is imported when the first is asked for.
+    """
 
-    def __init__(self, fetcher: Fetcher, files: Uploads, seen: SeenFiles, pool: DecodePool) -> None:
-        self._fetcher = fetcher
-        self._files = files
+    def __init__(
+        self, options: ServeOptions, metrics: Metrics, seen: FileCache, pool: DecodePool
+    ) -> None:
+        self._options = options
+        self._metrics = metrics
+        self.inline = InlineBytes(options.media.max_image_bytes)
+        self._fetcher: UrlReader | None = None
+        self._files: Uploads | None = None
         self._seen = seen
         self._pool = pool
-        self._uploads = Flights()
+        self._uploads = SingleFlight()
         self._encoded: WeakValueDictionary[bytes, EncodedBytes] = WeakValueDictionary()  # by digest
         self._known: LRUCache[tuple[str, str], tuple[bytes, Probe]] = LRUCache(REMEMBERED_NAMES)
         """By salt and uuid: digest and header."""
 
     async def close(self) -> None:
-        await self._fetcher.close()
+        if self._fetcher is not None:
+            await self._fetcher.close()
         await self._uploads.close()
+        if self._files is not None:
+            self._files.close()
+
+    @property
+    def fetcher(self) -> UrlReader:
+        """The fetcher of URLs. Raises ImageError if there is no plugin for it."""
+        if self._fetcher is None:
+            named = next((plugin.fetcher for plugin in plugins() if plugin.fetcher), None)
+            if named is None:
+                raise ImageError(
+                    "this server does not fetch URLs: send the image's bytes as a data: URL",
+                    code="invalid_image_url",
+                )
+            build: Callable[[ServeOptions, Metrics], UrlReader] = resolve_name(named)
+            self._fetcher = build(self._options, self._metrics)
+        return self._fetcher
+
+    @property
+    def files(self) -> Uploads:
+        """The uploaded files."""
+        if self._files is None:
+            from saccade.media.sources.files import FileStore
+            from saccade.media.sources.uploads import Uploads
+
+            settings = self._options.of(FileSettings)
+            self._files = Uploads(FileStore(settings.folder, settings.nbytes))
+        return self._files
 
     async def read_source(
-        self, url: Address, salt: str, asker: Requester, video: bool = False
+        self, url: Address, salt: str, requester: Requester, video: bool = False
     ) -> SourceRead:
         """Read a source's bytes, their digest, and their header.
 
@@ -100,29 +151,29 @@ class SourceReader:
         """
         if isinstance(url, KnownImage):
             return self._recall(url, salt)
-        if isinstance(url, DrawnPage):
+        if isinstance(url, RenderedPage):
             return SourceRead(
                 self.held_page(url.encoded), url.probe, ReadTimes(0.0, 0.0, url.begun)
             )
-        return await self.with_header(await self.fetch(url, salt, asker), asker, video)
+        return await self.with_header(await self.fetch(url, salt, requester), requester, video)
 
-    async def fetch(self, url: Address, salt: str, asker: Requester) -> Fetched:
+    async def fetch(self, url: Address, salt: str, requester: Requester) -> Fetched:
         """Read a source's bytes and their digest. Raises as `read`."""
         begun = time.monotonic()
-        data = await self._bytes(url, salt, asker)
+        data = await self._bytes(url, salt, requester)
         fetched = time.monotonic()
         return Fetched(await self.named(data), begun, fetched)
 
     async def with_header(
-        self, found: Fetched, asker: Requester, video: bool = False
+        self, found: Fetched, requester: Requester, video: bool = False
     ) -> SourceRead:
         """Read the header of fetched bytes. Raises ImageError."""
-        probe = await self.header(found.encoded.digest, found.encoded.data, asker, video)
+        probe = await self.header(found.encoded.digest, found.encoded.data, requester, video)
         return found.with_header(probe, time.monotonic())
 
-    def seen(self, found: Fetched, asker: Requester) -> SourceRead | None:
+    def seen(self, found: Fetched, requester: Requester) -> SourceRead | None:
         """Return fetched bytes with their header, if an image with these bytes was seen."""
-        probe = self._seen.get(found.encoded.digest, asker.tenant)
+        probe = self._seen.get(found.encoded.digest, requester.tenant)
         return None if probe is None else found.with_header(probe, found.fetched)
 
     async def named(self, data: bytes) -> EncodedBytes:
@@ -135,20 +186,20 @@ class SourceReader:
         return self._encoded.setdefault(page.digest, page) if page.data else page
 
     async def header(
-        self, name: bytes, data: bytes, asker: Requester, video: bool = False
+        self, name: bytes, data: bytes, requester: Requester, video: bool = False
     ) -> Probe:
         """Return the header of these bytes, read once by an image worker. Raises ImageError."""
         if not data:
             raise ImageError(f"the {'video' if video else 'image'} is empty (0 bytes)")
-        found = await self._seen.find(name, video, asker.tenant)
+        found = await self._seen.find(name, video, requester.tenant)
         if found is None:
             if video:
-                found = await self._pool.video_headers.read_header(name, data, asker)
+                found = await self._pool.video_headers.read_header(name, data, requester)
             elif data.startswith(RAW_MAGIC):  # our own format, without a parser
                 found = read_raw(data)
             else:
-                found = await self._pool.headers.read_header(name, data, asker)
-            self._seen.put(name, video, asker.tenant, found)
+                found = await self._pool.headers.read_header(name, data, requester)
+            self._seen.put(name, video, requester.tenant, found)
         return found
 
     def remember(self, salt: str, uuid: str, read: SourceRead) -> None:
@@ -164,65 +215,70 @@ class SourceReader:
         found = self._known.get((salt, known.uuid))
         if found is None:
             raise ImageError(
-                f"no image has come with the uuid {known.uuid!r}, or too many since: send it with "
-                "its URL or bytes",
+                f"no image with the uuid {known.uuid!r} is cached: send it with its URL or bytes",
                 code="unknown_uuid",
             )
         name, probe = found
         encoded = self._encoded.get(name) or EncodedBytes(b"", name)
         return SourceRead(encoded, probe, ReadTimes(0.0, 0.0, time.monotonic()))
 
-    async def _bytes(self, url: Address, salt: str, asker: Requester) -> bytes:
-        assert not isinstance(url, KnownImage | DrawnPage), "these are not fetched"
+    async def _bytes(self, url: Address, salt: str, requester: Requester) -> bytes:
+        assert not isinstance(url, KnownImage | RenderedPage), "these are not fetched"
         match url:
             case bytes():
                 return url
             case FileId(id):
-                return await self._upload(id, asker)
+                return await self._upload(id, requester)
             case Digest(name):
-                return await self._sent(name, asker)
+                return await self._sent(name, requester)
             case Base64(text):
-                return await self._fetcher.decode(text)
+                return await self.inline.decode(text)
+            case _ if url[:5].lower() == "data:":
+                return await self.inline.decode_url(url)
             case _:
-                return await self._fetcher.fetch(url, salt, asker)
+                return await self.fetcher.fetch(url, salt, requester)
 
-    async def _sent(self, name: str, asker: Requester) -> bytes:
-        """Return the bytes that the asker's tenant has sent, by their digest. Raises ImageError."""
-        if (data := asker.budget.sent(asker.tenant, name)) is not None:
-            asker.budget.reserve(len(data))
+    async def _sent(self, name: str, requester: Requester) -> bytes:
+        """Return the bytes that the requester's tenant has sent, by their digest. Raises
+        ImageError.
+        """
+        if (data := requester.budget.sent(requester.tenant, name)) is not None:
+            requester.budget.reserve(len(data))
             return data
-        id = await self._files.find_content(name, asker.owner)
+        id = await self.files.find_content(name, requester.owner)
         if id is not None:
-            return await self._upload(id, asker)
+            return await self._upload(id, requester)
         raise ImageError(
-            f"you have sent no image with the digest {name}, or it is no longer kept: send its "
+            f"you have sent no image with the digest {name}, or it is no longer stored: send its "
             "bytes, or upload it with /v1/files",
             code=UNKNOWN,
         )
 
-    async def _upload(self, id: str, asker: Requester) -> bytes:
-        """Return the content of one of the asker's files. A request in flight with the same bytes
-        lends them.
+    async def _upload(self, id: str, requester: Requester) -> bytes:
+        """Return the content of one of the requester's files. A request in flight with the same
+        bytes lends them.
         """
-        stored = await self._files.find(id, asker.owner)
+        stored = await self.files.find(id, requester.owner)
         if (held := self._encoded.get(stored.digest)) is not None:
-            asker.budget.reserve(len(held.data))
+            requester.budget.reserve(len(held.data))
             return held.data
 
         async def read(flight: ByteFlight) -> bytes:
             flight.grow(stored.nbytes)
-            return await self._files.read(id, asker.owner)
+            return await self.files.read(id, requester.owner)
 
-        return await self._uploads.join(stored.digest, asker, read)
+        return await self._uploads.join(stored.digest, requester, read)
 
 
 class Reads:
-    """The reads of one request, which take turns as the asker's. salt: for the images' names."""
+    """The reads of one request, which take turns as the requester's. salt: for the images'
+    names.
+    """
 
-    def __init__(self, reader: SourceReader, salt: str, asker: Requester) -> None:
+    def __init__(self, reader: SourceReader, salt: str, requester: Requester) -> None:
         self.reader = reader
         self.salt = salt
-        self.asker = asker
+        self.requester = requester
         self._read: dict[tuple[Hashable, bool], asyncio.Task[SourceRead]] = {}
         self._fetched: dict[Hashable, asyncio.Task[Fetched]] = {}
         self._named: dict[bytes, str] = {}
@@ -237,7 +293,7 @@ class Reads:
         """Read a source and its header."""
         name = name_of(url), video
         if (task := self._read.get(name)) is None:
-            reading = self.reader.read_source(url, self.salt, self.asker, video)
+            reading = self.reader.read_source(url, self.salt, self.requester, video)
             if isinstance(url, Digest):
                 reading = self._or_brought(url, reading, self._read_along)
             task = self._read[name] = asyncio.create_task(reading)
@@ -289,7 +345,7 @@ class Reads:
         """Read a source without its header."""
         name = name_of(url)
         if (task := self._fetched.get(name)) is None:
-            fetching = self.reader.fetch(url, self.salt, self.asker)
+            fetching = self.reader.fetch(url, self.salt, self.requester)
             if isinstance(url, Digest):
                 fetching = self._or_brought(url, fetching, self._fetched_along)
             task = self._fetched[name] = asyncio.create_task(fetching)
@@ -299,15 +355,15 @@ class Reads:
         """Read the frames of a video that come as images. Other requests get a turn every few
         frames. Headers of new frames are read concurrently.
         """
-        reader, asker = self.reader, self.asker
+        reader, requester = self.reader, self.requester
         found: dict[Hashable, SourceRead | asyncio.Task[SourceRead]] = {}
         try:
             for number, url in enumerate(urls):
                 if (name := name_of(url)) in found or (name, False) in self._read:
                     continue
-                fetched = await reader.fetch(url, self.salt, asker)
-                found[name] = reader.seen(fetched, asker) or asyncio.create_task(
-                    reader.with_header(fetched, asker)
+                fetched = await reader.fetch(url, self.salt, requester)
+                found[name] = reader.seen(fetched, requester) or asyncio.create_task(
+                    reader.with_header(fetched, requester)
                 )
                 if number % FRAMES_A_TURN == FRAMES_A_TURN - 1:
                     await asyncio.sleep(0)
@@ -317,3 +373,14 @@ class Reads:
             for task in found.values():
                 if not isinstance(task, SourceRead):
                     task.cancel()
+
+
+async def all_of(opening: Sequence[asyncio.Task[T]], reads: Iterable[asyncio.Task[Any]]) -> list[T]:
+    """Return the results of all. The first failure ends the rest, and `reads`."""
+    try:
+        return await asyncio.gather(*opening)
+    finally:
+        tasks = (*opening, *reads)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -82,6 +82,6 @@ class Uploads:
                 return await asyncio.get_running_loop().run_in_executor(threads, work)
         except TimeoutError:
             raise StorageBusy(
-                f"the folder of uploaded files (--files-dir) has not answered for {PATIENCE:g} s: "
+                f"the upload directory (--files-dir) did not respond for {PATIENCE:g} s: "
                 "try again later"
             ) from None

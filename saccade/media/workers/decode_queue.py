@@ -1,7 +1,7 @@
 """The order of decodes, and their memory: turns between clients and between a client's requests,
 small images first, under one memory budget.
 
-Owns the waiting jobs. Work is priced by its decoded pixels. Knows nothing of processes.
+Owns the waiting jobs. Work is priced by its decoded pixels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from saccade.core.config import MIB
 from saccade.core.errors import ImageError
-from saccade.core.recipe import Box, ImageRecipe
+from saccade.core.recipe import Box, PreprocessParams
 from saccade.media.content import VIDEO, Probe
 from saccade.media.formats.pixel_operations import RESAMPLERS
 
@@ -64,14 +64,13 @@ class Job:
     """One image to decode, or a video's frame number `frame`, and the recipe for its pixels.
     `digest` names the bytes, which belong to `tenant`.
 
-    `client` and `request` say the turn's owner. `ms` is the time taken, once done. region: the part
-    of the upright image that the recipe is for. returned: the pixels go to the front.
+    `client` and `request` identify the owner. `ms` is the time taken, once done.
     """
 
     digest: bytes
     data: bytes
     probe: Probe
-    recipe: ImageRecipe
+    recipe: PreprocessParams
     client: str = ""
     request: str = ""
     number: int = field(default_factory=lambda: next(_numbers))
@@ -80,12 +79,12 @@ class Job:
     ms: float = 0.0
     frame: int | None = None
     tenant: str = ""
-    region: Box | None = None
-    returned: bool = False
+    region: Box | None = None  # the part of the upright image that the recipe is for
+    returned: bool = False  # the pixels are sent to the front
 
     @property
     def name(self) -> tuple[str, bytes]:
-        """Return a name that is equal for jobs that one decode may serve."""
+        """Return the key of jobs that can share one decode."""
         return self.tenant, self.digest
 
     @property
@@ -94,7 +93,7 @@ class Job:
         return self.probe.height * self.probe.width
 
 
-def decoding_bytes(probe: Probe, nbytes: int, recipes: Iterable[ImageRecipe]) -> int:
+def decoding_bytes(probe: Probe, nbytes: int, recipes: Iterable[PreprocessParams]) -> int:
     """Return the memory for decoding an image of `nbytes` by these recipes."""
     pixels = probe.height * probe.width
     usual = BYTES_PER_PIXEL.get(probe.format, 0)
@@ -115,30 +114,30 @@ def decoding_bytes(probe: Probe, nbytes: int, recipes: Iterable[ImageRecipe]) ->
     return STRIP_BYTES + 2 * nbytes + per_pixel * pixels + resized
 
 
-def check_memory(probe: Probe, nbytes: int, recipe: ImageRecipe, budget: int) -> None:
+def check_memory(probe: Probe, nbytes: int, recipe: PreprocessParams, budget: int) -> None:
     """Raise ImageError if an image by itself needs more than `budget` bytes, for it is too large
     for any worker.
     """
     needed = decoding_bytes(probe, nbytes, [recipe])
     if needed > budget:
         raise ImageError(
-            f"the image is a {probe.format} of {probe.width} x {probe.height} px, and decoding "
-            f"it takes up to {needed / MIB:.0f} MiB of memory; image workers may take "
-            f"{budget / MIB:.0f} MiB: resize it, or start the server with a larger "
-            "--tune decode_memory_mb=MIB",
+            f"the image is a {probe.format} of {probe.width} x {probe.height} px, and decoding it "
+            f"takes up to {needed / MIB:.0f} MiB of memory; the limit for image workers is "
+            f"{budget / MIB:.0f} MiB: resize it, or start the server with a larger --tune "
+            "decode_memory_mb=MIB",
             code="image_too_large",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class PixelLimits:
-    """What an image may take. arena: bytes of shared memory. memory: bytes in image workers."""
+    """What an image may take."""
 
-    arena: int
-    memory: int
+    arena: int  # bytes of shared memory
+    memory: int  # bytes in image workers
 
     def check(
-        self, canvas: tuple[int, int], probe: Probe, nbytes: int, recipe: ImageRecipe
+        self, canvas: tuple[int, int], probe: Probe, nbytes: int, recipe: PreprocessParams
     ) -> None:
         """Raise ImageError if the image exceeds shared memory or the workers' memory.
 
@@ -157,7 +156,7 @@ class PixelLimits:
 
 
 class Shares(Generic[Key]):
-    """Fair queueing: the least served comes first, and idle time saves up no turns.
+    """Fair queueing: the least served is first, and idle time saves up no turns.
 
     All times are virtual: sums of prices.
     """
@@ -248,8 +247,8 @@ class JobQueue:
         return batch
 
     def _order(self, busy: Collection[tuple[str, bytes]]) -> list[Job]:
-        """Sort the jobs that may be served, the next first. They go by the client's turn, the
-        request's turn, small images, age.
+        """Sort the jobs that may be served, the next first. They are ordered by the client's turn,
+        the request's turn, small images, age.
         """
 
         def turn(job: Job) -> tuple[float, float, int]:

@@ -2,7 +2,7 @@
 
 Owns the process: started for the first supervisor, or before, and again after its end. A fork
 server has loaded the workers' libraries and knows no arena. So any number of `WorkerSlots`, on any
-threads, may have their supervisors from one fork server. Knows nothing of orders.
+threads, may have their supervisors from one fork server.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ import msgspec
 from saccade.core.recipe import OwnPixels
 from saccade.ipc.child import Child
 from saccade.ipc.environment import image_environment
-from saccade.media.workers import supervisor
-from saccade.media.workers.worker import EXIT_STATUS, Boot, SupervisorOptions
+from saccade.media.workers.orders import EXIT_STATUS, Boot, SupervisorOptions
+
+SUPERVISOR = f"{__package__}.supervisor"
+"""The process's module, which the front has no use for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +43,7 @@ class SupervisorLink:
         os.close(self.report)
 
     async def wait_closed(self) -> None:
-        """Wait until the last process has gone."""
+        """Wait until the last process has exited."""
         await _readable(self.lifeline)
 
     async def status(self) -> int:
@@ -81,7 +83,7 @@ class ForkServer:
             with self._lock:
                 child = self._running()
                 descriptors = (theirs.fileno(), held, status, *memory_files)
-                with suppress(OSError):  # it has just ended: the pipes tell
+                with suppress(OSError):  # it has just exited: the pipes report it
                     socket.send_fds(child.socket, [msgspec.msgpack.encode(wanted)], descriptors)
         finally:
             theirs.close()
@@ -106,7 +108,7 @@ class ForkServer:
             self._child.release()
             self._child = None
         if self._child is None:
-            self._child = Child.spawn(supervisor.__name__, self._boot, (), image_environment())
+            self._child = Child.spawn(SUPERVISOR, self._boot, (), image_environment())
         return self._child
 
 
@@ -136,7 +138,7 @@ class ForkServers:
 
 
 async def _readable(pipe: int) -> None:
-    """Wait until a pipe has bytes, or all holders of the other end have gone."""
+    """Wait until a pipe has bytes, or its other end is closed."""
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_reader(pipe, over.set)

@@ -1,7 +1,9 @@
 """Image headers, or videos' metadata, read by one worker that hostile bytes may kill.
 
 Owns the headers that wait. The same bytes from one tenant are read once at a time, for all waiting
-requests. One order has one tenant's bytes.
+requests. One order has one tenant's bytes. Also bytes refused for a while because they cost a
+worker, so that sending them again is free, by tenant: a worker's word on one tenant's bytes counts
+for that tenant alone.
 """
 
 from __future__ import annotations
@@ -11,17 +13,18 @@ from dataclasses import dataclass
 from signal import SIGKILL
 from typing import Any
 
+from cachetools import TTLCache
+
 from saccade.core.config import MIB
 from saccade.core.errors import EngineUnavailable, ImageError
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
 from saccade.media.content import VIDEO, Probe
 from saccade.media.reasons import Reason
-from saccade.media.sources.fairness import Requester
+from saccade.media.sources.fairness import Requester, Turns
 from saccade.media.workers.decode_queue import BYTES_PER_PIXEL
 from saccade.media.workers.fork_server import ForkServers
-from saccade.media.workers.refused import RefusedBytes
-from saccade.media.workers.worker import HEADER_BYTES, VIDEO_CPU_SECONDS, Header, ReadHeaders
+from saccade.media.workers.orders import HEADER_BYTES, VIDEO_CPU_SECONDS, Header, ReadHeaders
 from saccade.media.workers.worker_slots import (
     BLAME,
     NO_TIME,
@@ -31,7 +34,29 @@ from saccade.media.workers.worker_slots import (
     WorkerSlot,
     WorkerSlots,
 )
-from saccade.media.workers.worker_turns import Turns
+
+REFUSED = 1 << 12
+REFUSED_SECONDS = 600.0
+"""How many are remembered, and for how long."""
+
+
+class RefusedBytes:
+    """Refusals by tenant, digest and use."""
+
+    def __init__(self) -> None:
+        self._why: TTLCache[tuple[str, bytes, str], tuple[str, str | None]] = TTLCache(
+            REFUSED, REFUSED_SECONDS
+        )
+
+    def add(self, tenant: str, digest: bytes, error: ImageError, use: str = "") -> None:
+        self._why[tenant, digest, use] = error.message, error.code
+
+    def check(self, tenant: str, digest: bytes, use: str = "") -> None:
+        """Raise ImageError, as reported before."""
+        if found := self._why.get((tenant, digest, use)):
+            message, code = found
+            raise ImageError(message, code=code)
+
 
 HEADER_SECONDS = 5.0
 """How long a worker may take over one header before it is taken for stuck, on a busy machine. (Its
@@ -39,9 +64,9 @@ processor time is limited to far less.)
 """
 VIDEO_SECONDS = VIDEO_CPU_SECONDS / BLAME
 """The same of a video's metadata."""
-MOST_FRAMES, MOST_RATE = 1 << 20, 1e4
+MAX_FRAMES, MAX_RATE = 1 << 20, 1e4
 """Of a video, and how many a second it may have."""
-LONGEST_MODE = 16
+MAX_MODE = 16
 """Characters of a mode's name in Pillow: "I;16B" and the like."""
 BATCH_IMAGES = 16
 """Headers in one order: few, for all requests take turns."""
@@ -55,7 +80,7 @@ class Reading:
 
     digest: bytes
     data: bytes
-    asker: Requester
+    requester: Requester
     done: asyncio.Future[Probe]
     waiters: int = 0
     tries: int = 0
@@ -98,23 +123,23 @@ class HeaderPool:
         for reading in self._readings.values():
             reading.done.cancel()
 
-    async def read_header(self, digest: bytes, data: bytes, asker: Requester) -> Probe:
+    async def read_header(self, digest: bytes, data: bytes, requester: Requester) -> Probe:
         """Return the header of these bytes, which `digest` names.
 
         Raises ImageError for bytes that cannot be read here, EngineUnavailable if workers fail to
         start.
         """
-        self._refused.check(asker.tenant, digest)
+        self._refused.check(requester.tenant, digest)
         self.slots.start()
-        name = asker.tenant, digest
+        name = requester.tenant, digest
         reading = self._readings.get(name)
         if reading is None:
             loop = asyncio.get_running_loop()
-            reading = Reading(digest, data, asker, loop.create_future())
+            reading = Reading(digest, data, requester, loop.create_future())
             reading.done.add_done_callback(_look_at_error)
             self._readings[name] = reading
             self._turns.add(reading)
-            # Soon, not now: the other images of the request go with it.
+            # Soon, not now, to batch the other images of the request.
             loop.call_soon(self._dispatch)
         reading.waiters += 1
         try:
@@ -127,7 +152,6 @@ class HeaderPool:
         return found
 
     def _dispatch(self) -> None:
-        """Give headers to the worker, if idle."""
         if (slot := self.slots.idle()) and (readings := self._next()):
             slot.busy = True
             task = asyncio.create_task(self._run(slot, readings))
@@ -144,7 +168,7 @@ class HeaderPool:
 
         def fits(reading: Reading) -> bool:
             return not batch or (
-                reading.asker.tenant == batch[0].asker.tenant
+                reading.requester.tenant == batch[0].requester.tenant
                 and nbytes + len(reading.data) <= BATCH_BYTES
             )
 
@@ -170,7 +194,7 @@ class HeaderPool:
         """Have the worker read some headers. Headers left over wait again."""
         read = 0
         try:
-            tenant = readings[0].asker.tenant
+            tenant = readings[0].requester.tenant
             parts = [reading.data for reading in readings]
             places = await self.slots.prepare(slot, parts, tenant)
             order = ReadHeaders(slot.number, slot.serial, places, self._pixels, self._videos)
@@ -227,7 +251,7 @@ class HeaderPool:
     def _refuse(self, reading: Reading, why: Reason, signal: int = 0) -> None:
         error = ImageError(why.text)
         if signal != SIGKILL:
-            self._refused.add(reading.asker.tenant, reading.digest, error)
+            self._refused.add(reading.requester.tenant, reading.digest, error)
         fail(reading.done, error)
 
 
@@ -237,9 +261,9 @@ def _credible(probe: Probe, video: bool) -> bool:
         probe.format in BYTES_PER_PIXEL
         and min(probe.height, probe.width) >= 0
         and 1 <= probe.orientation <= 8
-        and len(probe.mode) <= LONGEST_MODE
+        and len(probe.mode) <= MAX_MODE
         and (probe.format == VIDEO) == video
-        and (not video or (1 <= (probe.frames or 0) <= MOST_FRAMES and 0 < probe.fps < MOST_RATE))
+        and (not video or (1 <= (probe.frames or 0) <= MAX_FRAMES and 0 < probe.fps < MAX_RATE))
     )
 
 
@@ -250,6 +274,6 @@ def fail(done: asyncio.Future[Any], error: Exception) -> None:
 
 
 def _look_at_error(done: asyncio.Future[Probe]) -> None:
-    """Look at an error, since every waiting call may have gone."""
+    """Look at an error, since every waiting call may be cancelled."""
     if not done.cancelled():
         done.exception()

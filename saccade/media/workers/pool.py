@@ -2,31 +2,33 @@
 
 Owns the queue for workers that decode. Each image alone bears the harm from its bytes. The same
 bytes from one tenant are decoded once at a time, for all waiting requests. Unwanted work is
-dropped, and its worker stopped. Knows nothing of keys. The caller has reserved the memory that
-workers write to.
+dropped, and its worker stopped. Also the decodes under way into the engine's slots in the arena,
+one per image, with one frame or two. The caller has reserved the memory that workers write to.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 from signal import SIGKILL
+from typing import Any
 
 from saccade.core.arena import Arena
 from saccade.core.errors import EngineUnavailable, ImageError
 from saccade.core.metrics import Metrics
 from saccade.core.options import MediaOptions
+from saccade.core.plan import PixelSlot
 from saccade.core.recipe import OwnPixels
+from saccade.core.types import ImageKey
 from saccade.media.content import RAW
 from saccade.media.reasons import Reason
 from saccade.media.workers.decode_queue import THREADS, Job, JobQueue, decoding_bytes
 from saccade.media.workers.fork_server import ForkServers
-from saccade.media.workers.header_pool import HeaderPool, fail
-from saccade.media.workers.refused import RefusedBytes
-from saccade.media.workers.worker import TO_FRONT, Decode, Decoded
+from saccade.media.workers.header_pool import HeaderPool, RefusedBytes, fail
+from saccade.media.workers.orders import TO_FRONT, Decode, Decoded
 from saccade.media.workers.worker_slots import (
     BLAME,
     NO_TIME,
@@ -38,7 +40,7 @@ from saccade.media.workers.worker_slots import (
 )
 
 GRACE_SECONDS = 0.2
-"""How long a decode may go on that nobody waits for: most end sooner, and the worker is kept."""
+"""Seconds to let an abandoned decode finish: most do, and the worker is kept."""
 _WORDS = "the image cannot be decoded: "
 
 
@@ -151,7 +153,7 @@ class DecodePool:
         self._refused.check(job.tenant, job.digest)
         work = Decoding(job, offset, asyncio.get_running_loop().create_future())
         self._wait(work)
-        # Soon, not now: other sizes of the same bytes go with it.
+        # Soon, not now, to batch other sizes of the same bytes.
         asyncio.get_running_loop().call_soon(self._dispatch)
         try:
             await work.done
@@ -187,7 +189,6 @@ class DecodePool:
         self._turns.remove(work.job)
 
     def _dispatch(self) -> None:
-        """Give jobs to idle workers."""
         while self._waiting and self._decoders.idle():
             in_use = sum(batch.memory for batch in self._batches.values())
             jobs = self._turns.take_jobs(in_use, self._batches.keys())
@@ -201,7 +202,6 @@ class DecodePool:
             task.add_done_callback(self._tasks.discard)
 
     async def _run(self, slot: WorkerSlot, work: Coroutine[None, None, None]) -> None:
-        """Have a slot do some work, then look for more."""
         try:
             await work
         finally:
@@ -280,7 +280,7 @@ class DecodePool:
         return answer
 
     def _late(self, batch: DecodeBatch, cpu: float) -> str | None:
-        """Handle a worker given up after `cpu` seconds of processor time.
+        """Handle a worker given up after `cpu` seconds of CPU time.
 
         Returns as `_lost` does.
         """
@@ -338,3 +338,66 @@ class DecodePool:
                 fail(work.done, ImageError(_WORDS + error))
             elif not work.done.done():
                 work.done.set_result(None)
+
+
+class Decoders:
+    """Runs one decode per key at a time, over a pool of image workers."""
+
+    def __init__(self, pool: DecodePool, metrics: Metrics) -> None:
+        self.pool = pool
+        self._metrics = metrics
+        self._tasks: dict[ImageKey, asyncio.Task[None]] = {}
+
+    async def decode(self, key: ImageKey, jobs: Sequence[Job], slot: PixelSlot) -> None:
+        """Decode into `slot`, one below another. Writes to the slot end with the call.
+
+        Raises ImageError for bytes that cannot be decoded, EngineUnavailable if image workers fail
+        to start, CancelledError after `call_off`.
+        """
+        assert key not in self._tasks, "the engine asks for an image once at a time"
+        task = asyncio.create_task(self._decode_all(jobs, slot.offset))
+        self._tasks[key] = task
+        try:
+            await task
+        finally:
+            del self._tasks[key]
+        self._metrics.inc("saccade_images_decoded_total")
+        self._metrics.inc("saccade_image_bytes_shipped_total", slot.nbytes)
+
+    async def _decode_all(self, jobs: Sequence[Job], offset: int) -> None:
+        if len(jobs) == 1:
+            await self.pool.decode(jobs[0], offset)
+            return
+        works = []
+        for job in jobs:
+            works.append(asyncio.create_task(self.pool.decode(job, offset)))
+            offset += 3 * prod(job.recipe.canvas)
+        try:
+            await asyncio.gather(*works)
+        finally:
+            # The slot is safe when all have ended, not when one has failed.
+            for work in works:
+                work.cancel()
+            await _all_ended(works)
+
+    def call_off(self, key: ImageKey) -> None:
+        """Stop the image's decode if it still runs."""
+        if key in self._tasks:
+            self._tasks[key].cancel()
+
+    async def close(self) -> None:
+        """End the workers, then all decodes."""
+        await self.pool.close()
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _all_ended(works: Sequence[asyncio.Task[Any]]) -> None:
+    """Wait for cancelled tasks, however often this call is cancelled."""
+    while not all(work.done() for work in works):
+        try:
+            await asyncio.wait(works)
+        except asyncio.CancelledError:  # once was enough
+            continue

@@ -1,12 +1,10 @@
-"""Rights that a process gives up before reading hostile bytes: everything but computing, and
-talking to its supervisor.
+"""The sandbox of a process that reads untrusted bytes: it can compute, and talk to its supervisor.
 
-An allow-list of system calls stands in a filter that the kernel keeps to the process's end. Any
-other call fails with EPERM, as if forbidden by another rule, so that libraries fall back. (A
-deny-list would have to know every call in later kernels.) No file, no socket, no process, no
-executable memory. Threads begin only where told so, and then as many as `thread_gate.py` lets
-begin. Only the descriptors in `keep` stay. Memory, files and processes have hard limits. All root's
-rights go. Knows nothing of images.
+A seccomp filter allows a list of system calls until the process exits. Other calls fail with EPERM,
+so that libraries fall back. (A deny-list would have to include every call of later kernels.) The
+process can open no files or sockets, start no processes and map no executable memory. It can start
+threads only if enabled, and only as many as `thread_gate.py` allows. Only the descriptors in `keep`
+stay open. Memory, files and processes have hard limits. Root's capabilities are dropped.
 """
 
 from __future__ import annotations
@@ -23,25 +21,29 @@ from typing import NamedTuple
 
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
 SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW = 1, 1 << 2
-"""The flag leaves the processor's guesses as they are: before Linux 5.16 a filter slowed down all
-of a process for the sake of secrets, of which this one has none.
+"""The flag keeps speculative execution enabled. Before Linux 5.16, a filter disabled it to protect
+secrets, of which this process has none.
 """
 CAPABILITY_VERSION_3 = 0x20080522
 
-LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, JUMP_IF_ANY, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-KILL, ALLOW, REFUSE, ABSENT = 0x8000_0000, 0x7FFF_0000, 0x0005_0001, 0x0005_0026
-"""REFUSE: fail with errno 1, EPERM; ABSENT: with 38, ENOSYS."""
-NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
-"""Places in what the kernel shows a filter. An argument has 8 bytes, the lower half first."""
-X32 = 0x4000_0000
-"""Calls by another table of numbers."""
+BPF_LD_ABS, BPF_JEQ, BPF_JGE, BPF_JSET, BPF_RET = 0x20, 0x15, 0x35, 0x45, 0x06
+SECCOMP_RET_KILL_PROCESS, SECCOMP_RET_ALLOW, RET_EPERM, RET_ENOSYS = (
+    0x8000_0000,
+    0x7FFF_0000,
+    0x0005_0001,
+    0x0005_0026,
+)
+"""The last two are SECCOMP_RET_ERRNO with EPERM and with ENOSYS."""
+NR_OFFSET, ARCH_OFFSET, ARGS_OFFSET = 0, 4, 16
+"""Offsets in `struct seccomp_data`. An argument has 8 bytes, little-endian."""
+X32_SYSCALL_BIT = 0x4000_0000
+"""Set in the numbers of x32 system calls."""
 
-MOST_DESCRIPTORS = 32
+MAX_DESCRIPTORS = 32
 """One more than the highest descriptor."""
-MAPPED_EXECUTABLE = 4
-"""PROT_EXEC"""
-PLAIN_CONTROLS = (1, 2, 3, 1030)
-"""Of fcntl: F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC."""
+PROT_EXEC = 4
+ALLOWED_FCNTL_COMMANDS = (1, 2, 3, 1030)
+"""F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC."""
 
 X86_64 = {
     "close": 3, "fstat": 5, "poll": 7, "lseek": 8, "munmap": 11, "brk": 12, "rt_sigaction": 13,
@@ -67,39 +69,38 @@ X86_64_THREADS = {"clone": 56, "clone3": 435, "rseq": 334, "set_robust_list": 27
 AARCH64_THREADS = {"clone": 220, "clone3": 435, "rseq": 293, "set_robust_list": 99}
 
 
-class CallNumbers(NamedTuple):
-    """A machine's name in the kernel, and its call numbers. They are for seccomp and capset, for
-    allowed calls, and for calls that begin a thread. glibc ends the process where `rseq` is
-    refused.
+class SyscallTable(NamedTuple):
+    """An architecture's audit constant, and its system call numbers.
+
+    glibc aborts if `rseq` fails, so it is among the calls that start threads.
     """
 
-    name: int
+    name: int  # AUDIT_ARCH_*
     seccomp: int
     capset: int
-    calls: dict[str, int]
-    threads: dict[str, int]
+    calls: dict[str, int]  # always allowed
+    threads: dict[str, int]  # allowed if threads are
 
 
-MACHINES = {
-    "x86_64": CallNumbers(0xC000_003E, 317, 126, X86_64, X86_64_THREADS),
-    "aarch64": CallNumbers(0xC000_00B7, 277, 91, AARCH64, AARCH64_THREADS),
+SYSCALL_TABLES = {
+    "x86_64": SyscallTable(0xC000_003E, 317, 126, X86_64, X86_64_THREADS),
+    "aarch64": SyscallTable(0xC000_00B7, 277, 91, AARCH64, AARCH64_THREADS),
 }
 THREAD_FLAGS = (0x003D_0F00, 0x007D_0F00)
-"""What glibc and musl ask `clone` for when a thread begins: all is shared with the process, and no
-process, namespace or tracing comes of it. `clone3` says the same in memory, which no filter can
-see: where it is absent, both take `clone`.
+"""The `clone` flags that glibc and musl use to start a thread, without a new process, namespace or
+tracing. `clone3` takes its flags in memory, which filters cannot read. If it fails with ENOSYS,
+both fall back to `clone`.
 """
 
-Step = tuple[int, int, int, int]
-"""An instruction: code, instructions to skip if true, if false, operand."""
+Instruction = tuple[int, int, int, int]
+"""A BPF instruction: code, jump if true, jump if false, operand."""
 
 
 def confine(keep: Collection[int], memory: int, threads: bool = False) -> list[str]:
-    """Give up all rights named above, in this process of one thread.
+    """Confine this single-threaded process.
 
-    `keep` are the descriptors to stay open. `memory` is the bytes that the address space may ever
-    grow by. `threads` lets some begin, bounded elsewhere. Returns the rights that the kernel
-    refuses to take, in words.
+    keep: descriptors that stay open. memory: bytes that the address space may grow by. threads:
+    allow threads, limited elsewhere. Returns descriptions of the restrictions that failed.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     close_all_but(keep)
@@ -107,7 +108,7 @@ def confine(keep: Collection[int], memory: int, threads: bool = False) -> list[s
         "hard limits": lambda: _limit(memory, threads),
         "non-dumpable": lambda: _check(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)),
         "dropped capabilities": lambda: _drop_capabilities(libc),
-        "no_new_privs": lambda: never_more_rights(libc),
+        "no_new_privs": lambda: set_no_new_privs(libc),
         "a seccomp filter": lambda: _filter(libc, program(threads)),
     }
     missing = []
@@ -120,7 +121,7 @@ def confine(keep: Collection[int], memory: int, threads: bool = False) -> list[s
 
 
 def close_all_but(keep: Collection[int]) -> None:
-    """Close descriptors. Standard input, output and errors lead nowhere."""
+    """Close descriptors, and redirect standard streams to /dev/null."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
         os.dup2(nowhere, standard)
@@ -142,13 +143,13 @@ def address_space() -> int:
 def _limit(memory: int, threads: bool) -> None:
     limits = {
         resource.RLIMIT_AS: address_space() + memory,
-        resource.RLIMIT_NOFILE: MOST_DESCRIPTORS,
+        resource.RLIMIT_NOFILE: MAX_DESCRIPTORS,
         resource.RLIMIT_FSIZE: 0,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
     }
-    if not threads:  # which count as processes do, for all that this user runs
+    if not threads:  # RLIMIT_NPROC counts threads, of all processes of the user
         limits[resource.RLIMIT_NPROC] = 0
     for limit, most in limits.items():
         hard = resource.getrlimit(limit)[1]
@@ -157,93 +158,94 @@ def _limit(memory: int, threads: bool) -> None:
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
-    """Give up root's rights, among them to raise hard limits. Raises OSError."""
+    """Drop all capabilities, including that of raising hard limits. Raises OSError."""
     head = struct.pack("<Ii", CAPABILITY_VERSION_3, 0)
-    _check(libc.syscall(machine().capset, head, bytes(24)))
+    _check(libc.syscall(syscall_table().capset, head, bytes(24)))
 
 
-def never_more_rights(libc: ctypes.CDLL) -> None:
-    """Keep executed files from adding rights, which is a condition for any filter.
-
-    Raises OSError.
-    """
+def set_no_new_privs(libc: ctypes.CDLL) -> None:
+    """Set no_new_privs, which filters require. Raises OSError."""
     _check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
-def _filter(libc: ctypes.CDLL, steps: list[Step]) -> None:
-    """Install the filter, also on an older kernel. Raises OSError."""
+def _filter(libc: ctypes.CDLL, steps: list[Instruction]) -> None:
+    """Install the filter. Raises OSError."""
     try:
         install(libc, steps, SECCOMP_FILTER_FLAG_SPEC_ALLOW)
     except OSError:  # an older kernel
         install(libc, steps, 0)
 
 
-def install(libc: ctypes.CDLL, steps: list[Step], flags: int) -> int:
-    """Install a filter for this process and its children, on top of earlier filters. Returns the
-    kernel's answer.
+def install(libc: ctypes.CDLL, steps: list[Instruction], flags: int) -> int:
+    """Install a filter for this process and its children, in addition to earlier ones.
 
-    Raises OSError.
+    Returns the result of the system call. Raises OSError.
     """
     code = b"".join(struct.pack("<HBBI", *step) for step in steps)
-    held = ctypes.create_string_buffer(code, len(code))
-    program = struct.pack("@HP", len(code) // 8, ctypes.addressof(held))
-    status: int = libc.syscall(machine().seccomp, SECCOMP_SET_MODE_FILTER, flags, program)
+    buffer = ctypes.create_string_buffer(code, len(code))
+    program = struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer))
+    status: int = libc.syscall(syscall_table().seccomp, SECCOMP_SET_MODE_FILTER, flags, program)
     _check(min(status, 0))
     return status
 
 
-def program(threads: bool) -> list[Step]:
-    """Build the filter for this machine. Raises OSError for an unknown machine."""
-    here = machine()
-    numbers = here.calls | (here.threads if threads else {})
-    ruled: dict[str, list[Step]] = {
-        "mmap": _none_of(2, MAPPED_EXECUTABLE),
-        "mprotect": _none_of(2, MAPPED_EXECUTABLE),
+def program(threads: bool) -> list[Instruction]:
+    """Build the filter. Raises OSError on an unsupported architecture."""
+    table = syscall_table()
+    numbers = table.calls | (table.threads if threads else {})
+    ruled: dict[str, list[Instruction]] = {
+        "mmap": _none_of(2, PROT_EXEC),
+        "mprotect": _none_of(2, PROT_EXEC),
         "prlimit64": _one_of(0, 0),  # its own
-        "fcntl": _one_of(1, *PLAIN_CONTROLS),
+        "fcntl": _one_of(1, *ALLOWED_FCNTL_COMMANDS),
         "clone": _one_of(0, *THREAD_FLAGS),
-        "clone3": [(RETURN, 0, 0, ABSENT)],
+        "clone3": [(BPF_RET, 0, 0, RET_ENOSYS)],
     }
-    code: list[Step] = [
-        (LOAD, 0, 0, ARCHITECTURE),
-        (JUMP_IF_EQUAL, 1, 0, here.name),
-        (RETURN, 0, 0, KILL),
-        (LOAD, 0, 0, NUMBER),
-        (JUMP_IF_AT_LEAST, 0, 1, X32),
-        (RETURN, 0, 0, KILL),
+    code: list[Instruction] = [
+        (BPF_LD_ABS, 0, 0, ARCH_OFFSET),
+        (BPF_JEQ, 1, 0, table.name),
+        (BPF_RET, 0, 0, SECCOMP_RET_KILL_PROCESS),
+        (BPF_LD_ABS, 0, 0, NR_OFFSET),
+        (BPF_JGE, 0, 1, X32_SYSCALL_BIT),
+        (BPF_RET, 0, 0, SECCOMP_RET_KILL_PROCESS),
     ]
     for call, number in numbers.items():
-        verdict = ruled.get(call, [(RETURN, 0, 0, ALLOW)])
-        code += [(JUMP_IF_EQUAL, 0, len(verdict), number), *verdict]
-    return [*code, (RETURN, 0, 0, REFUSE)]
+        verdict = ruled.get(call, [(BPF_RET, 0, 0, SECCOMP_RET_ALLOW)])
+        code += [(BPF_JEQ, 0, len(verdict), number), *verdict]
+    return [*code, (BPF_RET, 0, 0, RET_EPERM)]
 
 
-def _one_of(argument: int, *values: int) -> list[Step]:
-    """Allow where an argument's lower half is one of `values`. These calls read only the lower
-    half.
+def _one_of(argument: int, *values: int) -> list[Instruction]:
+    """Allow if an argument's lower 32 bits are one of `values`. These calls ignore the upper
+    ones.
     """
-    checks: list[Step] = [
-        (JUMP_IF_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)
+    checks: list[Instruction] = [
+        (BPF_JEQ, len(values) - index, 0, value) for index, value in enumerate(values)
     ]
-    return [_load(argument), *checks, (RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
+    return [
+        _load(argument),
+        *checks,
+        (BPF_RET, 0, 0, RET_EPERM),
+        (BPF_RET, 0, 0, SECCOMP_RET_ALLOW),
+    ]
 
 
-def _none_of(argument: int, bits: int) -> list[Step]:
-    """Allow where every one of `bits` is clear in an argument."""
-    refused: list[Step] = [(RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
-    return [_load(argument), (JUMP_IF_ANY, 0, 1, bits), *refused]
+def _none_of(argument: int, bits: int) -> list[Instruction]:
+    """Allow if all of `bits` are clear in an argument."""
+    refused: list[Instruction] = [(BPF_RET, 0, 0, RET_EPERM), (BPF_RET, 0, 0, SECCOMP_RET_ALLOW)]
+    return [_load(argument), (BPF_JSET, 0, 1, bits), *refused]
 
 
-def _load(argument: int) -> Step:
-    return LOAD, 0, 0, ARGUMENTS + 8 * argument
+def _load(argument: int) -> Instruction:
+    return BPF_LD_ABS, 0, 0, ARGS_OFFSET + 8 * argument
 
 
-def machine() -> CallNumbers:
-    """Return this machine's numbers. Raises OSError for an unknown one."""
-    found = MACHINES.get(platform.machine())
-    if found is None:
-        raise OSError(f"the numbers of system calls on {platform.machine()} are not known")
-    return found
+def syscall_table() -> SyscallTable:
+    """Return the host's table. Raises OSError on an unsupported architecture."""
+    table = SYSCALL_TABLES.get(platform.machine())
+    if table is None:
+        raise OSError(f"system calls on {platform.machine()} are not supported")
+    return table
 
 
 def _check(status: int) -> None:

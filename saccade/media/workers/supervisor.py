@@ -6,14 +6,14 @@ Fork servers are two. One is for workers that read headers or documents, without
 a moment. The other is for workers that decode.
 
 A supervisor passes orders on, and answers that fit the order. It copies pixels from a worker's
-outbox into the arena, and a document's pieces behind the document. It ends a worker when told, or
-when an order takes too much processor time, and replaces an ended worker in milliseconds. A
-successor finds nothing that its predecessor left: its memory is empty, and the supervisor's own
+outbox into the arena, and a document's pieces behind the document. It kills a worker on request, or
+when an order takes too much CPU time, and replaces an ended worker in milliseconds. A
+successor cannot see its predecessor's data: its memory is empty, and the supervisor's own
 memory has never held an image's bytes. A supervisor never looks at an image, and believes no
 worker. Messages are bounded, and the rest of a message is never waited for.
 
-A fork server only forks a supervisor when asked, and tells its exit status, so that nothing is
-loaded again after a kill. Encoded bytes lie in memory files, one per worker, that the front fills.
+A fork server only forks supervisors and reports their exit status, so that modules are not
+loaded again after a kill. Encoded bytes are in memory files, one per worker, that the front fills.
 """
 
 from __future__ import annotations
@@ -47,19 +47,15 @@ from saccade.ipc.child import Channel, Disconnected, Frames, ParentLink, enter
 from saccade.ipc.memory import begin_imports, end_imports, keep_freed
 from saccade.media.formats import heif
 from saccade.media.formats.pixel_operations import own_module
-from saccade.media.video import has_decoder
 from saccade.media.workers import thread_gate
-from saccade.media.workers.sandbox import confine
-from saccade.media.workers.thread_gate import ThreadGate
-from saccade.media.workers.worker import (
+from saccade.media.workers.orders import (
     EXIT_STATUS,
     FRONT,
-    MOST_DESCRIPTORS,
+    MAX_DESCRIPTORS,
     SUPERVISOR,
     TO_FRONT,
     Answer,
     Boot,
-    Bytes,
     Decode,
     Decoded,
     DocumentPiece,
@@ -73,16 +69,17 @@ from saccade.media.workers.worker import (
     SupervisorOptions,
     Work,
     WorkerReplaced,
-    WorkerResources,
     WorkersReady,
-    serve,
 )
+from saccade.media.workers.sandbox import confine
+from saccade.media.workers.thread_gate import ThreadGate
+from saccade.media.workers.worker import Bytes, WorkerResources, serve
 
 KEPT_BYTES = 64 << 20
 """Freed memory that is kept for the next job: having the kernel clear it again can cost as much as
 decoding.
 """
-MOST_SAID = 1 << 16
+MAX_SAID = 1 << 16
 """Bytes of a worker's answer."""
 ORDER_SECONDS = 2.0
 """How long a worker may take to take an order that its socket has no room for."""
@@ -135,7 +132,7 @@ class Outbox:
 @dataclass(slots=True, eq=False)
 class ImageWorker:
     """A forked process as the supervisor sees it. `order` is the last, and `answered` counts its
-    answers. `cpu` is the processor time taken at the last message. `gate` is asked for threads, and
+    answers. `cpu` is the CPU time taken at the last message. `gate` is asked for threads, and
     `None` means no threads.
     """
 
@@ -161,7 +158,7 @@ class ImageWorker:
 
     @property
     def left(self) -> float:
-        """Return the seconds of processor time left for the next answer. They are infinite while
+        """Return the seconds of CPU time left for the next answer. They are infinite while
         none is due.
         """
         if self.order is None or self.answered == self.order.answers or self.order.cpu == math.inf:
@@ -229,15 +226,15 @@ class Supervisor:
             self._be_worker(number, theirs, outbox, supervisor)
         theirs.close()
         ours.settimeout(ORDER_SECONDS)
-        gate = thread_gate.receive(ours, pid) if self._decodes_heic else None
-        worker = ImageWorker(number, pid, ours, outbox, Frames(FRONT, MOST_SAID), gate)
+        gate = thread_gate.receive_listener(ours, pid) if self._decodes_heic else None
+        worker = ImageWorker(number, pid, ours, outbox, Frames(FRONT, MAX_SAID), gate)
         self._workers[number] = worker
         if gate is not None:
             self._selector.register(gate, selectors.EVENT_READ, worker)
         self._selector.register(ours, selectors.EVENT_READ, worker)
 
     def run(self) -> None:
-        """Pass messages until the front has gone, then end every worker."""
+        """Pass messages until the front has exited, then end every worker."""
         with contextlib.suppress(Disconnected):
             while True:
                 for key, _ in self._selector.select(self._patience()):
@@ -259,7 +256,7 @@ class Supervisor:
             os.waitpid(worker.pid, 0)
 
     def _patience(self) -> float | None:
-        """Return the seconds until some worker may have used up its processor time, or `None` if
+        """Return the seconds until some worker may have used up its CPU time, or `None` if
         all may run on.
         """
         left = min(worker.left for worker in self._workers.values())
@@ -284,13 +281,13 @@ class Supervisor:
             worker.outbox.make_room(order.outbox[-1])
         try:
             worker.channel.send(order)
-        except Disconnected:  # it has ended: its socket tells, in a moment; or it does not listen
+        except Disconnected:  # it has exited, which its socket will report, or it does not listen
             os.kill(worker.pid, signal.SIGKILL)
 
     def _hear(self, worker: ImageWorker) -> None:
         """Take a worker's message. It must answer the worker's own order, or the worker ends."""
         try:
-            data = worker.socket.recv(MOST_SAID, socket.MSG_DONTWAIT)
+            data = worker.socket.recv(MAX_SAID, socket.MSG_DONTWAIT)
         except OSError:
             data = b""
         if not data:
@@ -369,7 +366,7 @@ class Supervisor:
 
     def _replace(self, worker: ImageWorker, late: bool = False) -> None:
         """Replace a worker that has ended, or was killed. If `late`, it was killed for its order's
-        processor time.
+        CPU time.
         """
         status, used = self._bury(worker)
         self.fork(worker.number)
@@ -379,7 +376,7 @@ class Supervisor:
         self._front.send(Lost(worker.number, worker.serial, fate, cpu, late))
 
     def _bury(self, worker: ImageWorker) -> tuple[int, float]:
-        """Wait for a worker's end, and let go of it. Returns the wait status and its processor
+        """Wait for a worker's end, and release it. Returns the wait status and its processor
         time. All its writes have ended then.
         """
         self._selector.unregister(worker.socket)
@@ -389,7 +386,7 @@ class Supervisor:
             worker.gate.close()
         _, status, used = os.wait4(worker.pid, 0)
         if os.WIFEXITED(status) and not worker.ready:
-            raise RuntimeError("an image worker does not start")
+            raise RuntimeError("an image worker failed to start")
         return status, used.ru_utime + used.ru_stime
 
     def _be_worker(
@@ -405,7 +402,7 @@ class Supervisor:
                 statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
                 memory = np.empty(0, np.uint8) if outbox is None else outbox.pixels
                 keep = (connection.fileno(), inbox, statm, self._files.lifeline)
-                threads = self._decodes_heic and thread_gate.hand_over(connection)
+                threads = self._decodes_heic and thread_gate.send_listener_fd(connection)
                 exposed = confine(keep, self._files.wanted.memory, threads)
                 channel: Channel[Answer, Order] = Channel(connection, SUPERVISOR)
                 channel.send(WorkersReady(tuple(exposed)))
@@ -418,7 +415,7 @@ class Supervisor:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor time that a child has taken, or 0 if it has ended."""
+    """Return the CPU time that a child has taken, or 0 if it has ended."""
     try:
         return time.clock_gettime(~pid << 3 | 2)  # as clock_getcpuclockid(3) makes it
     except OSError:
@@ -438,7 +435,7 @@ def follows(parent: int, name: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorFiles:
-    """A supervisor's descriptors from the asker, in this process."""
+    """A supervisor's descriptors from the requester, in this process."""
 
     wanted: SupervisorOptions
     front: int
@@ -463,7 +460,7 @@ class SupervisorFiles:
 
 def fork_server(link: ParentLink) -> int:
     """Fork a supervisor whenever the front asks for one, and report its exit status at its end. The
-    status is negative for a killing signal. Returns exit status 0 once the front has gone.
+    status is negative for a killing signal. Returns exit status 0 once the front has exited.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     reports: dict[int, int] = {}  # pid of a supervisor: the pipe for its exit status
@@ -477,10 +474,10 @@ def fork_server(link: ParentLink) -> int:
     while True:
         for key, _ in selector.select():
             if key.fd == woken:
-                os.read(woken, MOST_SAID)
+                os.read(woken, MAX_SAID)
                 reap(reports)
                 continue
-            message, descriptors, _, _ = socket.recv_fds(link.socket, MOST_SAID, MOST_DESCRIPTORS)
+            message, descriptors, _, _ = socket.recv_fds(link.socket, MAX_SAID, MAX_DESCRIPTORS)
             if not message:
                 return 0
             wanted = msgpack_decoder(SupervisorOptions).decode(message)
@@ -506,7 +503,7 @@ def reap(reports: dict[int, int]) -> None:
             pid, status = ended
             if pid in reports:
                 report = reports.pop(pid)
-                with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
+                with contextlib.suppress(BrokenPipeError):  # no request waits for it any more
                     os.write(report, EXIT_STATUS.pack(os.waitstatus_to_exitcode(status)))
                 os.close(report)
 
@@ -560,7 +557,7 @@ def warm_up(decode: bool, own: OwnPixels | None) -> None:
         images.append(encoded.getvalue())
     for image in images:
         probe(image, 64 * 64)
-    if has_decoder():
+    if find_spec("av") is not None:
         from saccade.media.formats import container
 
         container.warm_up()

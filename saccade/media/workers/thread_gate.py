@@ -1,116 +1,119 @@
-"""How many threads an image worker may begin: the kernel asks its supervisor for each.
+"""Limits the threads of an image worker with a seccomp user notification for each `clone`.
 
-libde265, which decodes HEIC, works in its own thread, one after another for each tile. The kernel
-has no limit that bounds threads alone (RLIMIT_NPROC counts all that a user has, and leaves out
-root's). So a worker, before giving up all else, hands a listener to the supervisor. From then on
-each `clone` waits for the supervisor's word. `sandbox.py` decides on the kinds of clone.
+libde265, which decodes HEIC, starts a thread per tile. No rlimit counts a process's threads
+(RLIMIT_NPROC counts those of a user, and exempts root). So before a worker is sandboxed, it sends a
+seccomp listener to its supervisor, which then allows or denies each `clone`. `sandbox.py` restricts
+its flags.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import socket
 import struct
 
 from saccade.media.workers.sandbox import (
-    ALLOW,
-    JUMP_IF_EQUAL,
-    LOAD,
-    NUMBER,
-    RETURN,
-    Step,
+    BPF_JEQ,
+    BPF_LD_ABS,
+    BPF_RET,
+    NR_OFFSET,
+    SECCOMP_RET_ALLOW,
+    Instruction,
     install,
-    machine,
-    never_more_rights,
+    set_no_new_privs,
+    syscall_table,
 )
 
-ASK = 0x7FC0_0000
-"""What a filter answers so that a listener is asked."""
-NEW_LISTENER = 1 << 3
-RECEIVE, SEND = 0xC050_2100, 0xC018_2101
-"""Of ioctl: what is asked, and the answer to it."""
-GO_ON = 1
-ASKED, ANSWER = struct.Struct("<Q72x"), struct.Struct("<QqiI")
-NOBODY = b"-"
-"""With a listener, or without one."""
-AGAIN = 11
-"""EAGAIN: what pthread_create fails with where there are too many."""
-
-MOST_ALIVE = 8
-"""Threads that a worker may have at a time, its first with them."""
-SPARE = 64
-"""Threads beyond an order's that a worker may ask for in vain: what asks on is no decoder."""
+SECCOMP_RET_USER_NOTIF = 0x7FC0_0000
+SECCOMP_FILTER_FLAG_NEW_LISTENER = 1 << 3
+SECCOMP_IOCTL_NOTIF_RECV, SECCOMP_IOCTL_NOTIF_SEND = 0xC050_2100, 0xC018_2101
+SECCOMP_USER_NOTIF_FLAG_CONTINUE = 1
+NOTIFICATION, RESPONSE = struct.Struct("<Q72x"), struct.Struct("<QqiI")
+PAYLOAD = b"-"
+"""Sent with the listener, or without one if it is unsupported."""
+MAX_THREADS = 8
+"""Threads of a worker at a time, including its main thread."""
+MAX_DENIED = 64
+"""Denied threads after which a worker is killed: a decoder would give up earlier."""
 
 
-def hand_over(connection: socket.socket) -> bool:
-    """Have the kernel ask the reader of `connection` before this process begins a thread. Returns
-    True if the kernel does.
+def send_listener_fd(connection: socket.socket) -> bool:
+    """Install the seccomp listener and send its fd over `connection`. Return False if
+    unsupported.
     """
     try:
         listener = _listen()
     except OSError:
-        connection.sendall(NOBODY)
+        connection.sendall(PAYLOAD)
         return False
-    socket.send_fds(connection, [NOBODY], [listener])
+    socket.send_fds(connection, [PAYLOAD], [listener])
     os.close(listener)
     return True
 
 
-def receive(connection: socket.socket, pid: int) -> ThreadGate | None:
-    """Return the listener from `hand_over`, or `None` if the kernel cannot ask. Without a listener
-    the worker gets no threads.
+def receive_listener(connection: socket.socket, pid: int) -> ThreadGate | None:
+    """Receive the listener from `send_listener_fd`. Returns `None` if unsupported: the worker then
+    gets no threads.
     """
     try:
-        _, listeners, _, _ = socket.recv_fds(connection, len(NOBODY), 1)
+        _, listeners, _, _ = socket.recv_fds(connection, len(PAYLOAD), 1)
     except OSError:  # the process has ended
         return None
     return ThreadGate(listeners[0], pid) if listeners else None
 
 
 def _listen() -> int:
-    """Install a filter that asks about each `clone`. Returns its listener. Raises OSError."""
+    """Install a filter that notifies a listener of each `clone`. Returns its fd. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
-    never_more_rights(libc)
-    asking: list[Step] = [
-        (LOAD, 0, 0, NUMBER),
-        (JUMP_IF_EQUAL, 0, 1, machine().threads["clone"]),
-        (RETURN, 0, 0, ASK),
-        (RETURN, 0, 0, ALLOW),
+    set_no_new_privs(libc)
+    program: list[Instruction] = [
+        (BPF_LD_ABS, 0, 0, NR_OFFSET),
+        (BPF_JEQ, 0, 1, syscall_table().threads["clone"]),
+        (BPF_RET, 0, 0, SECCOMP_RET_USER_NOTIF),
+        (BPF_RET, 0, 0, SECCOMP_RET_ALLOW),
     ]
-    return install(libc, asking, NEW_LISTENER)
+    return install(libc, program, SECCOMP_FILTER_FLAG_NEW_LISTENER)
 
 
 class ThreadGate:
-    """A worker's listener, in the supervisor."""
+    """A worker's seccomp listener, in the supervisor."""
 
     def __init__(self, listener: int, pid: int) -> None:
         self._listener = listener
         self._tasks = f"/proc/{pid}/task"
-        self._asked = 0
+        self._notifications = 0
 
     def fileno(self) -> int:
         return self._listener
 
     def begin_order(self) -> None:
-        self._asked = 0
+        self._notifications = 0
 
-    def answer(self, most: int) -> bool:
-        """Allow or deny the thread asked for. An order may have `most`. Returns False for a worker
-        that asks too often and must end.
+    def answer(self, max_threads: int) -> bool:
+        """Allow or deny a thread, up to `max_threads` per order. Returns False if the worker must
+        be killed for too many denied ones.
         """
-        asked = bytearray(ASKED.size)
-        self._asked += 1
+        notification = bytearray(NOTIFICATION.size)
+        self._notifications += 1
         try:
-            fcntl.ioctl(self._listener, RECEIVE, asked)
-            may = self._asked <= most and len(os.listdir(self._tasks)) < MOST_ALIVE  # noqa: PTH208
-            (number,) = ASKED.unpack(asked)
-            reply = ANSWER.pack(number, 0, 0 if may else -AGAIN, GO_ON if may else 0)
-            fcntl.ioctl(self._listener, SEND, reply)
+            fcntl.ioctl(self._listener, SECCOMP_IOCTL_NOTIF_RECV, notification)
+            allowed = (
+                self._notifications <= max_threads and len(os.listdir(self._tasks)) < MAX_THREADS  # noqa: PTH208
+            )
+            (id_,) = NOTIFICATION.unpack(notification)
+            reply = RESPONSE.pack(
+                id_,
+                0,
+                0 if allowed else -errno.EAGAIN,
+                SECCOMP_USER_NOTIF_FLAG_CONTINUE if allowed else 0,
+            )
+            fcntl.ioctl(self._listener, SECCOMP_IOCTL_NOTIF_SEND, reply)
         except OSError:  # the worker has ended meanwhile
             return True
-        return self._asked <= most + SPARE
+        return self._notifications <= max_threads + MAX_DENIED
 
     def close(self) -> None:
         os.close(self._listener)

@@ -3,7 +3,7 @@ end, even if the process dies.
 
 Has a fork server (`media/workers/fork_server.py`) fork a supervisor, and a new supervisor after its
 end. A worker reads one tenant's bytes: before another's come, it has ended, and its memory is
-empty. Knows nothing of the orders' purpose.
+empty.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from saccade.core.errors import EngineUnavailable
 from saccade.core.metrics import Metrics
 from saccade.ipc.child import AsyncChannel, Disconnected
 from saccade.media.workers.fork_server import ForkServer, SupervisorLink
-from saccade.media.workers.worker import (
+from saccade.media.workers.orders import (
     FRONT,
-    MOST_RETURNED,
+    MAX_RETURNED,
     OUTBOX_SPARE,
     Answer,
     Decoded,
@@ -62,7 +62,7 @@ BLAME = 0.25
 """Share of a time limit that a worker must have computed for its image to bear the blame. Else the
 worker was stopped, or the machine was: what time has passed says nothing of an image.
 """
-NO_TIME = "the image workers get no processor time: try again"
+NO_TIME = "the image workers get no CPU time: try again"
 SLACK_BYTES = 128 * MIB
 """Address space of a worker beside the price of its images, for what the allocator rounds up."""
 
@@ -75,7 +75,7 @@ KEPT_INBOX_BYTES = 64 << 20
 
 class WorkerLost(Exception):
     """A worker ended before its order was done. `signal` is the killing signal, or 0. `cpu` is the
-    seconds of processor time taken by the order, or by its rest. `late` means that this was more
+    seconds of CPU time taken by the order, or by its rest. `late` means that this was more
     than allowed.
     """
 
@@ -127,7 +127,7 @@ class WorkerSlot:
         return answer
 
     async def fill(self, parts: Sequence[bytes], name: bytes = b"") -> Places:
-        """Write encoded bytes into the memory file, unless they lie there under the same name.
+        """Write encoded bytes into the memory file, unless they are there under the same name.
         Returns (offset, bytes) of each part.
         """
         if name and name == self._content[0]:
@@ -153,13 +153,13 @@ class WorkerSlot:
         return await asyncio.to_thread(_take, inbox, at, nbytes)
 
     def free(self) -> None:
-        """Take the slot out of use, and give back the memory of a large order."""
+        """Take the slot out of use, and release the memory of a large order."""
         self.busy = False
         if os.fstat(self.inbox).st_size > KEPT_INBOX_BYTES:
             self.empty()
 
     def empty(self) -> None:
-        """Give back the memory, so that the next bytes lie among zeros."""
+        """Release the memory, so that the next bytes are surrounded by zeros."""
         self._content = b"", ()
         os.ftruncate(self.inbox, 0)
 
@@ -250,7 +250,9 @@ class WorkerSlots:
         try:
             return await slot.fill(parts, name)
         except OSError as error:
-            raise EngineUnavailable(f"no image worker can be given it: {error.strerror}") from error
+            raise EngineUnavailable(
+                f"it could not be sent to an image worker: {error.strerror}"
+            ) from error
 
     def send(self, slot: WorkerSlot, order: Order) -> None:
         """Give the prepared order to its worker. Raises WorkerLost after the supervisor's end."""
@@ -260,7 +262,7 @@ class WorkerSlots:
 
     async def kill(self, slot: WorkerSlot) -> float:
         """End the worker of a slot's order, and wait until its writes have ended. Returns the
-        seconds of processor time taken by the order, or by its rest.
+        seconds of CPU time taken by the order, or by its rest.
         """
         if slot.life != self._life:
             return 0.0
@@ -283,8 +285,8 @@ class WorkerSlots:
                 failures += 1
                 if failures >= FAILED_STARTS:
                     self._unusable(
-                        f"the image workers do not start (exit status {status}): see the server's "
-                        "log"
+                        f"the image workers failed to start (exit status {status}): see the "
+                        "server's log"
                     )
                     await asyncio.sleep(RESTART_SECONDS)
 
@@ -319,11 +321,11 @@ class WorkerSlots:
             wanted = SupervisorOptions(self._memory, outbox_bytes=self._outbox)
             return self._fork_server.fork(wanted, inboxes)
         nbytes = self._arena.size
-        wanted = SupervisorOptions(self._memory, nbytes, nbytes + OUTBOX_SPARE + MOST_RETURNED)
+        wanted = SupervisorOptions(self._memory, nbytes, nbytes + OUTBOX_SPARE + MAX_RETURNED)
         return self._fork_server.fork(wanted, (self._arena.fd, *inboxes))
 
     async def _talk(self, supervisor: SupervisorLink) -> bool:
-        """Wait until the supervisor has gone. Returns True if it was ready in time."""
+        """Wait until the supervisor has exited. Returns True if it was ready in time."""
         channel = await AsyncChannel.open(supervisor.socket, FRONT)
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -347,8 +349,7 @@ class WorkerSlots:
         assert isinstance(ready, WorkersReady)
         if ready.exposed and not self._life:
             log.warning(
-                "image workers run without %s: bytes that take one over reach further than they "
-                "should",
+                "image workers run without %s: a compromised decoder is less isolated",
                 ", ".join(ready.exposed),
             )
 

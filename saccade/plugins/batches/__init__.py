@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from saccade.core.store import BATCHES
 from saccade.plugin import Plugin
 
 if TYPE_CHECKING:
@@ -12,12 +11,15 @@ if TYPE_CHECKING:
 
 PLUGIN = Plugin(
     "batches",
-    routes="saccade.api.batches.handlers:batch_routes",
+    routes="saccade.plugins.batches.handlers:batch_routes",
     paths=("/v1/batches", "/v1/batches/{id}", "/v1/batches/{id}/cancel"),
+    operations="saccade.plugins.batches.description:OPERATIONS",
     waiting="saccade.plugins.batches:has_batches",
 )
 
 
 def has_batches(api: ApiContext) -> bool:
     """Return True once a server of these files has had a batch, which may be unfinished."""
-    return (api.handler.front.intake.media.files.folder / BATCHES).is_dir()
+    from saccade.core.store import BATCHES
+
+    return (api.handler.front.intake.media.files_folder / BATCHES).is_dir()

@@ -4,6 +4,8 @@ from saccade.plugin import Plugin
 
 PLUGIN = Plugin(
     "decisions",
-    routes="saccade.api.decisions.handlers:decision_routes",
+    requires=("responses",),
+    routes="saccade.plugins.decisions.handlers:decision_routes",
     paths=("/v1/decisions",),
+    operations="saccade.plugins.decisions.description:OPERATIONS",
 )

@@ -4,12 +4,7 @@ from saccade.plugin import Plugin
 
 PLUGIN = Plugin(
     "docs",
-    routes="saccade.api.about.docs:docs_routes",
-    paths=(
-        "/openapi.json",
-        "/docs",
-        "/docs/start.js",
-        "/docs/swagger-ui-bundle.js",
-        "/docs/swagger-ui.css",
-    ),
+    routes="saccade.plugins.docs.handlers:docs_routes",
+    paths=("/openapi.json", "/docs", "/docs/docs.js", "/docs/docs.css"),
+    operations="saccade.plugins.docs.description:OPERATIONS",
 )

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
-from saccade.core.exchange import ENCODE_PATH
-from saccade.core.options import ServeOptions
-from saccade.plugin import Plugin
+from typing import TYPE_CHECKING
+
+from saccade.plugin import Offer, Plugin
+
+if TYPE_CHECKING:
+    from saccade.core.config import EngineConfig
+    from saccade.core.options import ServeOptions
+    from saccade.ipc.messages import Load
 
 PLUGIN = Plugin(
     "encoder",
-    routes="saccade.api.encode:encode_routes",
-    paths=(ENCODE_PATH,),
+    options="saccade.plugins.encoder.options:RoleOptions",
+    routes="saccade.plugins.encoder.handlers:encode_routes",
+    paths=("/internal/embedding",),
     asked="saccade.plugins.encoder:is_encoder",
+    scheduler=Offer(
+        "saccade.plugins.encoder.encode_scheduler:build_encode_scheduler",
+        "saccade.plugins.encoder:encodes",
+    ),
+    worker=Offer(
+        "saccade.plugins.encoder.worker:load_worker", "saccade.plugins.encoder:loads_tower"
+    ),
 )
 
 
 def is_encoder(options: ServeOptions) -> bool:
-    return options.role.role == "encode"
+    return options.role == "encode"
+
+
+def encodes(config: EngineConfig) -> bool:
+    return config.encoder.role == "encode"
+
+
+def loads_tower(load: Load) -> bool:
+    return load.role == "encode"

@@ -4,6 +4,8 @@ from saccade.plugin import Plugin
 
 PLUGIN = Plugin(
     "files",
-    routes="saccade.api.files:file_routes",
+    options="saccade.plugins.files.options:FileOptions",
+    routes="saccade.plugins.files.handlers:file_routes",
     paths=("/v1/files", "/v1/files/{id}", "/v1/files/{id}/content"),
+    operations="saccade.plugins.files.description:OPERATIONS",
 )

@@ -4,7 +4,7 @@ from saccade.plugin import Plugin
 
 PLUGIN = Plugin(
     "operator",
-    routes="saccade.api.operations:operator_routes",
+    routes="saccade.plugins.operator.handlers:operator_routes",
     paths=(
         "/pause",
         "/pause_generation",
@@ -21,4 +21,5 @@ PLUGIN = Plugin(
         "/v1/load_lora_adapter",
         "/v1/unload_lora_adapter",
     ),
+    operations="saccade.plugins.operator.description:OPERATIONS",
 )

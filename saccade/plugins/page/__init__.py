@@ -1,18 +1,12 @@
-"""The web UI, and what it shows of the server."""
+"""The web UI."""
 
-from __future__ import annotations
-
-from saccade.core.options import ServeOptions
 from saccade.plugin import Plugin
 
 PLUGIN = Plugin(
     "page",
-    routes="saccade.api.about.page:page_routes",
+    options="saccade.plugins.page.options:PageOptions",
+    asked="saccade.plugins.page.options:is_enabled",
+    routes="saccade.plugins.page.handlers:page_routes",
     paths=("/", "/page/{path:path}"),
-    asked="saccade.plugins.page:is_enabled",
     keyless=("/", "/page/"),
 )
-
-
-def is_enabled(options: ServeOptions) -> bool:
-    return options.role.role != "encode" and not options.server.disable_page

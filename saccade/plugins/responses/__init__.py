@@ -4,7 +4,9 @@ from saccade.plugin import Plugin
 
 PLUGIN = Plugin(
     "responses",
-    routes="saccade.api.responses.handlers:response_routes",
+    requires=("agents", "computer"),
+    options="saccade.plugins.responses.options:ResponseOptions",
+    routes="saccade.plugins.responses.handlers:response_routes",
     paths=(
         "/v1/responses",
         "/v1/responses/input_tokens",
@@ -12,4 +14,5 @@ PLUGIN = Plugin(
         "/v1/responses/{id}/input_items",
         "/v1/responses/{id}/cancel",
     ),
+    operations="saccade.plugins.responses.description:OPERATIONS",
 )

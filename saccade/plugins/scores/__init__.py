@@ -4,7 +4,8 @@ from saccade.plugin import Plugin
 
 PLUGIN = Plugin(
     "scores",
-    routes="saccade.api.scores.handlers:score_routes",
+    options="saccade.core.settings:PoolingSettings",
+    routes="saccade.plugins.scores.handlers:score_routes",
     paths=(
         "/v1/embeddings",
         "/v2/embed",
@@ -13,5 +14,10 @@ PLUGIN = Plugin(
         "/v2/rerank",
         "/score",
         "/v1/score",
+    ),
+    operations="saccade.plugins.scores.description:OPERATIONS",
+    state_parts=(
+        ("score", "saccade.plugins.scores.worker:Scorer"),
+        ("read", "saccade.plugins.scores.worker:StateReader"),
     ),
 )

@@ -2,4 +2,9 @@
 
 from saccade.plugin import Plugin
 
-PLUGIN = Plugin("state", routes="saccade.api.about.page:state_routes", paths=("/saccade/state",))
+PLUGIN = Plugin(
+    "state",
+    routes="saccade.plugins.state.handlers:state_routes",
+    paths=("/saccade/state",),
+    operations="saccade.plugins.state.description:OPERATIONS",
+)

@@ -20,7 +20,7 @@ from saccade.runtime.batch import Batcher
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class DraftRequest:
     """A place to draft behind.
 
     Batch row `at` has drawn the token at `place` in a slot's sequence. The slot's pages hold
@@ -35,7 +35,7 @@ class Behind:
 
 
 class HeadDrafter:
-    """Drafts with the MTP head, on CPUs: it reads drawn tokens as it goes."""
+    """Drafts with the MTP head, on CPUs: it reads sampled tokens one by one."""
 
     def __init__(self, head: DraftHead, attention: Attention, batcher: Batcher) -> None:
         self._head = head
@@ -55,7 +55,7 @@ class HeadDrafter:
         following = self._following(rows, batch, tokens)
         found = self._head(replace(shifted, tokens=following), states, self._attention)
         behind = [
-            Behind(row.slot, last, place, self._batcher.capacity(row.slot), row.head_drafts)
+            DraftRequest(row.slot, last, place, self._batcher.capacity(row.slot), row.head_drafts)
             for row, last, place in _right_ends(rows, batch, tokens)
         ]
         if not behind:
@@ -129,7 +129,7 @@ def _right_ends(
 def _next_images(batch: Batch) -> Batch:
     """Move each image row to the token before it.
 
-    Image rows at a row's first token are left out, since the token before lies outside this batch.
+    Image rows at a row's first token are left out, since the token before is outside of this batch.
     """
     if not batch.splice_rows.shape[0]:
         return batch

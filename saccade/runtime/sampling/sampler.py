@@ -1,35 +1,133 @@
-"""From logits to tokens: bans and biases, penalties, temperature, min-p, top-k, top-p, each on the
-tokens left by the step before (vLLM's order), and log-probabilities.
+"""From logits to tokens: bans and biases, penalties, then the draw (`kernels/reference/sample.py`),
+each on the tokens left by the step before (vLLM's order), and log-probabilities.
 
-Owns each slot's parameters and token counts, on the device, so that the host can send the next step
-at once. A row's draw depends only on its own logits, its seed and the number of drawn tokens. One
-uniform number per token comes from a counter-based hash of (seed, count), known before the logits.
-It picks from the row's own cumulative distribution, the best token first.
+Owns each slot's parameters and token counts, and the parts that edit logits, on the device, so that
+the host can send the next step at once. A row's draw depends only on its own logits, its seed and
+the number of drawn tokens. One uniform number per token comes from a counter-based hash of (seed,
+count), known before the logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from math import isfinite
+from pkgutil import resolve_name
 
 import numpy as np
 import torch
 
 from saccade.core.plan import Open, StepResult
-from saccade.core.types import SamplingParams, TokenLogprobs
+from saccade.core.types import TokenLogprobs
+from saccade.kernels.device import send
 from saccade.kernels.ops import pick_ops
-from saccade.kernels.reference.few_rows import FEW_ROWS, ROUNDING
 from saccade.kernels.reference.ops import Ops
-from saccade.nn.transfer import send
-from saccade.runtime.row_parts import DrawPart, Draws
-from saccade.runtime.sampling.draw_parts import DrawParts
+from saccade.kernels.reference.sample import COLUMNS, NEUTRAL, Columns, RowMasks, SamplingRows
+from saccade.plugin import LogitRule
+from saccade.plugins import plugins
+from saccade.runtime.row_parts import Draws, RowEdit, SamplePart
 
+BuildEdit = Callable[[Open, int, Sequence[int], torch.device], RowEdit]
+"""Of the vocabulary's size, the ids that end an answer, and the device."""
+EDITS = LogitRule("saccade.runtime.sampling.edits:Edit.of", f"{__name__}:has_edits")
+
+
+def has_edits(opened: Open) -> bool:
+    return opened.sampling.edits
+
+
+class RowByRow:
+    """A part that processes its rows one by one.
+
+    make: makes the edit for a sequence that asks.
+    """
+
+    def __init__(self, make: Callable[[Open], RowEdit]) -> None:
+        self._make = make
+        self._slots: dict[int, RowEdit] = {}
+
+    def open(self, opened: Open) -> None:
+        self._slots[opened.slot] = self._make(opened)
+
+    def close(self, slot: int) -> None:
+        del self._slots[slot]
+
+    def edit(self, logits: torch.Tensor, draws: Draws, masked: bool, /) -> bool:
+        left = masked
+        for at, slot in enumerate(draws.rows):
+            if slot in self._slots:
+                left |= self._slots[slot].edit(logits[at], draws.counts[at], masked)
+        return left
+
+    def count(self, draws: Draws, tokens: torch.Tensor) -> None:
+        for at, slot in enumerate(draws.rows):
+            if slot in self._slots:
+                self._slots[slot].add_token(tokens[at : at + 1])
+
+
+class SampleParts:
+    """The parts for all slots in one worker."""
+
+    def __init__(
+        self, vocab_size: int, slots: int, stop_ids: Sequence[int], place: torch.device, ops: Ops
+    ) -> None:
+        self._given = vocab_size, stop_ids, place
+        rules = [rule for plugin in plugins() for rule in plugin.logit_rules]
+        first = [each for each in rules if not each.last]
+        self._rules = (*first, EDITS, *(each for each in rules if each.last))
+        self._made: dict[int, SamplePart] = {}
+        if ops.slot_edits is not None:
+            made = resolve_name(ops.slot_edits)(vocab_size, slots, stop_ids, place)
+            self._made[len(first)] = made
+
+    @property
+    def made(self) -> list[SamplePart]:
+        """Return the parts made so far, in their order."""
+        return [self._made[kind] for kind in sorted(self._made)]
+
+    def open(self, opened: Open) -> tuple[SamplePart, ...]:
+        """Open and return the parts that a sequence asks for."""
+        joined = []
+        for kind, rule in enumerate(self._rules):
+            if resolve_name(rule.asked)(opened):
+                if kind not in self._made:
+                    self._made[kind] = RowByRow(partial(self._build, resolve_name(rule.build)))
+                self._made[kind].open(opened)
+                joined.append(self._made[kind])
+        return tuple(joined)
+
+    def _build(self, build: BuildEdit, opened: Open) -> RowEdit:
+        return build(opened, *self._given)
+
+
+NO_TOKEN = -1
+"""Told instead of a token where none could be drawn."""
 _MASK = (1 << 64) - 1
-NUCLEUS_TOKENS = 1024
-"""A row whose draw lies among its so many best tokens needs no sort of all of them."""
-FEW_TOKENS = 64
-"""The same where top-k leaves no more."""
-NOBODY: frozenset[int] = frozenset()
+NO_ROWS: frozenset[int] = frozenset()
+GREEDY: Columns = 0.0, 0, 1.0, 0.0
+"""The columns of a slot that is free, or draws the best token."""
+
+
+def finite_rows(values: torch.Tensor) -> torch.Tensor:
+    """Return which rows of `values` [R, N] are finite throughout, [R] bool.
+
+    So a damaged weight or embedding, or too narrow a dtype, ends the affected requests alone. One
+    pass is enough, since a sum is finite only with finite terms.
+    """
+    return values.sum(dim=-1, dtype=torch.float32).isfinite()
+
+
+def quieten(logits: torch.Tensor) -> torch.Tensor | None:
+    """Return `finite_rows`, and write zeros into all other rows of `logits` [D, V].
+
+    Returns `None` on a CPU if all are finite. Kernels that draw expect numbers.
+    """
+    if not logits.is_cuda and isfinite(logits.sum()):
+        return None
+    finite = finite_rows(logits)  # [D]
+    logits.masked_fill_(~finite.unsqueeze(1), 0.0)  # a look from the host would wait for a GPU
+    return finite
 
 
 def uniform(seed: int, count: int) -> float:
@@ -66,14 +164,6 @@ class Report:
         return replace(result, logprobs=tuple(logprobs))
 
 
-@dataclass(frozen=True, slots=True)
-class Allowed:
-    """Masks [M, ceil(V / 32)] for some rows of logits, still to be applied."""
-
-    masks: torch.Tensor
-    rows: Sequence[int]  # [M]
-
-
 class Sampler:
     """Draws for all slots in one worker. `stop_ids`: the model's own end tokens."""
 
@@ -89,32 +179,29 @@ class Sampler:
         self._ops = ops = ops or pick_ops(place, torch.float32)
         self._vocab_size = vocab_size
         self._device = place
-        self._asked: list[SamplingParams] = [SamplingParams()] * slots
+        self._columns: list[Columns] = [GREEDY] * slots
         self._drew = [False] * slots  # whether its line of the tables is of one that draws
-        # temperature, top-p, min-p
-        self._params = torch.zeros((slots, 3), dtype=torch.float32, device=place)
-        self._top_ks = torch.zeros(slots, dtype=torch.int32, device=place)
+        self._table = torch.zeros((slots, COLUMNS), dtype=torch.float32, device=place)
         self._tops: dict[int, int] = {}  # alternatives to name, of slots with log-probabilities
-        self._parts = DrawParts(vocab_size, slots, stop_ids, place, ops)
-        self._joined: dict[int, tuple[DrawPart, ...]] = {}  # of slots that ask for any
+        self._parts = SampleParts(vocab_size, slots, stop_ids, place, ops)
+        self._joined: dict[int, tuple[SamplePart, ...]] = {}  # of slots that ask for any
 
     def open(self, opened: Open) -> None:
         """Open a slot for a sequence, with its prompt and the answer so far."""
         slot, params = opened.slot, opened.sampling
-        if params.temperature > 0.0 or self._drew[slot]:
-            row = np.array((params.temperature, params.top_p, params.min_p), np.float32)
-            self._params[slot].copy_(send(row, self._device))
-            top_k = min(params.top_k, self._vocab_size)  # what may be asked has 64 bits
-            self._top_ks[slot : slot + 1].copy_(send(np.array([top_k], np.int32), self._device))
-        self._asked[slot] = params
-        self._drew[slot] = params.temperature > 0.0
+        factor, limit, share, floor = params.columns
+        # A limit may have 64 bits.
+        self._columns[slot] = columns = factor, min(limit, self._vocab_size), share, floor
+        if factor > 0.0 or self._drew[slot]:
+            self._table[slot].copy_(send(np.array(columns, np.float32), self._device))
+        self._drew[slot] = factor > 0.0
         if params.logprobs is not None:
             self._tops[slot] = params.logprobs
         if params.edits or opened.rules is not None:
             self._joined[slot] = self._parts.open(opened)
 
     def close(self, slot: int) -> None:
-        self._asked[slot] = SamplingParams()
+        self._columns[slot] = GREEDY
         self._tops.pop(slot, None)
         for part in self._joined.pop(slot, ()):
             part.close(slot)
@@ -124,15 +211,17 @@ class Sampler:
         logits = torch.zeros((1, self._vocab_size), dtype=torch.float32, device=self._device)
         slots = torch.zeros(1, dtype=torch.int64, device=self._device)
         draws = Draws([0], [0], slots, torch.zeros(1, dtype=torch.float64, device=self._device))
-        drawn = [SamplingParams(temperature=1.0)]
+        self._table[0].copy_(send(np.array(NEUTRAL, np.float32), self._device))
+        rows = SamplingRows([NEUTRAL], self._table, slots, draws.uniforms)
         words = -(-self._vocab_size // 32)
         masks = torch.full((1, words), -1, dtype=torch.int32, device=self._device)
-        for allowed in (None, Allowed(masks, [0])):
+        for allowed in (None, RowMasks(masks, [0])):
             for part in self._parts.made:
                 part.edit(logits, draws, allowed is not None)
-            tokens = self._launch(logits, draws, drawn, allowed)
+            tokens = self._ops.sample(logits, replace(rows, masks=allowed))
             for part in self._parts.made:
                 part.count(draws, tokens)
+        self._table[0].zero_()  # a slot that draws no tokens leaves its line as it is
 
     def __call__(
         self,
@@ -143,25 +232,24 @@ class Sampler:
     ) -> tuple[torch.Tensor, Report | None]:
         """Draw one token [D] int64 per row of `logits` [D, V] float32, changed in place.
 
-        masks: [M, ceil(V / 32)] int32, on the device: bit i % 32 of word i // 32 says whether token
-        i may be drawn. masked: the masks' rows. Without them, all rows, in order.
+        masks: [M, ceil(V / 32)] int32, on the device: bit i % 32 of word i // 32 is set if token
+        i may be sampled. masked: the masks' rows. Without them, all rows, in order.
         """
         wants = (
             [at for at, slot in enumerate(draws.rows) if slot in self._tops] if self._tops else []
         )
         # of the model's own distribution, before any edit
         raw = torch.log_softmax(self._pick(logits, wants), dim=-1) if wants else None  # [W, V]
-        depends = self._joined.keys() & draws.rows if self._joined else NOBODY
-        later: Allowed | None = None
+        depends = self._joined.keys() & draws.rows if self._joined else NO_ROWS
+        later: RowMasks | None = None
         if masks is not None:
             rows = range(len(masks)) if masked is None else masked
-            # What an edit bans depends on what a mask leaves.
-            if depends or not self._ops.samples:
+            if depends:  # what an edit bans depends on what a mask leaves
                 self._ops.mask_logits(logits, masks, None if masked is None else self._send(rows))
             else:
-                later = Allowed(masks, rows)
+                later = RowMasks(masks, rows)
         if depends and any(draws.rows[at] in depends for at in draws.draft_tokens):
-            tokens = self._take_turns(logits, draws, depends, masks is not None)
+            tokens = self._sample_in_order(logits, draws, depends, masks is not None)
         else:
             tokens = self._draw_rows(logits, draws, depends, masks is not None, later)
         return tokens, None if raw is None else self._report(raw, tokens, draws, wants)
@@ -181,27 +269,25 @@ class Sampler:
         draws: Draws,
         depends: Collection[int],
         masked: bool,
-        later: Allowed | None,
+        later: RowMasks | None,
     ) -> torch.Tensor:
         """Draw all rows, and give the tokens to parts that depend on them."""
         parts = self._parts_of(draws, depends) if depends else ()
         for part in parts:
             masked = part.edit(logits, draws, masked)
-        asked = [self._asked[slot] for slot in draws.rows]
-        if self._ops.samples:
-            tokens = self._launch(logits, draws, asked, later)
-        else:
-            tokens = self._choose(logits, draws, asked)
+        columns = [self._columns[slot] for slot in draws.rows]
+        rows = SamplingRows(columns, self._table, draws.slots, draws.uniforms, later)
+        tokens = self._ops.sample(logits, rows)
         for part in parts:
             part.count(draws, tokens)
         return tokens
 
-    def _parts_of(self, draws: Draws, depends: Collection[int]) -> Sequence[DrawPart]:
+    def _parts_of(self, draws: Draws, depends: Collection[int]) -> Sequence[SamplePart]:
         """Return the parts for the rows' slots that are in `depends`, in their order."""
         joined = [self._joined[slot] for slot in depends if slot in draws.rows]
         return [part for part in self._parts.made if any(part in each for each in joined)]
 
-    def _take_turns(
+    def _sample_in_order(
         self, logits: torch.Tensor, draws: Draws, depends: Collection[int], masked: bool
     ) -> torch.Tensor:
         """Draw as `_draw_rows` does, where a slot's edits depend on what its earlier rows draw.
@@ -238,112 +324,11 @@ class Sampler:
             left = waiting
         return tokens
 
-    def _launch(
-        self,
-        logits: torch.Tensor,
-        draws: Draws,
-        asked: Sequence[SamplingParams],
-        allowed: Allowed | None,
-    ) -> torch.Tensor:
-        """Draw as `_choose` does, by one kernel, which reads the masks too."""
-        if allowed is None and all(params.temperature == 0.0 for params in asked):
-            return logits.argmax(dim=-1)  # several programs to a row, where the kernel has one
-        # Imported where there is a GPU: elsewhere Triton need not be installed.
-        from saccade.kernels.triton.sample import launch_sample
-
-        table = logits, draws.slots, self._params, self._top_ks, draws.uniforms
-        if allowed is None:
-            return launch_sample(*table)
-        lines = np.full(len(asked), -1, np.int64)
-        lines[list(allowed.rows)] = np.arange(len(allowed.rows))
-        return launch_sample(*table, allowed.masks, send(lines, self._device))
-
-    def _choose(
-        self, logits: torch.Tensor, draws: Draws, asked: Sequence[SamplingParams]
-    ) -> torch.Tensor:
-        """Return each row's best token, or a drawn one."""
-        drawn = [row for row, params in enumerate(asked) if params.temperature > 0.0]
-        if drawn and len(asked) <= FEW_ROWS and not logits.is_cuda:
-            return self._choose_few(logits, draws, asked)
-        if drawn and len(drawn) == len(asked):
-            return self._draw(logits, asked, draws.slots, draws.uniforms)
-        tokens = logits.argmax(dim=-1)
-        if drawn:
-            index = self._send(drawn)
-            found = self._draw(
-                logits.index_select(0, index),
-                [asked[row] for row in drawn],
-                draws.slots.index_select(0, index),
-                draws.uniforms.index_select(0, index),
-            )
-            tokens.index_copy_(0, index, found)
-        return tokens
-
-    def _choose_few(
-        self, logits: torch.Tensor, draws: Draws, asked: Sequence[SamplingParams]
-    ) -> torch.Tensor:
-        """Do as `_choose`, row by row on the host. PyTorch draws where rounding could decide."""
-        tokens = np.zeros(len(asked), np.int64)
-        uncertain = []
-        points = draws.uniforms.tolist()
-        for row, (params, line) in enumerate(zip(asked, logits)):
-            if params.temperature == 0.0:
-                tokens[row] = line.argmax()
-            elif (found := self._ops.draw_few(line, params, points[row])) is None:
-                uncertain.append(row)
-            else:
-                tokens[row] = found
-        if uncertain:
-            index = self._send(uncertain)
-            tokens[uncertain] = self._draw(
-                logits.index_select(0, index),
-                [asked[row] for row in uncertain],
-                draws.slots.index_select(0, index),
-                draws.uniforms.index_select(0, index),
-            ).numpy()
-        return torch.from_numpy(tokens)
-
     def _pick(self, x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-        """Select rows of `x`, or return `x` itself for all rows."""
         return x if len(rows) == len(x) else x.index_select(0, self._send(rows))
 
     def _send(self, rows: Sequence[int]) -> torch.Tensor:
         return send(np.array(rows, np.int64), self._device)
-
-    def _draw(
-        self,
-        logits: torch.Tensor,
-        asked: Sequence[SamplingParams],
-        slots: torch.Tensor,
-        points: torch.Tensor,
-    ) -> torch.Tensor:
-        """Draw tokens [D] for rows [D, V] whose temperature is above 0.
-
-        Each is drawn among as many of its best tokens as its own parameters ask for, whatever the
-        other rows ask for.
-        """
-        vocab = logits.shape[-1]
-        params = self._params.index_select(0, slots)
-        limits = [min(each.top_k, vocab) if each.top_k > 0 else vocab for each in asked]
-        scaled, most = logits / params[:, :1], self._send(limits)
-        tokens = torch.empty_like(slots)
-        sizes = [_count_best(limit, vocab) for limit in limits]
-        for size in sorted({*sizes, vocab}):
-            rows = [row for row, each in enumerate(sizes) if each == size]
-            if rows:
-                table = (self._pick(each, rows) for each in (scaled, most, params, points))
-                found, certain = draw_among(size, *table)
-                tokens.index_copy_(0, self._send(rows), found)
-                for row, sure in zip(rows, certain.tolist()):
-                    sizes[row] = size if sure else vocab
-        return tokens
-
-
-def _count_best(limit: int, vocab: int) -> int:
-    """Return how many of a row's best tokens to look at first, with `limit` open to its draw."""
-    if limit == vocab:
-        return min(NUCLEUS_TOKENS, vocab)
-    return next((size for size in (FEW_TOKENS, NUCLEUS_TOKENS) if limit <= size < vocab), vocab)
 
 
 def _some(draws: Draws, places: Sequence[int], index: torch.Tensor) -> Draws:
@@ -354,54 +339,3 @@ def _some(draws: Draws, places: Sequence[int], index: torch.Tensor) -> Draws:
         draws.slots.index_select(0, index),
         draws.uniforms.index_select(0, index),
     )
-
-
-def draw_among(
-    size: int,
-    scaled: torch.Tensor,
-    limits: torch.Tensor,
-    params: torch.Tensor,
-    points: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw a token [D] for each row of `scaled` [D, V] among its `size` best ones.
-
-    Returns also whether these are the whole range of its draw [D]. Where they are fewer, the token
-    is meaningless.
-
-    limits [D]: top-k, at most V. params [D, 3]: as `Sampler._params`. points [D]: uniform numbers.
-    """
-    vocab = scaled.shape[1]
-    _, top_p, min_p = params.split(1, dim=1)
-    points, few = points.unsqueeze(1), limits.unsqueeze(1) < vocab
-    best, order = torch.topk(scaled, size, dim=-1)
-    # A row's sum in a product of all rows, as softmax's: alone, `sum` adds up in another order.
-    of_all = FEW_TOKENS < size < vocab
-    probs = torch.softmax(scaled, -1).gather(1, order) if of_all else torch.softmax(best, -1)
-    mass = probs.sum(dim=-1, keepdim=True)
-    # Min-p comes first: top-p's share is of what that leaves.
-    nucleus = (min_p == 0.0) & (mass > top_p + ROUNDING)
-    cut = few | nucleus | (probs[:, -1:] < min_p * probs[:, :1])
-    whole = ~few & (min_p == 0.0) & (top_p >= 1.0)
-    certain = cut | (whole & (points < mass - ROUNDING))
-    left = (probs >= min_p * probs[:, :1]) & (
-        torch.arange(size, device=scaled.device) < limits.unsqueeze(1)
-    )
-    # A row that has lost nothing need not have all its tokens here.
-    probs = torch.where(few | (min_p > 0.0), renormalise(probs * left), probs)
-    keep = left & (probs.cumsum(dim=-1) - probs < top_p)
-    keep[:, 0] = True
-    cumulative = (probs * keep).double().cumsum(dim=-1)
-    total = cumulative[:, -1:]
-    if size == vocab:
-        certain = torch.ones_like(certain)
-    else:
-        total = torch.where(whole, 1.0, total)
-    # The smallest index whose cumulative probability exceeds the point; rounding may leave the
-    # sum just below it.
-    found = torch.searchsorted(cumulative, points * total, right=True)
-    last = keep.int().cumsum(dim=-1).argmax(dim=-1, keepdim=True)
-    return order.gather(1, torch.minimum(found, last)).squeeze(1), certain.squeeze(1)
-
-
-def renormalise(probs: torch.Tensor) -> torch.Tensor:
-    return probs / probs.sum(dim=-1, keepdim=True)

@@ -10,7 +10,12 @@ import torch
 from saccade.core.config import TowerQuantization
 from saccade.core.family import FamilySpec
 from saccade.core.types import Grid
-from saccade.runtime.tiers.items import FORMAT, values_of
+from saccade.runtime.tiers import values_of
+
+FORMAT = "saccade-embedding-1"
+"""Changes whenever what the vision tower is given, or how its answer is kept, changes in a way that
+the fingerprint does not show.
+"""
 
 
 def fingerprint_encoder(
@@ -19,7 +24,7 @@ def fingerprint_encoder(
     encode: Callable[[torch.Tensor, Grid], torch.Tensor],
     quantization: TowerQuantization = "none",
 ) -> bytes:
-    """Return 16 bytes that differ with the vision tower's answers.
+    """Return 16 bytes that differ with the vision encoder's answers.
 
     They are a hash of the tower's output for a test image, so that weights, their bits, dtype and
     the kind of device count. encode: a canvas uint8 [H, W, 3] on `device`, with its grid, to

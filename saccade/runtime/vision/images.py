@@ -1,10 +1,12 @@
-"""One rank's work on images, with or without a language model: runs the vision tower and keeps
-embeddings in every tier, as plans say.
+"""One rank's work on images, with or without a language model: runs the vision encoder and keeps
+embeddings in every tier, as plans specify.
 
-Owns the tower's buffers and graphs, the disk tier and the embeddings. Knows nothing of tokens.
+Owns the tower's buffers and graphs, the disk tier and the embeddings.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,26 +15,24 @@ from saccade.core.config import EncoderMode, EngineConfig
 from saccade.core.family import FamilySpec
 from saccade.core.plan import Plan
 from saccade.core.types import ImageKey
-from saccade.kernels.reference import long_attention as blockwise
+from saccade.kernels.reference.rotary import rotate_
 from saccade.nn.protocol import TowerNet
 from saccade.parallel import Shard
-from saccade.runtime.begun_step import Step
-from saccade.runtime.cuda.graphs import Capture, CudaCapture, eager
-from saccade.runtime.cuda.warm import compiler
+from saccade.runtime.inflight_step import Step
 from saccade.runtime.memory import DTYPES, EmbeddingMemory
-from saccade.runtime.tiers.embedding_tiers import open_tiers
-from saccade.runtime.tiers.page_memory import PageMemory
-from saccade.runtime.vision.fingerprint import fingerprint_encoder
+from saccade.runtime.tiers import open_tiers
 from saccade.runtime.vision.packed_encoder import PackedEncoder
 from saccade.runtime.vision.positions import PositionCache
-from saccade.runtime.vision.tile_assembly import NO_TILES, TileReader
-from saccade.runtime.vision.vision_encoder import VisionEncoder
+from saccade.runtime.vision.vision_encoder import NO_TILES, VisionEncoder
+
+if TYPE_CHECKING:
+    from saccade.runtime.tiers import PageMemory
 
 
 class ImageExecutor:
     """One rank's vision tower and embeddings.
 
-    `tower`: its fingerprint, or "". `active`: work from earlier steps may be under way, so that
+    `tower`: its fingerprint, or "". `active`: work from earlier steps may be in progress, so that
     each step asks for news.
     """
 
@@ -46,34 +46,40 @@ class ImageExecutor:
         known: PositionCache,
     ) -> None:
         spec, device = net.spec, torch.device(config.device)
+        if not config.encoder.rotary_kernel:
+            net.ops.rotate_ = rotate_  # PyTorch's operations
         self.like = torch.empty(
             (0, spec.embedding_width), dtype=DTYPES[config.dtype], device=device
         )
-        prepare = compiler(net.ops, device, shard.size)
-        self.encoder = PackedEncoder(
-            net, known, config.encoder, self.like, begin_captures(self.like), prepare
-        )
+        graphs = None
+        if config.encoder.graph_sizes:
+            from saccade.runtime.graphs import find_pack_graphs  # for GPUs
+
+            graphs = find_pack_graphs()(net, config.encoder, self.like, shard.size)
+        self.encoder = PackedEncoder(net, known, config.encoder, self.like, graphs)
         self._vision = VisionEncoder(spec, self.encoder, arena, self.like, shard, mode)
-        blockwise.compile_ahead(self.like)
+        net.ops.precompile(self.like)
         self.tower = self._fingerprint(spec, config)
         tiers = open_tiers(config.embeddings, self.tower, self.like, shard.rank)
-        self._disk = tiers.disk.thread if tiers.disk is not None else None
+        self._disk = tiers.disk
         self._encoding = False
         self.active = self._disk is not None
         self.embeddings = EmbeddingMemory(self.like, shard, tiers)
         self._tiles = None
         if spec.tiles is not None:
+            from saccade.runtime.vision.tile_assembly import TileReader
+
             self._tiles = TileReader(spec, spec.tiles, self.embeddings)
 
     @property
     def saved(self) -> tuple[tuple[ImageKey, int], ...]:
         """(key, tokens) for embeddings left on disk by an earlier run, the oldest first."""
-        return self._disk.store.found if self._disk else ()
+        return self._disk.found if self._disk else ()
 
     @property
     def store(self) -> str:
         """The folder for this model's embeddings shared with other servers, or ""."""
-        return self._disk.store.shared if self._disk else ""
+        return self._disk.shared if self._disk else ""
 
     def _fingerprint(self, spec: FamilySpec, config: EngineConfig) -> str:
         """Return the tower's fingerprint (hexadecimal). Every rank must call.
@@ -82,6 +88,8 @@ class ImageExecutor:
         """
         if config.embeddings.folder is None and config.encoder.role == "all":
             return ""
+        from saccade.runtime.vision.fingerprint import fingerprint_encoder  # for other servers
+
         device, tower = self.like.device, config.encoder.quantization
         return fingerprint_encoder(spec, device, self._vision.encode_now, tower).hex()
 
@@ -124,12 +132,3 @@ class ImageExecutor:
         self._vision.close()
         if self._disk:
             self._disk.close()
-
-
-def begin_captures(like: torch.Tensor, priority: int = 0) -> Capture:
-    """Return a recorder for graphs that are replayed one after another.
-
-    Graphs that run at the same time, as the tower's do while the language model's run, need an own
-    memory pool and workspace. priority: the kernels'.
-    """
-    return CudaCapture(priority) if like.is_cuda else eager

@@ -1,7 +1,5 @@
 """Images to embeddings on one device: packs images of any sizes into one forward through the vision
 tower, replays a fitting graph if any, and hands each image its own rows.
-
-Owns the buffers that graphs read and write. Knows nothing of plans, ranks or the arena.
 """
 
 from __future__ import annotations
@@ -9,18 +7,20 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 
 from saccade.core.config import EncoderConfig
 from saccade.core.types import Grid
+from saccade.kernels.device import send
 from saccade.kernels.reference.segments import Segments
-from saccade.nn.protocol import Cut, GridFacts, Pack, TowerNet, VisionNet
-from saccade.nn.transfer import send
-from saccade.runtime.cuda.graphs import Capture, GraphRunner, Prepare
+from saccade.nn.protocol import Cut, GridFacts, Pack, TowerNet
 from saccade.runtime.vision.positions import PositionCache
+
+if TYPE_CHECKING:
+    from saccade.runtime.graphs import PackGraphs
 
 T = TypeVar("T")
 
@@ -29,30 +29,19 @@ CPU_PACK = 1024
 
 An accelerator takes all images at once.
 """
-CPU_PIECE = 1024
+CPU_CHUNK_ROWS = 1024
 """Rows of a long segment that a block of the tower takes at a time on a CPU, at least: between two
 pieces a step may end. torch's attention takes fewer than 768 queries in smaller tiles (decision
 045).
-"""
-ROWS_PER_SEGMENT = 16
-"""A graph for N rows has room for N / 16 segments of each kind, and a few more; packs that have
-more of them run eagerly.
 """
 WARM_SIDES = (16, 256)
 """Pixels: sides of the images that warm the tower up. Where a family takes small images, one has
 fewer patches than the kernels' shortest tile has rows, and one has more.
 """
-MOST_UNBOUNDED = 32
-"""But for no more segments that may be as long as the graph: for each of them it launches blocks
-for N rows, most of which find none.
-"""
 
 
 class PackedEncoder:
-    """The vision tower of `net`.
-
-    `like` has the dtype and the device of embeddings. Without `capture` there are no graphs.
-    """
+    """The vision tower of `net`. `like` has the dtype and the device of embeddings."""
 
     def __init__(
         self,
@@ -60,25 +49,17 @@ class PackedEncoder:
         positions: PositionCache,
         config: EncoderConfig,
         like: torch.Tensor,
-        capture: Capture | None = None,
-        prepare: Prepare | None = None,
+        graphs: PackGraphs | None = None,
     ) -> None:
         self._spec = net.spec
         self._vision = net.vision
         self._adapters = net.adapters
         self._positions = positions
-        self._attention = config.attention
+        self._attention = net.ops.towers[config.attention]
         self._device = like.device
         self._pack = None if like.is_cuda else CPU_PACK
-        self._piece = None if like.is_cuda else CPU_PIECE
-        self._graphs: GraphRunner[Pack] | None = None
-        self._buffers: PackBuffers | None = None
-        if config.graph_sizes and capture is not None:
-            self._buffers = PackBuffers(net, max(config.graph_sizes), config, like)
-            unit = net.spec.patch_unit
-            self._graphs = GraphRunner(
-                self._buffers, config.graph_sizes, capture, unit=unit, prepare=prepare
-            )
+        self._piece = None if like.is_cuda else CPU_CHUNK_ROWS
+        self._graphs = graphs
 
     @torch.inference_mode()
     def encode(self, pixels: Sequence[torch.Tensor], grids: Sequence[Grid]) -> list[torch.Tensor]:
@@ -101,7 +82,7 @@ class PackedEncoder:
         pieces = self._pieces(pixels, grids, plain=True)
         while True:
             try:
-                with self._adapters.tower.all(adapter):  # others' pieces may come between
+                with self._adapters.tower.all(adapter):  # pieces of others may interleave
                     cost = next(pieces)
             except StopIteration as end:
                 found: list[torch.Tensor] = end.value
@@ -128,7 +109,7 @@ class PackedEncoder:
         return self._vision.depth
 
     def packs(self, patches: Sequence[int]) -> list[slice]:
-        """Return which neighbouring images, by `patches`, go through the tower together."""
+        """Return which neighbouring images, by `patches`, are encoded together."""
         return packs(patches, self._pack)
 
     @property
@@ -137,7 +118,7 @@ class PackedEncoder:
         return self._graphs is not None
 
     def replace(self, net: TowerNet) -> None:
-        """Switch to another tower of the same shape, while nothing is being encoded."""
+        """Switch to another vision encoder of the same shape, while no encode is in progress."""
         assert not self.captures
         self._vision, self._adapters = net.vision, net.adapters
         self._positions.replace(net.vision)
@@ -164,7 +145,7 @@ class PackedEncoder:
         """Run the tower on two blank images, without graphs, to compile kernels for long and short
         segments.
 
-        Does nothing without a tower. adapter: as in `pieces`.
+        A no-op without a vision encoder. adapter: as in `pieces`.
         """
         if not self._spec.sees_images:
             return
@@ -185,12 +166,11 @@ class PackedEncoder:
         self, pixels: Sequence[torch.Tensor], facts: Sequence[GridFacts], plain: bool
     ) -> Generator[int, None, list[torch.Tensor]]:
         rows = [self._vision.embed(image, fact) for image, fact in zip(pixels, facts)]
-        if self._graphs is not None and self._buffers is not None and not plain:
-            buffers, size = self._buffers, sum(map(len, rows))
+        if self._graphs is not None and not plain:
+            size = sum(map(len, rows))
             if size <= self._graphs.largest:
                 yield size * self._vision.depth
-            # Not before it is replayed: the buffers are every pack's.
-            replayed = self._graphs.run(size, lambda inputs: buffers.fill(inputs, rows, facts))
+            replayed = self._graphs.run(rows, facts)
             if replayed is not None:
                 return self._vision.split(replayed, facts)
         output = yield from self._vision.blocks(self._eager_pack(rows, facts))
@@ -201,7 +181,7 @@ class PackedEncoder:
         cuts = []
         for kind in zip(*(fact.segments for fact in facts)):
             lengths = [length for each in kind for length in each]
-            cuts.append(cut_segments(lengths, self._piece, self._device))
+            cuts.append(split_segments(lengths, self._piece, self._device))
         return Pack(
             rows=rows[0] if alone else torch.cat(list(rows)),
             places=facts[0].places if alone else torch.cat([fact.places for fact in facts], dim=1),
@@ -210,79 +190,7 @@ class PackedEncoder:
         )
 
 
-class PackBuffers:
-    """Inputs and output for the tower's graphs, for packs with up to `largest` rows. Implements
-    `graphs.Graphed`.
-
-    Padding rows see only each other, in segments of their own.
-    """
-
-    def __init__(
-        self, net: TowerNet, largest: int, config: EncoderConfig, like: torch.Tensor
-    ) -> None:
-        self._vision: VisionNet = net.vision
-        self._attention = config.attention
-        self._rows = like.new_zeros((largest, net.vision.hidden))
-        self._places = torch.zeros(
-            (net.vision.axes, largest), dtype=torch.int64, device=like.device
-        )
-        self._output = like.new_zeros((net.vision.rows(largest), net.spec.embedding_width))
-        # A graph holds on to its bounds, so each size has its own.
-        self._inputs: dict[int, Pack] = {}
-
-    def inputs(self, size: int) -> Pack:
-        if size not in self._inputs:
-            whole = slice(0, size)
-            cuts = tuple(
-                (Cut(whole, whole, self._segments(size, limit)),)
-                for limit in self._vision.longest_segments
-            )
-            self._inputs[size] = Pack(
-                self._rows[:size], self._places[:, :size], cuts, self._attention
-            )
-        return self._inputs[size]
-
-    def _segments(self, size: int, limit: int | None) -> Segments:
-        longest = min(size, limit or size)
-        bounds = segment_bounds([], size, segments_that_fit(size, limit), longest)
-        assert bounds is not None
-        return Segments(bounds.to(self._rows.device), longest)
-
-    def output(self, size: int) -> torch.Tensor:
-        return self._output[: self._vision.rows(size)]
-
-    def compute(self, inputs: Pack) -> torch.Tensor:
-        return drain(self._vision.blocks(inputs))
-
-    def fill(self, inputs: Pack, rows: Sequence[torch.Tensor], facts: Sequence[GridFacts]) -> bool:
-        """Write a pack of images and its padding.
-
-        Returns False if it has more segments than fit.
-        """
-        found = []
-        whole = [cut.segments for (cut,) in inputs.cuts]
-        for segments, kind in zip(whole, zip(*(fact.segments for fact in facts))):
-            lengths = [length for each in kind for length in each]
-            bounds = segment_bounds(
-                lengths, len(inputs.rows), len(segments.bounds) - 1, segments.longest
-            )
-            if bounds is None:
-                return False
-            found.append(bounds)
-        for segments, bounds in zip(whole, found):
-            source = bounds.pin_memory() if segments.bounds.is_cuda else bounds
-            segments.bounds.copy_(source, non_blocking=True)
-        start = 0
-        for patches, fact in zip(rows, facts):
-            inputs.rows[start : start + len(patches)] = patches
-            inputs.places[:, start : start + len(patches)] = fact.places
-            start += len(patches)
-        inputs.rows[start:] = 0
-        inputs.places[:, start:] = 0
-        return True
-
-
-def cut_segments(
+def split_segments(
     lengths: Sequence[int], limit: int | None, device: torch.device
 ) -> tuple[Cut, ...]:
     """Group neighbouring segments with up to `limit` rows together, and split longer ones evenly.
@@ -319,30 +227,6 @@ def drain(pieces: Generator[int, None, T]) -> T:
         except StopIteration as end:
             found: T = end.value
             return found
-
-
-def segments_that_fit(size: int, limit: int | None) -> int:
-    """Return how many segments, with at most `limit` rows each, fit a graph for `size` rows."""
-    most = size // ROWS_PER_SEGMENT + 8
-    return most if limit else min(most, MOST_UNBOUNDED)
-
-
-def segment_bounds(
-    lengths: Sequence[int], size: int, room: int, longest: int
-) -> torch.Tensor | None:
-    """Return the bounds [room + 1], int32, for segments that fill `size` rows.
-
-    `lengths` come first, then padding cut to `longest`, then empty segments. Returns `None` for
-    more segments than fit.
-    """
-    used = sum(lengths)
-    padding = [min(longest, size - at) for at in range(used, size, longest)]
-    if len(lengths) + len(padding) > room:
-        return None
-    bounds = np.full(room + 1, size, np.int32)
-    bounds[: len(lengths) + 1] = list(accumulate(lengths, initial=0))
-    bounds[len(lengths) + 1 : len(lengths) + len(padding) + 1] = used + np.cumsum(padding)
-    return torch.from_numpy(bounds)
 
 
 def packs(patches: Sequence[int], limit: int | None) -> list[slice]:

@@ -25,7 +25,8 @@ Kind = Literal["encoder", "text"]
 class PositionCache:
     """Positions for one network, within `budget` bytes for both kinds together.
 
-    The least recently used go first. One entry may be larger than the budget.
+    The least recently used are evicted first. One entry may be larger than the budget. A budget of
+    0 disables the cache.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class PositionCache:
         self.spec = spec
         self._vision = vision
         self._metrics = metrics
+        self._budget = budget
         self._entries: LRUCache[tuple[Kind, Grid], GridFacts | npt.NDArray[np.int64]] = LRUCache(
             budget, getsizeof=lambda value: min(value.nbytes, budget)
         )
@@ -48,7 +50,7 @@ class PositionCache:
         self._entries.clear()
 
     def facts(self, grid: Grid) -> GridFacts:
-        """Return the vision tower's facts for a grid."""
+        """Return the vision encoder's facts for a grid."""
         if (known := self._find("encoder", grid)) is None:
             known = self._vision.grid_facts(grid)
             self._keep("encoder", grid, known)
@@ -74,6 +76,8 @@ class PositionCache:
         return known
 
     def _keep(self, kind: Kind, grid: Grid, value: GridFacts | npt.NDArray[np.int64]) -> None:
+        if not self._budget:
+            return
         self._entries[kind, grid] = value
         held = sum(each.nbytes for each in self._entries.values())
         self._metrics.set("saccade_position_cache_bytes", held)

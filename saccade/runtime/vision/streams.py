@@ -1,6 +1,6 @@
 """CUDA streams next to the main stream, and host memory that a GPU reads by itself.
 
-Owns streams and events. Knows nothing of the work on them.
+Owns streams and events.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FIRST = -1
 
 
 def put_first(device: torch.device) -> None:
-    """Put this thread's later launches before other streams' work. Does nothing on a CPU.
+    """Put this thread's later launches before other streams' work. A no-op on a CPU.
 
     A decoding step then takes multiprocessors from the tower as they become free.
     """

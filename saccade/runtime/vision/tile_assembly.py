@@ -1,14 +1,11 @@
 """An image's embedding, put together from its tiles' rows: those that other images have, and those
-of the tiles that go through the tower, each as an image of its own.
-
-Owns nothing. Knows nothing of plans' order or of who has the rows.
+of the tiles that are encoded, each as a separate image.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 
@@ -20,7 +17,7 @@ from saccade.runtime.vision.packed_encoder import PackedEncoder
 
 
 @dataclass(frozen=True, slots=True)
-class SeenTiles:
+class CachedTiles:
     """An image's tiles, and the rows of those that another image has, by their number.
 
     same: tiles that repeat an earlier one.
@@ -32,7 +29,7 @@ class SeenTiles:
 
     @property
     def new(self) -> list[CanvasTile]:
-        """Return the tiles that go through the tower."""
+        """Return the tiles to encode."""
         seen = self.rows.keys() | self.same.keys()
         return [tile for number, tile in enumerate(self.tiles) if number not in seen]
 
@@ -48,9 +45,6 @@ class SeenTiles:
         return torch.cat(parts)
 
 
-NO_TILES: Mapping[ImageKey, SeenTiles] = MappingProxyType({})
-
-
 class TileReader:
     """Copies tiles' rows out of embeddings, before any of these moves."""
 
@@ -59,11 +53,11 @@ class TileReader:
         self._layout = layout
         self._embeddings = embeddings
 
-    def read(self, encodes: Sequence[Encode]) -> Mapping[ImageKey, SeenTiles]:
+    def read(self, encodes: Sequence[Encode]) -> Mapping[ImageKey, CachedTiles]:
         """Return what images copy, by key. Images without copies are left out."""
         return {encode.key: self._read(encode) for encode in encodes if encode.copies}
 
-    def _read(self, encode: Encode) -> SeenTiles:
+    def _read(self, encode: Encode) -> CachedTiles:
         others = {copy.key: copy.grid for copy in encode.copies if copy.key != encode.key}
         sources = {
             key: (self._embeddings.read(key, self._spec.num_tokens(grid)), self._layout.tiles(grid))
@@ -77,14 +71,14 @@ class TileReader:
                 embedding, tiles = sources[copy.key]
                 runs = tiles[copy.place].rows
                 rows[copy.tile] = torch.cat([embedding[run.start : run.stop] for run in runs])
-        return SeenTiles(self._layout.tiles(encode.grid), rows, same)
+        return CachedTiles(self._layout.tiles(encode.grid), rows, same)
 
 
 def encode_tiles(
     encoder: PackedEncoder,
     encodes: Sequence[Encode],
     pixels: Sequence[torch.Tensor],
-    seen: Mapping[ImageKey, SeenTiles],
+    seen: Mapping[ImageKey, CachedTiles],
 ) -> Generator[int, None, list[torch.Tensor]]:
     """Encode images of which some have tiles already, as `PackedEncoder.pieces` does."""
     parts, grids = [], []

@@ -1,10 +1,10 @@
-"""Images to embeddings: reads pixels from the arena, and runs the vision tower, a part in each step
-if the plan says so.
+"""Images to embeddings: reads pixels from the arena, and runs the vision encoder, a part in each
+step if the plan splits it.
 
-Owns the encodings under way. Ranks share the work in one of two ways. "weights": each runs its
+Owns the encodings in progress. Ranks share the work in one of two ways. "weights": each runs its
 slice of the tower on every image. "data": each runs the whole tower on its own part of the images,
 and the embeddings are gathered once. On an unshared GPU, images are encoded on a stream next to the
-language model's, so that rows without these images go on.
+language model's, so that rows without these images continue.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,10 +28,13 @@ from saccade.core.types import Grid, ImageKey
 from saccade.parallel import Shard
 from saccade.runtime.vision.packed_encoder import PackedEncoder
 from saccade.runtime.vision.streams import Pinned, SideStream, Stopwatch
-from saccade.runtime.vision.tile_assembly import NO_TILES, SeenTiles, encode_tiles
+
+if TYPE_CHECKING:  # for towers that see tiles apart
+    from saccade.runtime.vision.tile_assembly import CachedTiles
 
 logger = logging.getLogger("saccade")
-MOST_WORDS = 300
+NO_TILES: Mapping[ImageKey, CachedTiles] = MappingProxyType({})
+MAX_ERROR_CHARS = 300
 """Characters of an error's text that its request is told."""
 
 
@@ -58,7 +63,7 @@ class Encoding:
     pieces: Generator[int, None, list[torch.Tensor]]
     cost: int
     watch: Stopwatch
-    seen: Mapping[ImageKey, SeenTiles]
+    seen: Mapping[ImageKey, CachedTiles]
     spent: int = 0
     done: int = 0
     following: int | None = 0
@@ -106,7 +111,7 @@ class VisionEncoder:
         self._pinned = Pinned(arena.whole(), like.device) if like.is_cuda else None
 
     def queue_images(
-        self, encodes: Sequence[Encode], seen: Mapping[ImageKey, SeenTiles] = NO_TILES
+        self, encodes: Sequence[Encode], seen: Mapping[ImageKey, CachedTiles] = NO_TILES
     ) -> None:
         """Queue images behind earlier ones. Images with different adapters are encoded apart.
 
@@ -121,7 +126,7 @@ class VisionEncoder:
         for alike in by_adapter.values():
             self._queue_alike(alike, seen)
 
-    def _queue_alike(self, encodes: Sequence[Encode], seen: Mapping[ImageKey, SeenTiles]) -> None:
+    def _queue_alike(self, encodes: Sequence[Encode], seen: Mapping[ImageKey, CachedTiles]) -> None:
         patches = [encode.patches for encode in encodes]
         if self._split:
             parts = split_evenly(patches, self._shard.size)
@@ -137,7 +142,7 @@ class VisionEncoder:
         encodes: Sequence[Encode],
         mine: Sequence[Encode],
         patches: int,
-        seen: Mapping[ImageKey, SeenTiles],
+        seen: Mapping[ImageKey, CachedTiles],
     ) -> None:
         pixels = [torch.from_numpy(self._arena.view(encode.pixels)) for encode in mine]
         if self._side_stream is not None:
@@ -145,6 +150,8 @@ class VisionEncoder:
         elif self._like.is_cuda:
             pixels = [each.to(self._like.device, non_blocking=True) for each in pixels]
         if seen:
+            from saccade.runtime.vision.tile_assembly import encode_tiles
+
             pieces = encode_tiles(self._encoder, mine, pixels, seen)
         else:
             grids = [encode.grid for encode in mine]
@@ -160,7 +167,7 @@ class VisionEncoder:
         )
 
     def take_over(self, encode: Encode) -> Encoded:
-        """Copy another server's embedding out of the arena, where it stands in place of pixels.
+        """Copy another server's embedding from the arena, where it is stored instead of pixels.
 
         The arena may be overwritten after the call.
         """
@@ -172,9 +179,9 @@ class VisionEncoder:
         return Encoded(encode.key, rows)
 
     def advance(self, tower: int) -> list[Encoded]:
-        """Spend `tower` patch-blocks (as `Plan.tower`) on encodings under way.
+        """Spend `tower` patch-blocks (as `Plan.tower`) on encodings in progress.
 
-        Up to half goes to the one nearest to its end, so that small images pass large ones. The
+        Up to half is spent on the one nearest to its end, so that small images pass large ones. The
         rest is spent in order, unawaited encodings last. Returns the embeddings that are now
         computed, or being computed.
         """
@@ -199,7 +206,7 @@ class VisionEncoder:
                     rows = self._gather(encoding) if whole and self._split else encoding.rows
             except Exception as error:
                 if self._shard.size > 1 or is_fatal(error, self._like.device):
-                    raise  # other ranks compute on, or nothing on this device can
+                    raise  # other ranks continue, or the device is unusable
                 logger.exception("an image is not encoded")
                 self._begun.remove(encoding)
                 if len(encoding.encodes) > 1:  # which of them is to blame is not known
@@ -237,7 +244,7 @@ class VisionEncoder:
 
     @property
     def busy(self) -> bool:
-        """Return True while some encoding is under way, or has an unreported end."""
+        """Return True while some encoding is in progress, or has an unreported end."""
         return bool(self._begun or self._ended or self._failed)
 
     @property
@@ -313,7 +320,7 @@ def describe_failure(error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return ""
     words = str(error).strip()
-    return f"{type(error).__name__}: {words[:MOST_WORDS]}" if words else type(error).__name__
+    return f"{type(error).__name__}: {words[:MAX_ERROR_CHARS]}" if words else type(error).__name__
 
 
 def share_ms(
@@ -329,7 +336,7 @@ def share_ms(
 def split_evenly(costs: Sequence[int], parts: int) -> list[list[int]]:
     """Split `costs` into `parts` groups with about equal sums. Returns indices.
 
-    The dearest come first, each to the least group (Graham 1969).
+    Longest first, each to the least loaded group (Graham 1969).
     """
     groups: list[list[int]] = [[] for _ in range(parts)]
     sums = [0] * parts

@@ -1,8 +1,8 @@
-"""Tensors from a checkpoint's safetensors or GGUF files, as a network's layers ask for them
-(`nn.weights.Weights`).
+"""Tensors from a checkpoint's files, in safetensors or a plugin's format, as a network's layers ask
+for them (`nn.weights.Weights`).
 
 Each tensor is read when its layer is built, only this rank's slice, and straight into the layer's
-own storage: peak memory is about the model's size. Knows nothing of families beyond the registry.
+own storage: peak memory is about the model's size.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Literal, Self, TypeVar
 
 import torch
@@ -19,19 +20,17 @@ from blake3 import blake3
 from saccade.core.config import EncoderMode, QuantizationMode, TowerQuantization
 from saccade.core.errors import ConfigError
 from saccade.core.family import FamilySpec
-from saccade.families.checkpoint import read_json
-from saccade.families.quantization import Quantization, Scheme, read_quantization
-from saccade.families.registry import family_model
-from saccade.kernels.device import has_fp8, has_int4
+from saccade.families.checkpoint import Section, read_json
+from saccade.families.registry import family_model, find_format
+from saccade.kernels.device import has_fp8
 from saccade.kernels.matrix import Fp8Experts, Matrix
 from saccade.kernels.ops import pick_ops
-from saccade.kernels.reference.int8 import runs_int8
+from saccade.kernels.processor import runs_int8
 from saccade.kernels.reference.ops import Ops
 from saccade.nn.low_rank import Adapters, of_language
 from saccade.nn.protocol import FamilyNet, TowerNet
 from saccade.nn.weights import Part
-from saccade.parallel import WHOLE, Shard
-from saccade.runtime.weights.dummy import DummyWeights, in_memory
+from saccade.parallel import UNSHARDED, Shard
 from saccade.runtime.weights.quant_policy import (
     AS_STORED,
     LoadTally,
@@ -44,19 +43,23 @@ from saccade.runtime.weights.stored import (
     LoadContext,
     PlainTensor,
     StoredTensor,
+    find_forms,
+    in_memory,
     unreadable,
 )
-from saccade.runtime.weights.stored_gguf import BlockTensor
-from saccade.runtime.weights.stored_packed import PackedMatrix, find_packed, names_of
-from saccade.runtime.weights.stored_scaled import ScaledTensor, scales_name
-from saccade.runtime.weights.tensors import Gauge, ReportProgress, TensorFiles, ignore_progress
+from saccade.runtime.weights.tensors import (
+    ProgressReporter,
+    ReportProgress,
+    TensorFiles,
+    ignore_progress,
+)
 
 logger = logging.getLogger(__name__)
 
 LoadFormat = Literal["auto", "dummy"]
 
 BUFFERS = frozenset({"I64", "BOOL"})
-"""What no quantisation stores weights in: old checkpoints hold positions and counters in these."""
+"""Dtypes without weights: old checkpoints store positions and counters in these."""
 
 
 def load_net(
@@ -65,7 +68,7 @@ def load_net(
     *,
     dtype: torch.dtype,
     device: torch.device,
-    shard: Shard = WHOLE,
+    shard: Shard = UNSHARDED,
     encoder: EncoderMode = "weights",
     load_format: LoadFormat = "auto",
     quantization: QuantizationMode = "auto",
@@ -81,10 +84,10 @@ def load_net(
     `file`: read weights from this one file (in safetensors' layout), and only config.json from the
     folder. With "dummy", weights are random and no file is read.
 
-    `shard` is this rank's slice. `encoder`: whether each rank has a slice of the vision tower or
+    `shard` is this rank's slice. `encoder`: whether each rank has a slice of the vision encoder or
     the whole. `tally` counts 8-bit matrices. `on_progress` is called with the bytes read and the
     bytes in all. Without `ops`, the device's kernels are used. `tower` takes in this rank's slice
-    of the vision tower.
+    of the vision encoder.
 
     Raises ConfigError for a quantisation that cannot run here. Raises CheckpointError, naming file
     and tensor, for a tensor that is missing, misshapen, damaged, not finite, or in an unreadable
@@ -92,20 +95,13 @@ def load_net(
     family as harmless.
     """
     model, ops = family_model(spec), ops or pick_ops(device, dtype)
-    encoder_shard = shard if encoder == "weights" else WHOLE
-    made = quantization if quantization in ("int8", "int4") else None
-    if made:
-        check_made(made, device)
-    policy = QuantPolicy(
-        model.projection,
-        made=made,
-        native=device.type == "cpu" and runs_int8() and quantization != "none",
-        tally=tally or LoadTally(),
-        fp8=has_fp8(device) and quantization != "none",
-        few=made == "int4" or (quantization == "auto" and has_int4(device, dtype)),
-        tower=quantises_tower(quantization_tower, device),
+    encoder_shard = shard if encoder == "weights" else UNSHARDED
+    policy = choose_policy(
+        model.projection, quantization, quantization_tower, dtype, device, ops, tally or LoadTally()
     )
     if load_format == "dummy":
+        from saccade.runtime.weights.dummy import DummyWeights
+
         random = DummyWeights(dtype, device, policy=policy, ops=ops)
         return check_language(policy, model.build(random, shard, encoder_shard))
     with CheckpointWeights(
@@ -113,7 +109,7 @@ def load_net(
         model.canonical_name,
         dtype,
         device,
-        quantization=read_quantization(read_json(folder / "config.json")),
+        config=read_json(folder / "config.json"),
         policy=policy,
         on_progress=on_progress,
         ops=ops,
@@ -131,22 +127,24 @@ def load_tower(
     *,
     dtype: torch.dtype,
     device: torch.device,
-    shard: Shard = WHOLE,
+    shard: Shard = UNSHARDED,
     encoder: EncoderMode = "weights",
     load_format: LoadFormat = "auto",
     quantization_tower: TowerQuantization = "none",
     tally: LoadTally | None = None,
     on_progress: ReportProgress = ignore_progress,
 ) -> TowerNet:
-    """Build the vision tower alone, as `load_net` does, without reading the language model.
+    """Build the vision encoder alone, as `load_net` does, without reading the language model.
 
     Raises ConfigError, CheckpointError.
     """
     model = family_model(spec)
-    encoder_shard = shard if encoder == "weights" else WHOLE
+    encoder_shard = shard if encoder == "weights" else UNSHARDED
     tally = tally or LoadTally()
     policy = replace(AS_STORED, tally=tally, tower=quantises_tower(quantization_tower, device))
     if load_format == "dummy":
+        from saccade.runtime.weights.dummy import DummyWeights
+
         dummy = DummyWeights(dtype, device, policy=policy)
         return check_tower(policy, model.build_tower(dummy, encoder_shard))
     name = model.canonical_name
@@ -155,6 +153,43 @@ def load_tower(
     ) as weights:
         net = model.build_tower(weights, encoder_shard)
     return check_tower(policy, net)
+
+
+def choose_policy(
+    projection: Callable[[str], bool],
+    quantization: QuantizationMode,
+    quantization_tower: TowerQuantization,
+    dtype: torch.dtype,
+    device: torch.device,
+    ops: Ops,
+    tally: LoadTally,
+) -> QuantPolicy:
+    """Return which matrices are kept in few bits, or are made so.
+
+    projection: as in `QuantPolicy`. ops: the device's.
+
+    Raises ConfigError for a quantisation that cannot run here.
+    """
+    made = quantization if quantization in ("int8", "int4") else None
+    if made:
+        check_made(made, device, ops)
+    return QuantPolicy(
+        projection,
+        made=made,
+        native=device.type == "cpu" and runs_int8() and quantization != "none",
+        tally=tally,
+        fp8=has_fp8(device) and quantization != "none",
+        few=made == "int4" or (quantization == "auto" and has_int4(ops, device, dtype)),
+        tower=quantises_tower(quantization_tower, device),
+    )
+
+
+def has_int4(ops: Ops, device: torch.device, dtype: torch.dtype) -> bool:
+    """Return True if stored 4-bit matrices stay so, and rows keep the dtype's meaning.
+
+    On a CPU rows become 8 bits, against the intent of a float32 run.
+    """
+    return ops.takes_int4 and (device.type != "cpu" or dtype != torch.float32)
 
 
 Net = TypeVar("Net", bound=TowerNet)
@@ -175,7 +210,7 @@ def check_language(policy: QuantPolicy, net: Net) -> Net:
     if policy.made and not policy.tally.kinds:
         raise ConfigError(
             f"--quantization {policy.made}: the language model has no matrices of Saccade's own "
-            "(transformers' modules compute it), so that nothing would be quantised; use "
+            "(transformers' modules compute it), so nothing would be quantised; use "
             "--quantization auto"
         )
     return check_tower(policy, net)
@@ -189,7 +224,7 @@ def check_tower(policy: QuantPolicy, net: Net) -> Net:
     if policy.tower and not policy.tally.tower.count:
         raise ConfigError(
             "--quantization-tower int8: this model has no vision tower, or transformers' own, "
-            "which stays whole; use --quantization-tower none"
+            "which is not quantised; use --quantization-tower none"
         )
     return net
 
@@ -206,7 +241,7 @@ def _warn_of(unused: Sequence[str], folder: Path) -> None:
 
 
 class TowerDigest:
-    """A fingerprint of a vision tower's weights: a hash over all loaded tensors."""
+    """A fingerprint of a vision encoder's weights: a hash over all loaded tensors."""
 
     def __init__(self) -> None:
         self._hash = blake3()
@@ -224,7 +259,8 @@ class TowerDigest:
 class CheckpointWeights:
     """The tensors in a folder's files, under the family's canonical names.
 
-    A context manager. At the end it reports all as read.
+    config: config.json, where tensors may be quantised. A context manager. At the end it reports
+    all as read.
     """
 
     def __init__(
@@ -234,7 +270,7 @@ class CheckpointWeights:
         dtype: torch.dtype,
         device: torch.device,
         *,
-        quantization: Quantization | None = None,
+        config: Section | None = None,
         policy: QuantPolicy = AS_STORED,
         on_progress: ReportProgress = ignore_progress,
         ops: Ops | None = None,
@@ -245,12 +281,11 @@ class CheckpointWeights:
         self.device = device
         self.ops = ops or pick_ops(device, dtype)
         self.adapters = Adapters()
-        self._quantization = quantization
         self._policy = policy
         self._files = files = TensorFiles(folder, canonical_name)
-        self._packed = find_packed(files, quantization)
-        self._gauge = Gauge(on_progress, files.total)
-        self._loading = LoadContext(files, dtype, device, policy, self._gauge)
+        self._gauge = ProgressReporter(on_progress, files.total)
+        self._loading = LoadContext(files, dtype, device, self.ops, policy, self._gauge)
+        self._forms = None if config is None else find_forms(config, self._loading)
 
     def __enter__(self) -> Self:
         return self
@@ -264,7 +299,7 @@ class CheckpointWeights:
     def load_matrix(self, *parts: Part) -> Matrix:
         stored = [self._stored(part.name) for part in parts]
         few = stored[0].product(stored, parts)
-        return few or self._policy.make(self._restore(parts, stored), parts)
+        return few or self._policy.make(self._restore(parts, stored), parts, self.ops)
 
     def load_experts(self, parts: Sequence[Part], turned: bool) -> Fp8Experts | None:
         stored = [self._stored(part.name) for part in parts]
@@ -285,7 +320,7 @@ class CheckpointWeights:
         return whole
 
     def has(self, name: str) -> bool:
-        return name in self._files or name in self._packed
+        return name in self._files or (self._forms is not None and name in self._forms)
 
     def equals(self, part: Part, values: torch.Tensor) -> bool:
         return self._stored(part.name).equals(part, values)
@@ -294,7 +329,7 @@ class CheckpointWeights:
         return part.name in self._files and self._files.describe(part.name)[1] == part.shape
 
     def matrix(self, weight: torch.Tensor, name: str) -> Matrix:
-        return self._policy.make(weight, [Part(name, tuple(weight.shape))])
+        return self._policy.make(weight, [Part(name, tuple(weight.shape))], self.ops)
 
     def found(self, name: str, values: torch.Tensor) -> None:
         if self._tower is not None:
@@ -306,60 +341,25 @@ class CheckpointWeights:
         A quantised checkpoint's numbers only mean something with their scales, which must be
         present too. Raises CheckpointError naming file, tensor and format.
         """
-        files = self._files
-        packed = {
-            name
-            for weight, layout in self._packed.items()
-            for name in names_of(files, weight, layout).values()
-        }
-        for name, kind, shape in files.by_file():
-            if kind in FORMATS | BUFFERS or name in packed or harmless(name):
+        for name, kind, shape in self._files.by_file():
+            if kind in FORMATS | BUFFERS or harmless(name):
                 continue
-            stored = self._stored(name)
-            if not isinstance(stored, ScaledTensor):
-                raise unreadable(files, name, kind)
-            stored.check_scales(shape)
+            if self._forms is None or not self._forms.reads(name, shape):
+                raise unreadable(self._files, name, kind)
 
     def unused(self) -> list[str]:
         """Return canonical names that no layer has asked for."""
-        leftover = self._quantization.leftover if self._quantization else lambda _: False
-        return sorted(
-            name
-            for name in self._files.unasked()
-            if not (leftover(name) or self._adds_nothing(name))
-        )
-
-    def _adds_nothing(self, name: str) -> bool:
-        """Return True if a tensor is a bias of zeros, as GPTQ's tools add to matrices."""
-        weight = name.removesuffix("bias") + "weight"
-        if not name.endswith(".bias") or weight not in self._packed:
-            return False
-        return not self._files.read_slice(Part(name, ())).any()
+        ignores = self._forms.ignores if self._forms is not None else lambda _: False
+        return sorted(name for name in self._files.unasked() if not ignores(name))
 
     def _stored(self, name: str) -> StoredTensor:
         """Return a tensor's form. A missing tensor is plain, and refused when checked.
 
         Raises CheckpointError for a tensor that should be quantised and is not.
         """
-        files = self._files
-        if name in self._packed:
-            return PackedMatrix(self._loading, name, self._packed[name])
-        if name in files and (blocks := files.in_blocks(name)) is not None:
-            return BlockTensor(self._loading, name, blocks)
-        if self._quantization is None or name not in files:
-            return PlainTensor(self._loading, name)
-        stored_name = files.locate(name)[1]
-        modules = stored_name.removesuffix(".weight"), name.removesuffix(".weight")
-        scheme = self._quantization.scheme(*modules)
-        if not isinstance(scheme, Scheme):
-            return PlainTensor(self._loading, name)
-        kind, _ = files.describe(name)
-        if kind in FORMATS and scales_name(name, scheme) in files:
-            raise files.wrong(
-                name,
-                f"is stored as {kind}, but has scales, and config.json's quantization_config makes "
-                f"it {scheme.stored}",
-            )
-        if kind != scheme.stored:
-            return PlainTensor(self._loading, name)
-        return ScaledTensor(self._loading, name, scheme)
+        files, stored = self._files, None
+        if self._forms is not None:
+            stored = self._forms.find(name)
+        elif name in files and (found := find_format(files.locate(name)[0])) is not None:
+            stored = resolve_name(found.stored)(self._loading, name)
+        return stored or PlainTensor(self._loading, name)

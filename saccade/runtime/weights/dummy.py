@@ -6,18 +6,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 
-from saccade.core.errors import CheckpointError
 from saccade.kernels.matrix import Matrix
 from saccade.kernels.ops import pick_ops
 from saccade.kernels.reference.ops import Ops
 from saccade.nn.low_rank import Adapters
 from saccade.nn.weights import Part
 from saccade.runtime.weights.quant_policy import AS_STORED, QuantPolicy
+from saccade.runtime.weights.stored import in_memory
 
 
 class DummyWeights:
@@ -43,7 +42,7 @@ class DummyWeights:
         self._policy = policy
 
     def load_matrix(self, *parts: Part) -> Matrix:
-        return self._policy.make(self.load(*parts), parts)
+        return self._policy.make(self.load(*parts), parts, self.ops)
 
     def load_experts(self, _parts: Sequence[Part], _turned: bool, /) -> None:
         return None
@@ -60,14 +59,15 @@ class DummyWeights:
     def found(self, _name: str, _values: torch.Tensor, /) -> None: ...
 
     def matrix(self, weight: torch.Tensor, name: str) -> Matrix:
-        return self._policy.make(weight, [Part(name, tuple(weight.shape))])
+        return self._policy.make(weight, [Part(name, tuple(weight.shape))], self.ops)
 
     def load(self, *parts: Part) -> torch.Tensor:
         with in_memory(parts):
-            made = [self._make(part.name, part.shape)[part.index] for part in parts]
+            made = [self.make(part.name, part.shape)[part.index] for part in parts]
             return torch.cat(made).to(self.dtype)
 
-    def _make(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def make(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return the whole tensor `name`."""
         if not shape:  # a limit
             return torch.full((1,), -math.inf if name.endswith("min") else math.inf)
         if len(shape) == 1:
@@ -83,15 +83,3 @@ class DummyWeights:
         # experts of one tensor: [E, in, out]
         inputs = shape[1] if len(shape) == 3 else math.prod(shape[1:])
         return torch.randn(shape, generator=generator, device=self.device) / math.sqrt(inputs)
-
-
-@contextmanager
-def in_memory(parts: Sequence[Part]) -> Iterator[None]:
-    """Raise CheckpointError if there is too little memory for the parts."""
-    try:
-        yield
-    except RuntimeError as error:  # torch has no class of its own for it on a CPU
-        shown = ", ".join(f"{part.name} {list(part.shape)}" for part in parts)
-        raise CheckpointError(
-            f"there is no memory for what config.json asks for: {shown}: {str(error)[:200]}"
-        ) from error

@@ -1,5 +1,5 @@
 """The scales that a checkpoint ships for keys and values in 8 bits (llm-compressor's `k_scale`,
-`v_scale`). Owns their names and faults. Knows nothing of caches.
+`v_scale`). Owns their names and faults.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Chooses which matrices have few bits in memory, quantises at load, and counts them all.
-
-Knows nothing of files (`checkpoint_weights.py`), nor of stored quantised matrices
-(`stored_scaled.py`, `stored_packed.py`).
-"""
+"""Chooses which matrices have few bits in memory, quantises at load, and counts them all."""
 
 from __future__ import annotations
 
@@ -23,16 +19,15 @@ from saccade.kernels.matrix import (
     Int8Matrix,
     Matrix,
 )
-from saccade.kernels.reference.int4 import quantise_int4
-from saccade.kernels.reference.int8 import pack_int8, quantise_matrix, runs_int8
-from saccade.kernels.x86.vnni import runs_vnni
+from saccade.kernels.processor import runs_int8
+from saccade.kernels.reference.ops import Ops
 from saccade.nn.low_rank import of_language
 from saccade.nn.weights import Part
 
 INT4_GROUP = 32
 """Neighbouring inputs that share a scale, of matrices that are made 4-bit here."""
 HEADS = ("lm_head.weight", "embed_tokens.weight")
-"""How the names of heads end; the second is a token embedding's, which may be one too."""
+"""Name suffixes of output heads; the second is a token embedding, which may be tied."""
 Made = Literal["int8", "int4"]
 """What matrices are made at load."""
 Kind = Literal["int8", "int4", "fp8"]
@@ -41,21 +36,17 @@ COSTS: Mapping[Kind, str] = {
     "int8": "a trained model of 135 M parameters lost 0.4 % of its perplexity so",
     "int4": "a trained model of 135 M parameters lost about 27 % of its perplexity so",
 }
-"""What start-up says of a language model's matrices that are made here: docs/speed.md has more."""
+"""Start-up messages about matrices that are quantised at load; see docs/speed.md."""
 
 
 @dataclass(slots=True)
 class KindTally:
-    """Matrices of one kind in memory.
-
-    made: how many were made at load. The rest were stored so. dense: their bytes in the network's
-    dtype.
-    """
+    """Matrices of one kind in memory."""
 
     count: int = 0
-    made: int = 0
+    made: int = 0  # how many were made at load. The rest were stored so.
     nbytes: int = 0
-    dense: int = 0
+    dense: int = 0  # their bytes in the network's dtype
 
     def add_matrix(self, nbytes: int, dense: int, made: bool) -> None:
         self.count += 1
@@ -76,20 +67,18 @@ class KindTally:
 
 @dataclass(slots=True)
 class LoadTally:
-    """What became of a checkpoint's matrices: numbers and bytes, on this rank.
+    """Counts and bytes of a checkpoint's matrices by format, on this rank."""
 
-    kinds: the language model's matrices in few bits. tower: the vision tower's, in 8. restored:
-    stored in 8 bits or less, and made whole. stored: the restored ones' bytes in the checkpoint.
-    reasons: why some in few bits were restored although the device has products. losses: errors in
-    8-bit matrices made from a GGUF file's blocks, by name, as a share of values (rms).
-    """
-
+    # the language model's matrices in few bits
     kinds: dict[Kind, KindTally] = field(default_factory=dict)
-    tower: KindTally = field(default_factory=KindTally)
+    tower: KindTally = field(default_factory=KindTally)  # the vision encoder's, in 8
+    # stored in 8 bits or less, and made whole. stored: the restored ones' bytes in the checkpoint.
     restored: int = 0
     restored_bytes: int = 0
     stored_bytes: int = 0
+    # why some in few bits were restored although the device has products
     reasons: set[str] = field(default_factory=set)
+    # errors in 8-bit matrices made from a GGUF file's blocks, by name, as a share of values (rms)
     losses: dict[str, float] = field(default_factory=dict)
 
     def count_int8(self, matrix: Int8Matrix, item: int, *, made: bool = False) -> None:
@@ -100,7 +89,7 @@ class LoadTally:
         self._int8(self.kinds.setdefault("int8", KindTally()), matrix, item, made)
 
     def count_tower(self, matrix: Int8Matrix, item: int) -> None:
-        """Count a matrix in the vision tower, made at load and still to be packed."""
+        """Count a matrix in the vision encoder, made at load and still to be packed."""
         self._int8(self.tower, matrix, item, made=True)
 
     def count_int4(self, matrix: Int4Matrix, item: int, *, made: bool = False) -> None:
@@ -143,7 +132,7 @@ class LoadTally:
             mean = sum(self.losses.values()) / len(self.losses)
             said.append(
                 f"{len(self.losses)} matrices of the file are off by {mean:.2%} in int8, at most "
-                f"{self.losses[worst]:.2%} ({worst}); --quantization none keeps them whole"
+                f"{self.losses[worst]:.2%} ({worst}); --quantization none disables this"
             )
         return "; ".join(said)
 
@@ -157,12 +146,12 @@ def check_int8(said: str, instead: str, device: torch.device) -> None:
         )
 
 
-def check_made(made: Made, device: torch.device) -> None:
+def check_made(made: Made, device: torch.device, ops: Ops) -> None:
     """Raise ConfigError for a device without products for matrices made so."""
     check_int8(f"--quantization {made}", "--quantization auto", device)
-    if made == "int4" and not runs_vnni():
+    if made == "int4" and not ops.takes_int4:
         raise ConfigError(
-            "--quantization int4: it needs a processor with avx512_vnni, and llvmlite "
+            "--quantization int4: it needs a CPU with avx512_vnni, and llvmlite "
             f"({how_to_install('.[cpu]')}), or use --quantization int8"
         )
 
@@ -173,7 +162,7 @@ class QuantPolicy:
 
     `projection` allows matrices by canonical names: `made` is the kind that all become, `native`
     leaves matrices stored in int8, `fp8` those in FP8, `few` those in 4 bits, but for experts.
-    `tower`: the vision tower's become int8. `tally` counts each.
+    `tower`: the vision encoder's become int8. `tally` counts each.
     """
 
     projection: Callable[[str], bool]
@@ -188,24 +177,24 @@ class QuantPolicy:
         """Return True if a matrix stored in 4 bits stays so. Experts are one tensor on a GPU."""
         return self.few and self.projection(name) and ".experts." not in name
 
-    def make(self, weight: torch.Tensor, parts: Sequence[Part]) -> Matrix:
-        """Convert `weight`, loaded for `parts`, to its final form.
+    def make(self, weight: torch.Tensor, parts: Sequence[Part], ops: Ops) -> Matrix:
+        """Convert `weight`, loaded for `parts`, to its kind of matrix for a network's operations.
 
         A head keeps more than 4 bits, since it chooses among very many tokens.
         """
         if self.tower and not of_language(parts[0].name):
-            matrix = quantise_matrix(weight)
+            matrix = ops.quantise_int8(weight)
             self.tally.count_tower(matrix, weight.itemsize)
-            return pack_int8(matrix)
+            return matrix
         if not (self.made and all(self.projection(part.name) for part in parts)):
             return DenseMatrix(weight)
         if self.made == "int4" and not parts[0].name.endswith(HEADS):
-            few = quantise_int4(weight, INT4_GROUP)
+            few = ops.quantise_int4(weight, INT4_GROUP)
             self.tally.count_int4(few, weight.itemsize, made=True)
             return few
-        matrix = quantise_matrix(weight)
+        matrix = ops.quantise_int8(weight)
         self.tally.count_int8(matrix, weight.itemsize, made=True)
-        return pack_int8(matrix)
+        return matrix
 
 
 AS_STORED = QuantPolicy(lambda _: False, made=None, native=False, tally=LoadTally())

@@ -1,8 +1,7 @@
 """A checkpoint's tensor in one of the stored forms, and its way to layers: `checkpoint_weights.py`
 asks a `StoredTensor`, in any form.
 
-Owns the form with plain numbers. `stored_scaled.py` has 8 bits with scales, `stored_packed.py`
-fewer bits in words.
+Owns the form with plain numbers. Plugins have others.
 """
 
 from __future__ import annotations
@@ -10,34 +9,40 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from saccade.core.errors import CheckpointError
+from saccade.families.checkpoint import Section
 from saccade.kernels.matrix import Fp8Experts, Matrix
+from saccade.kernels.reference.ops import Ops
 from saccade.nn.weights import Part
-from saccade.runtime.weights.quant_policy import QuantPolicy
-from saccade.runtime.weights.tensors import Gauge, TensorFiles
+from saccade.plugins import builders
+from saccade.runtime.weights.quant_policy import Kind, QuantPolicy
+from saccade.runtime.weights.tensors import ProgressReporter, TensorFiles
 
 FORMATS = frozenset({"F32", "F16", "BF16"})
-"""What weights may be stored in, as safetensors calls it."""
+"""Supported safetensors dtypes."""
 CHUNK_ROWS = 4096
 """Rows of a matrix that are compared at a time, so that no second copy of it is in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadContext:
-    """Where a checkpoint is loaded from and to.
+    """Source and target of loading a checkpoint.
 
-    Has the network's dtype and device, and the choice of matrices with few bits.
+    Has the network's dtype, device and operations, and the choice of matrices with few bits.
     """
 
     files: TensorFiles
     dtype: torch.dtype
     device: torch.device
+    ops: Ops
     policy: QuantPolicy
-    gauge: Gauge
+    gauge: ProgressReporter
 
 
 class StoredTensor(ABC):
@@ -79,6 +84,13 @@ class StoredTensor(ABC):
         """
         return None
 
+    def product_kind(self, _stored: Sequence[StoredTensor], _parts: Sequence[Part]) -> Kind | None:
+        """Return the few bits in which `product` keeps the parts, as files' headers tell.
+
+        Returns `None` if they are to be whole.
+        """
+        return None
+
     def experts(
         self, _stored: Sequence[StoredTensor], _parts: Sequence[Part], _turned: bool, /
     ) -> Fp8Experts | None:
@@ -90,7 +102,7 @@ class StoredTensor(ABC):
     def check_finite(self, target: torch.Tensor) -> None:
         """Raise for weights that would make every answer meaningless.
 
-        The least and the greatest tell: a NaN anywhere makes both NaN. Both cost as much as the
+        The minimum and maximum suffice: a NaN anywhere makes both NaN. Both cost as much as the
         copy from memory (0.5 s for 2 billion bfloat16 on two cores), `isfinite` twenty times that.
         """
         least, greatest = torch.stack(torch.aminmax(target)).tolist() if target.numel() else (0, 0)
@@ -101,6 +113,37 @@ class StoredTensor(ABC):
                 f"has values that are not finite in {dtype} (from {least:g} to {greatest:g}): the "
                 "checkpoint is damaged, or needs another --dtype",
             )
+
+
+class StoredForms(Protocol):
+    """The tensors of a checkpoint that config.json makes others than plain numbers."""
+
+    def __contains__(self, name: object, /) -> bool:
+        """Return True for a tensor that is stored as several tensors with other names."""
+        ...
+
+    def find(self, name: str) -> StoredTensor | None:
+        """Return a tensor's form, or None for plain numbers. Raises CheckpointError."""
+        ...
+
+    def reads(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Return True for a tensor that is read in its format. Raises CheckpointError."""
+        ...
+
+    def ignores(self, name: str) -> bool:
+        """Return True for a tensor that no layer needs."""
+        ...
+
+
+def find_forms(config: Section, loading: LoadContext) -> StoredForms | None:
+    """Return how tensors are stored, or None where all are plain numbers. Raises CheckpointError.
+
+    config: config.json.
+    """
+    for read in builders(lambda plugin: plugin.stored_forms, config):
+        forms: StoredForms | None = read(config, loading)
+        return forms
+    return None
 
 
 class PlainTensor(StoredTensor):
@@ -150,6 +193,18 @@ def unreadable(files: TensorFiles, name: str, kind: str) -> CheckpointError:
     return files.wrong(
         name,
         f"is stored as {kind}; only F32, F16 and BF16 weights can be read, "
-        "and quantised ones that config.json's quantization_config tells the scales of: use the "
+        "and quantised ones whose scales are in config.json's quantization_config: use the "
         "model's unquantised checkpoint",
     )
+
+
+@contextmanager
+def in_memory(parts: Sequence[Part]) -> Iterator[None]:
+    """Raise CheckpointError if there is too little memory for the parts."""
+    try:
+        yield
+    except RuntimeError as error:  # torch has no class of its own for it on a CPU
+        shown = ", ".join(f"{part.name} {list(part.shape)}" for part in parts)
+        raise CheckpointError(
+            f"not enough memory for the sizes in config.json: {shown}: {str(error)[:200]}"
+        ) from error

@@ -1,8 +1,7 @@
-"""The tensors in a checkpoint's files, safetensors or GGUF, under the layers' names: each one's
-place, format and shape, and slices as in the file.
+"""The tensors in a checkpoint's files, in safetensors or a plugin's format, under the layers'
+names: each one's place, format and shape, and slices as in the file.
 
-Owns the files, the record of tensors read, and the progress, reported a few times a second. Knows
-nothing of the numbers' meaning (`stored.py` and its neighbours).
+Owns the files, the record of tensors read, and the progress, reported a few times a second.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Protocol
 
 import torch
@@ -17,10 +17,8 @@ from safetensors import SafetensorError, safe_open
 
 from saccade.core.errors import CheckpointError
 from saccade.families.checkpoint import read_json, weights_elsewhere
+from saccade.families.registry import find_format
 from saccade.nn.weights import Part
-from saccade.runtime.weights.gguf_tensors import PLAIN, GgufSlice, open_gguf
-
-GGUF = ".gguf"
 
 
 class TensorFiles:
@@ -77,14 +75,6 @@ class TensorFiles:
         except SafetensorError as error:
             raise self.wrong(name, f"cannot be read: {error}") from error
 
-    def in_blocks(self, name: str) -> GgufSlice | None:
-        """Return a tensor that a GGUF file has in blocks with few bits, or `None` for any other."""
-        path, stored_name = self._places[name]
-        if path.suffix != GGUF:
-            return None
-        found = open_gguf(path).get_slice(stored_name)
-        return found if found.kinds - PLAIN.keys() else None
-
     def wrong(self, name: str, why: str) -> CheckpointError:
         """Return the error for a present tensor."""
         path, stored_name = self._places[name]
@@ -137,7 +127,7 @@ class TensorFile(Protocol):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files with weights: the index's, if any, or the one file in place of a folder.
+    """Return the files with weights: the index's, if any, or the one file instead of a folder.
 
     Raises CheckpointError for a missing file.
     """
@@ -151,8 +141,7 @@ def weight_files(folder: Path) -> list[Path]:
         files = [folder / str(name) for name in names]
         if missing := [path.name for path in files if not path.is_file()]:
             raise CheckpointError(
-                f"{index} names files that are not there: {', '.join(missing)}: the download "
-                "is not complete"
+                f"{index} lists missing files: {', '.join(missing)}: the download is not complete"
             )
     else:
         files = sorted(folder.glob("*.safetensors"))
@@ -160,7 +149,7 @@ def weight_files(folder: Path) -> list[Path]:
         raise CheckpointError(f"{strange[0]} is not a file")  # opening a pipe would wait
     if not files:
         raise CheckpointError(
-            f"{folder} has no *.safetensors file (only safetensors and GGUF are read; --tune "
+            f"{folder} has no *.safetensors file and no list of weights in another format (--tune "
             "load_format=dummy needs none)"
         )
     return files
@@ -168,15 +157,16 @@ def weight_files(folder: Path) -> list[Path]:
 
 def open_tensors(path: Path) -> TensorFile:
     """Open a file with tensors. Raises CheckpointError if it is unreadable."""
-    if path.suffix == GGUF:
-        return open_gguf(path)
+    if (found := find_format(path)) is not None:
+        opened: TensorFile = resolve_name(found.tensors)(path)
+        return opened
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is damaged or not complete: {error}") from error
 
 
-TELL_SECONDS = 0.2
+REPORT_SECONDS = 0.2
 
 ReportProgress = Callable[[int, int], None]
 """Hears (bytes that are read, bytes in all)."""
@@ -186,7 +176,7 @@ def ignore_progress(_done: int, _total: int) -> None:
     """Ignore the progress, for readers without need of figures."""
 
 
-class Gauge:
+class ProgressReporter:
     """Counts the bytes read from a checkpoint."""
 
     def __init__(self, on_progress: ReportProgress, total: int) -> None:
@@ -199,7 +189,7 @@ class Gauge:
     def update(self, nbytes: int) -> None:
         """Add `nbytes` to the bytes read."""
         self._done += nbytes
-        if (now := time.monotonic()) - self._at >= TELL_SECONDS:
+        if (now := time.monotonic()) - self._at >= REPORT_SECONDS:
             self._at = now
             self._on_progress(min(self._done, self._total), self._total)
 

@@ -1,8 +1,8 @@
 """Matrices in a few bits, unpacked, made whole, or packed for products: the arithmetic for AWQ,
 GPTQ and compressed-tensors' pack-quantized.
 
-Knows the numbers, nothing of files (`stored_packed.py`) nor of names
-(`families/packed_layouts.py`).
+Only unpacks numbers. Files are read by `plugins/quantized/packed.py`, and names are in
+`families/packed_layouts.py`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 
 from saccade.families.packed_layouts import Packed, Role
 from saccade.kernels.matrix import Int4Matrix
-from saccade.kernels.reference.int4 import LEAST_GROUP, holds, pack_int4
+from saccade.kernels.reference.int4 import MIN_GROUP, holds, pack_int4
 from saccade.nn.weights import Part
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where the k-th of eight neighbours lies among the 4-bit numbers of an int32, lowest first."""
+"""Index of the k-th of eight neighbours among the 4-bit numbers of an int32, lowest first."""
 BLOCK_VALUES = 1 << 20
 """Values that are made whole at a time: what is made of them on the way is float32."""
 
@@ -26,19 +26,15 @@ BLOCK_VALUES = 1 << 20
 class Numbers(NamedTuple):
     """A rank's slice of a packed matrix: value[o, i] = (values[o, i] - zeros[o, g]) * scales[o, g],
     g being owners[i].
-
-    values: uint8 [out, in]. scales: [out, groups] for the whole matrix. zeros: alike, or `None`
-    where each is the middle. owners: int64 [in]. group: inputs per scale. stored: the slice's bytes
-    in the checkpoint.
     """
 
-    values: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor | None
-    owners: torch.Tensor
-    group: int
+    values: torch.Tensor  # uint8 [out, in]
+    scales: torch.Tensor  # [out, groups] for the whole matrix
+    zeros: torch.Tensor | None  # alike, or `None` where each is the middle
+    owners: torch.Tensor  # int64 [in]
+    group: int  # inputs per scale
     bits: int
-    stored: int
+    stored: int  # the slice's bytes in the checkpoint
 
 
 def unpack(words: torch.Tensor, bits: int, axis: int, order: tuple[int, ...] = ()) -> torch.Tensor:
@@ -106,7 +102,7 @@ def join_int4(parts: Sequence[Numbers]) -> tuple[Int4Matrix | None, str]:
     if any(part.bits != 4 for part in parts):
         return None, "only 4-bit numbers are multiplied as they are"
     if len({part.group for part in parts}) > 1 or not holds(group, inputs):
-        return None, f"scales of {group} inputs, not of a multiple of {LEAST_GROUP}"
+        return None, f"scales of {group} inputs, not of a multiple of {MIN_GROUP}"
     orders, starts = zip(*(_order(part) for part in parts))
     if any(start is None for start in starts):
         return None, f"a rank's slice cuts groups of {group} inputs"

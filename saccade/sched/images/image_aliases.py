@@ -3,10 +3,9 @@
     pixels arrive ──▶ their name is known, and an embedding of the same ──▶ sequences show that
                   └─▶ else the image becomes the one of these pixels
 
-The prefix cache and the front go on calling each image by its own name. A sequence that shows
-another image's embedding (`ShownImages.show_as`) takes the own name back before asking for pixels.
-Owns the map from images to pixels. Knows nothing of slots, tiers or pages. Pixels under different
-tenants (salts) are different.
+The prefix cache and the front continue to use each image's own name. A sequence that shows
+another image's embedding (`PromptImages.show_as`) takes its own name back before requesting pixels.
+Owns the map from images to pixels. Pixels under different tenants (salts) are different.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class ImageAliases:
 
     `others`: images shown by another's embedding. `found`: those found since `take_found`.
 
-    `lives`: True if an image's embedding is cached, or comes without anything from the front.
+    `lives`: True if an image's embedding is cached, or available without the front.
 
     `users`: the sequences that show an image, by the name in use. This class keeps it up to date.
     """
@@ -81,7 +80,7 @@ class ImageAliases:
                 self._rename(sequence, image.key, other)
 
     def reclaim(self, sequence: Sequence) -> list[ImageKey]:
-        """Have a sequence call images by their own names if the other embedding is gone.
+        """Have a sequence use images' own names if the other embedding was evicted.
 
         Returns the names that it has given up.
         """

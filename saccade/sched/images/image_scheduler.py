@@ -11,33 +11,36 @@ by a plan. Both begin when an encoding ends and end by themselves, each in its o
 the embedding is held on the device, and may be shown.
 
 Owns asked, arrived, encoding, ahead and unsaved, and the arena's slots (`slots.py`).
-`cache/embeddings.py` owns the tiers and reads from disk. Knows nothing of pages.
+`cache/embeddings.py` owns the tiers and reads from disk.
 
 Everything is granted in order of need: running sequences, then waiting ones in turn order. This
 order rules out deadlock, because its first image may take anything lacking. It takes slots from
-pixels that came too early, and room from embeddings encoded ahead. The device's budget bows to a
-running sequence that would otherwise stand still. A slot being written, or read by the vision
-tower, stays taken until the front, or the workers, have reported the end.
+pixels that arrived too early, and space of prefetched embeddings. The device's budget may be
+exceeded for a running sequence that would otherwise be stuck. A slot being written, or read by the
+vision tower, stays taken until the front, or the workers, have reported the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.core.plan import TOWER_RESTS, Encode, Move, PixelSlot, Place, Plan
 from saccade.core.types import Image, ImageKey
 from saccade.sched.builder import PlanBuilder
 from saccade.sched.images.image_aliases import ImageAliases
+from saccade.sched.images.in_flight import Fresh, ImageScan, InFlightImage
 from saccade.sched.images.slots import Notices, PixelSlots
-from saccade.sched.images.tiles import TileBook
-from saccade.sched.images.tower_pace import TowerPace
-from saccade.sched.images.under_way import Fresh, UnderWay, Walk
 from saccade.sched.limits import Counts, SchedulerLimits
 from saccade.sched.sequence import EncodedImage, Run, Sequence, Source
 
-AHEAD_CHUNKS = 2
+if TYPE_CHECKING:  # for what few servers have
+    from saccade.sched.images.tiles import TileIndex
+    from saccade.sched.step_pace import StepPace
+
+PREFETCH_CHUNKS = 2
 """Images of so many chunks from a sequence's position on may be encoded."""
 
 TOWER_STEPS = 8
@@ -54,8 +57,8 @@ class ImageScheduler:
         limits: SchedulerLimits,
         embeddings: EmbeddingCache,
         counts: Counts,
-        pace: TowerPace | None = None,
-        tiles: TileBook | None = None,
+        pace: StepPace | None = None,
+        tiles: TileIndex | None = None,
     ) -> None:
         """Start without images.
 
@@ -69,10 +72,10 @@ class ImageScheduler:
         self._tiles = tiles
         self._users: dict[ImageKey, list[Sequence]] = {}
         self.aliases = ImageAliases(self._lives, self._users)
-        self._under_way: dict[ImageKey, UnderWay] = {}
+        self._under_way: dict[ImageKey, InFlightImage] = {}
         self._fresh: dict[ImageKey, Fresh] = {}
-        self._asking = True  # nothing that is needed now was left unasked in the last plan
-        self._roomy = True  # nor was anything for which there was no room, or no time
+        self._asking = True  # the last plan requested everything that is needed now
+        self._roomy = True  # nor was any request deferred for lack of space or time
         self._moves: list[Move] = list(embeddings.beyond_budget)
         self._want: list[tuple[ImageKey, PixelSlot]] = []
         self._unwanted: dict[ImageKey, None] = {}  # until the front answers
@@ -102,12 +105,16 @@ class ImageScheduler:
         """Return True if a plan made now may show the image, given room on the device."""
         return key not in self._under_way and self._embeddings.ready(key)
 
+    def missing(self, sequence: Sequence) -> ImageKey | None:
+        """Return the first missing image that the sequence has yet to show, if any."""
+        upcoming = sequence.upcoming(sequence.images_end)
+        return next((image.key for _, image in upcoming if not self.showable(image.key)), None)
+
     def lacks(self, sequence: Sequence) -> bool:
         """Return True if the sequence has yet to show a missing image."""
-        upcoming = sequence.upcoming(sequence.images_end)
-        return any(not self.showable(image.key) for _, image in upcoming)
+        return self.missing(sequence) is not None
 
-    # ---- sequences come and go
+    # ---- adding and removing sequences
 
     def join(self, sequence: Sequence) -> None:
         """Register a new sequence as a user of its images."""
@@ -125,9 +132,7 @@ class ImageScheduler:
         for _, image in sequence.upcoming(sequence.images_end) if self._asking else ():
             key = image.key
             there = key in self._under_way or key in self.slots or self._embeddings.locate(key)
-            if not there and not (
-                self._on_the_way() < self._limits.look_ahead and self._ask(image)
-            ):
+            if not there and not (self._in_flight() < self._limits.look_ahead and self._ask(image)):
                 return
 
     def leave(self, sequence: Sequence) -> None:
@@ -157,19 +162,19 @@ class ImageScheduler:
             self._moves.append(self._embeddings.unstage(key))
 
     def flush(self, disk: bool = True) -> None:
-        """Let go of embeddings and pixels kept only for later use.
+        """Release embeddings and pixels cached only for later use.
 
-        The disk is cleared only with `disk`. The workers are told in the next plan.
+        The disk is cleared only with `disk`. The next plan notifies the workers.
         """
         self._moves += self._embeddings.flush(disk)
-        self.slots.forget_kept()
+        self.slots.drop_kept()
         if self._tiles is not None:
             self._tiles.forget()
 
-    def forget_embeddings(self, nbytes: int) -> int:
-        """Let go of about `nbytes` of embeddings that are in memory for later use alone.
+    def drop_embeddings(self, nbytes: int) -> int:
+        """Release about `nbytes` of embeddings that are cached only for later use.
 
-        The workers are told in the next plan. Returns the bytes.
+        The next plan notifies the workers. Returns the bytes.
         """
         moves = self._embeddings.shrink(nbytes)
         self._moves += moves
@@ -252,7 +257,7 @@ class ImageScheduler:
     # ---- images whose pixels are another's
 
     def _lives(self, key: ImageKey) -> bool:
-        """Return True if the embedding is cached, or comes without anything from the front."""
+        """Return True if the embedding is cached, or available without the front."""
         under_way = self._under_way.get(key)
         if under_way is not None:
             return under_way.stage != "asked"
@@ -273,7 +278,7 @@ class ImageScheduler:
         for key in unsaved:
             builder.save_embedding(key, *self._embeddings.save(key))
         for key in unsaved:
-            if key not in builder.save:  # or it would keep its room on the device for nothing
+            if key not in builder.save:  # or it would occupy device memory unused
                 self._end_unsaved(key)
 
     def end_plan(self) -> None:
@@ -293,7 +298,7 @@ class ImageScheduler:
     ) -> Place | None:
         """Put an image on the device in this step, pinned for a running sequence.
 
-        Returns the image's place, or None if the image is gone or the device has no room.
+        Returns the image's slot, or None if the image was evicted or the device has no space.
 
         `chunk`: images in the same chunk, which leave the device last. idle: as `Sequence.idle`.
         """
@@ -303,7 +308,7 @@ class ImageScheduler:
         place = embeddings.locate(key)
         if place != "device" and not embeddings.fits(image.num_tokens):
             if may_exceed:
-                self._let_go_ahead(chunk)
+                self._release_prefetched(chunk)
             fits = embeddings.fits(image.num_tokens)
             if not (fits or may_exceed):
                 return None
@@ -323,8 +328,8 @@ class ImageScheduler:
 
         `match`: looks up a waiting sequence in the prefix cache.
         """
-        walk = Walk(builder, match)
-        for sequence in self._in_sight(order, walk):
+        walk = ImageScan(builder, match)
+        for sequence in self._scan_upcoming(order, walk):
             self._reclaim(sequence)
             for start, image in sequence.upcoming(sequence.images_end):
                 known = image.key in walk.seen or self.showable(image.key)
@@ -336,9 +341,9 @@ class ImageScheduler:
                     walk.first = False
         self._asking, self._roomy = walk.asking, walk.asking and walk.encoding
         if walk.starved is not None:
-            self._take_room(walk.starved)
+            self._reserve_slot(walk.starved)
 
-    def _in_sight(self, order: Iterable[Sequence], walk: Walk) -> Iterator[Sequence]:
+    def _scan_upcoming(self, order: Iterable[Sequence], walk: ImageScan) -> Iterator[Sequence]:
         """Yield sequences in order of need, as long as the plan can do anything for them.
 
         Each is looked up in the prefix cache. The number of waiting sequences with images is
@@ -355,24 +360,24 @@ class ImageScheduler:
                 return
             yield sequence
 
-    def _bring(self, image: Image, walk: Walk) -> None:
+    def _bring(self, image: Image, walk: ImageScan) -> None:
         """Move an image from absent to asked, arrived or reading.
 
-        Once an image had to wait, later ones wait too, so that room goes to the first in need.
+        Once an image had to wait, later ones wait too, so that space is given in order.
         """
         if walk.asking and image.key not in self._under_way:
             walk.asking = self._fetch(image, walk.first, walk.builder)
             if walk.first and not walk.asking:
                 walk.starved = image
 
-    def _begin(self, sequence: Sequence, start: int, image: Image, walk: Walk) -> bool:
+    def _begin(self, sequence: Sequence, start: int, image: Image, walk: ImageScan) -> bool:
         """Move a near image from arrived to encoding. `sequence` shows it from `start`.
 
         Returns False if another sequence has computed those tokens, so that `sequence` can do
         without the image.
         """
         here = self._under_way.get(image.key)
-        horizon = sequence.position + AHEAD_CHUNKS * self._limits.longest_chunk
+        horizon = sequence.position + PREFETCH_CHUNKS * self._limits.longest_chunk
         near = here is not None and here.stage == "arrived" and start < horizon
         if here is None or not (walk.encoding and near):
             return True
@@ -391,7 +396,7 @@ class ImageScheduler:
             self._encode(sequence, here, walk)
         return True
 
-    def _find_tiles(self, tiles: TileBook, here: UnderWay, builder: PlanBuilder) -> bool:
+    def _find_tiles(self, tiles: TileIndex, here: InFlightImage, builder: PlanBuilder) -> bool:
         """Look for the rows of an arrived image's tiles, before its encoding begins.
 
         Returns False if some are being made for another image, which this one then waits for.
@@ -429,7 +434,7 @@ class ImageScheduler:
 
     # ---- pixels
 
-    def _put_away(self, under_way: UnderWay) -> None:
+    def _put_away(self, under_way: InFlightImage) -> None:
         """Give up the slot. The pixels may serve another time."""
         if under_way.given:
             self.slots.free(under_way.slot)
@@ -442,7 +447,7 @@ class ImageScheduler:
         Returns False with enough on their way, or without room in the arena.
         """
         key, embeddings = image.key, self._embeddings
-        if not first and self._on_the_way() >= self._limits.look_ahead:
+        if not first and self._in_flight() >= self._limits.look_ahead:
             return False
         if key in embeddings.keys_being_read:
             return True
@@ -450,11 +455,13 @@ class ImageScheduler:
             builder.moves.append(embeddings.fetch(key))
             return True
         if (kept := self.slots.reuse(key)) is not None:
-            self._under_way[key] = UnderWay(image, kept, "arrived", image.num_patches, reused=True)
+            self._under_way[key] = InFlightImage(
+                image, kept, "arrived", image.num_patches, reused=True
+            )
             return True
         return self._ask(image)
 
-    def _on_the_way(self) -> int:
+    def _in_flight(self) -> int:
         """Count the images asked for, arrived, being read from disk, or staged."""
         pixels = sum(each.stage != "encoding" for each in self._under_way.values())
         return pixels + len(self._embeddings.keys_being_read) + len(self._embeddings.staged)
@@ -465,15 +472,15 @@ class ImageScheduler:
             # The front knows each image by the names of those who asked it.
             for sequence in list(self._users.get(image.key, ())):
                 self._reclaim(sequence)
-            self._under_way[image.key] = UnderWay(image, slot, "asked", image.num_patches)
+            self._under_way[image.key] = InFlightImage(image, slot, "asked", image.num_patches)
             self._want.append((image.key, slot))
         return slot is not None
 
-    def _take_room(self, image: Image) -> None:
+    def _reserve_slot(self, image: Image) -> None:
         """Make room in the arena for the image needed first.
 
-        Where every slot would stay taken, pixels that came too early go, the latest asked for
-        first. They will be asked for again.
+        If every slot would stay taken, pixels that arrived too early are dropped, the latest
+        requested first. They will be requested again.
         """
         if any(each.stage != "arrived" for each in self._under_way.values()):
             return
@@ -504,11 +511,11 @@ class ImageScheduler:
 
     # ---- embeddings
 
-    def _within_step(self, here: UnderWay, builder: PlanBuilder) -> bool:
+    def _within_step(self, here: InFlightImage, builder: PlanBuilder) -> bool:
         """Return True if the step has patches left for the image.
 
         A single image always fits, and more images fit up to the limit. An embedding from another
-        server is free. An encoding begun while unawaited, and awaited by now, goes first, though
+        server is free. An encoding started while unawaited, and awaited by now, comes first, though
         the workers still take it for unawaited.
         """
         encoding = (each for each in self._under_way.values() if each.stage == "encoding")
@@ -518,10 +525,10 @@ class ImageScheduler:
         most = self._limits.encode_patches
         return here.given or not spent or spent + here.patches <= most
 
-    def _find_room(self, sequence: Sequence, start: int, image: Image, walk: Walk) -> bool:
+    def _find_room(self, sequence: Sequence, start: int, image: Image, walk: ImageScan) -> bool:
         """Return True if the device has room for the embedding.
 
-        The device exceeds its budget for a running sequence that would otherwise stand still: for
+        The device exceeds its budget for a running sequence that would otherwise be stuck: for
         one image per plan, the first missing one. A sequence without room is `cramped`.
         """
         fits, builder = self._embeddings.fits, walk.builder
@@ -529,7 +536,7 @@ class ImageScheduler:
             return True
         held = self._count_ahead()
         if walk.first:
-            self._take_ahead(sequence, start, image, builder)
+            self._prefetch(sequence, start, image, builder)
             if fits(image.num_tokens):
                 return True
             run = sequence.run
@@ -537,26 +544,24 @@ class ImageScheduler:
             if stuck and not builder.exceeded:
                 builder.exceeded = True
                 return True
-        # What has been let go of may be room enough for another.
+        # The released space may be enough for another image.
         builder.again |= not sequence.cramped or self._count_ahead() < held
         sequence.cramped = True
         return False
 
-    def _take_ahead(
-        self, sequence: Sequence, start: int, image: Image, builder: PlanBuilder
-    ) -> None:
+    def _prefetch(self, sequence: Sequence, start: int, image: Image, builder: PlanBuilder) -> None:
         """Give the room of embeddings encoded ahead to the first missing image.
 
-        Its own sequence's next images keep theirs, if anything under way could still make room.
+        Its own sequence's next images keep theirs, if anything in progress could still make room.
         """
-        horizon = sequence.position + AHEAD_CHUNKS * self._limits.longest_chunk
-        self._let_go_ahead({each.key for _, each in sequence.upcoming(horizon)})
+        horizon = sequence.position + PREFETCH_CHUNKS * self._limits.longest_chunk
+        self._release_prefetched({each.key for _, each in sequence.upcoming(horizon)})
         idle = sequence.run is None and not (builder.works or self._patches_encoding())
         if idle and not self._embeddings.fits(image.num_tokens):
-            # Encoded when more of its prefix was cached: nothing else makes room.
-            self._let_go_ahead({each.key for _, each in sequence.upcoming(start)})
+            # Encoded when more of its prefix was cached: no other event frees this memory.
+            self._release_prefetched({each.key for _, each in sequence.upcoming(start)})
 
-    def _encode(self, sequence: Sequence, here: UnderWay, walk: Walk) -> None:
+    def _encode(self, sequence: Sequence, here: InFlightImage, walk: ImageScan) -> None:
         """Encode an arrived image whose embedding has room, and hold the embedding from now on.
 
         `seen` images leave the device last.
@@ -609,7 +614,7 @@ class ImageScheduler:
         """End the unsaved state: a plan saves the embedding, or it stays unsaved for good."""
         fresh = self._fresh[key]
         fresh.unsaved = False
-        self._let_go(key, fresh)
+        self._release(key, fresh)
 
     def _end_ahead(self, key: ImageKey) -> None:
         """End the ahead state.
@@ -619,15 +624,15 @@ class ImageScheduler:
         fresh = self._fresh.get(key)
         if fresh is not None and fresh.ahead:
             fresh.ahead = False
-            self._let_go(key, fresh)
+            self._release(key, fresh)
 
-    def _let_go(self, key: ImageKey, fresh: Fresh) -> None:
+    def _release(self, key: ImageKey, fresh: Fresh) -> None:
         """Release one hold on an embedding, as one of its two states has ended."""
         self._embeddings.release(key)
         if not (fresh.ahead or fresh.unsaved):
             del self._fresh[key]
 
-    def _let_go_ahead(self, but: Collection[ImageKey]) -> None:
+    def _release_prefetched(self, but: Collection[ImageKey]) -> None:
         """Let embeddings encoded ahead leave the device, except those in `but`."""
         for key in [key for key in self._fresh if key not in but]:
             self._end_ahead(key)
@@ -635,7 +640,7 @@ class ImageScheduler:
     # ---- for tests
 
     def audit(self) -> None:
-        """Assert that slots in use belong to images under way.
+        """Assert that slots in use belong to images in progress.
 
         Also asserts that arrived pixels and embeddings held ahead are needed.
         """

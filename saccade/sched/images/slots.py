@@ -27,15 +27,11 @@ server: its pixels take a fifth or less of that.
 
 @dataclass(frozen=True, slots=True)
 class Notices:
-    """News for the front.
+    """News for the front."""
 
-    want: images to decode, each into its slot. unwanted: images being decoded that are needed no
-    more. aliases: images with another's pixels.
-    """
-
-    want: tuple[tuple[ImageKey, PixelSlot], ...] = ()
-    unwanted: tuple[ImageKey, ...] = ()
-    aliases: tuple[tuple[ImageKey, Image], ...] = ()
+    want: tuple[tuple[ImageKey, PixelSlot], ...] = ()  # images to decode, each into its slot
+    unwanted: tuple[ImageKey, ...] = ()  # images being decoded that are needed no more
+    aliases: tuple[tuple[ImageKey, Image], ...] = ()  # images with another's pixels
 
 
 class Allocator:
@@ -127,7 +123,7 @@ class PixelSlots:
         self.bytes_in_use -= slot.nbytes
         self._kept[key] = slot
 
-    def forget_kept(self, nbytes: int | None = None) -> int:
+    def drop_kept(self, nbytes: int | None = None) -> int:
         """Drop kept pixels, the least recently used first, until `nbytes` are free of them.
 
         None means all. Returns the bytes.

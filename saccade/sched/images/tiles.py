@@ -3,11 +3,11 @@ once.
 
     pixels arrive, with tiles' names ──▶ rows that some embedding has are copied from there
                                      ├──▶ those being made for another image are awaited
-                                     └──▶ only the other tiles go through the tower
+                                     └──▶ only the other tiles are encoded
 
 Owns the map from tiles to images. A tile has no rows of its own: they are those of the images that
-show it, and go with these. Tiles of different settings or tenants (salts) are different. Knows
-nothing of slots, pixels or plans.
+contain it, and are removed with these. Tiles of different settings or tenants (salts) are
+different.
 """
 
 from __future__ import annotations
@@ -21,68 +21,64 @@ from typing import NamedTuple
 
 from cachetools import LRUCache
 
-from saccade.cache.content import PageKey, Twin
+from saccade.cache.content import PageKey, TileKey
 from saccade.cache.embeddings import EmbeddingCache
 from saccade.core.family import CanvasTile, TileLayout
 from saccade.core.plan import TileCopy
 from saccade.core.types import Grid, Image, ImageKey
 
-REMEMBERED = 1 << 17
+MAX_TILES = 1 << 17
 """Names of tiles, and images with tiles, that are remembered."""
-MOST_GRIDS = 256
+MAX_GRIDS = 256
 """Grids whose tiles are remembered."""
-MOST_HOMES = 4
+MAX_IMAGES_PER_TILE = 4
 """The latest images in which a tile is looked for."""
 
-TileName = tuple[bytes, bytes, str]
+TileHash = tuple[bytes, bytes, str]
 """The digest of its pixels, and the settings and the salt of its image."""
 
 
-class NamedTiles(NamedTuple):
+class TileHashes(NamedTuple):
     """An image's grid, and its tiles' names in the tower's order."""
 
     grid: Grid
-    names: tuple[TileName, ...] = ()
+    names: tuple[TileHash, ...] = ()
 
 
-UNNAMED = NamedTiles(())
+UNNAMED = TileHashes(())
 
 
 @dataclass(frozen=True, slots=True)
 class TilesFound:
-    """What an image can do without.
+    """The part of an image that need not be encoded."""
 
-    copies: tiles whose rows are there. patches: of the others, for the tower. awaits: another image
-    that is being encoded, with tiles of this one.
-    """
-
-    copies: tuple[TileCopy, ...]
-    patches: int
-    awaits: ImageKey | None
+    copies: tuple[TileCopy, ...]  # tiles whose rows are there
+    patches: int  # of the others, for the tower
+    awaits: ImageKey | None  # another image that is being encoded, with tiles of this one
 
 
-class TileBook:
-    """Tiles by name, of images whose names the front has told."""
+class TileIndex:
+    """Index from tile hash to the images that contain the tile."""
 
     def __init__(
         self, layout: TileLayout, patches: Callable[[Grid], int], embeddings: EmbeddingCache
     ) -> None:
         """Start without tiles. patches: as `FamilySpec.num_patches`."""
-        self._tiles = lru_cache(MOST_GRIDS)(layout.tiles)
-        self._starts = lru_cache(MOST_GRIDS)(lambda grid: row_starts(layout.tiles(grid)))
+        self._tiles = lru_cache(MAX_GRIDS)(layout.tiles)
+        self._starts = lru_cache(MAX_GRIDS)(lambda grid: row_starts(layout.tiles(grid)))
         self._patches = patches
         self._embeddings = embeddings
-        self._names: LRUCache[ImageKey, NamedTiles] = LRUCache(
-            REMEMBERED, getsizeof=lambda tiles: len(tiles.names)
+        self._names: LRUCache[ImageKey, TileHashes] = LRUCache(
+            MAX_TILES, getsizeof=lambda tiles: len(tiles.names)
         )
-        self._homes: LRUCache[TileName, dict[ImageKey, tuple[Grid, int]]] = LRUCache(REMEMBERED)
-        self._encoding: dict[TileName, ImageKey] = {}
+        self._homes: LRUCache[TileHash, dict[ImageKey, tuple[Grid, int]]] = LRUCache(MAX_TILES)
+        self._encoding: dict[TileHash, ImageKey] = {}
 
     def arrived(self, image: Image, digests: Collection[bytes]) -> None:
-        """Learn the names of an image's tiles, whose pixels have come."""
+        """Add the names of an image's tiles, whose pixels have arrived."""
         key = image.key
         names = tuple((digest, key.settings, key.salt) for digest in digests)
-        self._names[key] = NamedTiles(image.grid, names)
+        self._names[key] = TileHashes(image.grid, names)
 
     def find(self, image: Image, away: Collection[ImageKey]) -> TilesFound | None:
         """Look for the rows of an image's tiles. Returns None for an image without names.
@@ -93,7 +89,7 @@ class TileBook:
         if known is None:
             return None
         copies, patches, awaits = [], 0, None
-        first: dict[TileName, int] = {}
+        first: dict[TileHash, int] = {}
         for index, (name, tile) in enumerate(zip(known.names, self._tiles(image.grid))):
             if (copy := self._home(name, index, away)) is not None:
                 copies.append(copy)
@@ -105,7 +101,7 @@ class TileBook:
                 awaits = self._encoding.get(name, awaits)
         return TilesFound(tuple(copies), patches, awaits)
 
-    def _home(self, name: TileName, index: int, away: Collection[ImageKey]) -> TileCopy | None:
+    def _home(self, name: TileHash, index: int, away: Collection[ImageKey]) -> TileCopy | None:
         homes = self._homes.get(name, {})
         for key, (grid, place) in [*homes.items()][::-1]:
             tier = self._embeddings.locate(key)
@@ -136,10 +132,10 @@ class TileBook:
             homes = self._homes.setdefault(name, {})
             homes.pop(key, None)
             homes[key] = image.grid, index
-            if len(homes) > MOST_HOMES:
+            if len(homes) > MAX_IMAGES_PER_TILE:
                 del homes[next(iter(homes))]
 
-    def by_tiles(self, key: PageKey) -> Twin | None:
+    def by_tiles(self, key: PageKey) -> TileKey | None:
         """Return what a page shows by tiles, or None where an image's are unknown, or none's.
 
         Equal answers mean equal rows at equal places of the page.

@@ -1,6 +1,6 @@
 """A model's way to write tool calls and reasoning: given by the operator, or found in the template.
 
-Owns the formats that there are: the modules of `formats/`. Knows nothing about requests.
+Owns the formats that there are: the modules of `formats/`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,10 @@ THOUGHTS = (THINK, *(each.thoughts for each in FORMATS.values() if each.thoughts
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """How a model writes tool calls and reasoning.
+    """How a model writes tool calls and reasoning."""
 
-    calls: the format for calls, or `None` if unknown. reasoning: the tags around reasoning before
-    an answer, or `None` if unknown.
-    """
-
-    calls: ToolFormat | None = None
+    calls: ToolFormat | None = None  # the format for calls, or `None` if unknown
+    # the tags around reasoning before an answer, or `None` if unknown
     reasoning: Tags | None = None
 
     def described(self) -> tuple[tuple[str, str], ...]:

@@ -1,8 +1,7 @@
 """Tokens out, text out: incremental detokenising, and stop strings.
 
 Owns each token's bytes, and the state of one answer's text. A delta holds whole characters. An
-answer's deltas add up to the decoding of all its tokens at once. Knows nothing about requests,
-streams or the reasons for an answer's end.
+answer's deltas add up to the decoding of all its tokens at once.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _SPACE = "\u2581"  # SentencePiece's visible space
 class Vocabulary:
     """Each token's bytes, as the tokenizer's decoder would write them.
 
-    Reads two kinds of tokenizer: byte-level BPE (each character in a token stands for one byte) and
+    Reads two types of tokenizer: byte-level BPE (each character in a token represents one byte) and
     SentencePiece's BPE (a visible space for a space, `<0xE4>` for a byte).
     """
 

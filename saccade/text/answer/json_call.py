@@ -1,8 +1,7 @@
 """One call as a JSON object, character by character: {"name": ..., "arguments": {...}}.
 
 Owns a scanner that knows after every character whether a JSON document can still follow. Control
-characters within strings, which models write, pass and are written as escapes. Knows nothing about
-the text around a call.
+characters within strings, which models write, pass and are written as escapes.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ class JsonScanner:
         if character == '"':
             self._in_string = True
         elif character in "-0123456789tfn":
-            # A number has no last character of its own, so it cannot stand alone here.
+            # A number has no closing character, so it cannot be the whole value here.
             self._word = character
             return bool(self._stack) or character == "n"
         else:
@@ -130,7 +129,6 @@ class JsonScanner:
         return True
 
     def _end_value(self) -> None:
-        """End a value or a key."""
         self._due = "colon" if self._due == "key" else "next"
         self.done = not self._stack
 
@@ -205,7 +203,6 @@ class JsonCall:
 
     @property
     def _streams(self) -> bool:
-        """Return True while reading arguments that can be passed on as they come."""
         return self.name is not None and self._key == "arguments" and self._phase == "value"
 
     def _scan(self, character: str) -> bool:

@@ -1,37 +1,30 @@
 """The parts of an answer as they come: reasoning, text and tool calls.
 
-Owns their order: reasoning first, calls in either. Knows nothing about their spelling, tokens or
-HTTP.
+Owns their order: reasoning first, calls in either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from saccade.text.answer.answer_format import CALL_TAGS
-from saccade.text.answer.reasoning import THINK, Piece, Reasoning, Tags, Where
-from saccade.text.answer.tool_calls import (
+from saccade.text.answer.events import (
+    AnswerEvent,
     CallArguments,
     CallBroken,
     CallEnded,
     CallStarted,
     Event,
+    Reasoned,
     Text,
-    ToolCalls,
 )
-from saccade.text.answer.tool_format import ToolFormat
+from saccade.text.answer.reasoning import THINK, Piece, Reasoning, Tags, Where
 
-
-@dataclass(frozen=True, slots=True)
-class Reasoned:
-    """Text of the reasoning."""
-
-    text: str
-
-
-AnswerEvent = Event | Reasoned
+if TYPE_CHECKING:
+    from saccade.text.answer.tool_calls import ToolCalls
+    from saccade.text.answer.tool_format import ToolFormat
 
 
 class EventReader(Protocol):
@@ -48,25 +41,19 @@ class EventReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadAs:
-    """How to read an answer, known before it comes.
+    """How to read an answer, known in advance."""
 
-    where: `reasoning_at` the prompt, in `tags`. With `None` the model's reasoning tags are text.
-    form: how the model writes calls. With `None` calls are text. tools: each tool's schema, by
-    name. certain: a grammar holds the model to its calls, which are therefore reported as they
-    come. single: the answer ends with its first call. special: special tokens are text, by name.
-    with_stop: so is the stop string or token that ends the answer. translate: tells the events in
-    other words.
-    """
-
+    # `reasoning_at` the prompt, in `tags`. With `None` the model's reasoning tags are text.
     where: Where | None = None
-    form: ToolFormat | None = None
-    tools: Mapping[str, Any] = field(default_factory=dict)
+    form: ToolFormat | None = None  # how the model writes calls. With `None` calls are text.
+    tools: Mapping[str, Any] = field(default_factory=dict)  # each tool's schema, by name
+    # a grammar holds the model to its calls, which are therefore reported as they come
     certain: bool = False
-    single: bool = False
-    special: bool = False
-    with_stop: bool = False
+    single: bool = False  # the answer ends with its first call
+    special: bool = False  # special tokens are text, by name
+    with_stop: bool = False  # so is the stop string or token that ends the answer
     tags: Tags = THINK
-    translate: Callable[[EventReader], EventReader] | None = None
+    translate: Callable[[EventReader], EventReader] | None = None  # translates the events
 
     def reader(self) -> EventReader:
         """Return a reader for one answer."""
@@ -171,6 +158,8 @@ class AnswerReader:
     def _reader(self, first: int) -> ToolCalls | None:
         if self._form is None:
             return None
+        from saccade.text.answer.tool_calls import ToolCalls
+
         # No grammar holds reasoning to anything.
         eager = self._eager and not (self._certain and self._reasons)
         return ToolCalls(self._form, self._tools, eager=eager, first=first, make_id=self._make_id)

@@ -1,7 +1,6 @@
 """Reasoning apart from the answer, as both come: `Reasoning.feed`.
 
-Owns the usual tags around it, and the line breaks that the templates put there. Knows nothing about
-tool calls, tokens or HTTP.
+Owns the usual tags around it, and the line breaks that the templates put there.
 """
 
 from __future__ import annotations
@@ -12,15 +11,12 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """What opens and closes reasoning.
-
-    title: text behind the opening tag. name: the parser's name in `--reasoning-parser`.
-    """
+    """What opens and closes reasoning."""
 
     open: str
     close: str
-    title: str = ""
-    name: str = ""
+    title: str = ""  # text behind the opening tag
+    name: str = ""  # the parser's name in `--reasoning-parser`
 
     @property
     def begin(self) -> str:
@@ -59,7 +55,7 @@ class Reasoning:
         self._where: Where = where
         self._tags = tags
         self._held = ""
-        self._begun = False  # something of the current part was told
+        self._begun = False  # part of the current text was emitted
 
     @property
     def reasons(self) -> bool:
@@ -91,7 +87,7 @@ class Reasoning:
             if start.startswith(begin):
                 self._where, self._held = "open", start[len(begin) :]
             else:
-                # An answer without reasoning stands as it is, line breaks and all.
+                # An answer without reasoning is unchanged, including line breaks.
                 self._where, self._begun = "closed", True
             return True
         if self._where == "closed":

@@ -1,66 +1,27 @@
 """Tool calls in an answer's text, read as they come: `ToolCalls.feed`.
 
 Owns the way from text to calls, in any format (`tool_format.py`). Anything but a perfect call is
-text, however the answer is cut. White space around a call belongs to the call. Knows nothing about
-HTTP, tokens, or running tools.
+text, however the answer is cut. White space around a call belongs to the call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from saccade.text.answer.events import (
+    CallArguments,
+    CallBroken,
+    CallEnded,
+    CallStarted,
+    Event,
+    Text,
+)
 from saccade.text.answer.tool_format import CallReader, ToolFormat
 
 _SPACE = " \t\r\n"
 _MAX_RESCANS = 4
 """Broken calls of one answer in which calls are looked for again: each costs their length."""
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """Text of the answer."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallStarted:
-    """A call to the tool `name` has started. Its index counts every started call.
-
-    toolset: the client's set of tools that it belongs to, if any.
-    """
-
-    index: int
-    id: str
-    name: str
-    toolset: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CallArguments:
-    """A piece of a call's arguments. Together, the pieces are a JSON object."""
-
-    index: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallEnded:
-    """A call is whole."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class CallBroken:
-    """A started call (only if `eager`) turns out to be none. All its text follows as text."""
-
-    index: int
-
-
-Event = Text | CallStarted | CallArguments | CallEnded | CallBroken
 
 
 class ToolCalls:
@@ -87,11 +48,11 @@ class ToolCalls:
         self._tools = tools
         self._eager = eager
         self._next = first
-        self._make_id = make_id or form.make_id
+        self._make_id = make_id or form.syntax.make_id
         self._open = form.opens
         self._held = ""  # white space and the beginning of a tag, which may yet belong to a call
         self._after_call = False
-        self._bare = form.bare  # an object would be a call, for nothing stands before it
+        self._bare = form.bare  # an object at the start is a call
         self._rescans = 0
         self._call: CallReader | None = None
         self._gap = ""  # white space before the call being read
@@ -140,7 +101,6 @@ class ToolCalls:
         return events
 
     def _read_text(self, data: str, events: list[Event]) -> str:
-        """Read text up to a call's tag. Return the rest of `data`."""
         data, self._held = self._held + data, ""
         if self._bare and (text := data.lstrip(_SPACE)):
             self._bare = False
@@ -163,10 +123,9 @@ class ToolCalls:
         self._gap, self._tag = gap, tag
         self._raw = []
         self._started = False
-        self._call = self._form.reader(self._tools)
+        self._call = self._form.syntax.reader(self._tools)
 
     def _read_call(self, data: str, events: list[Event]) -> str:
-        """Read on in a call. Return the rest of `data`."""
         call = self._call
         assert call is not None
         at = -1
@@ -180,7 +139,7 @@ class ToolCalls:
                 if call.name is not None:
                     self._end_call(call, events)
                 self._call, self._after_call = None, True
-                if (following := self._form.following(call)) is not None:
+                if (following := self._form.syntax.following(call)) is not None:
                     self._begin_call("", "")
                     self._call = following
                 return data[at + 1 :]

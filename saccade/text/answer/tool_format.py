@@ -1,7 +1,8 @@
 """The socket for tool formats: what one brings to be found, read and held to by a grammar.
 
-A format is a module or a folder in `formats/`. `answer_format.py` finds it there, and no other file
-names it.
+A format is a folder in `formats/`: its `__init__.py` has the format as data, which every server
+reads, and another module the code, which is imported once an answer may have calls.
+`answer_format.py` finds it there, and no other file names it.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from llguidance import LLTokenizer
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Protocol
 
 from saccade.text.answer.reasoning import Tags
-from saccade.text.grammar.call_grammar import CallGrammar
+
+if TYPE_CHECKING:
+    from saccade.text.grammar.call_grammar import CallGrammar, Lexicon
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 """The tags of several formats."""
@@ -30,7 +32,7 @@ class CallReader(Protocol):
 
     @property
     def certain(self) -> bool:
-        """Return True once the name and the beginning of the arguments have come, in this order."""
+        """Return True once the name and the start of the arguments were read, in this order."""
         ...
 
     def feed(self, character: str) -> bool:
@@ -38,14 +40,14 @@ class CallReader(Protocol):
         ...
 
     def skip(self, data: str, at: int) -> int:
-        """Take the characters in `data` from `at` on that only lengthen a string, in one go.
+        """Take the characters in `data` from `at` on that only lengthen a string, at once.
 
         Returns the index behind them.
         """
         ...
 
     def take_arguments(self) -> str:
-        """Return the arguments that have come since the last call, as JSON."""
+        """Return the arguments read since the last call, as JSON."""
         ...
 
 
@@ -59,32 +61,37 @@ def _nothing(_: CallReader) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class CallSyntax:
+    """The reader and the grammar of a format's calls."""
+
+    # makes one call's reader from each tool's schema
+    reader: Callable[[Mapping[str, Any]], CallReader]
+    grammar: Callable[[Lexicon], CallGrammar]  # makes the calls' grammar, in a tokenizer's terms
+    # creates the reader for text after a call without a tag
+    following: Callable[[Any], CallReader | None] = _nothing
+    make_id: Callable[[], str] = any_id
+
+
+@dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model writes tool calls: `FORMAT` in a module of that name.
-
-    marks: texts, each of which shows the format in a chat template. order: formats are tried from
-    the lowest. A format that shares another's marks therefore comes later. thoughts: the reasoning
-    tags that come with this format alone.
-
-    opens: the tag that opens a call. tags: all that are read where calls are, special tokens or
-    not. reader: makes one call's reader from each tool's schema. following: makes the reader for
-    what may come behind a call without a tag. bare: an object at the answer's beginning is a call
-    without a tag. grammar: makes the calls' grammar, in a tokenizer's terms. note: for people,
-    behind the name.
-    """
+    """How a model writes tool calls: `FORMAT` in a folder of that name."""
 
     name: str
     # in a chat template
-    marks: tuple[str, ...]
+    marks: tuple[str, ...]  # texts, each of which shows the format in a chat template
+    # formats are tried from the lowest. A format that shares another's marks therefore comes later.
     order: int
     # in an answer
-    opens: str
-    tags: frozenset[str]
-    reader: Callable[[Mapping[str, Any]], CallReader]
-    grammar: Callable[[LLTokenizer], CallGrammar]
+    opens: str  # the tag that opens a call
+    tags: frozenset[str]  # all that are read where calls are, special tokens or not
+    code: str  # the `CallSyntax`, as "module:name"
     # where it differs from most
-    following: Callable[[Any], CallReader | None] = _nothing
-    bare: bool = False
-    make_id: Callable[[], str] = any_id
-    thoughts: Tags | None = None
-    note: str = ""
+    bare: bool = False  # an object at the answer's beginning is a call without a tag
+    thoughts: Tags | None = None  # the reasoning tags of this format only
+    note: str = ""  # for people, behind the name
+
+    @property
+    def syntax(self) -> CallSyntax:
+        """The format's code, imported at first use."""
+        found: CallSyntax = resolve_name(self.code)
+        return found

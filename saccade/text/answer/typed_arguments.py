@@ -1,7 +1,5 @@
-"""A call's arguments that come as texts, name by name. Each becomes JSON in the type that the
+"""A call's arguments, sent as texts by name. Each becomes JSON in the type that the
 tool's schema gives it.
-
-Knows nothing about calls' spelling.
 """
 
 from __future__ import annotations
@@ -73,9 +71,9 @@ class TypedArguments:
 
 
 class TypedCall:
-    """A call being read, whose arguments come as texts, name by name.
+    """A call being read, whose arguments are texts by name.
 
-    A format derives from it, says what ends a value, and reads what stands around values.
+    A format derives from it, defines the end of a value, and reads the text around values.
     """
 
     plain: ClassVar[re.Pattern[str]]
@@ -108,7 +106,7 @@ class TypedCall:
         return plain.end()
 
     def feed_value(self, character: str) -> str:
-        """Read on in a value. Return the tag after it, or an empty string if it goes on."""
+        """Read on in a value. Return the tag after it, or an empty string if it continues."""
         self._tail += character
         while (end := self.value_end(self._tail)) is None:
             self._arguments.add_text(self._tail[0])
@@ -121,7 +119,7 @@ class TypedCall:
     def value_end(self, tail: str) -> str | None:
         """Return the tag after a value that ends in `tail`.
 
-        Returns an empty string if more must come, and `None` if the value goes on.
+        Returns an empty string if more input is needed, and `None` if the value continues.
         """
         raise NotImplementedError
 
@@ -139,7 +137,7 @@ def typed(text: str, schema: Any, root: Any) -> Any:
         return None
     try:
         value = json.loads(word, parse_constant=_refuse)
-        # Neither a number beyond all bounds nor half of a surrogate pair can be told.
+        # Neither infinite numbers nor lone surrogates can be encoded.
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return text

@@ -1,20 +1,15 @@
-"""The socket for grammars of tool calls, and what several formats' grammars have in common.
-
-Knows nothing about `tool_choice`, reading calls, or any one format.
-"""
+"""The socket for grammars of tool calls, and what several formats' grammars have in common."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
-from llguidance import LLTokenizer
-
 from saccade.core.errors import InvalidRequest
-from saccade.core.grammar_vocab import tag_term
-from saccade.text.grammar.grammars import Part, quoted, schema_part
 from saccade.text.grammar.json_size import extent
+from saccade.text.grammar.parts import Part, quoted, schema_part
 from saccade.text.grammar.tools import Tool
 
 MAX_CHARACTERS = 524_288
@@ -46,6 +41,14 @@ class ValueParts:
         self.made.append(part)
 
 
+class Lexicon(Protocol):
+    """A tokenizer's tokens, as the library that follows grammars reads them (`LLTokenizer`)."""
+
+    def tokenize_str(self, text: str, *, parse_special: bool = False) -> Sequence[int]: ...
+
+    def is_special_token(self, token: int) -> bool: ...
+
+
 class CallGrammar(Protocol):
     """Rules for one format's calls, in Lark, for one tokenizer."""
 
@@ -69,7 +72,7 @@ class TaggedCalls:
     """Calls between two tags. gap: text behind the first. between: text from a call to the next."""
 
     def __init__(
-        self, lexicon: LLTokenizer, opens: str, closes: str, gap: str = "", between: str = ""
+        self, lexicon: Lexicon, opens: str, closes: str, gap: str = "", between: str = ""
     ) -> None:
         self._tag = opens
         self._opening, self._closing = tag_term(lexicon, opens), tag_term(lexicon, closes)
@@ -91,6 +94,18 @@ class TaggedCalls:
         ]
 
 
+def tag_term(lexicon: Lexicon, tag: str) -> str:
+    """Return the term for `tag` in a Lark grammar.
+
+    llguidance treats every added token that looks like a tag as special. So the token alone
+    matches, unlike the tag's letters and free text.
+    """
+    tokens = lexicon.tokenize_str(tag, parse_special=True)
+    if len(tokens) == 1 and lexicon.is_special_token(tokens[0]):
+        return f"<[{tokens[0]}]>"
+    return json.dumps(tag)
+
+
 def start_rule(answer: bool) -> str:
     return "start: calls | @answer" if answer else "start: calls"
 
@@ -100,7 +115,7 @@ def opening(term: str, gap: str) -> str:
 
 
 def pattern(tag: str) -> str:
-    """Return a regular expression for `tag`, as it stands in Lark."""
+    """Return a regular expression that matches `tag` literally, in Lark's syntax."""
     return re.escape(tag).replace("/", "\\/")
 
 

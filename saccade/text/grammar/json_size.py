@@ -1,7 +1,4 @@
-"""The size of a JSON value, without recursion: a client may nest values arbitrarily.
-
-Knows nothing about the value's meaning.
-"""
+"""The size of a JSON value, without recursion: a client may nest values arbitrarily."""
 
 from __future__ import annotations
 
@@ -12,14 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The size of a JSON value.
+    """The size of a JSON value."""
 
-    characters: those in all strings, keys included, plus two per pair of brackets and one per other
-    value. depth: lists and objects within each other. It is 0 for a value that is neither.
-    """
-
+    # those in all strings, keys included, plus two per pair of brackets and one per other value
     characters: int
-    depth: int
+    depth: int  # lists and objects within each other. It is 0 for a value that is neither.
 
 
 def extent(value: Any) -> Extent:

@@ -1,7 +1,5 @@
-"""Rules for calls whose arguments stand one by one, each behind its name. Strings are verbatim, all
+"""Rules for calls whose arguments follow one by one, each after its name. Strings are verbatim, all
 else is JSON.
-
-Knows nothing about any one format's tags.
 """
 
 from __future__ import annotations
@@ -12,9 +10,8 @@ from typing import Any
 
 from saccade.core.errors import InvalidRequest
 from saccade.text.grammar.call_grammar import TaggedCalls, ValueParts, as_object
-from saccade.text.grammar.grammars import quoted, schema_part
-from saccade.text.grammar.schema import as_root, place_name
-from saccade.text.grammar.schema_types import allowed_types
+from saccade.text.grammar.parts import quoted, schema_part
+from saccade.text.grammar.schema_types import allowed_types, as_root, place_name
 from saccade.text.grammar.tools import Tool
 
 _REFERENCE = '"$ref"'

@@ -1,12 +1,18 @@
-"""The JSON types that a schema allows a value.
-
-Knows nothing about what else a schema asks for (`schema.py`).
+"""JSON schemas as requests send them: their bounds, the places in them, and the types that they
+allow a value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
+
+MAX_SCHEMA_BYTES = 131_072
+MAX_SCHEMA_DEPTH = 64
+"""Schemas within schemas."""
+Place = tuple[str | int, ...]
+"""Keys and indices from the root of a schema to a schema within it."""
 
 
 def allowed_types(schema: Any, root: Any) -> set[str]:
@@ -74,3 +80,26 @@ def types_of(value: Any) -> set[str]:
         case list():
             return {"array"}
     return {"object"}
+
+
+def place_name(param: str, place: Place) -> str:
+    """Return a place's name in errors: `param`.properties.x.anyOf[0]."""
+    return param + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
+
+
+def as_root(schema: Any, place: Place) -> Any:
+    """Return the schema at `place` within `schema` as a schema of its own, with its references."""
+
+    def moved(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {
+                key: f"#/$defs/whole{value[1:]}"
+                if key == "$ref" and isinstance(value, str)
+                else moved(value)
+                for key, value in node.items()
+            }
+        return [moved(each) for each in node] if isinstance(node, list) else node
+
+    steps = (str(key).replace("~", "~0").replace("/", "~1") for key in place)
+    pointer = "".join(f"/{quote(step)}" for step in steps)
+    return {"$defs": {"whole": moved(schema)}, "$ref": f"#/$defs/whole{pointer}"}

@@ -1,7 +1,7 @@
 """A request's tools, and how the model may use them.
 
 Owns OpenAI's `tools`, the bounds on them, and their form for chat templates. `tool_grammar.py`
-turns a choice into a grammar. Knows nothing about calls' spelling.
+turns a choice into a grammar.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 
 from saccade.core.errors import InvalidRequest
 from saccade.text.grammar.json_size import extent
-from saccade.text.grammar.schema import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
+from saccade.text.grammar.schema_types import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
 
 T = TypeVar("T")
 
 MAX_TOOLS = 128
 MAX_DESCRIPTION_CHARACTERS = 16_384
 MAX_TOOLS_CHARACTERS = 524_288
-"""Of all tools of a request: names, descriptions and schemas."""
+"""Maximum characters of all names, descriptions and schemas in a request."""
 _MAX_DEPTH = 2 * MAX_SCHEMA_DEPTH
 """Lists and objects within each other in a schema: each level of it takes two, e.g. `properties`
 and the property.
@@ -31,20 +31,16 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool in a request.
-
-    place, param: where its name and its parameters' schema stand in the request. num_characters:
-    how long name, description and schema are. cases: schemas of which one holds, where they say
-    more than `parameters`.
-    """
+    """One tool in a request."""
 
     name: str
     parameters: Any
     strict: bool
-    place: str
+    place: str  # place, param: field paths of its name and its parameters' schema in the request
     param: str
     description: str | None
-    num_characters: int
+    num_characters: int  # how long name, description and schema are
+    # schemas of which one applies, if they are stricter than `parameters`
     cases: tuple[Any, ...] = ()
 
     def for_template(self) -> dict[str, Any]:
@@ -56,20 +52,18 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolSet:
-    """A request's tools and `choice` among them.
-
-    choice: OpenAI's `tool_choice`, as the client wrote it. `None` means "auto". parallel: an answer
-    may have more than one call. hidden: the messages tell of the tools, in the template's stead.
-    """
+    """A request's tools and `choice` among them."""
 
     tools: tuple[Tool, ...] = ()
-    choice: Any = None
-    parallel: bool = True
-    hidden: bool = False
+    choice: Any = None  # OpenAI's `tool_choice`, as the client wrote it. `None` means "auto".
+    parallel: bool = True  # an answer may have more than one call
+    hidden: bool = False  # the messages describe the tools instead of the template
+    # schemas depend on the request's images, so that no grammar is compiled before these are open
+    late: bool = False
 
     @property
     def open(self) -> bool:
-        """Return True if a call may come."""
+        """Return True if a call is allowed."""
         return bool(self.tools) and self.choice != "none"
 
     @property
@@ -83,11 +77,6 @@ class ToolSet:
     def schemas(self) -> dict[str, Any]:
         """Return the schema of each tool's parameters, by name."""
         return {tool.name: tool.parameters for tool in self.tools}
-
-
-def read_tools(tools: Sequence[Any] | None) -> tuple[Tool, ...]:
-    """Read a chat request's tools. Raises InvalidRequest that names the field."""
-    return read_each(tools, _read_tool)
 
 
 def read_each(given: Sequence[T] | None, read: Callable[[T, str], Tool | None]) -> tuple[Tool, ...]:
@@ -116,7 +105,18 @@ def read_each(given: Sequence[T] | None, read: Callable[[T, str], Tool | None]) 
     return tuple(named.values())
 
 
-def _read_tool(tool: Any, where: str) -> Tool:
+def not_run(kind: str, where: str, run: str = '"function" is') -> InvalidRequest:
+    """Return the error for a tool that is no function. `run`: the types that are supported."""
+    return InvalidRequest(
+        f"{where}.type: {kind[:100]!r} is a tool that this server does not run: only {run} "
+        "supported, which your program runs",
+        f"{where}.type",
+        "unsupported_parameter",
+    )
+
+
+def read_tool(tool: Any, where: str) -> Tool:
+    """Read a chat's tool. Raises InvalidRequest that names the fault's place."""
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or tool.get("type") != "function":
         raise InvalidRequest(

@@ -2,7 +2,7 @@
 
 Owns the search for it, once per template. A made-up conversation is rendered in both shapes, and a
 shape counts where its words come out as they went in. Owns also how messages are fitted to what was
-found. Knows nothing about tokens, or the client's fields.
+found.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ TemplateMessage = dict[str, Any]
 """A message as templates read it: `role`, `content` (a string, or parts {"type": "text", "text":
 ...} and {"type": "image"}), and more.
 """
+TOOLS = -1
+"""The message that stands for everything before the talk: tools, which the template may show before
+or after the system's messages.
+"""
 Shape = Literal["text", "parts"]
 Render = Callable[[Sequence[TemplateMessage]], str | None]
 """The text of messages; None where the template refuses them."""
 
 _SHAPES: tuple[Shape, Shape] = ("text", "parts")
 _BETWEEN = "\n"
-"""What stands between the texts of parts that become one string, as in vLLM and llama.cpp."""
+"""Separator of text parts that are joined to one string, as in vLLM and llama.cpp."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContentShapes:
-    """The shapes that one template takes.
+    """The shapes that one template takes."""
 
-    texts: the only shape that a role's texts may have. `None` allows either. walked: roles whose
-    parts the template goes through, at least at some place. others: the shape for roles that it
-    never showed. fills: a message without content is given an empty one.
-    """
-
+    # the only shape that a role's texts may have. `None` allows either.
     texts: Mapping[str, Shape | None]
-    walked: frozenset[str]
-    others: Shape | None = None
-    fills: bool = False
+    walked: frozenset[str]  # roles whose parts the template iterates over, at least once
+    others: Shape | None = None  # the shape for roles that it never showed
+    fills: bool = False  # a message without content is given an empty one
 
     def fit(self, messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
         """Return the messages as the template takes them."""
@@ -70,7 +70,6 @@ class ContentShapes:
 
 
 def _first_media(content: object) -> int | None:
-    """Return where the first part other than text stands."""
     parts = enumerate(content if isinstance(content, list) else ())
     return next((number for number, part in parts if part["type"] != "text"), None)
 

@@ -3,7 +3,7 @@
 Owns the search. The chat is rendered once more, with a private character after each text's last
 visible character, and as a separate text after each image. Without private characters, both
 renderings are the same text, unless the template looks at how texts end. From the first difference
-on, all places are unknown. An unknown place counts as lying there. Knows nothing about tokens.
+on, all offsets are unknown. An unknown offset counts as being there.
 """
 
 from __future__ import annotations
@@ -15,13 +15,9 @@ from functools import partial
 from typing import Any
 
 from saccade.core.family import FLAGS
-from saccade.text.prompt.content_shapes import TemplateMessage
+from saccade.text.prompt.content_shapes import TOOLS, TemplateMessage
 
 _FIRST, _MOST = 0xF0000, 0xFFFE
-TOOLS = -1
-"""The message that stands for everything before the talk: tools, which the template may show before
-or after the system's messages.
-"""
 _FLAGS = re.compile(f"[{FLAGS}]")
 
 

@@ -1,12 +1,12 @@
-"""Clients' texts are data: special tokens come from the chat template alone.
+"""Clients' texts are data: only the chat template can add special tokens.
 
 Owns the distinction between a special token's name in a message and one from the template. Owns
-also how such a name is tokenised, as plain text. The means is a stand-in. Each special token has a
+also how such a name is tokenised, as plain text. This uses placeholders. Each special token has a
 key character (`|` for Qwen's `<|im_end|>`). During rendering, a private character replaces every
 key character in the client's texts. So the texts cannot form a special token, however the template
 cuts and joins. Both texts have the same length, so that the marked text's special tokens are the
 template's own, at the same places. Without special tokens' names in messages, the tokens are the
-reference's. Knows nothing about messages beyond strings, lists and dictionaries.
+reference's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _DRAWS = 16
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt as the template wrote it, and a copy with stand-ins for the client's key characters.
+    """A prompt as the template wrote it, and a copy with placeholders for the client's key
+    characters.
 
     Both match character for character.
     """
@@ -151,7 +152,7 @@ class Literals:
         ]
 
     def _draw(self, written: object, param: str) -> list[tuple[str, str]]:
-        """Draw a stand-in for each key character, unguessable and absent from the texts.
+        """Choose a random placeholder for each key character that does not occur in the texts.
 
         Raises InvalidRequest that names `param` if the texts leave too few such characters.
         """
@@ -183,7 +184,6 @@ def _key_characters(names: Sequence[str]) -> list[str]:
 
 
 def _replace(value: Any, pairs: Sequence[tuple[str, str]]) -> Any:
-    """Return `value` with every string in it changed, keys included."""
     if isinstance(value, str):
         for old, new in pairs:
             value = value.replace(old, new)

@@ -1,9 +1,8 @@
 """Chat in, tokens out: the checkpoint's tokenizer and chat template.
 
-Owns loading the tokenizer and the template from any place in a checkpoint. Renders as
-transformers' `apply_chat_template` does: the same text, token for token. Knows nothing about HTTP,
-pixels, or a family's image placeholders. The template writes one placeholder per image, and
-`FamilySpec.expand_prompt` does the rest.
+Owns loading the tokenizer and the template from any place in a checkpoint. Renders as transformers'
+`apply_chat_template` does: the same text, token for token. The template writes one placeholder per
+image, and `FamilySpec.expand_prompt` does the rest.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from saccade.core.family import Templates, put_spaces
 from saccade.core.given_paths import read_text, reason, shown
 from saccade.core.types import CHAT_NAMES, FieldNames
 from saccade.text.prompt.content_shapes import ContentShapes, TemplateMessage, find_shapes
-from saccade.text.prompt.tiktoken_file import FILE, read_tiktoken
 
+TIKTOKEN_FILE = "tiktoken.model"
 _NAMED_TOKENS = (
     "bos_token",
     "eos_token",
@@ -50,7 +49,7 @@ _REFUSALS = (
     ArithmeticError,
     RecursionError,
 )
-"""What templates raise on messages that they cannot render."""
+"""Exceptions of templates that cannot render the messages."""
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _SOME_TOOL = {
     "type": "function",
@@ -92,6 +91,11 @@ class Tokenizer:
             raise CheckpointError(f"{path}: added_tokens_decoder: {error}") from None
         names = [name for name in _NAMED_TOKENS if config.get(name) is not None]
         return cls(backend, {name: _content(config[name], f"{path}: {name}") for name in names})
+
+    @cached_property
+    def json(self) -> str:
+        """The tokenizer as JSON, for grammars. A large vocabulary takes 0.2 s."""
+        return self.backend.to_str()
 
     @cached_property
     def longest_token(self) -> int:
@@ -228,7 +232,7 @@ class ChatTemplate:
         messages.
 
         variables: the request's own (`chat_template_kwargs`). names: the client's names for fields,
-        for refusals. opening: characters that stand for <. With `continue_final_message` the text
+        for errors. opening: placeholders of <. With `continue_final_message` the text
         ends with the last message's content, for the model to continue.
         """
         own = dict(variables or {})
@@ -312,8 +316,8 @@ def _find_sources(
     if override is not None:
         if not override.is_file():
             raise CheckpointError(
-                f"--chat-template {override}: there is no such file; leave the option out to use "
-                "the checkpoint's own template"
+                f"--chat-template {override}: there is no such file; omit the option to use the "
+                "checkpoint's own template"
             )
         return {"default": _read_text(override)}, str(override)
     jinja = directory / "chat_template.jinja"
@@ -339,7 +343,6 @@ def _find_sources(
 
 
 def _by_name(found: object, path: Path) -> dict[str, str]:
-    """Return the templates of a list. Raises CheckpointError."""
     templates = {
         each["name"]: each["template"]
         for each in (found if isinstance(found, list) else ())
@@ -436,10 +439,13 @@ def _read_backend(directory: Path, config: Mapping[str, Any]) -> Backend:
             return Backend.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
             raise CheckpointError(f"{path}: {error}") from None
-    if (ranks := directory / FILE).is_file():
+    if (ranks := directory / TIKTOKEN_FILE).is_file():
+        from saccade.text.prompt.tiktoken_file import read_tiktoken
+
         return read_tiktoken(ranks, config)
     raise CheckpointError(
-        f"{path}: no such file; Saccade needs the fast tokenizer's tokenizer.json (or {FILE})"
+        f"{path}: no such file; Saccade needs the fast tokenizer's tokenizer.json "
+        f"(or {TIKTOKEN_FILE})"
     )
 
 
@@ -452,7 +458,6 @@ def _add_late(backend: Backend, tokens: Mapping[str, Any]) -> None:
 
 
 def _content(token: object, where: str) -> str:
-    """Return a token's text. Raises CheckpointError naming `where`."""
     content = token.get("content") if isinstance(token, dict) else token
     if not isinstance(content, str):
         raise CheckpointError(f"{where} must be a text, or an object with one as content")

@@ -1,7 +1,7 @@
 """A tokenizer from tiktoken's file, where a checkpoint has no tokenizer.json.
 
 Such a file has tokens and ranks. How text is cut before is code of the model's own, which Saccade
-never runs: the rules of the classes that are known stand here.
+never runs: this module has the rules of the supported classes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from saccade.core.byte_pairs import BYTE_OF, merges_of
 from saccade.core.errors import CheckpointError
 from saccade.core.given_paths import read_text, reason, shown
 
-FILE = "tiktoken.model"
 _HAN, _OTHER = r"\p{Han}", r"&&[^\p{Han}]"
 _UPPER = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{_OTHER}]"
 _LOWER = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{_OTHER}]"
@@ -28,13 +27,11 @@ _CHARACTERS = {byte: character for character, byte in BYTE_OF.items()}
 
 @dataclass(frozen=True, slots=True)
 class CutRules:
-    """What a tokenizer's class knows beside its file.
+    """Settings of a tokenizer class that are not in its file."""
 
-    split: the pattern of a text's pieces. reserved: tokens behind those of the file. Those without
-    a name in tokenizer_config.json are called by `unnamed` and their number.
-    """
-
-    split: str
+    split: str  # the pattern of a text's pieces
+    # tokens behind those of the file. Those without a name in tokenizer_config.json are called by
+    # `unnamed` and their number.
     reserved: int
     unnamed: str
 
@@ -98,7 +95,7 @@ def _read_ranks(path: Path) -> dict[str, int]:
     ranked = dict(sorted(found.items(), key=lambda each: each[1]))
     if [*ranked.values()] != [*range(len(lines))] or not found.keys() >= BYTE_OF.keys():
         raise CheckpointError(
-            f"{shown(path)}: it must have each token once, numbered from 0 on, and all bytes"
+            f"{shown(path)}: expected unique tokens, ranks from 0, and a token for each byte"
         )
     return ranked
 

@@ -3,8 +3,7 @@
     call:NAME{KEY:VALUE,KEY:VALUE}<tool_call|>
 
 behind <|tool_call>: strings verbatim within <|"|>, keys bare or within <|"|>, all else as in JSON,
-as Gemma 4's chat_template.jinja writes past calls (`format_argument`). Knows nothing about the text
-around a call.
+as Gemma 4's chat_template.jinja writes past calls (`format_argument`).
 """
 
 from __future__ import annotations
@@ -12,10 +11,9 @@ from __future__ import annotations
 import json
 import re
 
+from saccade.text.answer.formats.gemma import CLOSE, QUOTE
 from saccade.text.answer.json_call import MAX_DEPTH, NUMBER
 
-OPEN, CLOSE = "<|tool_call>", "<tool_call|>"
-QUOTE = '<|"|>'
 _CALL = "call:"
 _HEAD = re.compile(_CALL + r"([^\s{}<>]+)\{")
 _PLAIN = re.compile(r"[^<]+")
@@ -52,7 +50,7 @@ class GemmaCall:
         return taken
 
     def skip(self, data: str, at: int) -> int:
-        """Take the characters in `data` from `at` on that only lengthen a string, in one go.
+        """Take the characters in `data` from `at` on that only lengthen a string, at once.
 
         Returns the index behind them.
         """
@@ -104,7 +102,6 @@ class GemmaCall:
         return True
 
     def _tell(self, text: str) -> None:
-        """Add text to a string or a key."""
         if self._due == "colon":
             self._key.append(text)
         else:

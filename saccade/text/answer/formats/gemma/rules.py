@@ -1,8 +1,8 @@
 """Lark rules for a tool's arguments, in Gemma 4's spelling (`call.py`).
 
-Numbers keep all that their schema says. Other values keep their form: types, alternatives,
+Numbers follow their schema exactly. Other values follow its structure: types, alternatives,
 constants, array lengths, and objects' properties, required or optional. Further bounds are dropped.
-Properties stand in the order in which the chat templates sort them. A value that would be read back
+Properties have the order in which the chat templates sort them. A value that would be read back
 differently from how it was written is refused.
 """
 
@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from saccade.core.errors import InvalidRequest
-from saccade.text.answer.formats.gemma.call import MAX_WORD, QUOTE
-from saccade.text.grammar.grammars import Part, quoted, schema_part
-from saccade.text.grammar.schema import Place, place_name
-from saccade.text.grammar.schema_types import follow
+from saccade.text.answer.formats.gemma import QUOTE
+from saccade.text.answer.formats.gemma.call import MAX_WORD
+from saccade.text.grammar.parts import Part, quoted, schema_part
+from saccade.text.grammar.schema_types import Place, follow, place_name
 
 _UNWRITABLE = frozenset('{}[],:<>"\r\n')
 """Characters that would end a bare key, or begin a quoted one."""
@@ -71,7 +71,7 @@ class GemmaRules:
     def _members(self, pairs: Sequence[tuple[str, bool]]) -> str:
         """Return the rule for pairs in their order, optional ones among them."""
         after = self._rule('""')  # what may follow a member
-        first = after  # what may stand where none has been written
+        first = after  # the alternatives before the first member
         for pair, needed in reversed(pairs):
             one = self._rule(pair)
             ways = f'"," {one} {after}', f"{one} {after}"
@@ -151,7 +151,6 @@ class GemmaRules:
         return quoted(json.dumps(value))
 
     def _string(self) -> str:
-        """Return the rule for any string."""
         if self._text:
             return self._text
         name = self._text = f"{self._prefix}_text"
@@ -166,7 +165,6 @@ class GemmaRules:
         return name
 
     def _anything(self, kind: str) -> str:
-        """Return the rule for any value, or for any object."""
         if not self._any:
             self._any = name = f"{self._prefix}_any"
             self.parts.append(schema_part(f"{name}_number", {"type": "number"}))

@@ -1,0 +1,1 @@
+"""`saccade bench published`: the commands behind published figures, and ours beside these."""

@@ -1,0 +1,126 @@
+"""Servers as command lines: started on a free port, awaited, measured and stopped.
+
+A server is whatever answers /v1/models at the port it was given.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from saccade.core.errors import ConfigError
+from saccade.ipc.own_server import endings_raised, free_port
+from saccade.ipc.tied import tied
+
+STOP_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A server of the comparison."""
+
+    label: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartedServer:
+    """A server that answers at `url`. Process `pid` started all of its processes."""
+
+    url: str
+    pid: int
+
+
+@contextmanager
+def running(side: Side, logs: Path, start_timeout: float) -> Iterator[StartedServer]:
+    """Start a server, wait until it answers, and stop it at the end.
+
+    Raises ConfigError with the end of its output if it never answers.
+    """
+    port = free_port()
+    path = logs / f"{side.label.replace(os.sep, '_')}-{port}.log"
+    command = shlex.split(side.command.replace("{port}", str(port)))
+    if "{port}" not in side.command:
+        raise ConfigError(f"the command line of {side.label} has no {{port}}: {side.command}")
+    if shutil.which(command[0]) is None:
+        raise ConfigError(f"{side.label} does not start: {command[0]}: no such program")
+    with endings_raised(), path.open("wb") as log:
+        # A session of its own: Ctrl-C ends this program, which then stops the server properly.
+        process = subprocess.Popen(
+            tied(command),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _await(url, process, side, path, start_timeout)
+            yield StartedServer(url, process.pid)
+        finally:
+            stop(process)
+
+
+def _await(
+    url: str, process: subprocess.Popen[bytes], side: Side, log: Path, seconds: float
+) -> None:
+    end = time.monotonic() + seconds
+    while not answers_models(url):
+        if process.poll() is not None or time.monotonic() > end:
+            why = (
+                f"it ended with status {process.returncode}"
+                if process.returncode is not None
+                else f"no answer within {seconds:g} s"
+            )
+            last = log.read_text(errors="replace")[-1500:]
+            raise ConfigError(f"{side.label} does not start: {why}. The end of its output:\n{last}")
+        time.sleep(0.2)
+
+
+def answers_models(url: str) -> bool:
+    """True if a chat is possible: the models are named and /health, if present, is content."""
+    try:
+        with httpx.Client(base_url=url, timeout=5) as client:
+            return client.get("/v1/models").is_success and client.get("/health").status_code in (
+                200,
+                404,
+            )
+    except httpx.HTTPError:
+        return False
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End the server, then its leftover processes."""
+    try:
+        family = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        family = []
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for child in psutil.wait_procs(family, timeout=5)[1]:
+        child.kill()
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process and of all that it started."""
+    root = psutil.Process(pid)
+    total = 0.0
+    for process in (root, *root.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total

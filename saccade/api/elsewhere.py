@@ -1,0 +1,64 @@
+"""Paths of other APIs and servers, and the advice to a client that asks for one.
+
+Owns the words alone; `refusals.py` has their shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+_HERE = (
+    "this server answers questions about images and text with one language model: POST "
+    "/v1/chat/completions, /v1/responses or /v1/completions (GET /openapi.json describes them)"
+)
+_ABSENT = {
+    "/v1/audio": "audio is not supported",
+    "/v1/images": "image generation is not supported",
+    "/v1/videos": "video generation is not supported",
+    "/v1/moderations": "moderation is not supported",
+    "/v1/uploads": "multipart uploads are not supported: use /v1/files",
+    "/v1/fine_tuning": "fine-tuning is not supported",
+    "/v1/vector_stores": "vector stores are not supported",
+    "/v1/conversations": "use previous_response_id to continue a conversation",
+    "/v1/assistants": "assistants are not supported",
+    "/v1/threads": "threads are not supported",
+    "/v1/realtime": "realtime sessions are not supported",
+    "/v1/messages/batches": "use POST /v1/batches, which accepts Messages requests",
+}
+"""Paths of OpenAI's and Anthropic's APIs that are not here."""
+_FOR_PEOPLE = {"/": "the web UI", "/docs": "the API reference"}
+_BASE = "the base URL of OpenAI's clients is this server's address with /v1 at its end"
+_ROOTLESS = ("/chat", "/completions", "/responses", "/models", "/files", "/embeddings")
+"""Beginnings of OpenAI's paths where a base URL lacks its /v1."""
+
+
+def advice(path: str) -> str:
+    """Return the words to follow an absent path's name, or "" for a path that other servers lack
+    too.
+    """
+    for begin, what in _ABSENT.items():
+        if _is_below(path, begin):
+            return f": {what}; {_HERE}"
+    if _is_below(path, "/v1/v1"):
+        return (
+            ": the base URL has /v1 twice: OpenAI's clients want one at its end, Anthropic's none"
+        )
+    if any(_is_below(path, begin) for begin in _ROOTLESS):
+        return f": {_BASE}"
+    if _is_below(path, "/messages"):
+        return ": the base URL of Anthropic's clients is this server's address without a path"
+    if _is_below(path, "/api"):
+        return f": this is no Ollama server: set the client to OpenAI's API; {_BASE}"
+    if _is_below(path, "/v1beta") or ":generateContent" in path or ":streamGenerate" in path:
+        return f": this server does not speak Gemini's API: set the client to OpenAI's; {_BASE}"
+    return ""
+
+
+def overview(routes: Set[str]) -> str:
+    """Return a hint for people: the paths among `routes` that are for them."""
+    there = [f"{what} at {path}" for path, what in _FOR_PEOPLE.items() if path in routes]
+    return f"; there is {' and '.join(there)}" if there else ""
+
+
+def _is_below(path: str, begin: str) -> bool:
+    return path == begin or path.startswith(f"{begin}/")

@@ -1,0 +1,66 @@
+"""The timeline of the request being served, from the head's arrival to the answer's last byte.
+
+Its content is plain and small: it holds neither text nor images, nor references to them.
+"""
+
+from __future__ import annotations
+
+import time
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers
+from starlette.types import Message
+
+from saccade.core.errors import RequestError
+from saccade.edge.headers import request_id
+
+if TYPE_CHECKING:
+    from saccade.api.trace.tracer import AnswerSummary
+
+MAX_STATE = 512
+"""Characters of `tracestate` that are passed on, as the W3C asks of everybody."""
+
+
+class RequestTimeline:
+    """One request. Times are `time.monotonic()`. Add `wall` to get seconds since the epoch.
+
+    status: the response's; None before. whole: its last byte was sent. failed: its final error's
+    code, if any.
+    """
+
+    def __init__(self, path: str, headers: Headers) -> None:
+        self.path = path
+        self.request_id = request_id.get()
+        self.parent = headers.get("traceparent", "")[:MAX_STATE]
+        state = headers.get("tracestate", "")
+        self.state = state if len(state) <= MAX_STATE else ""
+        self.begun = self.ended = time.monotonic()
+        self.wall = time.time() - self.begun
+        self.status: int | None = None
+        self.answering: float | None = None
+        self.whole = False
+        self.failed = ""
+        self.model = ""
+        self.streamed = False
+        self.answer: AnswerSummary | None = None
+
+    def send(self, message: Message) -> None:
+        """Record that a response part is about to be sent."""
+        if message["type"] == "http.response.start":
+            self.status, self.answering = message["status"], time.monotonic()
+
+    def sent(self, message: Message) -> None:
+        """Record that a response part was sent."""
+        if message["type"] == "http.response.body":
+            self.whole = not message.get("more_body", False)
+
+
+journey: ContextVar[RequestTimeline | None] = ContextVar("journey", default=None)
+"""The timeline of the request that is being served. None: nobody records it."""
+
+
+def note_failure(error: RequestError) -> None:
+    """Record that the request being served ends with `error`."""
+    if (own := journey.get()) is not None:
+        own.failed = error.code or error.type

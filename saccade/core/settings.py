@@ -1,0 +1,374 @@
+"""Options that plugins bring and shared code reads.
+
+Each class is one plugin's options, or what other code reads of them: then the plugin derives its
+own options from it. Defaults hold where a plugin is missing. As in `core/options.py`, the string
+below a field is its help.
+"""
+
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+from saccade.core.claims import DiskFolder
+from saccade.core.config import AllReduce, KVDtype, QuantizationMode, Role, TowerQuantization
+from saccade.core.errors import ConfigError
+from saccade.core.given_paths import check_given
+from saccade.core.private_folder import cache_folder
+from saccade.core.tuning import above, at_least, basic, named, tuned
+
+LogFormat = Literal["text", "json"]
+Parity = Literal["auto", "unproven", "generate"]
+Pooling = Literal["auto", "last", "embed", "rank", "none"]
+Speculative = Literal["auto", "always", "off"]
+
+
+class SharedOptions:
+    """Options of a plugin that change how shared code serves."""
+
+    __slots__ = ()
+    needs_server: ClassVar[bool] = False
+    """False: `LLM` takes these options, too."""
+
+    def read_environment(self) -> Self:
+        """Return the options with what the environment alone holds."""
+        return self
+
+
+# ---- the front's
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSettings(SharedOptions):
+    """Models in GGUF files."""
+
+    mmproj: str | None = None
+    """The *.gguf file with the vision encoder of a language model in another *.gguf file. Default:
+    the file with mmproj in its name in the same folder or repository.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class ParitySettings(SharedOptions):
+    """Proof that answers are transformers' own."""
+
+    parity: Parity = "auto"
+    """How answers must be verified against transformers. auto: only serve architectures that tests
+    compare (docs/models.md). unproven: also serve others, with transformers' own modules. In both
+    cases a few prompts are compared at load, and the model is rejected if they differ. generate:
+    also compare the first tokens of a few answers with transformers' generate at start-up, and exit
+    if they differ. The model is in memory twice meanwhile. Images are compared only where
+    transformers' own modules serve the model.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingSettings(SharedOptions):
+    """Embeddings and ranks."""
+
+    pooling: Pooling = "auto"
+    """How embeddings and ranks are computed. auto: by the checkpoint's files (Qwen3-VL-Embedding,
+    Qwen3-VL-Reranker). embed, rank: as these models do, if the files do not define it. last: embed
+    by the last state of a chat model. It was not trained for that, so embeddings are not
+    calibrated. none: disable both.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSettings(SharedOptions):
+    """Adapters (LoRA) that requests choose."""
+
+    lora: tuple[str, ...] = ()
+    """An adapter as PEFT writes it (LoRA), NAME=FOLDER. Repeat the option for several. Requests
+    choose one by the field model. POST /v1/load_lora_adapter loads more.
+    """
+    max_loras: int = tuned(16, "Maximum loaded adapters. 0 disables loading.")
+
+    def __post_init__(self) -> None:
+        at_least(0, self, "max_loras")
+        named(self, "lora")
+
+    @property
+    def folders(self) -> dict[str, str]:
+        """Return absolute folders by name. Raises ConfigError."""
+        found: dict[str, str] = {}
+        for each in self.lora:
+            name, sign, folder = each.partition("=")
+            if not (sign and name and folder):
+                raise ConfigError(f"--lora {each!r}: expected NAME=PATH")
+            if name in found:
+                raise ConfigError(f"--lora {each!r}: {name!r} is a duplicate")
+            found[name] = str(Path(folder).absolute())
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSettings(SharedOptions):
+    """Time for what another server sends."""
+
+    fetch_timeout: float = tuned(
+        10.0,
+        "Maximum seconds to fetch one image by URL, including redirects, or its embedding from an "
+        "encoder. This server encodes what an encoder does not send in time.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FileSettings(SharedOptions):
+    """Uploaded files."""
+
+    files_dir: str | None = None
+    """Folder for files uploaded with /v1/files, as FOLDER, FOLDER:SIZE or :SIZE. Several servers
+    may share one. Once 4GiB, or the size, is used up, uploads are rejected until files are deleted
+    or expire. Default: saccade/files in the user's cache folder.
+    """
+
+    @property
+    def disk(self) -> DiskFolder:
+        """Return what the option says. Raises ConfigError for an unreadable size."""
+        return DiskFolder.parse("--files-dir", self.files_dir or "")
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.disk.path).expanduser() if self.disk.path else cache_folder("files")
+
+    @property
+    def nbytes(self) -> int:
+        """Return how many bytes the files may take."""
+        nbytes = self.disk.nbytes
+        return 4 << 30 if nbytes is None else nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings(SharedOptions):
+    """The format of log lines."""
+
+    log_format: LogFormat = "text"
+    """Format of log lines on stderr. json: an object per line, with time, level, logger and
+    message.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class KeySettings(SharedOptions):
+    """Several keys."""
+
+    needs_server: ClassVar[bool] = True
+    api_keys_file: str | None = None
+    """Require one of the keys in this file, which has a line name:key for each. The file is
+    reloaded within a second of a change. Each key has its own files and cache, and uses at most
+    half of --max-queued-requests and --max-inflight-mb.
+    """
+    share_cache: bool = False
+    """Let several keys share cached images and prompts. Each key still has its own files."""
+
+    def __post_init__(self) -> None:
+        if self.api_keys_file is not None:
+            check_given("--api-keys-file", self.api_keys_file)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSettings(SharedOptions):
+    """Which part of the model this server runs, and the servers that run the rest."""
+
+    role: Role = "all"
+    """all: serve everything. encode: only encode images, for servers of role language, and load no
+    language model. language: have images encoded by --encoders, or by this server if they fail.
+    """
+    encoders: tuple[str, ...] = ()
+    """The servers of role encode, as http://HOST:PORT,..., or a file of such lines. An image's
+    digest selects one of them, so every server of role language must use the same list. The file is
+    reloaded while the server runs, so encoders can be added, removed and moved. While it is empty,
+    this server encodes.
+    """
+    encoder_key: str | None = field(default=None, repr=False)
+    """The encoders' --api-key. SACCADE_ENCODER_KEY has the same meaning and keeps the key out of
+    process lists.
+    """
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Return the given files of encoders."""
+        return tuple(each for each in self.encoders if "://" not in each)
+
+    @property
+    def file(self) -> Path | None:
+        return Path(self.files[0]) if self.files else None
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        given = (each for each in self.encoders if "://" in each)
+        return tuple(part for each in given for part in each.split(",") if part)
+
+    @property
+    def key(self) -> str:
+        """Return the encoders' key, "" for none."""
+        return self.encoder_key or os.environ.get("SACCADE_ENCODER_KEY") or ""
+
+    def read_environment(self) -> Self:
+        return replace(self, encoder_key=self.key or None)
+
+
+# ---- the engine's
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelSettings(SharedOptions):
+    """The processes that share one model."""
+
+    tp_size: int = basic(1)
+    """Tensor parallelism: processes (on cuda: GPUs) that share one model."""
+    ep_size: int = 1
+    """Expert parallelism: processes that each hold complete experts, instead of a slice of every
+    expert. --ep-size may exceed --tp-size. Then several processes hold the same slice of all other
+    weights. One of the two is a multiple of the other.
+    """
+    all_reduce: Literal["auto", AllReduce] = tuned(
+        "auto",
+        "How processes add up results: nccl or symm-mem on cuda, shm or gloo on cpu. auto: nccl on "
+        "cuda, shm on x86, else gloo.",
+    )
+    step_timeout: float | None = tuned(
+        None, "Seconds until a step counts as stuck and the server exits (cuda 120, cpu 1200)."
+    )
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "tp_size", "ep_size")
+        if max(self.tp_size, self.ep_size) % min(self.tp_size, self.ep_size):
+            raise ConfigError(
+                f"--ep-size {self.ep_size}: with --tp-size {self.tp_size}, one must be a multiple "
+                "of the other"
+            )
+        above(0, self, "step_timeout")
+
+    @property
+    def ranks(self) -> int:
+        """Return the number of processes."""
+        return max(self.tp_size, self.ep_size)
+
+
+@dataclass(frozen=True, slots=True)
+class TierSettings(SharedOptions):
+    """Image embeddings and KV in host memory, on disk, and in a store that servers share."""
+
+    embedding_cache_host_mb: int | None = tuned(
+        None,
+        "MiB of host memory for image embeddings evicted from the device. Default: a quarter of "
+        "free memory on cuda, at most 8192. On a cpu it is 0.",
+    )
+    embedding_cache_dir: str | None = basic(None)
+    """Folder for image embeddings on disk, which survive a restart, as FOLDER or FOLDER:SIZE
+    (/var/cache/images:64GiB). The default size is a quarter of the space that is free or used by
+    them. Default: embeddings stay in memory.
+    """
+    embedding_cache_shared: bool = False
+    """Share --embedding-cache-dir with other servers of the same model, so that each image is
+    encoded once for all of them. Set the same FOLDER:SIZE on each server. The folder must be local
+    or on a network file system with locks.
+    """
+    kv_cache_dir: str | None = basic(None)
+    """Folder for KV that is evicted from memory, or in memory at shutdown, as FOLDER or
+    FOLDER:SIZE. It is loaded instead of computed, also after a restart. It contains users' prompts
+    in the form of KV (mode 0700). The default size is a quarter of the space that is free or used
+    by saved pages. Default: KV stays in memory.
+    """
+    kv_cache_host_mb: int | None = tuned(
+        None,
+        "MiB of each rank's host memory for KV evicted from the device. Default: a tenth of free "
+        "memory on a GPU. On a CPU it is 0, because KV is already in host memory.",
+    )
+
+    @property
+    def embedding_disk(self) -> DiskFolder | None:
+        """Return the folder of embeddings. Raises ConfigError for an unreadable size."""
+        return _disk("--embedding-cache-dir", self.embedding_cache_dir)
+
+    @property
+    def kv_disk(self) -> DiskFolder | None:
+        """Return the folder of KV. Raises ConfigError for an unreadable size."""
+        return _disk("--kv-cache-dir", self.kv_cache_dir)
+
+
+def _disk(option: str, given: str | None) -> DiskFolder | None:
+    return None if given is None else DiskFolder.parse(option, given)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSettings(SharedOptions):
+    """Speculative decoding."""
+
+    speculative: Speculative = "auto"
+    """Speculative decoding, with draft tokens from the prompt, the answer so far and earlier
+    answers about an image. auto: only if drafts cannot change answers. always: also if the last
+    bits may differ, and for models with recurrent states (not on cuda).
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class CudaSettings(SharedOptions):
+    """CUDA graphs, and attention in the vision encoder."""
+
+    mm_attention_backend: str = tuned(
+        "auto",
+        "Attention in the vision encoder: triton, flash, fa3, fa4 (on cuda) or sdpa. auto "
+        "chooses by the GPU's architecture.",
+    )
+    disable_cuda_graph: bool = False
+    """Disable CUDA graphs, in the language model and in the vision encoder."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationSettings(SharedOptions):
+    """Bits of the model's matrices, and of keys and values."""
+
+    quantization: QuantizationMode = basic("auto")
+    """Bits of the language model's matrices. auto: the checkpoint's own bits if the device supports
+    them (4 bits on a cpu need another format than float32). Other checkpoints have the data type of
+    --dtype. int8 and int4 (on a cpu) quantise the matrices at load and round activations to 8 bits.
+    int8 takes half the memory of 16 bits and about 0.6 of the time of a decode step, for a little
+    accuracy. int4 needs the extra cpu. It takes 0.3 and 0.5, costs a small model much accuracy, and
+    keeps the head in 8 bits. none: keep everything in the data type of --dtype.
+    """
+    quantization_tower: TowerQuantization = "none"
+    """Bits of the vision encoder's matrices (on a cpu). int8 quantises them at load and rounds
+    activations to 8 bits. That takes half the bytes and costs a little accuracy. Wide encoders get
+    faster; those of width 256 do not on CPUs with AMX.
+    """
+
+    kv_cache_dtype: KVDtype = "auto"
+    """Data type of keys and values. auto: that of --dtype. fp8_e4m3: 8 bits, so twice as many
+    tokens fit as with 16, for a little accuracy. It uses the checkpoint's k_scale and v_scale if
+    there are any. A GPU needs compute capability 8.9. On a cpu this is slower.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchSettings(SharedOptions):
+    """Mechanisms that benchmarks measure with and without."""
+
+    position_cache: bool = tuned(
+        True, "For benchmarks. false: compute positions anew for each image, not once per size."
+    )
+    vit_graphs: bool = tuned(
+        True, "For benchmarks. false: run the vision tower without CUDA graphs (on cuda)."
+    )
+    rotary_kernel: bool = tuned(
+        True, "For benchmarks. false: rotate heads in the vision tower with PyTorch's operations."
+    )
+    chunk_aware: bool = tuned(
+        True,
+        "For benchmarks. false: encode all images of a prompt before any part of it is computed, "
+        "also those whose KV is cached.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """All that the engine reads."""
+
+    parallel: ParallelSettings = ParallelSettings()
+    tiers: TierSettings = TierSettings()
+    drafts: DraftSettings = DraftSettings()
+    cuda: CudaSettings = CudaSettings()
+    quantization: QuantizationSettings = QuantizationSettings()
+    switches: SwitchSettings = SwitchSettings()

@@ -1,0 +1,242 @@
+"""Estimates of device memory besides weights and KV pages, which start-up reserves.
+
+Tests compare them with the sizes of tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from saccade.core.config import (
+    MIB,
+    POSITION_CACHE_BYTES,
+    SCORE_BLOCK_BYTES,
+    Dtype,
+    EncoderConfig,
+    StepGraphSizes,
+)
+from saccade.core.family import FamilySpec
+from saccade.core.options import CacheOptions, EngineOptions
+from saccade.core.types import MAX_BIASED_TOKENS, MAX_STOP_TOKENS
+from saccade.kernels.backend import find_backend
+
+GRAPH_POOL_BYTES = 256 * MIB
+GRAPH_BYTES = 4 * MIB
+"""CUDA graphs of the language model: their shared pool, and each graph. Not measured."""
+LIBRARY_BYTES = 320 * MIB
+"""cuBLAS workspaces, 32 MiB for each of five streams, and lazily loaded kernels. Not measured."""
+RULED_TOKENS = 1 << 21
+"""Tokens of rows that may not repeat n-grams, for which room is set aside."""
+PEAK_ACTIVATIONS_PER_TOKEN = 24
+"""Peak activation size per token, in multiples of hidden_size (tests measure 15 to 22 for models
+from 4B to 30B).
+"""
+PEAK_ACTIVATIONS_PER_PATCH = 20
+"""Peak activation size of the vision encoder per patch, in multiples of hidden_size (16 to 19)."""
+GATED, BESIDE_GATED = 3, 8
+"""An MLP's gate, what it gates and the product are alive at a time, and beside these so many rows
+of the hidden size: more than `PEAK_ACTIVATIONS_PER_TOKEN` where an MLP is wider than 5 of these
+(Gemma 4 E2B: 8).
+"""
+PATCHES_OF_TOKEN = 4
+"""At least."""
+RUNS_BESIDE = 2
+"""Graphs keep what they compute in, and PyTorch what the run before a capture did."""
+DECODE_SPLITS = 32
+DECODE_SPLIT_TOKENS = 256
+"""Maximum number of KV splits of a decoding row, and their minimum size, as the GPU backend chooses
+them. Each has a partial result in float32.
+"""
+SAMPLER_BYTES_PER_LOGIT = 14
+"""Logits, log-probabilities and masks of sampled rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepBounds:
+    """Maximum sizes of a language model step."""
+
+    rows: int  # that decode or sample
+    tokens: int  # of prompts
+    context: int  # of one sequence
+    page_size: int
+
+
+def cuda_bytes(
+    spec: FamilySpec,
+    steps: StepBounds,
+    graphs: StepGraphSizes,
+    encode_patches: int,
+    encoder: EncoderConfig,
+    dtype: Dtype,
+    options: EngineOptions,
+) -> int:
+    """Return what a GPU must hold at a time.
+
+    This is the language model's graphs and a step, the tower's graphs and a pack, and what is kept
+    for good.
+    """
+    return (
+        step_graph_bytes(graphs, spec, dtype)
+        + graph_decode_bytes(graphs, spec, steps)
+        + step_bytes(spec, steps, dtype)
+        + kept_bytes(spec, steps)
+        + tower_bytes(spec, encode_patches, encoder, dtype)
+        + LIBRARY_BYTES
+        + workspace_bytes(options.attention_backend)
+    )
+
+
+def workspace_bytes(attention: str) -> int:
+    """Return what a library takes that brings attention for GPUs."""
+    backend = find_backend("cuda", installed=False)
+    return 0 if backend is None else backend.workspaces.get(attention, 0)
+
+
+def step_graph_bytes(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype) -> int:
+    """Return the device bytes for the language model's graphs, without those for decoding."""
+    if not sizes.count:
+        return 0
+    buffers = graph_buffer_bytes(sizes, spec, dtype)
+    computed = RUNS_BESIDE * chunk_bytes(spec, most_graph_tokens(sizes), dtype)
+    return GRAPH_POOL_BYTES + sizes.count * GRAPH_BYTES + buffers + computed
+
+
+def most_graph_tokens(sizes: StepGraphSizes) -> int:
+    """Return the most tokens that a step in a graph has."""
+    return max((0, *sizes.rows, sizes.most_tokens))
+
+
+def graph_buffer_bytes(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype) -> int:
+    """Return the bytes of the graphs' input and output buffers: embeddings and states."""
+    states = most_graph_tokens(sizes) * spec.hidden_size * itemsize(dtype)
+    return max((0, *sizes.mixed_tokens)) * embedding_bytes_per_token(spec, dtype) + states
+
+
+def graph_decode_bytes(sizes: StepGraphSizes, spec: FamilySpec, steps: StepBounds) -> int:
+    """Return the bytes as `decode_bytes` does, for graphs."""
+    return RUNS_BESIDE * decode_bytes(spec, steps) if sizes.count else 0
+
+
+def step_bytes(spec: FamilySpec, steps: StepBounds, dtype: Dtype) -> int:
+    """Return the transient bytes for a step without a graph.
+
+    Its layers and then its draws take memory in turn, so the larger part counts.
+    """
+    images = steps.tokens * embedding_bytes_per_token(spec, dtype)
+    layers = chunk_bytes(spec, steps.tokens, dtype) + images + decode_bytes(spec, steps)
+    states = (steps.tokens + steps.rows) * spec.hidden_size * itemsize(dtype)
+    return max(layers, states + images + drawing_bytes(spec, steps.rows))
+
+
+def chunk_bytes(spec: FamilySpec, tokens: int, dtype: Dtype) -> int:
+    """Return the transient device bytes for computing `tokens` tokens."""
+    hidden, widest = spec.hidden_size, max(count for count, _ in spec.cuts.text)
+    values = max(PEAK_ACTIVATIONS_PER_TOKEN * hidden, GATED * widest + BESIDE_GATED * hidden)
+    return tokens * (values + spec.cuts.lasting) * itemsize(dtype)
+
+
+def decode_bytes(spec: FamilySpec, steps: StepBounds) -> int:
+    """Return the bytes that decoding rows make from pieces of their keys, in one layer.
+
+    Each piece has a value for each head, and its weight.
+    """
+    dims = [shape.dim for shape in spec.kv_spec().attention.values()]
+    pieces = steps.rows * min(DECODE_SPLITS, -(-steps.context // DECODE_SPLIT_TOKENS))
+    return pieces * spec.cuts.heads * (max(dims) + 1) * 4
+
+
+def drawing_bytes(spec: FamilySpec, rows: int) -> int:
+    """Return the transient bytes for `rows` drawing rows, with log-probabilities and masks."""
+    return rows * spec.vocab_size * SAMPLER_BYTES_PER_LOGIT
+
+
+def kept_bytes(spec: FamilySpec, steps: StepBounds) -> int:
+    """Return the bytes kept for good beside graphs: slot tables, and image positions."""
+    positions = POSITION_CACHE_BYTES if spec.sees_images else 0
+    return edit_bytes(spec, steps.rows) + rule_bytes(spec, steps) + table_bytes(steps) + positions
+
+
+def edit_bytes(spec: FamilySpec, slots: int) -> int:
+    """Return the bytes for `runtime/sampling/edits.py`.
+
+    They hold how often each slot has each token, and the slot's list.
+    """
+    listed = MAX_BIASED_TOKENS + MAX_STOP_TOKENS + 16 + len(spec.eos_token_ids)
+    return slots * (4 * spec.vocab_size + 8 * listed)
+
+
+def rule_bytes(spec: FamilySpec, steps: StepBounds) -> int:
+    """Return the bytes for `plugins/token_rules/row_rules.py`.
+
+    They hold rows' tokens and how far each has matched, with as much again in reserve, and a row of
+    logits for the end of reasoning. More tokens than `RULED_TOKENS` under rules at a time, each row
+    near its context's end, take what others leave.
+    """
+    tokens = min(steps.rows * steps.context, max(steps.context, RULED_TOKENS))
+    return 16 * tokens + 4 * steps.rows * spec.vocab_size
+
+
+def table_bytes(steps: StepBounds) -> int:
+    """Return the bytes for `runtime/batch.py`: the slots' pages, and a step's numbers."""
+    pages = steps.rows * (2 + steps.context // steps.page_size) * 4
+    return pages + 64 * (steps.tokens + steps.rows) + MIB
+
+
+def tower_bytes(spec: FamilySpec, patches: int, encoder: EncoderConfig, dtype: Dtype) -> int:
+    """Return the vision encoder's transient device bytes.
+
+    They cover a pack with `patches` patches without a graph, and its graphs.
+    """
+    if not spec.sees_images:
+        return 0
+    each = PEAK_ACTIVATIONS_PER_PATCH * spec.cuts.encoder_width * itemsize(dtype)
+    return each * (patches + RUNS_BESIDE * largest(encoder)) + tower_buffer_bytes(
+        spec, encoder, dtype
+    )
+
+
+def tower_buffer_bytes(spec: FamilySpec, encoder: EncoderConfig, dtype: Dtype) -> int:
+    """Return the bytes that the tower's graphs read and write.
+
+    They hold rows, their places, and embeddings.
+    """
+    read = spec.cuts.encoder_width * itemsize(dtype) + 16
+    written = embedding_bytes_per_token(spec, dtype) // PATCHES_OF_TOKEN
+    return largest(encoder) * (read + written)
+
+
+def largest(encoder: EncoderConfig) -> int:
+    """Return the patches in the tower's largest graph."""
+    return max(encoder.graph_sizes, default=0)
+
+
+def least_embedding_bytes(
+    caches: CacheOptions, spec: FamilySpec, dtype: Dtype, free_bytes: int
+) -> int:
+    """Return the bytes that pages leave to embeddings by default.
+
+    This is the largest image, or less if memory is short.
+    """
+    if not spec.sees_images or caches.embedding_cache_device_mb is not None:
+        return 0
+    largest = spec.largest_image.tokens * embedding_bytes_per_token(spec, dtype)
+    return min(largest, free_bytes // 16)
+
+
+def embedding_bytes_per_token(spec: FamilySpec, dtype: Dtype) -> int:
+    """Return the bytes for one token's embedding, deepstack levels included."""
+    return spec.embedding_width * itemsize(dtype)
+
+
+def itemsize(dtype: Dtype) -> int:
+    return 4 if dtype == "float32" else 2
+
+
+def scoring_bytes(spec: FamilySpec, chunk_tokens: int) -> int:
+    """Return the transient bytes for the largest block of scored prompt rows.
+
+    They hold logits from the head (and, with several ranks, gathered), in float32, their
+    exponentials, and the comparison.
+    """
+    rows = min(chunk_tokens, max(1, SCORE_BLOCK_BYTES // (4 * spec.vocab_size)))
+    return rows * spec.vocab_size * (4 + 4 + 4 + 4 + 1)

@@ -1,0 +1,78 @@
+"""What a checkpoint's generation_config.json decides for requests that leave it open.
+
+Fields of that file that are not read here stand in `families/unread_fields.py`, or are refused at
+load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from saccade.core.errors import CheckpointError, InvalidRequest
+from saccade.core.family import FamilySpec
+from saccade.core.token_rules import NO_RULES, NoRepeat, TokenRules
+from saccade.core.types import LARGEST, STORED_SAMPLING, SamplingParams
+from saccade.families.checkpoint import Section, read_json
+from saccade.front.answer_rules import AnswerRules
+
+OPENAI = SamplingParams(temperature=1.0, max_tokens=LARGEST)
+"""OpenAI's defaults; answers are as long as fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerDefaults:
+    """sampling: each field stands for a request's absent one. rules: `banned` holds for every
+    answer, `no_repeat` for requests without such a rule.
+    """
+
+    sampling: SamplingParams = OPENAI
+    rules: TokenRules = NO_RULES
+
+
+def load_answer_defaults(folder: Path, spec: FamilySpec) -> AnswerDefaults:
+    """Read `generation_config.json`, if there is one. Raises CheckpointError naming the file."""
+    config = read_json(folder / "generation_config.json", required=False)
+    try:
+        return AnswerDefaults(_sampling(config), _rules(config, spec))
+    except InvalidRequest as error:
+        raise CheckpointError(f"{config.where}: {error}") from None
+
+
+def _sampling(config: Section) -> SamplingParams:
+    found: dict[str, Any] = {
+        name: config.get(theirs) if name == theirs else config.integer(theirs)
+        for name, (theirs, _) in STORED_SAMPLING.items()
+        if config.has(theirs)
+    }
+    if config.has("do_sample") and not config.flag("do_sample"):
+        found["temperature"] = 0.0
+    if config.has("stop_strings"):
+        stop = config.get("stop_strings")
+        found["stop"] = tuple(stop) if isinstance(stop, list) else (config.text("stop_strings"),)
+    return replace(OPENAI, **found)
+
+
+def _rules(config: Section, spec: FamilySpec) -> TokenRules:
+    size = config.integer("no_repeat_ngram_size", default=0)
+    no_repeat = NoRepeat(size) if size else None
+    AnswerRules(no_repeat_ngram=no_repeat)  # raises
+    runs = [[token] for token in config.integers("suppress_tokens", default=())]
+    words = config.get("bad_words_ids") or []
+    if not isinstance(words, list) or not all(map(_is_run, words)):
+        raise CheckpointError(
+            f"{config.where}: bad_words_ids must be a list of lists of integers, none of them empty"
+        )
+    # transformers leaves the ends of answers out.
+    runs += [word for word in words if word not in [[token] for token in spec.eos_token_ids]]
+    if outside := [token for run in runs for token in run if not 0 <= token < spec.vocab_size]:
+        raise CheckpointError(
+            f"{config.where}: token {outside[0]} of suppress_tokens or bad_words_ids is not within "
+            f"the vocabulary of {spec.vocab_size}"
+        )
+    return TokenRules(no_repeat=no_repeat, banned=tuple(dict.fromkeys(map(tuple, runs))))
+
+
+def _is_run(word: object) -> bool:
+    return isinstance(word, list) and bool(word) and all(type(token) is int for token in word)

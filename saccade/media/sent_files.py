@@ -1,0 +1,185 @@
+"""Files as requests send them: an image, or a document whose pages are shown.
+
+Owns which of both a file is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from saccade.core.client import ANYBODY, Client
+from saccade.core.errors import InvalidRequest
+from saccade.core.recipe import PageDrawing
+from saccade.media.content import Budget, digest, looks_like_video
+from saccade.media.kind import MediaKind
+from saccade.media.media import ERRORS, Media, at
+from saccade.media.opened import EncodedBytes
+from saccade.media.sources.fairness import Requester
+from saccade.media.sources.source import (
+    ImageSource,
+    RegionSource,
+    RenderedPage,
+    SentFile,
+    VideoSource,
+    beside,
+)
+from saccade.media.sources.source_reader import Reads, all_of
+
+PageSizes = list[tuple[float, float]]
+"""(height, width) of each page in points, upright."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedPage:
+    """A page of a document: its text, if wanted, and its image, if wanted. It is page `number` of
+    `of`.
+    """
+
+    number: int
+    of: int
+    text: str
+    image: RenderedPage | None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredFile:
+    """A PDF whose pages' sizes are known. `shown` has the places of the wanted pages among `count`.
+    `drawn` has each page's rendering, or `None` for its text only. `begun` is when it was
+    opened.
+    """
+
+    file: EncodedBytes
+    budget: Budget
+    count: int
+    shown: tuple[int, ...]
+    drawn: tuple[PageDrawing | None, ...]
+    begun: float
+
+    @property
+    def images(self) -> int:
+        """Count the pages shown as images."""
+        return sum(drawing is not None for drawing in self.drawn)
+
+
+class FileKind(MediaKind[SentFile, MeasuredFile, tuple[OpenedPage, ...]], Protocol):
+    """A kind of media whose sources are files with pages."""
+
+    async def sizes(self, source: SentFile, reads: Reads) -> PageSizes:
+        """Return the sizes of all pages. Raises as `metadata`."""
+        ...
+
+
+class SentFiles:
+    """The files of one server's requests."""
+
+    def __init__(self, media: Media) -> None:
+        self._media = media
+
+    async def open(
+        self,
+        sources: Sequence[SentFile],
+        salt: str,
+        requester: Requester,
+        others: int = 0,
+        fits: Callable[[Sequence[int]], None] = lambda _: None,
+    ) -> list[tuple[OpenedPage, ...] | ImageSource]:
+        """Return each file's pages, or the source of the image in the file. A file named several
+        times is read once.
+
+        Before a page is read, `fits` hears the tokens that each file's images take in a prompt with
+        `others` more, and may raise. Raises as `Media.open` does, for a file that is no image
+        later.
+        """
+        media = self._media
+        media.check_count(len(sources), sources[-1].param)
+        if not media.spec.sees_images:
+            for source in (each for each in sources if each.view.has_images):
+                media.check_seen(source.param)
+        reads = Reads(media.reader, salt, requester)
+        for source in sources:
+            reads.fetch(source.url)
+        measuring = [asyncio.create_task(self._measure(source, reads)) for source in sources]
+        measured = await all_of(measuring, reads)
+        others += sum(isinstance(found, ImageSource) for found in measured)
+        documents = [found for found in measured if isinstance(found, MeasuredFile)]
+        images = others + sum(found.images for found in documents)
+        media.check_count(images, sources[-1].param)
+        fits([self._tokens(found, images) for found in measured])
+        opening = [
+            asyncio.create_task(self._show(source, metadata, reads))
+            for source, metadata in zip(sources, measured, strict=True)
+        ]
+        return await all_of(opening, ())
+
+    async def check(self, data: bytes, param: str, client: Client = ANYBODY) -> PageSizes | None:
+        """Check that this client could name these bytes as an image, a video, or a document.
+
+        Returns the sizes of a document's pages. Raises InvalidRequest, ImageError or TooLarge with
+        the reason.
+        """
+        media, requester = self._media, Requester.of(client)
+        try:
+            media.reader.inline.check_size(len(data))
+            if (kind := self._kind_of(data)) is not None:
+                reads = Reads(media.reader, client.salt(""), requester)
+                return await kind.sizes(SentFile(data, param), reads)
+            media.check_seen(param)
+            if video := looks_like_video(data) and media.spec.video is not None:
+                source = VideoSource(data, param)
+                media.kinds.of(source).check(source)
+            name = await asyncio.to_thread(digest, data)
+            await media.reader.header(name, data, requester, video)
+            return None
+        except ERRORS as error:
+            raise at(error, param) from error
+
+    def _kind_of(self, data: bytes) -> FileKind | None:
+        """Return the kind of a document, or None for an image."""
+        name = self._media.kinds.of_bytes(data)
+        return None if name is None else cast(FileKind, self._media.kinds[name])
+
+    async def _measure(self, source: SentFile, reads: Reads) -> MeasuredFile | ImageSource:
+        try:
+            data = (await reads.fetch(source.url)).encoded.data
+            if (kind := self._kind_of(data)) is not None:
+                return await kind.metadata(source, reads)
+            return _image_in(data, source)
+        except ERRORS as error:
+            raise at(error, source.param) from error
+
+    async def _show(
+        self, source: SentFile, metadata: MeasuredFile | ImageSource, reads: Reads
+    ) -> tuple[OpenedPage, ...] | ImageSource:
+        if isinstance(metadata, ImageSource):
+            return metadata
+        kind = self._kind_of(metadata.file.data)
+        assert kind is not None
+        try:
+            return await kind.units(source, metadata, reads)
+        except ERRORS as error:
+            raise at(error, source.param) from error
+
+    def _tokens(self, found: MeasuredFile | ImageSource, images: int) -> int:
+        """Count the tokens of a document's pages as images, in a prompt with `images` images."""
+        if isinstance(found, ImageSource) or not found.images:
+            return 0
+        spec = self._media.spec
+        bounds = beside(found.budget, images, spec.pixel_bounds).apply(spec.pixel_bounds)
+        drawn = (each.kept for each in found.drawn if each is not None)
+        recipes = (spec.recipe(*size, bounds) for size in drawn)
+        return sum(spec.num_tokens(recipe.grid) for recipe in recipes)
+
+
+def _image_in(data: bytes, source: SentFile) -> ImageSource:
+    """Return the source of the image that a file is. Raises InvalidRequest for a page of it."""
+    if source.page is not None:
+        raise InvalidRequest(
+            f"{source.param}: page is given, and the file is an image: leave page out",
+            source.param,
+        )
+    if source.region is not None:
+        return RegionSource(data, source.param, source.budget, region=source.region)
+    return ImageSource(data, source.param, source.budget)

@@ -1,0 +1,10 @@
+"""Every other architecture, by transformers' own modules."""
+
+from saccade.plugin import Plugin
+
+PLUGIN = Plugin(
+    "any_model",
+    options="saccade.core.settings:ParitySettings",
+    families="saccade.plugins.any_model.family",
+    parity="saccade.plugins.any_model.parity_check:check_parity",
+)

@@ -1,0 +1,153 @@
+"""The check on a model's layers before it is served.
+
+One token passes all layers. Each must ask once for attention, with the heads and the window that
+caches are made for. The check is the same for all models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from saccade.kernels.reference.layer import QKNorm
+from saccade.kernels.reference.rotary import Rotation
+from saccade.nn.protocol import Batch, DeltaInputs, Recurrence
+from saccade.plugins.any_model.attention import PagedCall, paged_attention
+from saccade.plugins.any_model.facts import TextFacts
+from saccade.plugins.any_model.refusals import Unservable
+
+NAME = "saccade_counted"
+OTHERWISE = 0
+"""Stands for a mask that is no window: no token sees so few."""
+
+
+def shown_mask(*, mask_function: Callable[..., torch.Tensor], config: Any, **_: Any) -> Any:
+    """Return how many tokens the last one sees in the longest text, [1, 1, 1, 1].
+
+    It is passed instead of a mask. `OTHERWISE` means masks other than windows.
+    """
+    context = config.max_position_embeddings
+    nothing, places = torch.zeros((1, 1), dtype=torch.int64), torch.arange(context)[None]
+    last = torch.tensor([[context - 2], [context - 1]])
+    try:
+        seen = mask_function(nothing, nothing, last, places).expand(2, context)
+    except (IndexError, RuntimeError):  # it reads the flags of each token
+        return torch.full((1, 1, 1, 1), OTHERWISE)
+    count = int(seen[1].sum())
+    window = (places <= last) & (places > last - count)
+    return torch.full((1, 1, 1, 1), count if torch.equal(seen, window) else OTHERWISE)
+
+
+def counted_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    *,
+    paged: PagedCall | None = None,
+    **more: Any,
+) -> tuple[torch.Tensor, None]:
+    """Run `paged_attention` with a `PromptAttention`, which records the layer's mask."""
+    made = paged_attention(module, query, key, value, None, paged=paged, **more)
+    assert paged is not None and isinstance(paged.attention, PromptAttention)
+    sees = None if attention_mask is None else int(attention_mask.flatten()[0])
+    paged.attention.sees.append(sees)
+    return made
+
+
+AttentionInterface.register(NAME, counted_attention)
+AttentionMaskInterface.register(NAME, shown_mask)
+
+
+class PromptAttention:
+    """Attention over one whole prompt, without pages, that counts its calls. Implements
+    `nn.protocol.Attention`.
+    """
+
+    def __init__(self, text: TextFacts) -> None:
+        self.layers: list[tuple[int, int]] = []  # each call's layer and heads
+        # each call's mask, in the form of `shown_mask`. None: the call has no mask.
+        self.sees: list[int | None] = []
+        self._text = text
+
+    @property
+    def recurrence(self) -> Recurrence:
+        return NoRecurrence()
+
+    def plan(self, batch: Batch) -> None: ...
+
+    def __call__(
+        self,
+        qkv: torch.Tensor,
+        rotation: Rotation,  # noqa: ARG002 - the protocol's name
+        qk_norm: QKNorm | None,  # noqa: ARG002
+        layer: int,
+    ) -> torch.Tensor:
+        self.layers.append((layer, qkv.shape[1]))
+        heads, kv_heads = self._text.heads, self._text.kv_heads
+        if qkv.shape[1] != heads + 2 * kv_heads:
+            raise Unservable(
+                f"its layer {layer} asks for attention with {qkv.shape[1]} heads of queries, keys "
+                f"and values; its configuration has {heads} and twice {kv_heads}"
+            )
+        split = [heads, kv_heads, kv_heads]
+        query, key, value = torch.split(qkv.transpose(0, 1), split)  # [H, T, D]
+        key, value = (each.repeat_interleave(heads // kv_heads, dim=0) for each in (key, value))
+        places = torch.arange(len(qkv), device=qkv.device)
+        back = places[:, None] - places
+        seen = back >= 0
+        if self._text.windows and (window := self._text.windows[layer]) is not None:
+            seen &= back < window
+        return F.scaled_dot_product_attention(query, key, value, seen).transpose(0, 1).contiguous()
+
+    def attend_cached(self, *_: object, **__: object) -> torch.Tensor:
+        raise AssertionError("transformers' layers have keys and values of their own")
+
+    over_latents = attend_cached
+
+
+class NoRecurrence:
+    """Implements `nn.protocol.Recurrence`."""
+
+    def __call__(self, inputs: DeltaInputs, layer: int) -> torch.Tensor:  # noqa: ARG002
+        raise AssertionError("transformers' layers know no states of ours")
+
+    def convolve(self, x: torch.Tensor, taps: torch.Tensor, layer: int) -> torch.Tensor:  # noqa: ARG002
+        raise AssertionError("transformers' layers know no states of ours")
+
+
+def counted_token(
+    text: TextFacts, run: Callable[[torch.Tensor, torch.Tensor, PagedCall], torch.Tensor], x: Any
+) -> torch.Tensor:
+    """Pass one token's embedding x [1, hidden] through all layers, and return its state [1,
+    hidden].
+
+    Layers attend by `NAME`. Raises Unservable if a layer asks for other caches than there are.
+    """
+    counted = PromptAttention(text)
+    positions = torch.zeros((text.axes, 1), dtype=torch.int64, device=x.device)
+    state = run(x, positions, PagedCall(counted, text.head_dim, 1, x.device))
+    wanted = [(layer, text.heads + 2 * text.kv_heads) for layer in range(text.layers)]
+    if not counted.layers:
+        raise Unservable(
+            "its layers do not attend by transformers' common interface, so their keys and values "
+            "cannot be kept in pages"
+        )
+    if counted.layers != wanted:
+        raise Unservable(
+            f"its layers ask for attention as {counted.layers} (layer, heads), not once each as "
+            f"{wanted}: they keep what pages do not hold"
+        )
+    windows = text.windows or (None,) * text.layers
+    for layer, (sees, window) in enumerate(zip(counted.sees, windows, strict=True)):
+        if (sees or text.context_length) != (window or text.context_length) or sees == OTHERWISE:
+            seen = f"the last {sees} tokens" if sees else "tokens by a rule that no cache here has"
+            raise Unservable(
+                f"its layer {layer} sees {seen}; its configuration says {window or 'all tokens'}"
+            )
+    return state

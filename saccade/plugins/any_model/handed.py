@@ -1,0 +1,212 @@
+"""What a model hands its decoder, recorded from its own forward and from ours, and whether both are
+alike.
+
+The same for all models and prompts.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+"""Two ways to the same values may differ by this share of their size."""
+LOGITS = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.06}
+"""The same of one token's logits, which a router may have sent to other experts."""
+EMBEDDINGS, POSITIONS, MASK = "inputs_embeds", "position_ids", "attention_mask"
+NEUTRAL = frozenset(
+    {
+        *("past_key_values", "use_cache", "cache_position", "paged", "input_ids", "labels"),
+        *("return_dict", "output_attentions", "output_hidden_states", "logits_to_keep"),
+        "num_items_in_batch",
+    }
+)
+"""Arguments that say how to compute, and what to keep: not what a token is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """One call to a decoder.
+
+    A decoder that is handed tokens makes embeddings itself. If it makes them from tokens alone,
+    they are here.
+    """
+
+    arguments: Mapping[str, Any]  # by name, without neutral ones
+    states: torch.Tensor | None  # [T, hidden]. None: not computed.
+
+    @property
+    def embeddings(self) -> torch.Tensor | None:
+        """Return [T, hidden], or None if the decoder makes them from tokens and images."""
+        made = self.arguments.get(EMBEDDINGS)
+        return None if made is None else made[0]
+
+
+class Enough(Exception):
+    """Raised where the decoder need not compute."""
+
+
+class Watch:
+    """Records a decoder's first call, as in `Handed`, and the arguments of its second.
+
+    later: a decode step's, of one token.
+    """
+
+    def __init__(self, stop: bool, images: Collection[str]) -> None:
+        self.arguments: Mapping[str, Any] | None = None
+        self.later: Mapping[str, Any] | None = None
+        self.states: torch.Tensor | None = None
+        self._stop = stop
+        self._images = images
+
+    def before(self, decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.later is not None:
+            return
+        signature = inspect.signature(decoder.forward)
+        found = dict(signature.bind_partial(*args, **kwargs).arguments)
+        for name, each in signature.parameters.items():
+            if each.kind is inspect.Parameter.VAR_KEYWORD:
+                found |= found.pop(name, {})
+        told = {name: each for name, each in found.items() if _says(name, each)}
+        if self.arguments is not None:
+            self.later = told
+            return
+        if EMBEDDINGS not in told and found.get("input_ids") is not None:
+            if told.keys() & self._images:
+                self.arguments = {n: each for n, each in told.items() if n not in self._images}
+                return  # what it makes of images shows in its states alone
+            told[EMBEDDINGS] = decoder.get_input_embeddings()(found["input_ids"])
+        self.arguments = told
+        if self._stop:
+            raise Enough
+
+    def behind(self, _decoder: Any, _args: tuple[Any, ...], made: Any) -> None:
+        if self.states is None:
+            self.states = made[0][0]
+
+    @property
+    def handed(self) -> Handed | None:
+        """Return the call, or None if the decoder was not called."""
+        return None if self.arguments is None else Handed(self.arguments, self.states)
+
+
+@contextmanager
+def watch(decoder: Any, *, stop: bool = False, images: Collection[str] = ()) -> Iterator[Watch]:
+    """Record what the decoder is handed within the block.
+
+    `stop`: end the call before its layers, if it is handed embeddings. images: names of the image
+    tensors.
+    """
+    watched = Watch(stop, images)
+    hooks = (
+        decoder.register_forward_pre_hook(watched.before, with_kwargs=True),
+        decoder.register_forward_hook(watched.behind),
+    )
+    try:
+        yield watched
+    except Enough:
+        pass
+    finally:
+        for each in hooks:
+            each.remove()
+
+
+def find_difference(ours: Handed, theirs: Handed) -> str | None:
+    """Return why our call differs from the model's own, or None if both are alike."""
+    names = sorted(theirs.arguments.keys() - ours.arguments.keys() - {POSITIONS, MASK})
+    if names:
+        return f"its decoder is handed {', '.join(names)}, which are not supported"
+    for name, value in ours.arguments.items():
+        own = theirs.arguments.get(name)
+        if own is None and (_is_zero(value) or (name == EMBEDDINGS and theirs.states is not None)):
+            continue
+        if name == POSITIONS:
+            if own is not None and not _same_places(value, own):
+                return "its decoder gets unknown positions"
+        elif not alike(value, own):
+            return f"its decoder gets unexpected {name}"
+    if not _sees_all(theirs.arguments.get(MASK)):
+        return "its decoder gets its own mask, which the KV cache does not support"
+    if ours.states is None or theirs.states is None or same_states(ours.states, theirs.states):
+        return None
+    return "its decoder's output for a prompt differs from Saccade's"
+
+
+def find_step_difference(ours: Handed, later: Mapping[str, Any]) -> str | None:
+    """Return why a decode step differs from the model's own, or None if both are alike.
+
+    ours: the call with the prompt and the step's token. later: the arguments of the model's own.
+    """
+    own = later.get(POSITIONS)
+    if own is not None and not _same_places(ours.arguments[POSITIONS][..., -1:], own):
+        return "its decoder gets an unknown position after the prompt"
+    if not _sees_all(later.get(MASK)):
+        return "its decoder gets its own mask after the prompt, which the KV cache does not support"
+    return None
+
+
+def _sees_all(mask: Any) -> bool:
+    return mask is None or (isinstance(mask, torch.Tensor) and mask.dim() == 2 and bool(mask.all()))
+
+
+def same_states(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Return True if most rows in two [T, hidden] differ by rounding alone.
+
+    In half formats a router may send the others to other experts.
+    """
+    if theirs.dtype == torch.float32:
+        return alike(ours, theirs)
+    apart = (ours.float() - theirs.float()).norm(dim=1) / theirs.float().norm(dim=1)
+    return bool(apart.median() <= ROUNDING[theirs.dtype])
+
+
+def alike(ours: Any, theirs: Any, within: float | None = None) -> bool:
+    """Return True if two values differ by rounding alone.
+
+    within: this share of their size. None: the share for the format that `theirs` has.
+    """
+    if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor):
+        if ours.shape != theirs.shape:
+            return False
+        if not ours.is_floating_point():
+            return torch.equal(ours.long(), theirs.long())
+        apart = (ours.float() - theirs.float()).norm()
+        share = ROUNDING[theirs.dtype] if within is None else within
+        return bool(apart <= share * theirs.float().norm())
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        return ours.keys() == theirs.keys() and all(alike(ours[key], theirs[key]) for key in ours)
+    if isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
+        return len(ours) == len(theirs) and all(map(alike, ours, theirs))
+    return bool(type(ours) is type(theirs) and ours == theirs)
+
+
+def differing_rows(ours: torch.Tensor, theirs: torch.Tensor) -> Sequence[int]:
+    """Return the rows where two [T, hidden] differ by more than rounding."""
+    apart = (ours.float() - theirs.float()).norm(dim=1)
+    many = apart > ROUNDING[theirs.dtype] * theirs.float().norm(dim=1)
+    found: list[int] = many.nonzero()[:, 0].tolist()
+    return found
+
+
+def _says(name: str, value: Any) -> bool:
+    return name not in NEUTRAL and value is not None and value is not False
+
+
+def _is_zero(value: Any) -> bool:
+    """Return True for token types that are all zero, which equals passing none."""
+    return isinstance(value, torch.Tensor) and not value.is_floating_point() and not value.any()
+
+
+def _same_places(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Return True if positions are equal.
+
+    They are [1, T], or [axes, 1, T], with or without the offsets in the text before them.
+    """
+    own, other = (each[:, 0] if each.dim() == 3 else each for each in (ours, theirs))
+    other = other[len(other) - len(own) :] if len(other) > len(own) > 1 else other
+    return own.shape[-1] == other.shape[-1] and bool((own == other).all())

@@ -1,0 +1,76 @@
+"""What a decoder is handed besides an image's rows.
+
+It gets features for its layers (deepstack), and rows that the model has learned for the marks
+around an image. The same code serves all models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from saccade.nn.protocol import Batch
+from saccade.plugins.any_model.facts import Deepstack
+
+
+class Learned:
+    """Rows instead of the embeddings of some tokens."""
+
+    __slots__ = ("rows", "tokens")
+
+    def __init__(self, found: Mapping[int, torch.Tensor]) -> None:
+        """Keep `found`, a row [hidden] by token."""
+        kept = sorted(found)
+        self.tokens = torch.tensor(kept, device=found[kept[0]].device)
+        self.rows = torch.stack([found[token] for token in kept]).clone()
+
+    def put_rows(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Put the rows into x [T, hidden], by its tokens [T]."""
+        places, which = (tokens[:, None] == self.tokens).nonzero(as_tuple=True)
+        return x.index_copy(0, places, self.rows[which].to(x.dtype))
+
+
+def one_tensor(made: Any) -> torch.Tensor:
+    """Join one image's features, in one piece or in several, as [rows, hidden]."""
+    if not isinstance(made, torch.Tensor):
+        made = torch.cat([each.flatten(0, -2) for each in made])
+    rows: torch.Tensor = made.flatten(0, -2)
+    return rows
+
+
+def levels_of(deepstack: Deepstack, made: Any) -> list[torch.Tensor]:
+    """Return a tower's features for one image, [rows, hidden] each.
+
+    Those for the decoder's first input come first, if it makes them, then those for each layer in
+    turn.
+    """
+    if deepstack.by_number:
+        found = {layer: one_tensor(each) for layer, each in made.deepstack_features}
+        return [found[layer] for layer in deepstack.layers]
+    return [one_tensor(made.pooler_output), *map(one_tensor, made.deepstack_features)]
+
+
+def own_rows(deepstack: Deepstack, batch: Batch, hidden: int) -> torch.Tensor:
+    """Return the rows [S, hidden] that replace an image's tokens."""
+    if deepstack.by_number:
+        return batch.embeddings.new_zeros((len(batch.embeddings), hidden))
+    return batch.embeddings[:, :hidden]
+
+
+def for_layers(
+    deepstack: Deepstack, batch: Batch, hidden: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    """Return the decoder's arguments with the features for all shown tokens, in token order."""
+    order = batch.splice_rows.argsort()
+    shown = torch.zeros(len(batch.tokens), dtype=torch.bool, device=batch.tokens.device)
+    shown[batch.splice_rows] = True
+    levels = torch.split(batch.embeddings[order].to(dtype), hidden, dim=1)
+    if deepstack.by_number:
+        mask = shown[None, :, None]
+        return {
+            "vision_mask": mask,
+            "deepstack_features": dict(zip(deepstack.layers, levels, strict=True)),
+        }
+    return {"visual_pos_masks": shown[None], "deepstack_visual_embeds": list(levels[1:])}

@@ -1,0 +1,128 @@
+"""Whether a server's answers are transformers' own.
+
+Owns the questions, the child that answers them with transformers' own `generate` (`reference.py`),
+and the verdict. Runs without torch, and leaves answering to the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from saccade.core.errors import CheckpointError
+from saccade.core.types import Size
+from saccade.ipc.child import Channel, Child, Codec, Disconnected
+from saccade.ipc.environment import engine_environment
+from saccade.plugins.any_model.facts import LAST_SECONDS, OwnProcessor
+
+MODULE = "saccade.plugins.any_model.reference"
+NEW_TOKENS = 8
+TEXTS = ("Say something.", "How many legs have a cat and two birds?")
+SIZES: tuple[Size, ...] = ((64, 64), (240, 320))
+SLACK = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}
+"""Two logits that are nearer to each other than this may change places in this number format."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceBoot:
+    """A child's order: the checkpoint's folder, the number format, and the image processor.
+
+    processor None: questions have no images. far: rotate all texts as those with more than `far`
+    tokens. None: leave rotations alone.
+    """
+
+    folder: str
+    dtype: str
+    processor: OwnProcessor | None
+    far: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceQuestion:
+    """Asks for the answer to these tokens.
+
+    size: the image is `checkered` at this size. None: there is none.
+    """
+
+    tokens: tuple[int, ...]
+    size: Size | None
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """transformers' greedy tokens, and each one's lead over the next best logit.
+
+    error: why there are none.
+    """
+
+    tokens: tuple[int, ...] = ()
+    leads: tuple[float, ...] = ()
+    error: str = ""
+
+
+ASKER: Codec[ReferenceQuestion, Expected] = Codec(ReferenceQuestion, Expected)
+REFERENCE: Codec[Expected, ReferenceQuestion] = Codec(Expected, ReferenceQuestion)
+
+
+class ReferenceChild:
+    """transformers' own `generate`, in a child process.
+
+    It ends with this process, or with `close`.
+    """
+
+    def __init__(
+        self, folder: Path, dtype: str, processor: OwnProcessor | None, far: int | None
+    ) -> None:
+        """Start the child. Parameters are those in `ReferenceBoot`."""
+        boot = ReferenceBoot(str(folder), dtype, processor, far)
+        self._child = Child.spawn(MODULE, boot, (), engine_environment())
+        self._channel = Channel(self._child.socket, ASKER)
+
+    def ask(self, question: ReferenceQuestion) -> Expected:
+        """Wait for the answer. Raises CheckpointError."""
+        try:
+            self._channel.send(question)
+            answer = self._channel.receive()
+        except Disconnected:
+            self._child.wait_sync(LAST_SECONDS)
+            raise CheckpointError(
+                f"--parity generate: the process with transformers' own model {self._child.ending}"
+            ) from None
+        if answer.error:
+            raise CheckpointError(
+                f"--parity generate: transformers does not answer: {answer.error}"
+            )
+        return answer
+
+    def close(self) -> None:
+        self._child.end_sync()
+
+
+def checkered(size: Size) -> npt.NDArray[np.uint8]:
+    """Return an image, uint8 [H, W, 3], with something to see everywhere."""
+    y, x = np.mgrid[0 : size[0], 0 : size[1]]
+    planes = (x * 3 + y, x * y // 7, (x // 8 + y // 8) % 2 * 255)
+    return (np.stack(planes, axis=-1) % 256).astype(np.uint8)
+
+
+def compare(ours: Sequence[int], expected: Expected, dtype: str, what: str) -> None:
+    """Raise CheckpointError at the first token that differs by more than rounding."""
+    for place, (own, theirs) in enumerate(zip(ours, expected.tokens)):
+        if own == theirs:
+            continue
+        if expected.leads[place] > SLACK[dtype]:
+            raise CheckpointError(
+                f"--parity generate: token {place + 1} of the answer to {what} is {own}; "
+                f"transformers' own generate samples {theirs}, {expected.leads[place]:.3g} ahead "
+                "of the next: this model is not served, for its answers would be wrong"
+            )
+        return  # what follows is the answer to another text
+    if len(ours) < len(expected.tokens):
+        raise CheckpointError(
+            f"--parity generate: the answer to {what} ends after {len(ours)} tokens"
+        )

@@ -1,0 +1,47 @@
+"""Pixels as a checkpoint's own processor makes them: what image workers do for these models.
+
+Sees decoded images only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from saccade.core.decoders import json_decoder
+from saccade.core.pixel_tensors import write_tensors
+from saccade.plugins.any_model.facts import ProcessorPixels
+from saccade.plugins.any_model.processor import load_processor, process, quiet
+
+WARM_SIDES = (32, 400, 1200)
+"""Sides of blank images that are processed before workers are forked: these may open no file, so
+all that is loaded late is loaded then.
+"""
+
+
+def warm_up(argument: str) -> None:
+    """Load the processor, and all that it loads on first use."""
+    quiet()
+    processor = load_processor(_read(argument).processor)
+    for side in WARM_SIDES:
+        assert process(processor, np.full((side, 2 * side, 3), 127, np.uint8))
+
+
+def draw(out: npt.NDArray[np.uint8], argument: str, pixels: npt.NDArray[np.uint8]) -> None:
+    """Write an upright image's tensors to its canvas.
+
+    Raises ValueError if the model's processor refuses it.
+    """
+    told = _read(argument)
+    processor = load_processor(told.processor)
+    try:
+        made = process(processor, pixels)
+    except MemoryError:
+        raise
+    except Exception as error:  # a processor raises what it pleases
+        raise ValueError(f"the model's processor does not take it: {error}") from error
+    write_tensors(out, told.tensors, made)
+
+
+def _read(argument: str) -> ProcessorPixels:
+    return json_decoder(ProcessorPixels).decode(argument)

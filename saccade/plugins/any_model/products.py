@@ -1,0 +1,47 @@
+"""transformers' linear layers with our products: their matrices in their fastest form.
+
+The same code serves all models.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from saccade.kernels.matrix import DenseMatrix, Matrix
+from saccade.kernels.reference.ops import Ops
+
+
+class PackedLinear(torch.nn.Module):
+    """Replaces a `torch.nn.Linear`."""
+
+    def __init__(self, layer: torch.nn.Linear, matrix: Matrix, ops: Ops) -> None:
+        """Build the layer from the one that it replaces, whose matrix is loaded."""
+        super().__init__()
+        self.matrix = matrix
+        self.bias = layer.bias
+        self.ops = ops
+        self.out_features, self.in_features = layer.out_features, layer.in_features
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Return [out, in], made anew for modules that look at it."""
+        return self.matrix.dense()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.matrix.multiply(self.ops, x, self.bias)
+
+
+def pack(model: Any, head: Any, ops: Ops) -> None:
+    """Replace linear layers whose matrices are multiplied faster in a form of their own.
+
+    The `head` stays as it is.
+    """
+    for inner in list(model.modules()):
+        for name, layer in list(inner.named_children()):
+            if type(layer) is not torch.nn.Linear or layer is head:
+                continue
+            matrix = DenseMatrix(layer.weight.detach()).ready(ops)
+            if not isinstance(matrix, DenseMatrix) or matrix.values.is_mkldnn:
+                setattr(inner, name, PackedLinear(layer, matrix, ops))

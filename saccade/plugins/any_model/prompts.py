@@ -1,0 +1,143 @@
+"""Prompts that a model is tried with at load: text alone, and text around images.
+
+Each is built as the model's own processor makes it, and as it is made here. Leaves the comparison
+to `trial.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import PIL.Image
+import torch
+
+from saccade.core.family import put_spaces
+from saccade.core.recipe import PreprocessParams
+from saccade.core.types import Image, ImageKey, Size, Span
+from saccade.plugins.any_model.facts import SizeFacts
+from saccade.plugins.any_model.parity import checkered
+from saccade.plugins.any_model.pixels import draw
+from saccade.plugins.any_model.processor import ask_text, load_processor
+from saccade.plugins.any_model.refusals import Unservable
+from saccade.plugins.any_model.spec import AnySpec
+
+WORDS = 24
+"""Tokens of a prompt without an image."""
+MAX_IMAGES = 4
+"""Of a prompt that is to show all tokens that stand around images."""
+TEXTS = ("x", "y", "z", "x", "y")
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePrompt:
+    """One prompt in both worlds."""
+
+    tokens: tuple[int, ...]
+    positions: npt.NDArray[np.int64]  # [axes, T]
+    next_position: int  # that of the token behind it
+    inputs: Mapping[str, torch.Tensor]  # as the model's own forward takes it
+    spans: tuple[Span, ...] = ()
+    # its images', as towers take them here, each with its recipe
+    canvases: tuple[tuple[PreprocessParams, npt.NDArray[np.uint8]], ...] = ()
+
+    def followed_by(self, token: int) -> ProbePrompt:
+        """Return the prompt with one more token of text."""
+        last = np.full((len(self.positions), 1), self.next_position)
+        positions = np.concatenate((self.positions, last), axis=1)
+        return replace(self, tokens=(*self.tokens, token), positions=positions)
+
+
+def text_prompt(spec: AnySpec) -> ProbePrompt:
+    """Build a prompt from tokens all over the vocabulary, without those for images."""
+    images = spec.facts.images
+    others = {*images.seen, *(t for each in images.sizes for t in each.tokens)} if images else set()
+    usual = [token for token in range(spec.vocab_size) if token not in others]
+    tokens = tuple(usual[:: max(1, len(usual) // WORDS)][:WORDS])
+    positions, behind = spec.positions(tokens, (), ())
+    ids = torch.tensor([tokens])
+    return ProbePrompt(
+        tokens, positions, behind, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    )
+
+
+def marks(spec: AnySpec) -> frozenset[int]:
+    """Return the tokens around an image's rows, which never occur in text."""
+    around = {token for each in (*spec.images.sizes, *spec.images.largest) for token in each.tokens}
+    added = load_processor(spec.processor).tokenizer.added_tokens_decoder
+    return frozenset(around & added.keys() - {spec.images.content})
+
+
+def few_sizes(spec: AnySpec) -> tuple[Size, ...]:
+    """Return one size, whose image becomes few tokens."""
+    return (_by_tokens(spec)[0].size,)
+
+
+def telling_sizes(spec: AnySpec) -> tuple[Size, ...]:
+    """Return three or more small sizes whose images show all kinds of tokens around them."""
+    known = _by_tokens(spec)
+    found, seen = [known[0]], set(known[0].tokens)
+    for each in (known[1], *known[2:]):
+        if len(found) == 1 or (len(found) < MAX_IMAGES and not seen.issuperset(each.tokens)):
+            found.append(each)
+            seen.update(each.tokens)
+    return tuple(each.size for each in (*found, known[0]))
+
+
+def _by_tokens(spec: AnySpec) -> list[SizeFacts]:
+    """Return the known sizes, those with fewest tokens first.
+
+    Those with one row come last: some models' own code takes one row for none.
+    """
+    images = spec.images
+    return sorted(
+        (*images.sizes, *images.largest),
+        key=lambda each: (each.tokens.count(images.content) == 1, len(each.tokens), each.size),
+    )
+
+
+def image_prompt(
+    spec: AnySpec, sizes: Sequence[Size], dtype: torch.dtype, *, apart: bool = False
+) -> ProbePrompt:
+    """Build a prompt with letters around the image at one size, or between images at several.
+
+    The first two of several begin the prompt side by side, and the last ends it. apart: letters are
+    between all.
+
+    Raises Unservable if the processor's own tokens differ from ours, and what a processor raises.
+    """
+    processor = load_processor(spec.processor)
+    pixels = [checkered(size) for size in sizes]
+    image = processor.image_token
+    text = TEXTS[0] + image + TEXTS[1]
+    if len(sizes) > 1:
+        between = TEXTS if apart else ("", *TEXTS)
+        text = image + "".join(text + image for text, _ in zip(between, sizes[1:]))
+    made = ask_text(processor, text, [PIL.Image.fromarray(each) for each in pixels])
+    recipes = [spec.recipe(*size, spec.pixel_bounds) for size in sizes]
+    images = [
+        Image(ImageKey(bytes([at] * 32), bytes(16)), each.grid, each.grid[0], 1, each.canvas)
+        for at, each in enumerate(recipes)
+    ]
+    if mark := spec.templates.spaced:
+        text = put_spaces(text, mark)
+    plain = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+    tokens, spans = spec.expand_prompt(plain, images)
+    if list(tokens) != made["input_ids"][0].tolist():
+        raise Unservable("its processor writes other tokens around images than are known here")
+    blocks = [spec.image_positions(each.grid) for each in images]
+    positions, behind = spec.positions(tokens, spans, blocks)
+    inputs = {
+        name: each.to(dtype) if each.is_floating_point() and not name.endswith("mask") else each
+        for name, each in made.items()
+        if isinstance(each, torch.Tensor) and name != "token_type_ids"
+    }
+    canvases = []
+    for recipe, each in zip(recipes, pixels, strict=True):
+        canvas = np.zeros((*recipe.canvas, 3), np.uint8)
+        assert recipe.own is not None
+        draw(canvas, recipe.own.argument, each)
+        canvases.append((recipe, canvas))
+    return ProbePrompt(tokens, positions, behind, inputs, spans, tuple(canvases))

@@ -1,0 +1,60 @@
+"""The store's work for clients, on threads of its own, so that lists of batches hold up no other
+work.
+
+A client has one place at a time, and waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from saccade.core.client import Client
+from saccade.core.errors import StorageBusy
+from saccade.media.sources.fairness import FairPermits, Requester, Ticket
+
+PLACES = 4
+PATIENCE = 60.0
+"""Seconds for a place and the disk's answer together."""
+
+T = TypeVar("T")
+
+
+class StoreThreads:
+    """Threads shared by clients."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(PLACES, "saccade-batches")
+        self._turns = FairPermits(PLACES, per_client=1, per_request=1)
+
+    async def run(self, client: Client, work: Callable[[], T]) -> T:
+        """Do `work` once `client` has a place. Raises as `work` does, and StorageBusy."""
+        ticket = Ticket()
+        self._turns.enter(ticket, Requester(client.share("")))
+        step: asyncio.Future[T] | None = None
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await asyncio.shield(ticket.turn)
+                step = asyncio.get_running_loop().run_in_executor(self._threads, work)
+                return await asyncio.shield(step)
+        except TimeoutError:
+            raise StorageBusy(
+                f"the batch directory did not respond for {PATIENCE:g} s, or is busy with your "
+                "other requests: try again later"
+            ) from None
+        finally:
+            if step is None or step.done():
+                self._turns.leave(ticket)
+            else:  # the place is the thread's for as long as it works
+                step.add_done_callback(lambda late: self._end_late(ticket, late))
+
+    def close(self) -> None:
+        """Refuse further work. Running work ends by itself."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _end_late(self, ticket: Ticket, step: asyncio.Future[T]) -> None:
+        self._turns.leave(ticket)
+        if not step.cancelled():
+            step.exception()  # not awaited

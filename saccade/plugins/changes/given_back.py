@@ -1,0 +1,61 @@
+"""Memory for KV pages and states that a sleeping model releases, and takes again.
+
+Owns the list of memory released. All views of the tensors stay. They are whole again, but empty,
+once memory is taken.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from saccade.core.plan import Memory
+from saccade.ipc.memory import trim
+
+
+class GivenBack:
+    """The memory that can be released. `asleep`: what is released now. `worker_changes.py`
+    handles the weights.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Remember the memory behind KV pages and states. Only views share it with `tensors`."""
+        self.asleep: tuple[Memory, ...] = ()
+        self._storages = [each.untyped_storage() for each in tensors]
+        self._sizes: Sequence[int] = [each.nbytes() for each in self._storages]
+
+    @property
+    def nbytes(self) -> int:
+        """Present bytes in KV pages and states."""
+        return sum(each.nbytes() for each in self._storages)
+
+    def give_back(self, memory: Memory) -> None:
+        if memory not in self.asleep:
+            self.asleep = (*self.asleep, memory)
+        if memory == "kv_cache":
+            for each in self._storages:
+                each.resize_(0)
+
+    def take_back(self, memory: Memory) -> None:
+        """Allocate the memory again.
+
+        Raises RuntimeError or MemoryError where there is too little. Then all stays released.
+        """
+        if memory == "kv_cache":
+            try:
+                for each, size in zip(self._storages, self._sizes, strict=True):
+                    each.resize_(size)
+            except (RuntimeError, MemoryError):
+                self.give_back(memory)
+                raise
+        self.asleep = tuple(each for each in self.asleep if each != memory)
+
+
+def let_go(like: torch.Tensor) -> None:
+    """Return cached free memory to the system, on the host and on the device of `like`."""
+    gc.collect()
+    trim()
+    if like.is_cuda:
+        torch.cuda.empty_cache()

@@ -1,0 +1,13 @@
+"""Computer use: a model acts on a screen, in its own words."""
+
+from saccade.plugin import Plugin, StepRule
+
+_TRANSLATE = "saccade.plugins.computer.translate_actions:TranslateActions"
+
+PLUGIN = Plugin(
+    "computer",
+    steps=(
+        StepRule("computer.begin", "begin", "computer", _TRANSLATE, "begin", "begin"),
+        StepRule("computer.place", "history", "computer", _TRANSLATE, "place", "place"),
+    ),
+)

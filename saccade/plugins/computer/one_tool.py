@@ -1,0 +1,33 @@
+"""The function through which a model acts, built from the actions that a client declares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from saccade.plugins.computer.action_format import Words
+from saccade.plugins.computer.screen import THOUSANDTHS, Screen
+
+_ANY = Screen.in_thousandths((THOUSANDTHS, THOUSANDTHS))
+
+
+def parameters(
+    words: Words, heading: str, key: str, fields: Mapping[str, tuple[str, str]]
+) -> dict[str, Any]:
+    """Return a schema with one property for the word, and those of `fields` that a word on offer
+    has.
+
+    fields: for each key its type and its description, which names the words that need it as "{}".
+    """
+    listed = "\n".join(f"* `{name}`: {word.about}" for name, word in words.items())
+    properties: dict[str, Any] = {
+        key: {"description": f"{heading}\n{listed}", "enum": [*words], "type": "string"}
+    }
+    for name, (kind, about) in fields.items():
+        schemas = {word: each.schema(_ANY) for word, each in words.items()}
+        users = [word for word, each in schemas.items() if name in each["properties"]]
+        needing = [word for word in users if name in schemas[word]["required"]]
+        if users:
+            named = " and ".join(f"`{key}={each}`" for each in needing or users)
+            properties[name] = {"description": about.format(named), "type": kind}
+    return {"properties": properties, "required": [key], "type": "object"}

@@ -1,0 +1,70 @@
+"""Coordinates of a client's screen in a model's units, and back.
+
+A model counts a side in `units`: thousandths, or the pixels of the image that it saw. Pixel `p` of
+`size` becomes the nearest unit, `p * units / size`. A unit becomes the nearest pixel, which is the
+middle of all pixels that have this unit. Where a side has at most as many pixels as units, each
+pixel comes back unchanged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from saccade.plugins.computer.action import Point
+
+THOUSANDTHS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One side of a screen: `size` pixels, counted by the model in `units` up to `last`."""
+
+    size: int
+    units: int
+    last: int
+
+    def to_model(self, pixel: int) -> int:
+        """Return the unit nearest to a pixel."""
+        return min(_nearest(pixel * self.units, self.size), self.last)
+
+    def to_screen(self, unit: int) -> int:
+        """Return the pixel nearest to a unit. One outside the screen becomes its edge."""
+        return max(0, min(_nearest(unit * self.size, self.units), self.size - 1))
+
+
+def _nearest(dividend: int, divisor: int) -> int:
+    return (2 * dividend + divisor) // (2 * divisor)
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """A client's screen as a model has seen it."""
+
+    x: Axis
+    y: Axis
+
+    @classmethod
+    def in_thousandths(cls, size: Point) -> Screen:
+        """Return a screen of `size` (width, height) that the model counts from 0 to 1000."""
+        x, y = (Axis(side, THOUSANDTHS, THOUSANDTHS) for side in size)
+        return cls(x, y)
+
+    @classmethod
+    def in_pixels(cls, size: Point, seen: Point) -> Screen:
+        """Return a screen that the model counts in pixels of the image that it saw."""
+        x, y = (Axis(side, units, units - 1) for side, units in zip(size, seen, strict=True))
+        return cls(x, y)
+
+    def holds(self, point: Point) -> bool:
+        """Return True for a point on the screen."""
+        return 0 <= point[0] < self.x.size and 0 <= point[1] < self.y.size
+
+    def to_model(self, point: Point) -> Point:
+        return self.x.to_model(point[0]), self.y.to_model(point[1])
+
+    def to_screen(self, point: Point) -> Point:
+        return self.x.to_screen(point[0]), self.y.to_screen(point[1])
+
+    @property
+    def middle(self) -> Point:
+        return self.x.size // 2, self.y.size // 2

@@ -1,0 +1,222 @@
+"""Words for actions, as tables: each API's, and each model's.
+
+A `Word` is a kind of action with its JSON fields. It reads, writes and describes itself as a
+schema, so that a vocabulary is a table and no code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from typing import Any, ClassVar, Protocol
+
+from saccade.core.errors import InvalidRequest
+from saccade.plugins.computer.action import Action, Kind, Point
+from saccade.plugins.computer.screen import Screen
+
+Given = Mapping[str, Any]
+Schemas = dict[str, Any]
+
+_USUAL: Mapping[str, Any] = {
+    each.name: each.default if each.default_factory is MISSING else each.default_factory()
+    for each in fields(Action)
+}
+"""Values of an action's attributes that say nothing about it."""
+_ALWAYS = frozenset({"kind", "path"})
+"""Attributes that every word has its own way with."""
+
+
+class WordField(Protocol):
+    """The meaning of some keys in an action's JSON.
+
+    A frozen dataclass. uses: the attributes of an action that it has a place for. required: a model
+    must set it.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def uses(self) -> frozenset[str]: ...
+
+    @property
+    def required(self) -> bool: ...
+
+    def read(self, given: Given, place: str) -> dict[str, Any]:
+        """Return attributes. Points are under "path". Raises InvalidRequest that names a key."""
+        ...
+
+    def write(self, action: Action, points: list[Point]) -> dict[str, Any] | None:
+        """Return JSON, or None if this cannot be expressed. Removes the points it uses from
+        `points`.
+        """
+        ...
+
+    def schemas(self, screen: Screen) -> Schemas:
+        """Return each key's schema. `screen` bounds coordinates."""
+        ...
+
+    def sample(self) -> dict[str, Any]:
+        """Return attributes as a model might set them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One action: its type and its fields."""
+
+    kind: Kind
+    fields: tuple[WordField, ...] = ()
+    # attributes that the word itself implies
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    drops: frozenset[str] = frozenset()  # attributes that it has no place for and leaves out
+    about: str = ""  # its meaning, for a model
+
+    def read(self, given: Given, place: str) -> Action:
+        """Return the action. Raises InvalidRequest that names the key below `place`."""
+        found: dict[str, Any] = {**self.fixed}
+        path: tuple[Point, ...] = ()
+        for each in self.fields:
+            read = each.read(given, place)
+            path += read.pop("path", ())
+            found |= read
+        return Action(self.kind, path, **found)
+
+    def write(self, action: Action) -> dict[str, Any] | None:
+        """Return an action in JSON, or None if this word means something else."""
+        if action.kind != self.kind or not all(self._has(name, action) for name in _USUAL):
+            return None
+        points, told = [*action.path], dict[str, Any]()
+        for each in self.fields:
+            if (said := each.write(action, points)) is None:
+                return None
+            told |= said
+        return None if points else told
+
+    def sample(self) -> Action:
+        """Return an action as a model might mean it."""
+        found: dict[str, Any] = {**self.fixed}
+        path: tuple[Point, ...] = ()
+        for each in self.fields:
+            sample = each.sample()
+            path += sample.pop("path", ())
+            found |= sample
+        return Action(self.kind, path, **found)
+
+    def told_by(self, can: Callable[[Word], bool]) -> Word:
+        """Return the word without the optional fields that a vocabulary has no place for. `can`: it
+        can express another vocabulary's field.
+        """
+        kept = tuple(each for each in self.fields if each.required or can(self._needing(each)))
+        return self if kept == self.fields else replace(self, fields=kept)
+
+    def _needing(self, field: WordField) -> Word:
+        """Return the word with its optional field set."""
+        needed = replace(field, required=True)
+        return replace(
+            self, fields=tuple(needed if each is field else each for each in self.fields)
+        )
+
+    @property
+    def points(self) -> bool:
+        """Return True if it has a position."""
+        return bool(self.sample().path)
+
+    def schema(self, screen: Screen, key: str = "", value: str = "") -> Schemas:
+        """Return the schema of its JSON, with the word itself under `key`."""
+        properties: Schemas = {key: {"const": value}} if key else {}
+        required = [key] if key else []
+        for each in self.fields:
+            schemas = each.schemas(screen)
+            properties |= schemas
+            required += [*schemas] if each.required else []
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": required,
+            "additionalProperties": False,
+        }
+
+    def _has(self, name: str, action: Action) -> bool:
+        """Return True if this word sets, implies or may omit an attribute of the action."""
+        if name in _ALWAYS or name in self.drops or any(name in each.uses for each in self.fields):
+            return True
+        value: object = getattr(action, name)
+        return bool(value == self.fixed.get(name, _USUAL[name]))
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFunction:
+    """A member of a toolset that is an ordinary function. schema: of its arguments."""
+
+    about: str
+    schema: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ActionWords:
+    """Words by name, in the order in which they are tried."""
+
+    words: Mapping[str, Word]
+    # the function that all words are arguments of, under `key`. Without one, each word is a call of
+    # its own.
+    tool: str = ""
+    key: str = "action"
+    # calls beside the words, by name
+    functions: Mapping[str, ClientFunction] = field(default_factory=dict)
+
+    def names(self, name: str) -> bool:
+        """Return True if a call with this name is in the vocabulary."""
+        return name == self.tool if self.tool else name in self.words or name in self.functions
+
+    def read(self, name: str, arguments: Given, place: str) -> Action:
+        """Return the action that a call means. Raises InvalidRequest that names its place."""
+        if name in self.functions and not self.tool:
+            return Action("call", name=name, arguments=arguments)
+        word: Any = arguments.get(self.key) if self.tool else name
+        if not (isinstance(word, str) and word in self.words):
+            where = f"{place}.{self.key}" if self.tool else place
+            raise InvalidRequest(
+                f"{where}: expected one of {', '.join(self.words)}, got {str(word)[:100]!r}", where
+            )
+        return self.words[word].read(arguments, place)
+
+    def write(self, action: Action) -> tuple[str, dict[str, Any]] | None:
+        """Return the call that means an action, or None if there is no word for it."""
+        if action.kind == "call":
+            return (action.name, {**action.arguments}) if action.name in self.functions else None
+        if (said := self._said(action)) is None:
+            return None
+        name, told = said
+        return (self.tool, {self.key: name, **told}) if self.tool else said
+
+    def word(self, action: Action) -> tuple[str, dict[str, Any]]:
+        """Return the word for an action that was read from here, and its fields."""
+        said = self._said(action)
+        assert said is not None
+        return said
+
+    def _said(self, action: Action) -> tuple[str, dict[str, Any]] | None:
+        for name, word in self.words.items():
+            if (told := word.write(action)) is not None:
+                return name, told
+        return None
+
+    def can(self, word: Word) -> bool:
+        """Return True if it can express another vocabulary's word."""
+        action = word.sample()
+        return any(self.write(each) is not None for each in placed(action, (0, 0)))
+
+
+def placed(action: Action, cursor: Point) -> Iterator[Action]:
+    """Yield an action as it is, and with the cursor's place where it has none."""
+    if action.kind == "drag" and len(action.path) == 1:
+        yield _at(action, (cursor, *action.path))
+        return
+    yield action
+    if not action.path and action.kind in ("click", "scroll", "press", "release", "move"):
+        yield _at(action, (cursor,))
+
+
+def _at(action: Action, path: Sequence[Point]) -> Action:
+    values = {name: getattr(action, name) for name in _USUAL}
+    return Action(**{**values, "path": tuple(path)})

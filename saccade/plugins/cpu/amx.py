@@ -1,0 +1,39 @@
+"""AMX: whether this process may use its processor's tiles, and how they are set."""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+
+from saccade.kernels.processor import has_bf16
+from saccade.plugins.cpu import cpu_info
+
+
+@cache
+def has_amx(feature: str) -> bool:
+    """Return True if this process may use the tiles. feature: "amx-bf16" or "amx-int8".
+
+    The process asks once for the tiles' memory.
+    """
+    if find_spec("llvmlite") is None or not has_bf16():
+        return False
+    return feature.replace("-", "_") in cpu_info.flags() and bool(torch.cpu._init_amx())
+
+
+@cache
+def tile_setting(rows: int = 32) -> torch.Tensor:
+    """Return the setting for AMX's eight tiles, with 64 bytes a row.
+
+    Rows to multiply, up to 32, are in tiles 4 and 5, their sums in 0 to 3. What they are multiplied
+    with is in 6 and 7, 16 rows each.
+    """
+    palette, used = 1, 8
+    widths = struct.pack("<16H", *[64] * used, *[0] * 8)
+    upper, lower = min(rows, 16), max(rows - 16, 0)
+    sums = [upper, upper, lower or upper, lower or upper]
+    heights = bytes([*sums, upper, lower or 16, 16, 16, *[0] * 8])
+    told = bytes([palette, *[0] * 15]) + widths + heights
+    return torch.frombuffer(bytearray(told), dtype=torch.uint8)

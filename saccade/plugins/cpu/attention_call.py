@@ -1,0 +1,54 @@
+"""Arguments and block sizes shared by the attention kernels and their callers."""
+
+from __future__ import annotations
+
+import ctypes
+
+NAMES = ("pack", "attend")
+QUERY_BLOCK = 128
+"""Query rows of a work block. They share the keys and values in a core's cache."""
+ROW_TILE = 32
+"""Query rows per matmul."""
+KEY_BLOCK = 512
+"""Keys scored before their values are read."""
+CHUNK = 64
+"""Keys are padded to a multiple of this."""
+MAX_HEAD = 128
+FIELDS = (
+    "next",  # the counter of claimed blocks: 0
+    "heads",  # of queries, in folds; or of keys where these are packed
+    "group",  # heads of queries that share one of keys
+    "fold",  # query heads interleaved in a block's rows; a divisor of group
+    "blocks",  # of rows, or chunks of keys
+    "chunks",  # of keys, of one head
+    "own",  # 1: a block packs its own keys, KEY_BLOCK at a time, in a core's cache; else 0
+    "page",  # tokens per KV page; 0: `rows` has the keys' indices
+    "factor",  # float32 bits: scores are multiplied by it and used as exponents of 2
+    "q_row",  # bytes from one row to the next
+    "q_head",
+    "k_row",
+    "k_head",
+    "v_row",
+    "v_head",
+    "out_row",
+    "out_head",
+    "q",
+    "k",
+    "v",
+    "out",
+    "keys",  # packed: of each head, chunk, and 16 keys: [dim / 32] tiles of [pair, key, 2]
+    "values",  # packed: of each head, chunk, and 32 keys: [dim / 16] tiles of [pair, dim, 2]
+    "rows",  # int64 [chunks, CHUNK]: each key's index in k and v, -1 for padding
+    "pages",  # int32: the page table
+    "table",  # int64 [blocks, BLOCK_FIELDS]
+    "nothing",  # zeros, one head's worth
+    "tiles",  # AMX tile configuration
+)
+"""Arguments of a function: 64-bit integers, from `q` on addresses."""
+POINTERS = frozenset(FIELDS[FIELDS.index("q") :])
+BLOCK_FIELDS = ("first", "count", "chunk", "keys", "seen")
+"""A block's first row, its number of rows (times the heads of the fold), the first chunk of its
+keys, its number of keys, and how many of them the first row sees (each next row sees one more).
+With KV pages, `chunk` is the index of its first page in the page table.
+"""
+Call = ctypes.c_int64 * len(FIELDS)

@@ -1,0 +1,37 @@
+"""Arguments and block sizes shared by the bfloat16 GEMM kernels and their callers."""
+
+from __future__ import annotations
+
+import ctypes
+
+NAME = "product"
+PANEL = 32
+"""Outputs packed together: for each pair of inputs, one 32-bit word per output."""
+ROWS = 8
+"""Maximum rows per step with AVX512."""
+TILE_ROWS = 16
+"""Maximum rows of an AMX tile."""
+BLOCK = 2 * TILE_ROWS
+"""Rows per step with AMX."""
+TILE_INPUTS = 32
+"""Inputs of a tile. Matrices are padded to a multiple."""
+PREFETCH_BYTES = 4096
+"""Prefetch distance (measured: decision 007)."""
+FIELDS = (
+    "next",  # the counter of claimed blocks: 0
+    "panels",
+    "inputs",
+    "outputs",  # without padding
+    "count",  # of rows
+    "portion",  # rows of a work block, a multiple of BLOCK
+    "portions",
+    "rows",  # bfloat16 [T, inputs]
+    "words",
+    "bias",  # float32 [panels * PANEL]
+    "result",  # bfloat16 [T, outputs]
+    "first_setting",  # tile configuration for full blocks, or for all rows if they are fewer
+    "last_setting",  # for the last rows, if they do not fill a block
+)
+"""Arguments of the function: 64-bit integers, from `rows` on addresses."""
+POINTERS = frozenset(FIELDS[FIELDS.index("rows") :])
+Call = ctypes.c_int64 * len(FIELDS)

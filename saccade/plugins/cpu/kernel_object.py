@@ -1,0 +1,48 @@
+"""The object file of a kernel, which Numba compiles for this machine's processor once, and later
+processes take from disk without Numba, whose import and first use take most of a second.
+
+Needs no PyTorch. The instructions are in a separate file, `*_code.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from saccade.plugins.cpu import disk_cache, machine_code
+
+Body = Callable[[Any], None]
+
+
+def object_file(code: str, name: str, *sizes: int) -> bytes:
+    """Compile the body that the function `name` of the file `code` returns for `sizes`, or take it
+    from disk.
+    """
+
+    def make() -> bytes:
+        from saccade.plugins.cpu.jit import compile_body
+
+        instructions = import_module(f"{__package__}.{code}")
+        return compile_body(name, vars(instructions)[name](*sizes))
+
+    return disk_cache.get_or_create(describe(code, name, *sizes), make)
+
+
+def describe(code: str, name: str, *sizes: int) -> str:
+    """Return the words that the object file follows from."""
+    return "\n".join((code, name, repr(sizes), machine_code.describe_target(), _sources()))
+
+
+@cache
+def _sources() -> str:
+    """Return what all kernels' code follows from, beside their names and the processor."""
+    folder = Path(__file__).parent
+    agreed = (*folder.glob("*_call.py"), *folder.glob("*_code.py"))
+    files = (folder / "jit.py", *sorted(agreed))
+    told = sorted(f"{key}={value}" for key, value in os.environ.items() if key.startswith("NUMBA_"))
+    return "\n".join((version("numba"), *told, *(file.read_text() for file in files)))

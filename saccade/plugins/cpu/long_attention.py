@@ -1,0 +1,38 @@
+"""The softmax of float32 scores to bfloat16 weights, in two passes over each row while a core's
+cache has it. Knows tensors only.
+
+Imported only where it runs (`ops.X86Ops`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from saccade.plugins.cpu.kernel import Kernel
+
+
+@cache
+def _weigh() -> Kernel:
+    return Kernel("long_attention_code", "weigh")
+
+
+def softmax_to_bfloat16(scores: torch.Tensor) -> torch.Tensor:
+    """Return softmax(scores [R, K]) in bfloat16. Overwrites `scores`, float32.
+
+    What is -inf, or more than 87 below a row's largest, counts 1e-38 of it.
+    """
+    rows, keys = scores.shape
+    assert scores.is_contiguous()
+    tops = scores.amax(-1)
+    weights = torch.empty(scores.shape, dtype=torch.bfloat16)
+    _weigh()(
+        rows,
+        2 * rows * keys,
+        scores.data_ptr(),
+        tops.data_ptr(),
+        weights.data_ptr(),
+        keys,
+    )
+    return weights

@@ -1,0 +1,149 @@
+"""What start-up finds out about a network on this machine, and the kernels that it compiles
+meanwhile. Both are kept on disk, so the next start of the same reads one small file.
+
+Owns the words that say what "the same" is: the machine, every version, this package's source, the
+checkpoint's files, and what decides the shapes of steps. Whatever differs is found out again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import torch
+
+from saccade.core.config import EngineConfig
+from saccade.core.decoders import json_decoder
+from saccade.plugins.cpu import disk_cache
+from saccade.plugins.cpu.cpu_info import IDENTITY, first_processor
+from saccade.plugins.cpu.disk_cache import USED_FILES
+from saccade.runtime.batch import Frame
+from saccade.runtime.start import TRIAL_TOKENS, Origin, Start
+
+SETTINGS = ("ATEN_", "DNNL_", "GOMP_", "KMP_", "LD_PRELOAD", "MKL_", "NUMBA_", "OMP_", "ONEDNN_")
+"""Beginnings of the names of settings that choose how numbers are computed."""
+TRIAL_PAGES = 1 + TRIAL_TOKENS
+"""KV pages past which measuring uses no more."""
+CPU_FIELDS = (*IDENTITY, "microcode", "cache size")
+"""What /proc/cpuinfo says of what a processor can do."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartupInfo:
+    """What is kept of a start. `kernels`: names of the files with the code that it needed."""
+
+    batch_invariant: bool
+    kernels: tuple[str, ...]
+
+
+def prepare(start: Start) -> tuple[bool, str]:
+    """Implement `runtime.start.Prepare`."""
+    words = "" if start.origin is None else describe_network(start.origin)
+    words = words and f"{words}\n{describe_steps(start.config)}"
+    return load_or_measure(words, partial(_measure, start))
+
+
+def _measure(start: Start) -> bool:
+    from saccade.runtime.batch_invariance import rows_are_batch_invariant
+
+    warm_up_kernels(start)
+    parts = start.net, start.attention, start.batcher, start.embeddings, start.config
+    return rows_are_batch_invariant(*parts)
+
+
+@torch.inference_mode()
+def warm_up_kernels(start: Start) -> None:
+    """Run one row of padding through the network, draw a token, and encode two small images. Every
+    rank takes part.
+
+    That is enough on CPUs, which compile the same code for any number of rows.
+    """
+    net, attention, batcher = start.net, start.attention, start.batcher
+    batch = batcher.idle(Frame.decode(1))
+    attention.plan(batch)
+    net.forward(batch, attention)
+    if start.records:
+        net.ops.record(lambda: (net.forward(batch, attention),))
+    if start.sampler is not None:
+        start.sampler.warm_up()
+    start.encoder.warm_up()
+
+
+def load_or_measure(words: str, find_out: Callable[[], bool]) -> tuple[bool, str]:
+    """Return whether rows are exact, as `messages.Begun` means it, and what was done to know it.
+
+    Takes both from the last start with the same words, if its kernels are all still there.
+    Otherwise calls `find_out`, which compiles every kernel. Without a key, the result is not
+    cached.
+    """
+    if words and (found := _read(words)) is not None:
+        return found.batch_invariant, f"{_count(found.kernels)} and exact rows kept from last start"
+    batch_invariant = find_out()
+    done = f"{_count(USED_FILES.made)} compiled, exact rows measured"
+    if words:
+        facts = StartupInfo(batch_invariant, tuple(sorted({*USED_FILES.made, *USED_FILES.found})))
+        disk_cache.store(words, msgspec.json.encode(facts))
+    return batch_invariant, done
+
+
+def _count(kernels: Sequence[str]) -> str:
+    return f"{len(kernels)} kernel{'s' * (len(kernels) != 1)}"
+
+
+def _read(words: str) -> StartupInfo | None:
+    content = disk_cache.load(words)
+    if content is None:
+        return None
+    with suppress(msgspec.MsgspecError):
+        found = json_decoder(StartupInfo).decode(content)
+        if all(map(disk_cache.is_cached, found.kernels)):
+            return found
+    return None
+
+
+def describe_network(origin: Origin) -> str:
+    """Return words that differ whenever another network, or another way to compute it, is meant.
+
+    Returns "" for several ranks, which measure together.
+    """
+    load, folder = origin.load, origin.folder
+    if load.parallel.ranks > 1:
+        return ""
+    settings = sorted(each for each in os.environ.items() if each[0].startswith(SETTINGS))
+    versions = platform.python_version(), torch.__version__, torch.__config__.show()
+    files = sorted(
+        (entry.name, stat.st_size, stat.st_mtime_ns)
+        for entry in os.scandir(folder)
+        if entry.is_file() and (stat := entry.stat())
+    )
+    said = repr(load), repr(files), *versions, repr(settings), _describe_cpu(), source_digest()
+    return "\n".join(said)
+
+
+def describe_steps(config: EngineConfig) -> str:
+    """Return words for what decides the shapes of steps, and how they are computed."""
+    shapes = config.dtype, config.max_running, config.chunk_tokens, config.context_length
+    kept = config.page_size, min(TRIAL_PAGES, config.kv_pages), config.kv.dtype, config.kv.scales
+    return repr((*shapes, *kept, config.kv.attention, config.encoder))
+
+
+def source_digest() -> str:
+    """Return a digest over this package's source."""
+    digest, root = hashlib.sha256(), Path(__file__).parents[2]
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _describe_cpu() -> str:
+    """Return the processor's name, stepping, microcode and flags, and what PyTorch uses of them."""
+    used = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), platform.machine()
+    said = {name: first_processor().get(name, "") for name in CPU_FIELDS}
+    return repr((used, said))

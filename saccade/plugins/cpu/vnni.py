@@ -1,0 +1,46 @@
+"""Runs int4 and int8 GEMM kernels on x86 CPUs with AVX512-VNNI. LLVM compiles them from
+`vnni_code.py` at first use (`machine_code.py`).
+
+Needs llvmlite, which the extra `cpu` installs. `vnni_layout.py` handles tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+from saccade.plugins.cpu.amx import has_amx
+from saccade.plugins.cpu.kernel import run_on_threads
+from saccade.plugins.cpu.machine_code import Function, compiled
+from saccade.plugins.cpu.vnni_call import FIELDS, TILED, Call
+
+DEPENDENCIES = (
+    *("saccade.kernels.reference.int8", "saccade.kernels.reference.hadamard"),
+    *("vnni_call", "llvm"),
+)
+"""Modules whose source the code depends on."""
+
+
+@cache
+def function(name: str) -> Function:
+    """Return a function of `vnni_call.py`, compiled at first use and cached on disk."""
+    pair = (
+        "product_8",
+        TILED,
+    )  # warm-up is too small a batch for AMX, so the first prompt would wait
+    together = name in pair and has_amx("amx-int8")
+    return _functions(pair if together else (name,))[name]
+
+
+@cache
+def _functions(names: Sequence[str]) -> Mapping[str, Function]:
+    return compiled(names, "vnni_code", DEPENDENCIES, names)
+
+
+def run(name: str, call: Mapping[str, int], blocks: int) -> None:
+    """Run a function on PyTorch's threads.
+
+    call: FIELDS without `next`; missing ones are 0. blocks: of work.
+    """
+    values = Call(0, *(call.get(field, 0) for field in FIELDS[1:]))
+    run_on_threads(function(name), values, blocks)

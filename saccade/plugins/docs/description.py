@@ -1,0 +1,7 @@
+"""The description's own operation in `/openapi.json`."""
+
+from __future__ import annotations
+
+from saccade.api.description import ApiOperation, Description
+
+OPERATIONS = Description((ApiOperation("get", "/docs", "This description, to be read"),))

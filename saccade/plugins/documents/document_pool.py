@@ -1,0 +1,370 @@
+"""Documents read by their own image workers, which hostile bytes may kill: the pages' sizes, their
+text, their pixels.
+
+Owns the work waiting for these workers. An order is one page, so that clients take turns after
+each. One worker is reserved for clients without an order in flight: no client's slow pages hold all
+workers. Sizes are known in a moment and have their own worker. Processor time is limited for a page
+and for a document. What takes more, or costs a worker, is refused for a while. The workers start
+with the first document.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from signal import SIGKILL
+from typing import TypeVar
+
+import msgspec
+
+from saccade.core.config import MIB
+from saccade.core.decoders import msgpack_decoder
+from saccade.core.errors import EngineUnavailable, ImageError
+from saccade.core.metrics import Metrics
+from saccade.core.options import MediaOptions
+from saccade.media.sources.fairness import Requester, Turns
+from saccade.media.workers.fork_server import ForkServers
+from saccade.media.workers.header_pool import RefusedBytes, fail
+from saccade.media.workers.orders import (
+    SIZE_BYTES,
+    SIZES_HEAD_BYTES,
+    DocumentPiece,
+    PageWanted,
+    ReadDocument,
+    piece_bytes,
+)
+from saccade.media.workers.worker_slots import (
+    NO_TIME,
+    SLACK_BYTES,
+    TRIES,
+    WorkerLost,
+    WorkerSlot,
+    WorkerSlots,
+)
+
+PAGE_BYTES = 512 * MIB
+"""Memory that reading a page may take beside the file: a scan of 100 Mpx in colour fits."""
+OUTBOX_BYTES = 256 * MIB
+"""The most that one page may answer with."""
+MAX_FILE_PAGES = 10_000
+"""Pages of a file that is opened. Their sizes are decoded on the event loop, in 3 ms."""
+PAGE_SHARE, DOCUMENT_SHARE = 0.25, 3.0
+"""Of `decode_timeout`: the processor time that a page may take, and that a document may."""
+PATIENCE = 2.0
+"""Of `decode_timeout`: how long a page may wait for its processor time, on a busy machine."""
+
+T = TypeVar("T")
+LOST = "the PDF cannot be read: its reader crashed, or needed too much memory"
+_SIZES = msgpack_decoder(list[tuple[float, float]])
+_PAGE = msgpack_decoder(tuple[str, bytes])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DocumentBytes:
+    """A file, and who asks for it."""
+
+    digest: bytes
+    data: bytes
+    requester: Requester = field(default_factory=Requester)
+
+
+@dataclass(slots=True, eq=False)
+class _Budget:
+    """What reading a document may take: `left` of `seconds` of CPU time, for `pages`. use:
+    what is refused once it is used up.
+    """
+
+    seconds: float
+    pages: int
+    use: str
+    left: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left = self.seconds
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    """A page of a file, or the sizes of all (`None`). `tries` counts workers lost."""
+
+    file: DocumentBytes
+    page: PageWanted | None
+    budget: _Budget
+    done: asyncio.Future[bytes] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    tries: int = 0
+
+    @property
+    def requester(self) -> Requester:
+        return self.file.requester
+
+    @property
+    def wanted(self) -> bool:
+        return not self.done.done()
+
+    @property
+    def draws(self) -> bool:
+        return self.page is not None and self.page.drawing is not None
+
+    @property
+    def use(self) -> str:
+        """Name what is refused with this work. A page that is slow to draw may still have text, and
+        takes no other page with it. A slow part of a page takes no whole page with it.
+        """
+        if self.page is None:
+            return "sizes"
+        if self.page.drawing is not None and self.page.drawing.box is not None:
+            return f"part of {self.page.index}"
+        return f"{'image' if self.draws else 'text'} {self.page.index}"
+
+
+class DocumentPool:
+    """All workers of one server for documents."""
+
+    def __init__(
+        self,
+        options: MediaOptions,
+        max_pages: int,
+        metrics: Metrics,
+        fork_servers: ForkServers | None = None,
+    ) -> None:
+        """Set up the workers. `fork_servers`: as in `DecodePool`."""
+        self._own_fork_servers = ForkServers() if fork_servers is None else None
+        fork_servers = fork_servers or self._own_fork_servers
+        assert fork_servers is not None
+        self._options = options
+        self._metrics = metrics
+        self._refused = RefusedBytes()
+        self._max_pages = most = max(MAX_FILE_PAGES, max_pages)
+        room = SIZES_HEAD_BYTES + SIZE_BYTES * most
+        self._measuring = _Readers(fork_servers, options, metrics, self._refused, 1, room, most)
+        self._reading = _Readers(
+            fork_servers, options, metrics, self._refused, options.workers, OUTBOX_BYTES, most
+        )
+
+    async def close(self) -> None:
+        """End the workers, and cancel all waiting work."""
+        await asyncio.gather(self._measuring.close(), self._reading.close())
+        if self._own_fork_servers is not None:
+            await asyncio.to_thread(self._own_fork_servers.close)
+
+    async def sizes(self, file: DocumentBytes) -> list[tuple[float, float]]:
+        """Return (height, width) of each page in points. Raises ImageError, EngineUnavailable."""
+        seconds = PAGE_SHARE * self._options.decode_timeout
+        budget = _Budget(seconds, self._max_pages, "sizes")
+        (piece,) = await self._measuring.do([_Work(file, None, budget)])
+        sizes = _read(_SIZES, piece)
+        if not 1 <= len(sizes) <= self._max_pages or not all(
+            0 < side < 1e9 for size in sizes for side in size
+        ):
+            raise ImageError(LOST, code="invalid_document")
+        return sizes
+
+    async def pages(
+        self,
+        file: DocumentBytes,
+        wanted: Sequence[PageWanted],
+        grow: Callable[[int], None] = lambda _: None,
+    ) -> list[tuple[str, bytes]]:
+        """Return the text and PNG of these pages. `grow` hears the number of bytes, as pieces come.
+
+        Raises as `sizes`, and as `grow`.
+        """
+        for page in wanted:
+            if page.drawing is not None and piece_bytes(page) > OUTBOX_BYTES:
+                raise ImageError(
+                    f"page {page.index + 1} of the PDF would be {page.drawing.kept} px: use a "
+                    "smaller max_pixels",
+                    code="image_too_large",
+                )
+        use = f"{wanted[0]} to {wanted[-1]}, {len(wanted)} pages"
+        budget = _Budget(DOCUMENT_SHARE * self._options.decode_timeout, len(wanted), use)
+        works = [_Work(file, page, budget) for page in wanted]
+        return [_read(_PAGE, piece) for piece in await self._reading.do(works, grow)]
+
+
+class _Readers:
+    """Workers for documents, and the work that waits for them."""
+
+    def __init__(
+        self,
+        fork_servers: ForkServers,
+        options: MediaOptions,
+        metrics: Metrics,
+        refused: RefusedBytes,
+        workers: int,
+        outbox: int,
+        max_pages: int,
+    ) -> None:
+        """Set up the workers, `workers` for each client and one reserved for the others. `outbox`
+        is the bytes that an order may answer with.
+        """
+        memory = PAGE_BYTES + 3 * options.max_image_bytes + SLACK_BYTES
+        self._slots = WorkerSlots(
+            fork_servers.readers,
+            None,
+            workers + 1,
+            memory,
+            metrics,
+            self._dispatch,
+            self._fail,
+            outbox,
+        )
+        self._in_flight: Counter[str] = Counter()
+        """Orders by client."""
+        self._options = options
+        self._max_pages = max_pages
+        self._metrics = metrics
+        self._refused = refused
+        self._turns: Turns[_Work] = Turns()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """End the workers, and cancel all waiting work."""
+        for task in (tasks := [*self._tasks]):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._slots.close()
+        for work in self._turns:
+            work.done.cancel()
+
+    async def do(
+        self, works: Sequence[_Work], grow: Callable[[int], None] = lambda _: None
+    ) -> list[bytes]:
+        """Read one file's pages and texts, in order. Raises as `DocumentPool.pages`."""
+        self._slots.start()
+        requester, file = works[0].requester, works[0].file
+        for use in (works[0].budget.use, *(work.use for work in works)):
+            self._refused.check(requester.tenant, file.digest, use)
+        for work in works:
+            self._turns.add(work)
+        self._dispatch()
+        pieces: list[bytes] = []
+        nbytes = 0
+        try:
+            for work in works:
+                pieces.append(await work.done)
+                nbytes += len(pieces[-1])
+                grow(nbytes)
+        finally:  # the first that fails ends the others
+            for work in works:
+                if not work.done.cancel() and not work.done.cancelled():
+                    work.done.exception()  # looked at
+        return pieces
+
+    def _dispatch(self) -> None:
+        while self._slots.idle() and (work := self._turns.take_next(self._has_worker)):
+            slot = self._slots.idle(work.requester.tenant)
+            assert slot is not None
+            slot.busy = True
+            self._in_flight[work.requester.client] += 1
+            task = asyncio.create_task(self._run(slot, work))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _has_worker(self, work: _Work) -> bool:
+        """Return False if the last idle worker is reserved for other clients."""
+        return self._slots.num_idle > 1 or not self._in_flight[work.requester.client]
+
+    def _fail(self, why: str) -> None:
+        while work := self._turns.take_next():
+            fail(work.done, EngineUnavailable(why))
+
+    # ---- one order
+
+    async def _run(self, slot: WorkerSlot, work: _Work) -> None:
+        try:
+            found = await self._read(slot, work)
+            if work.wanted:
+                work.done.set_result(found)
+        except (ImageError, EngineUnavailable) as error:
+            fail(work.done, error)
+        except TimeoutError:
+            work.budget.left -= await self._slots.kill(slot)
+            self._again(work, EngineUnavailable(NO_TIME))
+        except WorkerLost as lost:
+            work.budget.left -= lost.cpu
+            if lost.late:
+                use = work.use if work.budget.left > 0 else work.budget.use
+                self._refuse(work, self._late(work), use)
+            elif self._again(work, crash := ImageError(LOST, code="invalid_document")) and (
+                lost.signal != SIGKILL
+            ):
+                self._refuse(work, crash, work.use)
+        finally:
+            slot.free()
+            self._in_flight[work.requester.client] -= 1
+            self._in_flight += Counter()  # without zeros: clients come and go
+        self._dispatch()
+
+    async def _read(self, slot: WorkerSlot, work: _Work) -> bytes:
+        """Read the piece of one order. Raises ImageError, TimeoutError and WorkerLost."""
+        data = work.file.data
+        await self._slots.prepare(slot, [data], work.requester.tenant, work.file.digest)
+        order = ReadDocument(
+            slot.number,
+            slot.serial,
+            len(data),
+            self._max_pages,
+            () if work.page is None else (work.page,),
+            PAGE_BYTES + 2 * len(data),
+            max(0.0, min(self._page_seconds, work.budget.left)),
+        )
+        self._slots.send(slot, order)
+        async with asyncio.timeout(PATIENCE * self._options.decode_timeout):
+            answer = await slot.answer()
+        assert isinstance(answer, DocumentPiece)
+        work.budget.left -= answer.cpu
+        if answer.reason is not None:
+            raise ImageError(answer.reason.text, code=answer.reason.code)
+        if work.draws:
+            self._metrics.inc("saccade_pages_rendered_total")
+        return await slot.answered(order.answer_at, answer.nbytes)
+
+    @property
+    def _page_seconds(self) -> float:
+        return PAGE_SHARE * self._options.decode_timeout
+
+    def _late(self, work: _Work) -> ImageError:
+        page, budget = work.page, work.budget
+        if page is None:
+            what, seconds = "opening the PDF takes", budget.seconds
+        elif budget.left > 0:
+            what, seconds = f"page {page.index + 1} of the PDF takes", self._page_seconds
+        else:
+            what = f"the PDF's first {page.index + 1} of {budget.pages} pages take"
+            seconds = budget.seconds
+        part = page is not None and page.drawing is not None and page.drawing.box is not None
+        less = "use a smaller max_pixels" if part else "send pages that are simpler, or fewer"
+        return ImageError(
+            f"{what} more than {seconds:g} s of processor time: {less}, or start the server with a "
+            "larger --tune decode_timeout=SECONDS",
+            code="document_too_large",
+        )
+
+    def _refuse(self, work: _Work, error: ImageError, use: str) -> None:
+        """Report an error to the caller, and remember it for this use."""
+        self._refused.add(work.requester.tenant, work.file.digest, error, use)
+        fail(work.done, error)
+
+    def _again(self, work: _Work, error: Exception) -> bool:
+        """Queue the work once more, or report `error` if every try is used. Returns True in the
+        latter case.
+        """
+        work.tries += 1
+        if work.tries >= TRIES:
+            fail(work.done, error)
+            return True
+        self._turns.put_back(work)
+        return False
+
+
+def _read(decoder: msgspec.msgpack.Decoder[T], piece: bytes) -> T:
+    """Check a worker's answer, for the worker may be taken over. Raises ImageError."""
+    try:
+        return decoder.decode(piece)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise ImageError(LOST, code="invalid_document") from None

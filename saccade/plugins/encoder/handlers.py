@@ -1,0 +1,223 @@
+"""POST /internal/embedding, the one question to a server with role encode: the bytes of an image,
+or its key, for its embedding (`core/exchange.py` has the words).
+
+Owns the order of a request: the wish and this tower's ability, a permit, the body, the image, the
+engine, the answer from shared memory. The image is opened like any client's.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from itertools import accumulate
+
+import msgspec
+from blake3 import blake3
+from starlette.datastructures import Headers
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from saccade.api.handlers import Endpoint, RequestHandler
+from saccade.api.mounting import ApiContext
+from saccade.core.decoders import json_decoder
+from saccade.core.errors import ImageError, InvalidRequest, NotFound, OtherTower
+from saccade.core.exchange import (
+    ENCODE_PATH,
+    REQUEST_HEADER,
+    RESULT_HEADER,
+    EmbeddingRequest,
+    EmbeddingResult,
+)
+from saccade.core.types import Image, Request, SamplingParams, Span
+from saccade.core.video import MAX_FRAMES, VideoRules, check_video_options
+from saccade.edge.body import BufferedBody, read_whole, while_connected
+from saccade.front.answer_update import AnswerUpdate
+from saccade.front.prepared import PreparedRequest
+from saccade.media.content import Budget
+from saccade.media.opened import OpenedImage
+from saccade.media.sources.fairness import Requester
+from saccade.media.sources.source import ImageSource, Source, VideoSource
+
+PIECE = 256 * 1024
+"""Bytes that are handed to the connection at a time."""
+MAX_PIXELS = 1 << 48
+UNKNOWN = "no embedding with this key is cached: send the image's bytes"
+
+
+def encode_routes(api: ApiContext) -> Sequence[Route]:
+    embedding = EmbeddingHandler(api.handler).embedding
+    return (Route(ENCODE_PATH, Endpoint(embedding), methods=["POST"]),)
+
+
+class EmbeddingHandler:
+    """The handler."""
+
+    def __init__(self, handler: RequestHandler) -> None:
+        self._handler = handler
+        self._front = handler.front
+        self._media = handler.front.intake.media
+
+    async def embedding(self, scope: Scope, receive: Receive, send: Send) -> None:
+        wanted = self._read(Headers(scope=scope).get(REQUEST_HEADER, ""))
+        async with self._handler.admission.admit(scope, receive, read_whole) as (body, held):
+            await while_connected(receive, self._answer(send, wanted, bytes(body), held))
+
+    def _read(self, text: str) -> EmbeddingRequest:
+        try:
+            wanted = json_decoder(EmbeddingRequest).decode(text)
+            self._check_size(wanted.image)
+            tokens = self._front.intake.spec.num_tokens(wanted.image.grid)
+        except (msgspec.MsgspecError, ValueError, TypeError) as error:
+            raise InvalidRequest(f"{REQUEST_HEADER}: {error}", REQUEST_HEADER) from None
+        image, mine = wanted.image, self._front.check_ready().tower
+        if wanted.tower != mine:
+            raise OtherTower(
+                f"the embedding of the vision tower {_name(wanted.tower.fingerprint)} is wanted, "
+                f"in {wanted.tower.dtype}; this server's is {_name(mine.fingerprint)}, in "
+                f"{mine.dtype}: give both servers the same checkpoint, --dtype, --device and "
+                "--patch-embed, on the same kind of CPU or GPU"
+            )
+        if tokens != image.num_tokens:
+            raise InvalidRequest(f"{REQUEST_HEADER}: invalid image", REQUEST_HEADER)
+        if not self._media.holds(mine.nbytes(tokens)):
+            raise _too_large("num_tokens", tokens)
+        return wanted
+
+    def _check_size(self, image: Image) -> None:
+        """Check every number in an image before use. Raises InvalidRequest."""
+        most = self._front.intake.spec.largest_image.pixels  # a token, or a patch, has one at least
+        numbers: tuple[int, ...]
+        for name, numbers in (
+            ("grid", image.grid),
+            ("num_tokens", (image.num_tokens,)),
+            ("num_patches", (image.num_patches,)),
+            ("canvas", image.canvas),
+        ):
+            if max(numbers) > most:
+                raise _too_large(name, max(numbers))
+            if min(numbers) < (name != "grid"):
+                raise InvalidRequest(f"{REQUEST_HEADER}: invalid image", REQUEST_HEADER)
+        if not self._media.holds(3 * math.prod(image.canvas)):
+            raise _too_large("canvas", math.prod(image.canvas))
+
+    async def _answer(
+        self, send: Send, wanted: EmbeddingRequest, body: bytes, held: BufferedBody
+    ) -> None:
+        opened = await self._open(wanted, body, held) if body else None
+        prepared = _prepare(wanted, opened, held)
+        try:
+            async with self._embedded(prepared) as event:
+                await self._send(send, wanted, event)
+        except ImageError as error:
+            if opened is None:  # neither the engine nor the front has it
+                raise NotFound(UNKNOWN) from error
+            raise
+
+    async def _open(self, wanted: EmbeddingRequest, body: bytes, held: BufferedBody) -> OpenedImage:
+        """Open the image like any client's. Raises OtherTower unless it is the wanted image."""
+        client, salt = held.client, wanted.image.key.salt
+        requester = Requester(client.share(""), client.name, held, client.tenant(salt))
+        source = source_of(wanted, body, self._front.intake.spec.video)
+        (found,) = await self._media.open_all((source,), salt, requester)
+        (opened,) = found.images
+        if opened.image != wanted.image:
+            raise OtherTower(
+                "the image is another by what this server makes of its bytes and its settings: "
+                "give both servers the same checkpoint",
+                code="wrong_settings",
+            )
+        return opened
+
+    @asynccontextmanager
+    async def _embedded(self, prepared: PreparedRequest) -> AsyncIterator[AnswerUpdate]:
+        """Yield the last event. The embedding stays in shared memory until the end."""
+        try:
+            async with aclosing(self._front.generate(prepared)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            self._front.taken(f"{prepared.request.id}-0")  # also where it came too late
+
+    async def _send(self, send: Send, wanted: EmbeddingRequest, event: AnswerUpdate) -> None:
+        assert event.embedding is not None
+        found = event.found[0]
+        values = self._media.embedding(*event.embedding)
+        digest = await self._front.intake.in_thread(partial(_digest, values))
+        given = EmbeddingResult(wanted.tower, wanted.image.num_tokens, digest, found.encode_ms)
+        headers = [
+            (b"content-type", b"application/octet-stream"),
+            (b"content-length", str(len(values)).encode()),
+            (RESULT_HEADER.encode(), msgspec.json.encode(given)),
+        ]
+        source = "cache" if found.level == "embedding" else "tower"
+        self._front.metrics.inc("saccade_embeddings_sent_total", source=source)
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for start in range(0, len(values), PIECE):
+            piece = bytes(values[start : start + PIECE])
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def source_of(wanted: EmbeddingRequest, body: bytes, rules: VideoRules | None) -> Source:
+    """Read the body as the client's own image or frames. Raises InvalidRequest."""
+    if wanted.frames is None:
+        budget = Budget(wanted.detail, wanted.min_pixels, wanted.max_pixels)
+        return ImageSource(body, "image", budget)
+    sizes, count = wanted.nbytes, wanted.frames.count
+    most = rules.frames if rules else 0
+    if not 1 <= len(sizes) <= min(most, count) or min(sizes) < 1 or sum(sizes) != len(body):
+        raise InvalidRequest(
+            f"{REQUEST_HEADER}: nbytes is {str(sizes)[:100]}: it must be the sizes of 1 to {most} "
+            f"frames, which the body's {len(body)} bytes are",
+            REQUEST_HEADER,
+        )
+    if count > MAX_FRAMES:
+        raise _too_large("frames.count", count)
+    options = wanted.frames.wishes
+    check_video_options(options, REQUEST_HEADER)
+    pixels = options.min_pixels, options.max_pixels, options.total_pixels
+    if not all(each is None or 0 < each < MAX_PIXELS for each in pixels):
+        raise InvalidRequest(
+            f"{REQUEST_HEADER}: pixels of frames must be from 1 to {MAX_PIXELS - 1}", REQUEST_HEADER
+        )
+    ends = tuple(accumulate(sizes))
+    files = tuple(body[end - size : end] for end, size in zip(ends, sizes, strict=True))
+    return VideoSource(files, "image", options, count=count)
+
+
+def _too_large(field: str, number: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"{REQUEST_HEADER}: {field} is {number}: beyond this model's largest image, or what shared "
+        "memory (--tune arena_mb) holds",
+        REQUEST_HEADER,
+    )
+
+
+def _prepare(
+    wanted: EmbeddingRequest, opened: OpenedImage | None, held: BufferedBody
+) -> PreparedRequest:
+    """Build an engine request for one image, with placeholders as its tokens."""
+    image = wanted.image
+    request = Request(
+        secrets.token_hex(12),
+        (0,) * image.num_tokens,
+        (Span(0, image.num_tokens, 0),),
+        (image,),
+        SamplingParams(max_tokens=1),
+        image.key.salt,
+        time.monotonic(),
+        held.client.share(image.key.salt),
+    )
+    return PreparedRequest(request, () if opened is None else (opened,), ("image",))
+
+
+def _digest(values: memoryview) -> str:
+    return blake3(values).hexdigest()
+
+
+def _name(fingerprint: str) -> str:
+    return fingerprint[:12] or "(none)"

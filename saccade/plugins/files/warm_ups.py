@@ -1,0 +1,103 @@
+"""Uploads made ready before the first question: encoded and prefilled while the engine is idle.
+
+Owns their queue and its bounds: `MOST` wait in all, and half as many for one of several keys; keys
+take turns. Uploads are computed one at a time, by the engine's rules for idle work
+(`sched/turns.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import replace
+
+from saccade.core.client import SHARE, Client
+from saccade.core.errors import Overloaded, RequestError
+from saccade.core.metrics import Metrics
+from saccade.front.answer_update import AnswerUpdate
+from saccade.front.prepared import PreparedRequest
+from saccade.front.prompt_encoder import GenerationRequest
+
+log = logging.getLogger("saccade")
+
+MOST = 64
+"""Uploads that wait to be got ready: each holds the prefix that came with it."""
+
+Prepare = Callable[[GenerationRequest, Client], Coroutine[None, None, PreparedRequest]]
+Generate = Callable[[PreparedRequest], AsyncGenerator[AnswerUpdate, None]]
+Spawn = Callable[[Coroutine[None, None, None]], None]
+
+
+class WarmUps:
+    """Prepares uploads in turn. `prepare`, `generate`: as in the request manager. `spawn` runs a
+    task until the server stops.
+    """
+
+    def __init__(
+        self, prepare: Prepare, generate: Generate, spawn: Spawn, metrics: Metrics
+    ) -> None:
+        self._prepare = prepare
+        self._generate = generate
+        self._spawn = spawn
+        self._metrics = metrics
+        self._clients: dict[str, deque[tuple[GenerationRequest, Client]]] = {}
+        self._busy = False
+
+    def check(self, client: Client) -> None:
+        """Raise Overloaded if the queue is full, or the client's share is."""
+        mine = len(self._clients.get(client.name, ()))
+        most = int(MOST * SHARE) if client.limited else MOST
+        if mine >= most or self._waiting >= MOST:
+            raise Overloaded(
+                f"warm: {self._waiting} uploads are queued to be encoded in advance, {mine} of "
+                f"this API key; the limit is {MOST}, {most} of one key: upload without warm, or "
+                "try again later"
+            )
+
+    def add(self, request: GenerationRequest, client: Client) -> None:
+        """Queue `request` to be prepared at some time. Raises as `check`."""
+        self.check(client)
+        self._clients.setdefault(client.name, deque()).append((request, client))
+        self._tell()
+        if not self._busy:
+            self._busy = True
+            self._spawn(self._run())
+
+    @property
+    def _waiting(self) -> int:
+        return sum(map(len, self._clients.values()))
+
+    def _tell(self) -> None:
+        self._metrics.set("saccade_warm_waiting", self._waiting)
+
+    async def _run(self) -> None:
+        try:
+            while self._clients:
+                name, mine = next(iter(self._clients.items()))
+                request, client = mine.popleft()
+                del self._clients[name]
+                if mine:
+                    self._clients[name] = mine  # after all others
+                self._tell()
+                await self._warm(request, client)
+        finally:
+            self._busy = False
+
+    async def _warm(self, request: GenerationRequest, client: Client) -> None:
+        outcome = "failed"
+        try:
+            prepared = await self._prepare(request, client)
+            made = prepared.request
+            idle = replace(made, caching=replace(made.caching, idle=True))
+            async with aclosing(self._generate(replace(prepared, request=idle))) as events:
+                async for _ in events:
+                    pass
+            outcome = "done"
+        except RequestError as error:
+            log.info("an upload was not encoded in advance: %s", error.message)
+        except Exception:  # a background task: other requests go first
+            log.exception("an upload was not encoded in advance")
+        finally:
+            self._metrics.inc("saccade_warm_total", outcome=outcome)

@@ -1,0 +1,16 @@
+"""llama.cpp's files as a checkpoint."""
+
+from saccade.plugin import CheckpointFormat, Plugin
+
+PLUGIN = Plugin(
+    "gguf",
+    options="saccade.core.settings:CheckpointSettings",
+    formats=(
+        CheckpointFormat(
+            ".gguf",
+            folder="saccade.plugins.gguf.folder:resolve_files",
+            tensors="saccade.plugins.gguf.tensors:open_gguf",
+            stored="saccade.plugins.gguf.blocks:block_tensor",
+        ),
+    ),
+)

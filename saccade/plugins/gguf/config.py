@@ -1,0 +1,63 @@
+"""A checkpoint's JSON files, made from the metadata in its GGUF files.
+
+Families map metadata to fields (`kinds.py`), and read the result like any other
+checkpoint. Leaves tokenizers to `tokenizer.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from saccade.plugins.gguf.fields import MetadataFields, read_generation
+from saccade.plugins.gguf.header import GgufFile
+from saccade.plugins.gguf.kinds import ModelKind, Source
+from saccade.plugins.gguf.known import gguf_facts, projector, text_kind
+
+
+@dataclass(frozen=True, slots=True)
+class Configs:
+    """JSON files by name, but the tokenizer's.
+
+    defaults: fields that no file sets, for messages.
+    """
+
+    files: Mapping[str, Mapping[str, Any]]
+    defaults: tuple[str, ...] = ()
+
+
+def make_configs(model: GgufFile, tower: GgufFile | None, tensors: set[str]) -> Configs:
+    """Make the configs from a language model's file, its tower's, and all tensor names.
+
+    A split model gives its first file. Raises CheckpointError naming file and field, for files that
+    do not belong together too.
+    """
+    kind = text_kind(model)
+    projected = projector(tower) if tower else ""
+    found = _model(model, tower, projected)
+    text = kind.config(MetadataFields(model, f"{model.architecture}."), tensors)
+    config: dict[str, Any] = {
+        "architectures": [found.architecture],
+        "model_type": found.model_type,
+        "dtype": "bfloat16",
+        "tie_word_embeddings": "output.weight" not in tensors,
+    }
+    files: dict[str, Mapping[str, Any]] = {"generation_config.json": read_generation(model)}
+    if tower is None or found.see is None:
+        return Configs({"config.json": config | text, **files})
+    seen = found.see(Source(model, MetadataFields(tower, "clip.vision."), text, projected))
+    config |= {"text_config": text, **seen.config}
+    return Configs({"config.json": config, **files, **seen.files}, seen.defaults)
+
+
+def _model(model: GgufFile, tower: GgufFile | None, kind: str) -> ModelKind:
+    arch, models = model.architecture, gguf_facts().models
+    if (arch, kind) in models:
+        return models[arch, kind]
+    if tower is None:
+        raise model.refuse(f"{arch} has a separate vision file: pass it as --mmproj")
+    raise tower.refuse(
+        f"a tower of {kind}, which does not go with {arch} ({model.path.name}): give the --mmproj "
+        "file of the same model"
+    )

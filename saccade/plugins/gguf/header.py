@@ -1,0 +1,272 @@
+"""A GGUF file's header: its metadata, and its tensors' offsets.
+
+Every count and length is compared with the file's size before memory is taken. The package `gguf`
+knows the formats and their sizes. Its own reader makes several arrays per string, 300,000 in a
+vocabulary, and trusts the file's counts. Leaves the tensors' meaning to `names.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from saccade.core.errors import CheckpointError, ConfigError
+from saccade.core.extras import how_to_install
+
+SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+"""The name of a part of a model in several files, whose first part alone has metadata."""
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+MAX_TENSORS = 65_536
+"""Qwen3-VL-235B has 1,131."""
+MAX_FIELDS = 4_096
+MAX_ITEMS = 1 << 22
+"""The most items of all arrays. A vocabulary has 250,000, with as many kinds, scores and merges."""
+MAX_TEXT = 1 << 22
+"""Bytes of one string: a chat template has some 10,000."""
+MAX_TEXTS = 1 << 26
+"""Bytes of all strings together: those of a vocabulary with its merges have some 7 million."""
+MAX_VALUES = 1 << 40
+"""The most values of a tensor."""
+SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+"""Kinds of metadata by their number, as `struct` calls them."""
+FLOAT, TEXT, ARRAY = 6, 8, 9
+ENDED = "the file ends too early: it is cut off, download it again"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor in a file."""
+
+    name: str
+    shape: tuple[int, ...]  # in values, outermost dimension first, as torch counts
+    kind: str  # its format's name (Q4_K)
+    start: int  # where its bytes begin in the file
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """What one file's header holds."""
+
+    path: Path
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+
+    def refuse(self, wrong: str) -> CheckpointError:
+        return CheckpointError(f"{self.path}: {wrong}")
+
+    @property
+    def architecture(self) -> str:
+        found = self.metadata.get("general.architecture")
+        if not isinstance(found, str):
+            raise self.refuse("general.architecture is missing: it is not a model file")
+        return found
+
+
+def read_header(path: Path) -> GgufFile:
+    """Read a file's header, in half a second for a large vocabulary.
+
+    Other parts of a split model get the first's metadata.
+
+    Raises CheckpointError naming the file if it is not a GGUF file, cut off or damaged. Raises
+    ConfigError without the package `gguf`.
+    """
+    formats = known_formats()
+    try:
+        with path.open("rb") as file:
+            if file.read(len(MAGIC)) != MAGIC:
+                raise CheckpointError(
+                    f"{path}: it is not a GGUF file (it does not begin with GGUF)"
+                )
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                found = _Reader(path, data, len(data)).header(formats)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from None
+    part = SPLIT.fullmatch(path.name)
+    if part is None or int(part[2]) == 1 or "general.architecture" in found.metadata:
+        return found
+    return replace(found, metadata=read_header(part_of(path, 1)).metadata)
+
+
+def part_of(path: Path, number: int) -> Path:
+    """Return the path to part `number` of a file's split model."""
+    found = SPLIT.fullmatch(path.name)
+    assert found is not None
+    return path.with_name(f"{found[1]}-{number:05}-of-{found[3]}.gguf")
+
+
+def known_formats() -> dict[int, tuple[str, int, int]]:
+    """Return formats by number: name, values per block, bytes per block. Raises ConfigError."""
+    try:
+        from gguf.constants import GGML_QUANT_SIZES
+    except ImportError:
+        raise ConfigError(
+            f"GGUF files need the package gguf: {how_to_install('.[gguf]')}"
+        ) from None
+    return {int(kind): (kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
+
+
+class _Reader:
+    """Reads one header from beginning to end."""
+
+    def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
+        self._path = path
+        self._data = data
+        self._size = size
+        self._at = len(MAGIC)
+        self._items = self._text_bytes = 0
+
+    def header(self, formats: Mapping[int, tuple[str, int, int]]) -> GgufFile:
+        (version,) = self._take("I")
+        if version not in VERSIONS:
+            raise self._refuse(
+                f"GGUF version {version}; versions 2 and 3 of little-endian files are read: "
+                "convert the model again"
+            )
+        tensors, fields = self._take("QQ")
+        self._bound(tensors, MAX_TENSORS, 24, "tensors")
+        self._bound(fields, MAX_FIELDS, 13, "metadata fields")
+        metadata: dict[str, Any] = {}
+        for _ in range(fields):
+            name = self._text()
+            (kind,) = self._take("I")
+            metadata[name] = self._value(name, kind)
+        found = [self._tensor(formats) for _ in range(tensors)]
+        align = metadata.get("general.alignment", 32)
+        if not isinstance(align, int) or not 0 < align <= 1 << 20 or align & (align - 1):
+            raise self._refuse(f"general.alignment is {align!r}, which must be a power of two")
+        begin = -(-self._at // align) * align
+        placed = {each.name: self._placed(each, begin) for each in found}
+        if len(placed) < len(found):
+            raise self._refuse("duplicate tensor name: the file is damaged")
+        return GgufFile(self._path, metadata, placed)
+
+    def _tensor(self, formats: Mapping[int, tuple[str, int, int]]) -> TensorInfo:
+        """Read a tensor, with a start counted from that of all tensors."""
+        name = self._text()
+        (count,) = self._take("I")
+        if not 0 < count <= 4:
+            raise self._refuse(f"tensor {name!r} has {count} dimensions; 1 to 4 are read")
+        shape = tuple(reversed(self._take("Q" * count)))
+        number, start = self._take("IQ")
+        if number not in formats:
+            raise self._refuse(
+                f"tensor {name} has format {number}, which the installed package gguf does not "
+                "know: upgrade that package, or take another quantisation"
+            )
+        kind, block, block_bytes = formats[number]
+        values = math.prod(shape)
+        if not 0 < values <= MAX_VALUES or shape[-1] % block:
+            raise self._refuse(
+                f"tensor {name} is {list(shape)}, which no tensor of format {kind} is: the file is "
+                "damaged"
+            )
+        return TensorInfo(name, shape, kind, start, values // block * block_bytes)
+
+    def _placed(self, tensor: TensorInfo, begin: int) -> TensorInfo:
+        start = begin + tensor.start
+        if start + tensor.nbytes > self._size:
+            raise self._refuse(
+                f"tensor {tensor.name} ends at byte {start + tensor.nbytes} of a file that has "
+                f"{self._size}: {ENDED}"
+            )
+        return TensorInfo(tensor.name, tensor.shape, tensor.kind, start, tensor.nbytes)
+
+    def _value(self, name: str, kind: int) -> Any:
+        if kind == TEXT:
+            return self._text()
+        if kind in SCALARS:
+            return _exact(kind, self._take(SCALARS[kind]))[0]
+        if kind != ARRAY:
+            raise self._refuse(f"{name} is of kind {kind}, which is unknown: the file is damaged")
+        inner, count = self._take("IQ")
+        if inner == TEXT:
+            self._bound_items(name, count, 8)
+            return [self._text() for _ in range(count)]
+        if inner not in SCALARS:
+            raise self._refuse(f"{name} is an array of kind {inner}, which is not read")
+        self._bound_items(name, count, struct.calcsize(SCALARS[inner]))
+        return list(_exact(inner, self._take(f"{count}{SCALARS[inner]}")))
+
+    def _take(self, form: str) -> tuple[Any, ...]:
+        end = self._at + struct.calcsize(f"<{form}")
+        if end > self._size:
+            raise self._refuse(ENDED)
+        values = struct.unpack_from(f"<{form}", self._data, self._at)
+        self._at = end
+        return values
+
+    def _text(self) -> str:
+        (length,) = self._take("Q")
+        if length > MAX_TEXT:
+            raise self._refuse(
+                f"a text of {length} bytes; at most {MAX_TEXT} are read: the file is damaged"
+            )
+        if (end := self._at + length) > self._size:
+            raise self._refuse(ENDED)
+        self._text_bytes += length
+        if self._text_bytes > MAX_TEXTS:
+            raise self._refuse(
+                f"texts of {self._text_bytes} bytes and more; at most {MAX_TEXTS} are read: the "
+                "file is damaged"
+            )
+        raw = self._data[self._at : end]
+        self._at = end
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            raise self._refuse(
+                f"a string is not UTF-8 ({raw[:40]!r}): the file is damaged"
+            ) from None
+
+    def _bound(self, count: int, most: int, least_bytes: int, what: str) -> None:
+        if count > most:
+            raise self._refuse(f"{count} {what}; at most {most} are read: the file is damaged")
+        if count * least_bytes > self._size - self._at:
+            raise self._refuse(f"{count} {what} do not fit into it: {ENDED}")
+
+    def _bound_items(self, name: str, count: int, least_bytes: int) -> None:
+        self._bound(count, MAX_ITEMS, least_bytes, f"values of {name}")
+        self._items += count
+        if self._items > MAX_ITEMS:
+            raise self._refuse(
+                f"with {name} its arrays have {self._items} values; at most {MAX_ITEMS} are read: "
+                "the file is damaged"
+            )
+
+    def _refuse(self, wrong: str) -> CheckpointError:
+        return CheckpointError(f"{self._path}: {wrong}")
+
+
+def _exact(kind: int, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return figures as meant, a float32 as the shortest decimal with equal value (1e-6)."""
+    if kind != FLOAT:
+        return values
+    return tuple(_shortest(value) for value in values)
+
+
+def _shortest(value: float) -> float:
+    for digits in (6, 7, 8, 9):
+        text = f"{value:.{digits}g}"
+        if struct.pack("<f", float(text)) == struct.pack("<f", value):
+            return float(text)
+    return value  # a NaN

@@ -1,0 +1,69 @@
+"""All kinds of GGUF files that families state."""
+
+from __future__ import annotations
+
+from functools import cache
+from pkgutil import resolve_name
+
+from saccade.families.registry import families
+from saccade.plugins.gguf.header import GgufFile
+from saccade.plugins.gguf.kinds import GgufFacts, NamedTensors, TextKind
+from saccade.plugins.gguf.made import Made
+
+FOLDER_MAY = "another may work from its Hugging Face folder"
+
+
+@cache
+def gguf_facts() -> GgufFacts:
+    """Return the facts of all families as one."""
+    found: list[GgufFacts] = [resolve_name(each.gguf) for each in families() if each.gguf]
+    return GgufFacts(
+        models={key: model for each in found for key, model in each.models.items()},
+        texts={key: text for each in found for key, text in each.texts.items()},
+        towers={key: tower for each in found for key, tower in each.towers.items()},
+    )
+
+
+def text_kind(file: GgufFile) -> TextKind:
+    """Return a language model's kind. Raises CheckpointError that lists the known ones."""
+    arch, texts = file.architecture, gguf_facts().texts
+    if arch == "clip":
+        raise file.refuse("it is a vision tower: give the language model's file, this as --mmproj")
+    if arch not in texts:
+        raise file.refuse(
+            f"architecture {arch} is not supported; supported are {', '.join(sorted(texts))}, and "
+            f"{FOLDER_MAY}"
+        )
+    return texts[arch]
+
+
+def projector(file: GgufFile) -> str:
+    """Return the projector type, which determines the family.
+
+    Raises CheckpointError.
+    """
+    towers = gguf_facts().towers
+    for name in ("clip.projector_type", "clip.vision.projector_type"):
+        if isinstance(found := file.metadata.get(name), str):
+            if found in towers:
+                return found
+            raise file.refuse(
+                f"{name} {found} is not supported; supported are {', '.join(sorted(towers))}, and "
+                f"{FOLDER_MAY}"
+            )
+    raise file.refuse("clip.projector_type is missing: give the --mmproj file of a model with one")
+
+
+def made_tensors(file: GgufFile) -> dict[str, Made]:
+    """Return the checkpoint's tensors in this file, by transformers' names.
+
+    Unknown tensors keep their own name.
+
+    Raises CheckpointError for a tensor with a part in another file.
+    """
+    named: NamedTensors
+    if file.architecture == "clip":
+        named = gguf_facts().towers[projector(file)](file)
+    else:
+        named = text_kind(file).names(file)
+    return dict(named)

@@ -1,0 +1,147 @@
+"""Steps as graphs: the language model's layers, captured at a few frames.
+
+Owns the choice of a step's frame, the graphs' inputs outside the batcher's staging buffer, their
+output, and the count of replays. A graph covers a whole step, attention included, which reads
+lengths and pages on the device. Sees a plan only as numbers of rows and tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from saccade.core.config import StepGraphSizes
+from saccade.core.metrics import Metrics
+from saccade.nn.protocol import Attention, Batch, FamilyNet
+from saccade.plugins.gpu.cuda.graphs import Capture, GraphRunner, begin_captures
+from saccade.runtime.batch import ROW_TOKENS, Batcher, Frame
+from saccade.runtime.vision.streams import FIRST
+
+
+class StepMemory:
+    """What all step graphs share: the work, and the memory for image rows (`embeddings`) and output
+    states.
+    """
+
+    def __init__(
+        self,
+        net: FamilyNet,
+        attention: Attention,
+        batcher: Batcher,
+        sizes: StepGraphSizes,
+        like: torch.Tensor,
+    ) -> None:
+        """Take dtype, device and width from `like`, a tensor of embeddings."""
+        most = max((0, *sizes.mixed_tokens))
+        self.batcher = batcher
+        self.states = like.new_zeros((max((0, *sizes.rows, sizes.most_tokens)), net.hidden))
+        self.embeddings = like.new_zeros((most, like.shape[1]))
+        self._net = net
+        self._attention = attention
+
+    def compute(self, batch: Batch) -> torch.Tensor:
+        self._attention.plan(batch)
+        return self._net.forward(batch, self._attention)
+
+
+class FrameBuffers:
+    """A family of frames, each named by one number. Implements `graphs.Graphed`."""
+
+    def __init__(self, memory: StepMemory, frame: Callable[[int], Frame]) -> None:
+        self._memory = memory
+        self._frame = frame
+        self._inputs: dict[int, Batch] = {}
+
+    def inputs(self, size: int) -> Batch:
+        """Return a frame's batch. At the first call, the staging buffer holds only padding."""
+        if size not in self._inputs:
+            frame, memory = self._frame(size), self._memory
+            shown = memory.embeddings[: frame.splices]
+            self._inputs[size] = replace(memory.batcher.idle(frame), embeddings=shown)
+        return self._inputs[size]
+
+    def output(self, size: int) -> torch.Tensor:
+        return self._memory.states[: self._frame(size).tokens]
+
+    def compute(self, inputs: Batch) -> torch.Tensor:
+        return self._memory.compute(inputs)
+
+
+class CapturedSteps:
+    """The graphs for steps, all captured when the object is made."""
+
+    def __init__(
+        self, memory: StepMemory, sizes: StepGraphSizes, capture: Capture, metrics: Metrics
+    ) -> None:
+        self._metrics = metrics
+        # By the rows that decode beside others. The largest first: the rest fit into its memory.
+        self._mixed = {
+            singles: GraphRunner(
+                FrameBuffers(memory, partial(Frame.mixed, singles)),
+                sizes.mixed_tokens,
+                capture,
+                f"graphs of prompts beside {singles} rows",
+            )
+            for singles in sorted(sizes.mixed_rows, reverse=True)
+            if sizes.mixed_tokens
+        }
+        self._decode = (
+            GraphRunner(FrameBuffers(memory, Frame.decode), sizes.rows, capture, "decode graphs")
+            if sizes.rows
+            else None
+        )
+
+    def frame(self, decoding: int, rows: int, tokens: int) -> Frame | None:
+        """Return the smallest frame for `rows` rows and `tokens` tokens, `decoding` of the rows
+        decoding.
+
+        Returns `None` if the step is too large for all.
+        """
+        if decoding == rows:
+            bucket = self._decode.bucket(rows) if self._decode else None
+            return None if bucket is None else Frame.decode(bucket)
+        singles = min((each for each in self._mixed if each >= decoding), default=None)
+        if singles is None:
+            return None
+        least = max(tokens - decoding + 1, (rows - decoding) * ROW_TOKENS)
+        bucket = self._mixed[singles].bucket(least)
+        return None if bucket is None else Frame.mixed(singles, bucket)
+
+    def run(self, frame: Frame, shown: torch.Tensor) -> torch.Tensor:
+        """Replay the graph for `frame` and return its states [tokens of the frame, hidden].
+
+        They belong to the staged step, padded, and the next replay overwrites them. shown: the
+        step's image rows.
+        """
+
+        def fill(inputs: Batch) -> bool:
+            if len(shown):
+                inputs.embeddings[: len(shown)].copy_(shown)
+            return True
+
+        if frame.splices:
+            states = self._mixed[frame.singles].run(frame.tokens - frame.singles, fill)
+            self._metrics.inc("saccade_mixed_graph_replays_total", tokens=str(frame.tokens))
+        else:
+            assert self._decode is not None
+            states = self._decode.run(frame.rows, fill)
+            self._metrics.inc("saccade_graph_replays_total", rows=str(frame.rows))
+        assert states is not None, "the step was padded to a graph"
+        return states
+
+
+@torch.inference_mode()
+def open_step_graphs(
+    net: FamilyNet,
+    attention: Attention,
+    batcher: Batcher,
+    sizes: StepGraphSizes,
+    like: torch.Tensor,
+    metrics: Metrics,
+) -> CapturedSteps:
+    """Implement `runtime.graphs.OpenStepGraphs`."""
+    memory = StepMemory(net, attention, batcher, sizes, like)
+    return CapturedSteps(memory, sizes, begin_captures(like, FIRST), metrics)

@@ -1,0 +1,111 @@
+"""Penalties for past tokens, biases, and bans on an early end, for all rows of a step at once.
+
+Owns each slot's wishes and the counts of its tokens, on the device, where drawn tokens are added
+unknown to the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from saccade.core.plan import Open
+from saccade.core.types import MAX_BIASED_TOKENS, MAX_STOP_TOKENS, NO_PENALTIES, SamplingParams
+from saccade.kernels.device import send
+from saccade.plugins.gpu.triton.edits import (
+    BANNED,
+    LISTED,
+    SEEN,
+    EditTables,
+    launch_count,
+    launch_edit,
+)
+from saccade.runtime.row_parts import Draws
+from saccade.runtime.sampling.edits import list_edits
+
+NOTHING = -1, 0, 0
+"""The facts of a slot without edits: no line of counts, no listed tokens, no bans left."""
+
+
+class SlotEdits:
+    """Edits all rows in a step with one kernel, which reads the slots' wishes on the device.
+
+    Implements `runtime.row_parts.SamplePart`, as `runtime.sampling.edits.Edit` does. Each slot has
+    a line of counts for the whole vocabulary, at a fixed address, so that a graph may read the
+    line. Only this class writes `tables`.
+    """
+
+    def __init__(
+        self, vocab_size: int, slots: int, stop_ids: Sequence[int], device: torch.device
+    ) -> None:
+        ends = tuple(dict.fromkeys(stop_ids))
+        width = MAX_BIASED_TOKENS + MAX_STOP_TOKENS + len(ends)
+        width += -width % 16
+        self._stop_ids = ends
+        self._device = device
+        facts = np.full((slots, 3), NOTHING, np.int32)
+        self.tables = EditTables(
+            facts=send(facts, device),
+            weights=torch.ones((slots, 3), dtype=torch.float32, device=device),
+            entries=torch.zeros((slots, width), dtype=torch.int32, device=device),
+            amounts=torch.zeros((slots, width), dtype=torch.float32, device=device),
+            counts=torch.zeros((slots, vocab_size), dtype=torch.int32, device=device),
+        )
+
+    def open(self, opened: Open) -> None:
+        """Open a slot for a sequence, with its prompt and the answer so far."""
+        slot, params, tokens = opened.slot, opened.sampling, opened.tokens
+        listed = self._list(slot, params)
+        line = -1
+        if params.penalties != NO_PENALTIES:
+            weights = np.array(params.penalties, np.float32)
+            self.tables.weights[slot].copy_(send(weights, self._device))
+            line = slot
+            self._fill(line, tokens, opened.prompt_length, listed)
+        left = params.tokens_due(len(tokens) - opened.prompt_length)
+        self._send_facts(slot, (line, len(listed), min(left, np.iinfo(np.int32).max)))
+
+    def close(self, slot: int) -> None:
+        """Leave the kernel without work in the slot, whoever enters it."""
+        self._send_facts(slot, NOTHING)
+
+    def edit(self, logits: torch.Tensor, draws: Draws, masked: bool) -> bool:
+        launch_edit(logits, draws.slots, self.tables, masked)
+        return masked
+
+    def count(self, draws: Draws, tokens: torch.Tensor) -> None:
+        launch_count(draws.slots, self.tables, tokens)
+
+    def _send_facts(self, slot: int, facts: tuple[int, int, int]) -> None:
+        self.tables.facts[slot].copy_(send(np.array(facts, np.int32), self._device))
+
+    def _list(self, slot: int, params: SamplingParams) -> list[int]:
+        """Write the biased and banned tokens into the slot's list, and return them, each once."""
+        added = dict[int, float]()
+        biases, bans = list_edits(params, self._stop_ids)
+        for token, amount in biases:
+            added[token] = added.get(token, 0.0) + amount
+        banned = {*bans}
+        listed = [*added, *(banned - added.keys())]
+        if listed:
+            entries = np.array(listed, np.int32)
+            entries |= np.array([token in banned for token in listed]) * np.int32(BANNED.value)
+            amounts = np.array([added.get(token, 0.0) for token in listed], np.float32)
+            self.tables.entries[slot, : len(listed)].copy_(send(entries, self._device))
+            self.tables.amounts[slot, : len(listed)].copy_(send(amounts, self._device))
+        return listed
+
+    def _fill(
+        self, line: int, tokens: Sequence[int], prompt_length: int, listed: Sequence[int]
+    ) -> None:
+        """Write the line's numbers for a prompt and the answer so far."""
+        ids = np.array((*tokens, *listed), np.int64)
+        unique, places = np.unique(ids, return_inverse=True)
+        state = np.bincount(places[prompt_length : len(tokens)], minlength=len(unique))
+        numbers = state.astype(np.int32)
+        numbers[places[: len(tokens)]] |= SEEN.value
+        numbers[places[len(tokens) :]] |= LISTED.value
+        counts = self.tables.counts[line].zero_()
+        counts.index_copy_(0, send(unique, self._device), send(numbers, self._device))

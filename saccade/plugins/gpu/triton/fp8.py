@@ -1,0 +1,182 @@
+"""`fp8.fp8_linear` as a Triton kernel: weights cross memory in 8 bits and become the rows' number
+format where they are loaded. Knows tensors only.
+
+Imported only on a GPU, or in Triton's interpreter.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from saccade.kernels import device
+from saccade.kernels.matrix import Fp8Matrix
+from saccade.plugins.gpu.triton.tiling import Tiling, first_that_fills
+
+FEW = (Tiling(16, 64, 1, 4, 4), Tiling(16, 32, 2, 4, 4), Tiling(16, 16, 4, 4, 4))
+"""For at most 16 rows, the first that makes enough programs, else the last. What they cost is the
+weights' way: a program of fewer outputs has as many bytes under way, of several parts of the
+inputs.
+"""
+FEW_WIDE = (FEW[0], Tiling(16, 32, 2, 4, 3), Tiling(16, 16, 4, 4, 2))
+"""For 32-bit values, which must fit into 99 KB."""
+MANY = Tiling(128, 64, 1, 4, 3)
+MANY_SMALL = Tiling(64, 64, 1, 4, 3)
+"""For multiprocessors of 99 KB."""
+MANY_WIDE = Tiling(32, 64, 1, 4, 2)
+"""For 32-bit values."""
+INPUTS = 128
+"""Inputs that are multiplied at a time, at most."""
+
+
+@triton.jit
+def as_rows(weight, dtype: tl.constexpr):
+    """Convert weights to the data type of the rows, exactly. GPUs convert 8 bits to float16 and
+    float32 to bfloat16 in pairs, but float16 to bfloat16 one by one, on their slowest unit.
+    """
+    if weight.dtype == dtype or dtype != tl.bfloat16:
+        return weight.to(dtype)
+    return weight.to(tl.float32).to(dtype)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _product(
+    x,
+    values,
+    scales,
+    bias,
+    out,
+    rows,
+    x_stride,
+    outputs: tl.constexpr,
+    inputs: tl.constexpr,
+    group: tl.constexpr,
+    groups: tl.constexpr,
+    has_bias: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_k: tl.constexpr,
+):
+    """Program (block of outputs, block of rows).
+
+    The weights stand on the left: Hopper takes that side from registers, where they are converted.
+    """
+    n = tl.program_id(0) * block_n + tl.arange(0, block_n)
+    m = tl.program_id(1) * block_m + tl.arange(0, block_m)
+    k = tl.arange(0, block_k)
+    weight_at = values + n.to(tl.int64)[:, None] * inputs + k[None, :]
+    x_at = x + m.to(tl.int64)[None, :] * x_stride + k[:, None]
+    acc = tl.zeros([block_n, block_m], tl.float32)
+    for at in tl.range(0, inputs, block_k):
+        here = at + k < inputs
+        weight = tl.load(weight_at + at, mask=(n < outputs)[:, None] & here[None, :], other=0.0)
+        row = tl.load(x_at + at, mask=(m < rows)[None, :] & here[:, None], other=0.0)
+        if groups == 1:
+            acc = tl.dot(as_rows(weight, row.dtype), row, acc, input_precision="ieee")
+        else:
+            scale = tl.load(scales + n * groups + at // group, mask=n < outputs, other=0.0)
+            part = tl.dot(as_rows(weight, row.dtype), row, input_precision="ieee")
+            acc += part * scale[:, None]
+    if groups == 1:
+        acc *= tl.load(scales + n, mask=n < outputs, other=0.0)[:, None]
+    if has_bias:
+        acc += tl.load(bias + n, mask=n < outputs, other=0.0).to(tl.float32)[:, None]
+    to = out + m.to(tl.int64)[:, None] * outputs + n[None, :]
+    known = (m < rows)[:, None] & (n < outputs)[None, :]
+    tl.store(to, tl.trans(acc).to(out.dtype.element_ty), mask=known)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _few(
+    x,
+    values,
+    scales,
+    bias,
+    out,
+    rows,
+    x_stride,
+    outputs: tl.constexpr,
+    inputs: tl.constexpr,
+    group: tl.constexpr,
+    groups: tl.constexpr,
+    has_bias: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_k: tl.constexpr,
+    splits: tl.constexpr,
+):
+    """Program (block of outputs, block of rows). Blocks of inputs go to the parts in turns, each
+    part to warps of its own.
+    """
+    n = tl.program_id(0) * block_n + tl.arange(0, block_n)
+    m = tl.program_id(1) * block_m + tl.arange(0, block_m)
+    k = tl.arange(0, splits)[:, None] * block_k + tl.arange(0, block_k)[None, :]
+    weight_at = values + n.to(tl.int64)[None, :, None] * inputs + k[:, None, :]
+    x_at = x + m.to(tl.int64)[None, None, :] * x_stride + k[:, :, None]
+    known_n, known_m = (n < outputs)[None, :], (m < rows)[None, None, :]
+    acc = tl.zeros([splits, block_n, block_m], tl.float32)
+    for at in tl.range(0, inputs, splits * block_k):
+        here = at + k < inputs
+        known = known_n[:, :, None] & here[:, None, :]
+        weight = tl.load(weight_at + at, mask=known, other=0.0)
+        row = tl.load(x_at + at, mask=known_m & here[:, :, None], other=0.0)
+        if groups == 1:
+            acc = tl.dot(as_rows(weight, row.dtype), row, acc, input_precision="ieee")
+        else:
+            first = at + tl.arange(0, splits) * block_k
+            scale_at = n[None, :] * groups + (first // group)[:, None]
+            inside = known_n & (first < inputs)[:, None]
+            scale = tl.load(scales + scale_at, mask=inside, other=0.0)
+            part = tl.dot(as_rows(weight, row.dtype), row, input_precision="ieee")
+            acc += part * scale[:, :, None]
+    y = tl.sum(acc, 0)
+    if groups == 1:
+        y *= tl.load(scales + n, mask=n < outputs, other=0.0)[:, None]
+    if has_bias:
+        y += tl.load(bias + n, mask=n < outputs, other=0.0).to(tl.float32)[:, None]
+    to = out + m.to(tl.int64)[:, None] * outputs + n[None, :]
+    tl.store(to, tl.trans(y).to(out.dtype.element_ty), mask=(m < rows)[:, None] & known_n)
+
+
+def _cut(x: torch.Tensor, outputs: int) -> Tiling:
+    if len(x) <= FEW[0].rows:
+        cuts = FEW if x.element_size() == 2 else FEW_WIDE
+        return first_that_fills(cuts, len(x), outputs)
+    if x.element_size() > 2:
+        return MANY_WIDE
+    return MANY if device.has_room(x.device) else MANY_SMALL
+
+
+def launch_fp8(
+    x: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Do as `fp8.fp8_linear` in one launch."""
+    assert x.stride(1) == 1 and matrix.values.is_contiguous() and matrix.scales.is_contiguous()
+    rows, inputs = x.shape
+    outputs, groups = matrix.scales.shape
+    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    if not rows:
+        return out
+    cut = _cut(x, outputs)
+    shape = {
+        "outputs": outputs,
+        "inputs": inputs,
+        "group": matrix.group,
+        "groups": groups,
+        "has_bias": bias is not None,
+        "block_m": cut.rows,
+        "block_n": cut.outputs,
+        "block_k": INPUTS if groups == 1 else min(INPUTS, matrix.group & -matrix.group),
+        "num_warps": cut.warps,
+        "num_stages": cut.stages,
+    }
+    grid = (triton.cdiv(outputs, cut.outputs), triton.cdiv(rows, cut.rows))
+    given = (x, matrix.values, matrix.scales, bias, out, rows, x.stride(0))
+    if cut.splits > 1:
+        _few[grid](*given, **shape, splits=cut.splits)
+    else:
+        _product[grid](*given, **shape)
+    return out

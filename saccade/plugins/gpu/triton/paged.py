@@ -1,0 +1,464 @@
+"""`paged.paged_attention_reference` as Triton kernels: keys and values are read where they lie.
+
+One-token rows (decode) are `triton/paged_decode.py`'s. All other rows are one launch, whatever
+their number and lengths. Where tokens are few, keys are split, and a second launch joins what comes
+from it. The query heads that share a key head are rows in one product. Grids depend only on how
+many rows and tokens there are. In a layer with a window, key blocks outside the window of all a
+block's queries are skipped. Windows are constants; without one, the code for them is left out.
+Knows tensors only.
+
+Imported only on a GPU, or in Triton's interpreter.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+
+from saccade.kernels import device
+from saccade.kernels.reference.paged import PagedCache, PagedRows
+from saccade.plugins.gpu.triton.attention import (
+    LOG2_E,
+    NOTHING,
+    HeadTiling,
+    Tile,
+    attend_block,
+    begin,
+    beside_keys,
+    finish,
+)
+from saccade.plugins.gpu.triton.paged_decode import (
+    MIN_SPLIT_KEYS,
+    ROUND,
+    head_groups,
+    key_places,
+    launch_decode,
+    share_keys,
+    split_count,
+    split_keys,
+)
+
+MAX_SPLITS = 8
+"""Pieces of a row's keys, in a launch of few tokens. A row of more has blocks enough."""
+SPLIT_TOKENS = 512
+"""Tokens of a launch times pieces at most: what their parts take stays small."""
+MIN_PREFILL_SPLIT_KEYS = 1024
+"""Keys of such a piece."""
+
+PREFILL = Tile(rows=128, keys=64, warps=8, stages=3)
+PREFILL_HOPPER = replace(PREFILL, registers=128)
+"""Two programs fit a multiprocessor, at the price of some spills: one multiplies while the other
+makes exponentials. On an H200 421 TFLOP/s where one program has 309 (`gpu_check`, 3,650 tokens over
+25,600).
+"""
+PREFILL_SMALL = Tile(rows=128, keys=32, warps=8, stages=3)
+"""Before Hopper products leave from registers: with 64 keys, heads of 128 values would spill."""
+PREFILL_THIN_SMALL = Tile(rows=64, keys=32, warps=4, stages=3)
+"""The same for heads up to 64: three programs fit, where one of 128 rows spills."""
+PREFILL_LARGE = Tile(rows=128, keys=32, warps=8, stages=3)
+"""For heads beyond 128; with a window a stage less, for Blackwell's registers."""
+PREFILL_LARGE_SMALL = Tile(rows=64, keys=32, warps=8, stages=2)
+"""The same before Hopper, where 99 KB of memory may be all that there is."""
+PREFILL_WIDE = Tile(rows=64, keys=32, warps=4, stages=2)
+"""For 32-bit values, whose blocks take twice the memory."""
+PREFILL_WIDEST = Tile(rows=32, keys=32, warps=8, stages=2)
+"""For heads beyond 256: two tokens of 16 heads in 74 KB of latents, in 98 KB where values are not
+keys. Of 64 rows, which Hopper's products begin at, registers would spill.
+"""
+
+
+@triton.jit
+def find_row(q_starts, first, rows, block, block_q: tl.constexpr):
+    """(row, its first token in the row) of a block of `block_q` tokens of the rows [first, rows).
+
+    Row r's blocks begin at (its first token from the first row's on) // block_q + r - first: no two
+    rows share a block, and a few blocks stay empty.
+    """
+    base = tl.load(q_starts + first)
+    low, high = first, rows  # the last row whose blocks begin at or before this one
+    while high - low > 1:
+        mid = (low + high) // 2
+        if (tl.load(q_starts + mid) - base) // block_q + mid - first <= block:
+            low = mid
+        else:
+            high = mid
+    begins = (tl.load(q_starts + low) - base) // block_q + low - first
+    return low, (block - begins) * block_q
+
+
+@triton.jit
+def keys_before(length, count, window: tl.constexpr):
+    """How many of the first keys of a row of `length` none of its `count` tokens sees, in a layer
+    with a window (0: none), but for a part of a piece's unit.
+    """
+    skipped = 0
+    if window > 0:
+        skipped = tl.maximum(length - count - window + 1, 0) // ROUND * ROUND
+    return skipped
+
+
+@triton.jit
+def attend_masked(
+    q0,
+    q1,
+    acc0,
+    acc1,
+    top,
+    total,
+    k_cache,
+    v_cache,
+    table,
+    place_q,
+    reach,
+    from_key,
+    to_key,
+    end,
+    slot_stride,
+    head,
+    scale_log2,
+    page: tl.constexpr,
+    dim: tl.constexpr,
+    d0: tl.constexpr,
+    d1: tl.constexpr,
+    block_n: tl.constexpr,
+    window: tl.constexpr,
+):
+    """The keys [from_key, to_key) as each query sees them: before its `reach` [M], and within its
+    window. None is seen from `end` on.
+    """
+    for at in tl.range(from_key, to_key, block_n):
+        cols = at + tl.arange(0, block_n)
+        seen = cols[None, :] < reach[:, None]
+        if window > 0:
+            seen = seen & (cols[None, :] > place_q[:, None] - window)
+        last = tl.minimum(cols, end - 1)
+        place = key_places(table, last, slot_stride, head, page, dim, v_cache is None)
+        acc0, acc1, top, total = attend_block(
+            q0, q1, k_cache + place, None if v_cache is None else v_cache + place, None, seen,
+            acc0, acc1, top, total, scale_log2, dim, d0, d1,
+        )  # fmt: skip
+    return acc0, acc1, top, total
+
+
+@triton.jit
+def attend_causal(
+    q0,
+    q1,
+    acc0,
+    acc1,
+    top,
+    total,
+    k_cache,
+    v_cache,
+    table,
+    place_q,
+    reach,
+    from_key,
+    end,
+    before,
+    tokens,
+    least_seen,
+    slot_stride,
+    head,
+    scale_log2,
+    page: tl.constexpr,
+    dim: tl.constexpr,
+    d0: tl.constexpr,
+    d1: tl.constexpr,
+    block_n: tl.constexpr,
+    window: tl.constexpr,
+):
+    """The keys [from_key, end) of a sequence: (acc0, acc1, top, total). The queries are of `tokens`
+    tokens behind the first `before` ones, the first of which sees `least_seen` keys; no query sees
+    any from `end` on. Blocks that all queries see whole need no masks.
+    """
+    whole = least_seen // block_n * block_n
+    if window > 0:
+        from_key = tl.maximum(from_key, (before - window + 1) // block_n * block_n)
+        full = tl.cdiv(tl.maximum(before + tokens - window, 0), block_n) * block_n
+        acc0, acc1, top, total = attend_masked(
+            q0, q1, acc0, acc1, top, total, k_cache, v_cache, table, place_q, reach,
+            from_key, tl.minimum(full, end), end, slot_stride, head, scale_log2,
+            page, dim, d0, d1, block_n, window,
+        )  # fmt: skip
+        from_key = tl.maximum(from_key, full)
+    for at in tl.range(from_key, tl.minimum(whole, end), block_n):
+        cols = at + tl.arange(0, block_n)
+        place = key_places(table, cols, slot_stride, head, page, dim, v_cache is None)
+        acc0, acc1, top, total = attend_block(
+            q0, q1, k_cache + place, None if v_cache is None else v_cache + place, None, None,
+            acc0, acc1, top, total, scale_log2, dim, d0, d1,
+        )  # fmt: skip
+    return attend_masked(
+        q0, q1, acc0, acc1, top, total, k_cache, v_cache, table, place_q, reach,
+        tl.maximum(from_key, whole), end, end, slot_stride, head, scale_log2,
+        page, dim, d0, d1, block_n, window,
+    )  # fmt: skip
+
+
+@triton.jit
+def keys_reached(sees, first, at_q, mine, place_q, before, tokens):
+    """How many of a sequence's keys queries see: each [M], the first token, the last of `tokens`.
+    Those up to their own, or as `sees` says, of tokens from `first` on.
+    """
+    if sees is not None:
+        reach = tl.load(sees + at_q, mask=mine, other=0).to(tl.int32)
+        least_seen = tl.load(sees + first).to(tl.int32)
+        most_seen = tl.load(sees + first + tokens - 1).to(tl.int32)
+    else:
+        reach, least_seen, most_seen = place_q + 1, before + 1, before + tokens
+    return reach, least_seen, most_seen
+
+
+@triton.jit(
+    do_not_specialize=["first", "rows"],
+    do_not_specialize_on_alignment=["lines", "q_starts", "kv_lengths", "sees"],
+)
+def _prefill(
+    q,
+    k_cache,
+    v_cache,
+    page_table,
+    lines,
+    q_starts,
+    kv_lengths,
+    sees,
+    out,
+    parts,
+    logs,
+    scale_log2,
+    value_scale,
+    first,
+    rows,
+    q_stride,
+    line_stride,
+    slot_stride,
+    page: tl.constexpr,
+    group: tl.constexpr,
+    dim: tl.constexpr,
+    d0: tl.constexpr,
+    d1: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_q: tl.constexpr,
+    least: tl.constexpr,
+    window: tl.constexpr,
+):
+    """Program (key head, block, piece): `block_q` tokens of a row of [first, rows), the last first.
+    A row in one piece to `out`, else to `parts` [tokens, pieces, Hq, D], `logs` [.., Hq], float32.
+    """
+    head, piece, splits = tl.program_id(0), tl.program_id(2), tl.num_programs(2)
+    row, token = find_row(q_starts, first, rows, tl.num_programs(1) - 1 - tl.program_id(1), block_q)
+    start, length = tl.load(q_starts + row), tl.load(kv_lengths + row)
+    count = tl.load(q_starts + row + 1) - start
+    skipped = keys_before(length, count, window)
+    each = split_keys(length - skipped, least, splits)
+    if (token >= count) | (piece >= split_count(length - skipped, least, splits)):
+        return
+    m, table = tl.arange(0, block_m), page_table + tl.load(lines + row) * line_stride
+    mine = (m < block_q * group) & (token + m // group < count)
+    before, tokens = length - count + token, tl.minimum(block_q, count - token)  # the block's
+    place_q, head_q = before + m // group, head * group + m % group
+    heads, at_q = group * tl.num_programs(0), (start + token + m // group).to(tl.int64)
+    q0, q1, acc0, acc1, top, total = begin(q + at_q * q_stride + head_q * dim, mine, dim, d0, d1)
+    q0, q1 = beside_keys(q0, k_cache), beside_keys(q1, k_cache)
+    reach, fewest, most = keys_reached(sees, start + token, at_q, mine, place_q, before, tokens)
+    acc0, acc1, top, total = attend_causal(
+        q0, q1, acc0, acc1, top, total, k_cache, v_cache, table, place_q, reach,
+        skipped + piece * each, tl.minimum(skipped + (piece + 1) * each, most), before, tokens,
+        fewest, slot_stride, head, scale_log2, page, dim, d0, d1, block_n, window,
+    )  # fmt: skip
+    if length - skipped <= each:
+        to = out + (at_q * heads + head_q) * dim
+        finish(to, mine, acc0, acc1, total, value_scale, out.dtype.element_ty, dim, d0, d1)
+    else:
+        part = ((at_q - first) * splits + piece) * heads + head_q
+        finish(parts + part * dim, mine, acc0, acc1, total, value_scale, tl.float32, dim, d0, d1)
+        tl.store(logs + part, top + tl.log2(tl.maximum(total, 1.0)), mask=mine)
+
+
+@triton.jit(
+    do_not_specialize=["first", "rows", "splits"],
+    do_not_specialize_on_alignment=["q_starts", "kv_lengths"],
+)
+def _join(
+    parts,
+    logs,
+    q_starts,
+    kv_lengths,
+    out,
+    first,
+    rows,
+    splits,
+    dim: tl.constexpr,
+    columns: tl.constexpr,
+    least: tl.constexpr,
+    most: tl.constexpr,
+    window: tl.constexpr,
+):
+    """Program (token of the rows [first, rows), query head): its row's pieces, if there are
+    several, weighed by their denominators.
+    """
+    token, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    row, beyond = first, rows  # the row that the token is of
+    while beyond - row > 1:
+        mid = (row + beyond) // 2
+        if tl.load(q_starts + mid) <= first + token:
+            row = mid
+        else:
+            beyond = mid
+    length, end = tl.load(kv_lengths + row), tl.load(q_starts + row + 1)
+    if window > 0:
+        length -= keys_before(length, end - tl.load(q_starts + row), window)
+    count = split_count(length, least, splits)
+    if (count == 1) | (first + token >= end):
+        return
+    s, c = tl.arange(0, most), tl.arange(0, columns)
+    part = (token.to(tl.int64) * splits + s) * heads + head
+    log = tl.load(logs + part, mask=s < count, other=NOTHING)
+    share = tl.exp2(log - tl.max(log, 0))
+    known = (s < count)[:, None] & (c < dim)[None, :]
+    x = tl.load(parts + part[:, None] * dim + c[None, :], mask=known, other=0.0)
+    merged = tl.sum(x * share[:, None], 0) / tl.sum(share, 0)
+    to = out + ((first + token).to(tl.int64) * heads + head) * dim + c
+    tl.store(to, merged.to(out.dtype.element_ty), mask=c < dim)
+
+
+def launch_paged(
+    q: torch.Tensor,
+    cache: PagedCache,
+    rows: PagedRows,
+    scale: float,
+    *,
+    prefill: Tile | None = None,
+    piece: int | None = None,
+) -> torch.Tensor:
+    """Do as `paged_attention_reference` in at most four launches, without waiting for a value.
+
+    Takes one launch more if the step's list of pieces is still to be made. prefill, piece: other
+    than by the rules, for measurements and tests.
+    """
+    assert q.stride(2) == 1 and q.stride(1) == q.shape[2], "a token's heads lie back to back"
+    assert cache.keys.is_contiguous() and cache.values.is_contiguous()
+    assert rows.page_table.stride(1) == 1
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if rows.singles:
+        if rows.work is None or piece is not None:
+            groups = head_groups(q, cache)
+            work = share_keys(rows, groups, piece or MIN_SPLIT_KEYS, cache.shape.window)
+            rows = replace(rows, work=work)
+        launch_decode(q, cache, rows, scale, out)
+    if len(rows.kv_lengths) > rows.singles and len(q) > rows.singles:
+        launch_prefill(q, cache, rows, scale, out, prefill, piece or MIN_PREFILL_SPLIT_KEYS)
+    return out
+
+
+def prefill_tile(q: torch.Tensor, window: int | None = None, *, plain: bool = False) -> Tile:
+    """Return what prefill is cut into on the device of `q`, in layers with this window. plain: as
+    of `is_plain`.
+    """
+    large, room = q.shape[2] > 128, device.has_room(q.device)
+    if q.shape[2] > 256:
+        return replace(PREFILL_WIDEST, rows=64 // q.element_size(), keys=64 // q.element_size())
+    if q.element_size() > 2:
+        return PREFILL_WIDE
+    if large or (window and q.shape[2] > 64 and not room):  # its masks would spill
+        wide = replace(PREFILL_LARGE, stages=2) if window else PREFILL_LARGE
+        return wide if room else PREFILL_LARGE_SMALL
+    if room:
+        return PREFILL_HOPPER if plain else PREFILL
+    return PREFILL_THIN_SMALL if q.shape[2] <= 64 else PREFILL_SMALL
+
+
+def is_plain(cache: PagedCache, q: torch.Tensor) -> bool:
+    """Return True if a Hopper GPU's registers hold the code at two programs a multiprocessor.
+
+    Masks of windows and images, and keys in 8 bits, take too many more.
+    """
+    masked = cache.shape.window or cache.shape.both_ways
+    return device.is_hopper(q.device) and not masked and cache.keys.dtype == q.dtype
+
+
+def prefill_splits(tokens: int, capacity: int, piece: int) -> int:
+    """Return how many programs share a row's keys at most, in a launch with this many tokens.
+
+    Few tokens have few blocks. Where keys are split follows from a row's length and this number.
+    """
+    splits = MAX_SPLITS
+    while splits > 1 and splits * tokens > SPLIT_TOKENS:
+        splits //= 2
+    return max(1, min(splits, -(-capacity // piece)))
+
+
+def most_keys(rows: PagedRows, tokens: int, window: int) -> int:
+    """Return the most keys in a row that some of its tokens see, in a launch with this many."""
+    capacity = rows.page_table.shape[1] * rows.page_size
+    return min(capacity, tokens + window + ROUND.value) if window else capacity
+
+
+def launch_prefill(
+    q: torch.Tensor,
+    cache: PagedCache,
+    rows: PagedRows,
+    scale: float,
+    out: torch.Tensor,
+    tile: Tile | None = None,
+    piece: int = MIN_PREFILL_SPLIT_KEYS,
+) -> None:
+    """Write the attention of the tokens behind the first `rows.singles` to `out`."""
+    heads, dim, kv_heads = q.shape[1], q.shape[2], head_groups(q, cache)
+    cut = HeadTiling.of(dim, q.stride(0), cache.keys.stride(0))
+    group, window = heads // kv_heads, cache.shape.window or 0
+    tile = tile or prefill_tile(q, cache.shape.window, plain=is_plain(cache, q))
+    block_m = max(tile.rows, triton.next_power_of_2(group))
+    block_q = block_m // group
+    first, count = rows.singles, len(rows.kv_lengths)
+    tokens = len(q) - first
+    splits = prefill_splits(tokens, most_keys(rows, tokens, window), piece)
+    room = tokens * heads * splits if splits > 1 else 0
+    parts = torch.empty(room * dim, dtype=torch.float32, device=q.device)
+    logs = torch.empty(room, dtype=torch.float32, device=q.device)
+    _prefill[kv_heads, tokens // block_q + count - first, splits](
+        q,
+        cache.keys,
+        None if cache.shape.latent else cache.values,
+        rows.page_table,
+        rows.lines,
+        rows.q_starts,
+        rows.kv_lengths,
+        rows.sees if cache.shape.both_ways else None,
+        out,
+        parts,
+        logs,
+        scale * LOG2_E * cache.key_scale,
+        cache.value_scale,
+        first,
+        count,
+        q.stride(0),
+        rows.page_table.stride(0),
+        cache.keys.stride(0),
+        page=rows.page_size,
+        group=group,
+        dim=dim,
+        d0=cut.d0,
+        d1=cut.d1,
+        block_m=block_m,
+        block_n=tile.keys,
+        block_q=block_q,
+        least=piece,
+        window=window,
+        **tile.options,
+    )
+    if splits > 1:
+        shape = {"columns": triton.next_power_of_2(dim), "least": piece, "most": MAX_SPLITS}
+        shape |= {"dim": dim, "window": window}
+        _join[tokens, heads](
+            *(parts, logs, rows.q_starts, rows.kv_lengths, out, first, count, splits),
+            **shape,
+            num_warps=max(1, shape["columns"] // 256),
+        )

@@ -1,0 +1,407 @@
+"""Drawing one token per row of logits as a Triton kernel, without sorting the vocabulary.
+
+The candidates, and the sampled token, are found by searching the logits' own bits: a pass over the
+row finds the mass above each of a few pivots, summed in the same order every time, so that a row's
+draw depends on its logits and its uniform number alone. Knows tensors only.
+
+Imported only on a GPU, or in Triton's interpreter.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, disable-error-code="assignment"
+# ruff: noqa: RUF005  # Triton adds tuples, and does not unpack them
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from saccade.kernels import device
+from saccade.kernels.device import send
+from saccade.kernels.reference import sample as reference
+from saccade.kernels.reference.sample import COLUMNS, SamplingRows
+
+BLOCK = 2048
+"""Logits of a row that are looked at together, by 16 warps. One row fills a multiprocessor: where
+there are more slots than these, a block is half as large, and two rows share one.
+"""
+PIVOTS = tl.constexpr(4)
+"""Orders that a pass asks of. More would make a pass longer by more than passes fewer."""
+NATS = tl.constexpr((12.0, 6.0, 3.0))
+"""How far below the best token the first pivots of a search are, in its factor."""
+FACTOR = tl.constexpr(reference.FACTOR)
+LIMIT = tl.constexpr(reference.LIMIT)
+SHARE = tl.constexpr(reference.SHARE)
+FLOOR = tl.constexpr(reference.FLOOR)
+LOWEST = tl.constexpr(-(2**31))
+APART = tl.constexpr(2**32 - 1)
+FAR = tl.constexpr(2**31 - 1)
+"""A place beyond all tokens."""
+
+
+@triton.jit
+def row_block(logits, masks, free, at, vocab, block: tl.constexpr, has_mask: tl.constexpr):
+    """(logits, True for those present) of places [at, at + block). free: bits set regardless of the
+    mask; all, for a row without a mask.
+    """
+    c = at + tl.arange(0, block)
+    here = c < vocab
+    x = tl.load(logits + c, mask=here, other=float("-inf"))
+    if has_mask:
+        words = tl.load(masks + c // 32, mask=here, other=0) | free
+        here = here & (((words >> (c % 32)) & 1) != 0)
+    return tl.where(here, x, float("-inf")), here
+
+
+@triton.jit
+def order_of(x):
+    """An integer for each float32: integers compare as the floats do."""
+    bits = x.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def masses(
+    logits,
+    masks,
+    free,
+    vocab,
+    pivots,
+    low,
+    high,
+    best,
+    inverse,
+    floor,
+    counting,
+    block: tl.constexpr,
+    has_mask: tl.constexpr,
+):
+    """(above each pivot, gap, other gap): the mass of tokens of an order above each of `pivots`;
+    the distance of the next token's order from `low` on up, and from `high` on down.
+
+    A mass is relative to the best token's, and none below its `floor`; counting: one for each
+    token. Each lane sums in float64, and the lanes' sums are added up once.
+    """
+    above = ()
+    for _ in tl.static_range(PIVOTS):
+        above = above + (tl.zeros([block], tl.float64),)
+    # Unsigned: whatever lies on the other side is farthest.
+    rise, fall = tl.full([block], APART, tl.uint32), tl.full([block], APART, tl.uint32)
+    for at in tl.range(0, vocab, block):
+        x, here = row_block(logits, masks, free, at, vocab, block, has_mask)
+        weight = tl.where(counting, 1.0, tl.exp((x - best) * inverse))
+        wide = tl.where(here & (weight >= floor), weight, 0.0).to(tl.float64)
+        order = order_of(x)
+        rise = tl.minimum(rise, (order - low).to(tl.uint32, bitcast=True))
+        fall = tl.minimum(fall, (high - order).to(tl.uint32, bitcast=True))
+        sums = ()
+        for i in tl.static_range(PIVOTS):
+            sums = sums + (above[i] + tl.where(order > pivots[i], wide, 0.0),)
+        above = sums
+    found = ()
+    for i in tl.static_range(PIVOTS):
+        found = found + (tl.sum(above[i], 0),)
+    return found, tl.min(rise, 0).to(tl.int64), tl.min(fall, 0).to(tl.int64)
+
+
+@triton.jit
+def pivots_of(low, high, best, factor, first):
+    """Pivots evenly between two orders; at first below the best token, and one below all tokens."""
+    span = high.to(tl.int64) - low.to(tl.int64)
+    pivots = ()
+    for i in tl.static_range(PIVOTS):
+        even = (low + span * (i + 1) // (PIVOTS + 1)).to(tl.int32)
+        begin = low - 1 if i == 0 else order_of(best - NATS[i - 1] * factor)
+        pivots = pivots + (tl.where(first, begin, even),)
+    return pivots
+
+
+@triton.jit
+def between(low, high, over, pivots, above, bound, inclusive):
+    """`low`, `high` and the mass above `high`, after the masses found above the pivots."""
+    for i in tl.static_range(PIVOTS - 1, -1, -1):
+        fits = (above[i] < bound) | (inclusive & (above[i] <= bound))
+        fits = fits & (pivots[i] >= low) & (pivots[i] < high)
+        high = tl.where(fits, pivots[i], high)
+        over = tl.where(fits, above[i], over)
+    for i in tl.static_range(PIVOTS):
+        low = tl.where(pivots[i] < high, tl.maximum(low, pivots[i] + 1), low)
+    return low, high, over
+
+
+@triton.jit
+def search(
+    logits,
+    masks,
+    free,
+    vocab,
+    part,
+    least,
+    best,
+    factor,
+    floor,
+    counting,
+    inclusive,
+    block: tl.constexpr,
+    has_mask: tl.constexpr,
+):
+    """(order, mass above, bound): the lowest order, from `least` on, with less than a bound above,
+    or inclusive: no more. The bound is `part` of all mass from `least` on; counting: so many
+    tokens.
+
+    A pass over the row tries several orders at once, and ends where tokens' own orders do.
+    """
+    low, high = least, order_of(best)
+    over = tl.zeros([], tl.float64)
+    bound = part
+    first = True
+    while (low < high) | first:
+        pivots = pivots_of(low, high, best, factor, first)
+        above, rise, fall = masses(
+            logits,
+            masks,
+            free,
+            vocab,
+            pivots,
+            low,
+            high,
+            best,
+            1.0 / factor,
+            floor,
+            counting,
+            block,
+            has_mask,
+        )
+        if first & (counting == 0):
+            bound = part * above[0]
+        bottom, top = low + rise, high - fall
+        low, high, over = between(low, high, over, pivots, above, bound, inclusive)
+        low = tl.maximum(low, tl.minimum(bottom, high)).to(tl.int32)
+        high = tl.maximum(low, tl.minimum(top, high)).to(tl.int32)
+        first = False
+    return high, over, bound
+
+
+@triton.jit
+def cut_down(
+    logits,
+    masks,
+    free,
+    vocab,
+    limit,
+    share,
+    point,
+    best,
+    factor,
+    floor,
+    block: tl.constexpr,
+    has_mask: tl.constexpr,
+):
+    """(order, mass above, bound) of the drawn token: the tokens left are cut by number, then by
+    share, then at `point`.
+    """
+    order = tl.full([], LOWEST + 1, tl.int32)
+    over, bound = tl.zeros([], tl.float64), tl.zeros([], tl.float64)
+    for cut in tl.range(0, 3):
+        part = point
+        wanted = cut == 2
+        if cut == 0:
+            part = limit.to(tl.float64)
+            wanted = (limit > 0) & (limit < vocab)
+        if cut == 1:
+            part = share.to(tl.float64)
+            wanted = share < 1.0
+        if wanted:
+            order, over, bound = search(
+                logits,
+                masks,
+                free,
+                vocab,
+                part,
+                order,
+                best,
+                factor,
+                floor,
+                cut == 0,
+                cut == 2,
+                block,
+                has_mask,
+            )
+    return order, over, bound
+
+
+@triton.jit
+def best_of(logits, masks, free, vocab, block: tl.constexpr, has_mask: tl.constexpr):
+    """(the best logit, its place): of equals, the first."""
+    best, place = tl.full([block], float("-inf"), tl.float32), tl.zeros([block], tl.int32)
+    for at in tl.range(0, vocab, block):
+        x, _ = row_block(logits, masks, free, at, vocab, block, has_mask)
+        better = x > best
+        best = tl.where(better, x, best)
+        place = tl.where(better, at + tl.arange(0, block), place)
+    top = tl.max(best, 0)
+    return top, tl.min(tl.where(best == top, place, FAR), 0)
+
+
+@triton.jit
+def place_of(
+    logits, masks, free, vocab, order, winner, block: tl.constexpr, has_mask: tl.constexpr
+):
+    """(number, place) of the tokens of one order: the first's place, or `winner`."""
+    number, place = tl.zeros([block], tl.int32), tl.full([block], FAR, tl.int32)
+    for at in tl.range(0, vocab, block):
+        x, here = row_block(logits, masks, free, at, vocab, block, has_mask)
+        equal = here & (order_of(x) == order)
+        number += equal.to(tl.int32)
+        place = tl.minimum(place, tl.where(equal, at + tl.arange(0, block), FAR))
+    first = tl.min(place, 0)
+    return tl.sum(number, 0), tl.where(first < FAR, first, winner)
+
+
+@triton.jit
+def pick_equal(
+    logits,
+    masks,
+    free,
+    vocab,
+    order,
+    over,
+    share,
+    best,
+    inverse,
+    winner,
+    block: tl.constexpr,
+    has_mask: tl.constexpr,
+):
+    """The token of one order on which the rest of the share falls, by place. If rounding leaves
+    none, the order's last token; without tokens, `winner`.
+    """
+    found = tl.full([], FAR, tl.int32)
+    passed = tl.zeros([], tl.int32)
+    last = winner
+    for at in tl.range(0, vocab, block):
+        x, here = row_block(logits, masks, free, at, vocab, block, has_mask)
+        c = at + tl.arange(0, block)
+        equal = here & (order_of(x) == order)
+        count = tl.sum(equal.to(tl.int32), 0)
+        if count > 0:
+            each = tl.exp((tl.max(tl.where(equal, x, float("-inf")), 0) - best) * inverse)
+            index = passed + tl.cumsum(equal.to(tl.int32), 0)
+            covers = over + index.to(tl.float64) * each.to(tl.float64) > share
+            found = tl.minimum(found, tl.min(tl.where(equal & covers, c, FAR), 0))
+            last = tl.max(tl.where(equal, c, 0), 0)
+            passed += count
+    return tl.where(found < FAR, found, last)
+
+
+# A step's numbers lie where its size has it: nothing is compiled for how they do.
+@triton.jit(do_not_specialize_on_alignment=["lines", "slots", "uniforms"])
+def _sample(
+    logits,
+    masks,
+    lines,
+    slots,
+    table,
+    uniforms,
+    tokens,
+    vocab,
+    row_stride,
+    mask_stride,
+    columns: tl.constexpr,
+    block: tl.constexpr,
+    has_mask: tl.constexpr,
+):
+    """Program (row). table: a line of columns for each slot. lines: the masks of rows."""
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * row_stride
+    free = 0
+    if has_mask:
+        line = tl.load(lines + row)
+        free = tl.where(line >= 0, 0, -1)
+        masks += tl.maximum(line, 0) * mask_stride
+    slot = tl.load(slots + row)
+    table += slot * columns
+    factor = tl.load(table + FACTOR)
+    limit = tl.load(table + LIMIT).to(tl.int32)
+    part = tl.load(table + SHARE)
+    floor = tl.load(table + FLOOR)
+    best, winner = best_of(logits, masks, free, vocab, block, has_mask)
+    if factor <= 0.0:
+        tl.store(tokens + row, winner.to(tl.int64))
+        return
+    order, over, bound = cut_down(
+        logits,
+        masks,
+        free,
+        vocab,
+        limit,
+        part,
+        tl.load(uniforms + row),
+        best,
+        factor,
+        floor,
+        block,
+        has_mask,
+    )
+    inverse = 1.0 / factor
+    number, token = place_of(logits, masks, free, vocab, order, winner, block, has_mask)
+    if number > 1:
+        token = pick_equal(
+            logits, masks, free, vocab, order, over, bound, best, inverse, winner, block, has_mask
+        )
+    tl.store(tokens + row, token.to(tl.int64))
+
+
+def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    """Do as `reference.sample.sample`, in one launch, which reads the masks."""
+    if rows.masks is None:
+        if all(columns[reference.FACTOR] == 0.0 for columns in rows.columns):
+            return logits.argmax(dim=-1)  # several programs to a row, where the kernel has one
+        return launch_sample(logits, rows.slots, rows.table, rows.points)
+    lines = np.full(len(logits), -1, np.int64)
+    lines[list(rows.masks.rows)] = np.arange(len(rows.masks.rows))
+    masks = rows.masks.masks, send(lines, logits.device)
+    return launch_sample(logits, rows.slots, rows.table, rows.points, *masks)
+
+
+def launch_sample(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    table: torch.Tensor,
+    uniforms: torch.Tensor,
+    masks: torch.Tensor | None = None,
+    lines: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Draw one token [D] int64 per row in `logits` [D, V] float32.
+
+    uniforms: [D] float64, counted best token first. slots [D] int64: lines in table float32 [slots,
+    COLUMNS] (`reference.sample`). masks [M, ceil(V / 32)] int32: allowed tokens' bits, at least one
+    each; lines [D] int64: a row's mask, or -1.
+    """
+    rows, vocab = logits.shape
+    assert logits.stride(1) == 1 and table.is_contiguous()
+    if masks is not None:
+        assert lines is not None and masks.shape[1] == -(-vocab // 32), "each row has a line"
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if rows:
+        # By slots, not by rows: the order of sums differs, and a draw depends on no other row.
+        crowded = len(table) > device.multiprocessors(logits.device)
+        block = min(BLOCK // 2 if crowded else BLOCK, triton.next_power_of_2(vocab))
+        _sample[(rows,)](
+            logits,
+            logits if masks is None else masks,
+            slots if lines is None else lines,
+            slots,
+            table,
+            uniforms,
+            tokens,
+            vocab,
+            logits.stride(0),
+            0 if masks is None else masks.stride(0),
+            columns=COLUMNS,
+            block=block,
+            has_mask=masks is not None,
+            num_warps=8 if crowded else 16,
+        )
+    return tokens

@@ -1,0 +1,115 @@
+"""Grammars compiled in a thread, for `HoldAnswer`.
+
+Owns the front's lexicon, the one compiling thread, and the order of its turns. What takes long to
+import is imported there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from saccade.core.errors import InvalidRequest
+from saccade.text.grammar.call_grammar import Lexicon
+from saccade.text.grammar.constraint import OutputConstraint
+from saccade.text.prompt.template import Tokenizer
+
+if TYPE_CHECKING:
+    from saccade.plugins.grammar.grammars import Grammar, Grammars
+
+log = logging.getLogger("saccade")
+
+MakeConstraint = Callable[[Lexicon], OutputConstraint | None]
+"""A constraint that depends on the lexicon, as a forced tool call does: its tags may be tokens.
+Called in the compiler's thread; may raise InvalidRequest. None: any text.
+"""
+
+
+class Compiler:
+    """Compiles grammars in one thread, which reads the lexicon first. Clients take turns, and
+    requests from one client keep their order. The event loop stays free.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> None:
+        """Start to read the lexicon. `vocab_size`, `ends`: as in `vocabulary.read_lexicon`."""
+        self._thread = ThreadPoolExecutor(1, "saccade-grammar")
+        self._grammars = self._thread.submit(_read, tokenizer, vocab_size, ends)
+        self._busy = False
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the next client's first
+
+    async def compile(
+        self,
+        constraint: OutputConstraint | MakeConstraint,
+        thinks_until: str | None = None,
+        client: str = "",
+    ) -> Grammar | None:
+        """Compile the grammar for a constraint, or return None if it allows any text.
+        `thinks_until`: as in `Grammars.compile`. client: the name for taking turns.
+
+        Raises InvalidRequest whose `param` names the place.
+        """
+        await self._turn(client)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._compile, constraint, thinks_until
+            )
+        finally:
+            self._pass_on()
+
+    async def _turn(self, client: str) -> None:
+        if not self._busy:
+            self._busy = True
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it came all the same
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        """Give the turn to the client that has waited longest."""
+        while self._waiting:
+            client = next(iter(self._waiting))
+            turns = self._waiting.pop(client)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[client] = turns
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._busy = False
+
+    def _compile(
+        self, constraint: OutputConstraint | MakeConstraint, thinks_until: str | None
+    ) -> Grammar | None:
+        grammars = self._grammars.result()  # this thread has read it before anything else
+        if grammars is None:
+            raise InvalidRequest(
+                "this model's tokenizer is not byte-level, so grammars are not supported: "
+                "describe the format in the prompt",
+                constraint.param if isinstance(constraint, OutputConstraint) else None,
+                "unsupported_parameter",
+            )
+        if not isinstance(constraint, OutputConstraint):
+            made = constraint(grammars.lexicon)
+        else:
+            made = constraint
+        return None if made is None else grammars.compile(made, thinks_until)
+
+
+def _read(tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> Grammars | None:
+    from saccade.plugins.grammar.grammars import Grammars
+    from saccade.plugins.grammar.vocabulary import read_lexicon
+
+    try:
+        return Grammars(read_lexicon(tokenizer.json, vocab_size, ends), vocab_size)
+    except Exception as error:  # the library raises plain ones, and the model serves without
+        log.warning("no structured outputs: %s", str(error)[:300])
+        return None

@@ -1,0 +1,104 @@
+"""Requests whose grammars are prepared in threads while the engine's loop continues.
+
+Owns two kinds of threads, and the requests that wait for their grammars. One thread reads the
+lexicon and compiles grammars once more. Others make slow masks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from saccade.core.errors import InternalError, InvalidRequest, RequestError
+from saccade.core.types import Delta, Request
+from saccade.sched.grammar_state import GrammarState
+
+if TYPE_CHECKING:
+    from saccade.plugins.grammar.matchers import Matchers
+
+log = logging.getLogger("saccade")
+
+SLOW_THREADS = 2
+"""Threads that make the masks of sequences whose masks are slow."""
+
+
+class GrammarLoader:
+    """`prepare` a request's grammar state; `take_ready` returns it after a call of `wake`."""
+
+    def __init__(
+        self,
+        tokenizer_json: str,
+        vocab_size: int,
+        ends: Sequence[int],
+        wake: Callable[[], object],
+    ) -> None:
+        """Start to read the lexicon. `wake`: may be called by any thread. Others: as in
+        `vocabulary.read_lexicon`.
+        """
+        self._wake = wake
+        self._beginner = ThreadPoolExecutor(1, "saccade-grammar")
+        self._matchers = self._beginner.submit(_read, tokenizer_json, vocab_size, ends)
+        self._slow = ThreadPoolExecutor(SLOW_THREADS, "saccade-mask")
+        self._waiting: dict[str, tuple[Request, Future[GrammarState]]] = {}
+
+    @property
+    def waiting(self) -> bool:
+        """Return True if a request has yet to be taken."""
+        return bool(self._waiting)
+
+    def prepare(self, request: Request) -> None:
+        """Prepare the grammar state for a request's grammar."""
+        future = self._beginner.submit(self._begin, request.grammar)
+        self._waiting[request.id] = (request, future)
+        future.add_done_callback(lambda _: self._wake())
+
+    def drop(self, id: str) -> bool:
+        """Forget a request and stop compiling its grammar. Returns True if it was waiting."""
+        waited = self._waiting.pop(id, None)
+        if waited is not None:
+            waited[1].cancel()
+        return waited is not None
+
+    def take_ready(self) -> list[tuple[Request, GrammarState | RequestError]]:
+        """Take the requests whose grammar states are ready, or have failed, each once."""
+        found: list[tuple[Request, GrammarState | RequestError]] = []
+        for id, (request, future) in list(self._waiting.items()):
+            if not future.done():
+                continue
+            del self._waiting[id]
+            try:
+                found.append((request, future.result()))
+            except RequestError as error:
+                found.append((request, error))
+            except Exception as error:  # one request's grammar must not reach the others
+                log.exception("a grammar could not be begun")
+                found.append((request, InternalError(f"the grammar could not be started: {error}")))
+        return found
+
+    def fail_all(self, error: str) -> list[Delta]:
+        """End every waiting request with an error."""
+        ended = [Delta(id, finish="error", error=error) for id in self._waiting]
+        self._waiting.clear()
+        return ended
+
+    def _begin(self, grammar: str) -> GrammarState:
+        from saccade.plugins.grammar.matchers import MatcherState
+
+        matchers = self._matchers.result()  # this thread has read it before anything else
+        if matchers is None:
+            raise InvalidRequest("this model's tokenizer is not byte-level")
+        matcher = matchers.new_matcher(grammar)
+        return MatcherState(matcher, matchers.words, self._slow, self._wake)
+
+
+def _read(tokenizer_json: str, vocab_size: int, ends: Sequence[int]) -> Matchers | None:
+    from saccade.plugins.grammar.matchers import Matchers
+    from saccade.plugins.grammar.vocabulary import read_lexicon
+
+    try:
+        lexicon = read_lexicon(tokenizer_json, vocab_size, ends)
+    except Exception:  # the library raises plain ones; the front has found the same
+        return None
+    return Matchers(lexicon, vocab_size, ends)

@@ -1,0 +1,468 @@
+"""The state of sequences in their grammars: the tokens that may come next, and the forced ones.
+
+Owns the matchers, found only in the engine process, their prototypes, and the mask for each
+sequence's next token.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import takewhile
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+
+from saccade.core.errors import InternalError, InvalidRequest, RequestError
+from saccade.ipc.memory import allocated_bytes
+from saccade.plugins.grammar.vocabulary import begin_match, fill_mask, mask_words
+
+MAX_KEPT_BYTES = 128 << 20
+"""Of memory that prototypes take, as far as malloc tells."""
+MIN_KEPT_BYTES = 16 << 10
+"""What one counts as at least."""
+GROWTH_BYTES = 200 << 20
+"""What a prototype may have grown by in a second of slow masks: all that follow its grammar share
+its lexer, which remembers states.
+"""
+MASK_SECONDS = 5.0
+TOKEN_SECONDS = 2e-3
+"""CPU time that following a grammar may take in one answer: so much, and so much for each token."""
+SLOW_SECONDS = 5e-4
+"""A mask usually takes 10 to 50 us. A sequence of which one took longer than this has the others
+made beside the loop.
+"""
+
+
+@dataclass(slots=True)
+class Prototype:
+    """A begun grammar with its first mask. `match` is only ever copied."""
+
+    match: LLMatcher
+    nbytes: int  # the memory
+    slow_seconds: float = 0.0  # CPU time that slow masks in all copies have taken since
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return how many bytes the copies may take by now."""
+        return self.nbytes + int(self.slow_seconds * GROWTH_BYTES)
+
+
+class Matcher:
+    """One sequence's way through its grammar.
+
+    This class accepts end tokens itself, because the library's rollback miscounts them.
+    """
+
+    def __init__(
+        self,
+        prototype: Prototype,
+        match: LLMatcher,
+        lexicon: LLTokenizer,
+        ends: frozenset[int],
+        words: int,
+    ) -> None:
+        """Take over `match`, a copy of the prototype's. `words`: words in one row of a mask."""
+        self._prototype = prototype
+        self._match = match
+        self._lexicon = lexicon
+        self._ends = ends
+        self._words = words
+        self._length = 0
+        self._ended = False
+
+    @property
+    def length(self) -> int:
+        """Tokens accepted so far, an end token among them."""
+        return self._length
+
+    @property
+    def ended(self) -> bool:
+        """Return True if an end token was accepted."""
+        return self._ended
+
+    @property
+    def may_end(self) -> bool:
+        """Return True if the answer is complete as far as written."""
+        return self._ended or self._match.is_accepting()
+
+    @property
+    def must_end(self) -> bool:
+        """Return True if the answer is complete and must end here.
+
+        The sequence then needs no further step, even for an end token.
+        """
+        return self._ended or (self._match.is_stopped() and not self._match.is_error())
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Advance by all `tokens`, in order, or stay in place.
+
+        Raises InvalidRequest if the grammar has become too complex, InternalError for a token
+        outside its mask. Either ends one request.
+        """
+        if not tokens:
+            return
+        last = tokens[-1] in self._ends
+        body = list(tokens[:-1] if last else tokens)
+        taken = self._match.try_consume_tokens(body)
+        if self._match.is_error():
+            raise self._too_complex()
+        whole = taken == len(body) and (not last or self._match.is_accepting())
+        if self._ended or not whole:
+            if taken:
+                self._match.rollback(taken)
+            raise InternalError(
+                f"token {self._length + taken + 1} of the answer ({tokens[min(taken, len(body))]}) "
+                "is not one that the grammar allows"
+            )
+        self._ended = last
+        self._length += len(tokens)
+
+    def count_allowed(self, tokens: Sequence[int]) -> int:
+        """Count the leading `tokens` (a draft) that the grammar allows, without side effects."""
+        if self._ended:
+            return 0
+        for at, token in enumerate(tokens):
+            if token in self._ends:
+                length = self._match.validate_tokens(list(tokens[:at]))
+                return length + 1 if length == at and self._ends_after(tokens[:at]) else length
+        return self._match.validate_tokens(list(tokens))
+
+    def fill(self, row: np.ndarray) -> None:
+        """Write the mask for the next token into `row` [W] uint32.
+
+        After the end, only end tokens are allowed. Raises InvalidRequest when the grammar has
+        become too complex to follow.
+        """
+        assert row.shape == (self._words,)
+        if self._ended:
+            row[:] = 0
+            for token in self._ends:
+                row[token // 32] |= np.uint32(1 << token % 32)
+            return
+        fill_mask(self._lexicon, self._match, row)
+        if self._match.is_error():
+            raise self._too_complex()
+        if not self.may_end:  # a client's grammar may name an end token in the midst of others
+            for token in self._ends:
+                row[token // 32] &= ~np.uint32(1 << token % 32)
+
+    def forced(self) -> tuple[int, ...]:
+        """Return the forced tokens, cut as by the tokenizer, for acceptance without sampling.
+
+        Stops before an end token.
+        """
+        if self._ended:
+            return ()
+        tokens = tuple(takewhile(lambda t: t not in self._ends, self._match.compute_ff_tokens()))
+        return tokens[: self._match.validate_tokens(list(tokens))] if tokens else ()
+
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` tokens."""
+        assert 0 <= count <= self._length
+        self._length -= count
+        if count and self._ended:
+            self._ended = False
+            count -= 1
+        if count:
+            done = self._match.rollback(count)
+            assert done, self._match.get_error()
+
+    def charge(self, seconds: float) -> None:
+        """Record a slow mask that took `seconds`."""
+        self._prototype.slow_seconds += seconds
+
+    def clone(self) -> Matcher:
+        """Return a matcher for another sequence at the same place."""
+        match = self._match.deep_copy()
+        other = Matcher(self._prototype, match, self._lexicon, self._ends, self._words)
+        other._length, other._ended = self._length, self._ended
+        return other
+
+    def _ends_after(self, tokens: Sequence[int]) -> bool:
+        ahead = self._match.deep_copy()
+        return ahead.consume_tokens(list(tokens)) and ahead.is_accepting()
+
+    def _too_complex(self) -> InvalidRequest:
+        return InvalidRequest(
+            f"the grammar cannot be followed after {self._length} tokens: "
+            f"{self._match.get_error().splitlines()[0]}; simplify its patterns",
+            code="grammar_too_complex",
+        )
+
+
+class MatcherState:
+    """A sequence's matcher and the mask for its next token.
+
+    The mask is made as soon as the token before is known: at once or, if masks are slow, by another
+    thread. A sequence is planned ahead of its token only while its masks are quick.
+
+    Forced tokens are cut as by the tokenizer. They are taken at once (`jump`) or one by one
+    (`step`), under masks with one token each. The answer is the same either way.
+    """
+
+    def __init__(
+        self,
+        matcher: Matcher,
+        words: int,
+        threads: Executor,
+        wake: Callable[[], object],
+        slow_seconds: float = SLOW_SECONDS,
+    ) -> None:
+        """Make the first mask, which pays the grammar's own cost.
+
+        `words`: words in one row of a mask. `wake`: called by another thread when a slow mask is
+        ready.
+        """
+        self._matcher = matcher
+        self._row = np.zeros(words, np.uint32)
+        self._threads = threads
+        self._wake = wake
+        self._slow_seconds = slow_seconds
+        self._slow = slow_seconds <= 0
+        self._spent = 0.0
+        self._fault: RequestError | None = None
+        self._filling: Future[None] | None = None
+        self._forced: deque[int] = deque()  # to be drawn one by one
+        self._only: int | None = None  # what the mask asked for next allows, before `_row`
+        self._slow_ahead = False
+        self._fill()
+
+    @property
+    def must_end(self) -> bool:
+        """Return `Matcher.must_end`."""
+        return self._matcher.must_end
+
+    @property
+    def ready(self) -> bool:
+        """Return True if the mask for the next token is ready."""
+        return self._filling is None or self._filling.done()
+
+    @property
+    def quick(self) -> bool:
+        """Return True if the mask will be ready soon after the token before."""
+        return not self._slow
+
+    @property
+    def foresees(self) -> bool:
+        """Return True if `ahead` may be called: masks behind draft tokens are quick."""
+        return not (self._slow or self._slow_ahead)
+
+    @property
+    def anything(self) -> bytes:
+        """A mask that allows every token."""
+        return b"\xff" * self._row.nbytes
+
+    def accept(self, token: int) -> None:
+        """Advance by a token drawn under the mask. Raises as `Matcher.accept`."""
+        if self._filling is not None:  # a run of accepted draft tokens does not wait for its masks
+            self._filling.result()
+            self._filling = None
+        if self._fault is not None:
+            raise self._fault
+        if self._forced and token != self._forced.popleft():
+            raise InternalError(f"token {token} was drawn where another was forced")
+        with self._timed():
+            self._matcher.accept((token,))
+
+    def jump(self, planned: bool) -> tuple[int, ...]:
+        """Take the forced tokens, and return them.
+
+        `planned`: a plan in flight draws the first. Raises as `Matcher.accept`.
+        """
+        with self._timed():
+            tokens = self._matcher.forced()
+            self._matcher.accept(tokens)
+        if tokens:
+            self._only = tokens[0] if planned else None
+        return tokens
+
+    def step(self) -> None:
+        """Sample forced tokens one by one from now on."""
+        if not self._forced:
+            self._forced.extend(self._matcher.forced())
+
+    def go_on(self, planned: bool) -> None:
+        """Make the mask for the next token, if a token is to be sampled.
+
+        `planned`: a plan in flight needs the mask.
+        """
+        if self._forced:
+            return
+        if planned or not self._slow:
+            before = self._spent
+            self._fill()
+            self._slow |= self._spent - before > self._slow_seconds
+        else:
+            self._filling = self._threads.submit(self._fill)
+            self._filling.add_done_callback(lambda _: self._wake())
+
+    def mask(self) -> bytes:
+        """Return the mask for the next token. Waits unless `ready`.
+
+        Raises InvalidRequest if the grammar has become too complex.
+        """
+        if self._filling is not None:
+            self._filling.result()
+            self._filling = None
+        only = self._forced[0] if self._forced else self._only
+        self._only = None
+        if only is not None:
+            return self.lone(only)
+        if self._fault is not None:
+            raise self._fault
+        return self._row.tobytes()
+
+    def lone(self, token: int) -> bytes:
+        """Return a mask that allows one token."""
+        row = np.zeros_like(self._row)
+        row[token // 32] = np.uint32(1 << token % 32)
+        return row.tobytes()
+
+    def count_allowed(self, draft_tokens: Sequence[int]) -> int:
+        """Return `Matcher.count_allowed`."""
+        return self._matcher.count_allowed(draft_tokens)
+
+    def ahead(self, draft_tokens: Sequence[int], jumps: bool) -> list[bytes]:
+        """Return the masks behind each draft token, as long as these can come to be.
+
+        There are fewer masks than draft tokens if one of these is impossible. Leaves the state as
+        it is, and is free for the answer.
+
+        jumps: forced tokens will be taken at once, else one by one. Where several are taken at
+        once, draft tokens count only up to the token before them.
+        """
+        masks: list[bytes] = []
+        begin, matcher, row = time.thread_time(), self._matcher.clone(), np.zeros_like(self._row)
+        forced = deque(self._forced)
+        with suppress(RequestError):  # the answer meets it too, if it comes so far
+            for draft_token in draft_tokens:
+                jumped = jumps and bool(forced)
+                if forced and draft_token != forced.popleft():
+                    break
+                if not matcher.count_allowed((draft_token,)):
+                    break
+                matcher.accept((draft_token,))
+                if matcher.must_end:
+                    break
+                if not forced and not jumped:
+                    forced.extend(matcher.forced())
+                if not forced:
+                    matcher.fill(row)
+                    if not row.any():
+                        break
+                masks.append(self.lone(forced[0]) if forced else row.tobytes())
+                if jumps and len(forced) > 1:
+                    break
+        took = time.thread_time() - begin
+        if took > SLOW_SECONDS * (1 + len(masks)):
+            self._slow_ahead = True
+            self._matcher.charge(took)
+        return masks
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Count this thread's CPU time alone, as the machine may be busy."""
+        begin = time.thread_time()
+        try:
+            yield
+        finally:
+            took = time.thread_time() - begin
+            self._spent += took
+            if took > SLOW_SECONDS:
+                self._matcher.charge(took)
+
+    def _fill(self) -> None:
+        length = self._matcher.length
+        if self._spent > MASK_SECONDS + TOKEN_SECONDS * length:
+            self._fault = InvalidRequest(
+                f"the grammar is too slow to follow: {self._spent:.1f} s of CPU time for {length} "
+                f"tokens; the limit is {MASK_SECONDS:g} s and {TOKEN_SECONDS * 1e3:g} ms a token: "
+                "simplify it (fewer ways to write the same text)",
+                code="grammar_too_complex",
+            )
+            return
+        try:
+            with self._timed():
+                self._matcher.fill(self._row)
+        except RequestError as error:
+            self._fault = error
+            return
+        except Exception as error:  # the library's: it ends one request
+            self._fault = InternalError(f"no mask of the grammar could be made: {error}")
+            return
+        if not self._row.any():
+            self._fault = InvalidRequest(
+                f"no token of this model continues the grammar after {self._matcher.length} "
+                "tokens: change it",
+                code="grammar_too_complex",
+            )
+
+
+class Matchers:
+    """Begins matchers, and keeps the prototypes of the latest grammars."""
+
+    def __init__(
+        self,
+        lexicon: LLTokenizer,
+        vocab_size: int,
+        ends: Sequence[int],
+        most: int = 256,
+        most_bytes: int = MAX_KEPT_BYTES,
+    ) -> None:
+        """Start without prototypes.
+
+        `most`, `most_bytes`: bounds on kept prototypes and their memory. The most recent prototype
+        is kept at any size.
+        """
+        self._most_bytes = most_bytes
+        self._lexicon = lexicon
+        self._words = mask_words(vocab_size)
+        self._row = np.zeros(self._words, np.uint32)
+        self._ends = frozenset(ends)
+        self._most = most
+        self._prototypes: OrderedDict[str, Prototype] = OrderedDict()
+
+    @property
+    def nbytes(self) -> int:
+        """Return how many bytes the kept prototypes may take."""
+        return sum(each.kept_bytes for each in self._prototypes.values())
+
+    @property
+    def words(self) -> int:
+        """Words in one row of a mask."""
+        return self._words
+
+    def new_matcher(self, grammar: str) -> Matcher:
+        """Return a matcher before its first token. `grammar`: `text.grammar.Grammar.text`.
+
+        Call it from one thread at a time. Raises InvalidRequest if the grammar fails to compile or
+        to give its first mask, which the front rules out. Such a grammar is dropped.
+        """
+        prototype = self._prototypes.get(grammar)
+        if prototype is None:
+            prototype = self._prototypes[grammar] = self._compile(grammar)
+        self._prototypes.move_to_end(grammar)
+        while len(self._prototypes) > 1 and (
+            len(self._prototypes) > self._most or self.nbytes > self._most_bytes
+        ):
+            self._prototypes.popitem(last=False)
+        match = prototype.match.deep_copy()
+        return Matcher(prototype, match, self._lexicon, self._ends, self._words)
+
+    def _compile(self, grammar: str) -> Prototype:
+        before = allocated_bytes()
+        match = begin_match(self._lexicon, grammar)
+        if not match.is_error():
+            fill_mask(self._lexicon, match, self._row)
+        if match.is_error():
+            raise InvalidRequest(
+                f"the grammar does not compile: {match.get_error().splitlines()[0]}",
+                code="grammar_too_complex",
+            )
+        taken = allocated_bytes() - before  # others may have allocated, or freed, meanwhile
+        return Prototype(match, max(MIN_KEPT_BYTES, len(grammar), taken))

@@ -1,0 +1,55 @@
+"""Images that a client wants seen whole: refused where the model would see them smaller."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from saccade.core.errors import OversizedImages
+from saccade.front.extras import find_extra
+from saccade.front.prepared import Preparation
+from saccade.front.step_order import StepContext
+from saccade.media.opened import OpenedImage
+from saccade.media.sources.source import ImageSource
+
+
+@dataclass(frozen=True, slots=True)
+class Undiminished:
+    """Places of images that are refused rather than downsized."""
+
+    NAME: ClassVar[str] = "messages.undiminished"
+    places: frozenset[str]
+
+
+class RefuseOversized:
+    """For requests with images that may not be downsized."""
+
+    def __init__(self, context: StepContext) -> None:
+        self._spec = context.spec
+
+    async def check(self, preparation: Preparation) -> None:
+        """Raise OversizedImages that names every image at fault, the first in its message."""
+        request, places, words, side = preparation.request, list[str](), "", 0
+        undiminished = find_extra(request.extras, Undiminished)
+        assert undiminished is not None
+        for source, image in zip(request.chat.sources, preparation.opened):
+            if source.param not in undiminished.places or not isinstance(source, ImageSource):
+                continue
+            if not isinstance(image, OpenedImage):
+                continue
+            height, width = image.probe.upright
+            most = source.budget.apply(self._spec.pixel_bounds).max_pixels
+            if height * width <= most:
+                continue
+            scale = math.sqrt(most / (height * width))
+            fitting = math.floor(width * scale), math.floor(height * scale)
+            places.append(source.param)
+            side = min(side or max(fitting), max(fitting))
+            words = words or (
+                f"{source.param}: the image is {width} x {height} px; the largest of its shape "
+                f"that this model sees is {fitting[0]} x {fitting[1]}: scale it down, or send "
+                'oversized_image "downsize"'
+            )
+        if places:
+            raise OversizedImages(words, side, places)

@@ -1,0 +1,21 @@
+"""Several models behind one router, which starts and stops their servers on demand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from saccade.plugin import Offer, Plugin
+
+if TYPE_CHECKING:
+    from saccade.route.options import RouteOptions
+
+
+def has_models(options: RouteOptions) -> bool:
+    """Return True for a router that is given models instead of servers."""
+    return options.models is not None
+
+
+PLUGIN = Plugin(
+    "model_router",
+    upstreams=Offer(f"{__name__}.app:ModelRouter", f"{__name__}:has_models"),
+)

@@ -1,0 +1,10 @@
+"""DeepSeek-VL2, and DeepSeek-V2 without a tower."""
+
+from saccade.plugin import Family
+
+FAMILY = Family(
+    spec="saccade.plugins.models.deepseek_vl2.spec:deepseek_spec",
+    model="saccade.plugins.models.deepseek_vl2.net:DeepseekModel",
+    architectures=("DeepseekVLV2ForCausalLM", "DeepseekV2ForCausalLM"),
+    model_types=("deepseek_vl_v2", "deepseek_v2"),
+)

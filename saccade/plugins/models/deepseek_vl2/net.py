@@ -1,0 +1,42 @@
+"""A DeepSeek-VL2 checkpoint's network, and what its tensors are called."""
+
+from __future__ import annotations
+
+from saccade.families.kit.deepseek_decoder import QUANTISABLE, deepseek_decoder
+from saccade.nn.family_model import FamilyModel
+from saccade.nn.protocol import LanguageModel, VisionNet
+from saccade.nn.weights import Weights
+from saccade.parallel import Shard
+from saccade.plugins.models.deepseek_vl2.spec import DeepseekSpec
+from saccade.plugins.models.deepseek_vl2.vision import DeepseekTower
+
+
+class DeepseekModel(FamilyModel):
+    """Names become `vision_model.*`, `projector.*`, `image_newline`, `view_seperator` (as the hub
+    has it), `language_model.*` and `lm_head.weight`.
+
+    The matrices that turn latents into keys and values are not quantised.
+    """
+
+    spec: DeepseekSpec
+
+    names = (
+        (r"^language\.", ""),
+        (r"^model\.", "language_model."),
+        (r"^vision\.pos_embed", "vision_model.embeddings.position_embedding.weight"),
+        (r"^vision\.patch_embed\.proj\.", "vision_model.embeddings.patch_embedding."),
+        (r"^vision\.norm\.", "vision_model.post_layernorm."),
+        (r"^vision\.blocks\.", "vision_model.encoder.layers."),
+        (r"^vision\.", "vision_model."),
+        (r"^(vision_model\..*)\.norm([12])\.", r"\1.layer_norm\2."),
+        (r"^(vision_model\..*)\.attn\.qkv\.", r"\1.self_attn.qkv."),
+        (r"^(vision_model\..*)\.attn\.proj\.", r"\1.self_attn.out_proj."),
+    )
+    quantisable = QUANTISABLE
+    unused = ("vision_model.attn_pool.",)  # the tower's own head
+
+    def tower(self, weights: Weights, shard: Shard) -> VisionNet:
+        return DeepseekTower(weights, self.spec.vision, self.spec.images, shard)
+
+    def text(self, weights: Weights, shard: Shard) -> LanguageModel:
+        return deepseek_decoder(weights, self.spec.text, shard)

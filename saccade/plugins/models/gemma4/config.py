@@ -1,0 +1,306 @@
+"""The shapes of Gemma 4's language model and vision encoder, from `config.json`.
+
+Serves transformers' Gemma4ForConditionalGeneration and Gemma4UnifiedForConditionalGeneration, which
+has an embedder instead of a tower, and both as text alone. Runs without torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from saccade.core.errors import CheckpointError
+from saccade.core.family import Divisible
+from saccade.families.checkpoint import Section
+from saccade.families.kit.config_readers import read_axial, refuse_flags, require_kind
+from saccade.nn.shapes import ExpertsConfig
+from saccade.plugins.models.gemma4.layers import LayerShape, Rope, read_layers, read_ropes
+
+KINDS = ("gemma4", "gemma4_unified")
+ABSENT: dict[str, dict[str, object]] = {
+    "gemma4": {},
+    "gemma4_unified": {
+        "hidden_size_per_layer_input": 0,
+        "sliding_window": 1024,
+        "max_position_embeddings": 262144,
+        "use_bidirectional_attention": "vision",
+    },
+}
+"""By kind, what a file leaves out, where transformers' classes differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayer:
+    """A second embedding, with `width` values for each layer and each token in `vocab_size`."""
+
+    width: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """Tokens that are embedded as `padding`, since rows from elsewhere replace them."""
+
+    tokens: tuple[int, ...]
+    padding: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma4Text:
+    """The language model."""
+
+    # sizes
+    vocab_size: int
+    hidden: int
+    heads: int
+    layers: tuple[LayerShape, ...]
+    # positions and sight
+    near: Rope  # near, far: rotary embeddings for layers with windows, and for others
+    far: Rope
+    both_ways: bool  # images see themselves in both directions in layers with windows
+    context_length: int
+    # values
+    rms_eps: float
+    activation: str
+    tied: bool
+    cap: float | None  # a soft cap on logits, or None
+    # tokens' embeddings
+    per_layer: PerLayer | None
+    silent: Silent
+    experts: ExpertsConfig | None  # those beside the MLPs, in all layers or none
+
+
+@dataclass(frozen=True, slots=True)
+class TowerHeads:
+    """The tower's attention.
+
+    theta: the rotary embedding's base on both axes.
+    """
+
+    count: int
+    dim: int
+    theta: float
+
+
+@dataclass(frozen=True, slots=True)
+class TowerConfig:
+    """The vision tower.
+
+    merge x merge neighbouring patches become one token with `out` values.
+    """
+
+    depth: int
+    hidden: int
+    heads: TowerHeads
+    intermediate: int
+    activation: str
+    norm_eps: float
+    patch: int
+    merge: int
+    places: int  # learned positions on each axis
+    clipped: bool  # matrices clamp their inputs and outputs
+    standardised: bool  # two learned rows standardise tokens
+    out: int
+
+    @property
+    def unit(self) -> int:
+        """Pixels along a token's edge."""
+        return self.patch * self.merge
+
+    @property
+    def pooled(self) -> int:
+        """Patches along a token's edge, as the image processor counts them."""
+        return self.merge
+
+    @property
+    def longest(self) -> int:
+        """Most tokens in a row, by the positions that there are."""
+        return self.places // self.merge
+
+    @property
+    def cuts(self) -> Divisible:
+        return (
+            (self.heads.count, "vision attention heads"),
+            (self.intermediate, "vision MLP values"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedderConfig:
+    """Replaces a vision encoder: a token's pixels are projected to its row directly."""
+
+    hidden: int
+    # patch, pooled: pixels along a patch's edge and patches along a token's, as the image processor
+    # counts them
+    patch: int
+    pooled: int
+    places: int  # learned positions on each axis. Its projection counts as one block.
+    norm_eps: float
+    out: int
+
+    depth = 1
+    merge = 1
+
+    @property
+    def unit(self) -> int:
+        """Pixels along a token's edge."""
+        return self.patch * self.pooled
+
+    @property
+    def longest(self) -> int:
+        return self.places
+
+    @property
+    def cuts(self) -> Divisible:
+        """Return nothing that divides: every rank has the whole embedder."""
+        return ((1, "image embedder"),)
+
+
+NO_TOWER = TowerConfig(
+    0, 0, TowerHeads(0, 0, 1.0), 0, "gelu_pytorch_tanh", 1e-6, 0, 1, 0, False, False, 0
+)
+
+
+def read_kind(config: Section) -> str:
+    """Return the model's kind, one of `KINDS`, whether it sees or not."""
+    kind = config.text("model_type", default=KINDS[0]).removesuffix("_text")
+    return kind if kind in KINDS else KINDS[0]
+
+
+def read_text(config: Section, text: Section) -> Gemma4Text:
+    """Return the language model. Raises CheckpointError."""
+    # A null is said: images then see themselves in one direction.
+    text = text.changed({**ABSENT[read_kind(config)], **text.data})
+    refuse_flags(text, "attention_bias")
+    sight = text.text("use_bidirectional_attention", default="")
+    if sight not in ("", "vision"):
+        raise CheckpointError(
+            f"{text.where}: use_bidirectional_attention {sight!r} is not supported (null and "
+            "'vision' are)"
+        )
+    heads = text.count("num_attention_heads", default=8)
+    layers = read_layers(text, heads)
+    near, far = read_ropes(text)
+    vocab = text.count("vocab_size", default=262144)
+    cap = text.positive("final_logit_softcapping") if text.has("final_logit_softcapping") else None
+    sees = config.has("vision_config")
+    return Gemma4Text(
+        vocab_size=vocab,
+        hidden=text.count("hidden_size", default=2304),
+        heads=heads,
+        layers=layers,
+        near=near,
+        far=far,
+        both_ways=sees and sight == "vision",
+        rms_eps=text.number("rms_norm_eps", default=1e-6),
+        activation=text.text("hidden_activation", default="gelu_pytorch_tanh"),
+        context_length=text.count("max_position_embeddings", default=131072),
+        tied=config.flag("tie_word_embeddings", default=True),
+        cap=cap,
+        per_layer=_per_layer(text, vocab),
+        silent=_silent(config, text, vocab),
+        experts=_experts(text, len(layers)) if text.flag("enable_moe_block") else None,
+    )
+
+
+def _per_layer(text: Section, vocab: int) -> PerLayer | None:
+    width = text.get("hidden_size_per_layer_input", 256)
+    if not width:
+        return None
+    found = PerLayer(
+        text.integer("hidden_size_per_layer_input", default=256),
+        text.integer("vocab_size_per_layer_input", default=262144),
+    )
+    if found.vocab_size < vocab:
+        raise CheckpointError(
+            f"{text.where}: vocab_size_per_layer_input {found.vocab_size} is less than vocab_size "
+            f"{vocab}"
+        )
+    return found
+
+
+def _experts(text: Section, layers: int) -> ExpertsConfig:
+    count, top = text.integer("num_experts"), text.integer("top_k_experts")
+    if not 1 <= top <= count:
+        raise CheckpointError(
+            f"{text.where}: top_k_experts must be from 1 to {count} (num_experts), not {top}"
+        )
+    width = text.integer("moe_intermediate_size")
+    return ExpertsConfig(frozenset(range(layers)), count, top, width)
+
+
+def _silent(config: Section, text: Section, vocab: int) -> Silent:
+    """Return the placeholder tokens for images, videos and sounds."""
+    padding = text.integer("pad_token_id", default=0)
+    if not 0 <= padding < vocab:
+        raise CheckpointError(
+            f"{text.where}: pad_token_id {padding} is beyond the vocabulary of {vocab} tokens"
+        )
+    if not config.has("text_config"):
+        return Silent((), padding)
+    tokens = (
+        config.integer("image_token_id", default=258880),
+        config.integer("video_token_id", default=258884),
+        config.integer("audio_token_id", default=258881),
+    )
+    return Silent(tokens, padding)
+
+
+def read_vision(config: Section, out: int) -> TowerConfig | EmbedderConfig:
+    """Return the vision encoder, whose tokens have `out` values. Raises CheckpointError."""
+    if not config.has("vision_config"):
+        return NO_TOWER
+    vision, kind = config.section("vision_config"), read_kind(config)
+    require_kind(vision, f"{kind}_vision")
+    patch, merge = (
+        vision.integer(name, default=default)
+        for name, default in (("patch_size", 16), ("pooling_kernel_size", 3))
+    )
+    if min(patch, merge) < 1:
+        raise CheckpointError(f"{vision.where}: {merge} patches of {patch} pixels make no token")
+    read = _read_tower if kind == KINDS[0] else _read_embedder
+    return read(vision, patch, merge, out)
+
+
+def _read_embedder(vision: Section, patch: int, pooled: int, out: int) -> EmbedderConfig:
+    hidden = vision.count("mm_embed_dim", default=3840)
+    if (projected := vision.count("output_proj_dims", default=3840)) != hidden:
+        raise CheckpointError(
+            f"{vision.where}: output_proj_dims {projected} is not supported but for mm_embed_dim's "
+            f"{hidden}"
+        )
+    return EmbedderConfig(
+        hidden=hidden,
+        patch=patch,
+        pooled=pooled,
+        places=vision.integer("mm_posemb_size", default=1120),
+        norm_eps=vision.number("rms_norm_eps", default=1e-6),
+        out=out,
+    )
+
+
+def _read_tower(vision: Section, patch: int, merge: int, out: int) -> TowerConfig:
+    refuse_flags(vision, "attention_bias")
+    hidden = vision.count("hidden_size", default=768)
+    heads = vision.count("num_attention_heads", default=12)
+    kv_heads = vision.count("num_key_value_heads", default=12)
+    dim = vision.count("head_dim", default=64)
+    if kv_heads != heads or dim % 4:
+        raise CheckpointError(
+            f"{vision.where}: {heads} heads of {dim} values over {kv_heads} keys are not supported "
+            "(as many keys as heads are, of a multiple of 4 values)"
+        )
+    rope = read_axial(vision)
+    return TowerConfig(
+        depth=vision.layers("num_hidden_layers", default=16),
+        hidden=hidden,
+        heads=TowerHeads(heads, dim, rope.positive("rope_theta", default=100.0)),
+        intermediate=vision.integer("intermediate_size", default=3072),
+        activation=vision.text("hidden_activation", default="gelu_pytorch_tanh"),
+        norm_eps=vision.number("rms_norm_eps", default=1e-6),
+        patch=patch,
+        merge=merge,
+        places=vision.integer("position_embedding_size", default=10240),
+        clipped=vision.flag("use_clipped_linears"),
+        standardised=vision.flag("standardize"),
+        out=out,
+    )

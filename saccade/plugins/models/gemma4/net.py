@@ -1,0 +1,51 @@
+"""A Gemma 4 checkpoint's network, and what its tensors are called."""
+
+from __future__ import annotations
+
+import re
+
+from saccade.nn.family_model import DENSE_LAYER, FamilyModel, language_matrices
+from saccade.nn.protocol import LanguageModel, VisionNet
+from saccade.nn.weights import Weights
+from saccade.parallel import Shard
+from saccade.plugins.models.gemma4.config import EmbedderConfig
+from saccade.plugins.models.gemma4.embedder import ImageEmbedder
+from saccade.plugins.models.gemma4.spec import Gemma4Spec
+from saccade.plugins.models.gemma4.text import Gemma4Decoder
+from saccade.plugins.models.gemma4.vision import Gemma4Tower
+
+PARTS = "vision_(tower|embedder)|embed_vision|audio_tower|embed_audio|language_model|lm_head"
+KEYS = re.compile(r"language_model\.layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.")
+
+
+class Gemma4Model(FamilyModel):
+    """Names become `vision_tower.*` (or `vision_embedder.*`), `embed_vision.*`, `language_model.*`
+    and `lm_head.weight`.
+    """
+
+    spec: Gemma4Spec
+
+    names = (
+        (r"^model\.", ""),
+        (rf"^(?!({PARTS})\.)", "language_model."),
+        (r"^embed_vision\.(?=patch_|pos_)", "vision_embedder."),
+        (r"^embed_vision\.multimodal_embedder\.", "embed_vision."),
+    )
+    quantisable = language_matrices(rf"{DENSE_LAYER}|experts\.(gate_up|down)_proj")
+    seeing = ("vision_tower.", "vision_embedder.", "embed_vision.")
+    unused = ("audio_tower.", "embed_audio.")  # no sound is heard
+
+    def tower(self, weights: Weights, shard: Shard) -> VisionNet:
+        if isinstance(self.spec.vision, EmbedderConfig):
+            return ImageEmbedder(weights, self.spec.vision)
+        return Gemma4Tower(weights, self.spec.vision, shard)
+
+    def text(self, weights: Weights, shard: Shard) -> LanguageModel:
+        return Gemma4Decoder(weights, self.spec.text, shard)
+
+    def harmless(self, name: str) -> bool:
+        """Count also keys and values stored for layers that see another layer's."""
+        if found := KEYS.match(name):
+            layer, layers = int(found[1]), self.spec.text.layers
+            return layer < len(layers) and layers[layer].source != layer
+        return super().harmless(name)

@@ -1,0 +1,135 @@
+"""A Kimi-VL image: it keeps its shape, is made smaller if it has too many patches, and is padded to
+whole tokens.
+
+Runs without torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from saccade.core.errors import CheckpointError, ImageError
+from saccade.core.family import LargestImage, PixelBounds
+from saccade.core.recipe import BLACK, ImageView, PreprocessParams
+from saccade.core.types import Grid, Size
+from saccade.families.checkpoint import Section
+from saccade.families.kit.base_spec import fingerprint
+from saccade.families.kit.config_readers import CLIP_MEAN, CLIP_STD, read_colours
+from saccade.nn.shapes import Colours
+from saccade.plugins.models.kimi_vl.config import MoonConfig, read_merge
+
+MAX_SIDE = 511
+"""Patches on a side of an image, at most: the published tower turns no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedRules:
+    """Implements `ImageLayout`.
+
+    merge x merge patches, `patch` x `patch` pixels each, become a token. An image with more than
+    `most` patches is made smaller. Then it is padded to whole tokens, at the bottom and the right.
+
+    An image's grid is its canvas' patches down and across.
+    """
+
+    patch: int
+    merge: int
+    most: int
+    colours: Colours
+
+    @property
+    def factor(self) -> int:
+        """Return the pixels along a token's edge."""
+        return self.patch * self.merge
+
+    @property
+    def pixel_bounds(self) -> PixelBounds:
+        return PixelBounds(self.factor**2, self.factor**2, self.most * self.patch**2)
+
+    @property
+    def largest_image(self) -> LargestImage:
+        """Return upper bounds, which images stay below."""
+        # Patches cut off on each side before the image was made smaller are back behind it.
+        patches = self.most + 2 * (MAX_SIDE + 1) + 1
+        edges = MAX_SIDE + 1 + patches // MAX_SIDE
+        tokens = patches // self.merge**2 + edges // self.merge + 2
+        return LargestImage(tokens * self.factor**2, tokens)
+
+    @property
+    def sample(self) -> PreprocessParams:
+        return self._recipe((4 * self.factor, 4 * self.factor))
+
+    @property
+    def patch_unit(self) -> int:
+        return self.merge**2
+
+    def recipe(self, height: int, width: int, bounds: PixelBounds) -> PreprocessParams:
+        size = fitted((height, width), self.patch, min(self.most, _patches(bounds, self.patch)))
+        recipe = self._recipe(size)
+        if max(recipe.grid) > MAX_SIDE:
+            raise ImageError(
+                f"the image is {width} x {height} px: its longer edge has more than "
+                f"{MAX_SIDE} patches of {self.patch} pixels; crop it"
+            )
+        return recipe
+
+    def _recipe(self, size: Size) -> PreprocessParams:
+        factor = self.factor
+        height, width = (-(-edge // factor) * factor for edge in size)
+        fill = None if (height, width) == size else BLACK
+        views = (ImageView(size),)
+        return PreprocessParams(
+            (height, width), self.grid(height, width), views, fill, "pillow_bicubic"
+        )
+
+    def settings(self, family: str, recipe: PreprocessParams) -> bytes:
+        return fingerprint(family, self.patch, self.merge, self.colours, recipe)
+
+    def grid(self, height: int, width: int) -> Grid:
+        """Return the grid of a canvas."""
+        assert height % self.factor == 0 and width % self.factor == 0
+        return height // self.patch, width // self.patch
+
+    def num_tokens(self, grid: Grid) -> int:
+        return self.num_patches(grid) // self.merge**2
+
+    def num_patches(self, grid: Grid) -> int:
+        return math.prod(grid)
+
+
+def _patches(bounds: PixelBounds, patch: int) -> int:
+    return max(1, bounds.max_pixels // patch**2)
+
+
+def fitted(size: Size, patch: int, most: int) -> Size:
+    """Return the size of an image made smaller, if it has over `most` whole patches."""
+    height, width = size
+    whole = (width // patch) * (height // patch)
+    if whole <= most:
+        return size
+    scale = math.sqrt(most / whole)
+    return max(1, int(height * scale)), max(1, int(width * scale))
+
+
+def read_images(processor: Section, vision: MoonConfig) -> PaddedRules:
+    """Return the rules that the image processor's file asks for. Raises CheckpointError."""
+    known = (
+        ("patch_size", processor.integer("patch_size", default=vision.patch), vision.patch),
+        ("merge_kernel_size", read_merge(processor), vision.merge),
+    )
+    for name, value, expected in known:
+        if value != expected:
+            raise CheckpointError(
+                f"{processor.where}: {name} is {value}, but the vision tower was made for "
+                f"{expected}"
+            )
+    if not processor.flag("pad_input"):
+        raise CheckpointError(f"{processor.where}: pad_input must be true")
+    most = processor.count("in_token_limit", default=4096)
+    if most > MAX_SIDE**2:
+        raise CheckpointError(
+            f"{processor.where}: in_token_limit must be at most {MAX_SIDE**2}, not {most}"
+        )
+    colours = read_colours(processor, CLIP_MEAN, CLIP_STD)
+    return PaddedRules(vision.patch, vision.merge, most, colours)

@@ -1,0 +1,140 @@
+"""The shapes of MiniCPM-V's language model and vision encoder, from `config.json`, and how its
+siblings differ.
+
+The language model is read as Qwen3.5's. Runs without torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from saccade.core.errors import CheckpointError
+from saccade.families.checkpoint import Section
+from saccade.families.kit.config_readers import (
+    SiglipDefaults,
+    read_siglip,
+    refuse_flags,
+    require_kind,
+)
+from saccade.families.kit.hybrid import read_hybrid
+from saccade.nn.hybrid_config import HybridConfig
+from saccade.nn.shapes import SiglipConfig, TextConfig
+
+SIGLIP = SiglipDefaults(hidden=768, heads=12, side=224, patch=16)
+MERGES = {"16x": 4, "4x": 2}
+"""By `downsample_mode`: patches along the edge of what becomes one token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sibling:
+    """What differs by `model_type`."""
+
+    name: str
+    # the positions' axes. With three, an image's tokens are placed on a canvas (`positions.py`).
+    axes: Literal[1, 3] = 1
+    mode: str = "16x"  # mode, tied: `downsample_mode` and `tie_word_embeddings` by default
+    tied: bool = False
+    # the image processor is MiniCPM-OCR's. It resizes as torch does, not as Pillow, and small
+    # images may stay small.
+    pages: bool = False
+
+
+SIBLINGS = {
+    each.name: each
+    for each in (
+        Sibling("minicpmv4_6"),
+        Sibling("minicpmv4_7", axes=3),
+        Sibling("minicpm_ocr", mode="4x", tied=True, pages=True),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MergingTower:
+    """SigLIP, and the layer behind which 2 x 2 patches become one.
+
+    `insert` is that layer, where a token is 4 x 4 patches (`siglip.merge`). `siglip.side` is the
+    edge, in pixels, that the square of learned positions has.
+    """
+
+    siglip: SiglipConfig
+    insert: int
+
+    @property
+    def halves(self) -> bool:
+        """Return True if 2 x 2 patches become one within the tower."""
+        return self.siglip.merge == 4
+
+    @property
+    def layers_after(self) -> int:
+        """Layers that a quarter of the rows pass."""
+        return self.siglip.depth - self.insert - 1 if self.halves else 0
+
+    @property
+    def depth(self) -> int:
+        """The tower's cost, in layers that all patches pass.
+
+        Layers behind the merger count a quarter, rounded up together. The merger counts as one.
+        """
+        after = self.layers_after
+        return self.siglip.depth - after + (1 - -after // 4 if self.halves else 0)
+
+
+def read_sibling(config: Section) -> Sibling:
+    """Return which of the family's models this is. Raises CheckpointError."""
+    kind = config.text("model_type", default="minicpmv4_6")
+    if kind not in SIBLINGS:
+        raise CheckpointError(
+            f"{config.where}: model_type {kind!r} is not supported ({', '.join(SIBLINGS)} are)"
+        )
+    return SIBLINGS[kind]
+
+
+def read_text(config: Section, text: Section, sibling: Sibling) -> tuple[TextConfig, HybridConfig]:
+    """Return the language model. Raises CheckpointError."""
+    kind = text.text("model_type", default="qwen3_5_text")
+    if kind != "qwen3_5_text":
+        raise CheckpointError(
+            f"{text.where}: model_type {kind!r} is not supported (qwen3_5_text is)"
+        )
+    model, hybrid = read_hybrid(config, text, sibling.axes)
+    # Files say it of the language model alone, too: the network looks whether there is a head.
+    tied = config.flag("tie_word_embeddings", default=sibling.tied)
+    return replace(model, tied=tied or text.flag("tie_word_embeddings")), hybrid
+
+
+def read_vision(config: Section, out: int, sibling: Sibling) -> MergingTower:
+    """Return the vision encoder, whose tokens have `out` values. Raises CheckpointError."""
+    section = config.section("vision_config")
+    require_kind(section, f"{sibling.name}_vision")
+    siglip = read_siglip(section, 1, out, SIGLIP)
+    fixed = ((section, "window_kernel_size"), (config, "merge_kernel_size"))
+    for where, name in fixed:
+        if (size := where.integers(name, default=(2, 2))) != (2, 2):
+            raise CheckpointError(
+                f"{where.where}: {name} {list(size)} is not supported ([2, 2] is)"
+            )
+    if (times := config.integer("merger_times", default=1)) != 1:
+        raise CheckpointError(
+            f"{config.where}: merger_times {times} is not supported (1 is): the image processor "
+            "counts no such tokens"
+        )
+    refuse_flags(config, "drop_vision_last_layer")
+    insert = config.integer("insert_layer_id", default=6)
+    if not 0 <= insert < siglip.depth:
+        raise CheckpointError(
+            f"{config.where}: insert_layer_id {insert} is none of the tower's {siglip.depth} layers"
+        )
+    return MergingTower(replace(siglip, merge=MERGES[read_mode(config, sibling)]), insert)
+
+
+def read_mode(section: Section, sibling: Sibling) -> str:
+    """Return how many patches become a token, as a key in `MERGES`. Raises CheckpointError."""
+    mode = section.text("downsample_mode", default=sibling.mode)
+    if mode not in MERGES:
+        raise CheckpointError(
+            f"{section.where}: downsample_mode {mode!r} is not supported ({' and '.join(MERGES)} "
+            "are)"
+        )
+    return mode

@@ -1,0 +1,273 @@
+"""A MiniCPM-V image: it keeps its shape. A large one is shown as a whole, and in a grid of
+slices.
+
+Sizes follow transformers' image processor, to the last bit. Runs without torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from saccade.core.errors import CheckpointError
+from saccade.core.family import CanvasTile, LargestImage, PixelBounds
+from saccade.core.recipe import Box, ImageView, PreprocessParams, Resample, stacked
+from saccade.core.types import Grid, Size
+from saccade.families.checkpoint import Checkpoint, Section
+from saccade.families.kit.base_spec import (
+    MAX_ASPECT,
+    check_aspect,
+    fingerprint,
+    stacked_bounds,
+)
+from saccade.families.kit.config_readers import HALF, read_colours, read_resample
+from saccade.nn.shapes import Colours
+from saccade.plugins.models.minicpm.config import MergingTower, Sibling, read_mode
+
+MARGIN = 1.25
+"""Slices have whole pixels: their shape may be so much further from a square."""
+UPSIZES = ("always", "never")
+"""Whether an image of fewer pixels than a slice is enlarged to as many (`small_image_upsize`)."""
+RESAMPLES: dict[int, Resample] = {1: "pillow_lanczos", 3: "pillow_bicubic"}
+"""Pillow's numbers, and Pillow's resizing."""
+MAX_SCALE = 4096
+MAX_SLICES = 100
+"""No checkpoint has more than nine, of 448 x 448 pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRules:
+    """Implements `ImageLayout` and `TileLayout`.
+
+    An image with more than `scale` x `scale` pixels is shown as a whole, in about that many pixels,
+    and in up to `most` slices with about that many each. merge x merge patches, `patch` x `patch`
+    pixels each, become a token.
+
+    An image's grid is the whole's tokens down and across. With slices, it also has their rows and
+    columns, and one slice's tokens down and across. On the canvas the slices are side by side under
+    the whole image. The space beside the narrower of the two is empty.
+    """
+
+    scale: int
+    most: int
+    colours: Colours
+    resample: Resample
+    patch: int
+    merge: int
+    upsize: str = "always"
+
+    @property
+    def unit(self) -> int:
+        """Pixels along a token's edge."""
+        return self.patch * self.merge
+
+    @property
+    def pixel_bounds(self) -> PixelBounds:
+        """Bounds in whole slices. Each counts as `scale` x `scale` pixels, whatever its shape."""
+        area = self.scale**2
+        return PixelBounds(area, area, self.most * area)
+
+    @property
+    def largest_image(self) -> LargestImage:
+        """Upper bounds, which images stay below."""
+        tokens = most_of_all(self.scale, self.unit, self.most, MAX_ASPECT)
+        return stacked_bounds(tokens, self.unit)
+
+    @property
+    def sample(self) -> PreprocessParams:
+        return self._recipe((self.scale,) * 2, (0, 0))
+
+    @property
+    def patch_unit(self) -> int:
+        return self.merge**2
+
+    def recipe(self, height: int, width: int, bounds: PixelBounds) -> PreprocessParams:
+        check_aspect(height, width, MAX_ASPECT)
+        area = self.scale**2
+        most = min(self.most, max(1, bounds.max_pixels // area))
+        least = min(most, -(-bounds.min_pixels // area))
+        return self._recipe((height, width), slice_grid((height, width), self.scale, least, most))
+
+    def _recipe(self, size: Size, slices: tuple[int, int]) -> PreprocessParams:
+        scale, unit = self.scale, self.unit
+        rows, columns = slices
+        enlarge = not rows and self.upsize == "always"
+        whole = view_size(size, scale, unit, enlarge=enlarge)
+        grid = _tokens(whole, unit)
+        if not rows:
+            return PreprocessParams(whole, grid, (ImageView(whole),), None, self.resample)
+        height, width = slice_size(size, slices, scale, unit)
+        grid += (*slices, *_tokens((height, width), unit))
+        return stacked(whole, (rows * height, columns * width), grid, self.resample)
+
+    def settings(self, family: str, recipe: PreprocessParams) -> bytes:
+        return fingerprint(family, (self.patch, self.merge), *self.colours, recipe)
+
+    def tiles(self, grid: Grid) -> tuple[CanvasTile, ...]:
+        if len(grid) == 2:
+            return ()
+        rows, columns, down, across, tall, wide = grid
+        corners = [(0, 0, rows, columns)]
+        corners += [
+            (rows + tall * row, wide * column, tall, wide)
+            for row in range(down)
+            for column in range(across)
+        ]
+        found, unit, first = [], self.unit, 0
+        for top, left, height, width in corners:
+            edges = (unit * edge for edge in (top, left, top + height, left + width))
+            last = first + height * width
+            found.append(CanvasTile(Box(*edges), (height, width), (range(first, last),)))
+            first = last
+        return tuple(found)
+
+    def num_tokens(self, grid: Grid) -> int:
+        return sum(view_tokens(grid))
+
+    def num_patches(self, grid: Grid) -> int:
+        return self.num_tokens(grid) * self.merge**2
+
+
+def _tokens(size: Size, unit: int) -> tuple[int, ...]:
+    return size[0] // unit, size[1] // unit
+
+
+def view_tokens(grid: Grid) -> list[int]:
+    """Count the tokens in the whole image, then in each slice."""
+    whole = [grid[0] * grid[1]]
+    return whole if len(grid) == 2 else whole + [grid[4] * grid[5]] * (grid[2] * grid[3])
+
+
+def slice_grid(size: Size, scale: int, least: int, most: int) -> tuple[int, int]:
+    """Return rows and columns of slices, about scale x scale pixels each. (0, 0): none.
+
+    The candidates are the counts around the image's pixels, from `least` to `most`. The shape
+    closest to the image's wins, and among equals the one with most rows.
+    """
+    height, width = size
+    shape = math.log(width / height)
+    multiple = max(min(math.ceil(width * height / (scale * scale)), most), least)
+    if multiple <= 1:
+        return 0, 0
+    best, smallest = (1, 1), math.inf
+    for count in (multiple - 1, multiple, multiple + 1):
+        if count == 1 or not least <= count <= most:
+            continue
+        for rows in range(1, count + 1):
+            if count % rows:
+                continue
+            error = abs(shape - math.log(count // rows / rows))
+            if error < smallest or (error == smallest and rows > best[0]):
+                best, smallest = (rows, count // rows), error
+    return best
+
+
+def view_size(size: tuple[float, float], scale: int, unit: int, *, enlarge: bool) -> Size:
+    """Return the size for a view of an image or a slice, in its own shape.
+
+    It has about scale x scale pixels. A smaller image keeps its own number, unless `enlarge`. Both
+    edges are multiples of `unit`.
+    """
+    height, width = size
+    if height * width > scale * scale or enlarge:
+        shape = width / height
+        height = int(scale / math.sqrt(shape))
+        width = int(height * shape)
+    return _multiple(height, unit), _multiple(width, unit)
+
+
+def slice_size(size: Size, grid: tuple[int, int], scale: int, unit: int) -> Size:
+    """Return the size that each slice has."""
+    height, width = (_multiple(edge, parts) / parts for edge, parts in zip(size, grid))
+    return view_size((height, width), scale, unit, enlarge=True)
+
+
+def _multiple(length: float, of: int) -> int:
+    """Return the multiple of `of` nearest to `length`, at least `of`.
+
+    Ties go to the even multiple (Python's `round`).
+    """
+    return max(round(length / of) * of, of)
+
+
+def most_tokens(scale: int, unit: int, longest: float) -> int:
+    """Return an upper bound for the tokens in a view.
+
+    A token is unit x unit pixels. longest: an edge of the image is at most this many times the
+    other.
+    """
+    # The height decides: within it, the widest view is that of the widest image.
+    heights = range(int(scale / math.sqrt(longest)), int(scale * math.sqrt(longest)) + 2)
+    return max(
+        (
+            _multiple(height, unit) * _multiple(scale * scale / height, unit) // unit**2
+            for height in heights
+            if height
+        ),
+        default=1,
+    )
+
+
+def most_of_all(scale: int, unit: int, most: int, longest: float) -> int:
+    """Return an upper bound for the tokens in an image and up to `most` slices together."""
+    sliced = 0
+    for count in range(2, most + 1):
+        # A row, or a column, of as many slices might have been chosen.
+        shape = max(longest / count, count) * MARGIN
+        sliced = max(sliced, count * most_tokens(scale, unit, shape))
+    return most_tokens(scale, unit, longest) + sliced
+
+
+def read_images(checkpoint: Checkpoint, vision: MergingTower, sibling: Sibling) -> SliceRules:
+    """Return the slices that the checkpoint's files ask for. Raises CheckpointError."""
+    processor = checkpoint.processor
+    patch = processor.integer("patch_size", default=14)
+    if patch != vision.siglip.patch:
+        raise CheckpointError(
+            f"{processor.where}: patch_size is {patch}, but the vision tower was made for "
+            f"{vision.siglip.patch}"
+        )
+    mode, made_for = (read_mode(each, sibling) for each in (processor, checkpoint.config))
+    if mode != made_for:
+        raise CheckpointError(
+            f"{processor.where}: downsample_mode is {mode}, but {made_for} in config.json"
+        )
+    scale = processor.count("scale_resolution", default=448)
+    most = processor.count("max_slice_nums", default=9)
+    for name, value, limit in (
+        ("scale_resolution", scale, MAX_SCALE),
+        ("max_slice_nums", most, MAX_SLICES),
+    ):
+        if value > limit:
+            raise CheckpointError(f"{processor.where}: {name} must be at most {limit}, not {value}")
+    if not processor.flag("slice_mode", default=True):
+        most = 1
+    return SliceRules(
+        scale,
+        most,
+        read_colours(processor, HALF, HALF),
+        read_resample(processor, 3) if sibling.pages else _resample(processor),
+        patch,
+        vision.siglip.merge,
+        _upsize(processor) if sibling.pages else "always",
+    )
+
+
+def _resample(processor: Section) -> Resample:
+    number = processor.integer("resample", default=3)
+    if number not in RESAMPLES:
+        raise CheckpointError(
+            f"{processor.where}: resample {number} is not supported (1 and 3 are)"
+        )
+    return RESAMPLES[number]
+
+
+def _upsize(processor: Section) -> str:
+    """Return one of `UPSIZES`."""
+    upsize = processor.text("small_image_upsize", default="always")
+    if upsize not in UPSIZES:
+        raise CheckpointError(
+            f"{processor.where}: small_image_upsize {upsize!r} is not supported "
+            f"({' and '.join(UPSIZES)} are): an image's size may not follow from what it shows"
+        )
+    return upsize

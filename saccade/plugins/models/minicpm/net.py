@@ -1,0 +1,34 @@
+"""A MiniCPM-V checkpoint's network, and what its tensors are called."""
+
+from __future__ import annotations
+
+from saccade.nn.family_model import DENSE_LAYER, FamilyModel, language_matrices
+from saccade.nn.hybrid import hybrid_model
+from saccade.nn.protocol import LanguageModel, VisionNet
+from saccade.nn.weights import Weights
+from saccade.parallel import Shard
+from saccade.plugins.models.minicpm.spec import MiniCPMSpec
+from saccade.plugins.models.minicpm.vision import TOWER, MiniCPMTower
+
+
+class MiniCPMModel(FamilyModel):
+    """Names become `vision_tower.*`, `merger.*`, `language_model.*` and `lm_head.weight`."""
+
+    spec: MiniCPMSpec
+
+    names = ((r"^model\.", ""),)
+    quantisable = language_matrices(
+        rf"{DENSE_LAYER}|linear_attn\.(in_proj_qkv|in_proj_z|out_proj)\.weight"
+    )
+    unused = ("mtp.",)  # heads that draft
+
+    def tower(self, weights: Weights, shard: Shard) -> VisionNet:
+        return MiniCPMTower(weights, self.spec.vision, self.spec.images, shard)
+
+    def text(self, weights: Weights, shard: Shard) -> LanguageModel:
+        return hybrid_model(weights, self.spec.text, self.spec.hybrid, shard)
+
+    def harmless(self, name: str) -> bool:
+        """Count also the merger within a tower that leaves it out."""
+        left_out = not self.spec.vision.halves and name.startswith(f"{TOWER}.vit_merger.")
+        return left_out or super().harmless(name)

@@ -1,0 +1,261 @@
+"""A MiniCPM-V checkpoint's settings, without tensors: sizes, prompts, what is kept per token or
+sequence.
+
+An image's number among a prompt's images precedes it as text, so the image itself is the same
+at any place. Runs without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from saccade.core.errors import CheckpointError, InvalidRequest
+from saccade.core.family import Cuts, KVSpec
+from saccade.core.types import Grid, Image, Span
+from saccade.families.checkpoint import Checkpoint, Section, read_json
+from saccade.families.kit.base_spec import (
+    BaseSpec,
+    FamilyOptions,
+    Ids,
+    ImagePiece,
+    Placeholder,
+    plain_cuts,
+    read_options,
+)
+from saccade.families.kit.config_readers import read_tokenizer
+from saccade.families.kit.hybrid import hybrid_caches, hybrid_cuts
+from saccade.nn.hybrid_config import HybridConfig
+from saccade.nn.shapes import TextConfig
+from saccade.plugins.models.minicpm.config import (
+    MERGES,
+    MergingTower,
+    read_sibling,
+    read_text,
+    read_vision,
+)
+from saccade.plugins.models.minicpm.images import SliceRules, read_images, view_tokens
+from saccade.plugins.models.minicpm.positions import canvas_block, canvas_positions
+from saccade.plugins.models.minicpm.video import FrameRules, read_video
+
+MAX_NUMBERED = 1000
+"""Images in a prompt, where each has its number before it."""
+MARKS = {
+    "image_token": "<|image_pad|>",
+    "image_start_token": "<image>",
+    "image_end_token": "</image>",
+    "slice_start_token": "<slice>",
+    "slice_end_token": "</slice>",
+    "image_id_start_token": "<image_id>",
+    "image_id_end_token": "</image_id>",
+}
+"""Where tokenizer_config.json does not name them (`extra_special_tokens`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MiniCPMOptions(FamilyOptions):
+    """downsample_mode: how many patches become a token (`MERGES`). By default config.json's."""
+
+    downsample_mode: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlicePlaceholder(Placeholder):
+    """An image: its number, the whole between two marks, each slice between two others.
+
+    numbers[k]: precedes the k-th image in a prompt. Empty: images are not numbered. A video's
+    frames never are. line: separates rows of slices.
+    """
+
+    numbers: tuple[Ids, ...]
+    slice: tuple[int, int]
+    line: Ids
+
+    @property
+    def own(self) -> frozenset[int]:
+        """Return the tokens around an image and its slices, but for its number."""
+        return frozenset((*self.before, *self.after, *self.slice, *self.line))
+
+    def pieces(self, number: int | None, image: Image) -> Sequence[ImagePiece]:
+        whole, *slices = view_tokens(image.grid)
+        begin, end = self.slice
+        named = self.numbers[number] if self.numbers and number is not None else ()
+        found = [ImagePiece((*named, *self.before), whole, self.after)]
+        for at, length in enumerate(slices):
+            line = self.line if at and not at % image.grid[3] else ()
+            found.append(ImagePiece((*line, begin), length, (end,)))
+        return found
+
+    def expand(
+        self, tokens: Sequence[int], images: Sequence[Image], times: Sequence[int | None] = ()
+    ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
+        """Do as `Placeholder.expand` does.
+
+        Raises InvalidRequest, too, if there are more images than numbers.
+        """
+        numbered = len(images) - sum(time is not None for time in times)
+        if self.numbers and numbered > len(self.numbers):
+            raise InvalidRequest(
+                f"the prompt has {numbered} images; this model numbers at most {len(self.numbers)}",
+                param="messages",
+            )
+        return Placeholder.expand(self, tokens, images, times)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MiniCPMSpec(BaseSpec):
+    """CPU facts of one checkpoint."""
+
+    vision: MergingTower
+    text: TextConfig
+    images: SliceRules
+    hybrid: HybridConfig
+    placeholder: SlicePlaceholder
+
+    def with_options(self, options: Mapping[str, str]) -> MiniCPMSpec:
+        chosen = read_options(MiniCPMOptions, self.family, options, downsample_mode=MERGES)
+        merge = MERGES.get(chosen.downsample_mode, self.images.merge)
+        siglip = replace(self.vision.siglip, merge=merge)
+        images = replace(self.images, merge=merge)
+        vision = replace(self.vision, siglip=siglip)
+        video = self.video
+        if isinstance(video, FrameRules):
+            video = replace(video, slices=replace(video.slices, merge=merge))
+        return replace(self, vision=vision, images=images, tiles=images, video=video)
+
+    def kv_spec(self, ranks: int = 1) -> KVSpec:
+        return KVSpec(hybrid_caches(self.text, self.hybrid, ranks))
+
+    @property
+    def cuts(self) -> Cuts:
+        plain, merged = plain_cuts(self.text, self.vision.siglip), 4 * self.vision.siglip.hidden
+        return replace(
+            plain,
+            text=hybrid_cuts(self.text, self.hybrid.delta),
+            encoder=(*plain.encoder, (merged, "values of merged patches")),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanvasSpec(MiniCPMSpec):
+    """CPU-side settings of a checkpoint whose images are placed on a canvas of positions."""
+
+    position_axes = 3
+
+    def expand_prompt(
+        self, tokens: Sequence[int], images: Sequence[Image], times: Sequence[int | None] = ()
+    ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
+        """Do as `FamilySpec.expand_prompt` does.
+
+        Raises InvalidRequest, too, for the mark before an image where none follows. Its place
+        depends on that image, and a page of the cache may end between the two.
+        """
+        (mark,) = self.placeholder.before
+        if mark in tokens:
+            raise InvalidRequest(
+                f"the prompt has token {mark}, which precedes images, without an image: omit it, "
+                "images add it",
+                param="messages",
+            )
+        return self.placeholder.expand(tokens, images, times)
+
+    def image_positions(self, grid: Grid) -> npt.NDArray[np.int64]:
+        return canvas_block(grid)
+
+    def positions(
+        self,
+        tokens: Sequence[int],
+        spans: Sequence[Span],
+        blocks: Sequence[npt.NDArray[np.int64]],
+    ) -> tuple[npt.NDArray[np.int64], int]:
+        return canvas_positions(tokens, spans, blocks, self.placeholder.own)
+
+
+def minicpm_spec(checkpoint: Checkpoint) -> MiniCPMSpec:
+    """Read a checkpoint's facts. Raises CheckpointError naming file and field."""
+    config = checkpoint.config
+    sibling, section = read_sibling(config), config.section("text_config")
+    text, hybrid = read_text(config, section, sibling)
+    vision = read_vision(config, text.hidden, sibling)
+    images = read_images(checkpoint, vision, sibling)
+    placeholder = _placeholder(checkpoint, text.vocab_size)
+    video = None if sibling.pages else read_video(checkpoint, images, numbered=sibling.axes == 1)
+    if video is not None:
+        placeholder = replace(placeholder, marks=(*placeholder.marks, video.token))
+    if sibling.axes == 3:
+        _check_marks(config, placeholder)
+    return (MiniCPMSpec if sibling.axes == 1 else CanvasSpec)(
+        family=sibling.name,
+        vision=vision,
+        text=text,
+        images=images,
+        tiles=images,
+        placeholder=placeholder,
+        eos_token_ids=checkpoint.eos_token_ids(section),
+        dtype=checkpoint.dtype(section),
+        hybrid=hybrid,
+        video=video,
+    )
+
+
+def _check_marks(config: Section, placeholder: SlicePlaceholder) -> None:
+    """Raise CheckpointError unless the tokenizer's marks are those that the model was made for."""
+    (image_start,), (image_end,), line = placeholder.before, placeholder.after, placeholder.line
+    slice_start, slice_end = placeholder.slice
+    for name, token in (
+        ("image_start_id", image_start),
+        ("image_end_id", image_end),
+        ("slice_start_id", slice_start),
+        ("slice_end_id", slice_end),
+        ("newline_id", line[0]),
+    ):
+        if (found := config.integer(name)) != token or len(line) > 1:
+            raise CheckpointError(
+                f"{config.where}: {name} is {found}, but the tokenizer's is {token}"
+            )
+
+
+def _placeholder(checkpoint: Checkpoint, vocab: int) -> SlicePlaceholder:
+    """Build the placeholder from the tokens that transformers' processor puts around images."""
+    path = checkpoint.folder / "tokenizer.json"
+    tokenizer = read_tokenizer(path)
+
+    def ids(text: str) -> Ids:
+        return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    settings = read_json(checkpoint.folder / "tokenizer_config.json", required=False)
+    named = settings.data.get("extra_special_tokens")
+    # Older files list these tokens without saying which is which.
+    names = Section(settings.where, named if isinstance(named, dict) else {})
+    marks = {}
+    for field, usual in MARKS.items():
+        token = names.text(field, default=usual)
+        found = tokenizer.token_to_id(token)
+        if found is None or ids(token) != (found,):
+            raise CheckpointError(f"{path}: the tokenizer has no token {token} ({field})")
+        if found >= vocab:
+            raise CheckpointError(
+                f"{path}: {token} ({field}) is {found}, beyond the vocabulary of {vocab} tokens"
+            )
+        marks[field] = found
+    content = checkpoint.config.integer("image_token_id", default=marks["image_token"])
+    if content != marks["image_token"]:
+        raise CheckpointError(
+            f"{checkpoint.config.where}: image_token_id is {content}, but the tokenizer's is "
+            f"{marks['image_token']}"
+        )
+    numbers: tuple[Ids, ...] = ()
+    if checkpoint.processor.flag("use_image_id", default=True):
+        begin, end = marks["image_id_start_token"], marks["image_id_end_token"]
+        numbers = tuple((begin, *ids(str(number)), end) for number in range(MAX_NUMBERED))
+    return SlicePlaceholder(
+        marks=(content,),
+        numbers=numbers,
+        before=(marks["image_start_token"],),
+        after=(marks["image_end_token"],),
+        slice=(marks["slice_start_token"], marks["slice_end_token"]),
+        line=ids("\n"),
+    )

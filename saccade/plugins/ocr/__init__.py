@@ -1,0 +1,14 @@
+"""`saccade ocr`: pages of PDFs and images as Markdown."""
+
+from saccade.plugin import Command, Plugin
+
+PLUGIN = Plugin(
+    "ocr",
+    commands=(
+        Command(
+            "ocr",
+            "saccade.plugins.ocr.command:app",
+            "Convert the pages of PDFs and images to Markdown.",
+        ),
+    ),
+)

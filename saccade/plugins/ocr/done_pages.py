@@ -1,0 +1,112 @@
+"""Pages that were read before an interruption, in a file beside the output.
+
+Owns that file: a line of JSON for each page, named by all that its text depends on. So a changed
+file, model or prompt begins anew without a word.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from saccade.core.decoders import json_decoder
+from saccade.core.errors import ConfigError
+from saccade.core.given_paths import reason, shown
+
+SUFFIX = ".pages"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPage:
+    """A page's text. whole: False if the answer was cut at `max_tokens`."""
+
+    name: str
+    text: str
+    whole: bool
+    max_tokens: int
+
+
+_LINE = json_decoder(ReadPage)
+
+
+class DonePages:
+    """The finished pages of one output file. Without a file, they are kept in memory."""
+
+    def __init__(self, file: BinaryIO | None) -> None:
+        self._file = file
+        self._pages: dict[str, ReadPage] = {}
+        torn = b""
+        for line in file or ():
+            torn = line
+            try:
+                page = _LINE.decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                continue
+            self._pages[page.name] = page
+        if file is not None and torn and not torn.endswith(b"\n"):
+            file.write(b"\n")
+
+    def find(self, name: str, max_tokens: int) -> ReadPage | None:
+        """Return a page that asking again would not change."""
+        page = self._pages.get(name)
+        if page is None or not (page.whole or page.max_tokens == max_tokens):
+            return None
+        return page
+
+    def add(self, page: ReadPage) -> None:
+        """Keep a page. It survives the end of this process from here on."""
+        self._pages[page.name] = page
+        if self._file is not None:
+            self._file.write(json.dumps(asdict(page), ensure_ascii=True).encode() + b"\n")
+            self._file.flush()
+
+
+@contextmanager
+def done_pages(output: Path | None) -> Iterator[DonePages]:
+    """Open the saved pages of an output. Raises ConfigError where another process writes them."""
+    if output is None:
+        yield DonePages(None)
+        return
+    path = beside(output)
+    try:
+        file = path.open("a+b")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--output {shown(output)}: {reason(error)}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"--output {shown(output)} is being written by another saccade ocr: wait for it, "
+                "or name another output"
+            ) from None
+        file.seek(0)
+        try:
+            yield DonePages(file)
+        finally:
+            if not os.fstat(file.fileno()).st_size:
+                path.unlink(missing_ok=True)
+
+
+def beside(output: Path) -> Path:
+    """Return the path of the pages kept for an output."""
+    return output.with_name(output.name + SUFFIX)
+
+
+def write_whole(output: Path, text: str) -> None:
+    """Replace the output at once. Raises ConfigError."""
+    new = output.with_name(f"{output.name}.{os.getpid()}.new")
+    try:
+        new.write_text(text, encoding="utf-8", errors="backslashreplace")
+        new.replace(output)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        raise ConfigError(f"--output {shown(output)}: {reason(error)}") from None

@@ -1,0 +1,5 @@
+"""Several processes that share one model: tensor and expert parallelism."""
+
+from saccade.plugin import Plugin
+
+PLUGIN = Plugin("parallel", options="saccade.core.settings:ParallelSettings")

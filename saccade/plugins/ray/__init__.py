@@ -1,0 +1,14 @@
+"""Servers on Ray Serve, and the file that deploys them."""
+
+from saccade.plugin import Command, Plugin
+
+PLUGIN = Plugin(
+    "ray",
+    commands=(
+        Command(
+            "deploy",
+            "saccade.plugins.ray.command:app",
+            "Write what a cluster needs to run Saccade.",
+        ),
+    ),
+)

@@ -1,0 +1,11 @@
+"""Prompts as tokens and image hashes, for routers that know what each server caches."""
+
+from saccade.plugin import Plugin
+
+PLUGIN = Plugin(
+    "render",
+    requires=("messages",),
+    routes="saccade.plugins.render.handlers:render_routes",
+    paths=("/v1/chat/completions/render", "/v1/completions/render", "/v1/messages/render"),
+    operations="saccade.plugins.render.description:OPERATIONS",
+)

@@ -1,0 +1,10 @@
+"""A log of requests, and of what slow ones waited for."""
+
+from saccade.plugin import Plugin
+
+PLUGIN = Plugin(
+    "request_log",
+    options="saccade.plugins.request_log.options:LogOptions",
+    asked="saccade.plugins.request_log.options:is_enabled",
+    answer_log="saccade.plugins.request_log.request_log:RequestLog",
+)

@@ -1,0 +1,306 @@
+"""The bodies of embeddings, ranks and scores as prompts to read.
+
+Owns the bounds of their number, checked before any is read. `fields.py` has the fields,
+`front/score_prompts.py` the prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from saccade.api.chat.fields import ImageFields
+from saccade.core.errors import InvalidRequest
+from saccade.core.types import PromptReading
+from saccade.front.content import TextPart, message_from_json, read_parts
+from saccade.front.conversation import Message, MessageText, Part
+from saccade.front.fields import Natural, Reader, missing
+from saccade.front.image_parts import ImagePart
+from saccade.front.part_defaults import PartDefaults
+from saccade.front.readings import MAX_TOKENS, ReadRequest, read_request
+from saccade.front.score_prompts import Scoring
+from saccade.plugins.scores.fields import (
+    EMBED,
+    EMBEDDINGS,
+    MAX_INPUTS,
+    RERANK,
+    SCORE,
+    CohereImage,
+    CohereInput,
+    EncodingFormat,
+    RankForm,
+    ScoredContent,
+    ScoreScope,
+)
+
+_LIST: Reader[list[Raw]] = Reader(list[Raw])
+_TEXT: Reader[str] = Reader(str)
+_TOKENS: Reader[list[Natural]] = Reader(list[Natural])
+_INPUT: Reader[CohereInput] = Reader(CohereInput)
+_CONTENT: Reader[ScoredContent] = Reader(ScoredContent)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedAsked:
+    """Prompts to embed. formats: each embedding's form; texts: as sent."""
+
+    reads: tuple[ReadRequest, ...]
+    model: str | None
+    dimensions: int | None
+    formats: tuple[EncodingFormat, ...]
+    texts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RankAsked:
+    """Pairs of a query and a document. documents: as sent, if the response includes them."""
+
+    reads: tuple[ReadRequest, ...]
+    model: str | None
+    form: RankForm = RankForm()  # noqa: RUF009 - never changed
+    documents: tuple[Any, ...] = ()
+
+
+def _body_limit(context_length: int) -> int:
+    """Return how many values a body may have: as many as a prompt may have tokens."""
+    return max(context_length, MAX_TOKENS)
+
+
+def read_embeddings(scoring: Scoring, body: bytearray, context_length: int) -> EmbedAsked:
+    """Read a request to POST /v1/embeddings. Raises InvalidRequest that names the field."""
+    request = EMBEDDINGS.read(body, _body_limit(context_length))
+    scoring.check_embeds()
+    given, scope, form = request.asked, request.scope, request.form
+    embed = _Embedder(scoring, scope, request.images)
+    if _is_given(given.input) == _is_given(given.messages):
+        if _is_given(given.input):
+            raise InvalidRequest("input and messages are mutually exclusive", "messages")
+        raise missing("input")
+    chats = _is_given(given.messages)
+    reads = embed.chats(given.messages) if chats else embed.inputs(given.input)
+    formats: tuple[EncodingFormat, ...] = (form.encoding_format or "float",)
+    return EmbedAsked(tuple(reads), scope.model, form.dimensions, formats)
+
+
+def read_embed(scoring: Scoring, body: bytearray, context_length: int) -> EmbedAsked:
+    """Read a request to POST /v2/embed. Raises as `read_embeddings`."""
+    request = EMBED.read(body, _body_limit(context_length))
+    scoring.check_embeds()
+    scope, form = request.scope, request.form
+    embed = _Embedder(scoring, scope, request.images, query=form.input_type == "search_query")
+    given = {
+        name: raw
+        for name, raw in msgspec.structs.asdict(request.asked).items()
+        if len(memoryview(raw)) > len("[]")
+    }
+    if len(given) != 1:
+        raise InvalidRequest("expected one of texts, images and inputs", "inputs")
+    ((name, raw),) = given.items()
+    items = _items(raw, name)
+    texts: tuple[str, ...] = ()
+    if name == "texts":
+        texts = tuple(_TEXT.json(each, f"texts[{i}]") for i, each in enumerate(items))
+        reads = [embed.text(text, f"texts[{i}]") for i, text in enumerate(texts)]
+    elif name == "images":
+        urls = (_TEXT.json(each, f"images[{i}]") for i, each in enumerate(items))
+        reads = [
+            embed.parts((ImagePart(image_url=url),), f"images[{i}]") for i, url in enumerate(urls)
+        ]
+    else:
+        reads = [embed.cohere(each, f"inputs[{i}]") for i, each in enumerate(items)]
+    formats = tuple(dict.fromkeys(form.embedding_types or ("float",)))
+    return EmbedAsked(tuple(reads), scope.model, form.output_dimension, formats, texts)
+
+
+def read_rerank(scoring: Scoring, body: bytearray, context_length: int) -> RankAsked:
+    """Read a request to POST /rerank. Raises as `read_embeddings`."""
+    request = RERANK.read(body, _body_limit(context_length))
+    scoring.check_ranks()
+    given, limits = request.asked, request.images.part_defaults(scoring.limits)
+    query = _content(given.query, "query", limits)
+    items = _items(given.documents, "documents")
+    pairs = [
+        (query, _content(each, f"documents[{i}]", limits), f"documents[{i}]")
+        for i, each in enumerate(items)
+    ]
+    documents = tuple(map(msgspec.json.decode, items)) if request.form.return_documents else ()
+    return RankAsked(
+        _ranks(scoring, request.scope, pairs), request.scope.model, request.form, documents
+    )
+
+
+def read_score(scoring: Scoring, body: bytearray, context_length: int) -> RankAsked:
+    """Read a request to POST /score. Raises as `read_embeddings`."""
+    request = SCORE.read(body, _body_limit(context_length))
+    scoring.check_ranks()
+    limits = request.images.part_defaults(scoring.limits)
+    sides = (("text_1", "queries", "data_1"), ("text_2", "documents", "data_2"))
+    read = []
+    for names in sides:
+        asked = msgspec.structs.asdict(request.asked)
+        given = [(name, asked[name]) for name in names if _is_given(asked[name])]
+        if len(given) != 1:
+            raise InvalidRequest(f"expected one of {', '.join(names)}", names[0])
+        ((name, raw),) = given
+        single = bytes(memoryview(raw)[:1]) != b"["
+        items = [raw] if single else _items(raw, name)
+        places = [name] if single else [f"{name}[{i}]" for i in range(len(items))]
+        contents = [_content(e, place, limits) for e, place in zip(items, places, strict=True)]
+        read.append(list(zip(contents, places, strict=True)))
+    first, second = read
+    if len(first) == 1:
+        first = first * len(second)
+    if len(first) != len(second):
+        raise InvalidRequest(
+            f"{len(first)} queries and {len(second)} documents: send one query, or as many as "
+            "documents",
+            "text_1",
+        )
+    pairs = [(query, document, place) for (query, _), (document, place) in zip(first, second)]
+    return RankAsked(_ranks(scoring, request.scope, pairs), request.scope.model)
+
+
+def _is_given(raw: Raw) -> bool:
+    return len(memoryview(raw)) > 0
+
+
+def _items(raw: Raw, name: str) -> list[Raw]:
+    """Return a list's entries, still as JSON. Raises InvalidRequest for an empty list, and for too
+    many entries.
+    """
+    items = _LIST.json(raw, name)
+    if not items:
+        raise InvalidRequest(f"{name}: the list is empty", name)
+    if len(items) > MAX_INPUTS:
+        raise InvalidRequest(
+            f"{name}: {len(items)} entries; the limit is {MAX_INPUTS}: send them in several "
+            "requests",
+            name,
+        )
+    return items
+
+
+class _Embedder:
+    """Turns inputs into prompts."""
+
+    def __init__(
+        self, scoring: Scoring, scope: ScoreScope, images: ImageFields, query: bool = False
+    ) -> None:
+        self._scoring = scoring
+        self._scope = scope
+        self._query = query
+        self._limits = images.part_defaults(scoring.limits)
+
+    def inputs(self, raw: Raw) -> Sequence[ReadRequest]:
+        """Read OpenAI's `input` in its forms."""
+        if _begins(raw) != "[":
+            return [self.text(_TEXT.json(raw, "input"), "input")]
+        if _begins(raw, 1) in "0123456789-":
+            return [self.tokens(raw, "input")]
+        items = _items(raw, "input")
+        read: Callable[[Raw, str], ReadRequest] = (
+            self._text if _begins(items[0]) == '"' else self.tokens
+        )
+        return [read(each, f"input[{i}]") for i, each in enumerate(items)]
+
+    def chats(self, raw: Raw) -> Sequence[ReadRequest]:
+        """Read vLLM's `messages`: a chat, or several."""
+        items = _items(raw, "messages")
+        if _begins(items[0]) != "[":
+            return [self._chat(items, "messages")]
+        return [
+            self._chat(_items(each, at), at)
+            for i, each in enumerate(items)
+            if (at := f"messages[{i}]")
+        ]
+
+    def text(self, text: str, place: str) -> ReadRequest:
+        if not text:
+            raise InvalidRequest(f"{place}: the text is empty", place)
+        return self._whole((MessageText(text, place),), self._scope.instruction, place)
+
+    def _text(self, raw: Raw, place: str) -> ReadRequest:
+        return self.text(_TEXT.json(raw, place), place)
+
+    def tokens(self, raw: Raw, place: str) -> ReadRequest:
+        """Read a prompt in tokens, which has no template."""
+        tokens = _TOKENS.json(raw, place)
+        if not tokens:
+            raise InvalidRequest(f"{place}: the list is empty", place)
+        return read_request(tuple(tokens), place, salt=self._scope.salt)
+
+    def parts(self, parts: Sequence[TextPart | ImagePart], place: str) -> ReadRequest:
+        return self._whole(read_parts(parts, place, self._limits), self._scope.instruction, place)
+
+    def cohere(self, raw: Raw, place: str) -> ReadRequest:
+        """Read an entry in Cohere's `inputs`."""
+        content = _INPUT.json(raw, place).content
+        parts = [
+            ImagePart(image_url=part.image_url)
+            if isinstance(part, CohereImage)
+            else TextPart(text=part.text)
+            for part in content
+        ]
+        return self.parts(parts, f"{place}.content")
+
+    def _chat(self, items: Sequence[Raw], place: str) -> ReadRequest:
+        messages = [
+            message_from_json(each, f"{place}[{i}]", self._limits) for i, each in enumerate(items)
+        ]
+        if messages[-1].role == "assistant" and not messages[-1].content:
+            messages.pop()  # of those who have another server end the prompt there
+        instruction = self._scope.instruction
+        if messages and messages[0].role == "system":
+            parts = _parts(messages.pop(0))
+            instruction = "".join(part.text for part in parts if isinstance(part, MessageText))
+        if len(messages) != 1 or messages[0].role != "user":
+            raise InvalidRequest(
+                f"{place}: expected a user's message, and before it at most a system message with "
+                "the instruction",
+                place,
+            )
+        return self._whole(_parts(messages[0]), instruction, place)
+
+    def _whole(self, parts: tuple[Part, ...], instruction: str | None, place: str) -> ReadRequest:
+        chat = self._scoring.embed_chat(parts, instruction, self._query)
+        return read_request(chat, place, salt=self._scope.salt)
+
+
+def _parts(message: Message) -> tuple[Part, ...]:
+    if isinstance(message.content, str):
+        return (MessageText(message.content, message.place),) if message.content else ()
+    return message.parts
+
+
+def _begins(raw: Raw, at: int = 0) -> str:
+    """Return a JSON value's `at`-th character, spaces left out."""
+    seen = bytes(memoryview(raw)[:256]).decode("utf-8", "replace")
+    return "".join(seen.split())[at : at + 1] or " "
+
+
+def _content(raw: Raw, place: str, limits: PartDefaults) -> tuple[Part, ...]:
+    if _begins(raw) == '"':
+        return read_parts(_TEXT.json(raw, place), place, limits)
+    given = _CONTENT.json(raw, place)
+    if given.content is not None:
+        return read_parts(given.content, f"{place}.content", limits)
+    if given.text is None:
+        raise missing(f"{place}.content")
+    return read_parts(given.text, f"{place}.text", limits)
+
+
+def _ranks(
+    scoring: Scoring,
+    scope: ScoreScope,
+    pairs: Sequence[tuple[tuple[Part, ...], tuple[Part, ...], str]],
+) -> tuple[ReadRequest, ...]:
+    reading = PromptReading(scoring.labels)
+    reads = []
+    for query, document, place in pairs:
+        chat = scoring.rank_chat(query, document, scope.instruction)
+        reads.append(read_request(chat, place, reading, scope.salt))
+    return tuple(reads)

@@ -1,0 +1,154 @@
+"""Scores for a prompt's tokens: log-probability, rank, and the likeliest alternatives. Or readings
+instead of an answer: states, or logits for labels.
+
+Owns the blocks in which the head is applied to scored or read rows, which keeps a whole tensor
+[prompt, vocab] out of memory. Every rank goes through the same blocks, and the first keeps the
+results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from saccade.core.config import SCORE_BLOCK_BYTES
+from saccade.core.plan import ReadRun, ScoreRun, StepResult
+from saccade.core.types import PooledOutput, PromptScores
+from saccade.kernels.device import send
+from saccade.nn.protocol import FamilyNet
+from saccade.runtime.row_parts import ExtraRow, RowOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Scores for runs of prompt tokens.
+
+    runs: each one's row in the plan, and its first token. tensors: for each run with C tokens, ids
+    [C, 1 + K] int32, logprobs [C, 1 + K] float32 and ranks [C] int32.
+    """
+
+    runs: Sequence[tuple[int, int]]
+    tensors: Sequence[torch.Tensor]
+
+    def add_to(self, result: StepResult, found: Sequence[torch.Tensor]) -> StepResult:
+        packed = (each.numpy().tobytes() for each in found)
+        scores = zip(self.runs, zip(packed, packed, packed, strict=True), strict=True)
+        return replace(
+            result, scores=tuple((row, PromptScores(start, *each)) for (row, start), each in scores)
+        )
+
+
+class Scorer:
+    """Scores prompt tokens for one network. `keeps`: this rank reads the results."""
+
+    def __init__(self, net: FamilyNet, keeps: bool) -> None:
+        self._net = net
+        self._keeps = keeps
+        self._rows = block_rows(net)
+
+    def __call__(
+        self, states: torch.Tensor, asking: Sequence[ExtraRow[ScoreRun]]
+    ) -> RowOutcome | None:
+        runs: list[tuple[int, int]] = []
+        tensors: list[torch.Tensor] = []
+        for each in asking:
+            first, end = each.extra.first, each.extra.end
+            tokens = send(each.tokens[first:end], states.device)
+            before = states[each.at + first - 1 - each.start :][: end - first]
+            parts = []
+            for at in range(0, end - first, self._rows):
+                logits = self._net.logits(before[at : at + self._rows])  # [B, V] float32
+                if self._keeps:
+                    parts.append(score(logits, tokens[at : at + self._rows], each.extra.top))
+            tensors += map(torch.cat, zip(*parts))
+            runs.append((each.row, first))
+        return Scored(runs, tensors) if self._keeps else None
+
+
+@dataclass(frozen=True, slots=True)
+class RowsRead:
+    """Readings from runs of tokens, one after another.
+
+    tensors: states [N, hidden] float32 for runs without labels, and logits [M, K] float32 for runs
+    with labels. K is the longest list's length, and shorter lists are padded.
+    """
+
+    asking: Sequence[ExtraRow[ReadRun]]
+    tensors: Sequence[torch.Tensor]
+
+    def add_to(self, result: StepResult, found: Sequence[torch.Tensor]) -> StepResult:
+        states, logits = (each.numpy() for each in found)
+        left = {False: states, True: logits}
+        pooled = []
+        for each in self.asking:
+            labels, count = each.extra.labels, each.extra.count
+            rows, labelled = left[bool(labels)], bool(labels)
+            mine, left[labelled] = rows[:count], rows[count:]
+            mine = mine[:, : len(labels)] if labelled else mine
+            start = each.start + each.length - count
+            pooled.append((each.row, PooledOutput(start, mine.shape[1], mine.tobytes())))
+        return replace(result, pooled_outputs=tuple(pooled))
+
+
+class StateReader:
+    """Reads prompts for one network. `keeps`: this rank reads the results."""
+
+    def __init__(self, net: FamilyNet, keeps: bool) -> None:
+        self._net = net
+        self._keeps = keeps
+        self._rows = block_rows(net)
+
+    def __call__(
+        self, states: torch.Tensor, asking: Sequence[ExtraRow[ReadRun]]
+    ) -> RowOutcome | None:
+        plain = _last_rows(each for each in asking if not each.extra.labels)
+        named = _last_rows(each for each in asking if each.extra.labels)
+        found = self._net.normed(states.index_select(0, send(plain, states.device))).float()
+        most = max(len(each.extra.labels) for each in asking)
+        labels = np.zeros((len(named), most), np.int64)
+        at = 0
+        for each in asking:
+            if each.extra.labels:
+                labels[at : at + each.extra.count, : len(each.extra.labels)] = each.extra.labels
+                at += each.extra.count
+        rows, ids, parts = send(named, states.device), send(labels, states.device), []
+        for start in range(0, len(named), self._rows):
+            block = slice(start, start + self._rows)
+            logits = self._net.logits(states.index_select(0, rows[block]))  # [B, V] float32
+            if self._keeps:
+                parts.append(logits.gather(1, ids[block]))
+        if not self._keeps:
+            return None
+        chosen = torch.cat(parts) if parts else found.new_empty((0, 0))
+        return RowsRead(asking, (found, chosen))
+
+
+def block_rows(net: FamilyNet) -> int:
+    """Return how many rows the head is applied to at once."""
+    return max(1, SCORE_BLOCK_BYTES // (4 * net.spec.vocab_size))
+
+
+def _last_rows(asking: Iterable[ExtraRow[ReadRun]]) -> npt.NDArray[np.int64]:
+    ends = [(each.at + each.length, each.extra.count) for each in asking]
+    runs = [np.arange(end - count, end) for end, count in ends]
+    return np.concatenate(runs) if runs else np.empty(0, np.int64)
+
+
+def score(
+    logits: torch.Tensor, tokens: torch.Tensor, top: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Score tokens [B] by logits [B, V] float32.
+
+    Returns ids [B, 1 + K] int32, logprobs [B, 1 + K] float32 and ranks [B] int32, the token itself
+    first. The chosen token's rank counts likelier tokens.
+    """
+    best, ids = torch.topk(logits, min(top, logits.shape[1]), dim=-1)
+    chosen = logits.gather(1, tokens.unsqueeze(1))
+    ranks = 1 + (logits > chosen).sum(dim=-1, dtype=torch.int32)
+    total = logits.logsumexp(dim=-1, keepdim=True)
+    ids = torch.cat((tokens.unsqueeze(1), ids), dim=1).int()
+    return ids, torch.cat((chosen, best), dim=1) - total, ranks

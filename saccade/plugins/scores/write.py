@@ -1,0 +1,194 @@
+"""The answers of embeddings, ranks and scores.
+
+Owns their shapes, and the final values: embeddings of length 1, cut if asked; scores between 0 and
+1.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from saccade.api.prompt_logprobs import stands_for
+from saccade.api.stream import StreamedBody
+from saccade.front.readings import Vectors, WasRead, rank_scores
+from saccade.plugins.scores.fields import EncodingFormat
+
+_PIECE = 64
+"""Embeddings that are written at a time: some ms."""
+
+
+class ScoreTokens(Struct):
+    """Prompt token counts: those already computed, and those in images."""
+
+    cached_tokens: int
+    image_tokens: int
+
+
+class ScoreUsage(Struct):
+    """Tokens in a request's prompts."""
+
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: ScoreTokens
+
+    @classmethod
+    def of(cls, read: Sequence[WasRead]) -> ScoreUsage:
+        total = sum(each.tokens for each in read)
+        cached, images = sum(each.cached for each in read), sum(each.images for each in read)
+        return cls(total, total, ScoreTokens(cached, images))
+
+
+class EmbeddingList(Struct):
+    """Answer to /v1/embeddings."""
+
+    data: list[Any]
+    """The embeddings, in the inputs' order."""
+    model: str
+    usage: ScoreUsage
+    object: str = "list"
+
+
+class EmbeddingEntry(Struct):
+    """One input's embedding: numbers, or float32 in base64."""
+
+    index: int
+    embedding: list[float] | str
+    """The values, or float32 in base64."""
+    object: str = "embedding"
+
+
+class CohereEmbeddings(Struct):
+    """Answer to /v2/embed."""
+
+    id: str
+    embeddings: dict[str, list[Any]]
+    """The embeddings by format, one for each input."""
+    texts: list[str]
+    meta: dict[str, Any]
+    response_type: str = "embeddings_by_type"
+    """Always embeddings_by_type."""
+
+
+class RankEntry(Struct):
+    """A document's place in the request, and its score for the query, from 0 to 1."""
+
+    index: int
+    relevance_score: float
+    """How well the document answers the query, from 0 to 1."""
+    document: Any | UnsetType = UNSET
+    """The document as you sent it."""
+
+
+class RankList(Struct):
+    """Answer to /rerank, the best document first."""
+
+    id: str
+    model: str
+    results: list[RankEntry]
+    """The documents, best first."""
+    usage: ScoreUsage
+    meta: dict[str, Any]
+
+
+class ScoreEntry(Struct):
+    """A document's score for its query, from 0 to 1."""
+
+    index: int
+    score: float
+    """The score."""
+    object: str = "score"
+
+
+class ScoreList(Struct):
+    """Answer to /score, in the documents' order."""
+
+    id: str
+    created: int
+    model: str
+    data: list[ScoreEntry]
+    """The scores, in the documents' order."""
+    usage: ScoreUsage
+    object: str = "list"
+
+
+def embedding_list(
+    read: Sequence[WasRead], vectors: Vectors, written: EncodingFormat, model: str
+) -> StreamedBody:
+    """Write OpenAI's answer, which is long."""
+
+    def pieces() -> Iterator[bytes]:
+        before = b""
+        for at in range(0, len(vectors), _PIECE):
+            part = _written(vectors[at : at + _PIECE], written)
+            entries = [EmbeddingEntry(at + i, each) for i, each in enumerate(part)]
+            yield before + msgspec.json.encode(entries)[1:-1]
+            before = b","
+
+    body = EmbeddingList(stands_for(0), model, ScoreUsage.of(read))
+    return StreamedBody(body, [pieces()])
+
+
+def cohere_list(
+    read: Sequence[WasRead],
+    vectors: Vectors,
+    formats: Sequence[EncodingFormat],
+    texts: Sequence[str],
+) -> StreamedBody:
+    """Write Cohere's answer."""
+
+    def pieces(written: EncodingFormat) -> Iterator[bytes]:
+        before = b""
+        for at in range(0, len(vectors), _PIECE):
+            yield before + msgspec.json.encode(_written(vectors[at : at + _PIECE], written))[1:-1]
+            before = b","
+
+    body = CohereEmbeddings(
+        secrets.token_hex(12),
+        {written: stands_for(run) for run, written in enumerate(formats)},
+        list(texts),
+        _meta(read),
+    )
+    return StreamedBody(body, [pieces(written) for written in formats])
+
+
+def _written(vectors: Vectors, written: EncodingFormat) -> list[Any]:
+    if written == "float":
+        return list(vectors.tolist())
+    return [base64.b64encode(each.astype("<f4").tobytes()).decode() for each in vectors]
+
+
+def rank_list(
+    read: Sequence[WasRead], model: str, top: int | None, documents: Sequence[Any]
+) -> RankList:
+    """Write Jina's and Cohere's answer. Among equal documents the first comes first."""
+    scores = rank_scores(read)
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[:top]
+    results = [
+        RankEntry(index, scores[index], _document(documents[index]) if documents else UNSET)
+        for index in order
+    ]
+    name = f"rerank-{secrets.token_hex(12)}"
+    return RankList(name, model, results, ScoreUsage.of(read), _meta(read))
+
+
+def _document(sent: Any) -> Any:
+    return {"text": sent} if isinstance(sent, str) else sent
+
+
+def score_list(read: Sequence[WasRead], model: str) -> ScoreList:
+    """Write vLLM's answer."""
+    data = [ScoreEntry(index, score) for index, score in enumerate(rank_scores(read))]
+    name = f"score-{secrets.token_hex(12)}"
+    return ScoreList(name, int(time.time()), model, data, ScoreUsage.of(read))
+
+
+def _meta(read: Sequence[WasRead]) -> dict[str, Any]:
+    tokens = sum(each.tokens for each in read)
+    return {"api_version": {"version": "2"}, "billed_units": {"input_tokens": tokens}}

@@ -1,0 +1,14 @@
+"""`saccade size`: the memory that a server of a model takes, without its weights being loaded."""
+
+from saccade.plugin import Command, Plugin
+
+PLUGIN = Plugin(
+    "size",
+    commands=(
+        Command(
+            "size",
+            "saccade.plugins.size.command:app",
+            "Show the memory that a model takes, and the context that fits.",
+        ),
+    ),
+)

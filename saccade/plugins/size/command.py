@@ -1,0 +1,79 @@
+"""The command `saccade size`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from cyclopts import App
+
+from saccade.core.config import Dtype, KVDtype, QuantizationMode, TowerQuantization
+
+app = App(
+    name="size",
+    help_epilogue="""\
+Examples:
+
+* `saccade size Qwen/Qwen3-VL-8B-Instruct --memory 24GiB --device cuda`
+* `saccade size ./model --quantization int8 --tokens 32768`
+* `saccade size model.gguf --memory 8GiB --json`""",
+)
+
+
+@app.default
+def size(
+    model: str = "demo",
+    /,
+    *,
+    memory: str | None = None,
+    tokens: int | None = None,
+    json: bool = False,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    dtype: Literal["auto", Dtype] = "auto",
+    quantization: QuantizationMode = "auto",
+    quantization_tower: TowerQuantization = "none",
+    kv_cache_dtype: KVDtype = "auto",
+    context_length: int | None = None,
+    max_running_requests: int | None = None,
+    max_total_tokens: int | None = None,
+    mem_fraction_static: float | None = None,
+    embedding_cache_device_mb: int | None = None,
+    revision: str | None = None,
+    mmproj: str | None = None,
+) -> int:
+    """Show the memory that a server of a model takes, and the context that fits.
+
+    Only the model's JSON files and the headers of its weights are read. Of a model on the hub, only
+    these are downloaded. The status is 0 if the model fits, and 1 if not.
+
+    Parameters
+    ----------
+    model:
+        A folder, a hub id, a *.gguf file, or "demo", as for saccade serve.
+    memory:
+        The memory of the machine, or of the GPU, such as 24GiB. Default: this machine's.
+    tokens:
+        The length of the request that is sized, prompt and answer together, with one image of
+        2560x1440 pixels. Default: 8192, or the model's context if that is shorter.
+    json:
+        Print JSON. All sizes are in bytes.
+    device:
+        auto: cuda if this machine has a GPU. A GPU that is not here is taken for an H100.
+    dtype:
+        As for saccade serve, like all options below.
+    """
+    from saccade.plugins.size.report import SizeInput, answer
+
+    asked = SizeInput(
+        model,
+        memory,
+        tokens,
+        device,
+        dtype,
+        (quantization, quantization_tower, kv_cache_dtype),
+        (context_length, max_running_requests, max_total_tokens),
+        mem_fraction_static,
+        embedding_cache_device_mb,
+        revision,
+        mmproj,
+    )
+    return answer(asked, as_json=json)

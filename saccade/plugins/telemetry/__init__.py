@@ -1,0 +1,10 @@
+"""Traces of requests for an OpenTelemetry collector."""
+
+from saccade.plugin import Plugin
+
+PLUGIN = Plugin(
+    "telemetry",
+    options="saccade.plugins.telemetry.options:TelemetryOptions",
+    asked="saccade.plugins.telemetry.options:is_enabled",
+    recorder="saccade.plugins.telemetry.recorder:build_recorder",
+)

@@ -1,0 +1,248 @@
+"""The file of an item: its name, its header, the checksum of its values, and the rows that
+these are. Embeddings and KV pages differ in this alone.
+
+A file is trusted only if everything fits: its name, format, identity (the model's fingerprint, the
+pages' identity), shape, and the checksum. It is read, not mapped: where a file is cut short, or its
+disk is removed, a read fails and a mapping kills the process.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+from collections.abc import Hashable
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from blake3 import blake3
+
+from saccade.core import store
+from saccade.core.claims import Strange, beside
+from saccade.core.config import DISK_BLOCK
+from saccade.core.store import FolderLayout
+from saccade.core.types import ImageKey
+from saccade.runtime.vision.fingerprint import FORMAT
+
+log = logging.getLogger("saccade")
+
+TENSOR = "embedding"
+MAX_HEADER = 1 << 16
+SAFETENSORS_NAMES = {
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float32: "F32",
+    torch.uint8: "U8",
+}
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What a header that others wrote raises."""
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Damaged(Exception):
+    """The file's content breaks what its name promises."""
+
+
+class Memory(Protocol):
+    """Where rows are read to. Any thread may call."""
+
+    def lend(self, count: int) -> torch.Tensor | None:
+        """Lend memory on the CPU for so many rows, if any."""
+        ...
+
+    def give_rows(self, rows: torch.Tensor) -> None:
+        """Take back rows that were lent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ItemHeader:
+    """The beginning of an item's file. nbytes: of the values behind it."""
+
+    metadata: dict[str, Any]
+    checksum: str
+    shape: Any
+    nbytes: int
+
+
+class Items(Protocol[K]):
+    """One kind of item of one model."""
+
+    what: str  # its name in logs
+    layout: FolderLayout  # of the root folder
+    folder: str  # below it, this model's
+    lone: bool  # one server has the folder
+    durable: bool  # a file is forced to the disk before it has its name
+
+    def file(self, key: K) -> str:
+        """Return the name of an item's file."""
+        ...
+
+    def metadata(self, key: K) -> dict[str, str]:
+        """Return the header's fields except for the checksum."""
+        ...
+
+    def checksum(self, key: K, values: memoryview) -> str: ...
+
+    def empty(self, size: int) -> torch.Tensor:
+        """Make memory for the rows of an item."""
+        ...
+
+    def check(self, header: ItemHeader, name: str) -> tuple[K, int]:
+        """Return the (key, size) of a file. Raises Damaged if anything does not fit."""
+        ...
+
+    def found(self, path: Path, seen: os.stat_result) -> tuple[K, int] | None:
+        """Return a file's (key, size), as a book counts it: rows of an embedding, bytes of a page's
+        file. None: there is no file. Raises Damaged and OSError.
+        """
+        ...
+
+
+class Embeddings:
+    """The embeddings of one vision tower, rows [tokens, width]."""
+
+    what = "embedding cache on disk"
+    layout = store.EMBEDDING_FILES
+    lone = False
+    durable = True
+
+    def __init__(self, fingerprint: bytes, width: int, dtype: torch.dtype) -> None:
+        self.folder = fingerprint.hex()
+        self._identity = {"format": FORMAT, "model": self.folder}
+        self._width = width
+        self._dtype = dtype
+
+    def file(self, key: ImageKey) -> str:
+        return store.file_name(key)
+
+    def metadata(self, key: ImageKey) -> dict[str, str]:
+        named = {"digest": key.digest.hex(), "settings": key.settings.hex(), "salt": key.salt}
+        return self._identity | named
+
+    def checksum(self, _: ImageKey, values: memoryview) -> str:
+        return blake3(values).hexdigest()
+
+    def empty(self, size: int) -> torch.Tensor:
+        return torch.empty((size, self._width), dtype=self._dtype)
+
+    def check(self, header: ItemHeader, name: str) -> tuple[ImageKey, int]:
+        metadata = header.metadata
+        try:
+            digest, settings = (
+                bytes.fromhex(metadata["digest"]),
+                bytes.fromhex(metadata["settings"]),
+            )
+            key = ImageKey(digest, settings, metadata["salt"])
+            named = self.file(key)
+        except UNREADABLE:
+            raise Damaged("its header is invalid") from None
+        if named != name:
+            raise Damaged("its hash belongs to another image")
+        if any(metadata.get(name) != value for name, value in self._identity.items()):
+            raise Damaged("it belongs to another model or format")
+        num_tokens, rest = divmod(header.nbytes, self._width * self._dtype.itemsize)
+        if rest or num_tokens < 1 or header.shape != [num_tokens, self._width]:
+            raise Damaged("its size is wrong")
+        return key, num_tokens
+
+    def found(self, path: Path, _: os.stat_result) -> tuple[ImageKey, int] | None:
+        with open_whole(path) as file:
+            return self.check(read_header(file), path.name)
+
+
+class Pages:
+    """The KV pages, and states, of one identity, rows uint8 [1, bytes].
+
+    A page is not forced to the disk: the checksum finds what a power failure tore.
+    """
+
+    what = "KV cache on disk"
+    layout = store.PAGE_FILES
+    lone = True
+    durable = False
+
+    def __init__(self, identity: bytes) -> None:
+        self.folder = store.identity_folder(identity)
+        self._identity = identity.hex()
+
+    def file(self, key: bytes) -> str:
+        return store.page_file(key)
+
+    def metadata(self, key: bytes) -> dict[str, str]:
+        return {"format": store.FORMAT, "identity": self._identity, "name": key.hex()}
+
+    def checksum(self, key: bytes, values: memoryview) -> str:
+        """Return a checksum under the page's name. Another page's values never fit."""
+        return blake3(values, key=key).hexdigest()
+
+    def empty(self, size: int) -> torch.Tensor:
+        return torch.empty((1, size), dtype=torch.uint8)
+
+    def check(self, header: ItemHeader, name: str) -> tuple[bytes, int]:
+        metadata = header.metadata
+        if (metadata.get("format"), metadata.get("identity")) != (
+            store.FORMAT,
+            self._identity,
+        ):
+            raise Damaged("it belongs to another model or format")
+        key = bytes.fromhex(name.removesuffix(store.PAGE_SUFFIX))
+        if metadata.get("name") != key.hex():
+            raise Damaged("it holds another page")
+        if header.shape != [1, header.nbytes]:
+            raise Damaged("its size is wrong")
+        return key, header.nbytes
+
+    def found(self, path: Path, seen: os.stat_result) -> tuple[bytes, int] | None:
+        whole = stat.S_ISREG(seen.st_mode)  # there are many, so none is opened
+        return (bytes.fromhex(path.stem), seen.st_size) if whole else None
+
+
+def open_whole(path: Path) -> BufferedReader:
+    """Open a regular file to read. Raises Damaged for all else."""
+    try:
+        return open(path, "rb", opener=beside)
+    except Strange:
+        raise Damaged("it is not a regular file") from None
+
+
+def read_header(file: BufferedReader) -> ItemHeader:
+    """Read up to the values. Raises Damaged if the header makes no sense."""
+    text = file.read(min(int.from_bytes(file.read(8), "little"), MAX_HEADER))
+    try:
+        fields = json.loads(text)
+        metadata, shape = dict(fields["__metadata__"]), fields[TENSOR]["shape"]
+        checksum = str(metadata["blake3"])
+    except UNREADABLE:
+        raise Damaged("its header is invalid") from None
+    return ItemHeader(metadata, checksum, shape, os.fstat(file.fileno()).st_size - 8 - len(text))
+
+
+def write_header(rows: torch.Tensor, metadata: dict[str, str]) -> bytes:
+    """Return the beginning of a safetensors file with one tensor, up to its values."""
+    dtype = SAFETENSORS_NAMES[rows.dtype]
+    tensor = {"dtype": dtype, "shape": list(rows.shape), "data_offsets": [0, rows.nbytes]}
+    text = json.dumps({"__metadata__": metadata, TENSOR: tensor}).encode()
+    text += b" " * (-(8 + len(text)) % DISK_BLOCK)  # whole blocks, as the budget counts them
+    return len(text).to_bytes(8, "little") + text
+
+
+def discard(what: str, path: Path, why: Damaged) -> None:
+    """Remove a file untrue to its name, if possible.
+
+    Folders stay, and everything stays where writing is forbidden.
+    """
+    try:
+        path.unlink()
+    except OSError as error:
+        log.warning(
+            "%s: %s is not used (%s), and cannot be removed: %s", what, path.name, why, error
+        )
+    else:
+        log.warning("%s: %s is removed: %s", what, path.name, why)

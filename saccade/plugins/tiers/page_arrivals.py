@@ -1,0 +1,494 @@
+"""Pages of waiting sequences, loaded from host memory and disk: one load for each chain.
+
+Owns the pages taken from the pool by an arrival, its hold on the path before, and what was loaded
+for each sequence. When the arrival ends, the trie owns the pages. Decides when reading is worth the
+wait.
+
+Only the sequence with arriving pages waits, and sequences in need of the same pages. Pages are read
+once. Pages then missing, damaged or late are computed. An arrival is late when its pages could have
+been computed by then, at the measured tokens and bytes per second.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from saccade.cache.content import state_name
+from saccade.cache.prefix import Node
+from saccade.core.metrics import Metrics
+from saccade.core.plan import (
+    PAGE_OUTCOMES,
+    Happened,
+    PageEvent,
+    PageMoves,
+    PageTier,
+    StepResult,
+)
+from saccade.core.types import ImageOutcome
+from saccade.plugins.tiers.kept_pages import CacheTierState, OffloadedPages
+from saccade.sched.builder import InFlightPlan
+from saccade.sched.limits import Counts
+from saccade.sched.parts.step_part import PartContext
+from saccade.sched.sequence import Sequence
+
+IDLE_SAVE_BYTES = 64 << 20
+"""In a step, about: what is copied on the device before a request that comes meanwhile."""
+STATE = -1
+"""Among the places of awaited pages: of the state after the last."""
+STALL_SECONDS = 10.0
+"""Without any page, where nothing has been measured: then the disk is taken to hang."""
+SMOOTH = 0.3
+"""Of a new measurement in the mean."""
+FEWEST_TOKENS = 16
+"""Of prompts, in a step that tells how quick computing is."""
+FIRST_SECONDS = 0.02
+"""Until the first page, whatever follows: it is no part of a rate."""
+LEAST = 1e-12
+"""Seconds of a byte: less than any, and yet measured."""
+NO_GAIN = 0.9
+"""Reading is begun where it should take less than such a part of computing."""
+NONE: Mapping[PageTier, float] = {}
+
+
+Bytes = Mapping[PageTier, int]
+
+
+@dataclass(slots=True)
+class ReadRates:
+    """Measured costs."""
+
+    token_seconds: float = 0.0  # to compute a prompt token, or 0.0 while unmeasured
+    byte_seconds: dict[PageTier, float] = field(default_factory=dict)  # to read a byte, by tier
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """Record a step with `tokens` prompt tokens that took `seconds`."""
+        if tokens >= FEWEST_TOKENS:
+            self.token_seconds = _mean(self.token_seconds, seconds / tokens)
+
+    def record_read(self, tier: PageTier, nbytes: int, seconds: float) -> None:
+        """Record a read of `nbytes` that took `seconds`."""
+        each = max(LEAST, (seconds - FIRST_SECONDS) / nbytes)
+        self.byte_seconds[tier] = _mean(self.byte_seconds.get(tier, 0.0), each)
+
+    def doubt(self, tier: PageTier) -> None:
+        """Decay the measured cost after an error, because measurements age."""
+        if tier in self.byte_seconds:
+            self.byte_seconds[tier] *= NO_GAIN
+
+    def pays(self, tokens: int, nbytes: Bytes, measured: Mapping[PageTier, float] = NONE) -> bool:
+        """Return True if reading `nbytes` is quicker than computing `tokens`, or if either is
+        unmeasured.
+
+        measured: seconds per byte in these very reads.
+        """
+        rates = self.byte_seconds | dict(measured)
+        if not self.token_seconds or not nbytes.keys() & rates.keys():
+            return True
+        reading = sum(count * rates.get(tier, 0.0) for tier, count in nbytes.items())
+        return reading < NO_GAIN * tokens * self.token_seconds
+
+
+def _mean(before: float, now: float) -> float:
+    return now if not before else before + SMOOTH * (now - before)
+
+
+@dataclass(slots=True)
+class Restore:
+    """Pages back for a waiting sequence."""
+
+    names: list[bytes] = field(default_factory=list)  # the pages asked for
+    done: bool = False  # the sequence has had its turn
+    start: int = 0  # the first token back
+    # the source, page by page, so far as cached
+    tiers: list[PageTier] = field(default_factory=list)
+
+    def tier(self, token: int, page_size: int) -> PageTier | None:
+        """Return a cached token's source, or None if it was on the device."""
+        page = (token - self.start) // page_size
+        return self.tiers[page] if 0 <= page < len(self.tiers) else None
+
+    def tokens(self, cached: int, page_size: int) -> Counter[PageTier]:
+        """Count the tokens back from other tiers among `cached` tokens, by tier."""
+        found: Counter[PageTier] = Counter()
+        for page, tier in enumerate(self.tiers):
+            first = self.start + page * page_size
+            found[tier] += max(0, min(first + page_size, cached) - first)
+        return +found
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """Pages from `depth` on, with `names` awaited, in order. `held`: the node before."""
+
+    sequence: Sequence
+    held: Node
+    depth: int
+    pages: list[int]  # the path's, and the targets for the rest
+    names: list[bytes]
+    tiers: dict[bytes, PageTier]  # the source of each name, and of the state
+    line: int | None  # for the state after the last page, or None for models without states
+    begun: float  # when it began
+    whole: int  # how many awaited pages can still be loaded
+    heard: dict[PageTier, float] = field(default_factory=dict)  # time of the last update, by tier
+    came: Counter[PageTier] = field(default_factory=Counter)  # how many were loaded, by tier
+    # pending names, and their index in `names`
+    reading: dict[bytes, int] = field(default_factory=dict)
+
+    @property
+    def state(self) -> bytes | None:
+        return None if self.line is None else state_name(self.names[-1])
+
+
+class PageArrivals:
+    """All arrivals. Implements `sched.parts.page_loads.PageLoads`.
+
+    `counts` of `kept` has the outcome of pages. This class counts `late` and `slow`: pages computed
+    because reading took, or would have taken, longer.
+    """
+
+    def __init__(self, context: PartContext, clock: Callable[[], float] = time.monotonic) -> None:
+        assert context.prefix is not None and isinstance(context.prefix.kept, OffloadedPages)
+        self.rates = ReadRates()
+        self.kept = context.prefix.kept
+        self._pool = context.pool
+        self._prefix = context.prefix
+        self.clock = clock
+        self._applied = 0.0  # when the last plan was
+        self._restores: WeakKeyDictionary[Sequence, Restore] = WeakKeyDictionary()
+        self._under_way: dict[Sequence, Arrival] = {}
+        self._by_name: dict[bytes, Arrival] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Return True with a page on its way."""
+        return bool(self._under_way)
+
+    @property
+    def holders(self) -> Iterator[list[int]]:
+        """Yield the pages of each arrival."""
+        return (arrival.pages for arrival in self._under_way.values())
+
+    @property
+    def lines(self) -> Iterator[int]:
+        """Yield the lines that arrivals have taken for states."""
+        return (each.line for each in self._under_way.values() if each.line is not None)
+
+    # ---- what is there
+
+    def of(self, sequence: Sequence) -> Restore:
+        """Return what was loaded for a sequence."""
+        if (restore := self._restores.get(sequence)) is None:
+            restore = self._restores[sequence] = Restore()
+        return restore
+
+    def beyond(self, sequence: Sequence, path: Seq[Node]) -> list[bytes]:
+        """Return names of pages after `path` that can be loaded for a waiting sequence.
+
+        After the sequence's turn the list is empty. For a model with states, it ends at the last
+        page with a state.
+        """
+        restore, size = self.of(sequence), self._pool.page_size
+        most = min(len(sequence.tokens) - 1, sequence.shareable) // size
+        if restore.done or self.kept.empty or len(path) >= most:
+            return []
+        names, known = restore.names, len(path)
+        if names[known - 1 : known] != [self._prefix.name(node) for node in path[-1:]]:
+            names[:] = map(self._prefix.name, path)  # it is longer, or goes by other images' tiles
+        found: list[bytes] = []
+        for index in range(known, most):
+            if index == len(names) or names[index] not in self.kept:
+                # Pages may come and go, and be found by tiles once these are known.
+                del names[index:]
+                parent = names[-1] if names else None
+                name = self._prefix.stored_name(parent, sequence.content, index)
+                if name not in self.kept:
+                    break
+                names.append(name)
+            found.append(names[index])
+        if self._prefix.snapshots is not None:
+            while found and not self._resumes(found[-1]):
+                found.pop()
+        return found
+
+    def count_coming(self, sequence: Sequence, path: Seq[Node]) -> int:
+        return len(self.beyond(sequence, path))
+
+    # ---- begin
+
+    def awaits(self, sequence: Sequence, path: Seq[Node], has_room: Callable[[], bool]) -> bool:
+        """Start reads if pages are worth waiting for, as `PageLoads.awaits` does."""
+        if self._comes(sequence):
+            return True
+        found = self.beyond(sequence, path)
+        names = self.worth(found)
+        sequence.account.slow_reads = len(names) < len(found)
+        if names:
+            if not has_room():
+                return False  # no page is requested before the sequence's turn
+            if self.begin_reads(sequence, path, names):
+                return True
+        self.of(sequence).done = True
+        sequence.match(len(path) * self._pool.page_size)
+        return False
+
+    def _comes(self, sequence: Sequence) -> bool:
+        """Return True if pages are on their way to a waiting sequence, or to an earlier one.
+
+        The earlier one needs the same pages.
+        """
+        if sequence in self._under_way:
+            return True
+        restore = self.of(sequence)
+        return not restore.done and any(name in self._by_name for name in restore.names)
+
+    def worth(self, names: list[bytes]) -> list[bytes]:
+        """Return the leading names worth the wait. Counts the savings forgone with the rest."""
+        places = [self.kept.where(name) for name in names]
+        size, page_bytes = self._pool.page_size, self.kept.page_bytes
+        ahead = Counter(arrival.tiers[name] for name, arrival in self._by_name.items())
+        ends = [i for i in range(len(names)) if i + 1 == len(names) or places[i] != places[i + 1]]
+        for end in (i + 1 for i in reversed(ends)):
+            pages = ahead + Counter(places[:end])
+            nbytes = {tier: count * page_bytes for tier, count in pages.items()}
+            if self._resumes(names[end - 1]) and self.rates.pays(end * size, nbytes):
+                break
+        else:
+            end = 0
+        for tier, count in Counter(places[end:]).items():
+            self.kept.tiers[tier].counts["slow"] += count
+            self.rates.doubt(tier)
+        return names[:end]
+
+    def _resumes(self, name: bytes) -> bool:
+        """Return True if a sequence can resume after the given page."""
+        return self._prefix.snapshots is None or state_name(name) in self.kept
+
+    def begin_reads(self, sequence: Sequence, path: Seq[Node], names: list[bytes]) -> bool:
+        """Start to read `names`, which follow `path`, as far as there are free pages.
+
+        Returns False without room for any page, or for the state.
+        """
+        pages, line = [node.page for node in path], None
+        held = self._prefix.hold(sequence.content, path)  # room is not made of it
+        awaited = [*names, *([state_name(names[-1])] if self._prefix.snapshots is not None else [])]
+        tiers = {name: self.kept.where(name) for name in awaited}
+        for name in awaited:  # nor of these, for what is saved of those that make room
+            self._tier(tiers, name).book.hold(name)
+        if self._pool.free < len(names):
+            self._prefix.evict(len(names) - self._pool.free)
+        coming = min(len(names), self._pool.free)
+        if self._prefix.snapshots is not None and coming == len(names):
+            line = self._prefix.allocate_slot()
+        if not coming or (self._prefix.snapshots is not None and line is None):
+            for name in awaited:
+                self._tier(tiers, name).book.release(name)
+            self._prefix.leave(held, sequence.content, pages, len(pages))
+            return False
+        for name in names[coming:]:
+            self._tier(tiers, name).book.release(name)
+        names = names[:coming]
+        taken = self._pool.allocate(coming, pages[-1] if pages else None)
+        pages += taken
+        arrival = Arrival(
+            sequence, held, len(path), pages, names, tiers, line, self.clock(), len(names)
+        )
+        self._under_way[sequence] = arrival
+        self.kept.used([*self.of(sequence).names[: len(path)], *names])
+        for name, page in zip(names, taken, strict=True):
+            self._tier(tiers, name).fetch(name, page)
+        arrival.reading = {name: index for index, name in enumerate(names)}
+        if line is not None:
+            self._tier(tiers, awaited[-1]).fetch(awaited[-1], line, state=True)
+            arrival.reading[awaited[-1]] = STATE
+        self._by_name.update(dict.fromkeys(arrival.reading, arrival))
+        return True
+
+    def admitted(self, sequence: Sequence, computed: int) -> None:
+        """Record which of a sequence's cached tokens were loaded, as it gets a slot."""
+        restore, account, size = self.of(sequence), sequence.account, self._pool.page_size
+        if account.cached is None:
+            cached = min(computed, sequence.prompt_length)
+            account.restored = tuple(sorted(restore.tokens(cached, size).items()))
+        for image, end in sequence.newly_cached(computed):
+            tier = restore.tier(end - 1, size)
+            sequence.found[image] = ImageOutcome(image, "kv", tier=tier)
+
+    def left(self, sequence: Sequence) -> None:
+        self.of(sequence).done = False
+
+    # ---- steps
+
+    @property
+    def unsaved(self) -> bool:
+        """Return True with pages still to be handed over to the disk."""
+        return self._prefix.unsaved or self.kept.moving
+
+    def begin_plan(self, *, idle: bool) -> None:
+        """End late arrivals. If idle, save the pages that sequences have left."""
+        self._look()
+        if idle:
+            self._prefix.save(IDLE_SAVE_BYTES)
+
+    def take_moves(self) -> PageMoves:
+        """Return the plan's orders for pages beside the pool."""
+        return self.kept.take_moves()
+
+    def applied(
+        self, flight: InFlightPlan, result: StepResult, later: Iterable[InFlightPlan]
+    ) -> None:
+        """Apply a plan's result: ended reads and writes, and the speed of computing.
+
+        The plan was carried out before those in `later`.
+        """
+        now = self.clock()
+        rows = [row.length for row in flight.plan.rows if row.length > 1]
+        self.rates.computed(sum(rows), now - max(flight.planned, self._applied))
+        self._applied = now
+        ahead = [moves for flight in later for moves in flight.plan.pages]
+        unread = {(copy.name, tier) for tier, moves in ahead for copy in moves.fetch}
+        self._hear(result.pages, unread)
+
+    # ---- news
+
+    def _tier(self, tiers: Mapping[bytes, PageTier], name: bytes) -> CacheTierState:
+        return self.kept.tiers[tiers[name]]
+
+    def _hear(
+        self, events: Iterable[PageEvent], unread: Collection[tuple[bytes, PageTier]]
+    ) -> None:
+        """Take the workers' news about reads and writes.
+
+        unread: pages whose reads are yet to begin. News of their end belongs to an earlier,
+        unawaited read.
+        """
+        for name, happened, tier in events:
+            arrival = self._by_name.get(name)
+            if happened == "not saved":
+                self.kept.tiers[tier].not_saved(name)
+            elif (name, tier) in unread:
+                continue
+            elif arrival is not None and arrival.tiers[name] == tier:
+                del self._by_name[name]
+                self._came(arrival, name, happened)
+            elif happened != "read":
+                self.kept.tiers[tier].lost(name, happened, held=False)
+
+    def _came(self, arrival: Arrival, name: bytes, happened: Happened) -> None:
+        index, place = arrival.reading.pop(name), arrival.tiers[name]
+        tier = self.kept.tiers[place]
+        if happened != "read":
+            tier.lost(name, happened)
+            self._cut(arrival, max(0, index))
+        elif arrival.line is not None and index == STATE:
+            tier.note_read(name, arrival.line, state=True)
+        else:
+            tier.note_read(name, arrival.pages[arrival.depth + index])
+            arrival.came[place] += 1
+        arrival.heard[place] = self.clock()
+        if not arrival.reading:
+            self._end(arrival)
+
+    def _look(self) -> None:
+        now = self.clock()
+        for arrival in tuple(self._under_way.values()):
+            waited, page_bytes = now - arrival.begun, self.kept.page_bytes
+            if waited < self._grace(arrival):
+                continue
+            left = Counter(arrival.tiers[name] for name in arrival.reading)
+            each = {tier: waited / (max(1, arrival.came[tier]) * page_bytes) for tier in left}
+            measured = {
+                tier: rate
+                for tier, rate in each.items()
+                if arrival.came[tier] or rate > self.rates.byte_seconds.get(tier, 0.0)
+            }
+            nbytes = {tier: count * page_bytes for tier, count in left.items()}
+            pays = self.rates.pays(left.total() * self._pool.page_size, nbytes, measured)
+            heard = max(arrival.heard.values(), default=arrival.begun)
+            if not pays or now - heard > STALL_SECONDS:
+                for tier, count in left.items():
+                    self.kept.tiers[tier].counts["late"] += count
+                    self.rates.record_read(
+                        tier, page_bytes, each[tier] * page_bytes + FIRST_SECONDS
+                    )
+                self.end_wait(arrival.sequence)
+
+    def _grace(self, arrival: Arrival) -> float:
+        """Return the seconds of silence allowed. The first page takes longer than later ones."""
+        tokens = len(arrival.names) * self._pool.page_size
+        return min(FIRST_SECONDS, (1 - NO_GAIN) * tokens * self.rates.token_seconds)
+
+    def end_wait(self, sequence: Sequence) -> None:
+        """End a sequence's wait. The pages loaded so far, without a gap, are cached."""
+        if (arrival := self._under_way.get(sequence)) is not None:
+            late = (i for i, name in enumerate(arrival.names) if name in arrival.reading)
+            whole = next(late, arrival.whole)
+            # no sequence can resume from the last page without it
+            if arrival.state in arrival.reading:
+                whole = min(whole, len(arrival.names) - 1)
+            self._cut(arrival, whole)
+            self._end(arrival)
+
+    def _cut(self, arrival: Arrival, index: int) -> None:
+        """Give up the awaited pages from `index` on."""
+        names = arrival.names[index : arrival.whole]
+        if arrival.state is not None and index < len(arrival.names):
+            names.append(arrival.state)
+        arrival.whole = min(arrival.whole, index)
+        for name in names:
+            reading = name in arrival.reading
+            if reading:
+                del arrival.reading[name]
+                self._by_name.pop(name, None)
+            tier = self._tier(arrival.tiers, name)
+            if reading or name in tier.placing:
+                tier.forget(name, reading=reading)
+
+    def flush(self, disk: bool) -> None:
+        """End every arrival, and forget what is kept. The disk is cleared only with `disk`."""
+        for sequence in tuple(self._under_way):
+            self.end_wait(sequence)
+        self._prefix.flush()
+        self.kept.flush(disk)
+
+    def _end(self, arrival: Arrival) -> None:
+        sequence, whole = arrival.sequence, arrival.depth + arrival.whole
+        del self._under_way[sequence]
+        for tier, count in arrival.came.items():
+            seconds = arrival.heard[tier] - arrival.begun
+            self.rates.record_read(tier, count * self.kept.page_bytes, seconds)
+        names = arrival.names[: arrival.whole]
+        node = self._prefix.leave(arrival.held, sequence.content, arrival.pages, whole, names=names)
+        if arrival.line is not None:
+            complete = arrival.whole == len(arrival.names)
+            if not (
+                complete and self._prefix.attach(node, sequence.content, node.depth, arrival.line)
+            ):
+                assert self._prefix.snapshots is not None
+                self._prefix.snapshots.release(arrival.line)
+        size = self._pool.page_size
+        restore = self.of(sequence)
+        restore.done, restore.start = True, arrival.depth * size
+        sequence.account.slow_reads |= arrival.whole < len(arrival.names)
+        restore.tiers = [arrival.tiers[name] for name in arrival.names[: arrival.whole]]
+        sequence.matched = None
+
+    def measure(self, metrics: Metrics, counts: Counts) -> None:
+        """Copy the levels of what is kept beside the pool."""
+        for place, tier in self.kept.tiers.items():
+            metrics.set("saccade_kv_tier_entries", len(tier.book), tier=place)
+            metrics.set("saccade_kv_tier_bytes", tier.book.used_bytes, tier=place)
+            metrics.set("saccade_kv_tier_budget_bytes", tier.book.budget_bytes, tier=place)
+            metrics.set("saccade_kv_tier_evictions_total", tier.book.evictions, tier=place)
+            tier.pinned.end_due()
+            given_way = tier.pinned.book.given_way
+            metrics.set("saccade_pinned", tier.pinned.nbytes, cache=f"kv {place}")
+            metrics.set("saccade_pins_evicted_total", given_way, cache=f"kv {place}")
+            metrics.set("saccade_restored_tokens_total", counts.restored_tokens[place], tier=place)
+            for outcome in PAGE_OUTCOMES:
+                count = tier.counts[outcome]
+                metrics.set("saccade_kv_tier_pages_total", count, tier=place, outcome=outcome)

@@ -1,0 +1,144 @@
+"""KV pages, and sequences' states, in host memory: one rank's part of each, copied while a GPU
+works.
+
+Owns the memory and its allocation. Makes no decisions. Memory is handed out by the page, and a
+state takes several. On a GPU all copies are in the order of one stream: a place has been read
+before the next copy into the place begins. A page is read right into its final place in the pool,
+which stays untouched by others until `settle`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+import torch
+
+from saccade.core.config import PAGE_PIECE_BYTES, PAGE_PIECES
+from saccade.core.plan import Happened, PageCopy, TierMoves
+from saccade.plugins.tiers.host import Slab
+from saccade.plugins.tiers.page_parts import PoolParts, by_kind
+from saccade.runtime.tiers import Ready
+
+
+class HostPages:
+    """`nbytes` for pages."""
+
+    def __init__(self, nbytes: int, parts: PoolParts, stream: torch.cuda.Stream | None) -> None:
+        """Allocate the memory. stream: for copies. Without one, on a CPU, copies are immediate."""
+        self._parts, self._device = parts, parts.device
+        self._width = width = parts.width(state=False)
+        like = torch.empty((0, width), dtype=torch.uint8)
+        self._slab = Slab(nbytes // width, like, None if stream is None else self._device)
+        self._runs: dict[bytes, tuple[range, ...]] = {}
+        self._coming: dict[bytes, Ready] = {}  # read, and not yet settled
+        self._untold: dict[bytes, Ready] = {}
+        self._stream = stream
+        self._ring: list[torch.Tensor] = []
+        self._leaving: list[torch.cuda.Event] = []  # of each piece of the ring, the last copy
+
+    def leave(self, moves: TierMoves) -> None:
+        """Begin to copy the places to save. The current stream may write to them afterwards."""
+        self._slab.give_rows([run for name in moves.drop for run in self._runs.pop(name)])
+        for state, copies in self._pieces(moves.save):
+            self._save(copies, state)
+        self._settle(moves.forget)
+
+    def come(self, moves: TierMoves) -> None:
+        """Begin to read into places in the pool. `collect` reports each end."""
+        self._settle(copy.name for copy in moves.place)
+        if self._stream is not None and moves.fetch:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        for state, copies in self._pieces(moves.fetch):
+            ready: Ready = None
+            with torch.cuda.stream(self._stream):  # none: the current one
+                self._fetch(copies, state)
+                if self._stream is not None:
+                    ready = torch.cuda.Event()
+                    ready.record()
+            for copy in copies:
+                self._coming[copy.name] = self._untold[copy.name] = ready
+
+    def _pieces(self, copies: Sequence[PageCopy]) -> Iterable[tuple[bool, list[PageCopy]]]:
+        for state, of_kind in by_kind(copies):
+            left = iter(of_kind)
+            most = max(1, PAGE_PIECE_BYTES // max(1, self._parts.width(state)))
+            while piece := list(islice(left, most)):
+                yield state, piece
+
+    def _save(self, copies: Sequence[PageCopy], state: bool) -> None:
+        units = -(-self._parts.width(state) // self._width)
+        taken = self._slab.take_rows(units * len(copies))
+        assert taken is not None, "the host tier holds more than its budget"
+        left = (row for run in taken for row in run)
+        rows = self._parts.gather(copies, state)  # [n, bytes]
+        if (short := units * self._width - rows.shape[1]) > 0:
+            rows = torch.nn.functional.pad(rows, (0, short))
+        targets: list[torch.Tensor] = []
+        for copy in copies:
+            self._runs[copy.name] = runs = _runs(list(islice(left, units)))
+            targets += self._slab.views(runs)
+        self._to_host(rows.view(-1, self._width), targets)
+
+    def _to_host(self, rows: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
+        if self._stream is None:
+            for target, piece in zip(targets, rows.split([len(target) for target in targets])):
+                target.copy_(piece)
+            return
+        current = torch.cuda.current_stream(self._device)
+        if len(self._leaving) == PAGE_PIECES:  # the memory of those is the device's own again
+            current.wait_event(self._leaving.pop(0))
+            self._ring.pop(0)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            for target, piece in zip(targets, rows.split([len(target) for target in targets])):
+                target.copy_(piece, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record()
+        self._ring.append(rows)  # not to be used again before
+        self._leaving.append(done)
+
+    def _fetch(self, copies: Sequence[PageCopy], state: bool) -> None:
+        views = [view for copy in copies for view in self._slab.views(self._runs[copy.name])]
+        shape = (sum(map(len, views)), self._width)
+        rows = torch.empty(shape, dtype=torch.uint8, device=self._device)
+        for row, view in zip(rows.split([len(view) for view in views]), views):
+            row.copy_(view, non_blocking=True)
+        self._parts.scatter(copies, state, rows.view(len(copies), -1))
+
+    def _settle(self, names: Iterable[bytes]) -> None:
+        """Make the current stream's later work wait for these reads."""
+        for name in names:
+            self._untold.pop(name, None)
+            if (ready := self._coming.pop(name, None)) is not None:
+                torch.cuda.current_stream(self._device).wait_event(ready)
+
+    def collect(self) -> list[tuple[bytes, Happened]]:
+        done = [name for name, ready in self._untold.items() if _over(ready)]
+        for name in done:
+            del self._untold[name]
+        return [(name, "read") for name in done]
+
+    @property
+    def is_reading(self) -> bool:
+        return bool(self._untold)
+
+    @property
+    def has_events(self) -> bool:
+        return any(_over(ready) for ready in self._untold.values())
+
+    def close(self) -> None: ...
+
+
+def _over(ready: Ready) -> bool:
+    return ready is None or ready.query()
+
+
+def _runs(rows: Sequence[int]) -> tuple[range, ...]:
+    found: list[range] = []
+    for row in rows:
+        if found and found[-1].stop == row:
+            found[-1] = range(found[-1].start, row + 1)
+        else:
+            found.append(range(row, row + 1))
+    return tuple(found)

@@ -1,0 +1,28 @@
+"""Tokens that an answer may not have, or must: bans, runs that do not repeat, reasoning budgets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from saccade.plugin import LogitRule, Plugin
+
+if TYPE_CHECKING:
+    from saccade.core.plan import Open
+
+PLUGIN = Plugin(
+    "token_rules",
+    logit_rules=(
+        LogitRule("saccade.plugins.token_rules.row_rules:RowBans.of", f"{__name__}:forbids"),
+        LogitRule(
+            "saccade.plugins.token_rules.row_rules:RowThinking.of", f"{__name__}:thinks", last=True
+        ),
+    ),
+)
+
+
+def forbids(opened: Open) -> bool:
+    return opened.rules is not None and opened.rules.forbid
+
+
+def thinks(opened: Open) -> bool:
+    return opened.rules is not None and opened.rules.thinking is not None

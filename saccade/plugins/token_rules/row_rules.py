@@ -1,0 +1,182 @@
+"""`TokenRules` on logits: what earlier tokens ban or demand next.
+
+Owns, for each sequence with rules, its tokens on the device, where sampled tokens are added unknown
+to the host. A step's work is a pass over the tokens and a pass over the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from saccade.core.plan import Open
+from saccade.core.token_rules import NoRepeat, ThinkingBudget, TokenRules
+from saccade.kernels.device import send
+
+ROOM = 256
+"""Tokens that there is room for beside the first ones, to begin with."""
+_ANY, _NONE = -1, -2
+"""In a bad word's beginning: any token; before an answer's first token: no token."""
+
+
+class _Ngrams:
+    """The tokens so far, each with the length to which the tokens before it match the newest ones.
+
+    `matched[j]` tokens before place j equal as many newest tokens. One more token `t` makes
+    `matched[j] + 1` before place j + 1 if token j is `t`, else 0.
+    """
+
+    def __init__(self, rule: NoRepeat, tokens: Sequence[int], device: torch.device) -> None:
+        self._rule = rule
+        ids = np.array(tokens, np.int32)
+        self._length = len(ids)
+        self._ids = torch.zeros(len(ids) + ROOM, dtype=torch.int32, device=device)
+        self._ids[: len(ids)].copy_(send(ids, device))
+        self._matched = torch.zeros(len(ids) + ROOM, dtype=torch.int32, device=device)
+        self._matched[: len(ids)].copy_(send(match_ends(ids, rule.size - 1), device))
+        spared = np.array(rule.spared, np.int32)
+        self._spared = send(spared, device) if rule.spared else None
+
+    def ban(self, row: torch.Tensor) -> None:
+        """Set -inf for tokens that would end a repeated run."""
+        size, length = self._rule.size, self._length
+        first = max(0, length - self._rule.window) if self._rule.window else 0
+        first += size - 1  # the place of the last token of the window's first run
+        if first >= length:
+            return
+        ids = self._ids[first:length]
+        banned = self._matched[first:length] >= size - 1
+        if self._spared is not None:
+            banned &= ~torch.isin(ids, self._spared)
+        row.index_add_(0, ids, torch.where(banned, -torch.inf, 0.0).to(row.dtype))
+
+    def add_token(self, token: torch.Tensor) -> None:
+        length = self._length
+        if length + 1 >= len(self._ids):
+            self._ids = torch.cat((self._ids, torch.zeros_like(self._ids)))
+            self._matched = torch.cat((self._matched, torch.zeros_like(self._matched)))
+        same = self._ids[:length] == token
+        grown = torch.where(same, self._matched[:length] + 1, 0)
+        self._matched[1 : length + 1].copy_(grown)
+        self._ids[length : length + 1].copy_(token)
+        self._length += 1
+
+
+def match_ends(ids: np.ndarray, most: int) -> np.ndarray:
+    """Count, for each place j, how many tokens before j equal as many last tokens of `ids` [L].
+
+    The count goes up to `most`: int32 [L].
+    """
+    length = len(ids)
+    matched = np.zeros(length, np.int32)
+    places = np.arange(length)  # those that have matched all the way
+    for back in range(1, min(most, length) + 1):
+        places = places[places >= back]
+        places = places[ids[places - back] == ids[length - back]]
+        if not len(places):
+            break
+        matched[places] = back
+    return matched
+
+
+class _BadWords:
+    """The words' beginnings and last tokens, and the answer's newest tokens."""
+
+    def __init__(
+        self, words: Sequence[Sequence[int]], answer: Sequence[int], device: torch.device
+    ) -> None:
+        width = max(map(len, words)) - 1
+        before = np.full((len(words), width), _ANY, np.int64)
+        for line, word in zip(before, words):
+            line[width - len(word) + 1 :] = word[:-1]
+        tail = [_NONE] * width + [*answer]
+        self._before = send(before, device)
+        self._last = send(np.array([word[-1] for word in words], np.int64), device)
+        self._tail = send(np.array(tail[len(tail) - width :], np.int64), device)
+
+    def ban(self, row: torch.Tensor) -> None:
+        """Set -inf for tokens that would complete a word."""
+        met = ((self._before == self._tail) | (self._before == _ANY)).all(dim=1)
+        row.index_add_(0, self._last, torch.where(met, -torch.inf, 0.0).to(row.dtype))
+
+    def add_token(self, token: torch.Tensor) -> None:
+        if len(self._tail):
+            self._tail = torch.cat((self._tail[1:], token))
+
+
+class RowThinking:
+    """The state of the answer's reasoning, and its budget: how many tokens it may still take."""
+
+    def __init__(
+        self, budget: ThinkingBudget, answer: Sequence[int], vocab_size: int, device: torch.device
+    ) -> None:
+        self._budget = budget
+        self._inside = torch.tensor([budget.begun], device=device)
+        self._left = torch.tensor([budget.tokens], dtype=torch.int64, device=device)
+        self._ending = torch.full((vocab_size,), -torch.inf, device=device)
+        self._ending[budget.close] = 0.0
+        for token in answer:
+            self.add_token(torch.tensor([token], device=device))
+
+    @classmethod
+    def of(
+        cls, opened: Open, vocab_size: int, _: Sequence[int], device: torch.device
+    ) -> RowThinking:
+        """Return a sequence's budget after its answer so far."""
+        assert opened.rules is not None and opened.rules.thinking is not None
+        answer = opened.tokens[opened.prompt_length :]
+        return cls(opened.rules.thinking, answer, vocab_size, device)
+
+    def edit(self, row: torch.Tensor, _: int, masked: bool, /) -> bool:
+        """Leave only the end of reasoning, if it is due and the grammar allows it."""
+        close = slice(self._budget.close, self._budget.close + 1)
+        due = self._inside & (self._left <= 0) & (row[close] > -torch.inf)
+        row.copy_(torch.where(due, self._ending, row))
+        return masked
+
+    def add_token(self, token: torch.Tensor) -> None:
+        self._left = self._left - self._inside.long()
+        goes_on = self._inside & (token != self._budget.close)
+        self._inside = goes_on | (token == self._budget.open)
+
+
+class RowBans:
+    """The tokens that one sequence's rules forbid."""
+
+    def __init__(
+        self, rules: TokenRules, tokens: Sequence[int], prompt_length: int, device: torch.device
+    ) -> None:
+        """Take the rules, and `tokens`: the prompt and the answer so far."""
+        answer = tokens[prompt_length:]
+        self._allowed = send(np.array(rules.allowed, np.int64), device) if rules.allowed else None
+        self._kinds: list[_BadWords | _Ngrams] = []
+        if rules.bad_words:
+            self._kinds.append(_BadWords(rules.bad_words, answer, device))
+        if rules.banned:
+            self._kinds.append(_BadWords(rules.banned, tokens, device))
+        if rules.no_repeat:
+            seen = tokens if rules.no_repeat.prompt else answer
+            self._kinds.append(_Ngrams(rules.no_repeat, seen, device))
+
+    @classmethod
+    def of(cls, opened: Open, _size: int, _ends: Sequence[int], device: torch.device) -> RowBans:
+        """Return a sequence's bans, given its prompt and the answer so far."""
+        assert opened.rules is not None
+        return cls(opened.rules, opened.tokens, opened.prompt_length, device)
+
+    def edit(self, row: torch.Tensor, _count: int, _masked: bool, /) -> bool:
+        """Forbid tokens, unless that would forbid every token."""
+        before = row.clone()
+        if self._allowed is not None:
+            row.fill_(-torch.inf)
+            row.index_copy_(0, self._allowed, before.index_select(0, self._allowed))
+        for kind in self._kinds:
+            kind.ban(row)
+        row.copy_(torch.where(row.amax() == -torch.inf, before, row))
+        return True
+
+    def add_token(self, token: torch.Tensor) -> None:
+        for kind in self._kinds:
+            kind.add_token(token)

@@ -1,0 +1,27 @@
+"""Videos: files, or frames that come as images."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from saccade.plugin import MediaCard, Plugin
+
+if TYPE_CHECKING:
+    from saccade.core.family import FamilySpec
+    from saccade.media.media import Readable
+
+PLUGIN = Plugin(
+    "video",
+    media=(
+        MediaCard("video", "saccade.plugins.video.videos:Videos", "saccade.plugins.video:readable"),
+    ),
+)
+
+
+def readable(spec: FamilySpec) -> tuple[Readable, ...]:
+    """Return what this model and this installation read. frames: of a video, as a list."""
+    from saccade.media.content import video_reader
+
+    if spec.video is None:
+        return ()
+    return ("frames", "videos") if video_reader() else ("frames",)

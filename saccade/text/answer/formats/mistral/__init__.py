@@ -1,0 +1,14 @@
+"""Calls as mistral-common's tokenizers write them."""
+
+from saccade.text.answer.tool_format import ToolFormat
+
+OPEN, ARGUMENTS, IDENTIFIER = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+
+FORMAT = ToolFormat(
+    "mistral",
+    marks=(OPEN,),
+    order=50,
+    opens=OPEN,
+    tags=frozenset({OPEN, ARGUMENTS, IDENTIFIER}),
+    code=f"{__name__}.call:SYNTAX",
+)

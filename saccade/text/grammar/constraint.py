@@ -1,0 +1,205 @@
+"""The form that a request asks of its answer, in every spelling: OpenAI's `response_format`, vLLM's
+`structured_outputs` and `guided_*`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from saccade.core.errors import InvalidRequest
+
+MAX_BREAKS_CHARACTERS = 200
+"""Of a pattern for white space, which stands between any two parts of a document."""
+MAX_CHOICES = 1_000
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_MODES = ("json", "regex", "choice", "grammar", "json_object")
+_ANY_OBJECT = {"type": "object"}
+_BREAKS = r"[ \t\n\r]{0,40}"
+"""White space between the parts of a document: bounded, or a model may write it until the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spacing:
+    """White space within JSON."""
+
+    separators: tuple[str, str] = (", ", ": ")  # after an item, after a key
+    breaks: str | None = None  # a regular expression for other text between two parts
+
+    def options(self) -> dict[str, Any]:
+        item, key = self.separators
+        return {
+            "item_separator": item,
+            "key_separator": key,
+            "whitespace_flexible": False,
+            "whitespace_pattern": self.breaks,
+            "coerce_one_of": False,
+            "lenient": False,
+        }
+
+
+AS_DUMPED = Spacing()
+"""As Python's json.dumps writes it, and models learn it; all but the values is then forced."""
+COMPACT = Spacing((",", ":"))
+FREE = Spacing((",", ":"), _BREAKS)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputConstraint:
+    """An answer's form. `param`: the field that asks for the form, as the client wrote it.
+
+    json: `value` is a schema. regex, lark: their text. choice: the possible answers. parts: ready
+    grammars, ours and never a client's, the first for the whole, made from the schemas in `inner`.
+    """
+
+    kind: Literal["json", "regex", "lark", "choice", "parts"]
+    value: Any
+    param: str
+    spacing: Spacing = AS_DUMPED
+    inner: tuple[OutputConstraint, ...] = ()
+
+
+def read_constraint(fields: Mapping[str, Any]) -> OutputConstraint | None:
+    """Read the form that a request asks for, in any spelling.
+
+    The spellings are `response_format`, `structured_outputs` and `guided_*`. Returns `None` if any
+    text will do. Raises InvalidRequest that names the field, also if two fields ask for a form.
+    """
+    structured = fields.get("structured_outputs")
+    constraints = [
+        constraint
+        for constraint in (
+            read_response_format(fields.get("response_format") or None),
+            read_structured_outputs(structured, "structured_outputs") if structured else None,
+            read_guided(fields),
+        )
+        if constraint is not None
+    ]
+    if len(constraints) > 1:
+        first, second = constraints[0].param, constraints[1].param
+        raise InvalidRequest(f"{second}: excluded by {first}; give one", second)
+    return constraints[0] if constraints else None
+
+
+def read_response_format(
+    value: Mapping[str, Any] | None, param: str = "response_format"
+) -> OutputConstraint | None:
+    """Read OpenAI's `response_format` at `param`. Return `None` if any text will do.
+
+    Raises InvalidRequest.
+    """
+    if value is None:
+        return None
+    kind, taken = value.get("type"), {"json_object": "schema", "json_schema": "json_schema"}
+    if kind not in ("text", *taken):
+        raise InvalidRequest(
+            f"{param}.type: only text, json_object or json_schema is supported", f"{param}.type"
+        )
+    for name in taken.values():
+        if value.get(name) is not None and name != taken.get(kind):
+            where = f"{param}.{name}"
+            raise InvalidRequest(f"{where}: excluded by type {kind!r}", where)
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        schema = value.get("schema")
+        if schema is None:
+            return OutputConstraint("json", _ANY_OBJECT, param)
+        return OutputConstraint("json", schema, f"{param}.schema")
+    inner, param = value.get("json_schema"), f"{param}.json_schema"
+    if not isinstance(inner, Mapping):
+        raise InvalidRequest(f"{param}: expected an object with name and schema", param)
+    return read_json_schema(inner, param)
+
+
+def read_json_schema(value: Mapping[str, Any], param: str) -> OutputConstraint:
+    """Read the named schema of `response_format.json_schema`, or of Responses' `text.format`.
+
+    `strict` may be either, as a schema is always kept to. Raises InvalidRequest.
+    """
+    name = value.get("name")
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        where = f"{param}.name"
+        raise InvalidRequest(f"{where}: expected 1 to 64 letters, digits, _ or -", where)
+    if not isinstance(value.get("schema"), Mapping):
+        where = f"{param}.schema"
+        raise InvalidRequest(f"{where}: expected a JSON schema, an object", where)
+    return OutputConstraint("json", value["schema"], f"{param}.schema")
+
+
+def read_structured_outputs(value: Mapping[str, Any], param: str) -> OutputConstraint | None:
+    """Read vLLM's `structured_outputs`.
+
+    It holds one of json, regex, choice, grammar (Lark) or json_object, and how JSON is spaced.
+    Raises InvalidRequest.
+    """
+    given = [mode for mode in _MODES if value.get(mode) is not None]
+    if len(given) != 1:
+        raise InvalidRequest(
+            f"{param}: expected one of {', '.join(_MODES)}, got {' and '.join(given) or 'none'}",
+            param,
+        )
+    spacing = _spacing(
+        value.get("disable_any_whitespace"),
+        value.get("whitespace_pattern"),
+        f"{param}.whitespace_pattern",
+    )
+    return _read_mode(given[0], value[given[0]], f"{param}.{given[0]}", spacing)
+
+
+def read_guided(fields: Mapping[str, Any]) -> OutputConstraint | None:
+    """Read vLLM's older fields.
+
+    They are guided_json, guided_regex, guided_choice, guided_grammar and guided_whitespace_pattern.
+    Raises InvalidRequest.
+    """
+    given = [mode for mode in _MODES if fields.get(f"guided_{mode}") is not None]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise InvalidRequest(
+            f"guided_{given[1]}: excluded by guided_{given[0]}; give one", f"guided_{given[1]}"
+        )
+    where = "guided_whitespace_pattern"
+    spacing = _spacing(None, fields.get(where), where)
+    param = f"guided_{given[0]}"
+    return _read_mode(given[0], fields[param], param, spacing)
+
+
+def _read_mode(mode: str, value: Any, param: str, spacing: Spacing) -> OutputConstraint | None:
+    match mode:
+        case "json":
+            if isinstance(value, str):
+                try:
+                    value = json.loads(value)
+                except (ValueError, RecursionError) as error:
+                    raise InvalidRequest(f"{param}: not JSON: {error}", param) from None
+            return OutputConstraint("json", value, param, spacing)
+        case "json_object":
+            if not isinstance(value, bool):
+                raise InvalidRequest(f"{param}: expected true or false", param)
+            return OutputConstraint("json", _ANY_OBJECT, param, spacing) if value else None
+        case "choice":
+            whole = isinstance(value, list | tuple) and 0 < len(value) <= MAX_CHOICES
+            if not whole or not all(isinstance(each, str) for each in value):
+                raise InvalidRequest(f"{param}: expected a list of 1 to {MAX_CHOICES} texts", param)
+            return OutputConstraint("choice", list(value), param)
+    if not isinstance(value, str) or not value:
+        raise InvalidRequest(f"{param}: expected a text that is not empty", param)
+    return OutputConstraint("regex" if mode == "regex" else "lark", value, param)
+
+
+def _spacing(compact: Any, breaks: Any, where: str) -> Spacing:
+    """Return the white space for JSON answers. `where`: the client's name for `breaks`."""
+    if breaks is not None:
+        if not isinstance(breaks, str):
+            raise InvalidRequest(f"{where}: expected a regular expression", where)
+        if len(breaks) > MAX_BREAKS_CHARACTERS:
+            raise InvalidRequest(
+                f"{where}: {len(breaks)} characters; the limit is {MAX_BREAKS_CHARACTERS}", where
+            )
+        return Spacing((",", ":"), breaks)
+    return {True: COMPACT, False: FREE}.get(compact, AS_DUMPED)
