@@ -13,8 +13,9 @@ import base64
 import io
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -197,27 +198,29 @@ def as_json(scores: Sequence[Score]) -> list[dict[str, Any]]:
     ]
 
 
-def http_asker(base_url: str, model: str | None, key: str | None) -> Ask:
+@contextmanager
+def http_asker(base_url: str, model: str | None, key: str | None) -> Iterator[Ask]:
     """Ask an OpenAI-compatible server, greedily.
 
     Raises httpx's errors, HTTPStatusError with the server's reply in its message.
     """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     root = base_url.rstrip("/").removesuffix("/v1")
-    client = httpx.Client(base_url=root, headers=headers, timeout=120)
-    if model is None:
-        model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
+    with httpx.Client(base_url=root, headers=headers, timeout=120) as client:
+        if model is None:
+            models = client.get("/v1/models").raise_for_status().json()
+            model = models["data"][0]["id"]
 
-    def ask(messages: list[ChatMessage]) -> str:
-        body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 48}
-        reply = client.post("/v1/chat/completions", json=body)
-        if reply.is_error:
-            raise httpx.HTTPStatusError(
-                f"{reply.status_code}: {reply.text}", request=reply.request, response=reply
-            )
-        return str(reply.json()["choices"][0]["message"]["content"])
+        def ask(messages: list[ChatMessage]) -> str:
+            body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 48}
+            reply = client.post("/v1/chat/completions", json=body)
+            if reply.is_error:
+                raise httpx.HTTPStatusError(
+                    f"{reply.status_code}: {reply.text}", request=reply.request, response=reply
+                )
+            return str(reply.json()["choices"][0]["message"]["content"])
 
-    return ask
+        yield ask
 
 
 def main() -> None:
@@ -239,13 +242,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the scores and every wrong answer here")
     args = parser.parse_args()
     try:
-        scores = evaluate(
-            http_asker(args.base_url, args.model, args.api_key),
-            args.num_prompts,
-            args.skills,
-            args.first,
-            args.threads,
-        )
+        with http_asker(args.base_url, args.model, args.api_key) as ask:
+            scores = evaluate(ask, args.num_prompts, args.skills, args.first, args.threads)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         parser.exit(1, f"error: --base-url {args.base_url}: {error}\n")
     print_scores(scores, args.misses)

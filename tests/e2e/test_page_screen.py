@@ -64,7 +64,7 @@ def watch(page: Browser) -> None:
 
 def asked(page: Browser) -> list[dict[str, Any]]:
     """The bodies of the questions that were sent, without what was only made ready."""
-    return [body for body in page.run("sent") if body["max_tokens"] != 0]
+    return [body for body in page.run("sent") if body.get("max_tokens") != 0]
 
 
 @pytest.fixture(autouse=True)

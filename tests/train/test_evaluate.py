@@ -124,8 +124,11 @@ def refusing_server() -> Iterator[str]:
 
 
 def test_a_refusal_is_raised_with_the_servers_words(refusing_server: str) -> None:
-    with pytest.raises(httpx.HTTPStatusError, match="no such model"):
-        http_asker(refusing_server + "/v1", "demo", None)([{"role": "user", "content": "Hello"}])
+    with (
+        http_asker(refusing_server + "/v1", "demo", None) as ask,
+        pytest.raises(httpx.HTTPStatusError, match="no such model"),
+    ):
+        ask([{"role": "user", "content": "Hello"}])
 
 
 def test_a_server_that_is_not_there_or_refuses_ends_it_in_one_line(
