@@ -22,7 +22,7 @@ def test_answers_are_recorded_by_the_whole_chat() -> None:
     assert list(answers.values()) == ["answer 1", "answer 2"]
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_an_exact_mechanism_changes_no_answer(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
