@@ -121,11 +121,11 @@ class Plugin:
     recorder: str | None = None
     # class, constructed from `ServeOptions` and `Metrics`, that implements `UrlReader`
     fetcher: str | None = None
-    # Parts of the scheduler, each built from a `PartContext`
+    # ---- the scheduler; each part is built from a `PartContext`
     step_part: Offer | None = None  # a `StepPart`; `asked` gets the `PartContext`
     cache_part: str | None = None  # a `StepPart` for requests with cache settings
     page_loads: Offer | None = None  # `PageLoads`; `asked` gets the `PartContext`
-    # Parts of the caches and of a worker. `asked` gets the `EngineConfig` unless noted otherwise.
+    # ---- caches and workers; `asked` gets the `EngineConfig` unless noted otherwise
     # `PageTiers`, built from (config, spec, pages on disk, pinned share)
     page_tiers: Offer | None = None
     snapshots: Offer | None = None  # `Snapshots`; `build` and `asked` get the config and the spec
@@ -137,7 +137,7 @@ class Plugin:
     logit_rules: tuple[LogitRule, ...] = ()
     # class, constructed from a `Worker`, that implements `runtime.changes.ModelChanges`
     changes: str | None = None
-    # Replacements for the core's own
+    # ---- replacements of the core's implementations
     # see `engine.schedulers.build_scheduler`; `asked` gets the `EngineConfig`
     scheduler: Offer | None = None
     # builds a worker from the arguments of `load_net`; `asked` gets the `Load`

@@ -73,7 +73,7 @@ class BodyThreads:
         self._large = ThreadPoolExecutor(1, "saccade-large-body")
 
     async def run(self, nbytes: int, work: Callable[[], T]) -> T:
-        """Run `work`, in a thread if it concerns more than a few bytes."""
+        """Run `work`, which processes `nbytes` bytes. It runs in a thread unless they are few."""
         if nbytes <= MAX_ON_LOOP:
             return work()
         pool = self._pool if nbytes <= LARGE_BODY else self._large

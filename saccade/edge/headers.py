@@ -143,8 +143,9 @@ def address_of_client(scope: Scope) -> str:
 
 
 FORWARDED_HOST = "x-forwarded-host"
-"""Header with the Host that a router or proxy received. A page can send it to another origin only
-with permission, so a page that sends it has already been accepted by its `Host`.
+"""Header with the Host that a router or proxy received. Browsers do not let a page send this header
+to another origin without that origin's permission. A page that sends it therefore has the server's
+own origin, which the check of `Host` has accepted.
 """
 _SHOWN = 200
 

@@ -45,9 +45,7 @@ def rank(
 
 
 def most(loads: Sequence[int], slack: int = SLACK) -> int:
-    """Return the maximum requests of a replica, including the new one, that is still given the new
-    one.
-    """
+    """Return the maximum number of requests that a replica may have after it gets the new one."""
     if not loads:
         return slack
     return max(slack, math.ceil(ABOVE_MEAN * (sum(loads) + 1) / len(loads)))

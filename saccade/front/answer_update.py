@@ -92,7 +92,6 @@ class AnswerUpdate:
     # the prompt's, in updates of the first answer before any token
     scores: PromptScores | None = None
     stop: str | None = None  # the stop string that ended the answer
-    # the request's cache settings and their results, if it has any
     # in the first update: the request's cache settings and their results, if any
     caching: CacheReport | None = None
     # in the first update: `time.monotonic()` when the engine started the request

@@ -67,7 +67,9 @@ class ImageURL(Pixels, kw_only=True):
 
     url: str | None = None
     content_hash: ContentHash | None = None
-    """The SHA-256 of the image's bytes, as in SGLang. Without a url it names bytes sent before."""
+    """The SHA-256 of the image's bytes, as in SGLang. Without a url, it refers to bytes that you
+    have sent before.
+    """
     # low allows 512 x 512 = 262144 pixels (`LOW_DETAIL_PIXELS`), unless `max_pixels` is set.
     # auto, high and original allow the model's maximum.
     detail: Detail | None = None

@@ -1,7 +1,7 @@
 """Convert a client's request to one for the engine: `InputProcessor.prepare`.
 
-`step_order.py` has the steps of this and their order. Each step is in `front/steps/` or in a
-plugin, and handles one feature.
+`step_order.py` has the steps and their order. Each step is in `front/steps/` or in a plugin, and
+handles one feature.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class ImageLimits(Struct, forbid_unknown_fields=True, kw_only=True):
     fps: Rate | None = None
     num_frames: Positive | None = None
     do_sample_frames: Literal[True] | None = None
-    """If false, the server takes all frames as they come."""
+    """Must be true, because the server always samples frames."""
 
 
 @dataclass(frozen=True, slots=True)

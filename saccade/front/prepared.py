@@ -34,7 +34,6 @@ class Prompt:
     spans: tuple[Span, ...] = ()
     opened: tuple[OpenedImage, ...] = ()  # the images, in order
     places: tuple[str, ...] = ()  # for each image, its path in the client's request
-    # whether the prompt ends inside an open reasoning block; None if the model does not reason
     # state after the prompt, as in `reasoning_at`; None if the model does not reason
     reasoning: Where | None = None
     breakpoints: tuple[tuple[int, int], ...] = ()  # as in `Caching`

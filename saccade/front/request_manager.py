@@ -1,9 +1,8 @@
 """The requests in flight: submit them to the engine, convert its output to text, and finish each
 request exactly once.
 
-A request belongs to this module from `generate` to its last update. So does the engine's state as
-clients see it. The HTTP server and `LLM` use it. Everything runs on one event loop, so there are no
-locks.
+This module also has the engine's state as clients see it. The HTTP server and `LLM` use it.
+Everything runs on one event loop, so there are no locks.
 """
 
 from __future__ import annotations

@@ -63,7 +63,9 @@ class SaccadeOptions(DocumentOptions, forbid_unknown_fields=True):
     """Fields that only this server has."""
 
     trace: bool = False
-    """Report where the server found each image, why not sooner, and at what cost."""
+    """Report where each image was found in the caches, why faster caches missed it, and what it
+    cost.
+    """
 
 
 class Sampling(Struct, kw_only=True):
@@ -78,7 +80,7 @@ class Sampling(Struct, kw_only=True):
     top_k: Integer | None = None
     """Sample only from this many of the likeliest tokens. 0 and -1 remove the limit."""
     min_p: float | None = None
-    """Minimum probability for sampling, as a share of the likeliest token's."""
+    """Minimum probability of a token, relative to that of the likeliest token."""
     repetition_penalty: float | None = None
     """Values above 1 make tokens of the prompt and the answer less likely."""
     presence_penalty: float | None = None
@@ -86,7 +88,7 @@ class Sampling(Struct, kw_only=True):
     frequency_penalty: float | None = None
     """Subtracted from a token's logit for each time it is in the answer."""
     seed: Integer | None = None
-    """Seeds every random draw. The same seed and request give the same answer."""
+    """Seed of the sampling. The same seed and request give the same answer."""
     logit_bias: dict[Integer, float] | None = None
 
 

@@ -40,11 +40,11 @@ class PromptTokensDetails(Struct):
     cached_tokens_by_tier: dict[Tier, int] | UnsetType = UNSET
     """Where the cached tokens were: device, host, disk. Absent if all were on the device."""
     prepared_tokens: int | UnsetType = UNSET
-    """Cached tokens that were computed before the request came, because the server knew how the
-    client trims. Absent if 0.
+    """Cached tokens that were computed before the request arrived, because the server had learned
+    how the client shortens its prompts. Absent if 0.
     """
     prepared_in_vain_tokens: int | UnsetType = UNSET
-    """Tokens that were computed before the request came, and were not used. Absent if 0."""
+    """Tokens that were computed before the request arrived, but were not used. Absent if 0."""
 
     @property
     def beside(self) -> dict[str, Any]:
@@ -282,7 +282,7 @@ class Model(Struct):
     owned_by: str = "saccade"
     """Always saccade."""
     parent: str | UnsetType = UNSET
-    """For an adapter, the model that it adds to."""
+    """For an adapter, the model that it modifies."""
     unproven: bool | UnsetType = UNSET
     """True if no test compares this architecture's answers with transformers' own."""
 

@@ -40,7 +40,7 @@ class ImageCost(Struct):
     place: str
     """The part of the request, such as messages[0].content[1]."""
     digest: str
-    """blake3 of the image's bytes, in hexadecimal. A region has the whole image's."""
+    """blake3 of the image's bytes, in hexadecimal. For a region, that of the whole image."""
     format: str
     """The image's type, according to its bytes."""
     bytes: int
@@ -105,9 +105,9 @@ class TilesTrace(Struct):
     """The tiles of an encoded image, if the vision encoder encodes tiles independently."""
 
     seen: int
-    """Tiles that an earlier image had."""
+    """Tiles that an earlier image also contained."""
     new: int
-    """Tiles run through the vision tower."""
+    """Tiles that were encoded."""
     places: Sequence[Part]
     """What each new tile shows: top, left, bottom, right, in fractions of the image's edges. Tiles
     that show the whole image are left out."""
@@ -125,8 +125,6 @@ class ImageTrace(ImageCost, kw_only=True):
 
     found: Level
     tier: Tier | UnsetType = UNSET  # tier of the embedding, if that was found
-    # "embedding" if an encoder server sent it, or why this server encoded the image; absent if no
-    # encoder was asked
     # "embedding" if an encoder server sent it, or else why this server encoded the image; absent
     # without encoder servers
     encoder: str | UnsetType = UNSET

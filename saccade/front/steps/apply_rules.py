@@ -1,6 +1,4 @@
-"""A step: apply a request's `AnswerRules`, that is, truncate the prompt and express the rules in
-tokens.
-"""
+"""The step that truncates the prompt, and expresses a request's `AnswerRules` in tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from saccade.front.steps.tokenise import LimitAnswer
 
 
 class ApplyRules:
-    """For requests or checkpoints with rules."""
+    """Applies the rules of requests and of the checkpoint."""
 
     def __init__(self, context: StepContext) -> None:
         self._tokenizer = context.tokenizer
@@ -57,8 +55,8 @@ class ApplyRules:
     def _reasons(self, preparation: Preparation) -> bool:
         """Return True if the answer starts inside reasoning.
 
-        In a chat, the tags may appear in the content as text, so only the template's own count. In
-        any other prompt, the client wrote them deliberately.
+        The content of a chat may contain the tags as plain text, so `prompt.reasoning` decides
+        there. In any other prompt, the client has written the tags on purpose.
         """
         prompt, tags = preparation.prompt, reasoning_tags(self._tokenizer)
         if isinstance(preparation.request.prompt, Chat) or tags is None:

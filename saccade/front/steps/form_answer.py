@@ -1,4 +1,4 @@
-"""A step: choose the tools that an answer may call, and reject tools or structured output that this
+"""The step that chooses how tool calls are parsed, and rejects tools or structured output that this
 model or server does not support.
 """
 
@@ -31,7 +31,7 @@ def find_calls(preparation: Preparation, model: ToolFormat | None) -> ToolFormat
 
 
 class FormAnswer:
-    """For requests with tools or structured output."""
+    """Prepares requests with tools or structured output."""
 
     def __init__(self, context: StepContext) -> None:
         self._calls = context.answer_format.calls

@@ -1,4 +1,6 @@
-"""A step: convert cache breakpoints, which refer to parts of a chat, to offsets in tokens."""
+"""The step that converts cache breakpoints, which refer to parts of a chat, to offsets in
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from saccade.text.prompt.message_offsets import MessageOffset
 
 
 class KeepPrompt:
-    """For requests with cache breakpoints or other cache settings."""
+    """Prepares requests with cache breakpoints or other cache settings."""
 
     def __init__(self, context: StepContext) -> None:
         self._spec = context.spec

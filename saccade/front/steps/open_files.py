@@ -1,4 +1,4 @@
-"""A step: open a request's files, and replace each by parts that the model can read.
+"""The step that opens a request's files, and replaces each by parts that the model can read.
 
 A PDF becomes the text and the image of each page, in order. An image stays an image. Cache
 breakpoints on a file move to its last part.
@@ -23,7 +23,7 @@ from saccade.media.sources.source import ImageSource, SentFile
 
 
 class OpenFiles:
-    """For requests with files."""
+    """Prepares requests with files."""
 
     def __init__(self, context: StepContext) -> None:
         self._media = context.media

@@ -1,4 +1,4 @@
-"""A step: check and open a request's images and videos.
+"""The step that checks and opens a request's images and videos.
 
 Opening a video yields the text around its frames, which is added to the prompt. Decoding comes
 later.
@@ -18,7 +18,7 @@ from saccade.media.sources.source import Source
 
 
 class OpenSources:
-    """For requests with images or videos."""
+    """Prepares requests with images or videos."""
 
     def __init__(self, context: StepContext) -> None:
         self._media = context.media
