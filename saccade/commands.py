@@ -272,7 +272,7 @@ def run() -> int:
         check_command(command := next(iter(sys.argv[1:]), ""))
         arguments = sys.argv[1:]
         if command == "serve":
-            arguments = [command, *_in_our_words(arguments[1:])]
+            arguments = [command, *_translate_options(arguments[1:])]
         if command in ("serve", "route", "proxy", "chat"):
             check_spelling(arguments[1:])
         check_words(arguments)
@@ -289,7 +289,7 @@ def run() -> int:
         app.config = []
 
 
-def _in_our_words(arguments: Sequence[str]) -> list[str]:
+def _translate_options(arguments: Sequence[str]) -> list[str]:
     from saccade.tools.foreign_options import translate, unread
 
     note = partial(print, file=sys.stderr)

@@ -215,7 +215,7 @@ class LLM:
         """
         given = {"response_format": response_format, "structured_outputs": structured_outputs}
         set_to = _Settings(
-            _typed(SamplingParams, sampling or self._usual, "sampling"),
+            _typed(SamplingParams, sampling or self._default_sampling, "sampling"),
             ToolSet(read_tools(tools), read_choice(tool_choice), parallel_tool_calls),
             chat_template_kwargs or {},
             read_form(given),
@@ -229,7 +229,7 @@ class LLM:
         return self._wait(self._answer_all(messages, set_to, progress))  # type: ignore[arg-type]
 
     @property
-    def _usual(self) -> SamplingParams:
+    def _default_sampling(self) -> SamplingParams:
         most = self._answers.default_max_tokens
         return SamplingParams() if most is None else SamplingParams(max_tokens=most)
 

@@ -401,7 +401,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     return Response(body, status, headers, "application/json")
 
 
-async def _on_leaver(_: Request, __: Exception) -> Response:
+async def _on_disconnect(_: Request, __: Exception) -> Response:
     """Return a response for a client that has disconnected, and will not receive it."""
     return Response(status_code=400)
 
@@ -413,6 +413,6 @@ async def _on_bug(request: Request, _: Exception) -> Response:
 _HANDLERS = {
     RequestError: _on_request_error,
     HTTPException: _on_http_error,
-    ClientDisconnect: _on_leaver,
+    ClientDisconnect: _on_disconnect,
     Exception: _on_bug,
 }

@@ -102,7 +102,7 @@ class RequestHandler:
             send, tracer = self._trace(send, prepared, wanted=reply.trace)
         context = AnswerContext(prepared, tally, tracer)
         try:
-            await self._tell(send, bool(reply.stream), context, tell(context))
+            await self._send(send, bool(reply.stream), context, tell(context))
         finally:
             if way is not None and tracer is not None:
                 from saccade.api.trace.tracer import AnswerSummary
@@ -128,7 +128,7 @@ class RequestHandler:
         changes = ImageChanges(prepared[0], self.front.intake.media.prints)
         return telling(send, changes), Tracer(prepared, wanted, changes)
 
-    async def _tell(
+    async def _send(
         self, send: Send, streamed: bool, context: AnswerContext, teller: ResponseWriter
     ) -> None:
         async with aclosing(self.front.generate(*context.prepared, streamed=streamed)) as events:

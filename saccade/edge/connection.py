@@ -174,12 +174,12 @@ class Connection(HttpToolsProtocol):
         **uvicorns: object,
     ) -> None:
         super().__init__(**uvicorns)  # type: ignore[arg-type]
-        self._crowd = crowd
+        self._limiter = crowd
         self._options = options
         self._largest = largest
         self._open_paths = open_paths
         self._stamp = stamp
-        self._welcome = True
+        self._within_limits = True
         self._message = _Message()
         self._surplus = bytearray()  # bytes that the parser has not received yet
         self._counted = 0  # those reported to the limiter
@@ -209,10 +209,10 @@ class Connection(HttpToolsProtocol):
         self.flow = _Flow(transport, self._pump_soon)
         self._deadline = self.loop.time() + self._options.header_timeout
         self._age(TURNS_TO_READ)
-        self._welcome = self._crowd.join(self, self.client[0] if self.client else "")
+        self._within_limits = self._limiter.join(self, self.client[0] if self.client else "")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._crowd.leave(self)
+        self._limiter.leave(self)
         self._drop_surplus()
         self._lingering = 0
         super().connection_lost(exc)
@@ -225,7 +225,7 @@ class Connection(HttpToolsProtocol):
                 self.drop("body")
             else:
                 self.flow.pause_reading()
-                self._crowd.soon(self.flow.open)  # type: ignore[attr-defined]
+                self._limiter.soon(self.flow.open)  # type: ignore[attr-defined]
             return
         left = self._message.left
         if not self._surplus and left is not None and len(data) <= left:
@@ -233,7 +233,7 @@ class Connection(HttpToolsProtocol):
             self._parse(data)  # the common case: part of a body, which needs no parsing
             return
         self._surplus += data
-        if not self._message.meagre and self._crowd.at_once():
+        if not self._message.meagre and self._limiter.at_once():
             self._pump()
         else:
             self.flow.pause_reading()
@@ -253,7 +253,7 @@ class Connection(HttpToolsProtocol):
             self.flow.open()  # type: ignore[attr-defined]
         elif self._due != "soon":
             self._due = "soon"
-            self._crowd.soon(self._pump)
+            self._limiter.soon(self._pump)
 
     def _pump(self) -> None:
         """Pass the received bytes of the current message to the parser. Later bytes are
@@ -355,11 +355,11 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         message = self._message
-        message.refused = self._objection()
+        message.refused = self._check_head()
         if message.refused is not None:
             return
         self._deadline = None
-        self._crowd.busy(self)
+        self._limiter.busy(self)
         super().on_headers_complete()
         # A redirect would discard the body, and have http:// even behind a proxy with TLS.
         self.scope["path"] = self.scope["path"].rstrip("/") or "/"
@@ -368,7 +368,7 @@ class Connection(HttpToolsProtocol):
         if b"transfer-encoding" not in names:
             message.left = int(names.get(b"content-length", b"0"))
         self.cycle.transport = cast(asyncio.Transport, self._outlet)
-        message.keep_alive = self.cycle.keep_alive and self._welcome
+        message.keep_alive = self.cycle.keep_alive and self._within_limits
         # A response that is sent before the whole body has arrived closes the connection.
         self.cycle.keep_alive = False
         if self.parser.get_http_version() == "1.0":
@@ -389,17 +389,17 @@ class Connection(HttpToolsProtocol):
         parser.feed_data(b"\r\n".join([b"POST / HTTP/1.1", *framing, b"", b""]))
         return parser
 
-    def _objection(self) -> RequestError | None:
+    def _check_head(self) -> RequestError | None:
         """Return the error for a head that is not accepted, or None."""
         message = self._message
         if message.lines > HEAD_LINES:
             return HeadTooLarge(f"the request has over {HEAD_LINES} headers")
         if why := self._malformed():
             return InvalidRequest(why, code="invalid_http")
-        if not self._welcome and self._path() not in self._open_paths:
+        if not self._within_limits and self._path() not in self._open_paths:
             return Overloaded(
-                f"too many connections: at most {self._crowd.limit} are kept, "
-                f"{self._crowd.limit_per_address} per address, and all are in use "
+                f"too many connections: at most {self._limiter.limit} are kept, "
+                f"{self._limiter.limit_per_address} per address, and all are in use "
                 "(--tune max_connections, max_connections_per_address); try again"
             )
         return None
@@ -449,7 +449,7 @@ class Connection(HttpToolsProtocol):
         if self._lingering is not None:
             self.server_state.total_requests += 1
             return
-        self._crowd.idle(self)
+        self._limiter.idle(self)
         super().on_response_complete()
 
     def _refuse(self, error: RequestError) -> None:
@@ -490,7 +490,7 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._lingering = 2 * self._largest
         self._deadline = self.loop.time() + LINGER_SECONDS
-        self._crowd.idle(self)
+        self._limiter.idle(self)
         self.transport.write_eof()
         self.flow.open()  # type: ignore[attr-defined]
 
@@ -504,7 +504,7 @@ class Connection(HttpToolsProtocol):
             if self._lingering is not None:
                 self.drop("body")
                 return
-            self._crowd.closed("head")
+            self._limiter.closed("head")
             if self._message.given or self._surplus:
                 self._refuse(
                     TooSlow(
@@ -517,7 +517,7 @@ class Connection(HttpToolsProtocol):
 
     def drop(self, reason: str) -> None:
         """Close the connection immediately, and notify the application."""
-        self._crowd.closed(reason)
+        self._limiter.closed(reason)
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -529,7 +529,7 @@ class Connection(HttpToolsProtocol):
 
     def _count_surplus(self) -> bool:
         more = len(self._surplus) - self._counted
-        if not self._crowd.hold_surplus(more):
+        if not self._limiter.hold_surplus(more):
             return False
         self._counted += more
         return True

@@ -85,7 +85,7 @@ class Serving(Uvicorn):
             timeout_graceful_shutdown=int(edge.shutdown_grace) + 1,
         )
         super().__init__(config)
-        self._crowd = crowd
+        self._limiter = crowd
         self.servers = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -102,7 +102,7 @@ class Serving(Uvicorn):
 
     async def on_tick(self, counter: int) -> bool:
         if counter % TICKS == 0:
-            self._crowd.check(asyncio.get_running_loop().time())
+            self._limiter.check(asyncio.get_running_loop().time())
         return await super().on_tick(counter)
 
     @contextmanager

@@ -74,11 +74,11 @@ class Listener:
                 break
         if few:
             self._loop.remove_reader(self._bound)
-            task = self._loop.create_task(self._let_in(few))
+            task = self._loop.create_task(self._connect_all(few))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
 
-    async def _let_in(self, few: Sequence[socket.socket]) -> None:
+    async def _connect_all(self, few: Sequence[socket.socket]) -> None:
         await asyncio.gather(*map(self._connect, few))
         for _ in range(TURNS_TO_READ):
             await asyncio.sleep(0)

@@ -73,14 +73,14 @@ class _Wire(asyncio.Protocol):
         self.lost = ""
         self.used = False
         self._headers: Headers = []
-        self._barren = 0  # bytes since the last body bytes
+        self._framing_bytes = 0  # bytes since the last body bytes
         self._pieces: list[bytes] = []
         self._waiting = 0
         self._paused = False
         self._bodiless = False
         self._kept = False  # keep-alive, according to the response
         self._parser = httptools.HttpResponseParser(self)
-        self._news: asyncio.Future[None] | None = None
+        self._wakeup: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
 
     # ---- transport callbacks
@@ -100,9 +100,9 @@ class _Wire(asyncio.Protocol):
         """Pass bytes to the parser. Raises HttpParserError."""
         if self.ended:
             raise httptools.HttpParserError("unexpected data without a request")
-        self._barren += len(data)
+        self._framing_bytes += len(data)
         self._parser.feed_data(data)
-        if self._barren > MAX_HEADER_BYTES and not self.ended:
+        if self._framing_bytes > MAX_HEADER_BYTES and not self.ended:
             raise httptools.HttpParserError(
                 f"{MAX_HEADER_BYTES} bytes of headers received, the limit"
             )
@@ -139,7 +139,7 @@ class _Wire(asyncio.Protocol):
         self.ended = self._bodiless
 
     def on_body(self, body: bytes) -> None:
-        self._barren = 0
+        self._framing_bytes = 0
         self._pieces.append(body)
         self._waiting += len(body) + PIECE_BYTES
         if self._waiting > MAX_WAITING and not self._paused and self._transport is not None:
@@ -153,7 +153,7 @@ class _Wire(asyncio.Protocol):
 
     def send_request(self, method: bytes, head: bytes, body: bytes | bytearray) -> None:
         assert self._transport is not None
-        self.head, self.ended, self._headers, self._barren = None, False, [], 0
+        self.head, self.ended, self._headers, self._framing_bytes = None, False, [], 0
         self._bodiless = method == b"HEAD"
         self._parser = httptools.HttpResponseParser(self)
         self._transport.write(head)
@@ -216,12 +216,12 @@ class _Wire(asyncio.Protocol):
         self._wake()
 
     def _wake(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+        if self._wakeup is not None and not self._wakeup.done():
+            self._wakeup.set_result(None)
 
     async def _wait(self) -> None:
-        self._news = asyncio.get_running_loop().create_future()
-        await self._news
+        self._wakeup = asyncio.get_running_loop().create_future()
+        await self._wakeup
 
 
 class Upstream:

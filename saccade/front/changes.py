@@ -26,13 +26,13 @@ class EngineChanges:
     def __init__(self, tell: Callable[[ToEngine], None]) -> None:
         self.paused = False  # a pause was requested and has not ended
         self.asleep: Sequence[Memory] = ()  # the kinds of memory that are released
-        self._tell = tell
+        self._send = tell
         self._ids = count(1)
         self._asked: dict[int, asyncio.Future[Changed]] = {}
 
     def request_change(self, change: Change) -> asyncio.Future[Changed]:
         id = next(self._ids)
-        return self._say(id, Alter(id, change))
+        return self._request(id, Alter(id, change))
 
     async def pause(self, mode: PauseMode) -> None:
         """Pause the engine, and return once it computes nothing.
@@ -42,7 +42,7 @@ class EngineChanges:
         """
         id = next(self._ids)
         self.paused = True
-        await self._say(id, Pause(id, mode))
+        await self._request(id, Pause(id, mode))
 
     async def resume(self) -> None:
         """Resume, and return once requests are computed again. Raises InvalidRequest if asleep."""
@@ -52,7 +52,7 @@ class EngineChanges:
             )
         id = next(self._ids)
         self.paused = False
-        await self._say(id, Resume(id))
+        await self._request(id, Resume(id))
 
     async def update_weights(self, folder: str) -> bool:
         """Switch to the checkpoint in `folder`. The engine must be paused.
@@ -60,7 +60,7 @@ class EngineChanges:
         Returns True if cached image embeddings stay valid. Raises InvalidRequest.
         """
         changed = await self.request_change(Change("weights", folder=folder))
-        self._heed(changed)
+        self._update_asleep(changed)
         if changed.error:
             raise InvalidRequest(changed.error, "model_path", "weights_unchanged")
         return not changed.tower
@@ -79,7 +79,7 @@ class EngineChanges:
             before = self.paused
             await self.pause(mode)
             changed = await self.request_change(replace(trial, kind="sleep"))
-            self._heed(changed)
+            self._update_asleep(changed)
             if changed.error and not before:
                 await self.resume()
         if changed.error:
@@ -93,14 +93,14 @@ class EngineChanges:
         changed = Changed()
         if self.asleep:
             changed = await self.request_change(Change("wake", memory=tuple(memory)))
-            self._heed(changed)
+            self._update_asleep(changed)
         if changed.error:
             raise InvalidRequest(changed.error, None, "cannot_wake")
         if not self.asleep:
             await self.resume()
         return not changed.tower
 
-    def _heed(self, changed: Changed) -> None:
+    def _update_asleep(self, changed: Changed) -> None:
         self.asleep = changed.asleep
 
     def hear(self, altered: Altered) -> None:
@@ -117,7 +117,7 @@ class EngineChanges:
                 waiting.exception()  # avoids a log entry if the caller has gone
         self._asked.clear()
 
-    def _say(self, id: int, message: ToEngine) -> asyncio.Future[Changed]:
-        self._tell(message)
+    def _request(self, id: int, message: ToEngine) -> asyncio.Future[Changed]:
+        self._send(message)
         self._asked[id] = asyncio.get_running_loop().create_future()
         return self._asked[id]

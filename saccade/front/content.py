@@ -175,7 +175,7 @@ def message_from_json(raw: msgspec.Raw, place: str, defaults: PartDefaults) -> M
         given = None
         with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             given = msgspec.json.decode(raw)
-        _name_kinds(given, place)
+        _reject_audio(given, place)
         raise error
     return _message(message, place, defaults)
 
@@ -214,7 +214,7 @@ def message_from_object(given: Mapping[str, Any], place: str) -> Message:
             else {"type": "image", "image": part}
             for part in content
         ]
-    _name_kinds(fields, place)
+    _reject_audio(fields, place)
     return _message(_MESSAGE.value(fields, place), place, NO_DEFAULTS)
 
 
@@ -234,7 +234,7 @@ def read_parts(
     return tuple(_part(part, f"{place}[{i}]", defaults) for i, part in enumerate(content))
 
 
-def _name_kinds(message: object, place: str) -> None:
+def _reject_audio(message: object, place: str) -> None:
     """Raise InvalidRequest with advice for the first audio part."""
     content = message.get("content") if isinstance(message, dict) else None
     for number, part in enumerate(content if isinstance(content, list) else ()):
@@ -256,7 +256,7 @@ def _message(message: ChatMessage, place: str, defaults: PartDefaults) -> Messag
         reasoning = message.reasoning
     said = message.content
     if said is None and message.role in ("assistant", "tool"):
-        said = _unsaid(message, reasoning)
+        said = _missing_content(message, reasoning)
     elif said is None and not message.images:
         raise missing(f"{place}.content")
     fields: dict[str, Any] = {}
@@ -283,7 +283,7 @@ def _message(message: ChatMessage, place: str, defaults: PartDefaults) -> Messag
     return Message(role, (*shown, *content), fields, marks, where)
 
 
-def _unsaid(message: ChatMessage, reasoning: str | None) -> str | None:
+def _missing_content(message: ChatMessage, reasoning: str | None) -> str | None:
     """Return the content of a message without any: its refusal, or "".
 
     Returns None if the message has tool calls or reasoning instead.

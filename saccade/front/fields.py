@@ -30,7 +30,7 @@ Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
 _MAX_DROPPED = 32
 """Maximum number of unknown fields without effect that are ignored in one value."""
-_SOMETHING = re.compile(
+_NOT_EMPTY = re.compile(
     r"Expected `(?:array|str|object)` of length <= 0|Expected `str \| object \| array \| null`"
 )
 
@@ -95,7 +95,7 @@ class Reader(Generic[V]):
     def value(self, value: object, path: str) -> V:
         """Convert a Python value. Raises as `json` does."""
         try:
-            return self._convert(_tidy(value), path)
+            return self._convert(_normalize(value), path)
         except RecursionError as error:
             raise not_json(error, b"", path) from None
 
@@ -112,16 +112,16 @@ class Reader(Generic[V]):
         raise explain(message, self._schema, path)
 
 
-def _tidy(value: Any) -> Any:
+def _normalize(value: Any) -> Any:
     """Return `value` without null keys, and with integers instead of integral floats."""
     if isinstance(value, dict):
         return {
-            key: each if key in _VERBATIM else _tidy(each)
+            key: each if key in _VERBATIM else _normalize(each)
             for key, each in value.items()
             if each is not None
         }
     if isinstance(value, list):
-        return [_tidy(each) for each in value]
+        return [_normalize(each) for each in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -150,14 +150,14 @@ def not_json(
     at = path or "the body"
     if isinstance(error, RecursionError):
         why = f"{at} is nested too deeply"
-    elif half := _half_pair(raw):
+    elif half := _unpaired_surrogate(raw):
         why = f"{at}: {half} is half of a surrogate pair, which is no character: send both halves"
     else:
         why = f"{at} is not valid JSON: {error}"
     return InvalidRequest(why, path or None, "invalid_json")
 
 
-def _half_pair(raw: bytes | bytearray | msgspec.Raw) -> str:
+def _unpaired_surrogate(raw: bytes | bytearray | msgspec.Raw) -> str:
     """Return the first surrogate escape that is not part of a pair, or ""."""
     for escape in islice(_ESCAPE.finditer(memoryview(raw)[:_SEARCHED]), _MAX_ESCAPES):
         if escape[1] is not None:
@@ -198,7 +198,7 @@ def explain(message: str, schema: inspect.Type, path: str) -> InvalidRequest:
             f"{path}: this parameter is required", path, "missing_required_parameter"
         )
     instead = INSTEAD.get(path.rpartition(".")[2], "")
-    if _SOMETHING.match(text):
+    if _NOT_EMPTY.match(text):
         if instead:
             return unsupported(path, instead)
         return InvalidRequest(

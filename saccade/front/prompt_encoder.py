@@ -234,7 +234,7 @@ class PromptEncoder:
         rendered = plain = self._render(given)
         moved: Callable[[int], int] = int
         if chat.media and self._spec.video is not None and chat.videos:
-            rendered, moved = self._tell_videos(plain, chat, self._spec.video, videos)
+            rendered, moved = self._insert_videos(plain, chat, self._spec.video, videos)
         tokens = self.tokens_of(rendered, request.names["messages"], context_length, special)
         where = self._reasoning_at(chat, rendered.text)
         if not (chat.marks or request.cache.diagnose):
@@ -252,7 +252,7 @@ class PromptEncoder:
             tokens, where, tuple((bisect_right(ends, moved(each.end)), each) for each in found)
         )
 
-    def _tell_videos(
+    def _insert_videos(
         self, plain: Rendered, chat: Chat, rules: VideoRules, videos: Sequence[str]
     ) -> tuple[Rendered, Callable[[int], int]]:
         """Replace each video's placeholder by the text of its frames, or by a single placeholder if

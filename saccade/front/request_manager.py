@@ -307,7 +307,7 @@ class RequestManager:
         self.metrics.set("saccade_engine_stalled", self.health[0] == "stalled")
         if self.state in ("ready", "stopping") and self._ready is not None:
             self._scraped.clear()
-            self._tell(Scrape())
+            self._send(Scrape())
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._scraped.wait(), SCRAPE_SECONDS)
         return self.metrics
@@ -376,7 +376,7 @@ class RequestManager:
 
     async def _write_tokenizer(self) -> None:
         text = await self.intake.in_thread(lambda: self.intake.tokenizer.json)
-        self._tell(TokenizerText(text))
+        self._send(TokenizerText(text))
 
     async def generate(
         self, *prepared: PreparedRequest, streamed: bool = True
@@ -415,7 +415,7 @@ class RequestManager:
                 images = answer.request.images
                 keeps = bool(images) and media.seen.disk is not None
                 aliases = media.seen.take_same(images) if keeps else ()
-                self._tell(Submit(answer.request, aliases))
+                self._send(Submit(answer.request, aliases))
             unfinished = len(answers)
             while unfinished:
                 event = await events.get()
@@ -424,19 +424,19 @@ class RequestManager:
                 unfinished -= event.finish is not None
                 for follower in followers:
                     event = follower.take_update(event)
-                yield _silenced(event) if prepared[0].silent else event
+                yield _without_content(event) if prepared[0].silent else event
             for follower in followers:
                 follower.end(prepared[0], ready)
         finally:
             for answer in answers:
                 if self._forget(answer, "abort"):
-                    self._tell(Abort(answer.request.id))
+                    self._send(Abort(answer.request.id))
             for image in opened:
                 media.release_image(image)
 
     def taken(self, id: str) -> None:
         """Release the arena slot of an answer's embedding, after it has been sent."""
-        self._tell(Abort(id))
+        self._send(Abort(id))
 
     def in_flight(self, client: Client, most: int) -> list[InFlight]:
         """Return at most `most` answers in flight, the oldest first.
@@ -452,7 +452,7 @@ class RequestManager:
         Cancelled.
         """
         for answer in [each for each in self._answers.values() if each.request.group == group]:
-            self._tell(Abort(answer.request.id))
+            self._send(Abort(answer.request.id))
             if self._forget(answer, "abort"):
                 answer.events.put_nowait(Cancelled())
 
@@ -472,12 +472,12 @@ class RequestManager:
 
     def _end_all(self, error: RequestError) -> None:
         for answer in list(self._answers.values()):
-            self._tell(Abort(answer.request.id))
+            self._send(Abort(answer.request.id))
             self._end(answer, error)
 
     # ---- the engine
 
-    def _tell(self, message: ToEngine) -> None:
+    def _send(self, message: ToEngine) -> None:
         # If the engine has exited, `_listen` detects it and fails every request.
         with suppress(EngineUnavailable):
             self._engine.send(message)
@@ -524,7 +524,7 @@ class RequestManager:
                     self._deliver(answer, delta)
                 except Exception:  # a bug in one request must not affect the others
                     log.exception("an answer failed")
-                    self._tell(Abort(delta.id))
+                    self._send(Abort(delta.id))
                     self._end(answer, InternalError())
 
     def _deliver(self, answer: _Answer, delta: Delta) -> None:
@@ -547,7 +547,7 @@ class RequestManager:
             pooled_output=delta.pooled_output,
         )
         if event.finish is not None and self._forget(answer, event.finish) and delta.finish is None:
-            self._tell(Abort(answer.request.id))  # a stop string, of which the engine is not aware
+            self._send(Abort(answer.request.id))  # a stop string, of which the engine is not aware
         answer.events.put_nowait(event)
 
     def _found(self, answer: _Answer, outcome: ImageOutcome) -> FoundImage:
@@ -583,16 +583,16 @@ class RequestManager:
         """
         try:
             names = await self.intake.media.bring(key, slot)
-            self._tell(EmbeddingReady(key) if names is None else PixelsReady(key, *names))
+            self._send(EmbeddingReady(key) if names is None else PixelsReady(key, *names))
         except asyncio.CancelledError:
-            self._tell(PixelsFailed(key, "no request needs the image any more"))
+            self._send(PixelsFailed(key, "no request needs the image any more"))
         except RequestError as error:
-            self._lack(key, error)
+            self._report_pixel_error(key, error)
         except Exception:  # the request must still end
             log.exception("an image could not be sent to the engine")
-            self._lack(key, InternalError())
+            self._report_pixel_error(key, InternalError())
 
-    def _lack(self, key: ImageKey, error: RequestError) -> None:
+    def _report_pixel_error(self, key: ImageKey, error: RequestError) -> None:
         for answer in self._answers.values():
             for image, place in zip(answer.request.images, answer.places, strict=True):
                 if image.key == key:
@@ -601,7 +601,7 @@ class RequestManager:
                         if isinstance(error, ImageError)
                         else error
                     )
-        self._tell(PixelsFailed(key, error.message))
+        self._send(PixelsFailed(key, error.message))
 
     def spawn(self, work: Coroutine[None, None, None]) -> None:
         """Run `work` as a background task, which is cancelled when the server stops."""
@@ -632,7 +632,7 @@ def _placed(
     return replace(report, missed=replace(report.missed, place=place))
 
 
-def _silenced(event: AnswerUpdate) -> AnswerUpdate:
+def _without_content(event: AnswerUpdate) -> AnswerUpdate:
     """Return the update without the answer's content, which the client did not request."""
     finish: Finish | None = "length" if event.finish else None
     return replace(event, text="", parts=(), num_tokens=0, logprobs=(), finish=finish, stop=None)
