@@ -58,15 +58,15 @@ class Shard:
     group: Collectives | None = None
     replica: int = 0  # index of this rank among those with the same slice
     replicas: int = 1  # number of ranks with the same slice
-    expert_runs: int = 1  # number of groups into which whole experts are divided over all ranks
+    expert_runs: int = 1  # number of groups of whole experts over all ranks
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.size and 0 <= self.replica < self.replicas
         assert self.size * self.replicas % self.expert_runs == 0
 
     def spread(self, slices: int, expert_runs: int) -> Shard:
-        """Return this rank's shard of a model that is split into `slices` slices and, for its
-        experts, into `expert_runs` runs.
+        """Return this rank's shard of a model that is split into `slices` slices, with its experts
+        in `expert_runs` groups.
 
         The total number of ranks must be a multiple of both.
         """
@@ -80,7 +80,7 @@ class Shard:
 
     @property
     def experts(self) -> tuple[Shard, Shard]:
-        """This rank's run of experts, and its slice of each expert's width.
+        """This rank's group of whole experts, and its slice of each expert's width.
 
         Neither of the two shards has collectives.
         """

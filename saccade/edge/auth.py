@@ -92,7 +92,6 @@ class Keys:
         return () if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
 
     def _read(self) -> list[tuple[bytes, Client]]:
-        """Read all keys. Raises ConfigError."""
         names = {} if self._key is None else {self._key: ""}
         if self._file is not None:
             for key, name in read_keys(self._file).items():
