@@ -1,4 +1,4 @@
-"""Saccade serves vision-language models; an image costs its work once, and after that a hash."""
+"""Saccade serves vision-language models. A repeated image costs only a hash."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["LLM", "Answer", "AsyncSendOnce", "SamplingParams", "SendOnce", "__ve
 
 
 def __getattr__(name: str) -> Any:
-    # The parts that import a server's libraries are loaded when they are first used.
+    # These import the libraries of a server, so they are loaded when first used.
     if name in ("LLM", "Answer"):
         import saccade.llm
 

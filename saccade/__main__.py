@@ -1,5 +1,6 @@
-"""`saccade`, from its first moment. Ctrl-C while the commands are being loaded ends the process
-with a sentence. The commands are in `commands.py`.
+"""The entry point of the `saccade` command. The subcommands are in `commands.py`.
+
+Ctrl-C while the modules are still being imported prints one line instead of a traceback.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import sys
 from saccade.ipc.memory import begin_imports, end_imports
 
 INTERRUPTED = 128 + signal.SIGINT
-"""The exit status of what Ctrl-C ended, as shells have it."""
+"""The exit status after Ctrl-C, as in shells."""
 
 
 def leave(*_: object) -> None:
-    """End at once, during any import. The kernel ends children with their parent."""
+    """Exit at once, even during an import. The kernel stops child processes with their parent."""
     os.write(2, b"\nstopped before it had started\n")
     os._exit(INTERRUPTED)
 
@@ -23,8 +24,8 @@ def leave(*_: object) -> None:
 def main() -> None:
     """Run the command line.
 
-    A command that starts a server keeps the handler until the server has its own. Any other command
-    is interrupted as usual.
+    A command that starts a server keeps this SIGINT handler until the server installs its own. All
+    other commands get Python's default handler.
     """
     signal.signal(signal.SIGINT, leave)
     try:
@@ -43,7 +44,7 @@ def main() -> None:
             raise
         print(f"error: {why}", file=sys.stderr)
         status = 1
-    if status == INTERRUPTED:  # the interpreter would take most of a second to put itself away
+    if status == INTERRUPTED:  # the interpreter's shutdown would take most of a second
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

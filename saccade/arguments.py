@@ -1,7 +1,4 @@
-"""How dataclasses of options become a command's arguments.
-
-Knows no option and no command.
-"""
+"""Turn dataclasses of options into the arguments of a command."""
 
 from __future__ import annotations
 
@@ -18,24 +15,26 @@ Tuned = Annotated[tuple[str, ...], Parameter(name="--tune", group="Tuning", cons
 
 
 def flat(kind: type[Any], group: str) -> Parameter:
-    """Make a dataclass's fields separate options, under a heading in the help.
+    """Return the parameter that makes a dataclass's fields separate options, under the heading
+    `group` in the help.
 
-    Tuning values are left out.
+    Tuning values are left out. They are set with --tune.
     """
     tuning = "|".join(tuning_values([kind]))
     return Parameter(name="*", group=group, parse=re.compile(f"^(?!({tuning})$)"))
 
 
 def joined(groups: Sequence[tuple[str, type[Any], str]]) -> type[Any]:
-    """Return a dataclass of option dataclasses: (name of its field, dataclass, heading)."""
+    """Build a dataclass of option dataclasses, each given as (field name, dataclass, heading)."""
     fields = [
         (name, Annotated[kind, flat(kind, heading)], kind()) for name, kind, heading in groups
     ]
-    # A class of the module `types`, which it would have, is a builtin to cyclopts.
+    # Without `__module__`, the class would be in the module `types`, and cyclopts treats classes
+    # from there as builtins.
     return make_dataclass("Options", fields, namespace={"__module__": __name__}, frozen=True)
 
 
 def tuning_help(kinds: Sequence[type]) -> str:
-    """List the tuning values with their meanings, for the end of the help."""
+    """List the tuning values and their meanings, for the end of the help."""
     lines = (f"* {each.described}" for each in tuning_values(kinds).values())
     return "\n".join(("Tuning values, for --tune NAME=VALUE:", "", *lines))

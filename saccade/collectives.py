@@ -1,7 +1,8 @@
-"""The ways in which several ranks reach each other: memory shared by processes (CPU),
-torch.distributed (gloo, NCCL), or torch's symmetric memory (CUDA). One rank imports none.
+"""The transports between tensor-parallel ranks.
 
-They meet over an inherited descriptor of an anonymous file, without names or ports.
+These are shared memory (CPU), torch.distributed (gloo, NCCL) and torch's symmetric memory (CUDA).
+With a single rank, this module is not imported. Ranks find each other through an anonymous file
+whose descriptor they inherit, so they need no names or ports.
 """
 
 from __future__ import annotations
@@ -24,28 +25,32 @@ Backend = Literal["shm", "gloo", "nccl", "symm-mem"]
 
 PAGE = 4096
 LINE = 8
-"""Counters of one cache line, so that no two ranks write the same line."""
+"""Counters per cache line. Each rank's counter has a cache line to itself."""
 SLOT = 1 << 20
-"""Bytes of one rank's slot of shared memory; larger tensors go in pieces."""
+"""Size of a rank's slot in shared memory, in bytes. Larger tensors are sent in chunks."""
 PATIENT_SPINS = 200
-"""Looks at the others before a rank sleeps in between: where cores are fewer than ranks, spinning
-takes time from whom it waits for.
+"""Number of polls before a rank sleeps between polls. If there are fewer cores than ranks, a rank
+that spins takes CPU time from the rank that it waits for.
 """
 SYMMETRIC_BYTES = 64 << 20
-"""Largest tensor reduced in symmetric memory: a sum of 8,192 tokens of a hidden size of 4,096."""
+"""Maximum size of a tensor that is reduced in symmetric memory: 8,192 tokens with a hidden size of
+4,096, in bfloat16.
+"""
 ONE_SHOT_BYTES = 256 << 10
+"""Maximum size of a tensor that every rank sums by itself."""
 CONNECT_SECONDS = 120
-"""Ranks meet within so long."""
+"""Timeout for all ranks to connect."""
 COLLECTIVE_SECONDS = 600
-"""A collective waits so long for a rank that still compiles or captures. A rank that dies ends the
-others at once, through the engine.
+"""Timeout of a collective. It is long because other ranks may still be compiling or capturing. If a
+rank crashes, the engine stops the others at once.
 """
 
 
 def join(backend: Backend, rank: int, size: int, fd: int) -> Shard:
-    """Join the other ranks over `fd`, an empty memory file inherited by every rank's process.
+    """Connect to the other ranks over `fd`, an empty memory file that every rank's process
+    inherits.
 
-    Each calls this function once. On CUDA, the rank's device is the current one.
+    Each rank calls this function once. On CUDA, its device must be the current one.
     """
     if backend == "shm":
         return Shard(rank, size, SharedMemory(rank, size, fd))
@@ -63,20 +68,20 @@ def join(backend: Backend, rank: int, size: int, fd: int) -> Shard:
 
 
 def leave() -> None:
-    """Leave the other ranks in order."""
+    """Shut down the connection to the other ranks."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 class SharedMemory:
-    """Collectives through memory mapped by all ranks' processes.
+    """Collectives over memory that is mapped into the process of every rank.
 
-    They wait for each other by watching counters. Rank r's counter is the number of its messages so
-    far. Messages alternate between two slots per rank: the writer of message n + 2 has seen
-    everybody's counter at n + 1, so everybody is done with message n.
+    Ranks wait for each other by polling counters. The counter of a rank is the number of messages
+    it has sent. Messages alternate between two slots per rank. Before a rank writes message n + 2,
+    it has seen every counter reach n + 1, so all ranks have finished reading message n.
 
-    A counter must become visible only after its message. x86 keeps stores in order, other
-    processors may not.
+    A counter must become visible only after its message. x86 keeps stores in order. Other CPUs may
+    not.
     """
 
     def __init__(self, rank: int, size: int, fd: int) -> None:
@@ -87,7 +92,7 @@ class SharedMemory:
         os.ftruncate(fd, nbytes)
         self._memory = mmap.mmap(fd, nbytes)
         self._counters = np.frombuffer(self._memory, np.int64, count=size * LINE)[::LINE]
-        self._slots: dict[torch.dtype, torch.Tensor] = {}  # [2, size, values of a slot] by dtype
+        self._slots: dict[torch.dtype, torch.Tensor] = {}  # by dtype: [2, size, values per slot]
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         flat = x.view(-1)
@@ -120,9 +125,10 @@ class SharedMemory:
         return x
 
     def _exchange(self, piece: torch.Tensor, *, speaks: bool = True) -> torch.Tensor:
-        """Return everyone's piece [size, n], in shared memory. Read it before the next exchange.
+        """Return the chunk of every rank, [size, n], in shared memory. Read it before the next
+        exchange.
 
-        A silent rank's piece is left undefined.
+        With `speaks` False, this rank sends nothing, and its chunk is undefined.
         """
         if piece.dtype not in self._slots:
             values = torch.frombuffer(self._memory, dtype=piece.dtype, offset=PAGE)
@@ -143,9 +149,7 @@ class SharedMemory:
 
 
 class Distributed:
-    """torch.distributed's collectives: gloo between CPU ranks, NCCL between GPUs (also inside CUDA
-    graphs).
-    """
+    """Collectives of torch.distributed: gloo on CPUs, NCCL on GPUs (also inside CUDA graphs)."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -164,11 +168,11 @@ class Distributed:
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         gathered = torch.empty((self.group.size(), *x.shape), dtype=x.dtype, device=x.device)
-        if not x.numel():  # gloo cuts what has none in one piece
+        if not x.numel():  # there are no values to exchange
             return gathered
         options = AllgatherOptions()
         options.asyncOp = False
-        # Into one tensor: into a list of them, NCCL's pieces would be copied once more.
+        # Gather into one tensor. With a list of tensors, NCCL's results would be copied again.
         flat, mine = gathered.view(-1), x.view(-1)
         self._finish(lambda: self.group._allgather_base(flat, mine, options))
         return gathered
@@ -176,19 +180,19 @@ class Distributed:
     def _finish(self, start: Callable[[], dist.Work | None]) -> None:
         try:
             work = start()
-            if work is not None:  # else it has ended already, or is in stream order
+            if work is not None:  # None: already finished, or ordered by the stream
                 work.wait()
         except RuntimeError as error:
             raise PeerLost(str(error)) from error
 
 
 class SymmetricMemory:
-    """All-reduce in memory mapped by every GPU (torch symmetric memory).
+    """All-reduce in memory that is mapped by every GPU (torch symmetric memory).
 
-    It makes no call to NCCL, and takes a few microseconds for a decode step's sums. Small tensors
-    are read by every rank at once. Larger ones are reduced in the switch if able (NVLink SHARP),
-    else in two shots. NOT YET RUN: written against the documented operators of torch 2.11 to 2.13,
-    on a machine without GPUs.
+    It avoids NCCL calls, and takes a few microseconds for the sums of a decode step. Small tensors
+    are read by every rank at once. Larger ones are reduced in the NVLink switch if it supports that
+    (NVLink SHARP), or else in two steps. Untested: written against the documented operators of
+    torch 2.11 to 2.13, on a machine without GPUs.
     """
 
     def __init__(self, fallback: Distributed) -> None:
@@ -202,7 +206,7 @@ class SymmetricMemory:
         self._multicast = symmetric.rendezvous(self._bytes, self._name).multicast_ptr != 0
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        # torch's kernels are made for these types alone.
+        # torch's kernels support only these types.
         known = x.dtype in (torch.bfloat16, torch.float32)
         if not known or x.nbytes > SYMMETRIC_BYTES or x.nbytes % self._unit:
             return self._fallback.all_reduce(x)

@@ -1,5 +1,5 @@
-"""`LLM`: Saccade from Python, without HTTP. The same front, engine process and caches as the
-server; only the way in differs.
+"""`LLM`: Saccade from Python, without HTTP. It uses the same front, engine process and caches as
+the server.
 
 from saccade import LLM
 with LLM("demo") as llm:
@@ -63,16 +63,16 @@ from saccade.text.grammar.tools import ToolSet
 
 T = TypeVar("T")
 Conversation = Sequence[Mapping[str, Any]]
-"""OpenAI messages.
+"""A list of messages as in OpenAI's API.
 
 A content part may also be a plain string, a PIL image, a uint8 array [H, W, 3], or a path.
 """
 Content = Any
-"""A text, an image (a PIL image, a uint8 array [H, W, 3], a path, a content part), or a list of
+"""A text, an image (a PIL image, a uint8 array [H, W, 3], a path, or a content part), or a list of
 both.
 """
 Form = Mapping[str, Any]
-"""The response format, as in a request's JSON."""
+"""A response format, as in the JSON of a request."""
 MESSAGE = (
     'expected a message such as {"role": "user", "content": "text" or a list of texts and images}'
 )
@@ -80,10 +80,9 @@ MESSAGE = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer, and its cost.
+    """One answer, and the tokens it cost.
 
-    `text` excludes the reasoning and the calls, which have their own fields. `prompt_logprobs`: one
-    per prompt token if requested, None for the first.
+    `text` excludes reasoning and tool calls, which have fields of their own.
     """
 
     text: str
@@ -94,11 +93,12 @@ class Answer:
     logprobs: tuple[TokenLogprobs, ...] = ()
     reasoning: str = ""
     tool_calls: tuple[Call, ...] = ()
+    # if requested, one per prompt token; None for the first
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
 
 
 class ChatOptions(TypedDict, total=False):
-    """The keyword arguments of `LLM.chat`, which describes them and has their defaults."""
+    """The keyword arguments of `LLM.chat`. See there for their meaning and defaults."""
 
     tools: Sequence[Mapping[str, Any]] | None
     tool_choice: str | Mapping[str, Any]
@@ -114,11 +114,11 @@ class ChatOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """Settings for every conversation in a call. variables: the client's own template variables."""
+    """Settings that apply to every conversation of a call."""
 
     sampling: SamplingParams
     tools: ToolSet
-    variables: Mapping[str, Any]
+    variables: Mapping[str, Any]  # additional variables for the chat template
     constraint: OutputConstraint | None
     prompt_logprobs: int | None
     rules: AnswerRules
@@ -126,11 +126,13 @@ class _Settings:
 
 
 class LLM:
-    """A model that answers chats. `options` are fields of ModelOptions, EngineOptions,
-    CacheOptions, MediaOptions and AnswerOptions, e.g. `tp_size=2`, and of plugins'
-    options.
+    """A model that answers chats.
 
-    Raises StartupError when the model cannot be loaded. Close it, or use it as a context manager.
+    `options` are fields of ModelOptions, EngineOptions, CacheOptions, MediaOptions, AnswerOptions
+    and the option classes of plugins, such as `tp_size=2`.
+
+    Raises StartupError if the model cannot be loaded. Call `close()` when you are done, or use it
+    as a context manager.
     """
 
     def __init__(self, model: str | Path = "demo", **options: Any) -> None:
@@ -195,23 +197,25 @@ class LLM:
         lora: str | None = None,
         progress: bool = True,
     ) -> Answer | list[Answer]:
-        """Answer one conversation, or many side by side (then with a progress bar, in the order
-        given).
+        """Answer one conversation, or a list of conversations concurrently.
 
-        `response_format`: as OpenAI's, e.g. {"type": "json_schema", "json_schema": {"name": "x",
-        "schema": {...}}}. structured_outputs: as vLLM's, one of json, regex, choice and grammar
-        (Lark). The answers then have that form, unless they end for their length. tools,
-        tool_choice, parallel_tool_calls and chat_template_kwargs are OpenAI's. prompt_logprobs: as
-        vLLM's, from 0 to 20. rules: words and tokens that the answers may not have, and more. lora:
-        an adapter's name (`LLM(..., lora=("NAME=FOLDER",))`). All of these hold for every
-        conversation.
+        For a list, a progress bar is shown, and the answers are in the order of the conversations.
+        The options apply to every conversation:
 
-        Raises a RequestError that names the field when a conversation cannot be served. The others
-        of the batch are then given up.
+        tools, tool_choice, parallel_tool_calls, chat_template_kwargs: as in OpenAI's API.
+        response_format: as in OpenAI's API, e.g. {"type": "json_schema", "json_schema": {"name":
+            "x", "schema": {...}}}. The answers follow it, unless they reach their maximum length.
+        structured_outputs: the same in vLLM's form, one of json, regex, choice and grammar (Lark).
+        prompt_logprobs: as in vLLM, from 0 to 20.
+        rules: forbidden words and tokens, and other limits on the answers.
+        lora: the name of an adapter, which you set with `LLM(..., lora=("NAME=FOLDER",))`.
+
+        Raises a RequestError that names the field if a conversation cannot be served. In a list,
+        the other conversations are then cancelled.
         """
         given = {"response_format": response_format, "structured_outputs": structured_outputs}
         set_to = _Settings(
-            _typed(SamplingParams, sampling or self._usual, "sampling"),
+            _typed(SamplingParams, sampling or self._default_sampling, "sampling"),
             ToolSet(read_tools(tools), read_choice(tool_choice), parallel_tool_calls),
             chat_template_kwargs or {},
             read_form(given),
@@ -225,7 +229,7 @@ class LLM:
         return self._wait(self._answer_all(messages, set_to, progress))  # type: ignore[arg-type]
 
     @property
-    def _usual(self) -> SamplingParams:
+    def _default_sampling(self) -> SamplingParams:
         most = self._answers.default_max_tokens
         return SamplingParams() if most is None else SamplingParams(max_tokens=most)
 
@@ -259,7 +263,7 @@ class LLM:
             tools=set_to.tools,
             variables=set_to.variables,
         )
-        # The front's view of the conversation.
+        # Prepare the request.
         params = set_to.sampling
         set_fields = {field.name: getattr(params, field.name) for field in fields(SamplingParams)}
         prepared = await self._front.prepare(
@@ -272,7 +276,7 @@ class LLM:
                 adapter=set_to.adapter,
             )
         )
-        # Gather the events of the one answer.
+        # Collect the updates of the answer.
         finish, tokens, cached = None, 0, 0
         parts: list[AnswerEvent] = []
         logprobs: list[TokenLogprobs] = []
@@ -316,12 +320,13 @@ class LLM:
         instruction: str | None = None,
         dimensions: int | None = None,
     ) -> Vectors:
-        """Return embeddings [N, D] for texts, images, or lists of both, each with length 1.
+        """Return embeddings [N, D] of texts, images, or lists of both, each with length 1.
 
-        `dimensions`: keep only the first `dimensions` values, scaled to length 1 again.
+        `dimensions` truncates each embedding to its first `dimensions` values, and rescales it to
+        length 1.
 
-        The model is a Qwen3-VL-Embedding checkpoint, or any with `pooling="last"`, whose embeddings
-        are not calibrated. Raises a RequestError that names the field.
+        The model must be a Qwen3-VL-Embedding checkpoint, or any other with `pooling="last"`, whose
+        embeddings are not calibrated. Raises a RequestError that names the field.
         """
         scoring = self._front.scoring or CHATS
         scoring.check_embeds()
@@ -342,10 +347,10 @@ class LLM:
     def score(
         self, query: Content, documents: Sequence[Content], *, instruction: str | None = None
     ) -> list[float]:
-        """Return how well each document answers the query, from 0 to 1.
+        """Return a relevance score from 0 to 1 for each document, given the query.
 
-        Documents are texts, images, or lists of both. The model is a Qwen3-VL-Reranker checkpoint.
-        Raises a RequestError that names the field.
+        Documents are texts, images, or lists of both. The model must be a Qwen3-VL-Reranker
+        checkpoint. Raises a RequestError that names the field.
         """
         scoring = self._front.scoring or CHATS
         scoring.check_ranks()
@@ -360,7 +365,7 @@ class LLM:
         return rank_scores(self._wait(self._reader.read_prompts(reads)) if reads else [])
 
     def metrics(self) -> dict[str, float]:
-        """Return the counters and gauges of a server's /metrics, by name.
+        """Return the counters and gauges that a server reports at /metrics, by name.
 
         Metrics with labels are left out.
         """
@@ -371,7 +376,7 @@ class LLM:
         }
 
     def close(self) -> None:
-        """End the engine and free what it holds. Safe to call twice."""
+        """Stop the engine and free its resources. Idempotent."""
         if self._thread.is_alive():
             self._wait(self._front.stop())
             self._end_loop()
@@ -413,11 +418,12 @@ async def _start(model: str, options: ServeOptions) -> RequestManager:
 
 
 def check_image(path: Path) -> None:
-    """Check that a file's header is an image's, by the default limits.
+    """Check that a file starts with the header of a supported image within the default size limits.
 
     Raises ImageError that names the file.
     """
-    # here, not above: servers, which import this module too, leave headers to image workers
+    # Not at the top, because servers import this module too, and only image workers parse headers
+    # there.
     from saccade.media.formats.header import probe
 
     try:
@@ -443,7 +449,7 @@ def _serves_python(plugin: Plugin, kind: type[Any]) -> bool:
 
 
 def _parts(content: Content, place: str, scoring: Scoring) -> tuple[Part, ...]:
-    """Read a text, an image, or several of both, as parts."""
+    """Convert a text, an image, or a list of both to message parts."""
     if isinstance(content, str):
         return read_parts(content, place, PartDefaults.of(scoring.limits, None))
     listed = content if isinstance(content, list | tuple) else [content]
@@ -452,10 +458,10 @@ def _parts(content: Content, place: str, scoring: Scoring) -> tuple[Part, ...]:
 
 
 def _typed(kind: Any, value: Any, name: str) -> Any:
-    """Return a value whose fields have the types that are written.
+    """Return `value` after checking the types of its fields, which callers may have ignored.
 
-    The engine process, which is sent them, ends where it cannot read one. Raises InvalidRequest
-    that names the field.
+    The engine process exits if it cannot decode a message, so types are checked here. Raises
+    InvalidRequest that names the field.
     """
     if not isinstance(value, kind):
         what = kind.__name__ if isinstance(kind, type) else kind
@@ -469,7 +475,7 @@ def _typed(kind: Any, value: Any, name: str) -> Any:
 
 
 def _check_list(conversation: object) -> None:
-    """Raise InvalidRequest for a text or a single message, which Python would iterate over."""
+    """Raise InvalidRequest for a string or a single message, over which Python would iterate."""
     if not isinstance(conversation, Sequence) or isinstance(conversation, str):
         kind = type(conversation).__name__
         raise InvalidRequest(

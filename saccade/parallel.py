@@ -1,7 +1,7 @@
 """Tensor parallelism: this process's slice of the model.
 
-Layers take a `Shard` at construction and call its collectives where the mathematics needs them.
-No other code knows about ranks. `collectives.py` has the ways in which several reach each other.
+Layers receive a `Shard` when they are constructed, and call its collectives where the mathematics
+requires it. No other code deals with ranks. `collectives.py` has the transports between ranks.
 """
 
 from __future__ import annotations
@@ -15,73 +15,74 @@ from saccade.core.errors import ConfigError
 
 
 class PeerLost(Exception):
-    """A collective failed: another rank is gone, or this rank is cut off."""
+    """A collective failed because another rank has exited or cannot be reached."""
 
 
 class Collectives(Protocol):
-    """Ranks that compute together.
+    """Collective operations between ranks.
 
-    Each makes the same calls in the same order, with equally shaped tensors. The results have the
-    same bits on every rank. They are on the tensor's device, and on CUDA in stream order. Raises
-    PeerLost if another rank's death is noticed. In shared memory it goes unnoticed: the ranks'
-    supervisor must end this rank too.
+    Every rank must make the same calls in the same order, with tensors of the same shape. The
+    results are bit-identical on every rank. They are on the tensor's device and, on CUDA, in stream
+    order.
+
+    Raises PeerLost if another rank is found to have exited. The shared memory implementation does
+    not detect this, so the process that supervises the ranks must stop all of them.
     """
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum over ranks. `x` is contiguous, and may be overwritten."""
+        """Return the sum over all ranks. `x` must be contiguous, and may be overwritten."""
         ...
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return everyone's `x` in rank order, [size, *x.shape]. `x` is contiguous."""
+        """Return the `x` of every rank in rank order, [size, *x.shape]. `x` must be contiguous."""
         ...
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the first rank's `x`, on every rank.
+        """Return rank 0's `x` on every rank.
 
-        `x` is contiguous, and its content on other ranks is overwritten.
+        `x` must be contiguous. On other ranks, it is overwritten.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Slice `rank` of `size`.
+    """Slice `rank` of `size` slices of the model.
 
-    `group` is None without peers, or without messages for them. With more ranks than slices,
-    `replicas` of them hold the same slice, and this rank is number `replica`. expert_runs: how many
-    runs of whole experts all ranks hold.
+    If there are more ranks than slices, several ranks hold the same slice.
     """
 
     rank: int = 0
     size: int = 1
+    # None for a single rank, or if the shard needs no communication
     group: Collectives | None = None
-    replica: int = 0
-    replicas: int = 1
-    expert_runs: int = 1
+    replica: int = 0  # index of this rank among those with the same slice
+    replicas: int = 1  # number of ranks with the same slice
+    expert_runs: int = 1  # number of groups of whole experts over all ranks
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.size and 0 <= self.replica < self.replicas
         assert self.size * self.replicas % self.expert_runs == 0
 
     def spread(self, slices: int, expert_runs: int) -> Shard:
-        """Return the same rank, where all ranks hold `slices` slices and `expert_runs` runs of
-        experts.
+        """Return this rank's shard of a model that is split into `slices` slices, with its experts
+        in `expert_runs` groups.
 
-        The number of ranks is a multiple of both.
+        The total number of ranks must be a multiple of both.
         """
         replica, rank = divmod(self.rank, slices)
         return Shard(rank, slices, self.group, replica, self.size // slices, expert_runs)
 
     @property
     def everyone(self) -> Shard:
-        """Return this rank among all ranks, whatever their slices."""
+        """This rank among all ranks, as if every rank held a different slice."""
         return Shard(self.replica * self.size + self.rank, self.size * self.replicas, self.group)
 
     @property
     def experts(self) -> tuple[Shard, Shard]:
-        """Return this rank's run of experts, and its slice of each expert's width.
+        """This rank's group of whole experts, and its slice of each expert's width.
 
-        Both are without collectives.
+        Neither of the two shards has collectives.
         """
         everyone = self.everyone
         slices = everyone.size // self.expert_runs
@@ -89,9 +90,9 @@ class Shard:
         return Shard(run, self.expert_runs), Shard(part, slices)
 
     def divide(self, n: int, what: str) -> int:
-        """Return this rank's share of `n` things.
+        """Return `n` divided by the number of slices.
 
-        Raises ConfigError for a remainder. `what` names the things.
+        `what` is the plural noun for the error message. Raises ConfigError if there is a remainder.
         """
         if n % self.size:
             raise ConfigError(
@@ -100,35 +101,37 @@ class Shard:
         return n // self.size
 
     def over(self, n: int) -> Shard:
-        """Return the shard for `n` things.
+        """Return the shard for a dimension of `n` items, such as key-value heads.
 
-        With fewer things than ranks, neighbouring ranks hold the same thing. Such a shard is
-        without collectives.
+        If there are fewer items than slices, neighbouring ranks share an item. Such a shard has no
+        collectives.
         """
         return self if n >= self.size else Shard(self.rank * n // self.size, n)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum over slices. `x` may be overwritten."""
+        """Sum `x` over the slices. `x` may be overwritten."""
         if self.group is None or self.size == 1:
             return x
         total = self.group.all_reduce(x)
-        # Each slice was counted as often as it is held.
+        # The sum includes each slice once per replica.
         return total if self.replicas == 1 else total.div_(self.replicas)
 
     def sum_parts(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum over all ranks of disjoint parts. `x` may be overwritten."""
+        """Sum `x` over all ranks, each of which has computed a different part. `x` may be
+        overwritten.
+        """
         if self.group is None or self.size * self.replicas == 1:
             return x
         return self.group.all_reduce(x)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return every slice's `x` in rank order, [size, *x.shape]."""
+        """Return the `x` of every slice in order, [size, *x.shape]."""
         if self.group is None or self.size == 1:
             return x.unsqueeze(0)
         return self.group.all_gather(x)[: self.size]
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the first rank's `x`. On other ranks `x` may be overwritten."""
+        """Return rank 0's `x`. On other ranks, `x` may be overwritten."""
         return x if self.group is None else self.group.broadcast(x)
 
 

@@ -1,5 +1,7 @@
-"""What features and model families state about themselves: `PLUGIN` in the `__init__.py` of a
-folder in plugins/, and a `Family`, or one per generation, in that of a family's folder.
+"""The records by which plugins and model families are found without importing their code.
+
+Each folder in `plugins/` has a `Plugin` named `PLUGIN` in its `__init__.py`. The folder of a model
+family has one `Family`, or one for each generation of the model.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of `saccade`, imported when it is called."""
+    """A subcommand of `saccade`. Its module is imported when the command runs."""
 
     name: str
     app: str  # "module:name" of a cyclopts `App`
@@ -18,22 +20,28 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFormat:
-    """Files of a format of their own that serve as a checkpoint, as `Plugin.formats` lists them.
+    """A file format that can serve as a checkpoint, such as GGUF. `Plugin.formats` lists these.
 
-    The JSON files that all else reads are made from them, in a folder that lists their paths.
+    The plugin derives the JSON files of a Hugging Face checkpoint from such a file and writes them
+    to a folder, so that the rest of Saccade can read the model as usual.
     """
 
-    suffix: str  # of a file's name, with the dot
-    folder: str  # function of a model, revision, tower's file: the folder; None: not its own
-    tensors: str  # function of a path that opens a `TensorFile`
-    stored: (
-        str  # function of a `LoadContext` and a name; None: the tensor is stored as plain numbers
-    )
+    suffix: str  # file name suffix, with the dot
+    # function of (model, revision, tower file): returns the folder with the derived JSON files, or
+    # None if `model` is not of this format
+    folder: str
+    tensors: str  # function of a path: opens a `TensorFile`
+    # function of (`LoadContext`, tensor name): returns how it is stored, or None if it is an
+    # ordinary tensor
+    stored: str
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a plugin builds for a socket. `build` is imported only where `asked` returns True."""
+    """An implementation that a plugin provides for one of the core's extension points.
+
+    `asked` is called first. The module of `build` is imported only if `asked` returns True.
+    """
 
     build: str
     asked: str
@@ -41,37 +49,38 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class LogitRule:
-    """Changes the logits of sequences that ask for it, before a token is sampled."""
+    """A change to the logits of certain sequences, applied before a token is sampled."""
 
-    build: str  # function of an `Open`, vocab size, stop ids and device: a `RowEdit`
-    asked: str  # function of an `Open`
-    last: bool = False  # after penalties and biases, not before them
+    build: str  # function of (`Open`, vocabulary size, stop ids, device): returns a `RowEdit`
+    asked: str  # function of an `Open`: returns True if the rule applies to the sequence
+    last: bool = False  # apply it after penalties and biases instead of before them
 
 
 @dataclass(frozen=True, slots=True)
 class StepRule:
-    """A step of preparing requests: where it comes, and which requests it joins.
+    """One step of preparing a request: its position in the order, and the requests that it applies
+    to.
 
-    Its module is imported at the first request that it joins. `front/step_order.py` has the points
-    of the order, and the rules of shared code.
+    The step's module is imported when the first such request arrives. `front/step_order.py` defines
+    the points of the order, and the rules of the core.
     """
 
-    name: str  # the feature's and, behind a dot, the step's
-    after: str  # a point of the order, or the rule that it follows
-    when: str  # the name of a request's extra, or function of a `Preparation`; "": always
-    step: str  # class that takes a `StepContext`
-    answer: str = ""  # its method, while a request for an answer is prepared
-    read: str = ""  # its method, while a prompt alone is read
+    name: str  # the feature's name, optionally followed by a dot and the step's own name
+    after: str  # a point of the order, or the name of the rule that it follows
+    when: str  # name of a request's extra, or function of a `Preparation`; "": every request
+    step: str  # class, constructed from a `StepContext`
+    answer: str = ""  # its method to call for a request that generates an answer
+    read: str = ""  # its method to call when only the prompt is read
 
 
 @dataclass(frozen=True, slots=True)
 class MediaCard:
-    """A kind of media, stated without being imported. `media/kind.py` has its protocol."""
+    """A kind of media, declared without importing its code. `media/kind.py` has the protocol."""
 
-    kind: str  # of the sources that it reads
-    build: str  # class that takes a `KindContext` and answers `MediaKind`
-    readable: str = ""  # function of a `FamilySpec`: what of it can be read, for `Media.readable`
-    starts: tuple[bytes, ...] = ()  # how its files begin
+    kind: str  # value of `kind` of the sources that it reads
+    build: str  # class, constructed from a `KindContext`, that implements `MediaKind`
+    readable: str = ""  # function of a `FamilySpec`: what the model can read of this kind of media
+    starts: tuple[bytes, ...] = ()  # prefixes of its files
     marks: tuple[bytes, ...] = ()  # magic bytes
 
 
@@ -79,78 +88,91 @@ class MediaCard:
 class Plugin:
     """A feature, found without importing its modules. Names are written "module:name".
 
-    A plugin's modules are imported when they are first needed: its options when a command line is
-    read, its routes at the first request for one of its paths, and what it offers to a socket where
-    that is asked for.
+    A plugin's modules are imported when they are first needed: its options when the command line is
+    parsed, its routes at the first request for one of its paths, and an `Offer` when its `asked`
+    function returns True.
     """
 
     name: str
     _: KW_ONLY
-    requires: tuple[str, ...] = ()  # plugins whose modules it imports: absent without them
-    options: str | None = None  # dataclass: a group of options; if shared code reads them, one of
-    # `core/settings.py`, or derived from it
-    asked: str | None = (
-        # function of `ServeOptions`: is it enabled? default: if the server has clients, or the
-        # plugin adds kinds of media, which servers of role encode read for others
-        None
-    )
-    routes: str | None = None  # function of an `ApiContext` that returns routes
-    paths: tuple[str, ...] = ()  # all that the routes answer, in Starlette's form
-    keyless: tuple[str, ...] = ()  # of the paths, those that answer without the API key
-    families: str | None = None  # package: its `Family` records, and those of the folders in it
+    # plugins whose modules it imports; it is disabled if one is missing
+    requires: tuple[str, ...] = ()
+    # dataclass with a group of options. If the core reads them, it is one of `core/settings.py` or
+    # a subclass of one.
+    options: str | None = None
+    # function of `ServeOptions`: returns True if the plugin is enabled. By default it is enabled,
+    # except with --role encode, where only plugins with kinds of media are.
+    asked: str | None = None
+    routes: str | None = None  # function of an `ApiContext`: returns Starlette routes
+    paths: tuple[str, ...] = ()  # paths of all routes, in Starlette's syntax
+    keyless: tuple[str, ...] = ()  # the paths among them that need no API key
+    families: str | None = None  # package with `Family` records, in itself and in its subpackages
     formats: tuple[CheckpointFormat, ...] = ()
-    parity: str | None = None  # function of a front, model and `ServeOptions`: `--parity generate`
-    operations: str | None = None  # `Description` of the routes, for /openapi.json
-    waiting: str | None = None  # function of an `ApiContext`: is there work without a request?
+    parity: str | None = None  # function of (front, model, `ServeOptions`) for `--parity generate`
+    operations: str | None = None  # the `Description` of its routes for /openapi.json
+    # function of an `ApiContext`: returns True if background work is pending
+    waiting: str | None = None
     commands: tuple[Command, ...] = ()
-    # class built from the plugin's options, the `EngineConfig` and the `Scheduler`: an `EnginePart`
+    # class, constructed from the plugin's options, the `EngineConfig` and the `Scheduler`, that
+    # implements `EnginePart`
     engine_part: str | None = None
-    answer_log: str | None = None  # function of `ServeOptions`: an `api.handlers.AnswerLog`
-    recorder: str | None = None  # function of `ServeOptions` and `Metrics`: a `TimelineRecorder`
-    fetcher: str | None = None  # class of `ServeOptions` and `Metrics`: a `UrlReader`
-    # The scheduler's, each built from a `PartContext`
-    step_part: Offer | None = None  # a `StepPart`; asked of the `PartContext`
-    cache_part: str | None = None  # a `StepPart` of requests that ask something from the caches
-    page_loads: Offer | None = None  # `PageLoads`; asked of the `PartContext`
-    # The caches' and a worker's; called with the `EngineConfig` unless noted
-    page_tiers: Offer | None = None  # `PageTiers`, of config, spec, pages found, pinned share
-    snapshots: Offer | None = None  # `Snapshots`, of config and spec; asked of both
-    page_memory: Offer | None = None  # `PageMemory`, of the pool's
-    embedding_tiers: Offer | None = None  # as `runtime.tiers.open_tiers`; asked of budgets, device
-    state_parts: tuple[tuple[str, str], ...] = ()  # tag of a `RowExtra`, class of its `StatePart`
+    answer_log: str | None = None  # function of `ServeOptions`: returns an `api.handlers.AnswerLog`
+    # function of (`ServeOptions`, `Metrics`): returns a `TimelineRecorder`
+    recorder: str | None = None
+    # class, constructed from `ServeOptions` and `Metrics`, that implements `UrlReader`
+    fetcher: str | None = None
+    # ---- the scheduler; each part is built from a `PartContext`
+    step_part: Offer | None = None  # a `StepPart`; `asked` gets the `PartContext`
+    cache_part: str | None = None  # a `StepPart` for requests with cache settings
+    page_loads: Offer | None = None  # `PageLoads`; `asked` gets the `PartContext`
+    # ---- caches and workers; `asked` gets the `EngineConfig` unless noted otherwise
+    # `PageTiers`, built from (config, spec, pages on disk, pinned share)
+    page_tiers: Offer | None = None
+    snapshots: Offer | None = None  # `Snapshots`; `build` and `asked` get the config and the spec
+    page_memory: Offer | None = None  # `PageMemory` of one rank
+    # see `runtime.tiers.open_tiers`; `asked` gets (budgets, a tensor on the device)
+    embedding_tiers: Offer | None = None
+    # pairs: tag of a `RowExtra`, class of its `StatePart`
+    state_parts: tuple[tuple[str, str], ...] = ()
     logit_rules: tuple[LogitRule, ...] = ()
-    changes: str | None = None  # class of a `Worker`: `runtime.changes.ModelChanges`
-    # Instead of those that answer prompts
-    scheduler: Offer | None = None  # as `engine.schedulers.build_scheduler`; of the `EngineConfig`
-    worker: Offer | None = None  # of spec, folder, as `load_net`: makes a worker; of the `Load`
-    stored_forms: Offer | None = None  # `StoredForms`, of config.json, `LoadContext`; asked of json
-    upstreams: Offer | None = None  # `Upstreams`, of a `RouterContext`; asked of `RouteOptions`
-    # class of the engine's `GrammarRequests`, built when the first answer is to be held to a form
+    # class, constructed from a `Worker`, that implements `runtime.changes.ModelChanges`
+    changes: str | None = None
+    # ---- replacements of the core's implementations
+    # see `engine.schedulers.build_scheduler`; `asked` gets the `EngineConfig`
+    scheduler: Offer | None = None
+    # builds a worker from the arguments of `load_net`; `asked` gets the `Load`
+    worker: Offer | None = None
+    # `StoredForms`, built from (config.json, `LoadContext`); `asked` gets the config.json
+    stored_forms: Offer | None = None
+    # `Upstreams`, built from a `RouterContext`; `asked` gets the `RouteOptions`
+    upstreams: Offer | None = None
+    # class that implements the engine's `GrammarRequests`, built for the first answer with
+    # structured output
     grammars: str | None = None
-    steps: tuple[StepRule, ...] = ()  # of preparing requests
-    media: tuple[MediaCard, ...] = ()  # kinds that requests may hold
-    # (kind of device as PyTorch calls it, its `kernels.backend.KernelBackend`)
+    steps: tuple[StepRule, ...] = ()  # steps of preparing a request
+    media: tuple[MediaCard, ...] = ()  # kinds of media that requests may contain
+    # pairs: PyTorch device type, the `kernels.backend.KernelBackend` for it
     backends: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_http(self) -> bool:
-        """Return True if only a server has a use for the plugin."""
+        """True if the plugin is useful only in an HTTP server."""
         return any((self.routes, self.recorder, self.answer_log))
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A model family, found without importing its modules."""
+    """A model family, found without importing its modules. Names are written "module:name"."""
 
-    spec: str  # the function that reads a checkpoint's `FamilySpec`
-    model: str  # the `FamilyModel` for a spec. Both are written "module:name".
-    architectures: tuple[str, ...]  # names in config.json
-    # names in config.json where it has no architectures, and the values of `FamilySpec.family`
+    spec: str  # function that reads the `FamilySpec` of a checkpoint
+    model: str  # the `FamilyModel` built for a spec
+    architectures: tuple[str, ...]  # `architectures` in config.json
+    # `model_type` in config.json, for checkpoints without `architectures`; also the values of
+    # `FamilySpec.family`
     model_types: tuple[str, ...]
-    # a Python package, and an extra with the same name, which serves architectures that no other
-    # family names
+    # a Python package (and the extra of the same name) that serves all architectures that no
+    # other family lists
     package: str | None = None
-    pixels: str | None = None  # a module with the family's own operation on images (`OwnPixels`)
-    # the `GgufFacts` about its models in GGUF files, written "module:name". Read for such files
-    # only.
+    pixels: str | None = None  # module with the family's own image preprocessing (`OwnPixels`)
+    # the `GgufFacts` of its models, imported only for GGUF files
     gguf: str | None = None

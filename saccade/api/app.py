@@ -1,7 +1,7 @@
-"""The HTTP API: routes, keys, limits, and errors in OpenAI's shape.
+"""The HTTP API: routes, API keys, limits, and errors in OpenAI's format.
 
-Owns only a request's bytes on the wire: `chat/read.py` reads, `front/` answers, `chat/write.py` and
-`stream.py` write.
+`chat/read.py` parses requests, `front/` answers them, and `chat/write.py` and `stream.py` write
+responses.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ log = logging.getLogger("saccade")
 
 READY_PATHS = ("/health", "/healthz", "/ping", "/readyz")
 OPEN_PATHS = frozenset({*READY_PATHS, "/livez", "/version"})
-"""Paths that answer without the API key, and on connections beyond the limit."""
+"""Paths that need no API key, and that are also served on connections beyond the limit."""
 
 
 REASON = "saccade.reason"
-"""Key of a scope: the code of the error that the request ends with."""
+"""Key in an ASGI scope for the code of the error with which the request fails."""
 
 _OPEN_METRICS = "; a server started with --metrics-without-key needs none here"
 
@@ -89,8 +89,9 @@ def build_app(
 ) -> Starlette:
     """Build the ASGI application.
 
-    `names`: the model's names in the API, its own name first. `recorders`: get the timelines of
-    requests with a right key. With role encode, other servers are the only clients.
+    `names` are the model's names in the API, its own name first. `recorders` receive the timelines
+    of requests with a valid key. With role encode, the only routes are those that other servers
+    need.
     """
     assert names
     server = options.server
@@ -114,7 +115,7 @@ def build_app(
         middleware=_middleware(options, recorders, keyless, front.metrics),
         exception_handlers=_HANDLERS,
     )
-    app.router.redirect_slashes = False  # the connection drops a slash at a path's end
+    app.router.redirect_slashes = False  # the connection removes a trailing slash
     front.metrics.set("saccade_build_info", 1, version=__version__, model=names[0])
     app.state.plugins, app.state.services = mounted, context.services
     return app
@@ -126,7 +127,7 @@ def _middleware(
     keyless: Set[str],
     metrics: Metrics,
 ) -> list[Middleware]:
-    """Return the layers around every request, from the outside in."""
+    """Return the middleware, the outermost first."""
     middleware = [Middleware(_CountedResponses, metrics=metrics), Middleware(RequestIds)]
     server = options.server
     if not options.asks_for_key and is_loopback(server.host):
@@ -179,16 +180,12 @@ def _own_routes(api: _Api) -> list[BaseRoute]:
 
 @dataclass(frozen=True, slots=True)
 class _Api:
-    """The handlers.
-
-    `instance`: names this run of the server, so that a router finds kept responses. `started`:
-    seconds since the epoch, shown in the model list as the model's creation.
-    """
+    """The handlers of the core's routes."""
 
     front: RequestManager
     handler: RequestHandler
-    instance: str
-    started: int
+    instance: str  # identifies this server process, so that a router finds stored responses
+    started: int  # seconds since the epoch, reported as the model's creation time
 
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.handler.admission.admit(scope, receive) as (body, held):
@@ -250,8 +247,9 @@ class _Api:
         texts: Sequence[str] = (),
         echoed: int | None = None,
     ) -> Callable[[AnswerContext], Choices | PromptTeller]:
-        """Return a function that makes a writer in OpenAI's words. top, texts, echoed: as in
-        `PromptView`.
+        """Return a function that creates a writer of OpenAI's responses.
+
+        `top`, `texts` and `echoed` are as in `PromptView`.
         """
         usage: UsageWanted = (
             "always" if reply.continuous_usage else "last" if reply.include_usage else None
@@ -296,7 +294,7 @@ class _Api:
         return response
 
     async def liveness(self, _: Request) -> Response:
-        """Answer 503 only if a restart would help: a loading server is alive."""
+        """Answer 503 only if a restart would help. A server that is still loading is alive."""
         status, reason = self.front.health
         dead = status in ("failed", "stalled")
         return json_response({"status": status, "reason": reason}, 503 if dead else 200)
@@ -320,7 +318,7 @@ class _Api:
 
 
 class _CountedResponses:
-    """Counts responses by status code, and by the error's code."""
+    """Middleware that counts responses by status and by error code."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -337,8 +335,9 @@ class _CountedResponses:
 
 
 class _KeyCheck:
-    """Admits requests with a right key, and all requests for open paths. A path that ends with a
-    slash covers all paths below it.
+    """Middleware that requires a valid key, except for open paths.
+
+    An open path that ends with a slash includes all paths below it.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys, open_paths: Set[str]) -> None:
@@ -402,8 +401,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     return Response(body, status, headers, "application/json")
 
 
-async def _on_leaver(_: Request, __: Exception) -> Response:
-    """Answer a departed client, who will not read it."""
+async def _on_disconnect(_: Request, __: Exception) -> Response:
+    """Return a response for a client that has disconnected, and will not receive it."""
     return Response(status_code=400)
 
 
@@ -414,6 +413,6 @@ async def _on_bug(request: Request, _: Exception) -> Response:
 _HANDLERS = {
     RequestError: _on_request_error,
     HTTPException: _on_http_error,
-    ClientDisconnect: _on_leaver,
+    ClientDisconnect: _on_disconnect,
     Exception: _on_bug,
 }

@@ -1,11 +1,9 @@
-"""A flat JSON object, read into groups of fields by topic.
+"""Parse a flat JSON object into groups of fields.
 
-Owns the rules for every body. It bounds what is inspected before anything is built. Null means "not
-given". Names that no group has are judged by `front/unread_fields.py`.
-
-A body's class is a dataclass whose attributes are groups (msgspec Structs, or such dataclasses
-again). The names of all groups' fields are the body's keys. A group that may be None is None in a
-body without its fields. Knows no field.
+A body's class is a dataclass whose attributes are groups (msgspec Structs, or such dataclasses in
+turn). The fields of all groups together are the keys of the JSON object. An optional group is None
+if the body has none of its fields. Null means "not given". `front/unread_fields.py` decides about
+keys that no group has. The size of a body is checked before anything is built.
 """
 
 from __future__ import annotations
@@ -39,14 +37,16 @@ _NEAR = 0.75
 """Minimum similarity of two names, from 0 to 1, to suggest one for the other."""
 _BASE_LIMIT = 65_536
 _PER_TOKEN = 8
-"""JSON values that a body may have: so many, and so many per token of the context."""
+"""Maximum number of JSON values in a body: `_BASE_LIMIT` plus `_PER_TOKEN` for each token of the
+context.
+"""
 
 _OBJECT: Reader[dict[str, msgspec.Raw]] = Reader(dict[str, msgspec.Raw])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Field:
-    """One key in a body: its group, and the reader for its value."""
+    """One key of a body: its group, and the reader of its value."""
 
     group: type[msgspec.Struct]
     reader: Reader[Any]
@@ -55,7 +55,7 @@ class Field:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BodyPart:
-    """A body, or an attribute of its class: a group, or a class with `inner` ones."""
+    """A body's class, or one of its attributes. It is a group unless it has `inner` parts."""
 
     name: str
     kind: type[Any]
@@ -78,7 +78,7 @@ class BodyPart:
         return [group for each in self.inner for group in each.groups]
 
     def build(self, values: Mapping[type[msgspec.Struct], dict[str, Any]]) -> Any:
-        """Build this part of a body. values: fields by name, for each Struct that declares them."""
+        """Build this part. `values` has the fields by name, for each Struct that declares them."""
         if self.inner:
             return self.kind(**{each.name: each.build(values) for each in self.inner})
         found = values.get(self.kind)
@@ -86,7 +86,7 @@ class BodyPart:
 
 
 class BodySchema(Generic[F]):
-    """Reads bodies for one class."""
+    """Parses bodies into instances of one class."""
 
     def __init__(
         self,
@@ -95,11 +95,10 @@ class BodySchema(Generic[F]):
         ignored: Iterable[str] = (),
         most_bytes: Mapping[str, int] | None = None,
     ) -> None:
-        """Derive the schema from the class. `neutral`, `ignored`: what this body has beyond the
-        table of all bodies.
+        """Derive the schema from the class.
 
-        `most_bytes`: bounds on the JSON in some fields. Beyond its bound, a field is refused
-        unread.
+        `neutral` and `ignored` extend the table in `front/unread_fields.py` for this body.
+        `most_bytes` limits the JSON of some fields, which are rejected unparsed if they are longer.
         """
         self.kind = kind
         self._body = BodyPart.of("", kind)
@@ -114,10 +113,10 @@ class BodySchema(Generic[F]):
         self._most_bytes = most_bytes or {}
 
     def read(self, body: bytearray, context_length: int) -> F:
-        """Read a request from its body. Raises InvalidRequest that names the field.
+        """Parse a body. Raises InvalidRequest that names the field.
 
-        Values still in JSON (`msgspec.Raw`) are views of `body`, which must stay unchanged until
-        they are read.
+        Values that stay undecoded (`msgspec.Raw`) are views of `body`, which must not change until
+        they are decoded.
         """
         check_size(body, context_length)
         raws = open_object(body)
@@ -164,15 +163,17 @@ class BodySchema(Generic[F]):
 
 
 def open_object(body: bytearray) -> dict[str, msgspec.Raw]:
-    """Return a body's values by key, still as JSON. Raises InvalidRequest unless the body is an
-    object.
+    """Return the body's undecoded values by key.
+
+    Raises InvalidRequest unless the body is an object.
     """
     return _OBJECT.json(body, "")
 
 
 def check_size(body: bytearray, context_length: int) -> None:
-    """Refuse a body that holds more than any prompt could need in this context. It counts values
-    and escaped characters, while other threads run.
+    """Reject a body with more content than any prompt of this context length needs.
+
+    It counts values and escaped characters. Other threads can run meanwhile.
     """
     limit = _BASE_LIMIT + _PER_TOKEN * context_length
     if len(body) <= limit:
@@ -180,7 +181,7 @@ def check_size(body: bytearray, context_length: int) -> None:
     text = np.frombuffer(body, np.uint8)
     slices = [text[at : at + _SLICE] for at in range(0, len(text), _SLICE)]
     num_values = sum(int(np.count_nonzero(each == ord(","))) for each in slices)
-    # Base64 of some JSON writers escapes each slash, one character of 64.
+    # Some JSON writers escape slashes, which are one in 64 characters of base64.
     escapes = sum(int(np.count_nonzero(each == ord("\\"))) for each in slices) - len(body) // 16
     for count, what in ((num_values, "values"), (escapes, "escaped characters")):
         if count > limit:

@@ -1,7 +1,6 @@
-"""A dialect's entries in `/openapi.json`: a `Description`.
+"""The parts of `/openapi.json`: each API has a `Description` of its operations.
 
-Owns its form, and the schemas of what several dialects have. Knows no dialect. Imported by those
-that describe the API alone.
+Also helpers for schemas that several APIs use. Imported only to build `/openapi.json`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from saccade.api.body_schema import BodySchema
 Schema = dict[str, Any]
 """A JSON schema."""
 Components = dict[str, Schema]
-"""Schemas by name."""
+"""JSON schemas by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,43 +34,43 @@ class ApiOperation:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The operations of a dialect, and the schemas that they name."""
+    """The operations of an API, and the schemas that they use."""
 
     operations: tuple[ApiOperation, ...]
     bodies: Mapping[str, tuple[BodySchema[Any], ...]] = field(default_factory=dict)
-    """By the name of the schema. One of several may fit."""
+    """Request bodies by schema name. If there are several, a body matches one of them."""
     types: tuple[type[Any], ...] = ()
-    """Classes whose schemas are named, with those that they hold."""
+    """Classes that become schemas, together with the classes of their fields."""
     items: Mapping[tuple[str, str], tuple[type[Any], ...]] = field(default_factory=dict)
-    """By schema and field: the classes of a list's items that are read separately."""
+    """By (schema, field): the classes of list items that are decoded separately."""
     sampling: tuple[type[Any], ...] = ()
-    """Classes with options of sampling, which have its bounds."""
+    """Classes with sampling options, whose bounds are added to the schemas."""
     complete: Callable[[Components], None] = lambda _: None
-    """Adds the schemas that no class has. Called before fields get their words."""
+    """Adds schemas that no class defines. Called before fields get their descriptions."""
     words: Mapping[str, str] = field(default_factory=dict)
-    """Sentences by field, for those that no class describes and only this dialect has."""
+    """Descriptions by field, for fields without one in a class that only this API has."""
     own_words: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """Sentences by schema and field, which go before all others."""
+    """Descriptions by (schema, field), which override all others."""
 
 
 def reference(name: str) -> Schema:
-    """Return a reference to the schema of this name."""
+    """Return a reference to the schema `name`."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def one_of(*types: type[Any]) -> Schema:
-    """Return the schema of what has one of these types."""
+    """Return the schema of a value that has one of these types."""
     kinds = [reference(each.__name__) for each in types]
     return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
 
 
 def record(properties: Schema) -> Schema:
-    """Return the schema of an object that has all these properties."""
+    """Return the schema of an object with all these properties, which are required."""
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def list_of(field: Schema) -> Schema:
-    """Return the schema for a list among those of a field."""
+    """Return the schema of the list among the alternatives of a field."""
     lists = [each for each in field.get("anyOf", [field]) if each.get("type") == "array"]
     found: Schema = lists[0]
     return found

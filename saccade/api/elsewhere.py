@@ -1,6 +1,6 @@
-"""Paths of other APIs and servers, and the advice to a client that asks for one.
+"""Advice for requests to paths that belong to other APIs or servers.
 
-Owns the words alone; `refusals.py` has their shape.
+`edge/refusal.py` builds the error responses.
 """
 
 from __future__ import annotations
@@ -25,17 +25,15 @@ _ABSENT = {
     "/v1/realtime": "realtime sessions are not supported",
     "/v1/messages/batches": "use POST /v1/batches, which accepts Messages requests",
 }
-"""Paths of OpenAI's and Anthropic's APIs that are not here."""
+"""Paths of OpenAI's and Anthropic's APIs that this server does not have."""
 _FOR_PEOPLE = {"/": "the web UI", "/docs": "the API reference"}
 _BASE = "the base URL of OpenAI's clients is this server's address with /v1 at its end"
 _ROOTLESS = ("/chat", "/completions", "/responses", "/models", "/files", "/embeddings")
-"""Beginnings of OpenAI's paths where a base URL lacks its /v1."""
+"""Paths that result if the base URL of an OpenAI client lacks /v1."""
 
 
 def advice(path: str) -> str:
-    """Return the words to follow an absent path's name, or "" for a path that other servers lack
-    too.
-    """
+    """Return advice for an unknown path, to be appended to its name, or "" if there is none."""
     for begin, what in _ABSENT.items():
         if _is_below(path, begin):
             return f": {what}; {_HERE}"
@@ -55,7 +53,7 @@ def advice(path: str) -> str:
 
 
 def overview(routes: Set[str]) -> str:
-    """Return a hint for people: the paths among `routes` that are for them."""
+    """Return a hint for people that lists the pages for them among `routes`."""
     there = [f"{what} at {path}" for path, what in _FOR_PEOPLE.items() if path in routes]
     return f"; there is {' and '.join(there)}" if there else ""
 

@@ -1,8 +1,8 @@
-"""The sentences of fields in `/openapi.json`, for people who read it and for generated clients.
+"""Descriptions of fields in `/openapi.json`, for its readers and for generated clients.
 
-A field's description is the string below it in its class. Owns those of names that several classes
-have, in `COMMON`. A dialect's `Description` has those of its own. Types and bounds are the schemas'
-own.
+The description of a field is the string below it in its class. `COMMON` has those of names that
+several classes share. A `Description` has those that only one API needs. Types and bounds come from
+the schemas.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ADDRESS = (
 )
 
 COMMON: dict[str, str] = {
-    # ---- what is asked
+    # ---- requests
     "messages": "The conversation, oldest message first.",
     "role": "Who speaks.",
     "name": "The name of the tool or function.",
@@ -65,7 +65,7 @@ COMMON: dict[str, str] = {
     "source": "Where the content comes from.",
     "data": "The content in base64.",
     "media_type": "The content's type. For an image, its bytes decide.",
-    # ---- how tokens are drawn, and when the answer ends
+    # ---- sampling, and the end of the answer
     "temperature": f"Below {MIN_TEMPERATURE:g}, the server uses greedy sampling. {_WITHOUT}",
     "top_p": "Sample only from the likeliest tokens that together have this probability.",
     "logit_bias": f"Values by token id, from -{MAX_BIAS} to {MAX_BIAS}. Each is added to the "
@@ -74,7 +74,7 @@ COMMON: dict[str, str] = {
     "stop": STOPS,
     "stop_token_ids": "Tokens that end the answer.",
     "ignore_eos": "The answer continues after the model's end token.",
-    # ---- what the answer must be
+    # ---- structured output
     "schema": "The JSON schema that the answer follows.",
     "verbosity": f"A hint to the template about the answer's length. {TEMPLATE_HINT}",
     # ---- tools
@@ -93,7 +93,7 @@ COMMON: dict[str, str] = {
     "enabled": f"The model reasons before it answers. {TEMPLATE_HINT}",
     "thinking": f"Whether the model reasons before it answers. {TEMPLATE_HINT}",
     "reasoning": f"How much the model reasons, in OpenRouter's terms. {TEMPLATE_HINT}",
-    # ---- how the answer comes
+    # ---- streaming
     "stream": "Stream the answer as server-sent events.",
     "stream_options": "Options for a stream. Requires stream.",
     "include_obfuscation": _REFUSED,
@@ -148,6 +148,6 @@ COMMON: dict[str, str] = {
     "media_io_kwargs": "How to read videos, in vLLM's terms.",
     "code": "A short name of the error for programs, if it has one.",
     "param": "The field that caused the error, if any.",
-    # ---- what several dialects have
+    # ---- shared by several APIs
     "value": "The value.",
 }

@@ -1,7 +1,7 @@
-"""The steps of every API's handlers around an answer.
+"""Handling of requests that all APIs share: prepare a request, then stream its answer or send it as
+a whole.
 
-Owns the order in which a request is prepared and answered, the model's names and the log of
-requests.
+This module also has the model's names, and writes the request log.
 """
 
 from __future__ import annotations
@@ -37,18 +37,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("saccade")
 
 SMALL_BODY = 1 << 16
-"""Bytes of a body that is read on the event loop (at most some ms); more goes to a thread."""
+"""Maximum bytes of a body that is parsed on the event loop, in a few ms. Larger ones are parsed in
+a thread.
+"""
 
 T = TypeVar("T")
 
 
 AnswerLog = Callable[[Sequence[PreparedRequest], UsageCounter, "Tracer"], None]
-"""Is called once a request was answered (`Plugin.answer_log`)."""
+"""Called after a request has been answered (`Plugin.answer_log`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestHandler:
-    """`names`: the model's names in the API, its own name first."""
+    """Prepares and answers requests. `names` are the model's names in the API, its own name
+    first.
+    """
 
     front: RequestManager
     names: tuple[str, ...]
@@ -56,13 +60,15 @@ class RequestHandler:
     logs: tuple[AnswerLog, ...] = ()
 
     async def read_body(self, read: Callable[[bytearray, int], T], body: bytearray) -> T:
-        """Read a body, then empty it, for its reader still holds it."""
+        """Parse a body, then empty it to free its memory, because the caller still
+        references it.
+        """
         context_length = self.front.check_ready().context_length
         if len(body) <= SMALL_BODY:
             found = read(body, context_length)
         else:
             found = await self.front.intake.in_thread(partial(read, body, context_length))
-        with suppress(BufferError):  # something refers to it still: it goes with that
+        with suppress(BufferError):  # something still references it
             body.clear()
         return found
 
@@ -74,7 +80,7 @@ class RequestHandler:
         requests: list[GenerationRequest],
         held: BufferedBody,
     ) -> None:
-        """Prepare the requests, and send the answer as a stream or at once."""
+        """Prepare the requests, and send the answers as a stream or as a whole."""
         model, adapter = self.model_of(reply.model)
         way = journey.get()
         if way is not None:
@@ -82,7 +88,7 @@ class RequestHandler:
         if adapter != NO_ADAPTER:
             requests[:] = [replace(request, adapter=adapter) for request in requests]
         prepared = [await self.front.prepare(request, held.client, held) for request in requests]
-        requests.clear()  # from here on the request holds no text of its images
+        requests.clear()  # drops the images' base64 text
         kept = image_bytes(prepared)
         if any(each.request.prompt_logprobs is not None for each in prepared):
             from saccade.api.prompt_logprobs import score_bytes
@@ -96,7 +102,7 @@ class RequestHandler:
             send, tracer = self._trace(send, prepared, wanted=reply.trace)
         context = AnswerContext(prepared, tally, tracer)
         try:
-            await self._tell(send, bool(reply.stream), context, tell(context))
+            await self._send(send, bool(reply.stream), context, tell(context))
         finally:
             if way is not None and tracer is not None:
                 from saccade.api.trace.tracer import AnswerSummary
@@ -109,8 +115,10 @@ class RequestHandler:
     def _trace(
         self, send: Send, prepared: Sequence[PreparedRequest], wanted: bool
     ) -> tuple[Send, Tracer]:
-        """Return what follows a request, and a `send` that reports what its images changed if the
-        client wanted the trace.
+        """Return a tracer of the request, and the `send` to use.
+
+        If the client requested the trace, this `send` also adds a header that reports how its
+        images changed.
         """
         from saccade.api.trace.changes import ImageChanges, telling
         from saccade.api.trace.tracer import Tracer
@@ -120,7 +128,7 @@ class RequestHandler:
         changes = ImageChanges(prepared[0], self.front.intake.media.prints)
         return telling(send, changes), Tracer(prepared, wanted, changes)
 
-    async def _tell(
+    async def _send(
         self, send: Send, streamed: bool, context: AnswerContext, teller: ResponseWriter
     ) -> None:
         async with aclosing(self.front.generate(*context.prepared, streamed=streamed)) as events:
@@ -136,7 +144,7 @@ class RequestHandler:
             await send_json(send, content)
 
     async def send_scroll(self, send: Send, content: StreamedBody) -> None:
-        """Send a long body piece by piece. Each piece is written in a thread."""
+        """Send a long body in chunks. Each chunk is encoded in a thread."""
         pieces = content.pieces()
         headers = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -145,23 +153,28 @@ class RequestHandler:
         await send({"type": "http.response.body", "body": b""})
 
     async def load_adapter(self, name: str, folder: str) -> Adapter:
-        """Load an adapter as `AdapterRegistry.load` does, under a name other than the model's.
-        Raises InvalidRequest.
+        """Load an adapter as `AdapterRegistry.load` does.
+
+        Raises InvalidRequest, also if `name` is a name of the model.
         """
         if name in self.names:
             raise InvalidRequest(f"lora_name: {name!r} is the name of the base model", "lora_name")
         return await self.front.adapters.load(name, folder)
 
     def model_of(self, name: str | None) -> tuple[str, AdapterRef]:
-        """Return the client's name for the model or adapter, and the adapter."""
+        """Return the name of the model or adapter in responses, and the adapter.
+
+        Raises NotFound for an unknown name.
+        """
         if not name or name in self.names:
             return name or self.names[0], NO_ADAPTER
         adapter = self.front.adapters.find(name)
         return (self.name_of(name), NO_ADAPTER) if adapter is None else (name, adapter.ref)
 
     def name_of(self, name: str | None) -> str:
-        """Return the client's name for the model without an adapter, or the server's own name by
-        default.
+        """Return the name of the model in responses. By default, it is the model's own.
+
+        Raises NotFound for any other name, including those of adapters.
         """
         if name and name not in self.names:
             raise NotFound(
@@ -174,14 +187,15 @@ class RequestHandler:
 
 
 def image_bytes(prepared: Sequence[PreparedRequest]) -> int:
-    """Count the bytes of all images. An image in several prompts counts once."""
+    """Count the bytes of all encoded images. An image that is in several prompts counts once."""
     frames = [frame for each in prepared for opened in each.opened for frame in opened.frames]
     return sum([len(each.data) for each in {frame.encoded for frame in frames}])
 
 
 class Endpoint:
-    """A bare ASGI application, so that a handler may own the whole exchange (Starlette wraps plain
-    functions).
+    """An ASGI application that calls a handler.
+
+    Starlette wraps plain functions, but these handlers need the ASGI messages themselves.
     """
 
     def __init__(self, handle: Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]) -> None:

@@ -1,4 +1,4 @@
-"""Routes of plugins, whose modules are imported at the first request for one of their paths."""
+"""Routes of plugins, whose modules are imported at the first request to one of their paths."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from saccade.plugin import Plugin
 log = logging.getLogger("saccade")
 
 RESUME_SECONDS = 2.0
-"""Between looks at whether a plugin has work that waits for no request."""
+"""Interval of checks for pending background work."""
 
 
 class Service(Protocol):
@@ -32,14 +32,16 @@ class Service(Protocol):
 
 
 class Services:
-    """All background work of plugins, from when the model is loaded to the server's end."""
+    """The background work of all plugins. It runs from when the model is loaded until the server
+    stops.
+    """
 
     def __init__(self) -> None:
         self._services: list[Service] = []
         self._started = False
 
     def add(self, service: Service) -> None:
-        """Add a service, and start it if the model is loaded."""
+        """Add a service. It is started at once if the model is already loaded."""
         self._services.append(service)
         if self._started:
             service.start()
@@ -57,19 +59,19 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """What a plugin's routes are built from."""
+    """What a plugin's routes are constructed from."""
 
     handler: RequestHandler
     options: ServeOptions
-    plugins: tuple[Plugin, ...]  # those that the options ask for
-    instance: str  # names this run of the server, in headers and in the ids of stored responses
+    plugins: tuple[Plugin, ...]  # the enabled ones
+    instance: str  # identifies this server process, in headers and in ids of stored responses
     started: int  # seconds since the epoch
-    app: Starlette  # routes for clients, without the checks around them: for requests in batches
+    app: Starlette  # the routes without middleware, to run the requests of batches
     services: Services = field(default_factory=Services)
 
 
 class MountedPlugin:
-    """An ASGI application that imports a plugin when it is first called."""
+    """An ASGI application that imports a plugin's routes when it is first called."""
 
     def __init__(self, plugin: Plugin, api: ApiContext) -> None:
         self.plugin = plugin
@@ -86,13 +88,13 @@ class MountedPlugin:
         await (await self.load())(scope, receive, send)
 
     async def load(self) -> Router:
-        """Import the plugin's routes once, in a thread."""
+        """Import the plugin's routes in a thread. Only the first call does this."""
         if self._loading is None or (self._loading.done() and self._loading.exception()):
             self._loading = asyncio.create_task(self._load())
         return await asyncio.shield(self._loading)
 
     async def resume(self) -> None:
-        """Load the plugin if it has work that waits for no request. Looks in a thread."""
+        """Load the plugin if it has pending background work. This is checked in a thread."""
         if self._loading is None and self.plugin.waiting:
             waiting: Callable[[ApiContext], bool] = resolve_name(self.plugin.waiting)
             if await asyncio.to_thread(waiting, self._api):
@@ -108,7 +110,7 @@ class MountedPlugin:
 
 
 class Resumption:
-    """A service that loads plugins once they have work that waits for no request."""
+    """A service that loads plugins once they have pending background work."""
 
     def __init__(self, plugins: Sequence[MountedPlugin]) -> None:
         self._plugins = [each for each in plugins if each.plugin.waiting]
@@ -127,13 +129,13 @@ class Resumption:
             for plugin in self._plugins:
                 try:
                     await plugin.resume()
-                except Exception:  # looked at again
+                except Exception:  # checked again at the next interval
                     log.exception("cannot load the plugin %s", plugin.plugin.name)
             await asyncio.sleep(RESUME_SECONDS)
 
 
 def methods_of(routes: Sequence[BaseRoute], path: str) -> set[str]:
-    """Return the methods that a path allows, in plugins as far as they are loaded."""
+    """Return the methods that a path allows, including those of plugins that are loaded."""
     found: set[str] = set()
     for route in routes:
         if isinstance(route, Route) and route.path_regex.match(path):
@@ -144,5 +146,5 @@ def methods_of(routes: Sequence[BaseRoute], path: str) -> set[str]:
 
 
 def mount(plugins: Sequence[Plugin], api: ApiContext) -> list[MountedPlugin]:
-    """Return the plugins that have routes."""
+    """Return an application for each plugin that has routes."""
     return [MountedPlugin(plugin, api) for plugin in plugins if plugin.routes]

@@ -1,8 +1,8 @@
-"""Prompts shown in answers: their text (`echo`), and the model's scores for their tokens
-(`prompt_logprobs`, and `logprobs` beside `echo`).
+"""Prompts in responses: their text (`echo`), and the scores of their tokens (`prompt_logprobs`, and
+`logprobs` with `echo`).
 
-Owns the shapes, and the writing of long prompts. Scores stay packed until sent, piece by piece,
-since as JSON they take ten times the memory and stall the loop.
+Scores stay packed until they are sent. They are encoded in chunks, because as JSON they would take
+ten times the memory, and encoding them at once would block the event loop.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ from saccade.front.prompt_encoder import GenerationRequest
 from saccade.text.answer.detokenize import Vocabulary
 
 MAX_PROMPT_SCORES = 1 << 20
-"""Log-probabilities of prompt tokens that one request may have written: about 70 MB of JSON."""
+"""Maximum log-probabilities of prompt tokens in one response: about 70 MB of JSON."""
 _SCORE_BYTES = 8
 _PIECE = 2048
-"""Log-probabilities that are written at a time: some ms of a thread."""
+"""Log-probabilities per chunk. Encoding them takes a few ms in a thread."""
 
 
 def score_bytes(prepared: Sequence[PreparedRequest]) -> int:
-    """Return the bytes that these prompts' scores hold until sent. Raises InvalidRequest for too
-    many.
+    """Return the memory that the scores of these prompts take until they are sent.
+
+    Raises InvalidRequest for too many.
     """
     values = 0
     for each in prepared:
@@ -62,8 +63,8 @@ def score_bytes(prepared: Sequence[PreparedRequest]) -> int:
 
 
 def texts_of(requests: Sequence[GenerationRequest], intake: InputProcessor) -> list[str]:
-    """Return each prompt's echo: the given text, or its tokens' text."""
-    most = intake.spec.vocab_size  # a token beyond is refused later
+    """Return the text to echo for each prompt. Prompts of token ids are decoded."""
+    most = intake.spec.vocab_size  # other tokens are rejected later
     return [
         request.prompt
         if isinstance(request.prompt, str)
@@ -75,19 +76,17 @@ def texts_of(requests: Sequence[GenerationRequest], intake: InputProcessor) -> l
 
 @dataclass(frozen=True, slots=True)
 class PromptView:
-    """How a client sees its prompts. `texts`: each prompt's own, if echoed. `echoed`: likeliest
-    tokens beside each echoed token, `top`: those of `prompt_logprobs`; None: without
-    log-probabilities.
-    """
+    """What a response shows of its prompts."""
 
-    texts: Sequence[str] = ()
+    texts: Sequence[str] = ()  # text of each prompt, if echoed
+    # number of likeliest tokens for each echoed token; None: no log-probabilities
     echoed: int | None = None
-    top: int | None = None
+    top: int | None = None  # number of likeliest tokens in `prompt_logprobs`; None: not requested
 
 
 def scroll_count(count: TokenCount, name: Callable[[int], str] | None) -> StreamedBody:
-    """Return `count` with its tokens written piece by piece, and their strings from `name` beside
-    them.
+    """Return the body for `count`, with its tokens, and their texts from `name` if given, encoded
+    in chunks.
     """
     runs = [in_pieces(iter(count.tokens), _PIECE)]
     if name is not None:
@@ -99,8 +98,8 @@ def scroll_count(count: TokenCount, name: Callable[[int], str] | None) -> Stream
 
 
 class PromptTeller:
-    """A `ResponseWriter` that writes answers with `inner`, and each answer's prompt as
-    `view` specifies.
+    """A `ResponseWriter` that writes answers with `inner`, and adds the prompts as `view`
+    specifies.
     """
 
     def __init__(
@@ -174,8 +173,10 @@ class PromptTeller:
 
 
 class ScoredPrompt:
-    """One prompt's tokens, and their scores in packed form. Its methods write an entry per token,
-    as pieces of JSON that follow each other in a list. The first token lacks a score.
+    """One prompt's tokens and their packed scores.
+
+    Each method yields JSON for the items of a list with one entry per token, in chunks. The first
+    token has no score.
     """
 
     def __init__(self, tokens: Sequence[int], vocabulary: Vocabulary) -> None:
@@ -204,7 +205,7 @@ class ScoredPrompt:
         return in_pieces(chain((None,), found, self._missing()), _PIECE)
 
     def alternatives(self, top: int) -> Iterator[bytes]:
-        """Yield the `top` likeliest tokens by their text, in the form of OpenAI's completions."""
+        """Yield the `top` likeliest tokens by text, in the format of OpenAI's completions."""
         found = (
             by_text(zip(ids[1:], logprobs[1 : 1 + top]), self._vocabulary)
             for ids, logprobs, _ in self._read()
@@ -212,12 +213,12 @@ class ScoredPrompt:
         return in_pieces(chain((None,), found, self._missing()), _PIECE // (1 + top))
 
     def entries(self, top: int) -> Iterator[bytes]:
-        """Yield the token and the `top` likeliest by their ids, in vLLM's form."""
+        """Yield the token and the `top` likeliest tokens by id, in vLLM's format."""
 
         def entry(ids: list[int], logprobs: list[float], rank: int) -> dict[int, PromptLogprob]:
             found: dict[int, PromptLogprob] = {}
             for id, logprob, place in zip(ids, logprobs, (rank, *range(1, top + 1))):
-                if id not in found:  # it may be one of the likeliest itself
+                if id not in found:  # the prompt's token may also be one of the likeliest
                     found[id] = PromptLogprob(logprob, place, _text(self._name(id)))
             return found
 
@@ -225,7 +226,7 @@ class ScoredPrompt:
         return in_pieces(chain((None,), found, self._missing()), _PIECE // (1 + top))
 
     def _missing(self) -> Iterator[None]:
-        """Yield entries for the last tokens, which are left uncomputed if the answer can only be
+        """Yield entries for the last tokens, which are not computed if the answer can only be
         empty.
         """
         yield from [None] * (len(self._tokens) - 1 - sum(each.count for each in self.scores))
@@ -237,12 +238,12 @@ class ScoredPrompt:
 
 
 def stands_for(run: int) -> list[Any]:
-    """Return a placeholder for a run in a list."""
+    """Return a list with a marker, which is replaced by the items of the run."""
     return [Raw(b"%b%d%b" % (MARK, run, MARK))]
 
 
 def in_pieces(entries: Iterator[object], size: int) -> Iterator[bytes]:
-    """Encode `entries` as JSON list items, `size` at a time."""
+    """Encode `entries` as items of a JSON list, in chunks of `size` items."""
     before = b""
     while part := list(islice(entries, size)):
         yield before + msgspec.json.encode(part)[1:-1]

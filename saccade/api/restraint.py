@@ -1,7 +1,7 @@
-"""Fields of vLLM's and OCR models' clients beside sampling, of chats, completions and responses
-alike: tokens forbidden in an answer, its ends, its turn.
+"""Fields of vLLM and of OCR models that restrict an answer. Chats, completions and responses share
+them.
 
-Owns the fields and their reading into `AnswerRules`, which has their meaning and bounds.
+They are converted to `AnswerRules`, which describe their meaning and check their bounds.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from saccade.front.fields import Integer, Natural
 
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
 _URGENCY = {"flex": 1, "priority": -1, "fast": -1, "ultrafast": -2}
-"""A tier's addition to `priority`."""
+"""What each tier adds to `priority`."""
 _WINDOW = 100
-"""Tokens that DeepSeek-OCR's processor for vLLM looks back where none are said."""
+"""Default window in tokens, as in DeepSeek-OCR's processor for vLLM."""
 
 
 class ExtraArguments(Struct, forbid_unknown_fields=True):
-    """Arguments for logits processors, as sent by vLLM's users."""
+    """Arguments for logits processors, as sent by users of vLLM."""
 
     ngram_size: Natural | None = None
     """Length of n-grams that may appear only once in the answer's last window_size tokens."""
@@ -35,9 +35,7 @@ class ExtraArguments(Struct, forbid_unknown_fields=True):
 
 
 class Restraint(Struct, kw_only=True):
-    """Which tokens and words are kept out of the answer, how long it reasons, how its end is shown,
-    and its turn.
-    """
+    """Restrictions on an answer's tokens, words, reasoning and end, and the request's priority."""
 
     allowed_token_ids: list[Natural] | None = None
     """The answer uses only these tokens."""
@@ -63,7 +61,7 @@ class Restraint(Struct, kw_only=True):
     service_tier: ServiceTier | None = None
 
     def rules(self) -> AnswerRules:
-        """Read the rules. Raises InvalidRequest that names the field."""
+        """Convert the fields to rules. Raises InvalidRequest that names the field."""
         if self.allowed_token_ids == []:
             raise InvalidRequest(
                 "allowed_token_ids: the list is empty: no token would be allowed",

@@ -1,8 +1,7 @@
-"""The life of the server process: listen, start the engine, serve, and end in order.
+"""The server process: listen, start the engine, serve, and shut down.
 
 The first SIGINT or SIGTERM lets the requests in flight finish within the grace time, then fails the
-rest. A second SIGINT does not wait. When the engine dies, the server follows. Knows only how to put
-the parts together.
+rest. A second SIGINT stops the server immediately. If the engine exits, so does the server.
 """
 
 from __future__ import annotations
@@ -45,20 +44,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("saccade")
 
 FAILED_SECONDS = 5.0
-"""After the engine's death, clients and health checks get so long to see why, before the server
-goes too.
+"""Time from a failure of the engine until the server exits, so that clients and health checks can
+read the reason.
 """
 
 KEPT_BYTES = 160 << 20
-"""Freed memory that stays for the next request. A body of 30 MB takes 78 MB, its texts and bytes
-included.
+"""Freed memory that is kept for the next request. A body of 30 MB, with its texts and decoded
+bytes, takes 78 MB.
 """
 STOPPED_EARLY = 128 + signal.SIGINT
-"""The exit status where Ctrl-C has ended start-up, as shells have it."""
+"""The exit status if Ctrl-C stops the start-up, as in shells."""
 
 
 class Server(Serving):
-    """A uvicorn server that drains the front on shutdown."""
+    """An HTTP server that drains its requests on shutdown."""
 
     def __init__(
         self,
@@ -68,10 +67,7 @@ class Server(Serving):
         plugins: tuple[Plugin, ...],
         model: str = "",
     ) -> None:
-        """Build the server. `plugins`: those that the options ask for. `model`: as for
-        `build_front`.
-
-        """
+        """`plugins` are the enabled ones. `model` is as for `build_front`."""
         self._check = parity_check(front, model, options)
         edge = options.edge
         self._recorders: list[TimelineRecorder] = [
@@ -100,11 +96,12 @@ class Server(Serving):
         on_ready: Callable[[str, Ready], None],
         on_progress: Callable[[Loading], None] = lambda _: None,
     ) -> bool:
-        """Serve until a signal (or `should_exit`), with `/health` answering while the engine
-        starts. Returns False if a signal came before the start.
+        """Serve until a signal is received (or `should_exit` is set). `/health` answers while the
+        engine starts.
 
-        `on_ready` gets the address and the engine's decisions, `on_progress` how far loading is.
-        Raises StartupError if the address cannot be had or the engine fails to start.
+        `on_ready` is called with the address and the engine's report, and `on_progress` with the
+        progress of loading. Returns False if a signal stopped the server before it was ready.
+        Raises StartupError if the address is not available or the engine fails to start.
         """
         bound = listen(self._options.host, self._options.port)
         starting = asyncio.create_task(self._start(bound, on_ready, on_progress))
@@ -123,7 +120,7 @@ class Server(Serving):
 
     @property
     def interrupted(self) -> bool:
-        """Return True if Ctrl-C has stopped the server."""
+        """True if Ctrl-C stopped the server."""
         return signal.SIGINT in self._captured_signals
 
     async def _start(
@@ -164,12 +161,13 @@ class Server(Serving):
 
 
 def serve(model: str, options: ServeOptions, early: EarlyEngine | None = None) -> int:
-    """Serve `model` until a signal, or until the engine has failed: the command `saccade serve`.
-    `early`: the engine, if that has begun.
+    """Run the command `saccade serve`: serve `model` until a signal is received or the engine
+    fails.
 
-    Returns the exit status. Raises StartupError.
+    `early` is the engine process, if it was started before. Returns the exit status. Raises
+    StartupError.
     """
-    # Once read, keys are in no process's environment.
+    # Keys are removed from the environment once they are read, so that no child process has them.
     options = options.read_environment()
     forget(*KEY_VARIABLES)
     keep_freed(KEPT_BYTES)

@@ -1,7 +1,4 @@
-"""Files of pages for people, as they were at the server's start.
-
-Owns their headers.
-"""
+"""Files of web pages, which are read once when the server starts."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ CONTENT_TYPES = {
 
 
 class ServedFile:
-    """One file, as at the server's start. `policy`: its Content-Security-Policy."""
+    """One file, read when the server starts. `policy` is its Content-Security-Policy."""
 
     def __init__(self, path: Path, policy: str) -> None:
         self._body = path.read_bytes()

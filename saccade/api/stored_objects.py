@@ -1,5 +1,5 @@
-"""What objects that a server stores for clients have in common: the client's notes, and a choice of
-a part of a list (`limit`, `order`, `after`).
+"""What stored objects have in common: the client's metadata, and paging of lists (`limit`, `order`,
+`after`).
 """
 
 from __future__ import annotations
@@ -23,17 +23,15 @@ Metadata = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """One page in a list. `limit`: how many at most. `newest`: the last come first. `after`: the id
-    that comes before the first; "" for the start.
-    """
+    """One page of a list."""
 
-    limit: int
-    newest: bool
-    after: str
+    limit: int  # maximum number of items
+    newest: bool  # the newest item is first
+    after: str  # id of the item before the first; "" for the start of the list
 
     @classmethod
     def of(cls, query: QueryParams, default: int, most: int) -> Paging:
-        """Read a page from a query. Raises InvalidRequest that names the field."""
+        """Read the page from a query string. Raises InvalidRequest that names the field."""
         limit, order = query.get("limit", str(default)), query.get("order", "desc")
         wanted = whole_number(limit, 1, most)
         if wanted is None:
@@ -43,8 +41,9 @@ class Paging:
         return cls(wanted, order == "desc", query.get("after", ""))
 
     def rest(self, listed: Iterable[T], id_of: Callable[[T], str]) -> list[T]:
-        """Return the items that follow `after` in a list that has the oldest first. Raises
-        InvalidRequest.
+        """Return the items after `after` from a list with the oldest first.
+
+        Raises InvalidRequest if there is no such item.
         """
         found = list(listed)
         if self.newest:
@@ -58,7 +57,7 @@ class Paging:
 
 
 def whole_number(text: str, least: int, most: int) -> int | None:
-    """Parse a number within these bounds. Returns None for other text."""
+    """Parse an integer from `least` to `most`. Returns None for any other text."""
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(most))):
         return None
     return int(text) if least <= int(text) <= most else None

@@ -1,8 +1,8 @@
-"""Server-sent events: an answer during generation.
+"""Server-sent events: send an answer while it is generated.
 
-Owns a stream's wire format and what happens to an error in mid-stream. The response starts with the
-first event, so that an earlier failure is still an HTTP status of its own. Each API has a
-`ResponseWriter`; OpenAI's chat and text completions have `Choices`.
+The response starts with the first event, so an earlier error still has its own HTTP status. A later
+error is sent as an event. Each API has a `ResponseWriter`. That of OpenAI's chat and text
+completions is `Choices`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from saccade.edge.refusal import ErrorResponse
 from saccade.front.answer_update import AnswerUpdate
 from saccade.front.prepared import PreparedRequest
 
-if TYPE_CHECKING:  # for traced requests
+if TYPE_CHECKING:  # imported by traced requests
     from saccade.api.trace.image_trace import Trace
     from saccade.api.trace.tracer import Tracer
 
@@ -44,13 +44,13 @@ _HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 MARK = b"\0"
-"""No JSON holds this byte: it encloses the numbers of runs that are written later."""
+"""A byte that never occurs in JSON. It encloses the index of a run that is encoded later."""
 _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerContext:
-    """The facts about a request's answer, for its writers."""
+    """The requests being answered, and their counters, for a `ResponseWriter`."""
 
     prepared: Sequence[PreparedRequest]
     tally: UsageCounter
@@ -58,11 +58,11 @@ class AnswerContext:
 
     @property
     def trace(self) -> Trace | UnsetType:
-        """Return the trace of the request's way, if the client asked for it."""
+        """The request's trace, if the client requested it."""
         return UNSET if self.tracer is None or not self.tracer.wanted else self.tracer.trace
 
     async def counted(self, events: AsyncIterator[AnswerUpdate]) -> AsyncIterator[AnswerUpdate]:
-        """Yield `events`, each counted before being sent."""
+        """Yield `events`, each after it has been counted."""
         try:
             async for event in events:
                 self.tally.add_update(event)
@@ -75,35 +75,37 @@ class AnswerContext:
 
 
 class ResponseWriter(Protocol):
-    """An API's way to write one request's answer, event by event or at once. Either `shown` is
-    called for every event, or `keep_update`.
+    """Writes the response to one request in an API's format.
+
+    Either `shown` is called for every event, and `ending` at the end, or `keep_update` for every
+    event, and `whole`.
     """
 
     def shown(self, event: AnswerUpdate) -> bytes:
-        """Return the bytes for an event in a stream. They may be empty."""
+        """Return the bytes to stream for an event, which may be empty."""
         ...
 
     def ending(self) -> bytes:
-        """Return the stream's final bytes."""
+        """Return the last bytes of the stream."""
         ...
 
     def failure(self, error: RequestError) -> bytes:
-        """Return the bytes for an answer that fails in mid-stream."""
+        """Return the bytes that report an error in a stream that has started."""
         ...
 
     def keep_update(self, event: AnswerUpdate) -> None:
-        """Keep an event for an answer that is sent at once."""
+        """Store an event for a response that is sent as a whole."""
         ...
 
     def whole(self) -> object:
-        """Return the body that reports all kept events."""
+        """Return the response body for all stored events."""
         ...
 
 
 async def stream(send: Send, events: AsyncIterator[AnswerUpdate], teller: ResponseWriter) -> None:
-    """Send `events` as they come.
+    """Send `events` as they arrive.
 
-    Raises a RequestError before the first event. A later error is sent as an event.
+    Raises a RequestError that occurs before the first event. A later error is sent as an event.
     """
     event: AnswerUpdate | None = await anext(events)
     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
@@ -122,7 +124,9 @@ async def stream(send: Send, events: AsyncIterator[AnswerUpdate], teller: Respon
 
 
 class Choices:
-    """Completions and their chunks. `usage`: in the last chunk, or in every chunk."""
+    """Writes chat and text completions. `usage` is reported in the last chunk, or in every
+    chunk.
+    """
 
     def __init__(self, writer: Writer, context: AnswerContext, usage: UsageWanted) -> None:
         self._writer = writer
@@ -135,7 +139,7 @@ class Choices:
         self._answers = [ChoiceReply(writer.shape, i) for i in range(count)]
 
     def shown(self, event: AnswerUpdate) -> bytes:
-        """Return a chunk, after the choice's opening if it is the first."""
+        """Return the chunks of an event, preceded by the opening chunk of a new choice."""
         writer = self._writer
         used: Usage | UnsetType | None = (
             self._tally.usage
@@ -180,15 +184,15 @@ def _sse(message: object) -> bytes:
 
 
 class StreamedBody:
-    """A body that is written in pieces because it is long."""
+    """A response body that is encoded in chunks, because it is long."""
 
     def __init__(self, content: object, runs: Sequence[Iterator[bytes]]) -> None:
-        """Encode `content`, replacing markers by `runs`."""
+        """Encode `content`, in which each marker will be replaced by one of `runs`."""
         self._body = msgspec.json.encode(content)
         self._runs = runs
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield pieces that each take at most some ms."""
+        """Yield chunks. Encoding one takes at most a few ms."""
         for index, part in enumerate(self._body.split(MARK)):
             if index % 2:
                 yield from self._runs[int(part)]

@@ -1,6 +1,6 @@
-"""The keys that open the server. Imported where there are any.
+"""API keys, including those of `--api-keys-file`, which is read again when it changes.
 
-Owns the reading of keys and of `--api-keys-file`, which is read again after a change.
+Imported only by servers with keys.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from saccade.edge.headers import address_of_client, given_key
 log = logging.getLogger("saccade")
 
 CHECK_SECONDS = 1.0
-"""Between two looks at whether the file of keys has changed."""
+"""Minimum interval between checks whether the file has changed."""
 _LINE = re.compile(r"([A-Za-z0-9._-]{1,64})[ \t]*(?::|[ \t])[ \t]*(\S+)")
 
 
 class Keys:
-    """The keys by name. The key from --api-key has the name "".
+    """The API keys and the clients that they identify. The key of --api-key has the name "".
 
-    A key's cache and files are always under its name, so adding or removing another
-    does not affect it.
+    Caches and files belong to a key's name, so adding or removing a key does not affect the others.
     """
 
     def __init__(
@@ -38,7 +37,7 @@ class Keys:
         key: str | None,
         settings: KeySettings = KeySettings(),  # noqa: B008 - frozen
     ) -> None:
-        """Read the keys. `key`: that of --api-key. Raises ConfigError if the file is unusable."""
+        """Read the keys. `key` is that of --api-key. Raises ConfigError if the file is unusable."""
         self._key = key
         self._share_cache = settings.share_cache
         file = settings.api_keys_file
@@ -51,9 +50,10 @@ class Keys:
         return len(self._clients)
 
     def client(self, scope: Scope) -> Client | None:
-        """Return the client whose key the request carries, or None without a right key.
+        """Return the client that the request's key identifies, or None if the key is missing or
+        wrong.
 
-        Every key is compared, in constant time.
+        The request's key is compared with every key, in constant time.
         """
         self._look()
         given, found = given_key(scope), None
@@ -65,9 +65,9 @@ class Keys:
         return Client(found.name, address_of_client(scope), found.shares_cache, found.limited)
 
     def _look(self) -> None:
-        """Read the file again if it has changed, at most once in `CHECK_SECONDS`.
+        """Read the file again if it has changed. Checks at most once in `CHECK_SECONDS`.
 
-        An unusable file leaves the keys unchanged.
+        If the file is unusable, the keys are not changed.
         """
         now = time.monotonic()
         if self._file is None or now - self._looked < CHECK_SECONDS:
@@ -84,7 +84,7 @@ class Keys:
             log.info("--api-keys-file %s was read again: %d keys", self._file, len(self))
 
     def _stat(self) -> tuple[int, ...]:
-        """Return numbers that change with the file, empty while the file is missing."""
+        """Return values that change whenever the file does. Empty if there is no file."""
         try:
             found = None if self._file is None else self._file.stat()
         except OSError:
@@ -92,7 +92,6 @@ class Keys:
         return () if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
 
     def _read(self) -> list[tuple[bytes, Client]]:
-        """Read all keys. Raises ConfigError."""
         names = {} if self._key is None else {self._key: ""}
         if self._file is not None:
             for key, name in read_keys(self._file).items():
@@ -107,11 +106,11 @@ class Keys:
 
 
 def read_keys(path: Path) -> dict[str, str]:
-    """Read a file's keys by name.
+    """Read the keys of a file. Returns names by key.
 
     Each line is `name:key` or `name key`. Empty lines and comments (#) are skipped.
 
-    Raises ConfigError that names the line and keeps the key secret.
+    Raises ConfigError that contains the line number but not the key.
     """
     try:
         lines = read_text(path, "utf-8-sig").splitlines()

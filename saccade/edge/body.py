@@ -1,7 +1,8 @@
-"""Request bodies on their way in: their size, their pace, the bytes held at a time, and the threads
-that look into them; and `Admission`, which lets a request in with its permit and its body.
+"""Reading request bodies: limits on their size, duration and total memory, and threads that parse
+them.
 
-One event loop; no locks.
+`Admission` reads the body of a request and takes its permit. Everything runs on one event loop, so
+there are no locks.
 """
 
 from __future__ import annotations
@@ -31,35 +32,40 @@ from saccade.core.errors import (
 from saccade.core.metrics import Metrics
 from saccade.edge.headers import client_of
 
-if TYPE_CHECKING:  # for bodies that name bytes
+if TYPE_CHECKING:  # imported by bodies that refer to stored bytes
     from saccade.edge.sent_bytes import SentBytes
 
 BODY_PAUSE = 30.0
 BODY_LEAST = 64 * 1024
-"""A body must bring so many bytes within so many seconds, or its end."""
+"""A body must deliver `BODY_LEAST` bytes every `BODY_PAUSE` seconds, unless it ends."""
 SMALL_BODY = 256 * 1024
 MAX_ON_LOOP = 1 << 16
-"""Bytes of a body that is looked into on the event loop; more goes to a thread."""
+"""Maximum bytes of a body that is parsed on the event loop. Larger ones are parsed in a thread."""
 LARGE_BODY = 1 << 22
-"""Bytes of a body that is looked into while no other such is: that takes a few times its size."""
+"""Bodies above this size are parsed one at a time, because parsing takes several times their
+memory.
+"""
 THREADS = 2
-"""For bodies in between."""
+"""Threads for bodies between these two sizes."""
 SENT_SHARE = 1 / 4
-"""Bytes that bodies may name are kept beside those of requests in flight, up to this share."""
+"""Fraction of the limit for bytes that are stored so that later bodies can refer to them. It is in
+addition to the bytes of requests in flight.
+"""
 RELATED = "multipart/related"
 READ = ("application/json", RELATED)
-"""Types of bodies that paths with JSON read, as `/version` lists them."""
+"""Content types of JSON endpoints, which `/version` lists."""
 T = TypeVar("T")
 LARGE_SHARE = 7 / 8
-"""Requests that hold more than a small body may fill this share of the room; the rest is left to
+"""Fraction of the limit that requests with more than a small body may use. The rest is reserved for
 small ones.
 """
 
 
 class BodyThreads:
-    """Threads that look into bodies. Large bodies have a separate one, so that none waits for them.
+    """Threads that parse bodies. Large bodies have a thread of their own, so that other bodies do
+    not wait for them.
 
-    They start with the first work.
+    The threads start when they are first used.
     """
 
     def __init__(self) -> None:
@@ -67,22 +73,23 @@ class BodyThreads:
         self._large = ThreadPoolExecutor(1, "saccade-large-body")
 
     async def run(self, nbytes: int, work: Callable[[], T]) -> T:
-        """Do work on so many bytes, in a thread unless they are few."""
+        """Run `work`, which processes `nbytes` bytes. It runs in a thread unless they are few."""
         if nbytes <= MAX_ON_LOOP:
             return work()
         pool = self._pool if nbytes <= LARGE_BODY else self._large
         return await asyncio.get_running_loop().run_in_executor(pool, work)
 
     def close(self) -> None:
-        """Drop the work that has not begun."""
+        """Cancel work that has not started."""
         for pool in (self._pool, self._large):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Bodies:
-    """Bytes held for requests in flight, `limit` in all.
+    """The bytes that all requests in flight hold, at most `limit`.
 
-    Counts bodies until they are parsed, then encoded images. A body has `seconds` to arrive.
+    These are bodies until they are parsed, and then encoded images. A body must arrive within
+    `seconds`.
     """
 
     def __init__(self, limit: int, metrics: Metrics, seconds: float = 300.0) -> None:
@@ -91,13 +98,13 @@ class Bodies:
         self.threads = BodyThreads()
         self.held = 0
         self.of: Counter[str] = Counter()
-        """By the name of the key."""
+        """Bytes held, by the name of the API key."""
         self._metrics = metrics
         self._sent: SentBytes | None = None
 
     @property
     def sent(self) -> SentBytes:
-        """Return the bytes that bodies may name. The first such body makes the store."""
+        """The stored bytes that bodies may refer to. Created by the first body that does."""
         if self._sent is None:
             from saccade.edge.sent_bytes import SentBytes
 
@@ -106,11 +113,13 @@ class Bodies:
 
     @contextmanager
     def hold(self, request: Request, largest: int) -> Iterator[BufferedBody]:
-        """Yield a share for a body, counted as bytes arrive.
+        """Yield a `BufferedBody`, which counts bytes as they arrive.
 
-        So a client that announces much and sends little leaves the budget to other clients.
+        A client that announces a large body and sends little of it therefore uses little of the
+        budget.
 
-        Raises Overloaded if the announced size exceeds the budget now, before any byte is read.
+        Raises Overloaded if the announced size exceeds what is available now, before any byte is
+        read.
         """
         with self.share(client_of(request.scope)) as share:
             share.check(min(announced(request), largest))
@@ -118,7 +127,7 @@ class Bodies:
 
     @contextmanager
     def share(self, client: Client) -> Iterator[BufferedBody]:
-        """Yield an empty share, and empty it again at the end."""
+        """Yield an empty `BufferedBody`, and release its bytes at the end."""
         share = BufferedBody(self, client)
         try:
             yield share
@@ -130,28 +139,31 @@ class Bodies:
         self._metrics.set("saccade_request_bytes_buffered", held)
 
     def count_named(self, nbytes: int) -> None:
-        """Count bytes that a body named, and show what is kept."""
+        """Count stored bytes that a body referred to, and update the gauge of stored bytes."""
         self._metrics.inc("saccade_referenced_bytes_total", nbytes)
         self._metrics.set("saccade_stored_body_bytes", self.sent.nbytes)
 
 
 @dataclass(slots=True)
 class BufferedBody:
-    """One request's share."""
+    """The bytes that one request holds."""
 
     bodies: Bodies
     client: Client = ANYBODY
     nbytes: int = 0
 
     def resize(self, nbytes: int) -> None:
-        """Hold `nbytes` bytes. Raises as `check` does."""
+        """Set the bytes held. Raises as `check` does."""
         self.check(nbytes)
         change, self.nbytes = nbytes - self.nbytes, nbytes
         self.bodies.set(self.bodies.held + change)
         self.bodies.of[self.client.name] += change
 
     def check(self, nbytes: int) -> None:
-        """Raise Overloaded for more bytes than are left, unless all of them are this request's."""
+        """Raise Overloaded if `nbytes` exceeds what is available.
+
+        A request is always accepted while no other request holds bytes.
+        """
         self._check_share(nbytes)
         others = self.bodies.held - self.nbytes
         room = self.bodies.limit
@@ -165,9 +177,10 @@ class BufferedBody:
             )
 
     def reserve(self, nbytes: int) -> None:
-        """Hold `nbytes` more, for content from elsewhere (files, URLs), counted once per mention.
+        """Add `nbytes`, for content from files or URLs. It counts each time it is mentioned.
 
-        Raises Overloaded beyond the bytes left now, TooLarge beyond the limit.
+        Raises Overloaded if they exceed what is available now, and TooLarge if they exceed the
+        limit.
         """
         if nbytes > 0 and self.nbytes + nbytes > self.bodies.limit:
             raise TooLarge(
@@ -177,11 +190,13 @@ class BufferedBody:
         self.resize(self.nbytes + nbytes)
 
     def sent(self, tenant: str, name: str) -> bytes | None:
-        """Return bytes that the client's tenant has sent under their digest's name, if kept."""
+        """Return bytes that the client's tenant sent before, by their digest, or None if not
+        stored.
+        """
         return self.bodies.sent.find(self.client.name, tenant, name)
 
     def _check_share(self, nbytes: int) -> None:
-        """Raise Overloaded if one of several keys would hold more than its share."""
+        """Raise Overloaded if one of several API keys would hold more than its share."""
         mine, most = self.bodies.of[self.client.name] - self.nbytes, self.bodies.limit * SHARE
         if self.client.limited and mine and nbytes > self.nbytes and mine + nbytes > most:
             raise Overloaded(
@@ -192,7 +207,7 @@ class BufferedBody:
 
 
 async def read_whole(request: Request, held: BufferedBody, largest: int) -> bytearray:
-    """Read the whole body, whatever its type. Raises as `pieces` does."""
+    """Read the whole body, of any content type. Raises as `pieces` does."""
     body = bytearray()
     async for piece in pieces(request, held, largest):
         body += piece
@@ -200,10 +215,10 @@ async def read_whole(request: Request, held: BufferedBody, largest: int) -> byte
 
 
 async def read_json(request: Request, held: BufferedBody, largest: int) -> bytearray:
-    """Read the whole body, without the byte order mark that some editors write.
+    """Read a JSON body, without the byte order mark that some editors write.
 
-    A body may name bytes (`related.py`). Raises as `pieces` does, InvalidRequest unless the content
-    type is JSON, and UnsupportedMedia for a compressed body.
+    The body may refer to stored bytes (`related.py`). Raises as `pieces` does, InvalidRequest for
+    another content type, and UnsupportedMedia for a compressed body.
     """
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
@@ -225,8 +240,9 @@ async def read_json(request: Request, held: BufferedBody, largest: int) -> bytea
 
 
 async def _read_related(request: Request, held: BufferedBody, largest: int) -> bytearray:
-    """Read a body that names bytes, and return the JSON that has them. Raises as `read_json`, and
-    UnknownDigests.
+    """Read a multipart/related body, and return its JSON with the bytes that it refers to.
+
+    Raises as `read_json` does, and UnknownDigests.
     """
     from saccade.edge.related import RelatedBody, boundary_of
 
@@ -246,16 +262,16 @@ async def _read_related(request: Request, held: BufferedBody, largest: int) -> b
 
 
 def announced(request: Request) -> int:
-    """Return the body's bytes by its header, or 0 if the header leaves them open."""
+    """Return the body's size according to its header, or 0 if that is unknown."""
     length = request.headers.get("content-length", "0")
     return int(length) if length.isdecimal() and len(length) < 20 else 0
 
 
 async def pieces(request: Request, held: BufferedBody, largest: int) -> AsyncGenerator[bytes, None]:
-    """Yield the body, piece by piece. Each piece is counted as held before its use.
+    """Yield the body in chunks. The bytes are counted before a chunk is yielded.
 
-    Raises TooLarge by the announced or the real length, Overloaded, and TooSlow. The connection
-    discards the rest of a refused body.
+    Raises TooLarge, by the announced or the actual size, Overloaded, and TooSlow. The connection
+    discards the rest of a rejected body.
     """
     size = announced(request)
     if size <= largest:
@@ -308,9 +324,9 @@ ReadBody = Callable[[Request, BufferedBody, int], Awaitable[bytearray]]
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Admits requests with bodies. `largest`: bytes in a body.
+    """Admits requests with bodies of at most `largest` bytes.
 
-    `check_ready` raises an EngineUnavailable while answers are impossible.
+    `check_ready` raises EngineUnavailable if no request can be served.
     """
 
     permits: Permits
@@ -322,12 +338,12 @@ class Admission:
     async def admit(
         self, scope: Scope, receive: Receive, read: ReadBody = read_json
     ) -> AsyncIterator[tuple[bytearray, BufferedBody]]:
-        """Read the body, then take a permit.
+        """Read the body, then acquire a permit, and hold both until the end.
 
-        So a client that sends slowly leaves permits to others. A full server refuses before the
-        body. Memory that the request holds counts until the end.
+        A client that sends slowly therefore does not use a permit. If the server is full, the
+        request is rejected before its body is read.
 
-        Raises what `check_ready`, `Permits.acquire`, `Bodies.hold` and `read` do.
+        Raises as `check_ready`, `Permits.acquire`, `Bodies.hold` and `read` do.
         """
         request, client = Request(scope, receive), client_of(scope)
         self.check_ready()
@@ -342,7 +358,7 @@ class Admission:
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Run `work` and return its result.
 
-    Cancels it and raises ClientDisconnect if the client leaves.
+    If the client disconnects, cancel it and raise ClientDisconnect.
     """
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnected(receive))
@@ -354,7 +370,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     finally:
         watching.cancel()
         working.cancel()
-        # The request's resources are free only once its work has really ended.
+        # The request's resources can be released only after its work has ended.
         await asyncio.gather(working, watching, return_exceptions=True)
 
 

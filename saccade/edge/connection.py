@@ -1,9 +1,9 @@
-"""One HTTP connection: uvicorn's, with bounded reading.
+"""One HTTP connection: uvicorn's, with limits on reading.
 
-uvicorn gives its parser every received byte, and the parser keeps them all. Here the parser gets
-one message's bytes at a time, a head of bounded size first. The next message waits, unread, until
-its predecessor is answered. The rest is clocks: for missing heads, unread answers, and bodies that
-continue after an error.
+uvicorn passes every received byte to its parser, which buffers all of them. Here, the parser gets
+the bytes of one message at a time, starting with a head of limited size. The next message is not
+parsed until the current one has been answered. Timeouts apply to heads that do not arrive,
+responses that are not read, and bodies that continue after an error.
 """
 
 from __future__ import annotations
@@ -38,54 +38,54 @@ from saccade.edge.listener import TURNS_TO_READ
 from saccade.edge.refusal import refusal
 
 HEAD_BYTES = 32 * 1024
-"""Largest request line with its headers; also the most that chunked framing may add in one go."""
+"""Maximum size of the request line with all headers. Also the maximum chunk framing without body
+bytes in between.
+"""
 HEAD_LINES = 128
 """Maximum number of headers."""
 PIECE = 8192
-"""Bytes of heads and chunked framing that are parsed of one connection before others have their
-turn.
-"""
+"""Bytes of heads and chunk framing that are parsed for one connection before others are served."""
 MEAN_CHUNK, MEAGRE_PIECE = 64, 1024
-"""The same where the chunks of a body have been smaller on average: each costs a call."""
+"""If the chunks of a body have been smaller than `MEAN_CHUNK` on average, only `MEAGRE_PIECE` bytes
+are parsed at a time, because each chunk costs a call.
+"""
 MEAGRE, MEAGRE_CHUNKS = 32, 4_000
-"""Bytes; a body of so many chunks that are smaller on average is refused."""
+"""A body with more than `MEAGRE_CHUNKS` chunks is rejected if these have less than `MEAGRE` bytes
+on average.
+"""
 LINGER_SECONDS = 20.0
-"""A client that still sends after it was refused has so long to notice, before it is cut off."""
+"""After an error response, a client that is still sending is disconnected after this time."""
 EMPTY_LINE = b"\r\n\r\n"
 _FRAMING = (b"content-length", b"transfer-encoding")
 
 
 @dataclass(slots=True)
 class _Message:
-    """A request's progress.
+    """The progress of one request."""
 
-    `given`: head bytes given to the parser or, in a chunked body, those since the last content
-    byte. `left`: remaining body bytes; None if the framing ends the body. `chunks`, `content`:
-    body pieces and bytes that the parser has produced. `keep_alive`: True if the client keeps the
-    connection. `refused`: why the request is refused. `body_parser`: reads the body of a request
-    that offers an upgrade, which the connection's parser would skip.
-    """
-
+    # bytes passed to the parser: of the head or, in a chunked body, since the last body bytes
     given: int = 0
-    lines: int = 0
-    chunks: int = 0
-    content: int = 0
-    tail: bytes = b""
+    lines: int = 0  # headers
+    chunks: int = 0  # chunks of a chunked body
+    content: int = 0  # bytes in them
+    tail: bytes = b""  # the last bytes passed to the parser, to find an empty line
     in_body: bool = False
     ended: bool = False
+    # remaining bytes of the body; None in the head, or if the body is chunked
     left: int | None = None
-    keep_alive: bool = True
-    refused: RequestError | None = None
+    keep_alive: bool = True  # True if the client supports another request on the connection
+    refused: RequestError | None = None  # why the request is rejected
+    # parses the body if an upgrade is offered, where the connection's parser would stop
     body_parser: httptools.HttpRequestParser | None = None
 
     @property
     def meagre(self) -> bool:
-        """Return True if a chunked body arrives in small chunks, or none has arrived yet."""
+        """True if a chunked body arrives in small chunks, or if none of it has arrived yet."""
         return self.in_body and self.left is None and self.content <= MEAN_CHUNK * self.chunks
 
 
 class _Outlet:
-    """An answer's transport. Counts bytes, so that an unread answer is noticed."""
+    """The transport of a response. It counts bytes to detect that the client does not read them."""
 
     def __init__(self, transport: asyncio.Transport, on_close: Callable[[], None]) -> None:
         self._transport = transport
@@ -106,7 +106,7 @@ class _Outlet:
         return self._transport.is_closing()
 
     def stalled(self, now: float) -> float:
-        """Return the seconds since the client last took waiting bytes."""
+        """Return the seconds since the client last read any of the buffered bytes."""
         waiting = self._transport.get_write_buffer_size()
         taken = self._written - waiting
         if not waiting or taken > self._taken or not self._since:
@@ -115,9 +115,9 @@ class _Outlet:
 
 
 class _UnframedSend:
-    """Sends an answer to an HTTP/1.0 client, which knows no chunks (RFC 9112, 6.1).
+    """Sends a response to an HTTP/1.0 client, which does not support chunks (RFC 9112, 6.1).
 
-    Without a length, the answer ends with its connection.
+    A response without a length ends when the connection is closed.
     """
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
@@ -131,14 +131,14 @@ class _UnframedSend:
                 name == b"content-length" for name, _ in message.get("headers", ())
             )
         if not self._has_length:
-            # uvicorn then writes each piece as it is.
+            # uvicorn then writes each chunk without framing.
             self._cycle.chunked_encoding = False
             self._cycle.expected_content_length = len(message.get("body", b""))
         await self._send(message)
 
 
 class _Flow(FlowControl):
-    """uvicorn's flow control; the connection decides on reading."""
+    """uvicorn's flow control, except that the connection decides when to resume reading."""
 
     def __init__(self, transport: asyncio.Transport, on_resume: Callable[[], None]) -> None:
         super().__init__(transport)
@@ -157,10 +157,11 @@ class _Flow(FlowControl):
 
 
 class Connection(HttpToolsProtocol):
-    """See the module. `largest`: bytes still accepted from a refused body.
+    """One HTTP connection with limits on reading.
 
-    `open_paths`: paths for connections beyond the limit. `stamp`: headers for answers made by the
-    connection.
+    `largest` limits the bytes of a rejected body that are still read. `open_paths` are the paths
+    for connections beyond the limit. `stamp` adds headers to responses that the connection itself
+    sends.
     """
 
     def __init__(
@@ -173,22 +174,22 @@ class Connection(HttpToolsProtocol):
         **uvicorns: object,
     ) -> None:
         super().__init__(**uvicorns)  # type: ignore[arg-type]
-        self._crowd = crowd
+        self._limiter = crowd
         self._options = options
         self._largest = largest
         self._open_paths = open_paths
         self._stamp = stamp
-        self._welcome = True
+        self._within_limits = True
         self._message = _Message()
-        self._surplus = bytearray()  # what the parser has not been given yet
-        self._counted = 0  # of it, what the crowd knows of
-        self._deadline: float | None = None  # of a head, or of lingering
-        self._lingering: int | None = None  # bytes that are still thrown away
+        self._surplus = bytearray()  # bytes that the parser has not received yet
+        self._counted = 0  # those reported to the limiter
+        self._deadline: float | None = None  # for a head, or for lingering
+        self._lingering: int | None = None  # remaining bytes to discard
         self._outlet = cast(_Outlet, None)
         self._stopping = False
-        # Not read yet for the first time; or a piece of work is asked for.
+        # new: nothing has been read yet; soon: a call of `_pump` is scheduled
         self._due: Literal["", "new", "soon"] = "new"
-        self.url = b""  # uvicorn knows none before a request has begun
+        self.url = b""  # uvicorn sets it only when a request starts
 
     @property
     def waits(self) -> bool:
@@ -208,10 +209,10 @@ class Connection(HttpToolsProtocol):
         self.flow = _Flow(transport, self._pump_soon)
         self._deadline = self.loop.time() + self._options.header_timeout
         self._age(TURNS_TO_READ)
-        self._welcome = self._crowd.join(self, self.client[0] if self.client else "")
+        self._within_limits = self._limiter.join(self, self.client[0] if self.client else "")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._crowd.leave(self)
+        self._limiter.leave(self)
         self._drop_surplus()
         self._lingering = 0
         super().connection_lost(exc)
@@ -224,7 +225,7 @@ class Connection(HttpToolsProtocol):
                 self.drop("body")
             else:
                 self.flow.pause_reading()
-                self._crowd.soon(self.flow.open)  # type: ignore[attr-defined]
+                self._limiter.soon(self.flow.open)  # type: ignore[attr-defined]
             return
         left = self._message.left
         if not self._surplus and left is not None and len(data) <= left:
@@ -232,7 +233,7 @@ class Connection(HttpToolsProtocol):
             self._parse(data)  # the common case: part of a body, which needs no parsing
             return
         self._surplus += data
-        if not self._message.meagre and self._crowd.at_once():
+        if not self._message.meagre and self._limiter.at_once():
             self._pump()
         else:
             self.flow.pause_reading()
@@ -252,17 +253,19 @@ class Connection(HttpToolsProtocol):
             self.flow.open()  # type: ignore[attr-defined]
         elif self._due != "soon":
             self._due = "soon"
-            self._crowd.soon(self._pump)
+            self._limiter.soon(self._pump)
 
     def _pump(self) -> None:
-        """Give the parser the current message's received bytes. Later bytes wait."""
+        """Pass the received bytes of the current message to the parser. Later bytes are
+        buffered.
+        """
         self._due = ""
         budget = PIECE
         while self._surplus and budget > 0 and self._lingering is None:
             if self._message.ended:
                 if not self.cycle.response_complete:
                     break
-                # A trailer can leave the parser in a state that skips all that follows.
+                # After a trailer, the parser may ignore further messages.
                 self._message, self.parser = _Message(), httptools.HttpRequestParser(self)
             elif self._is_full():
                 break
@@ -277,7 +280,7 @@ class Connection(HttpToolsProtocol):
         else:
             self.flow.pause_reading()
             if self._message.ended and not self._count_surplus():
-                # Too much waits already: the client may send it again after this answer.
+                # The buffers are full. The client can send the request again after this response.
                 self._drop_surplus()
                 self.cycle.keep_alive = self._message.keep_alive = False
             elif budget <= 0:
@@ -289,9 +292,9 @@ class Connection(HttpToolsProtocol):
         return unread > HIGH_WATER_LIMIT
 
     def _feed(self) -> int:
-        """Give the parser a piece of the waiting bytes.
+        """Pass a chunk of the buffered bytes to the parser.
 
-        Returns the cost, in bytes examined one by one.
+        Returns its cost: the number of bytes that are examined one by one.
         """
         message, surplus = self._message, self._surplus
         self._unset_keepalive_if_required()
@@ -301,7 +304,7 @@ class Connection(HttpToolsProtocol):
             size, cost = min(message.left, len(surplus)), 0
             message.left -= size
         else:
-            # Heads and chunked bodies end with an empty line, and nowhere else.
+            # Heads and chunked bodies end with an empty line.
             size = min(MEAGRE_PIECE if message.meagre else PIECE, len(surplus))
             end = (message.tail + surplus[:size]).find(EMPTY_LINE)
             if end >= 0:
@@ -319,7 +322,7 @@ class Connection(HttpToolsProtocol):
         try:
             (message.body_parser or self.parser).feed_data(piece)
         except httptools.HttpParserUpgrade:
-            pass  # declined: `body_parser` reads on
+            pass  # the upgrade is declined, and `body_parser` continues
         except httptools.HttpParserError as error:
             message.refused = message.refused or InvalidRequest(
                 f"this is not valid HTTP: {error}", code="invalid_http"
@@ -345,28 +348,28 @@ class Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._message.in_body:
-            return  # a trailer: none means anything here, and none may pass for a header
+            return  # a trailer, which is ignored and must not be taken for a header
         self._message.lines += 1
         if self._message.lines <= HEAD_LINES:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         message = self._message
-        message.refused = self._objection()
+        message.refused = self._check_head()
         if message.refused is not None:
             return
         self._deadline = None
-        self._crowd.busy(self)
+        self._limiter.busy(self)
         super().on_headers_complete()
-        # A redirect would cost a body, and name http:// where a proxy in front speaks TLS.
+        # A redirect would discard the body, and have http:// even behind a proxy with TLS.
         self.scope["path"] = self.scope["path"].rstrip("/") or "/"
         names = dict(self.headers)
         message.in_body, message.given, message.tail = True, 0, b""
         if b"transfer-encoding" not in names:
             message.left = int(names.get(b"content-length", b"0"))
         self.cycle.transport = cast(asyncio.Transport, self._outlet)
-        message.keep_alive = self.cycle.keep_alive and self._welcome
-        # Until the body is there: an answer before that ends the connection.
+        message.keep_alive = self.cycle.keep_alive and self._within_limits
+        # A response that is sent before the whole body has arrived closes the connection.
         self.cycle.keep_alive = False
         if self.parser.get_http_version() == "1.0":
             self.cycle.waiting_for_100_continue = False
@@ -375,9 +378,10 @@ class Connection(HttpToolsProtocol):
             message.body_parser = self._body_parser()
 
     def _body_parser(self) -> httptools.HttpRequestParser:
-        """Return a parser that has read the head without its offer of an upgrade.
+        """Return a parser for the body, which has parsed the same head without the offered upgrade.
 
-        The offer is declined, so the request is as if it had none (RFC 9110, 7.8).
+        The upgrade is declined, so the request is handled as if it had not been offered (RFC 9110,
+        7.8).
         """
         framing = [name + b": " + value for name, value in self.headers if name in _FRAMING]
         callbacks = SimpleNamespace(on_body=self.on_body, on_message_complete=self._end_message)
@@ -385,23 +389,25 @@ class Connection(HttpToolsProtocol):
         parser.feed_data(b"\r\n".join([b"POST / HTTP/1.1", *framing, b"", b""]))
         return parser
 
-    def _objection(self) -> RequestError | None:
-        """Return the error for a bad head, or None."""
+    def _check_head(self) -> RequestError | None:
+        """Return the error for a head that is not accepted, or None."""
         message = self._message
         if message.lines > HEAD_LINES:
             return HeadTooLarge(f"the request has over {HEAD_LINES} headers")
         if why := self._malformed():
             return InvalidRequest(why, code="invalid_http")
-        if not self._welcome and self._path() not in self._open_paths:
+        if not self._within_limits and self._path() not in self._open_paths:
             return Overloaded(
-                f"too many connections: at most {self._crowd.limit} are kept, "
-                f"{self._crowd.limit_per_address} per address, and all are in use "
+                f"too many connections: at most {self._limiter.limit} are kept, "
+                f"{self._limiter.limit_per_address} per address, and all are in use "
                 "(--tune max_connections, max_connections_per_address); try again"
             )
         return None
 
     def _malformed(self) -> str:
-        """Return why parsers could disagree on a head, or "" for a plain head."""
+        """Return why parsers could interpret a head differently, or "" if there is no such
+        reason.
+        """
         version = self.parser.get_http_version()
         hosts = sum(name == b"host" for name, _ in self.headers)
         codings = [value for name, value in self.headers if name == b"transfer-encoding"]
@@ -427,7 +433,7 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        # With an offered upgrade, this parser stops after the head.
+        # If an upgrade is offered, this parser stops after the head.
         if self._message.refused is None and not self.parser.should_upgrade():
             self._end_message()
 
@@ -443,11 +449,11 @@ class Connection(HttpToolsProtocol):
         if self._lingering is not None:
             self.server_state.total_requests += 1
             return
-        self._crowd.idle(self)
+        self._limiter.idle(self)
         super().on_response_complete()
 
     def _refuse(self, error: RequestError) -> None:
-        """Answer for the application, and end the connection."""
+        """Send an error response instead of the application's, and close the connection."""
         if self._message.in_body:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -470,10 +476,10 @@ class Connection(HttpToolsProtocol):
         self._finish()
 
     def _finish(self) -> None:
-        """End the connection after the written answer.
+        """Close the connection after the response.
 
-        A client that still sends would lose the answer, so the request's rest is read and
-        discarded, within limits.
+        A client that is still sending could lose the response, so the rest of the request is read
+        and discarded, within limits.
         """
         if self.transport.is_closing() or self._lingering is not None:
             return
@@ -484,21 +490,21 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._lingering = 2 * self._largest
         self._deadline = self.loop.time() + LINGER_SECONDS
-        self._crowd.idle(self)
+        self._limiter.idle(self)
         self.transport.write_eof()
         self.flow.open()  # type: ignore[attr-defined]
 
-    # ---- clocks
+    # ---- timeouts
 
     def check(self, now: float) -> None:
-        """End an overdue connection. Called once a second."""
+        """Close the connection if a timeout has expired. Called once a second."""
         if self._outlet.stalled(now) > self._options.write_timeout:
             self.drop("unread")
         elif self._deadline is not None and now > self._deadline:
             if self._lingering is not None:
                 self.drop("body")
                 return
-            self._crowd.closed("head")
+            self._limiter.closed("head")
             if self._message.given or self._surplus:
                 self._refuse(
                     TooSlow(
@@ -510,8 +516,8 @@ class Connection(HttpToolsProtocol):
                 self.transport.abort()
 
     def drop(self, reason: str) -> None:
-        """Close the connection at once, and notify the application."""
-        self._crowd.closed(reason)
+        """Close the connection immediately, and notify the application."""
+        self._limiter.closed(reason)
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -519,11 +525,11 @@ class Connection(HttpToolsProtocol):
         self.flow.resume_writing()
         self.transport.abort()
 
-    # ---- what waits
+    # ---- buffered bytes
 
     def _count_surplus(self) -> bool:
         more = len(self._surplus) - self._counted
-        if not self._crowd.hold_surplus(more):
+        if not self._limiter.hold_surplus(more):
             return False
         self._counted += more
         return True
@@ -540,5 +546,5 @@ def connections(
     open_paths: frozenset[bytes],
     stamp: Stamp,
 ) -> Callable[..., asyncio.Protocol]:
-    """Return the connection factory for uvicorn."""
+    """Return a factory of connections for uvicorn."""
     return partial(Connection, crowd, options, largest, open_paths, stamp)

@@ -1,13 +1,13 @@
-"""A request's id, key, origin and client; and the headers of every response.
+"""The headers of requests and responses: request ids, API keys, clients, Host and Origin.
 
-The only place where an HTTP request without a key becomes a `Client` (`auth.py` has those with
-one).
+`client_of` identifies the client of a request. `auth.py` identifies those with a key.
 
-`Guard` says which web pages may use a server without a key: its own, and those of --cors-origins.
-A server on a loopback address is out of reach for other machines, but not for the local browser,
-whose pages may send requests to any address. `Host` exposes a page that has pointed its own name at
-this machine (DNS rebinding). `Origin` and `Sec-Fetch-Site` expose a page with a foreign origin.
-Browsers write these headers themselves, and other clients send neither.
+`Guard` limits which web pages can use a server that has no key: its own pages, and those of
+--cors-origins. A server on a loopback address cannot be reached from other machines, but the local
+browser can reach it, and web pages may send requests to any address. Such a page is recognized by
+its `Origin` or `Sec-Fetch-Site`. A page whose own host name resolves to this machine (DNS
+rebinding) is recognized by its `Host`. Browsers set these headers themselves. Other clients do not
+send `Origin` and `Sec-Fetch-Site`.
 """
 
 from __future__ import annotations
@@ -32,46 +32,49 @@ from saccade.edge.refusal import refusal
 _DEFAULT_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 CLIENT = "saccade.client"
-"""Key of the authenticated client in an ASGI scope."""
+"""Key in an ASGI scope for the authenticated `Client`."""
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
-"""The id of the request that is being served, for the log."""
+"""The id of the request being served, for log entries."""
 
 
 INSTANCE_HEADER = "x-saccade-instance"
 """Header of `/health` that identifies the server process, whose memory is lost on a restart."""
 SUFFIX_HEADER = "x-saccade-file-suffix"
-"""Header of a router that sets the suffix of an upload's id, for uploads to several servers."""
+"""Header from a router that sets the suffix of an upload's id, for files that are on several
+servers.
+"""
 NAME_HEADERS = ("x-request-id", "request-id")
-"""Response headers with the request's id; the second is Anthropic's."""
+"""Response headers with the request's id. The second is Anthropic's."""
 
 
 def name_of(headers: Headers) -> str:
-    """Return the request's own id if short and plain, else a new id."""
+    """Return the id that the request carries if it is short and plain, or else a new id."""
     given = headers.get("x-request-id", "")
     return given if _DEFAULT_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
 
 
 class Stamp:
-    """Headers for answers made before the application is asked.
+    """Adds headers to responses that are sent before the application is called.
 
-    They are the application's own, with the request's id, and CORS headers for `origins`.
+    They are the headers that the application would add: the request's id, and CORS headers for
+    `origins`.
     """
 
     def __init__(self, origins: Sequence[str] = ()) -> None:
         self._cors = CORSMiddleware(_nothing, origins) if origins else None
 
     def lines(self, name: str, asked: Headers) -> list[bytes]:
-        """Return header lines for an answer.
+        """Return header lines for a response.
 
-        `asked`: the request's headers, complete or partial.
+        `asked` has the request's headers, which may be incomplete.
         """
         answer = MutableHeaders(dict.fromkeys(NAME_HEADERS, name))
         answer.update(self.origin(asked))
         return [name + b": " + value for name, value in answer.raw]
 
     def origin(self, asked: Headers) -> MutableHeaders:
-        """Return CORS headers for the asking page."""
+        """Return the CORS headers for the page that sent the request."""
         answer = MutableHeaders()
         if (cors := self._cors) is not None:
             origin = asked.get("origin")
@@ -85,11 +88,11 @@ class Stamp:
 
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """Serve as an empty application."""
+    """Do nothing. An ASGI application."""
 
 
 class RequestIds:
-    """Adds the request's id to every answer."""
+    """Middleware that adds the request's id to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -108,7 +111,7 @@ class RequestIds:
 
 
 def given_key(scope: Scope) -> bytes:
-    """Return the key that a request carries, in any usual header; empty without one."""
+    """Return the API key from the headers of the request, or b"" if it has none."""
     headers = dict(scope["headers"])
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() == b"bearer":
@@ -117,14 +120,15 @@ def given_key(scope: Scope) -> bytes:
 
 
 def client_of(scope: Scope) -> Client:
-    """Return the request's sender. Without keys only the address is known."""
+    """Return the client that sent the request. Without API keys, it has only an address."""
     found = scope.get(CLIENT)
     return found if isinstance(found, Client) else Client(address=address_of_client(scope))
 
 
 def check_operator(scope: Scope) -> None:
-    """Refuse one of several named keys, because all keys share caches and weights. Raises
-    Unauthorized.
+    """Raise Unauthorized for one of several API keys.
+
+    All keys share the caches and weights, so only the key of --api-key may change them.
     """
     client = client_of(scope)
     if client.limited and client.name:
@@ -134,30 +138,32 @@ def check_operator(scope: Scope) -> None:
 
 
 def address_of_client(scope: Scope) -> str:
-    """Return the address that the connection comes from."""
+    """Return the client address of the connection."""
     return client_address((scope.get("client") or ("",))[0])
 
 
 FORWARDED_HOST = "x-forwarded-host"
-"""Where a router or proxy says which Host it was asked for. No page can send it to another origin
-without being allowed to, so a page that can send it is one that `Host` has let through.
+"""Header with the Host that a router or proxy received. Browsers do not let a page send this header
+to another origin without that origin's permission. A page that sends it therefore has the server's
+own origin, which the check of `Host` has accepted.
 """
 _SHOWN = 200
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if the listening address is a loopback address."""
+    """Return True if `host` resolves only to loopback addresses."""
     try:
         found = {each[4][0] for each in socket.getaddrinfo(host, None)} if host else set()
     except (OSError, UnicodeError):
-        return False  # listening on it fails, too, with its own error
+        return False  # listening on it will also fail, with a specific error
     return bool(found) and all(ipaddress.ip_address(each).is_loopback for each in found)
 
 
 class Guard:
-    """The application, closed to pages with foreign origins.
+    """Middleware that rejects requests from web pages of other origins.
 
-    `names`: the server's names, beside this machine's. `origins`: admitted pages, "*" for any.
+    `names` are host names of the server in addition to localhost and loopback addresses. `origins`
+    are allowed pages, or "*" for any.
     """
 
     def __init__(self, app: ASGIApp, names: Sequence[str] = (), origins: Sequence[str] = ()):
@@ -176,7 +182,7 @@ class Guard:
 
     def _host(self, headers: Headers) -> RequestError | None:
         given = headers.get("host")
-        if given is None or self._is_ours(given):  # HTTP/1.0, which no browser speaks, has none
+        if given is None or self._is_ours(given):  # no browser sends HTTP/1.0
             return None
         return Forbidden(
             f"Host is {given[:_SHOWN]!r}: without a key, a server on a loopback address accepts "
@@ -197,9 +203,10 @@ class Guard:
             return False
 
     def _origin(self, scope: Scope, headers: Headers) -> RequestError | None:
-        """Return the error for a page with a foreign origin, or None.
+        """Return the error for a page of another origin, or None.
 
-        Before a page can send a key its browser asks by OPTIONS, which is always refused.
+        Before a page can send a key, its browser sends an OPTIONS request, which is always
+        rejected.
         """
         if scope["method"] == "OPTIONS" or given_key(scope):
             return None
@@ -226,7 +233,9 @@ class Guard:
 
 
 def _is_link(method: str, headers: Headers) -> bool:
-    """Return True for a followed link: the request only reads, and pages miss the answer."""
+    """Return True if a user followed a link. Such a request only reads, and no page gets the
+    response.
+    """
     return (
         method in ("GET", "HEAD")
         and headers.get("sec-fetch-mode") == "navigate"

@@ -1,7 +1,7 @@
-"""The life of an HTTP server with any application: its socket, its connections, its signals.
+"""An HTTP server for any ASGI application: its socket, connections and signals.
 
-The first SIGINT or SIGTERM lets running requests finish. Knows no application: `api/serve.py`
-builds the model's, `saccade route` its own.
+The first SIGINT or SIGTERM lets requests in flight finish. `api/serve.py` and `saccade route`
+provide the applications.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from saccade.edge.limits import ConnectionLimiter
 from saccade.edge.listener import Listener
 
 TICKS = 10
-"""uvicorn ticks ten times a second; connections are looked after once."""
+"""uvicorn calls `on_tick` ten times a second, and connections are checked once a second."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket bound to the address. Raises StartupError if it is taken or unknown."""
+    """Return a socket bound to the address. Raises StartupError if it is in use or unknown."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -47,13 +47,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(bound: socket.socket) -> str:
-    """Return the URL that reaches `bound`."""
+    """Return the URL of a bound socket."""
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class Serving(Uvicorn):
-    """uvicorn with our connections. Restores the signal handlers at the end."""
+    """uvicorn's server with our connections. It restores the signal handlers at the end."""
 
     def __init__(
         self,
@@ -64,9 +64,10 @@ class Serving(Uvicorn):
         open_paths: frozenset[str],
         stamp: Stamp,
     ) -> None:
-        """Set up uvicorn.
+        """Configure uvicorn.
 
-        `largest`: bytes in a body. `open_paths`: paths for connections beyond the limit.
+        `largest` is the maximum size of a body in bytes. `open_paths` are the paths for connections
+        beyond the limit.
         """
         paths = frozenset(path.encode() for path in open_paths)
         config = Config(
@@ -75,20 +76,20 @@ class Serving(Uvicorn):
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="warning",  # callers have their own default
+            log_level="warning",
             access_log=False,
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=edge.keep_alive_timeout,  # type: ignore[arg-type]
-            # Those who outlast the draining are still sending their request: not worth the wait.
+            # Connections that are open after draining are still sending a request, so do not wait.
             timeout_graceful_shutdown=int(edge.shutdown_grace) + 1,
         )
         super().__init__(config)
-        self._crowd = crowd
+        self._limiter = crowd
         self.servers = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start as uvicorn does, but accept a few connections in a turn of the event loop."""
+        """Start as uvicorn does, but accept only a few connections per event loop iteration."""
         make = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
         factory = partial(
             make,
@@ -101,13 +102,13 @@ class Serving(Uvicorn):
 
     async def on_tick(self, counter: int) -> bool:
         if counter % TICKS == 0:
-            self._crowd.check(asyncio.get_running_loop().time())
+            self._limiter.check(asyncio.get_running_loop().time())
         return await super().on_tick(counter)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # uvicorn's own raises the signal once more at the end, which would skip the orderly end of
-        # what was served.
+        # uvicorn's own method raises the signal again at the end, which would prevent a clean
+        # shutdown of the application.
         if threading.current_thread() is not threading.main_thread():
             yield
             return

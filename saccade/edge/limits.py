@@ -1,7 +1,7 @@
 """Connection limits: in total and per address, and how many messages are parsed per event loop
-tick.
+iteration.
 
-Checks all connections once a second. One event loop; no locks.
+All connections are checked once a second. Everything runs on one event loop, so there are no locks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from saccade.core.options import ConnectionOptions
 log = logging.getLogger("saccade")
 
 MAX_CONNECTIONS = 4096
-"""Each takes some 10 kB. Far fewer requests are handled concurrently."""
+"""Each connection takes about 10 kB. Far fewer requests are handled concurrently."""
 MAX_RESERVE = 128
 """Connections beyond the limit, for health checks and other public endpoints."""
 MAX_FILES = 256
@@ -39,7 +39,7 @@ class Member(Protocol):
 
     @property
     def waits(self) -> bool:
-        """Return True if an unread request may have arrived."""
+        """True if a request may have arrived that has not been read yet."""
 
     def check(self, now: float) -> None:
         """Close the connection if it is overdue. Called once a second."""
@@ -55,7 +55,7 @@ def raise_descriptors() -> None:
 
 
 class ConnectionLimiter:
-    """One server's connections.
+    """Tracks and limits the connections of one server.
 
     Raises ConfigError if the open file limit is too low for max_connections.
     """
@@ -79,13 +79,14 @@ class ConnectionLimiter:
         self._over_limit: dict[Member, None] = {}  # beyond the limit, the oldest first
         self._crowded = 0
         self._soon: deque[Callable[[], None]] = deque()
-        self._begun = 0  # chunks of this tick
+        self._begun = 0  # chunks parsed in this iteration
         self._turn: asyncio.Handle | None = None  # callback that resumes parsing
 
     def join(self, member: Member, host: str) -> bool:
-        """Return True if a connection from `host` is within the limits.
+        """Add a connection from `host`. Return True if it is within the limits.
 
-        Over-limit connections can reach public endpoints only, and the oldest is closed first.
+        Over-limit connections can reach public endpoints only, and the oldest of them is closed
+        first.
         """
         address = client_address(host)
         if self._number.get(address, 0) >= self.limit_per_address:
@@ -131,16 +132,16 @@ class ConnectionLimiter:
             self._idle[member] = None
 
     def hold_surplus(self, nbytes: int) -> bool:
-        """Count pipelined bytes. Returns False beyond the budget."""
+        """Add to the count of pipelined bytes. Returns False if they exceed the limit."""
         if nbytes > 0 and self.surplus + nbytes > SURPLUS_BYTES:
             return False
         self.surplus += nbytes
         return True
 
     def at_once(self) -> bool:
-        """Return True if a piece of work may be done in this turn, and count it.
+        """Return True if a chunk may be parsed in this iteration of the event loop, and count it.
 
-        Returns False if other work waits.
+        Returns False if other work is queued.
         """
         if self._soon or self._begun >= MAX_CHUNKS_PER_TICK:
             return False
@@ -149,10 +150,10 @@ class ConnectionLimiter:
         return True
 
     def soon(self, work: Callable[[], None]) -> None:
-        """Do a piece of work in order of asking.
+        """Queue work in FIFO order.
 
-        Each turn of the event loop does a few pieces over all connections, so that new events wait
-        for few.
+        Each iteration of the event loop runs only a few items, over all connections, so that other
+        events are not delayed.
         """
         self._soon.append(work)
         self._resume()
@@ -162,9 +163,10 @@ class ConnectionLimiter:
             self._turn = asyncio.get_running_loop().call_soon(self._work)
 
     def _work(self) -> None:
-        """Do some waiting work.
+        """Run some of the queued work.
 
-        Work added meanwhile waits for the next turn, as does the rest after a failure.
+        Work that is queued meanwhile waits for the next iteration, and so does the rest if one item
+        fails.
         """
         self._turn = None
         self._begun = count = min(MAX_CHUNKS_PER_TICK, len(self._soon))
@@ -174,7 +176,7 @@ class ConnectionLimiter:
             self._soon.popleft()()
 
     def closed(self, reason: str) -> None:
-        """Count a connection that the server ended early."""
+        """Count a connection that the server closed early."""
         self._metrics.inc("saccade_connections_closed_total", reason=reason)
 
     def check(self, now: float) -> None:
@@ -192,7 +194,7 @@ class ConnectionLimiter:
             self._crowded = 0
 
     def _close_idle(self, address: str | None) -> None:
-        """End the longest idle connection, from `address` if that is given."""
+        """Close the connection that has been idle longest, among those from `address` if given."""
         for member in self._idle:
             if (address is None or self._members[member] == address) and not member.waits:
                 self._close(member)

@@ -1,7 +1,7 @@
-"""The listening socket: accepts a few connections per turn of the event loop.
+"""The listening socket, which accepts a few connections per event loop iteration.
 
-uvloop's own server accepts all waiting connections in one turn, and every client waits as long.
-Owns the socket's readiness and the pause without free descriptors.
+uvloop's own server accepts all pending connections in one iteration, which delays every client.
+Accepting pauses while no file descriptor is free.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from collections.abc import Callable, Sequence
 log = logging.getLogger("saccade")
 
 ACCEPTS_PER_TURN = 8
-"""Each costs some forty microseconds."""
+"""Accepting a connection takes about 40 microseconds."""
 TURNS_TO_READ = 2
-"""Of the event loop, until what a new connection has sent already was read."""
+"""Event loop iterations until the data that a new connection has already sent is read."""
 BACKLOG = 2048
-"""Connections that the kernel keeps until they are accepted."""
+"""Maximum connections that the kernel queues until they are accepted."""
 PAUSE_SECONDS = 0.5
-"""Without a free descriptor, none is accepted for so long."""
+"""Time to pause accepting if no file descriptor is free."""
 
 
 class Listener:
-    """Accepts on `bound`, which stays open. `factory` makes a connection's protocol."""
+    """Accepts connections on `bound`, which it does not close. `factory` creates their
+    protocols.
+    """
 
     def __init__(self, bound: socket.socket, factory: Callable[[], asyncio.BaseProtocol]) -> None:
         self._bound = bound
@@ -38,7 +40,7 @@ class Listener:
         self._resume()
 
     def close(self) -> None:
-        """Stop accepting. Safe to call twice."""
+        """Stop accepting. Idempotent."""
         if self._open:
             self._open = False
             self._loop.remove_reader(self._bound)
@@ -46,7 +48,7 @@ class Listener:
                 self._pause.cancel()
 
     async def wait_closed(self) -> None:
-        """Wait until accepted connections have their protocols."""
+        """Wait until all accepted connections have their protocols."""
         await asyncio.gather(*self._opening)
 
     def _resume(self) -> None:
@@ -54,9 +56,10 @@ class Listener:
         self._loop.add_reader(self._bound, self._accept)
 
     def _accept(self) -> None:
-        """Accept a few. The rest wait until the new ones' bytes were read.
+        """Accept a few connections. Others wait until the data of these has been read.
 
-        A connection with a request is busy by then, so latecomers leave it alone.
+        By then, a connection with a request counts as busy, so it is not closed to accept another
+        one.
         """
         few: list[socket.socket] = []
         while len(few) < ACCEPTS_PER_TURN:
@@ -71,11 +74,11 @@ class Listener:
                 break
         if few:
             self._loop.remove_reader(self._bound)
-            task = self._loop.create_task(self._let_in(few))
+            task = self._loop.create_task(self._connect_all(few))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
 
-    async def _let_in(self, few: Sequence[socket.socket]) -> None:
+    async def _connect_all(self, few: Sequence[socket.socket]) -> None:
         await asyncio.gather(*map(self._connect, few))
         for _ in range(TURNS_TO_READ):
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""`/metrics`: the declared metrics in Prometheus' text format."""
+"""`/metrics`: all declared metrics in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ class _Declared(Collector):
 
 
 def _adapters(requests: Mapping[tuple[str, ...], float], most: float) -> GaugeMetricFamily:
-    """Return the adapters with requests as routers read them of vLLM: names in labels, and the time
-    as the value, by which they take the newest.
+    """Return vLLM's metric of active LoRA adapters, which routers read.
+
+    Labels have the adapters' names. The value is the time, so that readers can select the newest.
     """
     labels = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
     family = GaugeMetricFamily(
@@ -62,7 +63,7 @@ def _adapters(requests: Mapping[tuple[str, ...], float], most: float) -> GaugeMe
 
 
 def render(metrics: Metrics) -> bytes:
-    """Render all metrics, and those of this process, in the format that `CONTENT_TYPE` names."""
+    """Render all metrics, and those of this process, in the format of `CONTENT_TYPE`."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Declared(metrics))
     ProcessCollector(registry=registry)

@@ -1,9 +1,9 @@
-"""The replica for a request: a pure function, so that every router, the Ray deployment and the
-simulator agree without communication.
+"""Choose the replica for a request with a pure function, so that all routers, the Ray deployment
+and the simulator agree without communication.
 
-This is rendezvous hashing (Thaler and Ravishankar 1998): each replica has a score for each key and
-the highest wins. So a replica that joins or leaves only moves its own keys. Loads are bounded as
-in consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2016).
+This is rendezvous hashing (Thaler and Ravishankar 1998): each replica has a score for each key, and
+the highest wins. If a replica is added or removed, only its own keys move. Loads are bounded as in
+consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2016).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
 ABOVE_MEAN = 1.25
-"""A replica may have so many times the mean number of requests."""
+"""Maximum number of requests of a replica, relative to the mean."""
 SLACK = 8
-"""So many requests of one replica are no queue, whatever the others have: they are computed side by
-side, and moving one would cost an image's encoding and the prefix of a chat.
+"""A replica with at most this many requests is never full, because it computes them concurrently.
+Moving one would cost the encoding of an image and the KV of a chat's prefix.
 """
 
 
@@ -26,12 +26,13 @@ def rank(
     load: Mapping[str, int],
     slack: int = SLACK,
 ) -> list[str]:
-    """Order `replicas` as a request should try them.
+    """Return `replicas` in the order in which a request should try them.
 
-    keys: the request's images or texts, the oldest first. The oldest decides, because a chat keeps
-    it. Without keys, the least loaded replica is first. replicas: names, spelled alike by all
-    routers. load: each replica's requests, waiting requests included; 0 if missing. Replicas with
-    more than `most` are last.
+    keys: the request's images or texts, oldest first. The oldest decides, because later requests of
+        a chat also contain it. Without keys, the least loaded replica is first.
+    replicas: names, which all routers must spell the same.
+    load: the requests of each replica, including queued ones; 0 if missing. Replicas with more than
+        `most` are last.
     """
     bound = most([load.get(name, 0) for name in replicas], slack)
 
@@ -44,13 +45,13 @@ def rank(
 
 
 def most(loads: Sequence[int], slack: int = SLACK) -> int:
-    """Return the most requests that a replica may have to get the new one, which counts too."""
+    """Return the maximum number of requests that a replica may have after it gets the new one."""
     if not loads:
         return slack
     return max(slack, math.ceil(ABOVE_MEAN * (sum(loads) + 1) / len(loads)))
 
 
 def score(key: bytes, replica: str) -> int:
-    """Return 64 bits that depend on these two alone."""
+    """Return 64 bits that depend only on `key` and `replica`."""
     named = len(key).to_bytes(4, "little") + key + replica.encode()
     return int.from_bytes(blake2b(named, digest_size=8).digest(), "little")

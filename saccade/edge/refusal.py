@@ -1,7 +1,6 @@
-"""Answers to refused requests, in the words of the requested API.
+"""Error responses, in the format of the API that the request was sent to.
 
-Owns the list of Anthropic's paths, the statuses and bodies of errors in both APIs, and their
-headers.
+This module has the statuses, bodies and headers of errors, and the paths of Anthropic's API.
 """
 
 from __future__ import annotations
@@ -17,13 +16,15 @@ from saccade.core.errors import Overloaded, RequestError, Unauthorized, UnknownD
 
 NOTHING: Mapping[str, Any] = {}
 MAX_MESSAGE, MAX_PARAM = 2000, 500
-"""Characters of an error that a client is shown."""
+"""Maximum characters of an error's message and field in a response."""
 _RESPONSES = "/v1/responses"
 _ANTHROPIC = "/v1/messages"
 _OLLAMA, _GEMINI = "/api/", "/v1beta/"
-"""Served by nobody here, but who asks there shall read why."""
+"""Paths of APIs that are not supported. Errors still have their format, so that clients
+show them.
+"""
 _OVERLOADED = 529
-"""Anthropic's status for 503."""
+"""The status that Anthropic uses instead of 503."""
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -34,11 +35,11 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-"""Anthropic's names; of other statuses below 500 the first, of the rest `api_error`."""
+"""Anthropic's error types. Other statuses below 500 use that of 400, and the rest `api_error`."""
 
 
 class ErrorBody(Struct):
-    """The error, and its field."""
+    """What is wrong, and the field that caused it."""
 
     message: str
     """What is wrong, the limit, and what to do."""
@@ -47,17 +48,17 @@ class ErrorBody(Struct):
     param: str | None
     code: str | None
     digests: tuple[str, ...] | UnsetType = UNSET
-    """With unknown_digests: the names whose bytes the server lacks."""
+    """With unknown_digests: the digests whose bytes the server does not have."""
 
 
 class ErrorResponse(Struct):
-    """Every error."""
+    """The body of every error."""
 
     error: ErrorBody
 
     @classmethod
     def of(cls, error: RequestError) -> ErrorResponse:
-        """Return the error with the client's text, shortened."""
+        """Return the error's body, with long texts truncated."""
         param = None if error.param is None else _cut(error.param, MAX_PARAM)
         lacking = error.digests if isinstance(error, UnknownDigests) else UNSET
         message = _cut(error.message, MAX_MESSAGE)
@@ -69,14 +70,14 @@ def _cut(text: str, most: int) -> str:
 
 
 def speaks_anthropic(path: str) -> bool:
-    """Return True if a path's errors are Anthropic's."""
+    """Return True if the path is in Anthropic's API."""
     return path == _ANTHROPIC or path.startswith(_ANTHROPIC + "/")
 
 
 def refusal(
     path: str, error: RequestError, request_id: str = ""
 ) -> tuple[int, dict[str, str], bytes]:
-    """Return the status, the headers and the body for an answer that refuses."""
+    """Return the status, headers and body of an error response."""
     headers = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(error.retry_after)
@@ -90,8 +91,9 @@ def refusal(
 def body_for(
     path: str, status: int, error: ErrorBody, request_id: str, details: Mapping[str, Any] = NOTHING
 ) -> tuple[int, bytes]:
-    """Return the status in the API of `path`, and the body. details: more than the code, for APIs
-    that have a place for it.
+    """Return the status and the body of an error in the API of `path`.
+
+    `details` is added where an API has a member for it.
     """
     if path.startswith(_OLLAMA):
         return status, msgspec.json.encode({"error": error.message})
@@ -106,7 +108,7 @@ def body_for(
 
 
 def failure_event(path: str, error: RequestError, request_id: str) -> bytes:
-    """Return a broken stream's last event, for a sender that knows only this error."""
+    """Return the last event of a stream that fails with `error`."""
     if speaks_anthropic(path):
         data = msgspec.json.encode(error_body(error, request_id))
         return b"event: error\ndata: " + data + b"\n\n"
@@ -119,17 +121,17 @@ def failure_event(path: str, error: RequestError, request_id: str) -> bytes:
 
 
 def error_body(error: RequestError, request_id: str) -> dict[str, Any]:
-    """Return an error in Anthropic's shape, for an answer of its own or a stream's last event."""
+    """Return an error in Anthropic's format, for a response or for the last event of a stream."""
     return _anthropic(error.status, ErrorResponse.of(error).error, request_id, error.details)
 
 
 def _anthropic(
     status: int, error: ErrorBody, request_id: str, more: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return an error in Anthropic's shape, whose message begins with the field.
+    """Return an error in Anthropic's format.
 
-    The shape lacks a member for the field. Clients recognise a too long prompt by the message's
-    first words, which come even before the field.
+    It has no member for the field, so the message starts with it. Clients recognize a prompt that
+    is too long by the first words of the message, so these come before the field.
     """
     kind = _TYPES.get(status, _TYPES[400] if status < 500 else "api_error")
     details = {} if error.code is None else {"details": {"error_code": error.code, **more}}

@@ -1,18 +1,19 @@
-"""JSON bodies that name bytes instead of carrying them: `multipart/related` (RFC 2387).
+"""JSON bodies that refer to bytes by digest instead of containing them: `multipart/related` (RFC
+2387).
 
     --BOUNDARY                              the first part: the JSON, in which `cid:NAME@BOUNDARY`
     content-type: application/json          replaces the bytes' base64 (RFC 2392)
 
     {"image_url": "data:image/png;base64,cid:blake3-HEX@BOUNDARY"}
-    --BOUNDARY                              a further part for each name whose bytes come along
+    --BOUNDARY                              a further part for each name whose bytes are attached
     content-id: <blake3-HEX>
 
     ...bytes
     --BOUNDARY--
 
-A name is the digest of the bytes: `blake3-HEX` or `sha256-HEX`. Names without a part are of bytes
-that the same tenant has sent before. The body that dialects read is the JSON that the client would
-have sent, byte for byte.
+A name is the digest of the bytes: `blake3-HEX` or `sha256-HEX`. A name without a part refers to
+bytes that the same tenant has sent before. API handlers get exactly the JSON that the client would
+otherwise have sent.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from saccade.core.errors import InvalidRequest, UnknownDigests
 from saccade.edge.sent_bytes import SentBytes
 
 MAX_NAMES = 8192
-"""Times that a body may name bytes: four times the frames of the longest video."""
+"""Maximum references to bytes in one body: four times the frames of the longest video."""
 MAX_HEADERS = 1024
-"""Bytes of a part's headers."""
+"""Maximum bytes of a part's headers."""
 MAX_BOUNDARY = 70
 
 _BOUNDARY = re.compile(r'(?:^|;)\s*boundary="?([A-Za-z0-9_-]{16,70})"?\s*(?:;|$)', re.IGNORECASE)
@@ -51,14 +52,14 @@ class _Digest(Protocol):
 
 
 def _digest(name: str, data: bytes) -> str:
-    """Return the name that these bytes have in the algorithm of `name`."""
+    """Return the digest of `data`, with the algorithm of `name`."""
     kind = name.partition("-")[0]
     made: _Digest = blake3(data) if kind == "blake3" else hashlib.sha256(data)
     return f"{kind}-{made.hexdigest()}"
 
 
 class _Scope(msgspec.Struct):
-    """The field that separates a key's tenants."""
+    """The field that separates the tenants of one API key."""
 
     cache_salt: Any = None
 
@@ -67,12 +68,12 @@ _SCOPE = json_decoder(_Scope)
 
 
 class RelatedBody:
-    """A body in parts."""
+    """A multipart/related body."""
 
     def __init__(self, body: bytes | bytearray, boundary: str) -> None:
-        """Split a body and compare its parts with their names. Raises InvalidRequest."""
+        """Parse a body, and check each part against its digest. Raises InvalidRequest."""
         first, *others = _parts(body, boundary.encode())
-        self.json = _content(first, 0)[1]  # with names
+        self.json = _content(first, 0)[1]  # still with names
         end = len(boundary) + len("\r\n--") + len(first)
         span = end - len(self.json), end
         self._places = list(_names(body, span, b"@" + boundary.encode()))
@@ -99,9 +100,9 @@ class RelatedBody:
         return brought
 
     def find(self, sent: SentBytes, client: Client) -> dict[str, bytes]:
-        """Store the attached bytes, and return all referenced bytes.
+        """Store the attached bytes, and return all bytes that the JSON refers to, by name.
 
-        Raises UnknownDigests with every name that this tenant has not sent.
+        Raises UnknownDigests with every name whose bytes this tenant has not sent.
         """
         salt = self._salt()
         found, lacking = dict(self.brought), []
@@ -112,7 +113,7 @@ class RelatedBody:
                 lacking.append(name)
             else:
                 found[name] = kept
-        for name, data in self.brought.items():  # after the look at what they may replace
+        for name, data in self.brought.items():  # after the lookups, because they may evict others
             sent.put(client, salt, name, data)
         if lacking:
             raise UnknownDigests(
@@ -123,7 +124,7 @@ class RelatedBody:
         return found
 
     def size(self, found: Mapping[str, bytes]) -> int:
-        """Count the bytes of the JSON with base64 instead of names."""
+        """Return the size of the JSON with base64 instead of names."""
         grown = ((len(found[name]) + 2) // 3 * 4 - (end - at) for at, end, name in self._places)
         return len(self.json) + sum(grown)
 
@@ -138,7 +139,7 @@ class RelatedBody:
         return made
 
     def _salt(self) -> str:
-        """Return the request's cache_salt, or "" for a body that no dialect will read."""
+        """Return the request's cache_salt, or "" if the body is invalid."""
         try:
             salt = _SCOPE.decode(self.json).cache_salt
         except (msgspec.DecodeError, ValueError, RecursionError):
@@ -149,10 +150,10 @@ class RelatedBody:
 def _names(
     body: bytes | bytearray, span: tuple[int, int], mark: bytes
 ) -> Iterator[tuple[int, int, str]]:
-    """Yield the position and value of each name in the JSON at `span`. Raises InvalidRequest for
-    too many.
+    """Yield the start, the end and the value of each name in the JSON at `span`.
 
-    Looks for the boundary in `mark`, which the client chose so that it occurs in names alone.
+    Searches for `mark`, the boundary, which the client has chosen so that it occurs only in names.
+    Raises InvalidRequest for too many names.
     """
     start, last = span
     end = start
@@ -202,7 +203,7 @@ def _malformed(why: str) -> InvalidRequest:
 
 
 def boundary_of(content_type: str) -> str:
-    """Return a multipart body's boundary. Raises InvalidRequest."""
+    """Return the boundary of a multipart body. Raises InvalidRequest."""
     found = _BOUNDARY.search(content_type.partition(";")[2])
     if found is None:
         raise _malformed(
@@ -212,7 +213,7 @@ def boundary_of(content_type: str) -> str:
 
 
 def first_part(body: bytes | bytearray) -> memoryview:
-    """Return the JSON of a body in parts, for those who read no further. Empty if malformed."""
+    """Return the JSON of a multipart body, or empty bytes if the body is malformed."""
     head = bytes(body[2 : MAX_BOUNDARY + 4])
     try:
         return _content(_parts(body, head.partition(b"\r\n")[0])[0], 0)[1]
@@ -221,7 +222,7 @@ def first_part(body: bytes | bytearray) -> memoryview:
 
 
 def name_at_end(given: str) -> str | None:
-    """Return the name for which a text's base64 has left its place, if any."""
+    """Return the name that replaces the base64 at the end of a data: URL, or None."""
     found = _AT_END.search(given, max(0, len(given) - _MAX_NAME))
     return None if found is None else found[1]
 

@@ -1,7 +1,7 @@
-"""Bytes that clients have sent, kept so that a later body may name them instead.
+"""Bytes that clients have sent, stored so that later bodies can refer to them.
 
-Owns whose they are, their bounds and their expiry. A name is only found for the tenant that sent
-the bytes. In memory: a restart drops all. One event loop; no locks.
+Only the tenant that sent the bytes can refer to them. They are kept in memory, so a restart drops
+them. Everything runs on one event loop, so there are no locks.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 from saccade.core.client import SHARE, Client
 
 KEPT_SECONDS = 3600.0
-"""Seconds that bytes are kept after their last use."""
+"""Time that bytes are stored after their last use."""
 OVERHEAD = 512
-"""Bytes that an entry takes beside its content, about."""
+"""Approximate bytes of an entry in addition to its content."""
 
 
 @dataclass(slots=True)
 class _Kept:
-    """One tenant's bytes under one name. used: when they were last sent or named."""
+    """The bytes of one tenant under one digest."""
 
     data: bytes
-    used: float
+    used: float  # when the bytes were last sent or referred to
 
     @property
     def nbytes(self) -> int:
@@ -33,7 +33,7 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Owner:
-    """One key's bytes by tenant and name, the least recently used first."""
+    """The bytes of one API key by (tenant, digest), least recently used first."""
 
     kept: OrderedDict[tuple[str, str], _Kept] = field(default_factory=OrderedDict)
     nbytes: int = 0
@@ -48,7 +48,9 @@ class _Owner:
 
 
 class SentBytes:
-    """All kept bytes, `limit` at most. One of several keys has at most its share."""
+    """All stored bytes, at most `limit`. If there are several API keys, each has at most
+    its share.
+    """
 
     def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = limit
@@ -60,11 +62,11 @@ class SentBytes:
         return sum(owner.nbytes for owner in self._owners.values())
 
     def get(self, client: Client, salt: str, name: str) -> bytes | None:
-        """Return what this tenant has sent under a name, or None."""
+        """Return the bytes that this client's tenant has sent under `name`, or None."""
         return self.find(client.name, client.tenant(salt), name)
 
     def find(self, owner_name: str, tenant: str, name: str) -> bytes | None:
-        """Return what a key's tenant has sent under a name, or None."""
+        """Return the bytes that a key's tenant has sent under `name`, or None."""
         owner = self._owners.get(owner_name)
         key = tenant, name
         if owner is None or (found := owner.kept.get(key)) is None:
@@ -77,7 +79,7 @@ class SentBytes:
         return found.data
 
     def put(self, client: Client, salt: str, name: str, data: bytes) -> None:
-        """Keep a tenant's bytes. Those of the key that keeps most make room for them."""
+        """Store bytes. To free space, the bytes of the key that has the most are evicted."""
         self._expire()
         most = int(self._limit * SHARE) if client.limited else self._limit
         kept = _Kept(data, self._clock())

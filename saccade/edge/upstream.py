@@ -1,8 +1,8 @@
-"""Connections to one worker: requests and answers pass unchanged.
+"""HTTP connections to one worker, over which requests and responses pass unchanged.
 
-Owns the connections (idle ones are used again), and the bytes of an answer held for a slow client.
-Distinguishes a worker that disconnects before the first byte of a response from one after it. One
-event loop; no locks.
+This module pools idle connections, and limits the bytes of a response that are buffered for a slow
+client. Its errors distinguish a worker that disconnects before the first byte of a response from
+one that disconnects later. Everything runs on one event loop, so there are no locks.
 """
 
 from __future__ import annotations
@@ -23,24 +23,28 @@ from saccade.core.shown_url import shown_url
 
 CONNECT_SECONDS = 2.0
 MAX_IDLE = 64
-"""Connections of one worker that wait to be used again."""
+"""Maximum idle connections to one worker."""
 IDLE_SECONDS = 30.0
-"""They end before the worker ends them (`keep_alive_timeout`)."""
+"""Idle connections are closed before the worker would close them (`keep_alive_timeout`)."""
 MAX_WAITING = 256 * 1024
-"""Bytes of an answer that wait for its client before the worker is made to wait."""
+"""Bytes of a response that are buffered for a slow client before reading from the worker is
+paused.
+"""
 PIECE_BYTES = 64
 """Memory overhead of a chunk, in bytes."""
 MAX_HEADER_BYTES = 64 * 1024
-"""Bytes of an answer's head, or of what frames its body, in a row."""
+"""Maximum bytes of headers or chunk framing without any body bytes in between."""
 
 Headers = list[tuple[bytes, bytes]]
 
 
 class WorkerDisconnected(Exception):
-    """The worker has ended the connection, or is out of reach.
+    """The worker has closed the connection, or cannot be reached.
 
-    `sent`: it may have seen the request. `begun`: part of a response had arrived. `stale`: the
-    connection had idled before, so the worker may be well, and have ended it for that.
+    sent: the worker may have received the request.
+    begun: part of a response had arrived.
+    stale: the connection had been idle, so the worker may be fine and have closed it for that
+        reason.
     """
 
     def __init__(
@@ -54,14 +58,14 @@ class WorkerDisconnected(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """An answer's status and headers from the worker."""
+    """The status and headers of the worker's response."""
 
     status: int
     headers: Headers
 
 
 class _Wire(asyncio.Protocol):
-    """One connection, one exchange at a time."""
+    """One connection, which handles one request at a time."""
 
     def __init__(self) -> None:
         self.head: Head | None = None
@@ -69,14 +73,14 @@ class _Wire(asyncio.Protocol):
         self.lost = ""
         self.used = False
         self._headers: Headers = []
-        self._barren = 0  # bytes since the last that were of a body
+        self._framing_bytes = 0  # bytes since the last body bytes
         self._pieces: list[bytes] = []
         self._waiting = 0
         self._paused = False
         self._bodiless = False
-        self._kept = False  # by the answer's own word
+        self._kept = False  # keep-alive, according to the response
         self._parser = httptools.HttpResponseParser(self)
-        self._news: asyncio.Future[None] | None = None
+        self._wakeup: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
 
     # ---- transport callbacks
@@ -96,16 +100,16 @@ class _Wire(asyncio.Protocol):
         """Pass bytes to the parser. Raises HttpParserError."""
         if self.ended:
             raise httptools.HttpParserError("unexpected data without a request")
-        self._barren += len(data)
+        self._framing_bytes += len(data)
         self._parser.feed_data(data)
-        if self._barren > MAX_HEADER_BYTES and not self.ended:
+        if self._framing_bytes > MAX_HEADER_BYTES and not self.ended:
             raise httptools.HttpParserError(
                 f"{MAX_HEADER_BYTES} bytes of headers received, the limit"
             )
 
     def eof_received(self) -> bool:
         if self.head is not None and not self._framed:
-            self.ended = True  # such an answer ends with its connection
+            self.ended = True  # without a length, the response ends with its connection
         self._lose("it closed the connection")
         return False
 
@@ -119,7 +123,7 @@ class _Wire(asyncio.Protocol):
             raise httptools.HttpParserError("unexpected response without a request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.head is None:  # else a trailer: none means anything here
+        if self.head is None:  # otherwise it is a trailer, which is ignored
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -130,12 +134,12 @@ class _Wire(asyncio.Protocol):
             self._headers = []
             return
         self.head = Head(status, self._headers)
-        # at the message's end this is no longer known
+        # At the end of the message, the parser no longer has this information.
         self._kept = self._parser.should_keep_alive()
         self.ended = self._bodiless
 
     def on_body(self, body: bytes) -> None:
-        self._barren = 0
+        self._framing_bytes = 0
         self._pieces.append(body)
         self._waiting += len(body) + PIECE_BYTES
         if self._waiting > MAX_WAITING and not self._paused and self._transport is not None:
@@ -145,11 +149,11 @@ class _Wire(asyncio.Protocol):
     def on_message_complete(self) -> None:
         self.ended = self.head is not None
 
-    # ---- what the exchange asks
+    # ---- requests
 
     def send_request(self, method: bytes, head: bytes, body: bytes | bytearray) -> None:
         assert self._transport is not None
-        self.head, self.ended, self._headers, self._barren = None, False, [], 0
+        self.head, self.ended, self._headers, self._framing_bytes = None, False, [], 0
         self._bodiless = method == b"HEAD"
         self._parser = httptools.HttpResponseParser(self)
         self._transport.write(head)
@@ -157,7 +161,7 @@ class _Wire(asyncio.Protocol):
             self._transport.write(body)
 
     async def answered(self) -> Head:
-        """Wait for the answer's head. Raises WorkerDisconnected."""
+        """Wait for the response's status and headers. Raises WorkerDisconnected."""
         while self.head is None:
             if self.lost:
                 raise WorkerDisconnected(self.lost, begun=bool(self._headers))
@@ -165,8 +169,9 @@ class _Wire(asyncio.Protocol):
         return self.head
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body, in pieces as received. Raises WorkerDisconnected if the answer breaks
-        off.
+        """Yield the response's body in chunks as received.
+
+        Raises WorkerDisconnected if the response is incomplete.
         """
         while True:
             while self._pieces:
@@ -185,7 +190,7 @@ class _Wire(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        """Return True if another exchange may follow."""
+        """True if the connection can be used for another request."""
         if self._transport is None or self._transport.is_closing() or self.lost:
             return False
         sent = not self._transport.get_write_buffer_size()
@@ -193,7 +198,7 @@ class _Wire(asyncio.Protocol):
         return sent and whole and self._framed and self._kept
 
     def close(self) -> None:
-        """Close at once, so that the worker sees that its client has left."""
+        """Close the connection immediately, so that the worker notices that its client has gone."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -211,16 +216,16 @@ class _Wire(asyncio.Protocol):
         self._wake()
 
     def _wake(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+        if self._wakeup is not None and not self._wakeup.done():
+            self._wakeup.set_result(None)
 
     async def _wait(self) -> None:
-        self._news = asyncio.get_running_loop().create_future()
-        await self._news
+        self._wakeup = asyncio.get_running_loop().create_future()
+        await self._wakeup
 
 
 class Upstream:
-    """The connections to the worker at `host`:`port`. `tls`: how to check its certificate."""
+    """A pool of connections to the worker at `host`:`port`. `tls` verifies its certificate."""
 
     def __init__(
         self,
@@ -233,19 +238,19 @@ class Upstream:
         self._port = port
         self._tls = tls
         self._connect_seconds = connect_seconds
-        self._idle: deque[tuple[float, _Wire]] = deque()  # the longest idle first
+        self._idle: deque[tuple[float, _Wire]] = deque()  # longest idle first
         self._busy: set[_Wire] = set()
 
     @asynccontextmanager
     async def exchange(
         self, method: bytes, head: bytes, body: bytes | bytearray = b"", again: bool = True
     ) -> AsyncIterator[tuple[Head, AsyncIterator[bytes]]]:
-        """Send a request. Yields the response's headers, and its body as it arrives.
+        """Send a request, and yield the response's headers and its body as it arrives.
 
-        Leaving before its end ends the connection.
+        If the context ends before the body does, the connection is closed.
 
-        Raises WorkerDisconnected. With `again`, a `stale` connection whose answer has yet to begin
-        (`begun`) first gets a second try on a new one.
+        Raises WorkerDisconnected. With `again`, the request is first sent once more on a new
+        connection if the old one was stale and no part of a response had arrived.
         """
         wire = self._acquire()
         if wire is None:
@@ -258,7 +263,7 @@ class Upstream:
             except WorkerDisconnected as gone:
                 if gone.begun or not wire.used:
                     raise
-                self._end_idle()  # of one age, and so perhaps of one end
+                self._end_idle()  # the others are as old, and may be closed, too
                 if not again:
                     raise WorkerDisconnected(str(gone), stale=True) from None
                 self._busy.discard(wire)
@@ -272,7 +277,7 @@ class Upstream:
             self._release(wire)
 
     def drop(self) -> None:
-        """End every connection. Pending requests get WorkerDisconnected."""
+        """Close every connection. Requests in flight raise WorkerDisconnected."""
         for wire in self._busy:
             wire.close()
         self._end_idle()
@@ -295,7 +300,7 @@ class Upstream:
         return wire
 
     def _acquire(self) -> _Wire | None:
-        """Take the connection that was used last."""
+        """Return the idle connection that was used last, or None."""
         now = asyncio.get_running_loop().time()
         while self._idle and (self._idle[0][0] < now - IDLE_SECONDS or self._idle[0][1].lost):
             self._idle.popleft()[1].close()
@@ -315,13 +320,13 @@ class Upstream:
 
 
 def parse_worker(url: str, option: str = "--workers") -> tuple[str, str, int]:
-    """Return (name, host, port) from a server's URL, with or without /v1. Raises ConfigError."""
+    """Split a server's URL, with or without /v1, into (name, host, port). Raises ConfigError."""
     shown = shown_url(url)
     try:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         host, port = parts.hostname, parts.port or 80
     except ValueError as error:
-        why = "write http://HOST:PORT" if "@" in url else str(error)  # which may quote a part of it
+        why = "write http://HOST:PORT" if "@" in url else str(error)  # which may quote the password
         raise ConfigError(f"{option} {shown!r}: {why}") from None
     if parts.scheme != "http":
         raise ConfigError(

@@ -1,8 +1,8 @@
-"""Adapters by the names that clients choose.
+"""LoRA adapters by the names that clients use.
 
-Owns the names and numbers of loaded adapters; the engine knows numbers alone. A name lasts from the
-load on every rank to the unload. The memory is free when the last request with the adapter has
-ended. One event loop, without locks.
+The engine identifies adapters by number. A name exists from when every rank has loaded the adapter
+until it is unloaded. Its memory is freed when the last request that uses it has finished.
+Everything runs on one event loop, so there are no locks.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ NOTHING: Mapping[str, str] = {}
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A loaded adapter. nbytes: memory on one rank."""
+    """A loaded adapter."""
 
     name: str
     folder: str
     ref: AdapterRef
     rank: int
-    nbytes: int
+    nbytes: int  # memory on each rank
 
 
 class AdapterRegistry:
-    """Holds at most `most` adapters, including unloaded ones with requests still to end."""
+    """Up to `most` adapters, including unloaded ones that requests in flight still use."""
 
     def __init__(
         self,
@@ -47,18 +47,18 @@ class AdapterRegistry:
         most: int = 0,
         wanted: Mapping[str, str] = NOTHING,
     ) -> None:
-        """Begin without adapters. `wanted`: folders by name, for `load_wanted`."""
+        """`wanted` has the directories by name that `load_wanted` loads."""
         self.changes = changes
         self._wanted = wanted
         self._most = most
         self._numbers = count(1)
         self._named: dict[str, Adapter] = {}
-        self._busy: set[str] = set()  # names that are being loaded
+        self._busy: set[str] = set()  # names of adapters that are being loaded
         self._leaving = 0
 
     @property
     def loaded(self) -> Sequence[Adapter]:
-        """Return the adapters in order of loading."""
+        """The adapters in the order of loading."""
         return list(self._named.values())
 
     @property
@@ -69,12 +69,12 @@ class AdapterRegistry:
         return self._named.get(name)
 
     def check(self, ref: AdapterRef) -> None:
-        """Raise NotFound if an adapter was unloaded after its request was read."""
+        """Raise NotFound if the adapter was unloaded after its request was read."""
         if ref.number and all(each.ref != ref for each in self._named.values()):
             raise NotFound("the adapter was unloaded meanwhile", "model", "model_not_found")
 
     async def load_wanted(self) -> None:
-        """Load the adapters wanted from the start. Raises StartupError."""
+        """Load the adapters that the server was started with. Raises StartupError."""
         for name, folder in self._wanted.items():
             try:
                 await self.load(name, folder)
@@ -82,7 +82,9 @@ class AdapterRegistry:
                 raise StartupError(f"--lora {name}={folder}: {error.message}") from None
 
     async def load(self, name: str, folder: str) -> Adapter:
-        """Load the adapter in `folder`. Requests may choose it on return. Raises InvalidRequest."""
+        """Load the adapter in `folder`, and return once requests may use it. Raises
+        InvalidRequest.
+        """
         self._check_new(name, folder)
         self._busy.add(name)
         try:
@@ -97,8 +99,9 @@ class AdapterRegistry:
         return made
 
     def unload(self, name: str) -> None:
-        """Remove an adapter's name at once and return. Its memory is freed once its requests have
-        ended. Raises NotFound.
+        """Remove an adapter's name immediately.
+
+        Its memory is freed once its requests have finished. Raises NotFound.
         """
         if (gone := self._named.pop(name, None)) is None:
             raise NotFound(f"there is no adapter {name[:200]!r}", "lora_name", "model_not_found")

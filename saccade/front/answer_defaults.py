@@ -1,7 +1,7 @@
-"""What a checkpoint's generation_config.json decides for requests that leave it open.
+"""The defaults for answers from a checkpoint's generation_config.json.
 
-Fields of that file that are not read here stand in `families/unread_fields.py`, or are refused at
-load.
+`families/unread_fields.py` lists the fields of that file that are ignored. All others are rejected
+when the model is loaded.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from saccade.families.checkpoint import Section, read_json
 from saccade.front.answer_rules import AnswerRules
 
 OPENAI = SamplingParams(temperature=1.0, max_tokens=LARGEST)
-"""OpenAI's defaults; answers are as long as fits."""
+"""OpenAI's defaults, with answers as long as the context allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerDefaults:
-    """sampling: each field stands for a request's absent one. rules: `banned` holds for every
-    answer, `no_repeat` for requests without such a rule.
-    """
+    """Defaults for the fields that a request leaves out."""
 
     sampling: SamplingParams = OPENAI
+    # `banned` applies to every answer, `no_repeat` only to requests without such a rule
     rules: TokenRules = NO_RULES
 
 
 def load_answer_defaults(folder: Path, spec: FamilySpec) -> AnswerDefaults:
-    """Read `generation_config.json`, if there is one. Raises CheckpointError naming the file."""
+    """Read `generation_config.json` if it exists. Raises CheckpointError that names the file."""
     config = read_json(folder / "generation_config.json", required=False)
     try:
         return AnswerDefaults(_sampling(config), _rules(config, spec))
@@ -64,7 +63,7 @@ def _rules(config: Section, spec: FamilySpec) -> TokenRules:
         raise CheckpointError(
             f"{config.where}: bad_words_ids must be a list of lists of integers, none of them empty"
         )
-    # transformers leaves the ends of answers out.
+    # Like transformers, never forbid the end tokens.
     runs += [word for word in words if word not in [[token] for token in spec.eos_token_ids]]
     if outside := [token for run in runs for token in run if not 0 <= token < spec.vocab_size]:
         raise CheckpointError(

@@ -1,7 +1,7 @@
-"""Clients' rules for an answer beside sampling: forbidden tokens and words, the length of its
-reasoning, its text's ends, the prompt's cut, its turn.
+"""Rules that a client sets for an answer in addition to sampling.
 
-Owns `AnswerRules`, their bounds, and their translation into tokens.
+They concern forbidden tokens and words, the length of reasoning, how the text ends, truncation of
+the prompt, and priority. This module checks them and translates them to tokens.
 """
 
 from __future__ import annotations
@@ -18,30 +18,25 @@ MAX_ALLOWED_TOKENS = 16_384
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARACTERS = 256
 MAX_NGRAM = 256
-"""A prompt that repeats one token costs a pass over it for each token of a run, once."""
+"""If a prompt repeats one token, each token of the repetition costs a scan of this length, once."""
 MAX_SPARED_TOKENS = 1024
 MAX_PRIORITY = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRules:
-    """The wishes, in vLLM's names. Raises InvalidRequest that names the field.
-
-    Tokens: allowed_token_ids, bad_words (texts forbidden in the answer, both at the beginning of a
-    word and after a space), no_repeat_ngram (as `NoRepeat`), thinking_token_budget. Text:
-    include_stop_str_in_output, skip_special_tokens (False: shown by name). Prompt:
-    truncate_prompt_tokens (keep only this many last tokens; -1: as many as leave a budget for the
-    answer). Turn: priority, among one client's requests; the lesser is served first.
-    """
+    """The rules, with vLLM's names. Raises InvalidRequest that names the field."""
 
     allowed_token_ids: tuple[int, ...] = ()
+    # texts that the answer must not contain at the start of a word or after a space
     bad_words: tuple[str, ...] = ()
     no_repeat_ngram: NoRepeat | None = None
     thinking_token_budget: int | None = None
     include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
+    skip_special_tokens: bool = True  # False: show special tokens by name
+    # keep only this many of the last tokens; -1: as many as leave space for the answer
     truncate_prompt_tokens: int | None = None
-    priority: int = 0
+    priority: int = 0  # among requests of one client; the lowest is served first
 
     def __post_init__(self) -> None:
         words, rule = self.bad_words, self.no_repeat_ngram
@@ -76,15 +71,16 @@ class AnswerRules:
             )
 
     def with_thinking_budget(self, budget: int | None) -> AnswerRules:
-        """Return these rules with a `thinking_token_budget`, unless they have one."""
+        """Return the rules with this `thinking_token_budget`, unless they already have one."""
         if budget is None or self.thinking_token_budget is not None:
             return self
         return replace(self, thinking_token_budget=budget)
 
     def tokens(self, tokenizer: Tokenizer, begun: bool) -> TokenRules:
-        """Return these rules in tokens. begun: the prompt has opened the reasoning.
+        """Return the rules in tokens. `begun` is True if the prompt has already opened the
+        reasoning.
 
-        Raises InvalidRequest for a bad word without a token.
+        Raises InvalidRequest for a bad word that has no tokens.
         """
         thinking = None
         tags = reasoning_tags(tokenizer)
@@ -100,7 +96,7 @@ class AnswerRules:
         return NO_RULES if rules == NO_RULES else rules
 
     def named_tokens(self) -> Iterator[tuple[str, Sequence[int]]]:
-        """Yield the tokens that the client names, by field."""
+        """Yield the token ids that the client listed, by field."""
         yield "allowed_token_ids", self.allowed_token_ids
         if self.no_repeat_ngram is not None:
             yield "vllm_xargs.whitelist_token_ids", self.no_repeat_ngram.spared
@@ -110,7 +106,7 @@ NO_ANSWER_RULES = AnswerRules()
 
 
 def reasoning_tags(tokenizer: Tokenizer) -> tuple[int, int] | None:
-    """Return the tokens that open and close reasoning, if the tokenizer has them."""
+    """Return the tokens that open and close reasoning, or None if the tokenizer lacks them."""
     for tags in THOUGHTS:
         opened, closed = (tokenizer.backend.token_to_id(tag) for tag in (tags.open, tags.close))
         if opened is not None and closed is not None:
@@ -119,8 +115,9 @@ def reasoning_tags(tokenizer: Tokenizer) -> tuple[int, int] | None:
 
 
 def _spellings(tokenizer: Tokenizer, word: str) -> Iterator[tuple[int, ...]]:
-    """Yield a word's tokens at the beginning of a text and after a space. As in vLLM, the latter
-    only count if the first token alone differs.
+    """Yield a word's tokens at the start of a text and after a space.
+
+    As in vLLM, the second is left out unless it has the same length and a different first token.
     """
     word = word.lstrip() or word
     plain = tuple(tokenizer.encode(word))

@@ -1,4 +1,4 @@
-"""News of an answer, as the request manager gives them to dialects."""
+"""The updates of an answer, which the request manager sends to the API handlers."""
 
 from __future__ import annotations
 
@@ -23,38 +23,34 @@ Level = Literal["kv", "embedding", "pixels", "encoder", "none"]
 
 @dataclass(frozen=True, slots=True)
 class FoundImage:
-    """Where image `image` of a request was found, the reasons for misses above, and the cost.
-    `pixels`: still in the arena, encoded again. `encoder`: the outcome of asking an encoder, if
-    any. `tiles`: of an encoded image whose tiles have names, which of them were new; `parts`: what
-    each shows of the image, if known.
+    """Where an image of a request was found, and what it cost.
 
-    The milliseconds are 0 unless spent for this request. `decoded` and `encoded` are the
-    `time.monotonic()` of the ends.
+    The times in milliseconds are 0 unless the work was done for this request.
     """
 
-    image: int
+    image: int  # index in the request
+    # pixels: already decoded, but encoded again; encoder: embedded by an encoder server
     level: Level
-    missed_kv: Missed | None
-    missed_embedding: Missed | None
-    tier: Tier | None
+    missed_kv: Missed | None  # why its KV was not used
+    missed_embedding: Missed | None  # why its embedding was not used
+    tier: Tier | None  # tier of the embedding, if that was found
     decode_ms: float = 0.0
     wait_ms: float = 0.0
     encode_ms: float = 0.0
-    decoded: float = 0.0
-    encoded: float = 0.0
-    encoder: str = ""
+    decoded: float = 0.0  # `time.monotonic()` at the end of decoding
+    encoded: float = 0.0  # `time.monotonic()` at the end of encoding
+    encoder: str = ""  # the result of requesting the embedding from an encoder server, if any
     encoder_ms: float = 0.0
+    # for each tile of an encoded image, whether it was new; empty if tiles have no hashes
     tiles: tuple[bool, ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Part, ...] = ()  # for each tile, the part of the image that it shows, if known
 
 
 class CachedTokens(NamedTuple):
-    """Prompt tokens from the prefix cache. restored: those from other tiers than the device, by
-    tier.
-    """
+    """The prompt tokens that were found in the prefix cache."""
 
     total: int = 0
-    restored: tuple[tuple[Tier, int], ...] = ()
+    restored: tuple[tuple[Tier, int], ...] = ()  # those that were not on the device, by tier
 
 
 NONE_CACHED = CachedTokens()
@@ -62,12 +58,14 @@ NONE_CACHED = CachedTokens()
 
 @dataclass(frozen=True, slots=True)
 class AheadReport:
-    """What a request found ready, and why its prompt broke off from the one before."""
+    """What was precomputed for a request of a session, and where its prompt differs from the
+    previous one.
+    """
 
-    prepared: int = 0  # prompt tokens computed for it ahead of time
-    used: int = 0  # those that it begins with; the others were in vain
-    changed: str = ""  # the first message unlike before, by the client's name for it, and how
-    advice: str = ""  # what the client can do about it
+    prepared: int = 0  # prompt tokens that were computed before the request arrived
+    used: int = 0  # those among them that the prompt starts with
+    changed: str = ""  # the first message that differs from the previous prompt, and how
+    advice: str = ""  # what the client can do to avoid the difference
 
 
 NOTHING_AHEAD = AheadReport()
@@ -75,46 +73,41 @@ NOTHING_AHEAD = AheadReport()
 
 @dataclass(frozen=True, slots=True)
 class AnswerUpdate:
-    """New text and tokens of answer `choice` (0 to n - 1) since its last event. The last event has
-    `finish`.
+    """The text and tokens of one answer since its previous update.
 
-    `parts`: the reasoning, text and tool calls made certain by `text`, in order; `(Text(text),)`
-    for an answer of text alone. Every part has content and is final. `num_tokens` counts all
-    generated tokens, even without text. `stop`: the stop string that ended the answer. `cached`,
-    `found` and `caching` (the request's cache wishes, and their outcome) stand in a choice's first
-    event, and so does `admitted`: `time.monotonic()` when the engine began. `scores`: the prompt's,
-    in the first event of the first answer, before any token. `embedding`: as in `Delta`, until
-    `RequestManager.taken`. `pooled_output`, `draft_counts`: as in `Delta`. `ahead`: in the first
-    event of a request whose session is followed.
+    The last update of an answer has `finish`.
     """
 
-    # the next words
-    choice: int
+    choice: int  # index of the answer, from 0 to n - 1
     text: str = ""
-    num_tokens: int = 0
+    num_tokens: int = 0  # all generated tokens, including those without text
     logprobs: tuple[TokenLogprobs, ...] = ()
-    # the end
     finish: Finish | None = None
-    # the caches
+    # in an answer's first update
     cached: CachedTokens = NONE_CACHED
     found: tuple[FoundImage, ...] = ()
-    # the answer read, and its prompt
+    # reasoning, text and tool calls that are now certain, in order; `(Text(text),)` for an answer
+    # of only text
     parts: tuple[AnswerEvent, ...] = ()
+    # the prompt's, in updates of the first answer before any token
     scores: PromptScores | None = None
-    stop: str | None = None
+    stop: str | None = None  # the stop string that ended the answer
+    # in the first update: the request's cache settings and their results, if any
     caching: CacheReport | None = None
+    # in the first update: `time.monotonic()` when the engine started the request
     admitted: float = 0.0
+    # as in `Delta`; valid until `RequestManager.taken` is called
     embedding: tuple[int, int] | None = None
-    pooled_output: PooledOutput | None = None
-    draft_counts: tuple[DraftCounts, ...] = ()
-    ahead: AheadReport | None = None
+    pooled_output: PooledOutput | None = None  # as in `Delta`
+    draft_counts: tuple[DraftCounts, ...] = ()  # as in `Delta`
+    ahead: AheadReport | None = None  # in the first update of a request in a session
 
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """An answer in flight. `seconds`: since its request arrived. `generated`: tokens so far."""
+    """The progress of an answer in flight."""
 
-    seconds: float
+    seconds: float  # since the request arrived
     prompt_tokens: int
     images: int
-    generated: int
+    generated: int  # answer tokens so far

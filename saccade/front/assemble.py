@@ -1,5 +1,7 @@
-"""Puts a front together from options: checkpoint folder, spec, tokenizer, template, media, engine
-process. The server and `LLM` use it.
+"""Build a `RequestManager` from options. The HTTP server and `LLM` use it.
+
+This loads the checkpoint's spec, tokenizer and chat template, and creates the media code and the
+engine process.
 """
 
 from __future__ import annotations
@@ -50,10 +52,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("saccade")
 
 POOLED_OUTPUT_BYTES = 64 * MIB
-"""Memory for what embeddings, ranks and decisions have read."""
+"""Memory for cached results of embeddings, scores and decisions."""
 UNPROVEN = "only a few prompts were compared with transformers at load"
 UNUSUAL = 61, 67
-"""A size that nobody has asked about, so that the process that answers starts before images do."""
+"""An image size that is not cached yet. Computing its recipe starts the helper process before the
+first image arrives.
+"""
 
 
 def build_front(
@@ -62,10 +66,10 @@ def build_front(
     early: EarlyEngine | None = None,
     plugins: Sequence[Plugin] = (),
 ) -> RequestManager:
-    """Build a front that is still to be started. `early`: its engine, if that has begun. `plugins`:
-    those that requests may ask for.
+    """Build a `RequestManager`, which the caller then starts.
 
-    Call on a running event loop. Raises StartupError for unusable files or options.
+    `early` is the engine process, if it was started before. `plugins` are those that requests may
+    use. Call this on a running event loop. Raises StartupError for unusable files or options.
     """
     with readable(model):
         return _assemble(model, serving, early, plugins)
@@ -124,7 +128,7 @@ def _assemble(
 def find_task(
     wanted: Pooling, folder: Path, spec: FamilySpec, tokenizer: Tokenizer
 ) -> Scoring | None:
-    """Return the task beside chats, if any. Raises ConfigError for one beyond the model."""
+    """Return the scoring task, or None. Raises ConfigError if the model does not support it."""
     files = read_pooling(folder)
     if wanted == "none" or (wanted == "auto" and (files is None or files.task is None)):
         return None
@@ -134,12 +138,12 @@ def find_task(
 
 
 def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:
-    """Return the pixel arena's bytes, the least possible for a model without images.
+    """Return the size of the pixel arena in bytes: one memory page for a model without images.
 
-    Raises ConfigError if the model's largest image, as uint8 RGB, exceeds it.
+    Raises ConfigError if the model's largest image, as uint8 RGB, does not fit.
 
-    The need stays the same whatever `max_image_pixels` is, because that bounds received images, and
-    a request's `min_pixels` enlarges an image up to the model's bound.
+    The size does not depend on `max_image_pixels`, which limits images as received. With
+    `min_pixels`, a request can enlarge an image up to the model's limit.
     """
     if not spec.sees_images:
         return mmap.PAGESIZE
@@ -159,13 +163,13 @@ def arena_bytes(media: MediaOptions, spec: FamilySpec) -> int:
 
 
 def describe_media_limits(media: MediaOptions) -> tuple[tuple[str, str], ...]:
-    """Return the front's decisions about received images, for people: (name, value)."""
+    """Describe the limits on received images in words, as (name, value) pairs."""
     processes = f"{media.workers} process" + ("es" if media.workers > 1 else "")
     return (("sent images", f"{media.max_image_pixels} pixels at most, decoded by {processes}"),)
 
 
 def engine_parts(serving: ServeOptions, plugins: Sequence[Plugin]) -> dict[str, dict[str, Any]]:
-    """Return the options of plugins that have a part in the engine, by the plugin's name."""
+    """Return the options of plugins that extend the engine, by plugin name."""
     return {
         plugin.name: msgspec.to_builtins(serving.of(option_groups()[plugin]))
         for plugin in plugins
@@ -174,7 +178,7 @@ def engine_parts(serving: ServeOptions, plugins: Sequence[Plugin]) -> dict[str, 
 
 
 def check_proven(spec: FamilySpec, folder: Path, settings: ParitySettings) -> None:
-    """Raise ConfigError for an unproven architecture unless the user allows it."""
+    """Raise ConfigError for an architecture that no test covers, unless the user allows it."""
     if not (name := spec.unproven):
         return
     if settings.parity == "auto":
@@ -189,9 +193,10 @@ def check_proven(spec: FamilySpec, folder: Path, settings: ParitySettings) -> No
 def parity_check(
     front: RequestManager, model: str, options: ServeOptions
 ) -> Callable[[], Awaitable[None]] | None:
-    """Return the comparison that `--parity generate` asks for once a front has started.
+    """Return the function that implements `--parity generate`, to be called once the front has
+    started.
 
-    Raises ConfigError where no plugin compares answers.
+    Returns None without that option. Raises ConfigError if no plugin implements it.
     """
     if options.of(ParitySettings).parity != "generate":
         return None
@@ -202,7 +207,7 @@ def parity_check(
 
 
 def _metadata_folder(tiers: TierSettings) -> Path | None:
-    """Return the folder of image metadata that outlives the server, if embeddings do."""
+    """Return the directory for image metadata, if embeddings are cached on disk."""
     disk = tiers.embedding_disk
     if disk is None or disk.nbytes == 0:
         return None
@@ -210,7 +215,9 @@ def _metadata_folder(tiers: TierSettings) -> Path | None:
 
 
 def check_role(role: Role, spec: FamilySpec, adapters: AdapterSettings) -> None:
-    """Raise ConfigError if a role other than all has adapters or a model without a vision tower."""
+    """Raise ConfigError if a role other than all is used with adapters, or with a model without a
+    vision encoder.
+    """
     if role != "all" and adapters.lora:
         raise ConfigError(f"--lora: adapters are for --role all, not for {role}")
     if role != "all" and not spec.sees_images:

@@ -1,12 +1,11 @@
-"""Places where a client wants the prompt kept in the caches, and the times, in both APIs' words.
-
-Owns the schemas for marks, and their effect.
+"""Cache breakpoints: up to where and for how long a client wants the prompt kept in the caches.
 
     {"cache_control": {"type": "ephemeral", "ttl": "5m"}}               Anthropic's; 5 minutes
     {"prompt_cache_breakpoint": {"mode": "explicit", "ttl": "30m"}}     OpenAI's; 30 minutes
 
-Both may stand on a part, on a message (after its last part) and on a tool (after all tools and the
-system's messages). Their ttl is a second to a day. A hit begins the time anew.
+Both are allowed on a part, on a message (meaning after its last part) and on a tool (meaning after
+all tools and the system messages). Their ttl is from a second to a day. A cache hit restarts the
+time.
 """
 
 from __future__ import annotations
@@ -23,32 +22,33 @@ from saccade.front.fields import Reader
 from saccade.front.unread_fields import AnyFields, IgnoredFields, UnsupportedFields
 
 Lifetime = str
-"""So many seconds, minutes or hours: "30s", "5m", "12h"; checked by `seconds_of`."""
+"""A number of seconds, minutes or hours, such as "30s", "5m" or "12h". `seconds_of` checks it."""
 _MAX_NUMBER = 5
 _UNIT = {"s": 1, "m": 60, "h": 3600}
 _EPHEMERAL, _EXPLICIT = 300, 1800
-"""Seconds of marks that say nothing, in Anthropic's and in OpenAI's words."""
+"""Default seconds of Anthropic's and of OpenAI's breakpoints."""
 
 
 class CacheControl(AnyFields):
-    """Anthropic's mark: keep the prompt up to this place."""
+    """Anthropic's breakpoint: keep the prompt up to here."""
 
     type: Literal["ephemeral"] = "ephemeral"
     ttl: Lifetime | None = None
 
 
 class PromptCacheBreakpoint(AnyFields):
-    """OpenAI's mark: keep the prompt up to this place. ttl: default as in `prompt_cache_options`,
-    else 30m.
+    """OpenAI's breakpoint: keep the prompt up to here.
+
+    The default of ttl is that of `prompt_cache_options`, or else 30m.
     """
 
     mode: Literal["explicit"] = "explicit"
-    """Always explicit, because the mark itself asks."""
+    """Always explicit."""
     ttl: Lifetime | None = None
 
 
 class PromptCacheOptions(Struct, forbid_unknown_fields=True):
-    """What the caches keep of a prompt that has no marks of its own, and for how long."""
+    """What to keep in the caches if the prompt has no breakpoints, and for how long."""
 
     mode: Literal["implicit", "explicit"] = "implicit"
     """implicit keeps the whole prompt. explicit keeps what precedes breakpoints."""
@@ -61,14 +61,14 @@ class PromptCacheOptions(Struct, forbid_unknown_fields=True):
 
 
 class Marked(UnsupportedFields, kw_only=True):
-    """A message or a text that may carry a mark."""
+    """A message or a text, which may have a breakpoint."""
 
     cache_control: CacheControl | None = None
     prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
 
 
 class MarkedMedia(IgnoredFields, kw_only=True):
-    """An image, a video or a file that may carry a mark."""
+    """An image, a video or a file, which may have a breakpoint."""
 
     cache_control: CacheControl | None = None
     prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
@@ -80,37 +80,35 @@ _MARKED: Reader[Marked] = Reader(Marked)
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """seconds: by default as in `prompt_cache_options`, or 30 minutes. message, part: the mark
-    stands after this part. Without a part, it stands after the message; without a message, after
-    the tools.
-    """
+    """One breakpoint. It is after part `part`, or after message `message`, or after the tools."""
 
-    place: str
-    seconds: int | None
-    strict: bool
+    place: str  # path in the client's request
+    seconds: int | None  # None: as in `prompt_cache_options`, or 30 minutes
+    strict: bool  # Anthropic's, of which more than four are an error
     message: int | None = None
     part: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CacheRequest:
-    """A request's cache settings beside its marks."""
+    """A request's cache settings, in addition to its breakpoints."""
 
-    seconds: int = 0  # time to keep the whole prompt; 0: drop it
-    default: int = _EXPLICIT  # seconds for marks without a time
-    place: str = ""  # the client's name for this request
+    seconds: int = 0  # how long to keep the whole prompt; 0: not at all
+    default: int = _EXPLICIT  # seconds for breakpoints without a time
+    place: str = ""  # the field with the setting for the whole prompt
     strict: bool = False
-    diagnose: bool = False  # explain why less was found than possible
-    family: str = ""  # the name of prompts with a common beginning
-    prewarm: bool = False  # only to cache the prompt
+    diagnose: bool = False  # explain why the cache held less than it could
+    family: str = ""  # the client's name for prompts with a common prefix
+    prewarm: bool = False  # only compute and cache the prompt
 
 
 NO_CACHE_REQUEST = CacheRequest()
 
 
 def seconds_of(ttl: str, place: str) -> int:
-    """Return the seconds that a time such as 5m means. Raises InvalidRequest for a malformed or too
-    long time.
+    """Return the seconds in a duration such as 5m.
+
+    Raises InvalidRequest if it is malformed or longer than a day.
     """
     number, unit = ttl[:-1], ttl[-1:]
     is_time = len(number) <= _MAX_NUMBER and number.isdecimal() and unit in _UNIT
@@ -125,7 +123,7 @@ def seconds_of(ttl: str, place: str) -> int:
 
 
 def read_mark(marked: Marked | MarkedMedia, place: str, part: int | None = None) -> Mark:
-    """Read the mark that a part or message carries. Raises InvalidRequest as `seconds_of`."""
+    """Read the breakpoint of a part or message. Raises InvalidRequest as `seconds_of` does."""
     control, point = marked.cache_control, marked.prompt_cache_breakpoint
     if control is not None:
         return control_mark(control, f"{place}.cache_control", part)
@@ -136,21 +134,22 @@ def read_mark(marked: Marked | MarkedMedia, place: str, part: int | None = None)
 
 
 def control_mark(control: CacheControl, place: str, part: int | None = None) -> Mark:
-    """Read Anthropic's mark at `place`. Raises InvalidRequest as `seconds_of`."""
+    """Read Anthropic's breakpoint at `place`. Raises InvalidRequest as `seconds_of` does."""
     seconds = seconds_of(control.ttl, place) if control.ttl is not None else _EPHEMERAL
     return Mark(place, seconds, True, None, part)
 
 
 def read_tool_marks(tools: Sequence[Any] | None) -> tuple[Mark, ...]:
-    """Read the marks on a request's tools. Raises InvalidRequest for a malformed mark."""
+    """Read the breakpoints on a request's tools. Raises InvalidRequest if one is malformed."""
     given = ((f"tools[{index}]", tool) for index, tool in enumerate(tools or ()))
     marks = (loose_mark(tool, place) for place, tool in given if isinstance(tool, Mapping))
     return tuple(mark for mark in marks if mark is not None)
 
 
 def loose_mark(holder: Mapping[str, Any], place: str, part: int | None = None) -> Mark | None:
-    """Read the mark among the keys of an object outside any schema. Raises InvalidRequest for a
-    malformed mark.
+    """Read the breakpoint from an object that has no schema, such as a tool.
+
+    Raises InvalidRequest if it is malformed.
     """
     given = {name: holder[name] for name in _NAMES & holder.keys() if holder[name] is not None}
     return read_mark(_MARKED.value(given, place), place, part) if given else None
@@ -163,7 +162,7 @@ def read_cache_request(
     diagnose: bool,
     family: str,
 ) -> CacheRequest:
-    """Read the cache fields of a request. Raises InvalidRequest as `seconds_of`."""
+    """Read the cache fields of a request. Raises InvalidRequest as `seconds_of` does."""
     default, seconds, place = _EXPLICIT, 0, ""
     if retention is not None:
         seconds = MAX_TTL if retention == "24h" else _EPHEMERAL
@@ -181,10 +180,11 @@ def read_cache_request(
 
 
 def choose(marks: Iterable[Mark], cache_request: CacheRequest) -> Sequence[Mark]:
-    """Return the valid marks in order: the last four, counting the request for the whole prompt.
+    """Return the breakpoints that are used, in order: the last four, including the one at the end
+    of the prompt if the request asks for it.
 
-    Raises InvalidRequest for more than four Anthropic marks, as its own API does. OpenAI's marks
-    stay in a conversation, and the last ones count.
+    Raises InvalidRequest for more than four of Anthropic's, as its own API does. OpenAI's remain in
+    a conversation as it grows, so the last ones are used.
     """
     every = list(marks)
     if cache_request.seconds and not any(mark.place == cache_request.place for mark in every):

@@ -1,6 +1,6 @@
-"""Questions to the engine beside requests: changes of the weights, and pauses.
+"""Changes to the engine that affect all requests: new weights, adapters, pauses and sleep.
 
-Owns the questions that await their answer. One event loop, without locks.
+Everything runs on one event loop, so there are no locks.
 """
 
 from __future__ import annotations
@@ -19,45 +19,48 @@ PauseMode = Literal["abort", "wait", "keep"]
 
 
 class EngineChanges:
-    """Ask the engine for changes that concern all requests. `tell` raises EngineUnavailable."""
+    """Sends changes to the engine, and waits for the results. `tell` sends a message, and may raise
+    EngineUnavailable.
+    """
 
     def __init__(self, tell: Callable[[ToEngine], None]) -> None:
-        self.paused = False  # a pause was asked for and has yet to end
-        self.asleep: Sequence[Memory] = ()  # the memory given back
-        self._tell = tell
+        self.paused = False  # a pause was requested and has not ended
+        self.asleep: Sequence[Memory] = ()  # the kinds of memory that are released
+        self._send = tell
         self._ids = count(1)
         self._asked: dict[int, asyncio.Future[Changed]] = {}
 
     def request_change(self, change: Change) -> asyncio.Future[Changed]:
         id = next(self._ids)
-        return self._say(id, Alter(id, change))
+        return self._request(id, Alter(id, change))
 
     async def pause(self, mode: PauseMode) -> None:
-        """Pause the engine and return once it computes nothing.
+        """Pause the engine, and return once it computes nothing.
 
-        abort: requests in flight end with an error; wait: answered first; keep: continued after the
-        pause.
+        `mode` is what happens to requests in flight. abort: they fail. wait: they are finished
+        first. keep: they continue after the pause.
         """
         id = next(self._ids)
         self.paused = True
-        await self._say(id, Pause(id, mode))
+        await self._request(id, Pause(id, mode))
 
     async def resume(self) -> None:
-        """Resume, and return once requests are computed again. Raises InvalidRequest."""
+        """Resume, and return once requests are computed again. Raises InvalidRequest if asleep."""
         if self.asleep:
             raise InvalidRequest(
                 f"asleep ({', '.join(self.asleep)}): wake the server first (POST /wake_up)"
             )
         id = next(self._ids)
         self.paused = False
-        await self._say(id, Resume(id))
+        await self._request(id, Resume(id))
 
     async def update_weights(self, folder: str) -> bool:
-        """Switch to the checkpoint in `folder`. Returns True if image embeddings stay valid. The
-        engine is paused. Raises InvalidRequest.
+        """Switch to the checkpoint in `folder`. The engine must be paused.
+
+        Returns True if cached image embeddings stay valid. Raises InvalidRequest.
         """
         changed = await self.request_change(Change("weights", folder=folder))
-        self._heed(changed)
+        self._update_asleep(changed)
         if changed.error:
             raise InvalidRequest(changed.error, "model_path", "weights_unchanged")
         return not changed.tower
@@ -65,9 +68,10 @@ class EngineChanges:
     async def sleep(
         self, memory: Sequence[Memory], mode: PauseMode, *, lightly: bool = False
     ) -> None:
-        """Pause the engine and give memory back. lightly: only the weights on an accelerator.
+        """Pause the engine and release memory. With `lightly`, release only weights on an
+        accelerator.
 
-        Raises InvalidRequest, before it has ended any request.
+        Raises InvalidRequest if that is not possible, before any request is affected.
         """
         trial = Change("may sleep", memory=tuple(memory), lightly=lightly)
         changed = await self.request_change(trial)
@@ -75,44 +79,45 @@ class EngineChanges:
             before = self.paused
             await self.pause(mode)
             changed = await self.request_change(replace(trial, kind="sleep"))
-            self._heed(changed)
+            self._update_asleep(changed)
             if changed.error and not before:
                 await self.resume()
         if changed.error:
             raise InvalidRequest(changed.error, None, "cannot_sleep")
 
     async def wake(self, memory: Sequence[Memory]) -> bool:
-        """Take memory again, and end the pause once the engine holds all of it. Returns True if
-        image embeddings stay valid. Raises InvalidRequest.
+        """Allocate released memory again, and end the pause once the engine has all of it.
+
+        Returns True if cached image embeddings stay valid. Raises InvalidRequest.
         """
         changed = Changed()
         if self.asleep:
             changed = await self.request_change(Change("wake", memory=tuple(memory)))
-            self._heed(changed)
+            self._update_asleep(changed)
         if changed.error:
             raise InvalidRequest(changed.error, None, "cannot_wake")
         if not self.asleep:
             await self.resume()
         return not changed.tower
 
-    def _heed(self, changed: Changed) -> None:
+    def _update_asleep(self, changed: Changed) -> None:
         self.asleep = changed.asleep
 
     def hear(self, altered: Altered) -> None:
-        """Pass the engine's answer to whoever waits for it."""
+        """Complete the change that the engine has reported."""
         waiting = self._asked.pop(altered.id, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(altered.changed)
 
     def fail(self, reason: str) -> None:
-        """Fail every wait with EngineUnavailable: the engine has stopped answering."""
+        """Fail every pending change with EngineUnavailable, because the engine has failed."""
         for waiting in self._asked.values():
             if not waiting.done():
                 waiting.set_exception(EngineUnavailable(reason))
-                waiting.exception()  # perhaps nobody waits for it
+                waiting.exception()  # avoids a log entry if the caller has gone
         self._asked.clear()
 
-    def _say(self, id: int, message: ToEngine) -> asyncio.Future[Changed]:
-        self._tell(message)
+    def _request(self, id: int, message: ToEngine) -> asyncio.Future[Changed]:
+        self._send(message)
         self._asked[id] = asyncio.get_running_loop().create_future()
         return self._asked[id]

@@ -1,8 +1,8 @@
-"""Messages and content parts in OpenAI's form: JSON over HTTP, or Python objects.
+"""Messages and content parts in OpenAI's format, as JSON or as Python objects.
 
-Owns the schemas for messages and text, and reads them into `conversation.Message`s;
-`image_parts.py` and `video_parts.py` have the other parts, `unread_fields.py` the names that are
-not read.
+This module has the schemas of messages and texts, and converts them to `conversation.Message`.
+`image_parts.py` and `video_parts.py` have the other parts, and `unread_fields.py` the fields that
+are not read.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from saccade.front.video_parts import InputVideoPart, VideoPart, VideoURLPart, r
 
 MAX_NAME = 512
 MAX_CALLS = 256
-"""Tool calls of one message."""
+"""Maximum tool calls in one message."""
 
 
 # ---- schemas
 
 
 class TextPart(Marked, tag_field="type", tag="text", kw_only=True):
-    """Text within a message."""
+    """Text in a message."""
 
     text: str
 
 
 class InputTextPart(Marked, tag_field="type", tag="input_text", kw_only=True):
-    """Text, under the Responses API's name."""
+    """Text, as named in the Responses API."""
 
     text: str
 
 
 class RefusalPart(Marked, tag_field="type", tag="refusal", kw_only=True):
-    """An earlier answer that refused: text to this model."""
+    """An earlier answer that was a refusal. The model reads it as text."""
 
     refusal: str
 
@@ -76,7 +76,7 @@ Name = Annotated[str, Meta(max_length=MAX_NAME)]
 
 
 class FunctionCall(AnyFields):
-    """A call made by the assistant. `arguments` are JSON text, or the object itself."""
+    """A call by the assistant."""
 
     name: Name
     arguments: str | dict[str, Any] = ""
@@ -93,7 +93,7 @@ class ToolCall(AnyFields):
 
 
 class ChatMessage(Marked, kw_only=True):
-    """A message in any role. refusal: an answer's text, in place of absent content."""
+    """A message in any role."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[str | ContentPart] | None = None
@@ -112,7 +112,7 @@ class ChatMessage(Marked, kw_only=True):
         | None
     ) = None
     """Images before the content. Each is a URL, base64, or an image_url part."""
-    refusal: Any = None
+    refusal: Any = None  # the text of an answer that has no content
     function_call: Unread = None
     """Refused unless empty. Use tool_calls."""
     functions: Unread = None
@@ -130,7 +130,7 @@ _PART: Reader[ContentPart] = Reader(ContentPart)
 
 
 class _Content(Struct):
-    """A message's or a part's text, still as JSON."""
+    """A message's or a part's text, as undecoded JSON."""
 
     content: msgspec.Raw = msgspec.Raw()
     text: msgspec.Raw = msgspec.Raw()
@@ -144,15 +144,19 @@ _PARTS = json_decoder(list[_Content])
 
 
 _BYTES_PER_TOKEN = 256
-"""A message whose text is longer than this for each token of the context is not even built."""
+"""Maximum text bytes of a message per token of the context. A message with more is not even
+decoded.
+"""
 
 
 # ---- messages
 
 
 def check_lengths(raws: Sequence[msgspec.Raw], context_length: int, param: str) -> None:
-    """Refuse messages (or items) that are too long for this context, however tokenised, before
-    building one. Raises InvalidRequest that names `param`.
+    """Raise InvalidRequest that names `param` if messages (or items) are certain to exceed the
+    context.
+
+    This is checked before any message is decoded.
     """
     if len(raws) > context_length:
         has = f"{len(raws)} entries of {param}, each of a token at least"
@@ -164,21 +168,22 @@ def check_lengths(raws: Sequence[msgspec.Raw], context_length: int, param: str) 
 
 
 def message_from_json(raw: msgspec.Raw, place: str, defaults: PartDefaults) -> Message:
-    """Read a request's message. Raises InvalidRequest that names the fault below `place`."""
+    """Read a message of a request. Raises InvalidRequest that names the field below `place`."""
     try:
         message = _MESSAGE.json(raw, place)
     except InvalidRequest as error:
         given = None
         with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             given = msgspec.json.decode(raw)
-        _name_kinds(given, place)
+        _reject_audio(given, place)
         raise error
     return _message(message, place, defaults)
 
 
 def text_bytes(raw: msgspec.Raw) -> int:
-    """Count the bytes of JSON text in a message, without building it or counting its images.
-    Returns 0 for a message in an unusual form.
+    """Count the bytes of JSON text in a message, without images and without building the message.
+
+    Returns 0 for a message of an unexpected form.
     """
     try:
         message = _CONTENT.decode(raw)
@@ -195,8 +200,8 @@ def text_bytes(raw: msgspec.Raw) -> int:
 def message_from_object(given: Mapping[str, Any], place: str) -> Message:
     """Read a message from Python objects.
 
-    Parts may also be images themselves (`source_from_object`). Raises as `message_from_json`, and
-    ImageError for an object other than an image.
+    A part may also be an image itself (see `source_from_object`). Raises as `message_from_json`
+    does, and ImageError for an object that is not an image.
     """
     fields = dict(given)
     content = fields.get("content")
@@ -209,12 +214,12 @@ def message_from_object(given: Mapping[str, Any], place: str) -> Message:
             else {"type": "image", "image": part}
             for part in content
         ]
-    _name_kinds(fields, place)
+    _reject_audio(fields, place)
     return _message(_MESSAGE.value(fields, place), place, NO_DEFAULTS)
 
 
 def image_part(given: object) -> ContentPart:
-    """Read a content part from Python: a part, or an image. Raises InvalidRequest."""
+    """Read a content part or an image from Python. Raises InvalidRequest."""
     if isinstance(given, Mapping):
         return _PART.value(dict(given), "content")
     return ImageObjectPart(image=given)
@@ -223,14 +228,14 @@ def image_part(given: object) -> ContentPart:
 def read_parts(
     content: str | Sequence[str | ContentPart], place: str, defaults: PartDefaults
 ) -> tuple[Part, ...]:
-    """Read content outside a message. Raises InvalidRequest that names the fault."""
+    """Read content that is not in a message. Raises InvalidRequest that names the field."""
     if isinstance(content, str):
         return (MessageText(content, place),)
     return tuple(_part(part, f"{place}[{i}]", defaults) for i, part in enumerate(content))
 
 
-def _name_kinds(message: object, place: str) -> None:
-    """Raise InvalidRequest with a remedy for the first audio or video part."""
+def _reject_audio(message: object, place: str) -> None:
+    """Raise InvalidRequest with advice for the first audio part."""
     content = message.get("content") if isinstance(message, dict) else None
     for number, part in enumerate(content if isinstance(content, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else None
@@ -251,7 +256,7 @@ def _message(message: ChatMessage, place: str, defaults: PartDefaults) -> Messag
         reasoning = message.reasoning
     said = message.content
     if said is None and message.role in ("assistant", "tool"):
-        said = _unsaid(message, reasoning)
+        said = _missing_content(message, reasoning)
     elif said is None and not message.images:
         raise missing(f"{place}.content")
     fields: dict[str, Any] = {}
@@ -263,7 +268,7 @@ def _message(message: ChatMessage, place: str, defaults: PartDefaults) -> Messag
         fields["reasoning_content"] = reasoning
     if message.tool_calls:
         fields["tool_calls"] = _tool_calls(message.tool_calls)
-    # Chat templates know the role by its older name.
+    # Chat templates use the older name of this role.
     role = "system" if message.role == "developer" else message.role
     where = f"{place}.content"
     images = message.images if isinstance(message.images, list) else ()
@@ -278,9 +283,10 @@ def _message(message: ChatMessage, place: str, defaults: PartDefaults) -> Messag
     return Message(role, (*shown, *content), fields, marks, where)
 
 
-def _unsaid(message: ChatMessage, reasoning: str | None) -> str | None:
-    """Return the content for a message without any: its refusal, or "", or None where other fields
-    replace it.
+def _missing_content(message: ChatMessage, reasoning: str | None) -> str | None:
+    """Return the content of a message without any: its refusal, or "".
+
+    Returns None if the message has tool calls or reasoning instead.
     """
     if message.role == "assistant" and isinstance(message.refusal, str) and message.refusal:
         return message.refusal
@@ -290,7 +296,7 @@ def _unsaid(message: ChatMessage, reasoning: str | None) -> str | None:
 def _shown(
     images: Sequence[str | ImagePart], place: str, defaults: PartDefaults
 ) -> tuple[Part, ...]:
-    """Read the images beside the content, each a URL, base64, or a part."""
+    """Read the images of the field `images`. Each is a URL, base64, or an image_url part."""
     parts = (ImagePart(image_url=each) if isinstance(each, str) else each for each in images)
     return tuple(read_image(part, f"{place}.images[{i}]", defaults) for i, part in enumerate(parts))
 
@@ -300,7 +306,9 @@ def _tool_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
 
 
 def _marks(message: ChatMessage, place: str, before: int) -> Iterator[Mark]:
-    """Yield the marks on the parts, behind `before` others, then the message's own."""
+    """Yield the breakpoints on the parts, which follow `before` other parts, then the message's
+    own.
+    """
     for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
         if not isinstance(part, str) and _is_marked(part):
             yield read_mark(part, f"{place}.content[{number}]", before + number)

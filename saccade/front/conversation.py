@@ -1,7 +1,7 @@
-"""A conversation as every dialect's reader builds it: messages, parts, tools, marks.
+"""A conversation, as the readers of all APIs build it: messages, parts, tools and cache
+breakpoints.
 
-Owns the types in which the APIs meet. Each message and each part carries its place in the client's
-own body, so that any later refusal names it.
+Each message and part has its path in the client's request, so that later errors can name it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MessageText:
-    """Text within a message, and its place in the client's body."""
+    """Text in a message."""
 
     text: str
-    place: str = ""
+    place: str = ""  # path in the client's request
 
 
 Part = MessageText | Source | SentFile
-"""A piece of a message: text, an image, a video, or a file that has yet to be opened
+"""A part of a message: text, an image, a video, or a file that is still unopened
 (`steps/open_files.py`).
 """
 
@@ -47,18 +47,18 @@ def _characters(values: Mapping[str, Any]) -> int:
 class Message:
     """One message.
 
-    `fields` go to the template unchanged: tool_calls, tool_call_id, name, reasoning_content.
+    `fields` are passed to the template unchanged: tool_calls, tool_call_id, name,
+    reasoning_content.
     """
 
     role: str
     content: str | tuple[Part, ...] | None
     fields: Mapping[str, Any] = field(default_factory=dict)
-    marks: tuple[Mark, ...] = ()  # places up to which the client wants the prompt kept
-    place: str = ""  # the content's path in the client's body, e.g. "messages[2].content".
-    # of features. `num_characters`: in the text and the fields. `media`: all parts but texts, in
-    # order.
-    extras: Extras = ()
-    num_characters: int = field(init=False, compare=False)
+    marks: tuple[Mark, ...] = ()  # cache breakpoints in the message
+    place: str = ""  # path of the content in the client's request, e.g. "messages[2].content"
+    extras: Extras = ()  # values for plugins
+    num_characters: int = field(init=False, compare=False)  # in the text and the fields
+    # all parts except texts, in order
     media: tuple[Source | SentFile, ...] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class Message:
         return self.content if isinstance(self.content, tuple) else ()
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message as chat templates take it, with absent values left out."""
+        """Return the message in the form that chat templates expect, without absent values."""
         message: dict[str, Any] = {"role": self.role, **self.fields}
         if isinstance(self.content, tuple):
             message["content"] = [_for_template(part) for part in self.content]
@@ -97,43 +97,42 @@ def _for_template(part: Part) -> dict[str, Any]:
 
 
 def tool_call(id: str | None, name: str, arguments: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a past tool call for the template. JSON arguments become an object."""
+    """Convert an earlier tool call for the template. Arguments in JSON become an object."""
     if isinstance(arguments, str):
         try:
             parsed = msgspec.json.decode(arguments)
             arguments = parsed if isinstance(parsed, dict) else arguments
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass  # a model's own broken call, sent back: the template prints the text
+            pass  # the model had written invalid JSON: the template gets the text
     named = {"id": id} if id is not None else {}
     return {**named, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation to be rendered by the chat template.
+    """A conversation to be rendered with the chat template.
 
-    `tools`: None if the client sends neither tools nor a choice. `variables` are the client's own
-    for the template. effort, verbosity, thinks: `reasoning_effort`, `verbosity` and
-    `enable_thinking`, whose meaning is the template's. `num_characters`: in the template's whole
-    input. Counting takes a while, so a large chat is built beside the event loop. `media`: images,
-    videos and files, in the template's order. `sources`: images and videos alone. `files`: still
-    to be opened. `marks`: all marks in order, tools' first.
+    Counting its characters takes a while, so a large chat is built in a thread.
     """
 
     messages: tuple[Message, ...]
-    tools: ToolSet | None = None
+    tools: ToolSet | None = None  # None if the client sent neither tools nor a tool choice
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    # `reasoning_effort`, `verbosity` and `enable_thinking`, which the template interprets
     effort: str | None = None
     verbosity: str | None = None
     thinks: bool | None = None
+    # additional variables for the template
     variables: Mapping[str, Any] = field(default_factory=dict)
     tool_marks: tuple[Mark, ...] = ()
-    num_characters: int = field(init=False, compare=False)
+    num_characters: int = field(init=False, compare=False)  # in everything that the template gets
+    # images, videos and files, in order
     media: tuple[Source | SentFile, ...] = field(init=False, compare=False)
-    sources: tuple[Source, ...] = field(init=False, compare=False)
+    sources: tuple[Source, ...] = field(init=False, compare=False)  # images and videos
     videos: tuple[VideoSource, ...] = field(init=False, compare=False)
-    files: tuple[SentFile, ...] = field(init=False, compare=False)
+    files: tuple[SentFile, ...] = field(init=False, compare=False)  # not opened yet
+    # all breakpoints in order, starting with those of the tools
     marks: tuple[Mark, ...] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -164,17 +163,17 @@ class Chat:
 
     @property
     def has_switches(self) -> bool:
-        """Return True if the request says how much to reason or to write."""
+        """True if the request sets reasoning effort, verbosity or thinking."""
         return any(each is not None for each in (self.effort, self.verbosity, self.thinks))
 
     @property
     def goes_on(self) -> bool:
-        """Return True if the chat holds an earlier answer."""
+        """True if the chat contains an earlier answer."""
         return len(self.messages) > 1 and any(m.role == "assistant" for m in self.messages)
 
     def place_of(self, message: int, part: int | None) -> str:
-        """Return the client's name for a message offset: the tools, a message's content, or a part
-        within it.
+        """Return the path of the tools, of a message's content, or of a part in it, in the client's
+        request.
         """
         if message == TOOLS:
             return "tools"
@@ -185,4 +184,4 @@ class Chat:
 
 
 NO_CHAT = Chat(())
-"""The conversation of a prompt that is a text or tokens."""
+"""The conversation of a request whose prompt is a text or tokens."""

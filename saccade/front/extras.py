@@ -1,4 +1,4 @@
-"""What a request carries for features that shared code does not name: values read by their type."""
+"""Values that a request carries for plugins. Shared code looks them up by type."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import ClassVar, Protocol, TypeVar
 
 
 class Extra(Protocol):
-    """A value that belongs to a feature. NAME: the feature's and, behind a dot, the value's."""
+    """A value of a plugin. NAME is the plugin's name, optionally followed by a dot and the value's
+    own.
+    """
 
     NAME: ClassVar[str]
 
@@ -22,10 +24,10 @@ def find_extra(extras: Extras, kind: type[E]) -> E | None:
 
 
 def extras_of(*given: Extra | None) -> Extras:
-    """Return these values, without None."""
+    """Return the arguments without None."""
     return tuple(each for each in given if each is not None)
 
 
 def with_extra(extras: Extras, value: Extra) -> Extras:
-    """Return extras with one more value, which replaces another of its type."""
+    """Return extras with `value` added, which replaces another of its type."""
     return (*(each for each in extras if type(each) is not type(value)), value)

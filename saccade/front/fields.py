@@ -1,9 +1,9 @@
-"""Reads JSON and Python values into typed fields: one home for HTTP bodies and for `LLM`.
+"""Read JSON or Python values into typed fields. HTTP bodies and `LLM` both use it.
 
-Owns what every field tolerates (null for "not given", 8.0 for 8), the range of integers, addresses
-of images and videos (by URL, uploaded file or base64), and the words of refusals. These are
-msgspec's own, with the field in `param` and named first. Names that no class has are judged by
-`unread_fields.py`. Knows no field but `type`, which tells parts apart.
+This module has the rules that apply to every field: null means "not given", 8.0 is accepted for 8,
+integers have 64 bits, and images and videos are addressed by URL, uploaded file or base64. Errors
+have msgspec's messages, prefixed by the path of the field, which is also in `param`.
+`unread_fields.py` decides about names that no class declares.
 """
 
 from __future__ import annotations
@@ -29,41 +29,43 @@ Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
 _MAX_DROPPED = 32
-"""Unknown names in one value that may change nothing."""
-_SOMETHING = re.compile(
+"""Maximum number of unknown fields without effect that are ignored in one value."""
+_NOT_EMPTY = re.compile(
     r"Expected `(?:array|str|object)` of length <= 0|Expected `str \| object \| array \| null`"
 )
 
 _VERBATIM = frozenset({"arguments", "input", "input_schema", "schema"})
-"""Objects that are the client's own, in which null says something."""
+"""Objects of the client's own, in which null is kept because it has a meaning."""
 
 _CHOICE = re.compile(r"Invalid enum value|Invalid value '|Expected `null`,")
 _AUDIO = "audio is not taken: this model reads images and text"
 UNSEEN = {
     **dict.fromkeys(("input_audio", "audio_url", "audio"), _AUDIO),
 }
-"""Parts of other models, and what to do instead."""
+"""Content part types of other models, with what to do instead."""
 _TAG = re.compile(r"Invalid value '(\w+)'")
 _FIELD = re.compile(r"Object (?:contains unknown|missing required) field `(.*?)`", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`", re.DOTALL)
 _STEP = re.compile(r"\[(\d+)\]|\.?([^.\[]+|\[\.\.\.\])")
 _QUOTED = re.compile(r"Expected `(?:int|float|bool)\b.*, got `str`")
 _SEARCHED, _MAX_ESCAPES = 4 << 20, 1 << 16
-"""Bytes of a text, and escapes in them, that are searched for why it is no JSON."""
+"""Bytes of a text, and escapes in it, that are searched for an unpaired surrogate."""
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F]|u([dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
 )
-"""One escape, or a pair of surrogates. The group: half of a pair. It begins with one character,
-which is found fast.
+"""One escape, or a pair of surrogates. The group matches an unpaired surrogate. The pattern starts
+with a literal character, which makes the search fast.
 """
 
 
 class Reader(Generic[V]):
-    """Reads values of one type. What it needs is made at first use, for a server has 390."""
+    """Reads values of one type. Its decoder and schema are built at first use, because a server has
+    390 readers.
+    """
 
     def __init__(self, kind: Any) -> None:
-        """Read values as `kind`: anything that msgspec decodes."""
+        """`kind` is any type that msgspec can decode."""
         self._kind = kind
 
     @cached_property
@@ -91,9 +93,9 @@ class Reader(Generic[V]):
         return self.value(value, path)
 
     def value(self, value: object, path: str) -> V:
-        """Convert a Python value. Raises as `json`."""
+        """Convert a Python value. Raises as `json` does."""
         try:
-            return self._convert(_tidy(value), path)
+            return self._convert(_normalize(value), path)
         except RecursionError as error:
             raise not_json(error, b"", path) from None
 
@@ -110,21 +112,23 @@ class Reader(Generic[V]):
         raise explain(message, self._schema, path)
 
 
-def _tidy(value: Any) -> Any:
-    """Return the value without null keys, and with whole floats as integers."""
+def _normalize(value: Any) -> Any:
+    """Return `value` without null keys, and with integers instead of integral floats."""
     if isinstance(value, dict):
         return {
-            key: each if key in _VERBATIM else _tidy(each)
+            key: each if key in _VERBATIM else _normalize(each)
             for key, each in value.items()
             if each is not None
         }
     if isinstance(value, list):
-        return [_tidy(each) for each in value]
+        return [_normalize(each) for each in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _drop_unread(value: Any, message: str) -> bool:
-    """Remove the unknown field that msgspec's message names, if it changes nothing."""
+    """Delete the unknown field that msgspec's message names, if it has no effect. Return True if
+    deleted.
+    """
     text, place = _split_path(message)
     field = _UNKNOWN.match(text)
     if field is None:
@@ -142,19 +146,19 @@ def _drop_unread(value: Any, message: str) -> bool:
 def not_json(
     error: Exception, raw: bytes | bytearray | msgspec.Raw, path: str = ""
 ) -> InvalidRequest:
-    """Return the refusal for a text that fails to parse as JSON."""
+    """Return the error for a text that is not valid JSON."""
     at = path or "the body"
     if isinstance(error, RecursionError):
         why = f"{at} is nested too deeply"
-    elif half := _half_pair(raw):
+    elif half := _unpaired_surrogate(raw):
         why = f"{at}: {half} is half of a surrogate pair, which is no character: send both halves"
     else:
         why = f"{at} is not valid JSON: {error}"
     return InvalidRequest(why, path or None, "invalid_json")
 
 
-def _half_pair(raw: bytes | bytearray | msgspec.Raw) -> str:
-    """Return the first half of a surrogate pair without its other half, or ""."""
+def _unpaired_surrogate(raw: bytes | bytearray | msgspec.Raw) -> str:
+    """Return the first surrogate escape that is not part of a pair, or ""."""
     for escape in islice(_ESCAPE.finditer(memoryview(raw)[:_SEARCHED]), _MAX_ESCAPES):
         if escape[1] is not None:
             return f"\\u{escape[1].decode()}"
@@ -162,9 +166,9 @@ def _half_pair(raw: bytes | bytearray | msgspec.Raw) -> str:
 
 
 def _split_path(message: str) -> tuple[str, str]:
-    """Return msgspec's message without the place at its end, and that place.
+    """Split msgspec's message into the text and the path at its end.
 
-    The message quotes what a client sent, so it is read from its end.
+    The text may quote what the client sent, so the split is made from the end.
     """
     text, _, place = message.rpartition(" - at ")
     place = place.removeprefix("key in ")
@@ -174,10 +178,13 @@ def _split_path(message: str) -> tuple[str, str]:
 
 
 def explain(message: str, schema: inspect.Type, path: str) -> InvalidRequest:
-    """Turn msgspec's message into a refusal, with the field in `param` and the parameter named
-    first. It lists the allowed values if they are a list. `path`: where this schema's value stands.
+    """Convert msgspec's message to an error that names the field first, and has it in `param`.
 
-    A field with one allowed value stands for a feature missing from this server.
+    If the schema allows only certain values, the message lists them. `path` is the location of the
+    value that the schema describes.
+
+    A field with a single allowed value is reported as unsupported, since it belongs to a feature
+    that this server lacks.
     """
     text, place = _split_path(message)
     below = place.replace("[...]", "")
@@ -191,7 +198,7 @@ def explain(message: str, schema: inspect.Type, path: str) -> InvalidRequest:
             f"{path}: this parameter is required", path, "missing_required_parameter"
         )
     instead = INSTEAD.get(path.rpartition(".")[2], "")
-    if _SOMETHING.match(text):
+    if _NOT_EMPTY.match(text):
         if instead:
             return unsupported(path, instead)
         return InvalidRequest(
@@ -215,19 +222,19 @@ def explain(message: str, schema: inspect.Type, path: str) -> InvalidRequest:
 def unsupported(
     path: str, instead: str = "", code: str = "unsupported_parameter"
 ) -> InvalidRequest:
-    """Return the refusal for a parameter. `instead`: what to do."""
+    """Return the error for a field that is not supported. `instead` says what to do."""
     path = path if len(path) <= 200 else path[:200] + "..."
     advice = f": {instead}" if instead else ""
     return InvalidRequest(f"{path}: this parameter is not supported{advice}", path, code)
 
 
 def unknown(path: str, instead: str = "") -> InvalidRequest:
-    """Return the refusal for a name that is no parameter's."""
+    """Return the error for an unknown field."""
     return unsupported(path, instead, "unknown_parameter")
 
 
 def only(path: str, choices: list[Any], instead: str = "") -> InvalidRequest:
-    """Return the refusal for a value outside `choices`. `instead`: what to do."""
+    """Return the error for a value that is not in `choices`. `instead` says what to do."""
     *most, last = (msgspec.json.encode(choice).decode() for choice in choices)
     allowed = f"{', '.join(most)} or {last}" if most else last
     code = None if most else "unsupported_parameter"
@@ -236,11 +243,11 @@ def only(path: str, choices: list[Any], instead: str = "") -> InvalidRequest:
 
 
 def too_long(param: str, has: str, context_length: int, chat: bool = False) -> InvalidRequest:
-    """Return the refusal for a prompt that leaves no budget for an answer. A chat may have images
-    to blame.
+    """Return the error for a prompt that leaves no space for an answer.
 
-    Clients know the error by its first words. They look for these in Python's `repr` of the whole
-    error, where a double quote anywhere in the message would put a backslash before the apostrophe.
+    For a chat, the message also suggests smaller images. Clients recognize the error by its first
+    words. Some search the Python `repr` of the whole error, so the message must not contain double
+    quotes: `repr` would then escape the apostrophe.
     """
     advice = (
         "shorten it, send fewer images, or smaller ones (detail: low, or max_pixels)"
@@ -257,9 +264,9 @@ def too_long(param: str, has: str, context_length: int, chat: bool = False) -> I
 
 
 def _choices(kind: inspect.Type, names: list[str]) -> list[object]:
-    """Return the allowed values, except null, at the end of this path of fields.
+    """Return the allowed values of the field at this path of names, without null.
 
-    Only values that can be listed are among them.
+    The list is empty if the field's type does not enumerate its values.
     """
     match kind:
         case inspect.UnionType(types):
@@ -282,12 +289,13 @@ def _choices(kind: inspect.Type, names: list[str]) -> list[object]:
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-][A-Za-z0-9+/_=\s-]{31,511}")
 _BASE64_SEEN = 512
-"""Characters from the start of a URL that are looked at to tell bare base64 from a URL."""
+"""Characters at the start of a URL that are inspected to distinguish bare base64 from a URL."""
 
 
 def address(file_id: str | None, url: str | None, place: str, *names: str) -> str | FileId:
-    """Return the one address that two fields give, called `names` below `place`. Raises
-    InvalidRequest unless exactly one is given.
+    """Return the address from one of two fields, whose names are `names`.
+
+    Raises InvalidRequest unless exactly one is given.
     """
     if file_id is not None and url is not None:
         raise InvalidRequest(f"{place}: {names[0]} and {names[1]} exclude each other", place)
@@ -301,7 +309,10 @@ def address(file_id: str | None, url: str | None, place: str, *names: str) -> st
 def image_address(
     digest: str | None, file_id: str | None, url: str | None, place: str, *names: str
 ) -> str | FileId | Digest:
-    """Return the one address of an image that may be held. Raises as `address`."""
+    """Return the address of an image, which may also be the digest of stored bytes.
+
+    Raises as `address` does.
+    """
     if digest is None:
         return address(file_id, url, place, *names)
     for name, given in zip(names, (file_id, url), strict=True):
@@ -311,13 +322,13 @@ def image_address(
 
 
 def image_url(given: str) -> str:
-    """Return a URL without the spaces around it. Bare base64 becomes a data: URL."""
+    """Return the URL without surrounding white space. Bare base64 becomes a data: URL."""
     given = given.strip()
     bare = _BASE64.fullmatch(given[:_BASE64_SEEN]) is not None
     return f"data:;base64,{given}" if bare else given
 
 
 def missing(path: str, others: Sequence[str] = ()) -> InvalidRequest:
-    """Return the refusal for an absent required field, in place of which `others` would do."""
+    """Return the error for a missing required field. `others` are alternatives to it."""
     words = " or ".join(["this parameter", *others])
     return InvalidRequest(f"{path}: {words} is required", path, "missing_required_parameter")

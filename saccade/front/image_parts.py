@@ -1,8 +1,8 @@
-"""Images and files within a message, as clients write them: OpenAI's parts, LangChain's, and those
-in Anthropic's Messages and transformers' chats.
+"""Images and files in a message: the parts of OpenAI's API, LangChain, Anthropic's Messages, and
+transformers' chats.
 
-Owns the schemas, and reads them into sources. The fields inside `image_url` and `file` decide the
-image. Those that are not read are `unread_fields.py`'s.
+Options may be inside `image_url` and `file`, or next to them in the part. This module has the
+schemas, and converts parts to sources. `unread_fields.py` decides about all other fields.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ T = TypeVar("T")
 
 ImageName = Annotated[str, Meta(min_length=1, max_length=256)]
 DigestName = Annotated[str, Meta(pattern="^(blake3|sha256)-[0-9a-f]{64}$")]
-"""The name of bytes that the client has sent."""
+"""The digest of bytes that the client has sent."""
 ContentHash = Annotated[str, Meta(pattern="^(sha256[:-])?[0-9a-fA-F]{64}$")]
 Corners = Annotated[list[Integer], Meta(min_length=4, max_length=4)]
-"""[x0, y0, x1, y1], from the left and from the top of the upright image."""
+"""[x0, y0, x1, y1], from the left and top of the upright image."""
 
 
 # ---- schemas
 
 
 class Pixels(IgnoredFields, kw_only=True):
-    """Bounds on the pixels of an image after resizing, and the region that is shown."""
+    """Limits on the pixels of an image after resizing, and the region to show."""
 
     min_pixels: Positive | None = None
     max_pixels: Positive | None = None
@@ -54,7 +54,7 @@ class Pixels(IgnoredFields, kw_only=True):
 
 
 class ImageSizeOptions(MarkedMedia, kw_only=True):
-    """The same, beside an image."""
+    """The options of `Pixels`, next to the image in its part."""
 
     min_pixels: Positive | None = None
     max_pixels: Positive | None = None
@@ -63,21 +63,25 @@ class ImageSizeOptions(MarkedMedia, kw_only=True):
 
 
 class ImageURL(Pixels, kw_only=True):
-    """An image's address: a URL, its bytes in base64, or the digest of bytes sent before."""
+    """An image's URL, its bytes in base64, or the digest of stored bytes."""
 
     url: str | None = None
     content_hash: ContentHash | None = None
-    """The SHA-256 of the image's bytes, as in SGLang. Without a url it names bytes sent before."""
-    # low is at most 512 x 512 = 262144 pixels (`LOW_DETAIL_PIXELS`), unless `max_pixels` says
-    # otherwise. auto, high and original are as many as the model takes.
+    """The SHA-256 of the image's bytes, as in SGLang. Without a url, it refers to bytes that you
+    have sent before.
+    """
+    # low allows 512 x 512 = 262144 pixels (`LOW_DETAIL_PIXELS`), unless `max_pixels` is set.
+    # auto, high and original allow the model's maximum.
     detail: Detail | None = None
-    # the client's claim about the type, which the bytes themselves decide
+    # ignored, as the bytes determine the type
     format: str | None = None
 
 
 class UploadedFile(Pixels, kw_only=True):
-    """An image uploaded with POST /v1/files, or inline: `file_data` is a data: URL or base64. Of a
-    part `file`, also a PDF, with an image for each page, or for one `page`.
+    """An image uploaded with POST /v1/files, or inline in `file_data` as a data: URL or base64.
+
+    In a part of type file, it may also be a PDF, which is shown as one image per page, or a single
+    `page` of it.
     """
 
     file_id: str | None = None
@@ -89,27 +93,29 @@ class UploadedFile(Pixels, kw_only=True):
 
 
 class InlineSource(IgnoredFields, tag_field="type", tag="base64", kw_only=True):
-    """The bytes of an image, as Anthropic's Messages have them. media_type: the client's claim."""
+    """An image's bytes in base64, as in Anthropic's Messages."""
 
     data: str
-    media_type: str | None = None
+    media_type: str | None = None  # ignored, as the bytes determine the type
 
 
 class LinkedSource(IgnoredFields, tag_field="type", tag="url", kw_only=True):
-    """An image's address, as Anthropic's Messages have it."""
+    """An image's URL, as in Anthropic's Messages."""
 
     url: str
 
 
 class UploadedSource(IgnoredFields, tag_field="type", tag="file", kw_only=True):
-    """An uploaded image, as Anthropic's Messages have it."""
+    """An uploaded image, as in Anthropic's Messages."""
 
     file_id: str
 
 
 class SourcedPart(ImageSizeOptions, kw_only=True):
-    """An image or a file as other libraries name it: LangChain's `url`, `base64`, `data`,
-    `file_id`, and `id` with source_type "id"; Anthropic's `source`.
+    """An image or a file in the format of other libraries.
+
+    These are LangChain's `url`, `base64`, `data`, `file_id`, and `id` with source_type "id", and
+    Anthropic's `source`.
     """
 
     url: str | None = None
@@ -126,27 +132,25 @@ class SourcedPart(ImageSizeOptions, kw_only=True):
 
 
 class ImagePart(ImageSizeOptions, tag_field="type", tag="image_url", kw_only=True):
-    """An image within a message. Its pixels may be bounded in the part or beside its URL.
-
-    uuid: the client's name for the image, which may replace it while the image is cached.
-    """
+    """An image in a message. Its pixels may be limited in the part or inside `image_url`."""
 
     image_url: str | ImageURL | None = None
+    # the client's name for the image, which can be sent alone while the image is cached
     uuid: ImageName | None = None
 
 
 class InputImagePart(ImageSizeOptions, tag_field="type", tag="input_image", kw_only=True):
-    """An image, under the Responses API's name. uuid: as in `ImagePart`."""
+    """An image, as named in the Responses API."""
 
     image_url: str | None = None
     file_id: str | None = None
     digest: DigestName | None = None
-    uuid: ImageName | None = None
+    uuid: ImageName | None = None  # as in `ImagePart`
 
 
 class ImageObjectPart(SourcedPart, tag_field="type", tag="image", kw_only=True):
-    """An image by URL, or in Python as an object: bytes, a Pillow image, an array, a path; or as
-    other libraries name it.
+    """An image by URL, or in the format of other libraries. In Python, also bytes, a Pillow image,
+    an array, or a path.
     """
 
     image: Any = None
@@ -154,14 +158,16 @@ class ImageObjectPart(SourcedPart, tag_field="type", tag="image", kw_only=True):
 
 
 class ImageFilePart(ImageSizeOptions, tag_field="type", tag="image_file", kw_only=True):
-    """An uploaded image within a message."""
+    """An uploaded image in a message."""
 
     image_file: UploadedFile
     """The uploaded or inline image."""
 
 
 class FilePart(SourcedPart, tag_field="type", tag="file", kw_only=True):
-    """An uploaded or inline PDF within a message, or an image; or as other libraries name it."""
+    """An uploaded or inline PDF or image in a message, or a file in the format of other
+    libraries.
+    """
 
     file: UploadedFile | None = None
     filename: str | None = None
@@ -175,17 +181,19 @@ AnyImagePart = ImagePart | ImageFilePart | FilePart | ImageObjectPart | InputIma
 
 
 class Named(NamedTuple):
-    """What a part names."""
+    """The content of an image or file part."""
 
     url: Address
     inside: ImageURL | UploadedFile | None = None  # the object around the address
     uuid: str = ""
-    heading: str = ""  # put before a document
+    heading: str = ""  # text before a document's pages
 
 
 def read_image(part: AnyImagePart, place: str, defaults: PartDefaults) -> ImageSource | SentFile:
-    """Read a part in any spelling. Raises InvalidRequest that names the fault below `place`, and
-    ImageError for an object other than an image.
+    """Read an image or file part of any type.
+
+    Raises InvalidRequest that names the field below `place`, and ImageError for an object that is
+    not an image.
     """
     named = _SPELLINGS[type(part)](part, place)
     budget = _budget(named.inside, part, place, defaults)
@@ -265,8 +273,10 @@ _SPELLINGS: Mapping[type, Callable[[Any, str], Named]] = {
 
 
 def _sourced(part: SourcedPart, place: str, name: str) -> Address:
-    """Return the one address that a part names. Raises InvalidRequest for several, and for none,
-    which names the part's own field.
+    """Return the address of a part.
+
+    Raises InvalidRequest if it has several addresses. If it has none, the error names the part's
+    own field.
     """
     given = _addresses(part)
     if not given:
@@ -283,7 +293,7 @@ def _check_alone(part: SourcedPart, place: str, name: str) -> None:
 
 
 def _addresses(part: SourcedPart) -> dict[str, Address]:
-    """Return a part's addresses by the names of their fields."""
+    """Return the part's addresses by field."""
     found: dict[str, Address] = {}
     if part.url is not None:
         found["url"] = image_url(part.url)
@@ -312,8 +322,10 @@ def _budget(
     place: str,
     defaults: PartDefaults,
 ) -> Budget:
-    """Read a part's options for its size, from two places that must agree. Without any, return the
-    request's.
+    """Return a part's size options, which may be inside the image's object or next to it.
+
+    Without any, return the request's. Raises InvalidRequest if both set the same option
+    differently.
     """
     within = _NO_OPTIONS if inside is None else inside
     sizes = within.min_pixels, beside.min_pixels, within.max_pixels, beside.max_pixels
@@ -335,13 +347,13 @@ _NO_OPTIONS = UploadedFile()
 def _region(
     inside: ImageURL | UploadedFile, beside: ImageSizeOptions, place: str
 ) -> ImageRegion | None:
-    """Read the part of an image to show, from two places that must agree."""
+    """Return the region of the image to show. Raises InvalidRequest if two fields differ."""
     corners = _either("region", inside.region, beside.region, place)
     return None if corners is None else region_of(corners, place)
 
 
 def region_of(corners: list[int], place: str) -> ImageRegion:
-    """Return the region that `corners` of a part at `place` name."""
+    """Convert the `corners` of a part at `place` to a region."""
     left, top, right, bottom = corners
     return ImageRegion(left, top, right, bottom, f"{place}.region")
 

@@ -1,7 +1,7 @@
-"""From a client's request to the engine's: `InputProcessor.prepare`.
+"""Convert a client's request to one for the engine: `InputProcessor.prepare`.
 
-Owns what the steps of preparing are built from; `step_order.py` has the steps and their order. Each
-is in `front/steps/` or a plugin, and knows its feature alone.
+`step_order.py` has the steps and their order. Each step is in `front/steps/` or in a plugin, and
+handles one feature.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class InputProcessor:
-    """The front's way in for one model: turns a client's request into one for the engine."""
+    """Converts clients' requests to requests for the engine, for one model."""
 
     def __init__(
         self,
@@ -48,8 +48,10 @@ class InputProcessor:
         model: str = "",
         plugins: Sequence[Plugin] = (),
     ) -> None:
-        """Order the steps for one model. `answer_format`: how it writes calls and reasoning.
-        `model`: its name and folder. `plugins`: those whose steps requests may join.
+        """Build the steps for one model.
+
+        `answer_format` is how the model writes tool calls and reasoning, `model` its name and
+        directory. `plugins` are those whose steps requests may use.
         """
         self.spec = spec
         self.tokenizer = tokenizer
@@ -75,11 +77,13 @@ class InputProcessor:
         return self.steps.step(LimitAnswer)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run long work in a thread and return its result, without holding up other requests."""
+        """Run long work in a thread, so that the event loop can serve other requests, and return
+        its result.
+        """
         return await self.prompts.in_thread(work)
 
     async def warm_up(self) -> None:
-        """Do what the first chat would wait for: a large vocabulary takes 0.15 s to read."""
+        """Compute what the first chat would wait for: a scan of a large vocabulary takes 0.15 s."""
         await self.in_thread(lambda: self.tokenizer.longest_token)
 
     async def prepare(
@@ -89,10 +93,10 @@ class InputProcessor:
         client: Client = ANYBODY,
         budget: MemoryBudget = BOUNDLESS,
     ) -> PreparedRequest:
-        """Decide everything about `request` that can be decided before an image is decoded.
+        """Do everything for `request` that is possible before an image is decoded.
 
-        `budget`: counts bytes that come from outside the request. Raises a RequestError that names
-        the field.
+        `budget` counts the bytes that are fetched for it. Raises a RequestError that names the
+        field.
         """
         preparation = Preparation(
             request,
@@ -113,8 +117,10 @@ class InputProcessor:
         client: Client = ANYBODY,
         budget: MemoryBudget = BOUNDLESS,
     ) -> Prompt:
-        """Read the prompt alone. Its text fits the context, and its images may exceed it, within
-        reason. Raises a RequestError that names the field.
+        """Read the prompt without preparing an answer.
+
+        The text must fit the context. With images, the prompt may be up to `READABLE` times as
+        long. Raises a RequestError that names the field.
         """
         preparation = Preparation(request, context_length, client, budget, time.monotonic())
         for step in self.order.joined(preparation, "prompt"):
@@ -131,7 +137,7 @@ class InputProcessor:
     def prompt(
         self, request: GenerationRequest, encoded: EncodedPrompt, opened: Sequence[Opened]
     ) -> Prompt:
-        """Build the prompt in the engine's terms, from encoded text and opened images."""
+        """Build the prompt for the engine from encoded text and opened images."""
         prompt = self.steps.step(Tokenise).widened(request, encoded, opened)
         if not request.chat.marks and request.cache == NO_CACHE_REQUEST:
             return prompt

@@ -1,4 +1,4 @@
-"""Progress of start-up, for people: one moving line in a terminal, elsewhere a line for each stage
+"""Show the progress of start-up: one updated line in a terminal, otherwise a line for each stage
 and every few seconds.
 """
 
@@ -13,12 +13,14 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from saccade.ipc.messages import Loading
 
 LINE_SECONDS = 2.0
-"""Where lines stay, one stage has one so often at most."""
+"""Minimum interval of printed lines within a stage."""
 
 
 class LoadingView:
-    """A context manager that shows loading as a moving line, which disappears at the end. `lines`:
-    print lines where a terminal is missing; otherwise stay silent there.
+    """A context manager that shows loading as a progress line, which is removed at the end.
+
+    `lines` decides what happens if the output is not a terminal. True: print a line per stage and
+    every `LINE_SECONDS`. False: print nothing.
     """
 
     def __init__(self, console: Console, *, lines: bool = True) -> None:
@@ -41,11 +43,11 @@ class LoadingView:
         self.close()
 
     def close(self) -> None:
-        """Stop the moving line."""
+        """Remove the progress line."""
         self._bar.stop()
 
     def show(self, loading: Loading) -> None:
-        """Show news from start-up. The moving line begins with the first."""
+        """Show the progress of start-up. The first call displays the progress line."""
         description = describe(loading)
         if self._console.is_terminal:
             self._bar.start()
@@ -61,7 +63,7 @@ class LoadingView:
 
 
 def describe(loading: Loading) -> str:
-    """Describe the stage, and its progress if known."""
+    """Return the stage in words, with its progress if known."""
     if not loading.total:
         return loading.stage
     unit, name = (1e9, "GB") if loading.total >= 1e9 else (1e6, "MB")

@@ -1,7 +1,7 @@
-"""Objects that stay as the client wrote them, such as tools and forms of answers: their names.
+"""Objects that are passed on as the client wrote them, such as tools and response formats.
 
-Owns these names, and their reading by the rule of `unread_fields.py`. `text/grammar/` has the
-meanings. Imported only for requests with such objects.
+This module checks their field names by the rules of `unread_fields.py`. `text/grammar/` reads their
+meaning. Imported only for requests with such objects.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from saccade.text.grammar.constraint import OutputConstraint, read_constraint
 from saccade.text.grammar.tools import Tool, not_run, read_each, read_tool
 
 Members = Mapping[str, Any]
-"""Names, each with the `Members` of its objects, or None for a value of any form."""
+"""Field names, each with the `Members` of the object in it, or None if any value is passed on."""
 
 JSON_SCHEMA: Members = dict.fromkeys(("description", "name", "schema", "strict"))
 RESPONSE_FORMAT: Members = {"type": None, "schema": None, "json_schema": JSON_SCHEMA}
@@ -46,7 +46,7 @@ _UNSEEN: Members = dict.fromkeys(
         "title",
     )
 )
-"""Names in a tool that no model is shown, whatever their value."""
+"""Fields of a tool that are never shown to the model."""
 FUNCTION: Members = {
     **_UNSEEN,
     **dict.fromkeys(("description", "name", "parameters", "strict")),
@@ -61,10 +61,10 @@ TOOL_CHOICE: Members = {**_NAMED, "allowed_tools": {"mode": None, "tools": _NAME
 
 
 def read_members(value: Any, members: Members, path: str) -> Any:
-    """Return an object, or each of a list, without names whose values change nothing.
+    """Return an object, or a list of objects, without the unknown fields that have no effect.
 
-    A value of another form is returned unchanged. Raises InvalidRequest that names the first other
-    name.
+    Any other value is returned unchanged. Raises InvalidRequest for the first unknown field that
+    might have an effect.
     """
     if isinstance(value, list | tuple):
         return [read_members(each, members, f"{path}[{i}]") for i, each in enumerate(value)]
@@ -83,8 +83,8 @@ def read_members(value: Any, members: Members, path: str) -> Any:
 
 
 def read_tools(tools: Sequence[Any] | None) -> tuple[Tool, ...]:
-    """Read a chat's tools. Raises InvalidRequest that names the field, also for a tool that is no
-    function.
+    """Read a chat's tools. Raises InvalidRequest that names the field, also for a tool that is not
+    a function.
     """
     return read_each(tools, _tool)
 
@@ -97,13 +97,13 @@ def _tool(tool: Any, path: str) -> Tool:
 
 
 def read_choice(choice: Any) -> Any:
-    """Return a chat's `tool_choice`. Raises InvalidRequest for an unknown name in it."""
+    """Read a chat's `tool_choice`. Raises InvalidRequest for an unknown field in it."""
     return read_members(choice, TOOL_CHOICE, "tool_choice") if isinstance(choice, dict) else choice
 
 
 def read_form(fields: Mapping[str, Any]) -> OutputConstraint | None:
-    """Read the form of an answer as `read_constraint` does. Raises InvalidRequest for an unknown
-    name in one of the fields, too.
+    """Read the response format as `read_constraint` does. Raises InvalidRequest also for an unknown
+    field.
     """
     known = {"response_format": RESPONSE_FORMAT, "structured_outputs": STRUCTURED_OUTPUTS}
     read = {name: read_members(fields.get(name), known[name], name) for name in known}

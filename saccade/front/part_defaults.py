@@ -1,7 +1,7 @@
-"""A request's fields for all its images, videos and documents.
+"""A request's fields that apply to all its images, videos and documents.
 
-Owns their schema (`mm_processor_kwargs`), and what parts without wishes of their own get. Knows
-nothing of parts.
+This module has the schema of `mm_processor_kwargs`, and computes the defaults of parts that set no
+values of their own.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from saccade.front.video_parts import NO_VIDEO_DEFAULTS, MediaReading, Rate, Vid
 from saccade.media.content import Budget, Detail
 
 MAX_PAGES = 1000
-"""Pages that one request may name."""
+"""Maximum pages that one request may list."""
 PageNumber = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class DocumentOptions(Struct, forbid_unknown_fields=True):
-    """Fields about PDFs that only this server has."""
+    """Options for PDFs, which only this server has."""
 
     documents: PageView | None = None
     """How the model sees a PDF's pages: text, images, both, or bare images without page numbers."""
@@ -36,7 +36,7 @@ class DocumentOptions(Struct, forbid_unknown_fields=True):
 
 
 class EdgeBounds(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The same as `min_pixels` and `max_pixels`, as processors of Qwen's checkpoints call them."""
+    """`min_pixels` and `max_pixels`, as the processors of Qwen's checkpoints name them."""
 
     shortest_edge: Positive | None = None
     """min_pixels, under the name that Qwen's processors use."""
@@ -45,7 +45,7 @@ class EdgeBounds(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ImageBounds(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Bounds for images alone."""
+    """Pixel limits that apply only to images."""
 
     min_pixels: Positive | None = None
     max_pixels: Positive | None = None
@@ -54,8 +54,8 @@ class ImageBounds(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ImageLimits(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Bounds for a request's images without bounds of their own (`mm_processor_kwargs`), and the
-    way to look at its videos.
+    """Pixel limits for images that set none of their own, and how to sample videos
+    (`mm_processor_kwargs`).
     """
 
     min_pixels: Positive | None = None
@@ -67,15 +67,14 @@ class ImageLimits(Struct, forbid_unknown_fields=True, kw_only=True):
     fps: Rate | None = None
     num_frames: Positive | None = None
     do_sample_frames: Literal[True] | None = None
-    """If false, the server takes all frames as they come."""
+    """Must be true, because the server always samples frames."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartDefaults:
-    """A request's fields for all its images, videos and documents. image: the budget for an image
-    without wishes of its own.
-    """
+    """The defaults of a request's images, videos and documents."""
 
+    # for images that set no limits of their own
     image: Budget = Budget()  # noqa: RUF009 - frozen
     video: VideoDefaults = NO_VIDEO_DEFAULTS
     view: DocumentView = WHOLE_DOCUMENT
@@ -109,7 +108,7 @@ class PartDefaults:
         return cls(image, video, view)
 
     def budget(self, detail: Detail | None, least: int | None, most: int | None) -> Budget:
-        """Return an image's wishes, completed by the request's."""
+        """Return an image's own limits, with the request's for those that it leaves out."""
         own = self.image
         return Budget(
             detail or "auto",
@@ -123,7 +122,9 @@ NO_DEFAULTS = PartDefaults()
 
 
 def _one(name: str, *given: int | None) -> int | None:
-    """Return a bound that several places may give. Raises InvalidRequest where these differ."""
+    """Return a limit that may be in several fields. Raises InvalidRequest if their values
+    differ.
+    """
     found = {each for each in given if each is not None}
     if len(found) > 1:
         where = "mm_processor_kwargs"

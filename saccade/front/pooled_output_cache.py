@@ -1,7 +1,7 @@
-"""Recent readings of prompts, by name. A reading involves no sampling, so a repeated question gets
-the same answer.
+"""An LRU cache of pooled outputs.
 
-Owns the kept bytes, and chooses the next to go. One event loop, without locks.
+A pooled output involves no sampling, so it can be reused for an identical request. Everything runs
+on one event loop, so there are no locks.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections import OrderedDict
 from saccade.core.types import PooledOutput
 
 ENTRY_BYTES = 256
-"""Bytes of an entry beside its values."""
+"""Bytes of an entry in addition to its values."""
 
 
 class PooledOutputCache:
-    """Keeps up to `limit` bytes of readings. The least recently used go first.
+    """Pooled outputs by key, up to `limit` bytes. The least recently used is evicted first.
 
-    epoch: counts flushes. Readings begun before a flush are dropped after it.
+    `epoch` counts calls of `clear`. Results that were started before a call are not stored after
+    it.
     """
 
     def __init__(self, limit: int) -> None:
@@ -35,7 +36,7 @@ class PooledOutputCache:
         return found
 
     def put(self, name: bytes, pooled_output: PooledOutput, epoch: int) -> None:
-        """Keep a reading, unless a flush came after `epoch`."""
+        """Store a pooled output, unless the cache was cleared after `epoch`."""
         size = len(pooled_output.values) + ENTRY_BYTES
         if epoch != self.epoch or size > self._limit or name in self._kept:
             return
@@ -46,6 +47,6 @@ class PooledOutputCache:
             self.nbytes -= len(gone.values) + ENTRY_BYTES
 
     def clear(self) -> None:
-        """Forget all readings."""
+        """Remove all entries."""
         self._kept.clear()
         self.nbytes, self.epoch = 0, self.epoch + 1

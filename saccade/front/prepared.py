@@ -1,8 +1,8 @@
-"""A request while it is prepared, and what comes of it.
+"""A request while it is being prepared, and the result.
 
-Prompt            tokens, spans and images, in the engine's terms
-Preparation       what the steps (`front/steps/`) have found so far
-PreparedRequest   what can go to the engine
+Prompt            tokens, spans and images, as the engine needs them
+Preparation       the request and what the steps (`front/steps/`) have computed so far
+PreparedRequest   a request that is ready for the engine
 """
 
 from __future__ import annotations
@@ -28,78 +28,74 @@ from saccade.text.answer.reasoning import Where
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt in the engine's terms: tokens with every placeholder widened, spans over them, and
-    the images by their places. `reasoning`: the state in which the prompt leaves a reasoning model.
-    """
+    """A prompt as the engine needs it: each image placeholder is expanded to the image's length."""
 
     tokens: tuple[int, ...]
     spans: tuple[Span, ...] = ()
-    opened: tuple[OpenedImage, ...] = ()
-    places: tuple[str, ...] = ()
+    opened: tuple[OpenedImage, ...] = ()  # the images, in order
+    places: tuple[str, ...] = ()  # for each image, its path in the client's request
+    # state after the prompt, as in `reasoning_at`; None if the model does not reason
     reasoning: Where | None = None
     breakpoints: tuple[tuple[int, int], ...] = ()  # as in `Caching`
-    # (tokens, place) for the end of each chat part, in order; only for requests that ask why the
-    # cache missed
+    # (offset in tokens, path in the client's request) for the end of each chat part, in order;
+    # empty unless the request asks for cache diagnostics
     message_offsets: tuple[tuple[int, str], ...] = ()
-    extras: Extras = ()  # what features' steps found
+    extras: Extras = ()  # results of plugins' steps
 
 
 def count_tokens(encoded: EncodedPrompt, opened: Sequence[Opened]) -> int:
-    """Count a text's tokens with those of its images, but for what stands around these."""
+    """Count the tokens of the text and of its images, without the tokens that surround an image."""
     images = [image for each in opened for image in each.images]
     return len(encoded.tokens) + sum(each.image.num_tokens - 1 for each in images)
 
 
 class Answers(Protocol):
-    """What a follower of answers may use (`RequestManager`)."""
+    """The methods of `RequestManager` that an `AnswerFollower` may use."""
 
     @property
     def metrics(self) -> Metrics: ...
 
     def generate(self, *prepared: PreparedRequest) -> AsyncGenerator[AnswerUpdate, None]:
-        """Yield the events of the answers to requests, as they arrive."""
+        """Yield updates of the answers to the requests as they arrive."""
         ...
 
     def spawn(self, work: Coroutine[None, None, None]) -> None:
-        """Run work until it ends, or the server stops."""
+        """Run `work` as a background task, which is cancelled when the server stops."""
         ...
 
 
 class AnswerFollower(Protocol):
-    """Hears of a request's answers, for a feature."""
+    """Observes the answers to one request, for a plugin."""
 
     def take_update(self, update: AnswerUpdate) -> AnswerUpdate:
-        """Return news of an answer as the client gets them."""
+        """Return the update to pass on to the client, which may be a modified one."""
         ...
 
     def end(self, prepared: PreparedRequest, ready: Ready) -> None:
-        """Hear that all answers have ended well."""
+        """Called when all answers have finished without an error."""
         ...
 
 
 FollowAnswers = Callable[[Answers], AnswerFollower]
-"""Called when the request goes to the engine."""
+"""Creates the `AnswerFollower` of a request. Called when the request is submitted to the engine."""
 
 
 @dataclass(slots=True)
 class Preparation:
-    """A request with what its steps have found. A plain text leaves most fields at their defaults.
+    """A request and what the steps have computed so far.
 
-    `asked` is the request as it came, `request` as the steps have left it.
-    Prompt: `readable` is the most tokens that are read, `kept` the most that stay (by default all).
-    Answer: `reading` says how answers are read, `ignored` names fields that the model lacks a
-    switch for.
+    For a plain text prompt, most fields keep their defaults.
     """
 
-    asked: GenerationRequest
+    asked: GenerationRequest  # as received
     context_length: int
     client: Client
     budget: MemoryBudget
     arrival: float
-    request: GenerationRequest = field(init=False)
+    request: GenerationRequest = field(init=False)  # as modified by the steps
     # the prompt
-    readable: int = field(init=False)
-    kept: int | None = None
+    readable: int = field(init=False)  # maximum prompt tokens to encode
+    kept: int | None = None  # maximum prompt tokens to keep, or None for all
     encoded: EncodedPrompt = EncodedPrompt([])  # noqa: RUF009 - frozen
     opened: tuple[Opened, ...] = ()
     prompt: Prompt = Prompt(())
@@ -108,22 +104,23 @@ class Preparation:
     grammar: str = ""
     rules: TokenRules = NO_RULES
     prediction: tuple[int, ...] = ()
-    reading: ReadAs = PLAIN
-    ignored: tuple[str, ...] = ()
-    # what features' steps have found
+    reading: ReadAs = PLAIN  # how to parse the answer
+    ignored: tuple[str, ...] = ()  # fields that this model's chat template does not support
+    # results of plugins' steps
     extras: Extras = ()
     follow: tuple[FollowAnswers, ...] = ()
+    # the last image of the session's previous request, if known
     shown_before: ImageKey | None = None
 
     def __post_init__(self) -> None:
         self.request, self.readable = self.asked, self.context_length
 
     def kept_of(self, tokens: int) -> int:
-        """Return how many out of `tokens` tokens stay."""
+        """Return how many of `tokens` prompt tokens remain after truncation."""
         return tokens if self.kept is None else min(tokens, self.kept)
 
     def finish(self) -> PreparedRequest:
-        """Make the request that can go to the engine."""
+        """Build the request for the engine."""
         request, prompt, cache = self.request, self.prompt, self.request.cache
         made = Request(
             secrets.token_hex(12),
@@ -163,30 +160,27 @@ class Preparation:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request that can go to the engine, and the number of wanted answers (seeds count up from
-    the first).
+    """A request that is ready for the engine.
 
-    `opened[i]` is `request.images[i]`, and `places[i]` is its name for the client, e.g.
-    "messages[2].content[0]". `reading`: how the answers are read. `message_offsets`: as in
-    `Prompt`. `silent`: as in `GenerationRequest`. `ignored`: fields that the model lacks a switch
-    for. `extras`: of features. `follow`: whom to tell of the answers. `shown_before`: the last
-    image of the request before this one, if that is known.
+    It is submitted `n` times. Each further answer uses the next seed.
     """
 
     request: Request
-    opened: tuple[OpenedImage, ...] = ()
+    opened: tuple[OpenedImage, ...] = ()  # in the order of `request.images`
+    # the path of each image in the client's request, such as "messages[2].content[0]"
     places: tuple[str, ...] = ()
-    n: int = 1
-    reading: ReadAs = PLAIN
-    message_offsets: tuple[tuple[int, str], ...] = ()
-    silent: bool = False
-    ignored: tuple[str, ...] = ()
+    n: int = 1  # number of answers
+    reading: ReadAs = PLAIN  # how to parse the answers
+    message_offsets: tuple[tuple[int, str], ...] = ()  # as in `Prompt`
+    silent: bool = False  # as in `GenerationRequest`
+    ignored: tuple[str, ...] = ()  # fields that this model's chat template does not support
     extras: Extras = ()
-    follow: tuple[FollowAnswers, ...] = ()
+    follow: tuple[FollowAnswers, ...] = ()  # creates observers of the answers
+    # the last image of the session's previous request, if known
     shown_before: ImageKey | None = None
 
     def shown_tokens(self, video: bool) -> int:
-        """Count the prompt tokens that stand for videos, or for still images."""
+        """Count the prompt tokens of videos, or with `video` False those of still images."""
         return sum(
             span.length for span in self.request.spans if self.opened[span.image].of_video == video
         )

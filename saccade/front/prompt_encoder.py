@@ -1,7 +1,7 @@
-"""A chat, a text or token ids as the model's tokens. The template is rendered, and each video's
-mark in it replaced by the text for the video's images.
+"""Convert a chat, a text or token ids to the model's tokens.
 
-Owns `GenerationRequest`, a client's wish.
+A chat is rendered with the chat template. The placeholder of each video in it is then replaced by
+the text for the video's frames.
 """
 
 from __future__ import annotations
@@ -45,54 +45,52 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LONG_TEXT = 8_000
-"""Characters beyond which a prompt is rendered and tokenised in a thread (about 5 ms)."""
+"""Prompts with more characters than this are rendered and tokenized in a thread. They take about 5
+ms.
+"""
 PREDICTED_CHARS = 16_384
-"""Of a predicted answer, looked at."""
+"""Characters of a predicted answer that are used."""
 
 _MANY_MESSAGES = 100
 
 _SLACK = 16
-"""A template may leave out most of what a chat holds. Text of so many times what the context can
-hold is refused all the same.
+"""A template may leave out most of a chat's content. A chat with more than this many times the text
+that fits the context is rejected without being rendered.
 """
 
 _READERS = 2
-"""Threads that read large bodies and long prompts. More would take more turns from the event loop,
-which waits for each of them to let go of the interpreter.
+"""Threads that read large bodies and long prompts. With more, the event loop would wait longer for
+the interpreter lock, because each of them may hold it first.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A client's wish: `n` answers to one prompt (a chat, a text, or token ids).
+    """A client's request: `n` answers to one prompt.
 
-    `add_special_tokens`: add the tokenizer's tokens around a bare text; by default to texts alone,
-    without chats. `silent`: report only how each answer ends. `sampling` holds the fields from
-    `SamplingParams` that the client set; the rest get their defaults in `prepare`. Raises as that
-    does: a field out of bounds is refused before an image is fetched. `constraint`: the answers'
-    form; by default any text. `adapter`: the answering one. `separate_reasoning`: report reasoning
-    apart from text, if the model reasons. `prompt_logprobs`: as in `Request`. `cache`: wishes for
-    the caches, beside the marks in a chat. `names`: the fields' names in the client's API, for
-    refusals. `prediction`: text that the client expects in the answers. `extras`: of features.
+    Raises InvalidRequest for a sampling field out of bounds, before any image is fetched.
     """
 
     # the prompt
-    prompt: Chat | str | tuple[int, ...]
+    prompt: Chat | str | tuple[int, ...]  # the chat, a text, or token ids
+    # fields of `SamplingParams` that the client set; `prepare` adds the defaults
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    n: int = 1
+    n: int = 1  # number of answers
     cache_salt: str = ""
+    # whether the tokenizer adds its special tokens, such as BOS; None: only for a text
     add_special_tokens: bool | None = None
     # the answers
-    silent: bool = False
-    constraint: OutputConstraint | None = None
-    separate_reasoning: bool = True
+    silent: bool = False  # report only how each answer ends
+    constraint: OutputConstraint | None = None  # structured output; None: any text
+    separate_reasoning: bool = True  # report reasoning separately from the text
+    # cache settings, in addition to the breakpoints in a chat
     cache: CacheRequest = NO_CACHE_REQUEST
-    prompt_logprobs: int | None = None
-    names: FieldNames = CHAT_NAMES
+    prompt_logprobs: int | None = None  # as in `Request`
+    names: FieldNames = CHAT_NAMES  # names of the fields in the client's API, for error messages
     rules: AnswerRules = NO_ANSWER_RULES
     adapter: AdapterRef = NO_ADAPTER
-    prediction: str = ""
-    extras: Extras = ()
+    prediction: str = ""  # text that the client expects in the answers
+    extras: Extras = ()  # values for plugins
 
     def __post_init__(self) -> None:
         check_sampling(self.sampling, self.names)
@@ -105,34 +103,32 @@ class GenerationRequest:
 
     @property
     def chat(self) -> Chat:
-        """The conversation, empty where the prompt is a text or tokens."""
+        """The conversation, which is empty if the prompt is a text or tokens."""
         return self.prompt if isinstance(self.prompt, Chat) else NO_CHAT
 
     @property
     def held(self) -> bool:
-        """Return True if answers are held to a form, or to calls of tools."""
+        """True if a grammar constrains the answers, for structured output or for tool calls."""
         tools = self.chat.tools
         return self.constraint is not None or (tools is not None and tools.held)
 
     @property
     def field(self) -> str:
-        """The client's name for what holds the prompt."""
+        """The client's name for the field with the prompt."""
         return self.names["messages" if isinstance(self.prompt, Chat) else "prompt"]
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A chat as tokens, images one token each. message_offsets: as in `Prompt`, with their places
-    in the chat.
-    """
+    """A prompt as tokens, with one token per image."""
 
     tokens: list[int]
-    reasoning: Where | None = None
-    message_offsets: tuple[tuple[int, MessageOffset], ...] = ()
+    reasoning: Where | None = None  # as in `Prompt`
+    message_offsets: tuple[tuple[int, MessageOffset], ...] = ()  # as in `Prompt`
 
 
 class PromptEncoder:
-    """Renders and tokenises prompts for one model."""
+    """Renders and tokenizes prompts for one model."""
 
     def __init__(
         self,
@@ -141,7 +137,7 @@ class PromptEncoder:
         template: ChatTemplate,
         answer_format: AnswerFormat,
     ) -> None:
-        """Take the same parts as `InputProcessor`."""
+        """The arguments are the same as those of `InputProcessor`."""
         self._spec = spec
         self._tokenizer = tokenizer
         self.template = template
@@ -150,13 +146,15 @@ class PromptEncoder:
         self._readers = ThreadPoolExecutor(_READERS, "saccade-reader")
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run long work in a thread and return its result, without holding up other requests."""
+        """Run long work in a thread, so that the event loop can serve other requests, and return
+        its result.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
     async def encode(
         self, request: GenerationRequest, context_length: int, videos: Sequence[str] = ()
     ) -> EncodedPrompt:
-        """Encode as `encode_now`, a long prompt in a thread."""
+        """Encode a prompt as `encode_now` does, in a thread if the prompt is long."""
         encode = partial(self.encode_now, request, context_length, videos)
         long = takes_long(request) or sum(map(len, videos)) > _LONG_TEXT
         return await self.in_thread(encode) if long else encode()
@@ -164,10 +162,10 @@ class PromptEncoder:
     def encode_now(
         self, request: GenerationRequest, context_length: int, videos: Sequence[str] = ()
     ) -> EncodedPrompt:
-        """Encode the prompt as tokens, one for each image.
+        """Encode a prompt as tokens, with one token per image.
 
-        `videos`: the text for each video. If empty, the template's mark stands for each, as one
-        token. Raises InvalidRequest that names the field.
+        `videos` has the text for the frames of each video. If it is empty, a single placeholder
+        token is used for each video. Raises InvalidRequest that names the field.
         """
         if isinstance(prompt := request.prompt, tuple):
             return EncodedPrompt(self._check_tokens(prompt, request.names["prompt"]))
@@ -177,19 +175,19 @@ class PromptEncoder:
         return EncodedPrompt(self._encode(prompt, request.names["prompt"], context_length, special))
 
     async def predicted(self, prediction: str) -> tuple[int, ...]:
-        """Encode a predicted answer, as far as it is useful."""
+        """Tokenize the start of a predicted answer, at most `PREDICTED_CHARS` characters."""
         text = prediction[:PREDICTED_CHARS]
         encode = partial(self._tokenizer.encode, text, False, PREDICTED_CHARS)
         return tuple(await self.in_thread(encode) if len(text) > _LONG_TEXT else encode())
 
     def render(self, chat: Chat, request: GenerationRequest, context_length: int) -> Rendered:
-        """Render a chat as text. Raises InvalidRequest for more than the context can hold."""
+        """Render a chat as text. Raises InvalidRequest if it is certain to exceed the context."""
         return self._render(self._given(chat, request, context_length))
 
     def tokens_of(
         self, rendered: Rendered, param: str, context_length: int, special: bool = False
     ) -> list[int]:
-        """Tokenise a chat's text, or a part. Raises InvalidRequest that names `param`."""
+        """Tokenize a rendered chat or a part of it. Raises InvalidRequest that names `param`."""
         self._check_length(rendered.text, param, context_length, True)
         try:
             return self._literals.encode(rendered, special, context_length)
@@ -199,7 +197,7 @@ class PromptEncoder:
     def known_tokens(
         self, rendered: Rendered, known: int, request: GenerationRequest, context_length: int
     ) -> list[int]:
-        """Tokenise a chat's text, and return the tokens of its first `known` characters."""
+        """Tokenize a rendered chat, and return the tokens of its first `known` characters."""
         special = bool(request.add_special_tokens)
         tokens = self.tokens_of(rendered, request.names["messages"], context_length, special)
         ends = accumulate(self._literals.ends(rendered, special), max)
@@ -228,15 +226,15 @@ class PromptEncoder:
         context_length: int,
         videos: Sequence[str] = (),
     ) -> EncodedPrompt:
-        """Encode a chat, and find the ends of its parts if something asks for them. `videos`: as in
-        `encode_now`.
+        """Encode a chat. Also find where its parts end, if the request has cache breakpoints or
+        asks for cache diagnostics.
         """
         special = bool(request.add_special_tokens)
         given = self._given(chat, request, context_length)
         rendered = plain = self._render(given)
         moved: Callable[[int], int] = int
         if chat.media and self._spec.video is not None and chat.videos:
-            rendered, moved = self._tell_videos(plain, chat, self._spec.video, videos)
+            rendered, moved = self._insert_videos(plain, chat, self._spec.video, videos)
         tokens = self.tokens_of(rendered, request.names["messages"], context_length, special)
         where = self._reasoning_at(chat, rendered.text)
         if not (chat.marks or request.cache.diagnose):
@@ -246,7 +244,7 @@ class PromptEncoder:
         messages, places = message_offsets.flagged(given["messages"])
         try:
             flagged = self._render({**given, "messages": messages}).text
-        except InvalidRequest:  # of a template that knows some texts by heart
+        except InvalidRequest:  # the template compares a text with fixed ones
             flagged = ""
         found = message_offsets.find_offsets(plain.text, flagged, places)
         ends = list(accumulate(self._literals.ends(rendered, special), max))
@@ -254,13 +252,14 @@ class PromptEncoder:
             tokens, where, tuple((bisect_right(ends, moved(each.end)), each) for each in found)
         )
 
-    def _tell_videos(
+    def _insert_videos(
         self, plain: Rendered, chat: Chat, rules: VideoRules, videos: Sequence[str]
     ) -> tuple[Rendered, Callable[[int], int]]:
-        """Replace each video's mark by its text, and map offsets in `plain` to the new prompt's. A
-        single placeholder stands for `videos` that are still unknown.
+        """Replace each video's placeholder by the text of its frames, or by a single placeholder if
+        the frames are not known yet (`videos` is empty).
 
-        Raises InvalidRequest if the template shows videos in an unknown way.
+        Also return a function that maps offsets in `plain` to offsets in the result. Raises
+        InvalidRequest if the template does not show videos as the model expects.
         """
         marks = rules.marks
         mark = next((mark for mark in marks if plain.marked.count(mark) == len(chat.videos)), None)
@@ -283,7 +282,9 @@ class PromptEncoder:
         return rendered, lambda at: at + grown[bisect_left(starts, at)]
 
     def _given(self, chat: Chat, request: GenerationRequest, context_length: int) -> dict[str, Any]:
-        """Return the template's input. Raises InvalidRequest for more than the context can hold."""
+        """Return the template's arguments. Raises InvalidRequest if the chat is certain to exceed
+        the context.
+        """
         if chat.num_characters > _SLACK * context_length * self._tokenizer.longest_token:
             has = f"{chat.num_characters} characters"
             raise too_long(request.names["messages"], has, context_length, True)
@@ -313,8 +314,8 @@ class PromptEncoder:
         return self._literals.render(self.template, **given)
 
     def _variables(self, chat: Chat) -> Mapping[str, Any]:
-        """Return the template's variables: those named by the client, and the template's own for
-        effort, verbosity and thinking.
+        """Return the template's variables: the client's own, and those with which the template
+        controls reasoning effort, verbosity and thinking.
         """
         given: dict[str, Any] = {"verbosity": chat.verbosity, "enable_thinking": chat.thinks}
         names = self.template.names
@@ -328,8 +329,9 @@ class PromptEncoder:
         return {**known, **chat.variables}
 
     def ignored(self, chat: Chat) -> Iterator[str]:
-        """Yield the request's fields that this model's template lacks a word for. Where a model
-        cannot reason, a wish against reasoning counts as met.
+        """Yield the request's fields that this model's template does not support.
+
+        A request to turn reasoning off is not ignored by a model that never reasons.
         """
         names, reasons = self.template.names, self._answer_format.reasoning is not None
         if chat.verbosity not in (None, "medium") and "verbosity" not in names:
@@ -350,7 +352,7 @@ class PromptEncoder:
         return "open" if last.startswith(tags.open) and tags.close not in last else "closed"
 
     def _check_length(self, text: str, param: str, context_length: int, chat: bool = False) -> None:
-        """Raise InvalidRequest for a text that is too long with any tokens."""
+        """Raise InvalidRequest for a text that is too long however it is tokenized."""
         least = -(-len(text) // self._tokenizer.longest_token)
         if least > context_length:
             has = f"{len(text)} characters, so at least {least} tokens"
@@ -358,14 +360,14 @@ class PromptEncoder:
 
 
 def takes_long(request: GenerationRequest) -> bool:
-    """Return True if a prompt is to be rendered and tokenised in a thread."""
+    """Return True if the prompt should be rendered and tokenized in a thread."""
     if isinstance(prompt := request.prompt, Chat):
         return len(prompt.messages) > _MANY_MESSAGES or prompt.num_characters > _LONG_TEXT
     return len(prompt) > _LONG_TEXT
 
 
 def _replaced(text: str, starts: Sequence[int], length: int, replacements: Sequence[str]) -> str:
-    """Put `told[k]` in the place of the `length` characters from `starts[k]` on."""
+    """Replace the `length` characters at `starts[k]` by `replacements[k]`, for each k."""
     ends = [0, *(start + length for start in starts)]
     between = [text[end:start] for end, start in zip(ends, [*starts, len(text)])]
     return "".join(piece for pair in zip(between, [*replacements, ""]) for piece in pair)

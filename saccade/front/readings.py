@@ -1,8 +1,8 @@
-"""Prompts that are read without being answered: embeddings, ranks, decisions.
+"""Read prompts without answering them: for embeddings, scores and decisions.
 
-Owns the order in which one request's many prompts are prepared, and their bounds: text and tokens
-first, then their images, each opened once. Earlier readings are reused without asking the engine,
-and a question put twice in one request is asked once.
+A request may contain many prompts. Their texts are tokenized and checked first, then their images
+are opened, each only once. Cached results are reused without calling the engine, and identical
+prompts of a request are computed once.
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ from saccade.media.sources.source import Source
 from saccade.text.prompt.special_tokens import Rendered
 
 MAX_TOKENS = 1 << 20
-"""Of all prompts of a request together, images included."""
+"""Maximum tokens in all prompts of a request, including images."""
 MAX_SHARED = 8 * MAX_TOKENS
-"""The same of prompts that begin alike."""
+"""The limit for prompts with a common prefix, whose tokens count once for each prompt."""
 _FEW = 16
-"""Prompts that are rendered and tokenised on the event loop; more go to a thread."""
+"""Maximum number of prompts that are tokenized on the event loop. More are tokenized in a
+thread.
+"""
 _ONE_TOKEN = SamplingParams(max_tokens=1)
 LAST_STATE = PromptReading()
 Vectors = npt.NDArray[np.float32]
@@ -52,16 +54,20 @@ Vectors = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """A prompt, and the kind of reading. `place`: the client's name."""
+    """A prompt, and what to compute from it."""
 
     request: GenerationRequest
     reading: PromptReading
-    place: str
+    place: str  # path in the client's request
 
 
 @dataclass(frozen=True, slots=True)
 class SharedReadRequest:
-    """Prompts that begin alike: in a chat's last text, `mark` stands for each entry in `tails`."""
+    """Prompts with a common prefix.
+
+    They differ only in the last text of the chat, where each entry of `tails` in turn replaces
+    `mark`.
+    """
 
     request: GenerationRequest
     mark: str
@@ -72,22 +78,22 @@ class SharedReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class WasRead:
-    """The reading of one prompt, float32 [C, width], and token counts: all, from the cache, kept by
-    a breakpoint from now on, in images.
-    """
+    """The pooled output of one prompt, and its token counts."""
 
-    values: npt.NDArray[np.float32]
-    tokens: int
-    cached: int
-    written: int
-    images: int
+    values: npt.NDArray[np.float32]  # float32 [C, width]
+    tokens: int  # prompt tokens
+    cached: int  # those from the cache
+    written: int  # those now pinned by a cache breakpoint
+    images: int  # those of images
 
 
 def read_request(
     prompt: Chat | tuple[int, ...], place: str, reading: PromptReading = LAST_STATE, salt: str = ""
 ) -> ReadRequest:
-    """Ask to read a chat or tokens. A chat gets the tokens that the tokenizer adds to a text, as
-    embedding models were trained.
+    """Build the request to read a chat or tokens.
+
+    For a chat, the tokenizer adds its special tokens as it does for a text, because embedding
+    models were trained that way.
     """
     names = FieldNames({"prompt": place, "messages": place})
     chat = isinstance(prompt, Chat)
@@ -96,7 +102,7 @@ def read_request(
 
 
 class PromptReader:
-    """Reads prompts by way of one front."""
+    """Reads prompts with one `RequestManager`."""
 
     def __init__(self, front: RequestManager) -> None:
         self._front = front
@@ -108,13 +114,14 @@ class PromptReader:
         client: Client = ANYBODY,
         budget: MemoryBudget = BOUNDLESS,
     ) -> list[WasRead]:
-        """Read each prompt and return the readings in order. Raises a RequestError that names the
-        field.
+        """Read each prompt and return the results in order.
+
+        Raises a RequestError that names the field.
         """
         if not isinstance(asked, SharedReadRequest):
             return await self._run(await self._prepare(asked, client, budget))
         prepared = await self._prepare_shared(asked, client, budget)
-        # What all share is computed by the first, however short it is.
+        # The first prompt computes the common prefix, so that the others find it in the cache.
         first = await self._run(prepared[:1])
         return first + (await self._run(prepared[1:]) if len(prepared) > 1 else [])
 
@@ -167,8 +174,9 @@ class PromptReader:
     async def _prepare_shared(
         self, asked: SharedReadRequest, client: Client, budget: MemoryBudget
     ) -> list[PreparedRequest]:
-        """Render and tokenise the chat once, then each tail. A prompt is the same, alone and in
-        company.
+        """Tokenize the common prefix once, then each tail.
+
+        Each prompt has the same tokens as if it had been sent alone.
         """
         intake, most = self._intake, self._front.check_ready().context_length
         files = intake.steps.step(OpenFiles)
@@ -208,7 +216,7 @@ class PromptReader:
         )
         tails, total = [], 0
         for at, (text, _) in enumerate(asked.tails, 1):
-            # The client's words are no special tokens, whatever they say.
+            # The client's text must not be read as special tokens, so its characters are masked.
             tail = Rendered(text + end.text, "x" * len(text) + end.marked)
             tails.append(intake.prompts.tokens_of(tail, asked.place, most))
             if (total := total + len(tails[-1])) > MAX_TOKENS:
@@ -220,7 +228,7 @@ class PromptReader:
                 )
         return head, tails
 
-    # ---- answers
+    # ---- results
 
     async def _run(self, prepared: Sequence[PreparedRequest]) -> list[WasRead]:
         kept = self._front.pooled_outputs
@@ -254,8 +262,8 @@ class PromptReader:
 
 
 def name_of(request: Request) -> bytes:
-    """Return a name that two requests share if they read an equal prompt, for one tenant, in the
-    same way.
+    """Return a cache key: equal for requests that read the same prompt in the same way for the same
+    tenant.
     """
     images = [
         (span.start, span.length, span.offset, key.digest, key.settings, key.salt)
@@ -275,8 +283,10 @@ def _joined(runs: Sequence[PooledOutput]) -> PooledOutput:
 def _was_read(
     pooled_output: PooledOutput, request: Request, used: tuple[int, int] | None
 ) -> WasRead:
-    """Decode a pooled output. used: tokens cached, and tokens kept now; None if the reading was
-    kept before.
+    """Decode a pooled output.
+
+    `used` is the number of cached tokens and of newly pinned ones, or None if the output itself was
+    cached.
     """
     values = np.frombuffer(pooled_output.values, np.float32).reshape(-1, pooled_output.width)
     total, images = len(request.tokens), sum(span.length for span in request.spans)
@@ -303,7 +313,7 @@ def _prepared(
 
 
 def _sources(request: GenerationRequest) -> tuple[Source, ...]:
-    """Return the images in a request. Raises InvalidRequest for a video."""
+    """Return the images of a request. Raises InvalidRequest for a video."""
     for video in request.chat.videos:
         raise InvalidRequest(
             f"{video.param}: videos are not read here: send frames as images", video.param
@@ -330,8 +340,9 @@ def _check_total(tokens: int, most: int = MAX_TOKENS) -> None:
 
 
 def unit_vectors(read: Sequence[WasRead], dimensions: int | None) -> Vectors:
-    """Return the embeddings [N, D], each of length 1. With `dimensions`, cut each to its first
-    values and scale again.
+    """Return the embeddings [N, D], each with length 1.
+
+    With `dimensions`, each is truncated to its first values and rescaled.
     """
     if not read:
         return np.empty((0, dimensions or 0), np.float32)
@@ -341,6 +352,6 @@ def unit_vectors(read: Sequence[WasRead], dimensions: int | None) -> Vectors:
 
 
 def rank_scores(read: Sequence[WasRead]) -> list[float]:
-    """Return, for each prompt, the first label's share of both labels' likelihood."""
+    """Return the probability of each prompt's first label, relative to the sum of both labels'."""
     logits = (each.values[-1].astype(np.float64) for each in read)
     return [float(1.0 / (1.0 + np.exp(min(no - yes, 700.0)))) for yes, no in logits]

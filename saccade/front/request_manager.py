@@ -1,8 +1,8 @@
-"""The requests in flight: submits them to the engine, turns its news into text, and ends each in
-exactly one way.
+"""The requests in flight: submit them to the engine, convert its output to text, and finish each
+request exactly once.
 
-Owns every request between `submit` and its last event, and the engine's state as clients see it.
-The server and the `LLM` class are its clients. One event loop, without locks.
+This module also has the engine's state as clients see it. The HTTP server and `LLM` use it.
+Everything runs on one event loop, so there are no locks.
 """
 
 from __future__ import annotations
@@ -76,21 +76,24 @@ State = Literal["starting", "ready", "stopping", "failed"]
 
 NO_LORAS = AdapterSettings(max_loras=0)
 SCRAPE_SECONDS = 1.0
-"""An engine that does not tell its figures for so long is frozen: the last ones are shown."""
+"""Timeout for the engine's metrics. If it expires, the last known values are used."""
 STALL_LOOK_SECONDS = 0.25
-"""While requests are waited for, looks at whether the engine still makes progress."""
+"""Interval of checks that the engine makes progress while waiting for requests to finish."""
 
 
 class EngineClient(Protocol):
-    """The front's end of the engine (`engine.link.EngineProcess`)."""
+    """The front's connection to the engine (`engine.link.EngineProcess`)."""
 
     @property
     def stall(self) -> str:
-        """The reason why a living engine makes no progress. Empty while it does."""
+        """Why a running engine makes no progress, or "" if it does."""
         ...
 
     async def start(self, on_progress: Callable[[Loading], None]) -> Ready:
-        """Start the engine. `on_progress` hears how far loading is. Raises StartupError."""
+        """Start the engine. `on_progress` is called with the progress of loading.
+
+        Raises StartupError.
+        """
         ...
 
     def send(self, message: ToEngine) -> None:
@@ -98,14 +101,16 @@ class EngineClient(Protocol):
         ...
 
     async def receive(self) -> ToFront:
-        """Wait for the engine's next message. Raises EngineUnavailable once the engine is dead."""
+        """Wait for the engine's next message. Raises EngineUnavailable once the engine has
+        exited.
+        """
         ...
 
     async def stop(self, grace: float) -> None: ...
 
 
 class _Answer:
-    """One engine request: its text so far, the reader for the text, and its queue of events."""
+    """One engine request: its text so far, the parser of the text, and its queue of updates."""
 
     def __init__(
         self,
@@ -125,7 +130,7 @@ class _Answer:
         self.last_news: float | None = None
         self._text = Detokenizer(vocabulary, prepared.reading.special, prepared.reading.read_tags)
         self._stops = StopStrings(request.sampling.stop, prepared.reading.with_stop)
-        # A tag that is read may end an answer too: the last of a call, where a grammar ends there.
+        # A tag that the parser reads may also end the answer: with a grammar, the end of a call.
         self._special = vocabulary.special - vocabulary.named(prepared.reading.read_tags).keys()
         self._reading = prepared.reading
         self._reader = prepared.reading.reader()
@@ -133,18 +138,18 @@ class _Answer:
 
     @property
     def standing(self) -> InFlight:
-        """The answer's progress."""
+        """The progress of the answer."""
         request, age = self.request, time.monotonic() - self.request.arrival
         return InFlight(age, len(request.tokens), len(request.images), self._num_tokens)
 
     def advance(self, delta: Delta) -> AnswerUpdate:
-        """Return the event for `delta`. Its `finish` may come from a stop string."""
+        """Return the update for `delta`. A stop string may set its `finish`."""
         sampling = self.request.sampling
         tokens = delta.tokens
         if delta.finish == "stop" and tokens and not self._reading.with_stop:
             ends = tokens[-1] in sampling.stop_token_ids or tokens[-1] in self._special
             tokens = tokens[:-1] if ends else tokens
-        # Stop strings count only in what follows the tokens that the client insists on.
+        # Stop strings are ignored within the minimum length that the client requested.
         exempt = sampling.tokens_due(self._num_tokens)
         self._num_tokens += len(delta.tokens)
         text = self._text.feed(tokens[:exempt])
@@ -182,7 +187,7 @@ class _Answer:
 
 
 class RequestManager:
-    """The link between clients and one engine. Build, `start`, serve, `stop`."""
+    """Connects clients to one engine. Construct it, then call `start`, and `stop` at the end."""
 
     def __init__(
         self,
@@ -190,7 +195,7 @@ class RequestManager:
         engine: EngineClient,
         metrics: Metrics,
         max_requests: int = 1024,
-        scoring: Scoring | None = None,  # the task beside chats, if the server has one
+        scoring: Scoring | None = None,  # how the model scores or embeds, if it does
         pooled_bytes: int = 0,
         loras: AdapterSettings = NO_LORAS,
     ) -> None:
@@ -200,7 +205,8 @@ class RequestManager:
         self.vocabulary = Vocabulary(intake.tokenizer.backend)
         self.state: State = "starting"
         self.reason = "the model is being loaded"
-        for level in ("kv", "embedding", "pixels", "encoder"):  # as counters without labels are
+        # Start at 0, as counters without labels do.
+        for level in ("kv", "embedding", "pixels", "encoder"):
             metrics.inc("saccade_image_hits_total", 0, level=level)
         self.permits = Permits(
             max_requests,
@@ -219,7 +225,9 @@ class RequestManager:
 
     @cached_property
     def adapters(self) -> AdapterRegistry:
-        """Return the adapters, and the questions that change all requests: made when first used."""
+        """The adapters, and changes to the engine that affect all requests. Created at
+        first use.
+        """
         from saccade.front.adapters import AdapterRegistry
         from saccade.front.changes import EngineChanges
 
@@ -228,22 +236,24 @@ class RequestManager:
 
     @cached_property
     def pooled_outputs(self) -> PooledOutputCache:
-        """Return recent readings of prompts, made when first used."""
+        """Recent pooled outputs, for prompts that are read without an answer. Created at
+        first use.
+        """
         from saccade.front.pooled_output_cache import PooledOutputCache
 
         return PooledOutputCache(self._pooled_bytes)
 
-    # ---- life
+    # ---- start and stop
 
     async def start(
         self,
         on_progress: Callable[[Loading], None] = lambda _: None,
         check: Callable[[], Awaitable[None]] | None = None,
     ) -> Ready:
-        """Start the image workers and the engine, and return when the engine can answer.
+        """Start the image workers and the engine, and return when the engine is ready.
 
-        `on_progress` hears how far loading is. `check`: asks for answers before any client may, and
-        raises where one is wrong. Raises StartupError.
+        `on_progress` is called with the progress of loading. `check` is awaited before any client
+        is served. It generates answers, and raises if one is wrong. Raises StartupError.
         """
         self.intake.media.start()
         try:
@@ -265,7 +275,7 @@ class RequestManager:
         return ready
 
     async def drain(self, grace: float) -> None:
-        """Refuse new requests. Those in flight have `grace` seconds to end, then fail."""
+        """Reject new requests. Those in flight have `grace` seconds to finish, and then fail."""
         if self.state in ("starting", "ready"):
             self.state, self.reason = "stopping", "the server is shutting down"
         deadline = time.monotonic() + grace
@@ -277,7 +287,7 @@ class RequestManager:
         self._end_all(EngineUnavailable("the server is shutting down"))
 
     async def stop(self, grace: float = 0.0) -> None:
-        """End every request, then the engine and the image workers."""
+        """Stop all requests, then the engine and the image workers."""
         await self.drain(grace)
         for task in self._tasks:
             task.cancel()
@@ -287,27 +297,27 @@ class RequestManager:
 
     @property
     def health(self) -> tuple[State | Literal["stalled"], str]:
-        """Return the state, and the reason unless "ready"."""
+        """The state, and the reason unless it is "ready"."""
         if self.state == "ready" and (stall := self._engine.stall):
             return "stalled", stall
         return self.state, self.reason
 
     async def scrape(self) -> Metrics:
-        """Collect all metrics, the engine's as of now."""
+        """Return all metrics, including the current ones of the engine."""
         self.metrics.set("saccade_engine_stalled", self.health[0] == "stalled")
         if self.state in ("ready", "stopping") and self._ready is not None:
             self._scraped.clear()
-            self._tell(Scrape())
+            self._send(Scrape())
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._scraped.wait(), SCRAPE_SECONDS)
         return self.metrics
 
     def flush(self, embeddings: bool) -> None:
-        """Forget the pooled outputs, and make the engine forget its prefix cache and, with
-        `embeddings`, images too. Pixels held for regions go with the latter. Requests submitted
-        from now on find only what a request in flight uses.
+        """Drop the pooled outputs and the engine's prefix cache and, with `embeddings`, also the
+        image embeddings and the pixels cached for regions.
 
-        Raises EngineUnavailable.
+        Requests that are submitted later can only use what requests in flight still hold. Raises
+        EngineUnavailable.
         """
         self.check_ready()
         if "pooled_outputs" in vars(self):
@@ -317,7 +327,7 @@ class RequestManager:
         self._engine.send(Flush(embeddings))
 
     def check_ready(self) -> Ready:
-        """Return the engine's report from its start.
+        """Return what the engine reported at its start.
 
         Raises EngineUnavailable unless the engine is ready.
         """
@@ -326,7 +336,7 @@ class RequestManager:
         return self._ready
 
     def _check_started(self) -> Ready:
-        """Return the report as `check_ready`, also before the first client while answers are
+        """Return the report as `check_ready` does, but also while the first answers are being
         checked.
         """
         if self.state == "starting" and self._ready is not None:
@@ -335,7 +345,7 @@ class RequestManager:
 
     @property
     def proven(self) -> bool:
-        """Return False if no test compares this architecture's answers with the model's own."""
+        """False if no test compares this architecture's answers with those of the reference."""
         return not self.intake.spec.unproven
 
     # ---- requests
@@ -346,17 +356,19 @@ class RequestManager:
         client: Client = ANYBODY,
         budget: MemoryBudget = BOUNDLESS,
     ) -> PreparedRequest:
-        """Prepare a request as `InputProcessor`, within this engine's context length."""
+        """Prepare a request as `InputProcessor.prepare` does, within this engine's context
+        length.
+        """
         most = self._check_started().context_length
         if request.held and self.intake.steps.can_hold:
-            self._send_tokenizer()  # which the engine reads while the front does
+            self._send_tokenizer()  # while the front prepares the request
         prepared = await self.intake.prepare(request, most, client, budget)
         if prepared.request.grammar:
             await asyncio.shield(self._send_tokenizer())
         return prepared
 
     def _send_tokenizer(self) -> asyncio.Task[None]:
-        """Send the engine the tokenizer for grammars, once."""
+        """Send the tokenizer to the engine, for grammars. Only the first call sends it."""
         if self._tokenizer_sent is None:
             self._tokenizer_sent = asyncio.create_task(self._write_tokenizer())
             self._tasks.add(self._tokenizer_sent)
@@ -364,18 +376,18 @@ class RequestManager:
 
     async def _write_tokenizer(self) -> None:
         text = await self.intake.in_thread(lambda: self.intake.tokenizer.json)
-        self._tell(TokenizerText(text))
+        self._send(TokenizerText(text))
 
     async def generate(
         self, *prepared: PreparedRequest, streamed: bool = True
     ) -> AsyncGenerator[AnswerUpdate, None]:
-        """Yield the events of all answers as they arrive, until each answer has had its last.
-        Raises the RequestError that ended an answer.
+        """Yield updates of all answers as they arrive, until each answer has had its last.
 
-        Without `streamed`, events may have several tokens, which costs less.
+        Answers are numbered through the `n` answers to each prepared request in turn. With
+        `streamed` False, an update may cover several tokens, which is cheaper. Close the iterator
+        early (`contextlib.aclosing`) to abort unfinished answers.
 
-        Choices count through the `n` answers to each prepared request in turn. Closing the iterator
-        early (`contextlib.aclosing`) aborts unfinished answers.
+        Raises the RequestError with which an answer failed.
         """
         ready = self._check_started()
         for each in prepared:
@@ -403,7 +415,7 @@ class RequestManager:
                 images = answer.request.images
                 keeps = bool(images) and media.seen.disk is not None
                 aliases = media.seen.take_same(images) if keeps else ()
-                self._tell(Submit(answer.request, aliases))
+                self._send(Submit(answer.request, aliases))
             unfinished = len(answers)
             while unfinished:
                 event = await events.get()
@@ -412,37 +424,40 @@ class RequestManager:
                 unfinished -= event.finish is not None
                 for follower in followers:
                     event = follower.take_update(event)
-                yield _silenced(event) if prepared[0].silent else event
+                yield _without_content(event) if prepared[0].silent else event
             for follower in followers:
                 follower.end(prepared[0], ready)
         finally:
             for answer in answers:
                 if self._forget(answer, "abort"):
-                    self._tell(Abort(answer.request.id))
+                    self._send(Abort(answer.request.id))
             for image in opened:
                 media.release_image(image)
 
     def taken(self, id: str) -> None:
-        """Free the place that an answer's embedding holds, after sending."""
-        self._tell(Abort(id))
+        """Release the arena slot of an answer's embedding, after it has been sent."""
+        self._send(Abort(id))
 
     def in_flight(self, client: Client, most: int) -> list[InFlight]:
-        """Return at most `most` answers in flight, the longest first. A client with one of several
-        keys sees its own, anybody else all.
+        """Return at most `most` answers in flight, the oldest first.
+
+        A client with one of several API keys gets only its own answers.
         """
         own = client.share("") if client.limited and client.name else None
         shown = (each for each in self._answers.values() if own in (None, each.request.client))
         return [each.standing for each in islice(shown, most)]
 
     def cancel(self, group: str) -> None:
-        """End the answers to a request early (`PreparedRequest.request.id`) with Cancelled."""
+        """Stop the answers to a request (`group` is its `PreparedRequest.request.id`) with
+        Cancelled.
+        """
         for answer in [each for each in self._answers.values() if each.request.group == group]:
-            self._tell(Abort(answer.request.id))
+            self._send(Abort(answer.request.id))
             if self._forget(answer, "abort"):
                 answer.events.put_nowait(Cancelled())
 
     def _forget(self, answer: _Answer, outcome: str) -> bool:
-        """End an answer, once. Returns True if it was still in flight."""
+        """Remove an answer. Return False if it had already been removed."""
         if self._answers.pop(answer.request.id, None) is None:
             return False
         if answer.request.caching.idle:
@@ -457,13 +472,13 @@ class RequestManager:
 
     def _end_all(self, error: RequestError) -> None:
         for answer in list(self._answers.values()):
-            self._tell(Abort(answer.request.id))
+            self._send(Abort(answer.request.id))
             self._end(answer, error)
 
     # ---- the engine
 
-    def _tell(self, message: ToEngine) -> None:
-        # A dead engine is noticed, and every request told, by `_listen`.
+    def _send(self, message: ToEngine) -> None:
+        # If the engine has exited, `_listen` detects it and fails every request.
         with suppress(EngineUnavailable):
             self._engine.send(message)
 
@@ -490,7 +505,7 @@ class RequestManager:
             if self.state != "stopping":
                 log.error("%s", error.message)
             self._fail(self.reason if self.state == "failed" else error.message)
-        except Exception:  # nobody reads the engine's news any more
+        except Exception:  # no messages are received any more
             log.exception("the front failed")
             self._fail("internal error: lost connection to the engine")
 
@@ -501,15 +516,15 @@ class RequestManager:
             self.intake.media.seen.put_same(key, image)
         for key, slot in news.want:
             self.spawn(self._decode(key, slot))
-        for key in news.unwanted:  # after the first step of a decode that has just been spawned
+        for key in news.unwanted:  # after the task just spawned has started
             asyncio.get_running_loop().call_soon(self.intake.media.call_off, key)
         for delta in news.deltas:
             if answer := self._answers.get(delta.id):
                 try:
                     self._deliver(answer, delta)
-                except Exception:  # one request's bug must not reach the others
+                except Exception:  # a bug in one request must not affect the others
                     log.exception("an answer failed")
-                    self._tell(Abort(delta.id))
+                    self._send(Abort(delta.id))
                     self._end(answer, InternalError())
 
     def _deliver(self, answer: _Answer, delta: Delta) -> None:
@@ -532,7 +547,7 @@ class RequestManager:
             pooled_output=delta.pooled_output,
         )
         if event.finish is not None and self._forget(answer, event.finish) and delta.finish is None:
-            self._tell(Abort(answer.request.id))  # a stop string: the engine does not know yet
+            self._send(Abort(answer.request.id))  # a stop string, of which the engine is not aware
         answer.events.put_nowait(event)
 
     def _found(self, answer: _Answer, outcome: ImageOutcome) -> FoundImage:
@@ -562,21 +577,22 @@ class RequestManager:
         answer.last_news = now
 
     async def _decode(self, key: ImageKey, slot: PixelSlot) -> None:
-        """Send the engine an image's pixels, or else the reason, which ends every request with the
-        image.
+        """Send an image's pixels to the engine.
+
+        On an error, report it instead, which ends every request with this image.
         """
         try:
             names = await self.intake.media.bring(key, slot)
-            self._tell(EmbeddingReady(key) if names is None else PixelsReady(key, *names))
+            self._send(EmbeddingReady(key) if names is None else PixelsReady(key, *names))
         except asyncio.CancelledError:
-            self._tell(PixelsFailed(key, "no request needs the image any more"))
+            self._send(PixelsFailed(key, "no request needs the image any more"))
         except RequestError as error:
-            self._lack(key, error)
-        except Exception:  # the request must end all the same
+            self._report_pixel_error(key, error)
+        except Exception:  # the request must still end
             log.exception("an image could not be sent to the engine")
-            self._lack(key, InternalError())
+            self._report_pixel_error(key, InternalError())
 
-    def _lack(self, key: ImageKey, error: RequestError) -> None:
+    def _report_pixel_error(self, key: ImageKey, error: RequestError) -> None:
         for answer in self._answers.values():
             for image, place in zip(answer.request.images, answer.places, strict=True):
                 if image.key == key:
@@ -585,17 +601,17 @@ class RequestManager:
                         if isinstance(error, ImageError)
                         else error
                     )
-        self._tell(PixelsFailed(key, error.message))
+        self._send(PixelsFailed(key, error.message))
 
     def spawn(self, work: Coroutine[None, None, None]) -> None:
-        """Run work until it ends, or the server stops."""
+        """Run `work` as a background task, which is cancelled when the server stops."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
 def _error_of(delta: Delta) -> RequestError:
-    """Return the error with which the engine has ended a request."""
+    """Return the error with which the engine ended a request."""
     said = delta.error or "the engine aborted the request"
     if delta.code == InternalError.code:
         log.error("request %s: %s", delta.id, said)
@@ -608,7 +624,7 @@ def _error_of(delta: Delta) -> RequestError:
 def _placed(
     report: CacheReport | None, message_offsets: Sequence[tuple[int, str]]
 ) -> CacheReport | None:
-    """Return the report, with the client's name for the part that holds the first missed token."""
+    """Return the report with the path of the part that contains the first missed token."""
     if report is None or report.missed is None:
         return report
     after = bisect_right(message_offsets, report.missed.token, key=lambda offset: offset[0])
@@ -616,23 +632,24 @@ def _placed(
     return replace(report, missed=replace(report.missed, place=place))
 
 
-def _silenced(event: AnswerUpdate) -> AnswerUpdate:
-    """Return an answer's event without its content, which is unwanted."""
+def _without_content(event: AnswerUpdate) -> AnswerUpdate:
+    """Return the update without the answer's content, which the client did not request."""
     finish: Finish | None = "length" if event.finish else None
     return replace(event, text="", parts=(), num_tokens=0, logprobs=(), finish=finish, stop=None)
 
 
 def _may_stop(prepared: PreparedRequest) -> bool:
-    """Return True if it may be the front that sees where the answer ends."""
+    """Return True if the front, not the engine, may detect the end of the answer."""
     return bool(prepared.request.sampling.stop) or prepared.reading.single
 
 
 def _requests(prepared: PreparedRequest, group: str, streamed: bool) -> Iterator[Request]:
-    """Yield one engine request per wanted answer, all in one group, with ascending seeds."""
+    """Yield an engine request for each answer. They are in one group, and have ascending seeds."""
     request = prepared.request
     for choice in range(prepared.n):
         sampling = replace(request.sampling, seed=(request.sampling.seed + choice) % 2**63)
-        top = None if choice else request.prompt_logprobs  # the first tells of the prompt
+        # Only the first answer reports the prompt's scores.
+        top = None if choice else request.prompt_logprobs
         id = f"{request.id}-{choice}"
         yield replace(
             request,

@@ -1,8 +1,8 @@
-"""Prompts for models that embed or rank: as in training, in the words of their family
+"""Prompts for embedding models and rerankers, worded as in their training
 (`core.family.ScoreTemplates`).
 
-Owns a checkpoint's tasks beside chats, and the chats rendered for them by its chat template. Knows
-nothing of any API's JSON or of tokens.
+This module determines which of these tasks a checkpoint supports, and builds the chats that its
+chat template renders.
 """
 
 from __future__ import annotations
@@ -25,16 +25,14 @@ Task = Literal["embed", "rank", "last"]
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """A server's task beside chats: `task`, if it has one. labels: token ids for a ranker's
-    answers, yes and no.
-    """
+    """The scoring task of a server, if it has one."""
 
     task: Task | None = None
     templates: ScoreTemplates | None = None
-    labels: tuple[int, int] = (0, 0)
+    labels: tuple[int, int] = (0, 0)  # token ids of a reranker's answers, yes and no
 
     def check_embeds(self) -> None:
-        """Raise InvalidRequest unless the server makes embeddings."""
+        """Raise InvalidRequest unless the server computes embeddings."""
         if self.task not in ("embed", "last"):
             raise InvalidRequest(
                 "this model was not trained to embed: serve a Qwen3-VL-Embedding checkpoint, or "
@@ -44,7 +42,7 @@ class Scoring:
             )
 
     def check_ranks(self) -> None:
-        """Raise InvalidRequest unless the server ranks."""
+        """Raise InvalidRequest unless the server ranks documents."""
         if self.task != "rank":
             raise InvalidRequest(
                 "this model was not trained to rank: serve a Qwen3-VL-Reranker checkpoint",
@@ -53,7 +51,7 @@ class Scoring:
             )
 
     def described(self) -> tuple[tuple[str, str], ...]:
-        """Describe the task for people, as pairs: name and value."""
+        """Describe the task in words, as (name, value) pairs."""
         words = {
             "embed": "as the checkpoint was trained to make them",
             "last": "the last state of a model that was not trained for it: not calibrated",
@@ -65,7 +63,7 @@ class Scoring:
 
     @property
     def limits(self) -> ImageLimits:
-        """The default bounds for images."""
+        """The default pixel limits of images."""
         own = self.templates
         if own is None or self.task == "last":
             return ImageLimits()
@@ -74,7 +72,7 @@ class Scoring:
     def embed_chat(
         self, content: Sequence[Part], instruction: str | None, query: bool = False
     ) -> Chat:
-        """Build the prompt for an input to be embedded. query: a query, to search with."""
+        """Build the prompt for an input to embed. `query` is True for a search query."""
         own = self.templates
         if own is None or self.task == "last":
             system = instruction
@@ -108,7 +106,7 @@ CHATS = Scoring()
 
 
 def _ended(instruction: str) -> str:
-    """End an instruction with a full stop, unless it ends in punctuation."""
+    """Add a full stop to an instruction, unless it ends with punctuation."""
     instruction = instruction.strip()
     if instruction and not unicodedata.category(instruction[-1]).startswith("P"):
         return f"{instruction}."
@@ -118,7 +116,7 @@ def _ended(instruction: str) -> str:
 def find_scoring(
     wanted: Pooling, files: PoolingFiles | None, spec: FamilySpec, own: Tokenizer
 ) -> Scoring:
-    """Find the server's task beside chats. Raises ConfigError for a task beyond the model."""
+    """Determine the server's scoring task. Raises ConfigError if the model does not support it."""
     templates = spec.templates.scores
     task = (files.task if files else None) if wanted == "auto" else wanted
     if task is None or task == "none":

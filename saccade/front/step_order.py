@@ -1,7 +1,7 @@
-"""The steps of preparing requests: their order, and which of them a request joins.
+"""The order of the steps that prepare a request, and which requests each step applies to.
 
-Owns the points of the order (what refuses for less comes first), shared code's rules, and one
-instance of each step's class, whose module is imported at the first request that the step joins.
+Steps are ordered so that cheap checks come first. A step's module is imported at the first request
+that the step applies to.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ log = logging.getLogger("saccade")
 
 S = TypeVar("S")
 READABLE = 8
-"""A prompt that is to be cut may have so many times the context."""
+"""A prompt that is to be truncated may be this many times as long as the context."""
 Step = Callable[[Preparation], Awaitable[None]]
-"""One step of preparing. Raises a RequestError that names the field."""
+"""One step of preparing a request. Raises a RequestError that names the field."""
 Walk = Literal["answer", "prompt"]
-"""Whether an answer is prepared, or a prompt alone is read."""
+"""answer: prepare a request for an answer. prompt: only read the prompt."""
 
 POINTS = (
-    "begin",  # what is asked is put in shared code's terms
-    "fields",  # what the fields alone refuse
-    "length",  # how much is read
-    "text",  # what the text refuses: nothing is fetched before it fits
-    "files",  # files are replaced by what they show
+    "begin",  # plugins rewrite the request
+    "fields",  # checks that need only the fields
+    "length",  # the maximum number of tokens to encode
+    "text",  # tokenizing the text, which must fit before anything is fetched
+    "files",  # files are replaced by their pages or images
     "form",  # grammars
     "media",  # images are opened
-    "history",  # the conversation is rewritten, now that its images are known
-    "late form",  # grammars that depend on them
+    "history",  # the conversation is rewritten, which may depend on its images
+    "late form",  # grammars that depend on images
     "edit",  # the conversation is shortened
-    "prompt",  # the prompt as the engine gets it, and what depends on it
-    "limits",  # the answer's
+    "prompt",  # the final prompt, and what depends on it
+    "limits",  # the maximum length of the answer
 )
 _STEPS = "saccade.front.steps"
 RULES = tuple(
@@ -85,7 +85,7 @@ def is_formed_late(preparation: Preparation) -> bool:
 
 
 def is_held_early(preparation: Preparation) -> bool:
-    """Return True if the answer is held to a form, and images decide nothing about it."""
+    """Return True if a grammar constrains the answer, and it does not depend on the images."""
     return preparation.request.held and not is_formed_late(preparation)
 
 
@@ -107,7 +107,7 @@ def has_files(preparation: Preparation) -> bool:
 
 
 def has_rules(preparation: Preparation) -> bool:
-    """Return True if the request or the checkpoint has rules."""
+    """Return True if the request or the checkpoint has rules for answers."""
     return preparation.asked.rules != NO_ANSWER_RULES or preparation.rules != NO_RULES
 
 
@@ -116,13 +116,13 @@ def has_switches(preparation: Preparation) -> bool:
 
 
 def has_other_length(preparation: Preparation) -> bool:
-    """Return True if the prompt may be shorter or longer than its text was at first."""
+    """Return True if the length of the prompt may differ from that of its encoded text."""
     longer = preparation.readable != preparation.context_length
     return has_media(preparation) or has_rules(preparation) or longer
 
 
 def goes_on_with_media(preparation: Preparation) -> bool:
-    """Return True for a chat with images that holds an earlier answer."""
+    """Return True for a chat with images or videos that contains an earlier answer."""
     return has_media(preparation) and preparation.asked.chat.goes_on
 
 
@@ -132,7 +132,7 @@ def has_prediction(preparation: Preparation) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepContext:
-    """What steps are built from."""
+    """What steps are constructed from."""
 
     spec: FamilySpec
     tokenizer: Tokenizer
@@ -140,14 +140,14 @@ class StepContext:
     media: Media
     answer_format: AnswerFormat
     defaults: AnswerDefaults
-    tags: Tags
+    tags: Tags  # the tags that enclose reasoning in answers
     options: ServeOptions = ServeOptions()  # noqa: RUF009 - frozen
-    model: str = ""  # its name and folder. `tags`: reasoning's, in answers.
-    can_hold: bool = False  # a plugin has grammars
+    model: str = ""  # its name and directory
+    can_hold: bool = False  # True if a plugin provides grammars
     _built: dict[Callable[[StepContext], Any], Any] = field(default_factory=dict)
 
     def step(self, kind: Callable[[StepContext], S]) -> S:
-        """Return the one instance of a step's class."""
+        """Return the instance of a step's class, which all requests share."""
         if kind not in self._built:
             self._built[kind] = kind(self)
         built: S = self._built[kind]
@@ -155,17 +155,19 @@ class StepContext:
 
 
 class StepOrder:
-    """All steps in order, those of plugins among them."""
+    """All steps in order, including those of plugins."""
 
     def __init__(self, context: StepContext, plugins: Sequence[Plugin] = ()) -> None:
-        """Sort the rules. Raises ConfigError that names the plugin at fault."""
+        """Sort the rules. Raises ConfigError that names the plugin with an invalid rule."""
         rules = [*RULES, *(rule for plugin in plugins for rule in plugin.steps)]
         self._context = context
         self._rules = [(rule, _condition(rule.when)) for rule in sort_rules(rules)]
         log.debug("steps of a request: %s", ", ".join(rule.name for rule, _ in self._rules))
 
     def joined(self, preparation: Preparation, walk: Walk) -> Iterator[Step]:
-        """Yield the steps that the request joins. Each is looked at once those before are done."""
+        """Yield the steps that apply to a request. Each condition is evaluated after the steps
+        before it have run.
+        """
         for rule, condition in self._rules:
             method = rule.answer if walk == "answer" else rule.read
             if method and condition(preparation):
@@ -174,9 +176,11 @@ class StepOrder:
 
 
 def sort_rules(rules: Sequence[StepRule]) -> list[StepRule]:
-    """Return rules in order: each behind what it follows, and before the next point.
+    """Return the rules in order: each after the rule or point that it follows, and before the next
+    point.
 
-    Those behind the same one keep their order. Raises ConfigError for a rule that is never reached.
+    Rules that follow the same one keep their relative order. Raises ConfigError for a rule that
+    follows an unknown step, or itself through others.
     """
     behind: dict[str, list[StepRule]] = {}
     for rule in rules:

@@ -1,12 +1,14 @@
-"""The names that requests may have and that no dialect reads: what each may be.
+"""Fields that clients send but no API reads: which are ignored, and which are rejected.
 
-Owns the one table of every dialect, and its rule. A name that cannot change an answer is ignored
-(`IGNORED`, `IgnoredFields`). A value that changes nothing is accepted (`NEUTRAL`; of any name null,
-false, "", [] and {}). All else is refused by name. `api/body_schema.py` applies it to bodies,
-`fields.py` to the objects in them, and `members.py` to objects that are kept as they come.
+The table applies to every API. A field that cannot change an answer is ignored (`IGNORED`,
+`IgnoredFields`). Any other field is accepted with a value that has no effect (`NEUTRAL`; always
+null, false, "", [] and {}), and otherwise rejected with an error that names it.
+`api/body_schema.py` applies this to bodies, `fields.py` to the objects in them, and `members.py` to
+objects that are passed on as received.
 
-Two kinds of objects have names of others: `AnyFields` ignores all of them, and `UnsupportedFields`
-all but the carriers and sizes of images. Every other class forbids them (`forbid_unknown_fields`).
+Two kinds of objects accept unknown fields: `AnyFields` ignores all of them, and `UnsupportedFields`
+all except those that carry images or set their size. All other classes forbid unknown fields
+(`forbid_unknown_fields`).
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ Nothing = (
     | Annotated[dict[str, Any], Meta(max_length=0)]
     | None
 )
-"""A value that says nothing, in a field that would change what the model sees."""
+"""An empty value, for a field that would otherwise change what the model sees."""
 Neutral = Mapping[str, tuple[Any, ...]]
-"""Names and the values of each in which it changes nothing. None of them: null only."""
+"""For each field, the values with which it has no effect. Without any, only null."""
 
 IGNORED = frozenset(
     {
-        # ---- who asks, and notes of the client's
+        # ---- identity of the user, and notes of the client's
         "chat_id",
         "client_metadata",
         "litellm_call_id",
@@ -43,7 +45,7 @@ IGNORED = frozenset(
         "user",
         "user_id",
         "user_profile_id",
-        # ---- for the client's own HTTP, or a gateway's
+        # ---- for the HTTP client or a gateway
         "anthropic_beta",
         "anthropic_version",
         "betas",
@@ -53,7 +55,7 @@ IGNORED = frozenset(
         "max_retries",
         "num_retries",
         "timeout",
-        # ---- which server answers, and what it keeps: OpenRouter's, LM Studio's, llama.cpp's ...
+        # ---- choice of a server, and its caches: OpenRouter, LM Studio, llama.cpp ...
         "cache_prompt",
         "data_parallel_rank",
         "id_slot",
@@ -63,7 +65,7 @@ IGNORED = frozenset(
         "provider",
         "route",
         "ttl",
-        # ---- how it is computed, never what
+        # ---- methods of computing the same answer
         "draft_model",
         "guided_decoding_backend",
         "prediction",
@@ -71,14 +73,14 @@ IGNORED = frozenset(
         "speculative.n_max",
         "speculative.n_min",
         "speculative.p_min",
-        # ---- what is told around the answer
+        # ---- information in addition to the answer
         "perf_metrics_in_response",
         "return_progress",
         "timings_per_token",
         "tool_stream",
         "usage",
         "verbose",
-        # ---- figures of samplers, without effect where the sampler itself is off
+        # ---- parameters of samplers that have no effect while the sampler is off
         "adaptive_decay",
         "dry_allowed_length",
         "dry_base",
@@ -89,12 +91,12 @@ IGNORED = frozenset(
         "mirostat_tau",
         "smoothing_curve",
         "xtc_threshold",
-        # ---- context shifts: a prompt that is too long is refused
+        # ---- context shifts: this server rejects a prompt that is too long
         "n_discard",
         "n_keep",
     }
 )
-"""Names that cannot change an answer, whatever their value."""
+"""Fields that cannot change an answer, whatever their value."""
 
 NEUTRAL: Neutral = {
     # ---- OpenAI's and Anthropic's
@@ -190,16 +192,18 @@ NEUTRAL: Neutral = {
     "top_n_tokens": (0,),
     "typical": (1,),
     "typical_p": (1,),
-    # ---- hosts'
+    # ---- hosting providers'
     "context_length_exceeded_behavior": ("error",),
     "incremental_output": (True,),
     "plugins": ([],),
     "result_format": ("message",),
     "safe_prompt": (False,),
     "tool_choice": ("auto", "none"),
-    "transforms": ([], ["middle-out"]),  # of prompts that are too long: these are refused
+    "transforms": ([], ["middle-out"]),  # prompts that are too long are rejected
 }
-"""Names of other servers' fields, by those who have them. A dialect's own fields come first."""
+"""Fields of other servers, grouped by server. A field that the API itself reads takes
+precedence.
+"""
 
 INSTEAD = {
     "clear_thinking": "send it in chat_template_kwargs",
@@ -217,29 +221,29 @@ INSTEAD = {
     "repeat_penalty": "use repetition_penalty",
     "think": "use enable_thinking",
 }
-"""What a client may do instead."""
+"""What a client can do instead of sending the field."""
 
 
 def says_nothing(value: object) -> bool:
-    """Return True for a value that says nothing under a name that no dialect knows."""
+    """Return True for a value that has no effect in any unknown field."""
     return value is None or value is False or value in ("", [], {})
 
 
 def is_one_of(value: object, allowed: Iterable[object]) -> bool:
-    """Return True for a value that is among those `allowed`. False is not 0."""
+    """Return True if `value` is in `allowed`. Unlike in Python, False is not equal to 0."""
     return any(
         value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed
     )
 
 
 def changes_nothing(name: str, value: object) -> bool:
-    """Return True for an unread name within an object, if its value cannot change an answer."""
+    """Return True if an unknown field of an object cannot change an answer with this value."""
     return name in IGNORED or says_nothing(value) or is_one_of(value, NEUTRAL.get(name, ()))
 
 
 if TYPE_CHECKING:
     Unread = Any
-    """Fields may be declared anew with a type of their own."""
+    """A subclass may declare the field again, with a specific type."""
     Uncut = Any
 else:
     Unread = Nothing
@@ -248,21 +252,23 @@ else:
 
 
 class AnyFields(Struct):
-    """An object whose other names cannot change an answer: a mark for the caches, a note, or what
-    an earlier answer has brought.
+    """An object whose unknown fields cannot change an answer, such as a cache breakpoint, a note,
+    or data of an earlier answer.
     """
 
 
 class Citations(Struct, forbid_unknown_fields=True):
-    """True if the answer is to cite places in a document."""
+    """Whether the answer should cite a document."""
 
     enabled: Literal[False] | None = None
     """Must be false, because answers never cite their sources."""
 
 
 class IgnoredFields(Struct, forbid_unknown_fields=True, kw_only=True):
-    """An image, a video, a file, or the object with its address. These names may have any value,
-    unless a part reads them. All others are refused.
+    """An image, a video, a file, or the object with its URL.
+
+    The fields listed here may have any value, unless a subclass reads them. All others are
+    rejected.
     """
 
     _meta: Any = None  # MCP's
@@ -300,8 +306,8 @@ class IgnoredFields(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class SpokenAnswer(AnyFields):
-    """The sound of an earlier answer, by its id, as OpenAI's SDK sends it back: accepted, and left
-    out.
+    """The audio of an earlier answer, by its id, as sent back by OpenAI's SDK. Accepted and
+    ignored.
     """
 
     id: str
@@ -310,7 +316,7 @@ class SpokenAnswer(AnyFields):
 class UnsupportedFields(Struct, kw_only=True):
     """A message, a text, or an item of a conversation."""
 
-    # ---- carriers: images
+    # ---- images
     image: Unread = None
     images: Unread = None
     image_url: Unread = None
@@ -327,7 +333,7 @@ class UnsupportedFields(Struct, kw_only=True):
     pixel_values: Unread = None
     picture: Unread = None
     pictures: Unread = None
-    # ---- carriers: videos and sounds
+    # ---- videos and audio
     video: Unread = None
     videos: Unread = None
     video_url: Unread = None
@@ -346,7 +352,7 @@ class UnsupportedFields(Struct, kw_only=True):
     audio_urls: Unread = None
     audio_data: Unread = None
     input_audio: Unread = None
-    # ---- carriers: files and anything
+    # ---- files and any media
     file: Unread = None
     files: Unread = None
     file_id: Unread = None

@@ -1,8 +1,8 @@
-"""Videos as clients send them: a file by URL, upload or base64, or the client's own frames. Wishes
-stand beside or inside, and for a whole request.
+"""Videos as clients send them: a file by URL, upload or base64, or a list of frames.
 
-Owns the schemas, and reads them into `VideoSource`. The fields inside `video_url` decide the video.
-Those that are not read are `unread_fields.py`'s.
+Options may be inside `video_url`, next to it in the part, or apply to the whole request. This
+module has the schemas, and converts parts to `VideoSource`. `unread_fields.py` decides about all
+other fields.
 """
 
 from __future__ import annotations
@@ -21,28 +21,27 @@ from saccade.media.sources.source import Address, FileId, VideoSource, source_fr
 
 Rate = Annotated[float, Meta(ge=MIN_FPS)]
 FRAMES = "data:video/jpeg;base64,"
-"""What precedes frames that are JPEGs in base64, with commas between them (as vLLM's clients have
-it).
-"""
+"""Prefix of several JPEG frames in base64, separated by commas, as sent by clients of vLLM."""
 VIDEO_OPTIONS = ("fps", "num_frames", "max_frames", "min_pixels", "max_pixels", "total_pixels")
 MAX_PARTS = 4 * MAX_FRAMES
-"""Entries of a list that are looked at."""
+"""Maximum entries of a list that are inspected."""
 
 
 class VideoLook(IgnoredFields, kw_only=True):
-    """The way to look at a video."""
+    """How to sample a video."""
 
-    fps: Rate | None = None  # frames for each second (for sent frames: as taken)
-    num_frames: Positive | None = None  # frames altogether
-    max_frames: Positive | None = None  # at most
-    # min_pixels, max_pixels: for a frame after resizing; they alone then decide its size
+    # frames per second to take; for a list of frames, the rate at which they were taken
+    fps: Rate | None = None
+    num_frames: Positive | None = None  # total frames to take
+    max_frames: Positive | None = None  # maximum frames to take
+    # pixels of a frame after resizing; if set, they alone determine its size
     min_pixels: Positive | None = None
     max_pixels: Positive | None = None
-    total_pixels: Positive | None = None  # for all frames together
+    total_pixels: Positive | None = None  # maximum pixels of all frames together
 
 
 class VideoURL(VideoLook, kw_only=True):
-    """The place of a video: a URL, or its bytes in base64."""
+    """A video's URL, or its bytes in base64."""
 
     url: str
     detail: Literal["auto"] | None = None
@@ -56,7 +55,7 @@ class FrameFile(Struct, forbid_unknown_fields=True):
 
 
 class MarkedVideo(MarkedMedia, kw_only=True):
-    """The same as `VideoLook`, beside a video."""
+    """A video part, with the options of `VideoLook`."""
 
     fps: Rate | None = None
     num_frames: Positive | None = None
@@ -67,25 +66,25 @@ class MarkedVideo(MarkedMedia, kw_only=True):
 
 
 class VideoURLPart(MarkedVideo, tag_field="type", tag="video_url", kw_only=True):
-    """A video within a message."""
+    """A video in a message."""
 
     video_url: str | VideoURL
 
 
 class VideoPart(MarkedVideo, tag_field="type", tag="video", kw_only=True):
-    """A video: its URL, or the URLs or uploaded files of frames, in their order; in Python also
-    objects. frames_indices: their places in the source video, of `source_fps` frames a second.
+    """A video by URL, or a list of frames in order, each a URL or an uploaded file. In Python, also
+    objects.
     """
 
     video: Any
     """The frames in order, as URLs or ids of uploaded files."""
-    frames_indices: list[Natural] | None = None
+    frames_indices: list[Natural] | None = None  # index of each frame in the source video
     source_fps: Rate | None = None
     """Frames per second in the source video."""
 
 
 class InputVideoPart(MarkedVideo, tag_field="type", tag="input_video", kw_only=True):
-    """A video: its URL, an uploaded file, or base64."""
+    """A video by URL, uploaded file, or base64."""
 
     video_url: str | VideoURL | None = None
     file_id: str | None = None
@@ -97,7 +96,7 @@ AnyVideoPart = VideoURLPart | VideoPart | InputVideoPart
 
 
 class VideoReading(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The way to look at a request's videos without wishes of their own, and facts about frames
+    """How to sample videos that set no options of their own, and information about frames
     (`media_io_kwargs.video`).
     """
 
@@ -118,11 +117,9 @@ class MediaReading(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class VideoDefaults(Struct, frozen=True, kw_only=True):
-    """A request's fields for all its videos. sized: one gives a size in a processor's words, which
-    mean something else for videos.
-    """
+    """A request's options for all its videos."""
 
-    sized: bool = False
+    sized: bool = False  # the request has a `size` for images, which videos cannot use
     fps: float | None = None
     num_frames: int | None = None
     min_pixels: int | None = None
@@ -134,16 +131,16 @@ NO_VIDEO_DEFAULTS = VideoDefaults()
 
 
 class Clip(NamedTuple):
-    """What a part names."""
+    """The content of a video part."""
 
     url: Address | tuple[Address, ...]
-    inside: VideoLook | None = None  # the object around the address;
-    indices: Sequence[int] = ()  # indices, source_fps: of frames
-    source_fps: float | None = None
+    inside: VideoLook | None = None  # the object around the URL
+    indices: Sequence[int] = ()  # index of each frame in the source video
+    source_fps: float | None = None  # frames per second of the source video
 
 
 def read_video(part: AnyVideoPart, place: str, defaults: VideoDefaults) -> VideoSource:
-    """Read a part in any spelling. Raises InvalidRequest that names the fault below `place`."""
+    """Read a video part of any type. Raises InvalidRequest that names the field below `place`."""
     if defaults.sized:
         raise InvalidRequest(
             "mm_processor_kwargs.size: read for images alone: bound a video by min_pixels, "
@@ -202,7 +199,7 @@ def _linked(given: str | VideoURL) -> Clip:
 
 
 def _one_address(text: str) -> Address | tuple[Address, ...]:
-    """Return a URL, or each frame's URL if one text names several."""
+    """Return a URL, or a tuple of the frames' URLs if the text contains several frames."""
     text = text.strip()
     if text[: len(FRAMES)].lower() == FRAMES:
         frames = text[len(FRAMES) :].split(",", MAX_PARTS)
@@ -228,7 +225,7 @@ def _frame(given: object, place: str) -> Address:
 
 
 def _rate(reading: VideoReading) -> float | None:
-    """Return the frame rate of the video behind the frames, in frames a second."""
+    """Return the frame rate of the video that the frames were taken from, in frames per second."""
     if reading.fps is not None:
         return reading.fps
     if reading.total_num_frames is not None and reading.duration is not None:
@@ -239,7 +236,10 @@ def _rate(reading: VideoReading) -> float | None:
 def _video_options(
     inside: VideoLook | None, beside: AnyVideoPart, place: str, defaults: VideoDefaults
 ) -> VideoOptions:
-    """Return a part's options, from two places that must agree, or else the request's."""
+    """Return a part's options, which may be inside `video_url` or next to it, else the request's.
+
+    Raises InvalidRequest if both set the same option differently.
+    """
     found: dict[str, Any] = {}
     for name in VIDEO_OPTIONS:
         within = None if inside is None else getattr(inside, name)

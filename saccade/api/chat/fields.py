@@ -1,8 +1,8 @@
-"""OpenAI's request bodies: fields, checks and errors.
+"""OpenAI's request bodies: their fields, grouped by topic.
 
-Owns the fields of each body, by topic. A field that is unknown or unsupported is a 400 that names
-it; fields that would change the answer are never ignored. Messages are
-`front/content.py`'s, `body_schema.py` reads the fields, `read.py` makes requests of them.
+An unknown or unsupported field is a 400 that names it. Fields that would change the answer are
+never ignored. `body_schema.py` parses the bodies, and `read.py` converts them to requests. Messages
+are in `front/content.py`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from saccade.front.unread_fields import AnyFields
 from saccade.front.video_parts import MediaReading
 
 NO_LIMIT = -1
-"""`max_tokens` of llama.cpp's and LM Studio's clients that want none."""
+"""The value of `max_tokens` with which clients of llama.cpp and LM Studio request no limit."""
 MAX_CHOICES = 128
-"""Answers that one request may ask for: prompts times `n`."""
+"""Maximum answers to one request: prompts times `n`."""
 
 MAX_SALT = 256
-"""Characters of a `cache_salt`."""
+"""Maximum characters of a `cache_salt`."""
 
 MAX_CACHE_KEY = 1024
-"""Characters of a `prompt_cache_key`."""
+"""Maximum characters of a `prompt_cache_key`."""
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -45,13 +45,13 @@ Verbosity = Literal["low", "medium", "high"]
 
 
 class Obfuscation(Struct, forbid_unknown_fields=True):
-    """How to stream."""
+    """Options of a stream."""
 
     include_obfuscation: bool | None = None
 
 
 class StreamOptions(Obfuscation, forbid_unknown_fields=True):
-    """How to stream."""
+    """Options of a stream."""
 
     include_usage: bool = False
     """The stream ends with a chunk that reports usage."""
@@ -63,14 +63,16 @@ class SaccadeOptions(DocumentOptions, forbid_unknown_fields=True):
     """Fields that only this server has."""
 
     trace: bool = False
-    """Report where the server found each image, why not sooner, and at what cost."""
+    """Report where each image was found in the caches, why faster caches missed it, and what it
+    cost.
+    """
 
 
 class Sampling(Struct, kw_only=True):
-    """How tokens are sampled. A missing field takes the default from the checkpoint's
-    generation_config.json, or else OpenAI's.
+    """How tokens are sampled.
 
-    `Sampling` and `Ending` only have types. `SamplingParams` has the bounds.
+    Missing fields have the defaults of the checkpoint's generation_config.json, or else OpenAI's.
+    `Sampling` and `Ending` declare only types. `SamplingParams` checks the bounds.
     """
 
     temperature: float | None = None
@@ -78,7 +80,7 @@ class Sampling(Struct, kw_only=True):
     top_k: Integer | None = None
     """Sample only from this many of the likeliest tokens. 0 and -1 remove the limit."""
     min_p: float | None = None
-    """Minimum probability for sampling, as a share of the likeliest token's."""
+    """Minimum probability of a token, relative to that of the likeliest token."""
     repetition_penalty: float | None = None
     """Values above 1 make tokens of the prompt and the answer less likely."""
     presence_penalty: float | None = None
@@ -86,12 +88,12 @@ class Sampling(Struct, kw_only=True):
     frequency_penalty: float | None = None
     """Subtracted from a token's logit for each time it is in the answer."""
     seed: Integer | None = None
-    """Seeds every random draw. The same seed and request give the same answer."""
+    """Seed of the sampling. The same seed and request give the same answer."""
     logit_bias: dict[Integer, float] | None = None
 
 
 class Stops(Struct, kw_only=True):
-    """When an answer ends, but for its length."""
+    """What ends an answer, apart from its maximum length."""
 
     min_tokens: Integer | None = None
     stop: str | list[str] | None = None
@@ -100,7 +102,7 @@ class Stops(Struct, kw_only=True):
 
 
 class Ending(Stops, kw_only=True):
-    """When an answer ends."""
+    """What ends an answer."""
 
     max_tokens: Integer | None = None
     """Maximum tokens of an answer. With -1, only the context limits it. With 0, the server computes
@@ -109,11 +111,9 @@ class Ending(Stops, kw_only=True):
 
 
 class RequestScope(Struct, kw_only=True):
-    """The answering model, and the requests that share its caches. `model` left out: the server's
-    own.
-    """
+    """The model, and a salt that separates the caches of different users."""
 
-    model: str | None = None
+    model: str | None = None  # None: the server's own
     cache_salt: Annotated[str, Meta(max_length=MAX_SALT)] | None = None
 
     @property
@@ -122,7 +122,7 @@ class RequestScope(Struct, kw_only=True):
 
 
 class Reply(RequestScope, kw_only=True):
-    """The answering model, the number of answers, and their form."""
+    """The model, the number of answers, and how they are sent."""
 
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     """Number of answers to each prompt. The server computes the prompt once."""
@@ -144,7 +144,9 @@ class Reply(RequestScope, kw_only=True):
 
 
 class Streamed(Protocol):
-    """Fields of an answer that may be streamed. (A Struct has one base with fields.)"""
+    """Fields of a request whose answer may be streamed. (A Struct can have only one base with
+    fields.)
+    """
 
     @property
     def stream(self) -> bool | None: ...
@@ -153,7 +155,7 @@ class Streamed(Protocol):
 
 
 def check_stream(fields: Streamed) -> None:
-    """Raise InvalidRequest for options without a stream, and for those that are unsupported."""
+    """Raise InvalidRequest for stream options without a stream, and for unsupported ones."""
     if fields.stream_options is None:
         return
     if not fields.stream:
@@ -164,33 +166,33 @@ def check_stream(fields: Streamed) -> None:
 
 
 class NamedCaching(Struct, kw_only=True):
-    """Wishes for the caches for the whole prompt, in fields that OpenAI's dialects have alike."""
+    """Cache settings for the whole prompt that all OpenAI endpoints have."""
 
     prompt_cache_key: Annotated[str, Meta(max_length=MAX_CACHE_KEY)] | None = None
     prompt_cache_options: PromptCacheOptions | None = None
 
     @property
     def cache_request(self) -> CacheRequest:
-        """Read the cache settings. Raises InvalidRequest for an invalid lifetime."""
+        """The cache settings. Raises InvalidRequest for an invalid lifetime."""
         return read_cache_request(
             None, self.prompt_cache_options, None, False, self.prompt_cache_key or ""
         )
 
 
 class CachedCaching(NamedCaching, kw_only=True):
-    """The same for answers, with a time and with diagnostics."""
+    """Cache settings of endpoints that generate answers, with retention and diagnostics."""
 
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     prompt_cache_diagnostics: bool | dict[str, Any] | None = None
 
     @property
     def cache_request(self) -> CacheRequest:
-        """Read the cache settings. Raises InvalidRequest for an invalid lifetime."""
+        """The cache settings. Raises InvalidRequest for an invalid lifetime."""
         return self.read(None)
 
     @property
     def compared(self) -> str | None:
-        """Return the response to compare with for diagnostics."""
+        """The id of the response to compare with for diagnostics, if any."""
         options = self.prompt_cache_options
         return None if options is None else options.comparison_response_id
 
@@ -205,27 +207,26 @@ class CachedCaching(NamedCaching, kw_only=True):
 
 
 class PromptCaching(CachedCaching, kw_only=True):
-    """Wishes for the caches for the whole prompt. `front/breakpoints.py` reads marks on parts,
+    """Cache settings for the whole prompt. `front/breakpoints.py` reads the breakpoints on parts,
     messages and tools.
 
-    prompt_cache_key: a name for prompts with a common prefix. A single server does not
-    route. `cache_salt` and the key decide sharing, and the name only selects the earlier prompts
-    that diagnostics compare. cache_control, prompt_cache_options (mode implicit),
-    prompt_cache_retention (in_memory: 5 minutes; 24h): the whole prompt is kept.
-    prompt_cache_diagnostics: the answer explains in `diagnostics` why less was found in the cache
-    than possible.
+    The whole prompt is kept with `cache_control`, `prompt_cache_options` (mode implicit) or
+    `prompt_cache_retention` (in_memory: 5 minutes; 24h). `prompt_cache_key` names prompts with a
+    common prefix. It does not affect sharing, which `cache_salt` and the API key decide, but
+    selects the earlier prompts that diagnostics compare. With `prompt_cache_diagnostics`, the
+    answer explains in `diagnostics` why the cache held less than it could.
     """
 
     cache_control: CacheControl | None = None
 
     @property
     def cache_request(self) -> CacheRequest:
-        """Read the cache settings. Raises InvalidRequest for an invalid lifetime."""
+        """The cache settings. Raises InvalidRequest for an invalid lifetime."""
         return self.read(self.cache_control)
 
 
 class ThinkingSwitch(Struct, forbid_unknown_fields=True):
-    """Reasoning on or off before the answer, as Anthropic, Zhipu and more write it."""
+    """Whether to reason before the answer, in the format of Anthropic, Zhipu and others."""
 
     type: Literal["enabled", "adaptive", "auto", "disabled"]
     """disabled turns reasoning off. All other values turn it on."""
@@ -238,7 +239,7 @@ class ThinkingSwitch(Struct, forbid_unknown_fields=True):
 
 
 class ReasoningConfig(Struct, forbid_unknown_fields=True):
-    """How much to reason, in OpenAI's and OpenRouter's words."""
+    """How much to reason, in the format of OpenAI and OpenRouter."""
 
     effort: Effort | None = None
     enabled: bool | None = None
@@ -255,16 +256,17 @@ class ReasoningConfig(Struct, forbid_unknown_fields=True):
 
 
 class ChatReasoning(ReasoningConfig, forbid_unknown_fields=True):
-    """The same for a chat."""
+    """How much to reason in a chat."""
 
     exclude: bool | None = None
     """If true, the answer hides the reasoning."""
 
 
 class ThinkingFields(Struct, kw_only=True):
-    """How much to reason and to write, as the template understands these. A template without a word
-    for a field ignores it, and the trace lists the field in `ignored`. Clients send any of these to
-    every model.
+    """How much to reason and to write, which the chat template interprets.
+
+    A template ignores fields that it does not use, and the trace lists these in `ignored`, because
+    clients send them to every model.
     """
 
     reasoning_effort: Effort | None = None
@@ -275,7 +277,7 @@ class ThinkingFields(Struct, kw_only=True):
 
     @property
     def budget(self) -> int | None:
-        """Return the maximum number of reasoning tokens, or None."""
+        """The maximum number of reasoning tokens, or None."""
         switch = self.thinking if isinstance(self.thinking, ThinkingSwitch) else None
         inner = None if self.reasoning is None else self.reasoning.max_tokens
         return inner if switch is None or switch.budget_tokens is None else switch.budget_tokens
@@ -287,7 +289,7 @@ class ThinkingFields(Struct, kw_only=True):
 
     @property
     def thinks(self) -> bool | None:
-        """Return True or False as requested, or None by default."""
+        """Whether to reason, or None if the request does not say."""
         if isinstance(self.thinking, ThinkingSwitch):
             return self.thinking.type != "disabled"
         inner = None if self.reasoning is None else self.reasoning.enabled
@@ -301,18 +303,18 @@ class ImageFields(Struct, kw_only=True):
     mm_processor_kwargs: ImageLimits | None = None
 
     def part_defaults(self, usual: ImageLimits | None = None) -> PartDefaults:
-        """Return what parts without wishes of their own get. `usual`: limits by default."""
+        """Return the defaults for images. `usual` is used if the request sets no limits."""
         return PartDefaults.of(self.mm_processor_kwargs or usual, None)
 
 
 class PromptFields(ImageFields, kw_only=True):
-    """How a chat's images and videos are read, and its template's variables."""
+    """How a chat's images and videos are read, and variables for its template."""
 
     media_io_kwargs: MediaReading | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def defaults(self, documents: DocumentOptions | None) -> PartDefaults:
-        """Return what parts without wishes of their own get."""
+        """Return the defaults for images, videos and documents."""
         look, pace = self.mm_processor_kwargs, self.media_io_kwargs
         if look is None and pace is None and documents is None:
             return NO_DEFAULTS
@@ -324,7 +326,7 @@ class PromptFields(ImageFields, kw_only=True):
 
 
 class Conversation(PromptFields, kw_only=True):
-    """What a chat consists of. A message is a `ChatMessage`."""
+    """The content of a chat. Messages are `ChatMessage`s."""
 
     messages: Annotated[list[msgspec.Raw], Meta(min_length=1)]
     add_generation_prompt: bool | None = None
@@ -334,15 +336,16 @@ class Conversation(PromptFields, kw_only=True):
 
 
 class PredictedText(AnyFields):
-    """A part in a predicted answer."""
+    """A part of a predicted answer."""
 
     type: Literal["text"]
     text: str
 
 
 class Prediction(AnyFields):
-    """OpenAI's predicted output: text that the answer will largely repeat. It leaves the answer
-    unchanged.
+    """OpenAI's predicted output: text that the answer will mostly repeat.
+
+    It speeds up the answer, and does not change it.
     """
 
     type: Literal["content"]
@@ -356,14 +359,19 @@ class Prediction(AnyFields):
 
 
 class LikeliestTokens(Protocol):
-    """How many of the likeliest tokens an answer lists for each of its own."""
+    """Fields of a request with the number of likeliest tokens to list for each token of the
+    answer.
+    """
 
     @property
     def top_logprobs(self) -> int | None: ...
 
 
 def count_likeliest(fields: LikeliestTokens, asked: bool, switch: str) -> int:
-    """Return their number. Raises InvalidRequest unless the field `switch` has asked for any."""
+    """Return the number of likeliest tokens to list.
+
+    `asked` is True if the field named `switch` enables them. Raises InvalidRequest if it does not.
+    """
     if fields.top_logprobs and not asked:
         raise InvalidRequest(f"top_logprobs needs {switch}", "top_logprobs")
     return fields.top_logprobs or 0
@@ -394,7 +402,7 @@ class ToolRules(Struct, kw_only=True):
 
     @property
     def parallel(self) -> bool:
-        """Return False if an answer may have one call alone."""
+        """False if an answer may contain only one call."""
         return self.parallel_tool_calls is not False
 
 
@@ -405,8 +413,9 @@ class ToolUse(ToolRules, kw_only=True):
 
 
 class Structure(Struct, kw_only=True):
-    """The form that answers have: OpenAI's field, and vLLM's spellings, new and old. At most one of
-    them is used.
+    """The form that answers must have, in one of these fields.
+
+    They are OpenAI's, and vLLM's new and old ones.
     """
 
     response_format: dict[str, Any] | None = None
@@ -428,7 +437,7 @@ class Structure(Struct, kw_only=True):
 
 
 class TextPrompt(Struct, kw_only=True):
-    """Prompts, one or several, as text or as token ids, and their display in the answer."""
+    """One or several prompts, as text or as token ids, and whether the answer shows them."""
 
     prompt: str | list[str | Natural | list[Natural]]
     """One prompt or several, each as text or as token ids."""
@@ -440,7 +449,7 @@ class TextPrompt(Struct, kw_only=True):
 
 
 class Counting(Struct, kw_only=True):
-    """What POST /tokenize shows beside the count."""
+    """What POST /tokenize returns in addition to the count."""
 
     add_special_tokens: bool | None = None
     """Add the tokens that the tokenizer puts around a text. Default: false for chats."""
@@ -458,7 +467,7 @@ class Tokens(Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ChatCompletionRequest:
-    """Body for POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions."""
 
     conversation: Conversation
     sampling: Sampling
@@ -474,7 +483,7 @@ class ChatCompletionRequest:
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """Body for POST /v1/completions."""
+    """The body of POST /v1/completions."""
 
     text: TextPrompt
     sampling: Sampling
@@ -487,7 +496,7 @@ class CompletionRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeChatRequest:
-    """Body for POST /tokenize with a chat."""
+    """The body of POST /tokenize with a chat."""
 
     request: ChatCompletionRequest
     counting: Counting
@@ -495,7 +504,7 @@ class TokenizeChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeTextRequest:
-    """Body for POST /tokenize with a text."""
+    """The body of POST /tokenize with a text."""
 
     request: CompletionRequest
     counting: Counting
@@ -503,13 +512,15 @@ class TokenizeTextRequest:
 
 @dataclass(frozen=True, slots=True)
 class DetokenizeRequest:
-    """Body for POST /detokenize."""
+    """The body of POST /detokenize."""
 
     tokens: Tokens
 
 
 _MAX_BYTES = dict.fromkeys(Structure.__struct_fields__, 1 << 20)
-"""A schema with all its white space; without, its own limit is an eighth."""
+"""Maximum JSON of a schema with its white space. Without white space, the limit is an eighth of
+this.
+"""
 
 CHAT = BodySchema(ChatCompletionRequest, {"add_special_tokens": (False,)}, most_bytes=_MAX_BYTES)
 COMPLETION = BodySchema(CompletionRequest, {"add_special_tokens": (True,)}, most_bytes=_MAX_BYTES)

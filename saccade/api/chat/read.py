@@ -1,7 +1,6 @@
-"""OpenAI's request bodies as `GenerationRequest`s: chats, texts, and prompts to count.
+"""Convert OpenAI's request bodies to `GenerationRequest`s: chats, texts, and prompts to count.
 
-Converts fields (`fields.py`) to requests. Checks what the schema cannot express. Knows
-nothing of tokens, templates or the engine.
+`fields.py` has the bodies' schemas. This module checks what a schema cannot express.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def read_chat(body: bytearray, context_length: int) -> tuple[GenerationRequest, Reply, ChatAnswer]:
-    """Read the request in a chat's body. Raises InvalidRequest that names the field."""
+    """Read the body of a chat. Raises InvalidRequest that names the field."""
     request = CHAT.read(body, context_length)
     return chat_request(request, context_length), request.reply, request.answer
 
@@ -58,7 +57,9 @@ def read_chat(body: bytearray, context_length: int) -> tuple[GenerationRequest, 
 def read_completion(
     body: bytearray, context_length: int
 ) -> tuple[list[GenerationRequest], Reply, TextPrompt]:
-    """Read the requests in a text completion's body, one per prompt. Raises as `read_chat`."""
+    """Read the body of a text completion. Returns one request per prompt. Raises as `read_chat`
+    does.
+    """
     request = COMPLETION.read(body, context_length)
     return completion_requests(request, context_length), request.reply, request.text
 
@@ -66,7 +67,9 @@ def read_completion(
 def read_tokenize(
     body: bytearray, context_length: int
 ) -> tuple[GenerationRequest, Reply, Counting]:
-    """Read the prompt to count: a chat if messages are given, else text. Raises as `read_chat`."""
+    """Read the prompt to count: a chat if the body has messages, else a text. Raises as `read_chat`
+    does.
+    """
     if "messages" in open_object(body):
         chat = TOKENIZE_CHAT.read(body, context_length)
         request = chat_request(chat.request, context_length)
@@ -81,7 +84,7 @@ def read_tokenize(
 
 
 def read_detokenize(body: bytearray, context_length: int) -> Tokens:
-    """Read the tokens that are to become text. Raises as `read_chat`."""
+    """Read the token ids to decode. Raises as `read_chat` does."""
     tokens = DETOKENIZE.read(body, context_length).tokens
     if len(tokens.tokens) > context_length:
         raise too_long("tokens", f"{len(tokens.tokens)} tokens", context_length)
@@ -89,11 +92,12 @@ def read_detokenize(body: bytearray, context_length: int) -> Tokens:
 
 
 def chat_request(request: ChatCompletionRequest, context_length: int) -> GenerationRequest:
-    """Build the request for a chat. Raises InvalidRequest for faults beyond the schema."""
+    """Build the request for a chat. Raises InvalidRequest for errors that the schema cannot
+    express.
+    """
     conversation, answer = request.conversation, request.answer
     check_stream(request.reply)
     sampling = sampling_fields(request.sampling, request.ending)
-    # Sampling, by its several names.
     sampling |= _completion_tokens(answer.max_completion_tokens, request.ending)
     likeliest = count_likeliest(answer, bool(answer.logprobs), "logprobs=true")
     if answer.logprobs:
@@ -168,7 +172,7 @@ def _read_form(structure: Structure) -> OutputConstraint | None:
 
 
 def _completion_tokens(given: int | None, ending: Ending) -> dict[str, int]:
-    """Return `max_tokens` from its newer name, if it sets a limit."""
+    """Return the limit set by max_completion_tokens, as `max_tokens`."""
     if given is None or given == NO_LIMIT:
         return {}
     if ending.max_tokens not in (None, given):
@@ -179,7 +183,7 @@ def _completion_tokens(given: int | None, ending: Ending) -> dict[str, int]:
 
 
 def completion_requests(request: CompletionRequest, context_length: int) -> list[GenerationRequest]:
-    """Build the requests for a completion, one per prompt."""
+    """Build the requests for a text completion, one per prompt."""
     reply = request.reply
     check_stream(reply)
     sampling = sampling_fields(request.sampling, request.ending)
@@ -209,7 +213,7 @@ def completion_requests(request: CompletionRequest, context_length: int) -> list
 
 
 def _check_shown(reply: Reply, scored: bool, echo: bool) -> None:
-    """Raise InvalidRequest for a stream, whose chunks lack a field for prompt scores."""
+    """Raise InvalidRequest for prompt scores in a stream, whose chunks have no field for them."""
     if scored and reply.stream:
         raise InvalidRequest(
             "prompt_logprobs, or echo with logprobs: not available in a stream: omit stream",
@@ -219,8 +223,9 @@ def _check_shown(reply: Reply, scored: bool, echo: bool) -> None:
 
 
 def silence(sampling: dict[str, Any], silent: bool) -> bool:
-    """Limit the answer to one token if the client wants only the prompt computed. The engine still
-    samples that token, which stays hidden. Returns `silent`.
+    """Limit the answer to one token if the client wants only the prompt to be computed.
+
+    The engine still samples this token, but the client does not see it. Returns `silent`.
     """
     if silent:
         sampling.update(ONE_TOKEN)
@@ -265,7 +270,7 @@ def _frozen(value: object) -> object:
 
 
 def sampling_fields(*groups: Struct) -> dict[str, Any]:
-    """Return the `SamplingParams` fields that the request sets. Lists become tuples."""
+    """Return the fields of `SamplingParams` that the request sets, with tuples instead of lists."""
     given: dict[str, Any] = {
         name: _frozen(value)
         for group in groups
@@ -274,7 +279,7 @@ def sampling_fields(*groups: Struct) -> dict[str, Any]:
     }
     if isinstance(given.get("stop"), str):
         given["stop"] = (given["stop"],)
-    if not any(given.get("stop", ("",))):  # from the empty box of a form
+    if not any(given.get("stop", ("",))):  # some web forms send an empty string
         given.pop("stop", None)
     if given.get("max_tokens") == NO_LIMIT:
         del given["max_tokens"]

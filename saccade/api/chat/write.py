@@ -1,7 +1,4 @@
-"""OpenAI's response bodies: answers, chunks, usage, models, errors.
-
-Owns their shapes and the way from events to bodies.
-"""
+"""OpenAI's response bodies: answers, chunks, usage and models."""
 
 from __future__ import annotations
 
@@ -31,8 +28,8 @@ from saccade.text.answer.reader import gather
 
 
 class PromptTokensDetails(Struct):
-    """Prompt token counts: from the prefix cache, computed and now kept by a breakpoint, in images,
-    and in videos (if any).
+    """The prompt's tokens: from the cache, newly pinned by a cache breakpoint, in images, and in
+    videos.
     """
 
     cached_tokens: int
@@ -43,15 +40,15 @@ class PromptTokensDetails(Struct):
     cached_tokens_by_tier: dict[Tier, int] | UnsetType = UNSET
     """Where the cached tokens were: device, host, disk. Absent if all were on the device."""
     prepared_tokens: int | UnsetType = UNSET
-    """Cached tokens that were computed before the request came, because the server knew how the
-    client trims. Absent if 0.
+    """Cached tokens that were computed before the request arrived, because the server had learned
+    how the client shortens its prompts. Absent if 0.
     """
     prepared_in_vain_tokens: int | UnsetType = UNSET
-    """Tokens that were computed before the request came, and were not used. Absent if 0."""
+    """Tokens that were computed before the request arrived, but were not used. Absent if 0."""
 
     @property
     def beside(self) -> dict[str, Any]:
-        """Return the fields that are present only if they have a value."""
+        """The optional fields that have a value."""
         told = {
             "cached_tokens_by_tier": self.cached_tokens_by_tier,
             "prepared_tokens": self.prepared_tokens,
@@ -61,7 +58,7 @@ class PromptTokensDetails(Struct):
 
 
 class CompletionTokensDetails(Struct):
-    """Draft tokens for the answer, right and wrong. They leave the answer unchanged."""
+    """Draft tokens that were accepted or rejected. They never change the answer."""
 
     accepted_prediction_tokens: int
     """Draft tokens that the model accepted. Drafts save time and never change an answer."""
@@ -70,7 +67,7 @@ class CompletionTokensDetails(Struct):
 
 
 class Usage(Struct):
-    """Tokens in one request. The prompt counts once, whatever `n`."""
+    """The tokens of one request. The prompt counts once, whatever `n` is."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -82,7 +79,7 @@ class Usage(Struct):
 
 
 class TopLogprob(Struct):
-    """One alternative for a token."""
+    """One of the likeliest tokens at a position."""
 
     token: str
     logprob: float
@@ -90,7 +87,7 @@ class TopLogprob(Struct):
 
 
 class TokenLogprob(Struct):
-    """An answer's token, its log-probability, and the likeliest tokens in its place."""
+    """A token of the answer, its log-probability, and the likeliest tokens at its position."""
 
     token: str
     logprob: float
@@ -99,7 +96,7 @@ class TokenLogprob(Struct):
 
 
 class ChatLogprobs(Struct):
-    """`logprobs` for a chat choice: a `TokenLogprob` for each token, as JSON already."""
+    """Log-probabilities of a chat's answer: an encoded `TokenLogprob` for each token."""
 
     content: list[Raw]
     """One entry per token: text, bytes and the likeliest others."""
@@ -108,7 +105,7 @@ class ChatLogprobs(Struct):
 
 
 class PromptLogprob(Struct):
-    """The model's score for a prompt token, in vLLM's words. `rank` 1 is the likeliest."""
+    """The model's score for a prompt token, in vLLM's format."""
 
     logprob: float
     """The natural logarithm of the token's probability."""
@@ -119,12 +116,13 @@ class PromptLogprob(Struct):
 
 
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
-"""One per token of the prompt: itself and the likeliest by id; null for the first."""
+"""For each token of the prompt: itself and the likeliest tokens, by id. None for the first."""
 
 
 class CompletionLogprobs(Struct):
-    """`logprobs` for a text completion: parallel lists, with the likeliest tokens as JSON already.
-    An echoed prompt's come first, beginning with null.
+    """Log-probabilities of a text completion, as parallel lists.
+
+    The tokens of an echoed prompt come first. The first of them has null.
     """
 
     tokens: list[str]
@@ -142,14 +140,14 @@ ChatFinish = Finish | Literal["tool_calls"]
 
 
 class FunctionReply(Struct):
-    """The called function, with its arguments as JSON text."""
+    """The called function. Its arguments are JSON text."""
 
     name: str
     arguments: str
 
 
 class CallReply(Struct):
-    """An entry in `tool_calls`."""
+    """An entry of `tool_calls`."""
 
     id: str
     function: FunctionReply
@@ -157,9 +155,7 @@ class CallReply(Struct):
 
 
 class AnswerMessage(Struct):
-    """The assistant's message. `content` is null for calls alone. `reasoning` repeats
-    `reasoning_content`.
-    """
+    """The assistant's message."""
 
     content: str | None
     """The answer's text. Null if the answer has only calls."""
@@ -173,7 +169,7 @@ class AnswerMessage(Struct):
 
 
 class ChatChoice(Struct):
-    """One answer in a chat completion."""
+    """One answer of a chat completion."""
 
     index: int
     message: AnswerMessage
@@ -182,15 +178,15 @@ class ChatChoice(Struct):
 
 
 class FunctionDelta(Struct):
-    """The called function's name, or a piece of its arguments."""
+    """The called function's name, or a part of its arguments."""
 
     arguments: str
     name: str | UnsetType = UNSET
 
 
 class CallDelta(Struct):
-    """A chunk's addition to call `index`: first its id and name, then its arguments piece
-    by piece.
+    """A chunk's addition to the call `index`: first its id and name, then its arguments in
+    parts.
     """
 
     index: int
@@ -219,7 +215,7 @@ class ChunkChoice(Struct):
 
 
 class TextChoice(Struct):
-    """One answer in a text completion, or its part in a chunk."""
+    """One answer of a text completion, or its part of a chunk."""
 
     index: int
     text: str
@@ -231,9 +227,8 @@ class TextChoice(Struct):
 
 
 class MissReason(Struct):
-    """Why less was found in the cache than possible. `type` is explained in
-    `core/types.CacheMissReason`. Also the first part affected, and the number of prompt tokens from
-    there on.
+    """Why the cache held less of the prompt than it could, and from where on. See
+    `core/types.CacheMissReason`.
     """
 
     type: CacheMissReason
@@ -247,7 +242,7 @@ class MissReason(Struct):
 
 
 class CacheDiagnostics(Struct):
-    """What the caches lacked of a prompt that earlier ones contain."""
+    """What the caches were missing of a prompt, compared with earlier prompts."""
 
     cache_miss_reason: MissReason | None
     """Null if the cache held everything that earlier prompts contain."""
@@ -260,11 +255,10 @@ class CacheDiagnostics(Struct):
 
 
 class Completion(Struct):
-    """Every answer and every chunk. Chunks leave `usage` out unless the client asked for it. Then
-    it is null in all but the last.
+    """A response or a chunk, of a chat or a text completion.
 
-    `saccade` is in answers and last chunks for clients that requested the trace, `diagnostics`
-    for questions about the cache, `prompt_logprobs` in a chat's answer if requested.
+    Chunks have `usage` only if the client requested it. It is then null in all chunks except the
+    last.
     """
 
     id: str
@@ -279,7 +273,7 @@ class Completion(Struct):
 
 
 class Model(Struct):
-    """An entry in the model list."""
+    """An entry of the model list."""
 
     id: str
     created: int
@@ -288,13 +282,13 @@ class Model(Struct):
     owned_by: str = "saccade"
     """Always saccade."""
     parent: str | UnsetType = UNSET
-    """For an adapter, the model that it adds to."""
+    """For an adapter, the model that it modifies."""
     unproven: bool | UnsetType = UNSET
     """True if no test compares this architecture's answers with transformers' own."""
 
 
 class ModelList(Struct):
-    """GET /v1/models."""
+    """The response of GET /v1/models."""
 
     data: list[Model]
     """The models."""
@@ -302,10 +296,7 @@ class ModelList(Struct):
 
 
 class TokenCount(Struct):
-    """Answer to POST /tokenize: a prompt's size, and each image's.
-
-    `max_model_len`: maximum tokens in prompt and answer.
-    """
+    """The response of POST /tokenize: the size of a prompt, and of each image."""
 
     count: int
     """Tokens in the prompt."""
@@ -319,15 +310,17 @@ class TokenCount(Struct):
 
 
 class TokenText(Struct):
-    """Answer to POST /detokenize: the tokens' text."""
+    """The response of POST /detokenize."""
 
     prompt: str
     """The text of the tokens."""
 
 
 class ChoiceReply:
-    """One choice, built from its events. Its log-probabilities are written as they come, since
-    writing many answers' at once would stall the loop.
+    """One choice, collected from its updates.
+
+    Log-probabilities are encoded as they arrive, because encoding those of many answers at once
+    would block the event loop.
     """
 
     def __init__(self, shape: Shape, choice: int) -> None:
@@ -352,18 +345,16 @@ class ChoiceReply:
 
 
 class UsageCounter:
-    """Counts tokens for `usage`. A prompt counts once, whatever `n`, and its cached tokens as its
-    first answer found them.
+    """Counts tokens for `usage`.
 
-    written: tokens now kept in the cache, by the seconds they are kept. missed: why the prefix was
-    shorter than possible, or None without a miss or a question.
+    A prompt counts once, whatever `n` is. Its cached tokens are those that its first answer found.
     """
 
     def __init__(
         self, prompt_tokens: int, n: int, image_tokens: int = 0, video_tokens: int = 0
     ) -> None:
-        self.written: Counter[int] = Counter()
-        self.missed: CacheMiss | None = None
+        self.written: Counter[int] = Counter()  # newly pinned tokens, by seconds
+        self.missed: CacheMiss | None = None  # if the request asked for diagnostics
         self._prompt = prompt_tokens
         self._images = image_tokens
         self._videos = video_tokens or UNSET
@@ -389,7 +380,7 @@ class UsageCounter:
 
     @classmethod
     def of(cls, prepared: Sequence[PreparedRequest]) -> UsageCounter:
-        """Begin to count for these prompts."""
+        """Create a counter for these prompts."""
         prompt = sum([len(each.request.tokens) for each in prepared])
         shown = [each for each in prepared if each.opened]
         images = sum([each.shown_tokens(video=False) for each in shown])
@@ -421,34 +412,36 @@ class UsageCounter:
 
 
 class Shape(Protocol):
-    """The form of answers in either API."""
+    """The format of answers in one of OpenAI's two APIs."""
 
     id_prefix: str
     object: str
     chunk_object: str
 
     def opening(self, choice: int) -> ChunkChoice | None:
-        """Return a choice's first chunk, before its text."""
+        """Return the chunk that precedes a choice's text, or None."""
         ...
 
     def logprobs(self, choice: int, tokens: Sequence[TokenLogprobs], /) -> Logprobs | None:
-        """Return log-probabilities in the client's format, or None unless requested. Call once per
-        token, in order.
+        """Return log-probabilities in the API's format, or None if not requested.
+
+        Call this once per token, in order.
         """
         ...
 
     def chunks(self, event: AnswerUpdate) -> Sequence[ChunkChoice | TextChoice]:
-        """Return a stream's chunks for an event, in order."""
+        """Return the choices to stream for an update, in order."""
         ...
 
     def whole(self, choice: int, answer: ChoiceReply) -> ChatChoice | TextChoice: ...
 
 
 class ChatShape:
-    """chat.completion and chat.completion.chunk. `logprobs`: the client asked for
-    log-probabilities; `tools`: the client offered tools; `reasoning`: the answer shows reasoning.
+    """The format of chat completions.
 
-    Keeps the choices that have called a tool, for `finish_reason`.
+    `logprobs`: the client requested log-probabilities. `tools`: the client sent tools. `reasoning`:
+    the answer shows the reasoning. This object records which choices have called a tool, for
+    `finish_reason`.
     """
 
     id_prefix = "chatcmpl-"
@@ -542,9 +535,9 @@ class ChatShape:
 
 
 class TextShape:
-    """text_completion.
+    """The format of text completions.
 
-    Keeps, per choice, the characters of its tokens so far, for `text_offset`.
+    This object counts the characters of each choice's tokens, for `text_offset`.
     """
 
     id_prefix = "cmpl-"
@@ -592,8 +585,10 @@ class TextShape:
 
 
 def by_text(top: Iterable[tuple[int, float]], vocabulary: Vocabulary) -> dict[str, float]:
-    """Return the likeliest tokens by their text, best first. Tokens with equal text keep only the
-    best: pieces of characters lack a text of their own.
+    """Return the likeliest tokens by their text, the best first.
+
+    Tokens may have the same text, because part of a character has no text of its own. Of these,
+    only the best is returned.
     """
     found: dict[str, float] = {}
     for token, logprob in top:
@@ -610,7 +605,7 @@ def _text(token: bytes) -> str:
 
 
 class Writer:
-    """Bodies for one request: its id, time and model name, in the shape of its API."""
+    """Builds the bodies of one response: its id, time and model name, in the format of its API."""
 
     def __init__(self, shape: Shape, model: str) -> None:
         self.shape = shape

@@ -1,6 +1,5 @@
-"""What a request's newest images show that the images before them did not.
-
-Owns the comparison and the header with its result.
+"""How a request's newest images differ from the images before them, for the trace and a response
+header.
 """
 
 from __future__ import annotations
@@ -22,25 +21,23 @@ CHANGED_HEADER = "x-saccade-changed"
 """Response header with the fraction of the newest image that differs from the one before."""
 EARLIER = "an earlier request"
 MAX_COMPARED = 64
-"""Images of a request that are compared, the newest. Each is compared with all of these."""
+"""Maximum images of a request that are compared with each other, the newest ones."""
 _DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ImageChange:
-    """share: of the squares that differ from the image before. same_as: the place of the latest
-    image that has the same pixels.
-    """
+    """How an image differs from those before it."""
 
-    share: float | None = None
-    same_as: str | None = None
+    share: float | None = None  # fraction of the squares that differ from the previous image
+    same_as: str | None = None  # path of the latest earlier image with identical pixels
 
 
 NO_CHANGE = ImageChange()
 
 
 class ImageChanges:
-    """The changes between a request's still images, in order. `prints` knows their pixels."""
+    """The changes between a request's still images, in order. `prints` compares their pixels."""
 
     def __init__(self, prepared: PreparedRequest, prints: PixelPrints) -> None:
         self._prints = prints
@@ -52,12 +49,12 @@ class ImageChanges:
         prints.watch(key for _, key, _ in self._shown)
 
     def by_image(self) -> dict[int, ImageChange]:
-        """Return the changes by the images' numbers. Call once the answer has begun."""
+        """Return the changes by image index. Call this once the answer has started."""
         return {number: self._change(at, key) for at, (number, key, _) in enumerate(self._shown)}
 
     @property
     def newest(self) -> float | None:
-        """Return the share of the newest image that differs from the image before."""
+        """The fraction of the newest image that differs from the image before it, if known."""
         if not self._shown:
             return None
         at = len(self._shown) - 1
@@ -72,7 +69,10 @@ class ImageChanges:
         return ImageChange(None if share is None else round(share, _DIGITS), next(same, None))
 
     def _earlier(self, at: int) -> Iterator[tuple[ImageKey, str]]:
-        """Yield the images before one, the latest first. A lone image follows its session's."""
+        """Yield the images before image `at`, the latest first.
+
+        For the only image of a request, yield the last image of the session's previous request.
+        """
         for _, key, place in reversed(self._shown[:at]):
             yield key, place
         if len(self._shown) == 1 and self._before is not None:
@@ -80,7 +80,7 @@ class ImageChanges:
 
 
 def telling(send: Send, changes: ImageChanges) -> Send:
-    """Return a `send` that adds the header, once the answer begins."""
+    """Return a `send` that adds the header when the response starts."""
 
     async def send_with_change(message: Message) -> None:
         if message["type"] == "http.response.start" and (share := changes.newest) is not None:

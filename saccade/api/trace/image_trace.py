@@ -1,6 +1,7 @@
-"""Each image's way through a request: the `saccade` field in answers, and the log of slow requests.
+"""The trace of a request's images and prompt: the `saccade` field in responses, and the log of slow
+requests.
 
-Owns the shapes. `tracer.py` fills them.
+`tracer.py` builds these.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
     from saccade.api.trace.changes import ImageChange
 
 EVERYTHING: Part = (0.0, 0.0, 1.0, 1.0)
-"""What a tile shows that is the whole image."""
+"""The part of an image that a tile shows if it shows the whole image."""
 SILENT = "the audio is ignored"
 
 
 class Size(Struct):
-    """In pixels."""
+    """Width and height in pixels."""
 
     width: int
     """Width in pixels."""
@@ -34,12 +35,12 @@ class Size(Struct):
 
 
 class ImageCost(Struct):
-    """An image by its header (upright), and its size after processing."""
+    """An image according to its header (upright), and its size for the model."""
 
     place: str
     """The part of the request, such as messages[0].content[1]."""
     digest: str
-    """blake3 of the image's bytes, in hexadecimal. A region has the whole image's."""
+    """blake3 of the image's bytes, in hexadecimal. For a region, that of the whole image."""
     format: str
     """The image's type, according to its bytes."""
     bytes: int
@@ -51,7 +52,7 @@ class ImageCost(Struct):
     tokens: int
     """Tokens that stand for the image."""
     region: tuple[int, int, int, int] | UnsetType = UNSET
-    """The shown part, as [x0, y0, x1, y1]. UNSET for all of the image."""
+    """The shown part, as [x0, y0, x1, y1]. Absent for the whole image."""
 
     @classmethod
     def of(cls, opened: OpenedImage, place: str) -> ImageCost:
@@ -72,23 +73,20 @@ class ImageCost(Struct):
 
 
 class ImageTimes(Struct):
-    """Milliseconds for one image.
-
-    `wait`: from submission to the embedding, outside the other times. `encoder`: the time spent
-    asking another server for the embedding.
-    """
+    """Milliseconds spent on one image."""
 
     fetch: float
     digest: float
     decode: float = 0.0
-    wait: float = 0.0
+    wait: float = 0.0  # from submission to the embedding, without the other times
     encode: float = 0.0
-    encoder: float = 0.0
+    encoder: float = 0.0  # requesting the embedding from an encoder server
 
 
 class ImageStarts(Struct, omit_defaults=True):
-    """When each stage of an image began, in milliseconds from the request's arrival. Negative for a
-    stage begun by another request. UNSET: the image skipped this stage.
+    """When each stage of an image started, in milliseconds after the request's arrival.
+
+    Negative if an earlier request started the stage. Absent if the stage was skipped.
     """
 
     fetch: float
@@ -97,19 +95,19 @@ class ImageStarts(Struct, omit_defaults=True):
 
 
 class ImageMissed(Struct, omit_defaults=True):
-    """The reason why an image was missed at a level above the hit."""
+    """Why an image was missed in the caches above the one where it was found."""
 
     kv: Missed | None = None
     embedding: Missed | None = None
 
 
 class TilesTrace(Struct):
-    """An encoded image's tiles, where the vision encoder sees them apart."""
+    """The tiles of an encoded image, if the vision encoder encodes tiles independently."""
 
     seen: int
-    """Tiles that an earlier image had."""
+    """Tiles that an earlier image also contained."""
     new: int
-    """Tiles run through the vision tower."""
+    """Tiles that were encoded."""
     places: Sequence[Part]
     """What each new tile shows: top, left, bottom, right, in fractions of the image's edges. Tiles
     that show the whole image are left out."""
@@ -123,20 +121,19 @@ class TilesTrace(Struct):
 
 
 class ImageTrace(ImageCost, kw_only=True):
-    """One image's way. `tier`: the embedding's tier, if found. `encoder`: the outcome of asking an
-    encoder, if any: "embedding", or the reason for encoding on this server. `same_as`: the place of
-    the latest earlier image with the same pixels. `changed`: the share of squares of 16 pixels
-    that differ from the image before, if both were looked at.
-    """
+    """Where one image was found, and what it cost."""
 
     found: Level
-    tier: Tier | UnsetType = UNSET
+    tier: Tier | UnsetType = UNSET  # tier of the embedding, if that was found
+    # "embedding" if an encoder server sent it, or else why this server encoded the image; absent
+    # without encoder servers
     encoder: str | UnsetType = UNSET
     tiles: TilesTrace | UnsetType = UNSET
     missed: ImageMissed
     ms: ImageTimes
     starts: ImageStarts
-    same_as: str | UnsetType = UNSET
+    same_as: str | UnsetType = UNSET  # path of the latest earlier image with identical pixels
+    # fraction of 16-pixel squares that differ from the image before, if known
     changed: float | UnsetType = UNSET
 
     @classmethod
@@ -182,14 +179,12 @@ class ImageTrace(ImageCost, kw_only=True):
 
 
 class VideoTrace(Struct):
-    """The way of one video's images in one line. `found`: the number at each level; "encoded":
-    missed at every level. `note`: a part of the video that stays hidden from every model.
-    """
+    """A summary of one video's images."""
 
     place: str
     summary: str
-    found: Mapping[str, int]
-    note: str | UnsetType = UNSET
+    found: Mapping[str, int]  # number of images by level; encoded: missed in all caches
+    note: str | UnsetType = UNSET  # a part of the video that the model does not get
 
     @classmethod
     def of(cls, place: str, shown: Sequence[tuple[FoundImage, OpenedImage]]) -> VideoTrace:
@@ -205,7 +200,7 @@ class VideoTrace(Struct):
 def video_traces(
     found: Sequence[FoundImage], opened: Sequence[OpenedImage], places: Sequence[str]
 ) -> list[VideoTrace]:
-    """Return a line for each video in a request, in order."""
+    """Return a summary of each video in a request, in order."""
     videos: dict[str, list[tuple[FoundImage, OpenedImage]]] = {}
     for each in found:
         if opened[each.image].of_video:
@@ -214,44 +209,38 @@ def video_traces(
 
 
 class RequestTimes(Struct):
-    """Milliseconds from a request's arrival to its submission to the engine, to the engine's begin,
-    to the first token, to the end.
-    """
+    """Milliseconds from a request's arrival until each event."""
 
-    prepared: float
-    admitted: float
+    prepared: float  # submitted to the engine
+    admitted: float  # started by the engine
     first_token: float
-    total: float
+    total: float  # end of the answer
 
 
 class CacheTrace(Struct, omit_defaults=True):
-    """The way of a request's prompt: tokens found, by tier, too; tokens computed and now kept, by
-    keeping time ("300s"). Also the reason for further misses, if requested.
-    """
+    """What the prefix cache had of a request's prompt, and what it keeps."""
 
     cached_tokens: int
-    tiers: dict[Tier, int] = {}
-    kept: dict[str, int] = {}
-    missed: CacheMiss | None = None
+    tiers: dict[Tier, int] = {}  # cached tokens by tier
+    kept: dict[str, int] = {}  # tokens now pinned, by duration ("300s")
+    missed: CacheMiss | None = None  # why more was not found, if requested
 
 
 def tiers_of(cached: int, restored: Iterable[tuple[Tier, int]]) -> dict[Tier, int]:
-    """Count cached tokens by tier. `restored`: tokens off the device."""
+    """Count cached tokens by tier. `restored` has those that were not on the device."""
     beside = dict(restored)
     here = cached - sum(beside.values())
     return {"device": here, **beside} if here else beside
 
 
 class Trace(Struct):
-    """The way of a request's images. `images`: in the messages' order. `ignored`: fields without a
-    switch in this model. `videos`: a line for each. `guesses`: among the answers' tokens, a line
-    for each source. `ahead`: what was computed before the request came, if its session is followed.
-    """
+    """The trace of a request."""
 
-    images: Sequence[ImageTrace]
+    images: Sequence[ImageTrace]  # in the order of the messages
     ms: RequestTimes
     prompt: CacheTrace
-    ignored: Sequence[str] | UnsetType = UNSET
-    videos: Sequence[VideoTrace] | UnsetType = UNSET
+    ignored: Sequence[str] | UnsetType = UNSET  # fields that this model does not support
+    videos: Sequence[VideoTrace] | UnsetType = UNSET  # one entry per video
+    # draft tokens of the answers, one entry per source
     guesses: Sequence[DraftCounts] | UnsetType = UNSET
-    ahead: AheadReport | UnsetType = UNSET
+    ahead: AheadReport | UnsetType = UNSET  # what was precomputed for a request of a session

@@ -1,4 +1,4 @@
-"""The timelines of requests to traced paths, given to recorders."""
+"""Middleware that records the timelines of requests, for plugins that export them."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ OPERATIONS = {
     "/v1/messages": "chat",
     "/v1/responses": "chat",
 }
-"""Paths whose requests have journeys, and what OpenTelemetry calls what they do."""
+"""Paths whose requests are recorded, and the operation's name in OpenTelemetry."""
 
 
 class TimelineRecorder(Protocol):
-    """Takes the timelines of ended requests, such as to send them elsewhere."""
+    """Receives the timelines of finished requests, for example to export them."""
 
     def record(self, journey: RequestTimeline) -> None:
-        """Take a timeline, without waiting: this is the event loop."""
+        """Receive a timeline. Called on the event loop, so it must not block."""
 
     def close(self) -> None:
-        """Finish what was taken, in any thread, once."""
+        """Finish pending work. Called once, in any thread."""
 
 
 class Journeys:
-    """Gives recorders the timeline of every ended request to a path of `OPERATIONS`."""
+    """Middleware that passes the timeline of each finished request to the recorders, for paths in
+    `OPERATIONS`.
+    """
 
     def __init__(self, app: ASGIApp, recorders: Sequence[TimelineRecorder]) -> None:
         self._app = app

@@ -1,6 +1,7 @@
-"""The timeline of the request being served, from the head's arrival to the answer's last byte.
+"""The timeline of the request being served, from the arrival of its head to the last byte of the
+response.
 
-Its content is plain and small: it holds neither text nor images, nor references to them.
+It is small, and contains neither texts nor images.
 """
 
 from __future__ import annotations
@@ -19,15 +20,11 @@ if TYPE_CHECKING:
     from saccade.api.trace.tracer import AnswerSummary
 
 MAX_STATE = 512
-"""Characters of `tracestate` that are passed on, as the W3C asks of everybody."""
+"""Maximum characters of `tracestate` that are passed on, as the W3C recommends."""
 
 
 class RequestTimeline:
-    """One request. Times are `time.monotonic()`. Add `wall` to get seconds since the epoch.
-
-    status: the response's; None before. whole: its last byte was sent. failed: its final error's
-    code, if any.
-    """
+    """One request. Times are `time.monotonic()`. Add `wall` to get seconds since the epoch."""
 
     def __init__(self, path: str, headers: Headers) -> None:
         self.path = path
@@ -37,30 +34,30 @@ class RequestTimeline:
         self.state = state if len(state) <= MAX_STATE else ""
         self.begun = self.ended = time.monotonic()
         self.wall = time.time() - self.begun
-        self.status: int | None = None
+        self.status: int | None = None  # of the response, once it has started
         self.answering: float | None = None
-        self.whole = False
-        self.failed = ""
+        self.whole = False  # the last byte was sent
+        self.failed = ""  # code of the error, if any
         self.model = ""
         self.streamed = False
         self.answer: AnswerSummary | None = None
 
     def send(self, message: Message) -> None:
-        """Record that a response part is about to be sent."""
+        """Record that a part of the response is about to be sent."""
         if message["type"] == "http.response.start":
             self.status, self.answering = message["status"], time.monotonic()
 
     def sent(self, message: Message) -> None:
-        """Record that a response part was sent."""
+        """Record that a part of the response was sent."""
         if message["type"] == "http.response.body":
             self.whole = not message.get("more_body", False)
 
 
 journey: ContextVar[RequestTimeline | None] = ContextVar("journey", default=None)
-"""The timeline of the request that is being served. None: nobody records it."""
+"""The timeline of the request being served, or None if it is not recorded."""
 
 
 def note_failure(error: RequestError) -> None:
-    """Record that the request being served ends with `error`."""
+    """Record that the request being served fails with `error`."""
     if (own := journey.get()) is not None:
         own.failed = error.code or error.type

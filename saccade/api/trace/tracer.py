@@ -1,7 +1,4 @@
-"""The trace of a request and the legs of its timeline, from its events.
-
-Joins a request's images with the front's findings.
-"""
+"""Builds the trace of a request, and the spans of its timeline, from its updates."""
 
 from __future__ import annotations
 
@@ -27,13 +24,13 @@ from saccade.front.answer_update import AheadReport, AnswerUpdate, FoundImage, L
 from saccade.front.prepared import PreparedRequest
 
 MAX_TRACED_IMAGES = 32
-"""Images of a request that have legs of their own."""
+"""Maximum images of a request with their own spans."""
 Figure = str | int | float | bool
 
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """A part in a request's way. Times are `time.monotonic()`."""
+    """A span in a request's timeline. Times are `time.monotonic()`."""
 
     name: str
     begun: float
@@ -51,8 +48,9 @@ def _by_source(guesses: Iterable[DraftCounts]) -> list[DraftCounts]:
 
 
 class Tracer:
-    """Listens to a request's events. `wanted`: the client requested the trace, and `changes` has
-    what its images changed.
+    """Collects the updates of a request.
+
+    `wanted` is True if the client requested the trace. `changes` then compares its images.
     """
 
     def __init__(
@@ -98,21 +96,21 @@ class Tracer:
 
     @property
     def arrival(self) -> float:
-        """Return `time.monotonic()` when the body had been read."""
+        """`time.monotonic()` when the body had been read."""
         return self._arrival
 
     @property
     def first(self) -> float | None:
-        """Return `time.monotonic()` at the first token, or None before."""
+        """`time.monotonic()` at the first token, or None before that."""
         return self._first
 
     @property
     def levels(self) -> Counter[Level]:
-        """Count the images found at each level."""
+        """The number of images found at each level."""
         return Counter(found.level for found in self._found)
 
     def legs(self) -> Iterator[Leg]:
-        """Yield the request's legs, with at most `MAX_TRACED_IMAGES` of its images."""
+        """Yield the request's spans, including those of at most `MAX_TRACED_IMAGES` images."""
         yield Leg("prepare", self._arrival, self._ready)
         named = list(zip(self._prepared.opened, self._prepared.places, strict=True))
         for image, place in named[:MAX_TRACED_IMAGES]:
@@ -144,7 +142,7 @@ class Tracer:
         yield from self._engine_legs()
 
     def _engine_legs(self) -> Iterator[Leg]:
-        if self._first is None:  # the engine's progress is unknown here
+        if self._first is None:  # the engine has reported nothing yet
             yield Leg("wait", self._ready, time.monotonic())
             return
         begun = self._admitted or self._first
@@ -158,12 +156,12 @@ class Tracer:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds since the request arrived."""
+        """Seconds since the request arrived."""
         return time.monotonic() - self._arrival
 
     @property
     def trace(self) -> Trace:
-        """Return every image's trace. Call once the answer has ended."""
+        """The trace. Read this once the answer has ended."""
         opened, places = self._prepared.opened, self._prepared.places
         changes = {} if self._changes is None else self._changes.by_image()
         images = [
@@ -178,7 +176,7 @@ class Tracer:
         ]
         now = time.monotonic()
         first = now if self._first is None else self._first
-        # What never got a slot waited to the end.
+        # A request that was never started counts as waiting until the end.
         moments = (self._ready, self._admitted or first, first, now)
         return Trace(
             images,
@@ -193,19 +191,16 @@ class Tracer:
 
 @dataclass(frozen=True, slots=True)
 class AnswerSummary:
-    """How a request's answers ended. limits: the request's sampling, in the conventions' words.
-    finishes: the reason for each end, in the order of ends. levels: number of images found at each
-    level.
-    """
+    """How a request was answered."""
 
-    arrival: float
-    first: float | None
-    limits: Mapping[str, int | float]
-    count: int
+    arrival: float  # `time.monotonic()` when the body had been read
+    first: float | None  # `time.monotonic()` at the first token
+    limits: Mapping[str, int | float]  # the request's sampling, with OpenTelemetry's names
+    count: int  # number of answers
     usage: Usage
-    finishes: tuple[str, ...]
-    images: int
-    levels: Mapping[Level, int]
+    finishes: tuple[str, ...]  # finish reasons, in the order in which the answers ended
+    images: int  # number of images
+    levels: Mapping[Level, int]  # number of images found at each level
     legs: tuple[Leg, ...]
 
     @classmethod

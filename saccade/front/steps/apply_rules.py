@@ -1,4 +1,4 @@
-"""A request's rules beside sampling (`AnswerRules`): the cut of its prompt, and rules of tokens."""
+"""The step that truncates the prompt, and expresses a request's `AnswerRules` in tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from saccade.front.steps.tokenise import LimitAnswer
 
 
 class ApplyRules:
-    """For requests with any of these rules. defaults: the checkpoint's own."""
+    """Applies the rules of requests and of the checkpoint."""
 
     def __init__(self, context: StepContext) -> None:
         self._tokenizer = context.tokenizer
@@ -21,7 +21,7 @@ class ApplyRules:
         self._defaults = context.defaults.rules
 
     async def set_readable(self, preparation: Preparation) -> None:
-        """Decide how many prompt tokens are read, and how many stay."""
+        """Set how many prompt tokens are encoded, and how many are kept."""
         most, context = preparation.request.rules.truncate_prompt_tokens, preparation.context_length
         if most is not None:
             answer = max(1, preparation.request.sampling.get("max_tokens", 1))
@@ -29,12 +29,12 @@ class ApplyRules:
             preparation.readable = READABLE * context
 
     async def check(self, preparation: Preparation) -> None:
-        """Raise InvalidRequest for tokens outside the model's vocabulary."""
+        """Raise InvalidRequest for a token outside the model's vocabulary."""
         for name, ids in preparation.request.rules.named_tokens():
             self._limits.check_tokens(name, ids)
 
     async def apply(self, preparation: Preparation) -> None:
-        """Cut the prompt, and express the rules in tokens."""
+        """Truncate the prompt, and express the rules in tokens."""
         rules, length = preparation.request.rules, len(preparation.prompt.tokens)
         if surplus := length - preparation.kept_of(length):
             preparation.prompt = cut(preparation.prompt, surplus)
@@ -53,8 +53,10 @@ class ApplyRules:
             preparation.ignored += ("thinking_token_budget",)
 
     def _reasons(self, preparation: Preparation) -> bool:
-        """Return True if the answer begins within reasoning. A chat's content may have the tags as
-        text. In any other prompt the tags are the client's intent.
+        """Return True if the answer starts inside reasoning.
+
+        The content of a chat may contain the tags as plain text, so `prompt.reasoning` decides
+        there. In any other prompt, the client has written the tags on purpose.
         """
         prompt, tags = preparation.prompt, reasoning_tags(self._tokenizer)
         if isinstance(preparation.request.prompt, Chat) or tags is None:
@@ -64,7 +66,7 @@ class ApplyRules:
 
 
 def cut(prompt: Prompt, count: int) -> Prompt:
-    """Drop the first `count` tokens. Raises InvalidRequest if an image would go."""
+    """Drop the first `count` tokens. Raises InvalidRequest if that would drop an image."""
     if lost := next((span for span in prompt.spans if span.start < count), None):
         left = len(prompt.tokens) - lost.start
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""A step: choose the tools that an answer may call, and reject tools or structured output that this
+"""The step that chooses how tool calls are parsed, and rejects tools or structured output that this
 model or server does not support.
 """
 
@@ -18,20 +18,20 @@ from saccade.text.answer.tool_format import ToolFormat
 
 @dataclass(frozen=True, slots=True)
 class WrittenCalls:
-    """How an answer's calls are written, where that is not the model's own way."""
+    """The format of tool calls in an answer, if it is not the model's own."""
 
     NAME: ClassVar[str] = "form.calls"
     form: ToolFormat
 
 
 def find_calls(preparation: Preparation, model: ToolFormat | None) -> ToolFormat | None:
-    """Return how the answer's calls are written. model: the model's own format."""
+    """Return the format of the answer's tool calls. `model` is the model's own format."""
     written = find_extra(preparation.extras, WrittenCalls)
     return model if written is None else written.form
 
 
 class FormAnswer:
-    """For requests with tools, or with a form that answers must have."""
+    """Prepares requests with tools or structured output."""
 
     def __init__(self, context: StepContext) -> None:
         self._calls = context.answer_format.calls
@@ -39,9 +39,9 @@ class FormAnswer:
         self._can_hold = context.can_hold
 
     async def choose(self, preparation: Preparation) -> None:
-        """Choose how calls are read.
+        """Choose how tool calls are parsed.
 
-        Raises InvalidRequest if the model cannot call tools, or no plugin has grammars.
+        Raises InvalidRequest if the model cannot call tools, or if no plugin provides grammars.
         """
         request, form = preparation.request, find_calls(preparation, self._calls)
         if form is None:
@@ -60,8 +60,10 @@ class FormAnswer:
         )
 
     def _without_calls(self, request: GenerationRequest, form: ToolFormat) -> dict[str, object]:
-        """Return the request's sampling with calls forbidden. The tools stay in the prompt, so that
-        the cached beginning serves in both cases.
+        """Return the request's sampling with tool calls forbidden.
+
+        The tools stay in the prompt, so that the same cached prefix is used whether calls are
+        allowed or not.
         """
         tag = self._backend.token_to_id(form.opens)
         if tag is None:
@@ -70,7 +72,7 @@ class FormAnswer:
 
 
 def _check_without_calls(request: GenerationRequest) -> None:
-    """Raise InvalidRequest for tools that a model without a format of calls may call."""
+    """Raise InvalidRequest if the model may call tools, but has no format for it."""
     tools = request.chat.tools
     if tools is None:
         return

@@ -1,4 +1,6 @@
-"""Where a prompt is kept in the caches: marks of its parts, as places between its tokens."""
+"""The step that converts cache breakpoints, which refer to parts of a chat, to offsets in
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,17 @@ from saccade.text.prompt.message_offsets import MessageOffset
 
 
 class KeepPrompt:
-    """For requests with marks, or with wishes for the caches."""
+    """Prepares requests with cache breakpoints or other cache settings."""
 
     def __init__(self, context: StepContext) -> None:
         self._spec = context.spec
 
     async def check(self, preparation: Preparation) -> None:
-        """Raise InvalidRequest for too many marks."""
+        """Raise InvalidRequest for too many breakpoints."""
         self.breakpoints_of(preparation.request)
 
     async def set_breakpoints(self, preparation: Preparation) -> None:
-        """Find the breakpoints, and where parts end if misses are to be explained."""
+        """Set the prompt's breakpoints and, for cache diagnostics, the offsets of its parts."""
         prompt = preparation.prompt
         preparation.prompt = self.with_breakpoints(preparation.request, preparation.encoded, prompt)
 
@@ -49,7 +51,7 @@ class KeepPrompt:
 
     @staticmethod
     def breakpoints_of(request: GenerationRequest) -> Sequence[Mark]:
-        """Return the marks that count. Raises InvalidRequest for too many."""
+        """Return the breakpoints that are used. Raises InvalidRequest for too many."""
         return choose(request.chat.marks, request.cache)
 
 
@@ -59,8 +61,9 @@ def _breakpoints(
     found: Sequence[tuple[int, MessageOffset]],
     length: int,
 ) -> tuple[tuple[int, int], ...]:
-    """Return marks as (tokens, seconds), ordered by tokens. Where several meet, the longest time
-    counts.
+    """Return the breakpoints as (offset in tokens, seconds), sorted by offset.
+
+    If several have the same offset, the longest time is used.
     """
     ends = {(each.message, each.part): at for at, each in found}
     points: dict[int, int] = {}
@@ -70,7 +73,7 @@ def _breakpoints(
             at = length
         elif mark.part is not None or mark.message is None:
             at = ends.get((message, mark.part), 0)
-        else:  # after all of it that the template shows
+        else:  # after the last part of the message that the template shows
             at = max((at for at, each in found if each.message <= message), default=0)
         if at:
             points[at] = max(points.get(at, 0), mark.seconds or request.cache.default)

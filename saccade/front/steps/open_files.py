@@ -1,7 +1,7 @@
-"""A request's files, opened and replaced by the parts that a model can see. A PDF becomes each
-page's text and image, in order; an image stays one.
+"""The step that opens a request's files, and replaces each by parts that the model can read.
 
-Owns the words around pages, and where a mark on a file's part stands.
+A PDF becomes the text and the image of each page, in order. An image stays an image. Cache
+breakpoints on a file move to its last part.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from saccade.media.sources.source import ImageSource, SentFile
 
 
 class OpenFiles:
-    """For requests with files."""
+    """Prepares requests with files."""
 
     def __init__(self, context: StepContext) -> None:
         self._media = context.media
@@ -31,7 +31,9 @@ class OpenFiles:
         self._text = context.step(Tokenise)
 
     async def open(self, preparation: Preparation) -> None:
-        """Replace the files by their pages, which must fit beside the text, and tokenise anew."""
+        """Replace the files by their pages, which must fit the context with the text, and tokenize
+        the result.
+        """
         others = len(preparation.encoded.tokens) + 1
         client, budget = preparation.client, preparation.budget
         (preparation.request,) = await self.opened(
@@ -41,7 +43,9 @@ class OpenFiles:
         await self._text.encode(preparation)
 
     async def open_within_reason(self, preparation: Preparation) -> None:
-        """Replace the files by their pages, which may exceed the context, and tokenise anew."""
+        """Replace the files by their pages, which may be `READABLE` times the context, and tokenize
+        the result.
+        """
         client, budget = preparation.client, preparation.budget
         (preparation.request,) = await self.opened(
             [preparation.request], client, budget, preparation.context_length, most=READABLE
@@ -57,10 +61,10 @@ class OpenFiles:
         beside: int = 0,
         most: int = 1,
     ) -> list[GenerationRequest]:
-        """Return the requests with all files opened: each file's visible part stands in its place.
+        """Return the requests with each file replaced by its parts.
 
-        A chat is refused before its pages are read if they and `beside` other tokens exceed `most`
-        contexts. Raises a RequestError that names the field.
+        A chat is rejected before its pages are read if they and `beside` other tokens exceed `most`
+        times the context. Raises a RequestError that names the field.
         """
         files = list({id(file): file for each in requests for file in each.chat.files}.values())
         if not files:
@@ -91,11 +95,13 @@ class OpenFiles:
 
 
 PartsOfFiles = Mapping[int, tuple[Part, ...]]
-"""By the identity of a `SentFile`, what stands in its place."""
+"""The parts that replace a `SentFile`, by its `id()`."""
 
 
 def _pages(file: SentFile, pages: Sequence[OpenedPage]) -> tuple[Part, ...]:
-    """Return the heading, then each page's number, text and image; or bare images."""
+    """Return the heading, then the number, text and image of each page. In the bare view, return
+    only images.
+    """
     parts: list[Part] = []
     said = file.heading
     for page in pages:
@@ -110,7 +116,7 @@ def _pages(file: SentFile, pages: Sequence[OpenedPage]) -> tuple[Part, ...]:
 
 
 def with_parts(chat: Chat, parts: PartsOfFiles) -> Chat:
-    """Return the chat with its files replaced. A file's mark stands after its last page."""
+    """Return the chat with its files replaced. A file's cache breakpoint moves to its last part."""
     messages = tuple(
         _with_parts(message, parts) if message.media else message for message in chat.messages
     )

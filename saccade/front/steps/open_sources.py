@@ -1,6 +1,7 @@
-"""A request's images and videos: checked, then opened. Videos say what stands around their images.
+"""The step that checks and opens a request's images and videos.
 
-Decoding comes later.
+Opening a video yields the text around its frames, which is added to the prompt. Decoding comes
+later.
 """
 
 from __future__ import annotations
@@ -17,18 +18,20 @@ from saccade.media.sources.source import Source
 
 
 class OpenSources:
-    """For requests with images or videos."""
+    """Prepares requests with images or videos."""
 
     def __init__(self, context: StepContext) -> None:
         self._media = context.media
         self._prompts = context.prompts
 
     async def check(self, preparation: Preparation) -> None:
-        """Refuse media that this model cannot see, before fetching any."""
+        """Reject media that this model cannot read, before any is fetched."""
         self._media.check_sources(preparation.request.chat.sources)
 
     async def open(self, preparation: Preparation) -> None:
-        """Open all, and tell the prompt what stands around the images in videos."""
+        """Open all images and videos, and add the text around the frames of videos to the
+        prompt.
+        """
         request, client, budget = preparation.request, preparation.client, preparation.budget
         opened = await self.opened(request, request.chat.sources, client, budget)
         preparation.encoded = await self.with_placeholders(
@@ -43,7 +46,7 @@ class OpenSources:
         client: Client,
         budget: MemoryBudget,
     ) -> tuple[Opened, ...]:
-        """Open these for the asking client. Raises a RequestError."""
+        """Open `sources` on behalf of the client. Raises a RequestError."""
         salt = request.adapter.salted(client.salt(request.cache_salt))
         requester = Requester.of(client, request.cache_salt, budget)
         return await self._media.open_all(sources, salt, requester)
@@ -55,6 +58,8 @@ class OpenSources:
         opened: Sequence[Opened],
         readable: int,
     ) -> EncodedPrompt:
-        """Return the prompt with a placeholder for each video image, and the text around."""
+        """Return the prompt with a placeholder for each frame of a video, and the text
+        around them.
+        """
         texts = [each.text for each in opened if isinstance(each, OpenedVideo)]
         return await self._prompts.encode(request, readable, texts) if texts else encoded

@@ -1,6 +1,4 @@
-"""The steps of every request: its text as tokens, its placeholders as spans, and its
-answer's limits: sampling complete, within what the context leaves.
-"""
+"""The steps of every request: tokenize its text, expand its placeholders, and limit its answers."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from saccade.media.opened import Opened
 
 
 class Tokenise:
-    """Turns prompts into tokens for one model."""
+    """Converts prompts to tokens for one model."""
 
     def __init__(self, context: StepContext) -> None:
         self._spec = context.spec
@@ -28,7 +26,10 @@ class Tokenise:
         self._tags = context.tags
 
     async def encode(self, preparation: Preparation) -> None:
-        """Tokenise the text, with one token per image. The tokens leave a budget for an answer."""
+        """Tokenize the text, with one token per image, and compute the sampling parameters.
+
+        Raises InvalidRequest if the tokens leave no space for an answer.
+        """
         request, most = preparation.request, preparation.context_length
         encoded = await self._prompts.encode(request, preparation.readable)
         least = preparation.kept_of(len(encoded.tokens))
@@ -40,25 +41,25 @@ class Tokenise:
         preparation.reading = replace(preparation.reading, where=where, tags=self._tags)
 
     async def read(self, preparation: Preparation) -> None:
-        """Tokenise the text, whether it leaves room for an answer or not."""
+        """Tokenize the text, whether or not it leaves space for an answer."""
         request = preparation.request
         preparation.encoded = await self._prompts.encode(request, preparation.readable)
 
     async def widen(self, preparation: Preparation) -> None:
-        """Widen every placeholder to its image's length."""
+        """Expand each placeholder to the length of its image."""
         request, encoded = preparation.request, preparation.encoded
         preparation.prompt = self.widened(request, encoded, preparation.opened)
 
     def widened(
         self, request: GenerationRequest, encoded: EncodedPrompt, opened: Sequence[Opened]
     ) -> Prompt:
-        """Return the prompt with these images and videos in the places of its sources."""
+        """Return the prompt for the engine, with the opened images and videos."""
         shown = [image for each in opened for image in each.images]
         steps = [step for each in opened for step in each.steps]
         images = [each.image for each in shown]
         try:
             tokens, spans = self._spec.expand_prompt(encoded.tokens, images, steps)
-        except InvalidRequest as fault:  # the family knows no client's names
+        except InvalidRequest as fault:  # the family does not have the client's name of the field
             raise InvalidRequest(fault.message, request.field) from None
         if not opened:
             return Prompt(tokens, spans, reasoning=encoded.reasoning)
@@ -67,18 +68,20 @@ class Tokenise:
         return Prompt(tokens, spans, tuple(shown), places, encoded.reasoning)
 
     async def predict(self, preparation: Preparation) -> None:
-        """Tokenise the answer that the client expects, as a source of draft tokens."""
+        """Tokenize the answer that the client expects, for draft tokens."""
         preparation.prediction = await self._prompts.predicted(preparation.request.prediction)
 
     async def note_ignored(self, preparation: Preparation) -> None:
-        """Name the fields that this model's template lacks a word for."""
+        """Record the fields that this model's template does not support."""
         request = preparation.request
         names = self._prompts.ignored(request.chat)
         preparation.ignored += tuple(request.names[name] for name in names)
 
 
 class LimitAnswer:
-    """Bounds each answer's length, with defaults for every field that a request leaves open."""
+    """Limits the length of answers, and adds defaults for sampling fields that a request leaves
+    out.
+    """
 
     def __init__(self, context: StepContext) -> None:
         self._defaults = context.defaults.sampling
@@ -86,12 +89,12 @@ class LimitAnswer:
 
     @property
     def usual_length(self) -> str:
-        """Describe for people how long an answer may be by default."""
+        """The default length of answers, in words."""
         most = self._defaults.max_tokens
         return "as long as the context allows" if most == LARGEST else f"{most} tokens at most"
 
     async def limit(self, preparation: Preparation) -> None:
-        """Bound the answer again, by the prompt as the engine gets it."""
+        """Compute the sampling parameters again, for the final prompt."""
         length = len(preparation.prompt.tokens)
         preparation.sampling = self.sampling(
             preparation.request, length, preparation.context_length
@@ -100,7 +103,11 @@ class LimitAnswer:
     def sampling(
         self, request: GenerationRequest, prompt_tokens: int, context_length: int
     ) -> SamplingParams:
-        """Fill in the request's sampling, and bound the answer by the rest of the context."""
+        """Return the request's sampling with defaults, and the answer limited to the rest of the
+        context.
+
+        Raises InvalidRequest if the prompt is empty or leaves no space for an answer.
+        """
         if not prompt_tokens:
             raise InvalidRequest("the prompt is empty", request.names["prompt"])
         left = context_length - prompt_tokens
@@ -113,7 +120,7 @@ class LimitAnswer:
         return sampling
 
     def check_tokens(self, name: str, ids: Sequence[int]) -> None:
-        """Raise InvalidRequest, naming the field `name`, for a token outside the vocabulary."""
+        """Raise InvalidRequest that names the field `name` for a token outside the vocabulary."""
         size = self._vocab_size
         if outside := [token for token in ids if not 0 <= token < size]:
             raise InvalidRequest(
