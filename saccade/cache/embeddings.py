@@ -124,7 +124,7 @@ class _Known:
 
     num_tokens: int
     uses: int = 0
-    idle: bool = False  # prefetched, and not used by a request yet, so evicted first
+    idle: bool = False  # only background requests have used it, so it is evicted first
 
 
 class EmbeddingCache:
@@ -243,8 +243,8 @@ class EmbeddingCache:
     def pin(self, key: ImageKey, *, idle: bool = False) -> None:
         """Hold `key` on the device for a running sequence that uses it, and count the use.
 
-        Call `unpin` once for each `pin`. idle: the sequence is a prefetch that no client waits for,
-        so the use is not counted.
+        Call `unpin` once for each `pin`. idle: the sequence is a background request, so its use is
+        not counted.
         """
         if not idle:
             self._popularity.use(key, len(self._known))
@@ -289,8 +289,7 @@ class EmbeddingCache:
         """Add `key` to the device tier, as its encoding starts. Returns the moves that free space
         for it.
 
-        keep: images to evict after all others. idle: the image is encoded in advance, before any
-            request waits for it.
+        keep: images to evict after all others. idle: only background requests need the image.
         """
         assert not self.ready(key), "encoded though it is there"
         self._seen.add(key)

@@ -26,7 +26,7 @@ class Snapshots(Generic[H]):
         self._all = range(first, first + count)
         self._free = list(self._all)[::-1]
         self._held: dict[H, int] = {}  # holder -> slot, the least recently used first
-        self._unused: dict[H, int] = {}  # likewise, for prefetched snapshots that are unused so far
+        self._unused: dict[H, int] = {}  # those that only background requests have used
 
     def __len__(self) -> int:
         """The number of snapshots that have a holder."""
@@ -36,9 +36,9 @@ class Snapshots(Generic[H]):
         """Return (slot to write, holder whose snapshot was evicted), or (None, None) if no slot is
         available.
 
-        A free slot is used first, then that of an unused prefetched snapshot, then that of the
-        least recently used snapshot. Holders for which `first` returns True lose their snapshots
-        before others.
+        A free slot is used first, then that of a snapshot which only background requests have used,
+        then that of the least recently used snapshot. Holders for which `first` returns True lose
+        their snapshots before others.
         """
         if self._free:
             return self._free.pop(), None

@@ -47,13 +47,13 @@ NO_DRAFTS = DraftLimits()
 class SchedulerLimits:
     """The scheduler's limits. They do not change after start-up."""
 
-    # a step
+    # ---- a step
     max_running: int  # running sequences
     chunk_tokens: int  # tokens per step. Decode rows count, but are planned even beyond the limit.
     context_length: int  # prompt and generated tokens
     # patches of the images whose encoding may start in a step. One image may exceed it.
     encode_patches: int
-    # prefetching of images
+    # ---- prefetching of images
     look_ahead: int = 32  # images that may be decoded or read from disk before they are needed
     # A new sequence with missing images is admitted only if it can compute this many tokens at
     # once. It also waits if a running sequence is computing the next tokens of the same prompt, at
@@ -62,14 +62,14 @@ class SchedulerLimits:
     arena_bytes: int = 1 << 40  # size of the pixel arena
     # False: encode all images of a prompt before its next chunk, for benchmarks
     chunk_aware: bool = True
-    # time for the vision encoder
+    # ---- the vision encoder
     # patch-blocks (patches x blocks of the vision encoder) that a step may spend on images, or 0
     # for no limit
     tower_budget: int = 0
     # also limit it in steps that only prefill, as prompts and the encoder share the same cores
     tower_shares: bool = True
     tower_blocks: int = 1  # blocks in the vision encoder
-    # for some models or servers only
+    # ---- some models or servers only
     # tokens between two snapshots of a long prompt, for models with per-sequence states
     snapshot_tokens: int = 1024
     # bytes per token of embeddings from a separate encoder server, or 0 if there is none

@@ -96,9 +96,8 @@ class PromptImages:
         self.chunk_aware = chunk_aware  # as in `SchedulerLimits`
         self.images = list(request.images)  # by index in the request
         self.shared: dict[ImageKey, ImageKey] = {}  # the request's key -> the key that is used
-        # the token after each image's last span. Once the tokens before it are computed, the image
-        # is no longer needed. Unless `chunk_aware`, all images are needed until the last one is
-        # not.
+        # the position after each image's last token. Once the tokens before it are computed, the
+        # image is no longer needed. If not `chunk_aware`, it is the same for all images.
         self.last_use = self._last_use()
 
     def show_as(self, own: ImageKey, image: Image) -> None:
@@ -195,9 +194,7 @@ class Sequence:
 
     @property
     def idle(self) -> bool:
-        """Return True for a prefetch, which no client waits for. It is computed while there are no
-        other requests.
-        """
+        """Return True for a background request, which runs only while there are no others."""
         return self.request.caching.idle
 
     @property

@@ -1,4 +1,4 @@
-"""The order in which waiting sequences are admitted, and the queue of prefetch sequences.
+"""The order in which waiting sequences are admitted, and the queue of background requests.
 
 Clients take turns (round-robin), and so do the groups of each client, those of lower `priority`
 first. A group consists of the `n` choices of one HTTP request.
@@ -172,15 +172,13 @@ def _group_share(slots: int) -> int:
 
 
 IDLE_TOKENS = 128
-"""Maximum prompt tokens in a step of a prefetch, because a new request has to wait for that
-step.
+"""Maximum prompt tokens in a step of a background request, because a new request has to wait for
+that step.
 """
 
 
 class IdleWork:
-    """Prefetch sequences, which no client waits for. They are computed one at a time, while there
-    are no other requests.
-    """
+    """Background requests. They are computed one at a time, while there are no other requests."""
 
     def __init__(self) -> None:
         self.active: Sequence | None = None  # the only one that is waiting or running
