@@ -119,7 +119,7 @@ def saved_encoding(num_tokens: int, popularity: float, _uses: int) -> float:
 
 
 @dataclass(slots=True)
-class _Known:
+class _Record:
     """What is recorded about an embedding that is in some tier."""
 
     num_tokens: int
@@ -166,7 +166,7 @@ class EmbeddingCache:
         self.misses: Counter[Tier] = Counter()
         self._seen = GhostList()
         self._popularity = Popularity()
-        self._known: dict[ImageKey, _Known] = {}
+        self._records: dict[ImageKey, _Record] = {}
         self._listener: EmbeddingListener | None = None
         self._staged: set[ImageKey] = set()
         self.beyond_budget = self._begin(self.disk, on_disk) if self.disk is not None else []
@@ -177,9 +177,9 @@ class EmbeddingCache:
     ) -> list[Move]:
         for key, num_tokens in found:
             self._seen.add(key)
-            self._known[key] = _Known(num_tokens)
+            self._records[key] = _Record(num_tokens)
             disk.put(key, self._bytes_on(disk, key), self._worth(key))
-        return [Move(key, "disk", None, self._forget(key)) for key in disk.make_room(0)]
+        return [Move(key, "disk", None, self._drop_record(key)) for key in disk.make_room(0)]
 
     def listen(self, listener: EmbeddingListener) -> None:
         """Report to `listener` all cached embeddings, and all that are stored or removed from now
@@ -188,7 +188,7 @@ class EmbeddingCache:
         An embedding counts as stored once its encoding starts, and as removed once no tier has it.
         """
         self._listener = listener
-        for key, known in self._known.items():
+        for key, known in self._records.items():
             listener.embedding_stored(key, known.num_tokens)
 
     @property
@@ -212,7 +212,7 @@ class EmbeddingCache:
 
     def num_tokens(self, key: ImageKey) -> int | None:
         """Return the number of tokens of an embedding, or None if it is not cached."""
-        known = self._known.get(key)
+        known = self._records.get(key)
         return None if known is None else known.num_tokens
 
     def ready(self, key: ImageKey) -> bool:
@@ -247,9 +247,9 @@ class EmbeddingCache:
         not counted.
         """
         if not idle:
-            self._popularity.use(key, len(self._known))
-            self._known[key].uses += 1
-            self._known[key].idle = False
+            self._popularity.use(key, len(self._records))
+            self._records[key].uses += 1
+            self._records[key].idle = False
         self.device.use(key, self._worth(key))
         self.device.hold(key)
 
@@ -293,8 +293,8 @@ class EmbeddingCache:
         """
         assert not self.ready(key), "encoded though it is there"
         self._seen.add(key)
-        self._know(key, num_tokens, idle=idle)
-        assert self._known[key].num_tokens == num_tokens
+        self._add_record(key, num_tokens, idle=idle)
+        assert self._records[key].num_tokens == num_tokens
         return self._make_room_for(key, keep)
 
     def to_device(self, key: ImageKey, keep: Collection[ImageKey] = ()) -> list[Move]:
@@ -310,7 +310,7 @@ class EmbeddingCache:
             self.host.remove(key)
         return [
             *self._make_room_for(key, keep),
-            Move(key, source, "device", self._known[key].num_tokens),
+            Move(key, source, "device", self._records[key].num_tokens),
         ]
 
     def save(self, key: ImageKey) -> tuple[list[Move], bool]:
@@ -322,11 +322,13 @@ class EmbeddingCache:
         if disk is None or key in disk or self._bytes_on(disk, key) > disk.budget_bytes:
             return [], False
         if disk.shared:
-            self._shelve_known(disk, key)
+            self._add_to_shared_disk(disk, key)
             return [], True
         evicted = self._put_in_tier(disk, key)
         return [
-            Move(victim, "disk", None, self._forget(victim)) for victim in evicted if victim != key
+            Move(victim, "disk", None, self._drop_record(victim))
+            for victim in evicted
+            if victim != key
         ], key not in evicted
 
     def flush(self, disk: bool = True) -> list[Move]:
@@ -339,7 +341,7 @@ class EmbeddingCache:
         self._pinned.clear()
         keep = {*self.device.held, *self.keys_being_read, *self._staged}
         return [
-            Move(key, tier, None, self._forget(key))
+            Move(key, tier, None, self._drop_record(key))
             for tier, cache_tier in self.tiers.items()
             if disk or tier != "disk"
             for key in cache_tier.clear(keep)
@@ -355,7 +357,7 @@ class EmbeddingCache:
         for place in places:
             for key in self.tiers[place].shed(nbytes) if place in self.tiers else ():
                 nbytes -= self._bytes(key)
-                moves.append(Move(key, place, None, self._forget(key)))
+                moves.append(Move(key, place, None, self._drop_record(key)))
         return moves
 
     # ---- pins of clients
@@ -393,7 +395,7 @@ class EmbeddingCache:
         assert self.disk is not None and self.on_disk(key)
         self.disk.use(key, self._worth(key))
         self.disk.hold(key)
-        return Move(key, "disk", "staged", self._known[key].num_tokens)
+        return Move(key, "disk", "staged", self._records[key].num_tokens)
 
     def fetched(self, key: ImageKey, whole: bool) -> None:
         """Record the end of a read from disk. `whole` is True if it succeeded.
@@ -406,12 +408,12 @@ class EmbeddingCache:
         if whole:
             self._staged.add(key)
         else:
-            self._lose(self.disk, key)
+            self._drop_from_disk(self.disk, key)
 
     def unstage(self, key: ImageKey) -> Move:
         """Drop a staged embedding that is no longer needed. Returns the move."""
         self._staged.remove(key)
-        return Move(key, "staged", None, self._forget(key))
+        return Move(key, "staged", None, self._drop_record(key))
 
     def not_saved(self, key: ImageKey) -> None:
         """Remove an embedding from the disk tier, as it could not be written.
@@ -419,12 +421,12 @@ class EmbeddingCache:
         If it is being read, that read fails as well, and `fetched` removes it.
         """
         if self.disk is not None and key in self.disk and key not in self.disk.held:
-            self._lose(self.disk, key)
+            self._drop_from_disk(self.disk, key)
 
     def not_encoded(self, key: ImageKey) -> None:
         """Remove an embedding that was admitted but could not be encoded. It must not be held."""
         self.device.remove(key)
-        self._forget(key)
+        self._drop_record(key)
 
     # ---- a disk shared with other servers
 
@@ -439,28 +441,28 @@ class EmbeddingCache:
             self.not_saved(key)
         elif disk is not None and key not in disk:
             self._seen.add(key)
-            self._know(key, image.num_tokens)
-            self._shelve_known(disk, key)
+            self._add_record(key, image.num_tokens)
+            self._add_to_shared_disk(disk, key)
 
-    def _shelve_known(self, disk: CacheTier[ImageKey], key: ImageKey) -> None:
+    def _add_to_shared_disk(self, disk: CacheTier[ImageKey], key: ImageKey) -> None:
         for victim in self._put_in_tier(disk, key):
-            self._forget(victim)
+            self._drop_record(victim)
 
-    def _lose(self, disk: CacheTier[ImageKey], key: ImageKey) -> None:
+    def _drop_from_disk(self, disk: CacheTier[ImageKey], key: ImageKey) -> None:
         disk.remove(key)
-        self._forget(key)
+        self._drop_record(key)
 
     # ---- tiers
 
     def _bytes(self, key: ImageKey) -> int:
-        return self._known[key].num_tokens * self.bytes_per_token
+        return self._records[key].num_tokens * self.bytes_per_token
 
     def _bytes_on(self, cache_tier: CacheTier[ImageKey], key: ImageKey) -> int:
         """Return the embedding's size in a tier, in bytes. Files on disk are larger."""
         return self._file_bytes(self._bytes(key)) if cache_tier is self.disk else self._bytes(key)
 
     def _worth(self, key: ImageKey) -> float:
-        known = self._known[key]
+        known = self._records[key]
         if known.idle:
             return 0.0
         return self._worth_of(known.num_tokens, self._popularity.of(key), known.uses)
@@ -476,16 +478,16 @@ class EmbeddingCache:
     def _demote(self, key: ImageKey) -> list[Move]:
         """Move `key` from the device to the host, unless it would be evicted there at once."""
         if self.host is None or self._bytes(key) > self.host.budget_bytes:
-            return [Move(key, "device", None, self._forget(key))]
+            return [Move(key, "device", None, self._drop_record(key))]
         evicted = self._put_in_tier(self.host, key)
         dropped = [
-            Move(victim, "device" if victim == key else "host", None, self._forget(victim))
+            Move(victim, "device" if victim == key else "host", None, self._drop_record(victim))
             for victim in evicted
         ]
         return (
             dropped
             if key in evicted
-            else [*dropped, Move(key, "device", "host", self._known[key].num_tokens)]
+            else [*dropped, Move(key, "device", "host", self._records[key].num_tokens)]
         )
 
     def _put_in_tier(self, cache_tier: CacheTier[ImageKey], key: ImageKey) -> list[ImageKey]:
@@ -500,22 +502,22 @@ class EmbeddingCache:
             return self._pinned.make_room(cache_tier, nbytes, keep)
         return cache_tier.make_room(nbytes, keep)
 
-    def _know(self, key: ImageKey, num_tokens: int, *, idle: bool = False) -> None:
-        if key in self._known:
+    def _add_record(self, key: ImageKey, num_tokens: int, *, idle: bool = False) -> None:
+        if key in self._records:
             return
-        self._known[key] = _Known(num_tokens, idle=idle)
+        self._records[key] = _Record(num_tokens, idle=idle)
         if self._listener is not None:
             self._listener.embedding_stored(key, num_tokens)
 
-    def _forget(self, key: ImageKey) -> int:
+    def _drop_record(self, key: ImageKey) -> int:
         """Remove the record of `key` if it is no longer in any tier. Returns its number of
         tokens.
         """
-        num_tokens = self._known[key].num_tokens
+        num_tokens = self._records[key].num_tokens
         if self.locate(key) is None:
             if self._pinned.items:
                 self._pinned.forget(key)
-            del self._known[key]
+            del self._records[key]
             if self._listener is not None:
                 self._listener.embedding_removed(key)
         return num_tokens

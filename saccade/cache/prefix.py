@@ -169,8 +169,8 @@ class PrefixCache:
     def hold(self, content: Content, path: Sequence[Node], *, idle: bool = False) -> Node:
         """Hold a path that `find` has just returned. The caller now shares its pages.
 
-        idle: do not count this as a use of the path's last snapshot. Returns the last node of the
-            path, or the root if the path is empty.
+        Returns the last node of the path, or the root if the path is empty. idle: do not count this
+        as a use of the path's last snapshot.
         """
         for node in path:
             self.evictable -= self._pool.refs[node.page] == 1
@@ -233,7 +233,7 @@ class PrefixCache:
                 node.used = 0 if idle else next(self._clock)
                 self.evictable += 1
         self._release(held, idle=idle)
-        self._offer(node)
+        self._push_if_evictable(node)
         if self.kept is not None and "disk" in self.kept.tiers and node.depth:
             self._unsaved.append(node)
         self._pool.release(duplicates)
@@ -243,11 +243,13 @@ class PrefixCache:
     def attach(
         self, node: Node, content: Content, depth: int, line: int, *, idle: bool = False
     ) -> bool:
-        """Hand over the snapshot in slot `line`, which has the state after `depth` pages of the
-        content. idle: evict it first, until it is used.
+        """Hand over the snapshot in slot `line` to the cache. It has the state after `depth` pages
+        of the content.
 
         `node` is any node on the content's path. Returns False if a duplicate page hides that page.
         Otherwise the cache owns the slot.
+
+        idle: evict the snapshot before others, until it is used.
         """
         assert self.snapshots is not None and depth > 0
         while node.parent is not None and node.depth > depth:
@@ -307,7 +309,7 @@ class PrefixCache:
             if self.snapshots is not None and node.snapshot is not None:
                 self.snapshots.detach(node)
             freed.append(node.page)
-            self._offer(node.parent)
+            self._push_if_evictable(node.parent)
         self._pool.release(freed)
         self.pages -= len(freed)
         self.evictable -= len(freed)
@@ -336,10 +338,11 @@ class PrefixCache:
         return name
 
     def stored_name(self, parent: bytes | None, content: Content, index: int) -> bytes:
-        """Return the hash in `kept` of page `index` of a content. parent: the hash of the page
-        before, or None for the first page.
+        """Return the hash under which `kept` stores page `index` of a content.
 
         If `kept` has a page with the same tiles, this is the hash of that page.
+
+        parent: the hash of the page before, or None for the first page.
         """
         key = content.page(index, self._pool.page_size)
         parent = parent or root_name(self._identity, *content.partition)
@@ -476,7 +479,7 @@ class PrefixCache:
                 node.pinned = NO_PINS
                 self.pinned -= 1
             node = node.parent
-        self._offer(last)
+        self._push_if_evictable(last)
 
     # ---- the trie
 
@@ -513,32 +516,32 @@ class PrefixCache:
                 self.evictable += 1
             node = node.parent
         node.holders -= 1
-        self._offer(leaf)
+        self._push_if_evictable(leaf)
 
     def _next_leaf(self) -> Node | None:
         """Return the next page without a pin to evict."""
         while self._leaves:
             used, _, node = heapq.heappop(self._leaves)
-            if node.used == used and self._is_ripe(node):
+            if node.used == used and self._is_evictable(node):
                 return node
         return None
 
-    def _is_ripe(self, node: Node) -> bool:
+    def _is_evictable(self, node: Node) -> bool:
         return not (node.children or node.pinned) and self._pool.refs[node.page] == 1
 
-    def _offer(self, node: Node) -> None:
+    def _push_if_evictable(self, node: Node) -> None:
         """Add `node` to the heap of evictable leaves, if it is one. Removes a root that is no
         longer needed.
         """
         if node.depth == 0:
             if not node.children and not node.holders:
                 self._roots.pop(node.partition, None)
-        elif self._is_ripe(node):
+        elif self._is_evictable(node):
             heapq.heappush(self._leaves, (node.used, next(self._clock), node))
             if len(self._leaves) > 2 * self.pages + 64:
                 self._leaves = [
                     (used, tie, node)
                     for used, tie, node in self._leaves
-                    if node.used == used and self._is_ripe(node)
+                    if node.used == used and self._is_evictable(node)
                 ]
                 heapq.heapify(self._leaves)

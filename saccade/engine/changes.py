@@ -65,7 +65,7 @@ class Changes:
     def take_change(self) -> Change | None:
         """Return the next change that may be made, to be sent with the next plan."""
         for alter in self._waiting:
-            if self._may(alter.change):
+            if self._is_allowed(alter.change):
                 self._waiting.remove(alter)
                 self._sent.append(alter)
                 return alter.change
@@ -76,7 +76,7 @@ class Changes:
         self.asleep = changed.asleep
         return Altered(self._sent.popleft().id, changed)
 
-    def _may(self, change: Change) -> bool:
+    def _is_allowed(self, change: Change) -> bool:
         if change.kind != "drop adapter":
             return True
         used = change.adapter in self._users.values()

@@ -221,10 +221,10 @@ class Engine:
             return True
         changing = self._changes is not None and self._changes.under_way
         waits = self._pause is not None and self._pause.waiting
-        in_flight = self._workers.in_flight or self._beside() or changing or waits
+        in_flight = self._workers.in_flight or self._has_waiting() or changing or waits
         return self._scheduler.idle and not in_flight
 
-    def _beside(self) -> bool:
+    def _has_waiting(self) -> bool:
         """Return True if a request waits outside the scheduler, for a grammar or a lookup of
         embeddings.
         """
@@ -264,7 +264,7 @@ class Engine:
         """Answer pending pause requests once all work is done, or frozen."""
         if self._pause is None or self._workers.in_flight:
             return
-        idle = self._pause.keeps or (self._scheduler.idle and not self._beside())
+        idle = self._pause.keeps or (self._scheduler.idle and not self._has_waiting())
         for altered in self._pause.settle(idle):
             self._front.send(altered)
 
@@ -347,10 +347,10 @@ class Engine:
         return self._language, self._probe, self._pause
 
     def _begin(self, request: Request) -> None:
-        if self._probe is None or not self._begin_look(self._probe, request):
+        if self._probe is None or not self._begin_probe(self._probe, request):
             self._enter(request)
 
-    def _begin_look(self, probe: StoreProbe, request: Request) -> bool:
+    def _begin_probe(self, probe: StoreProbe, request: Request) -> bool:
         """Look up embeddings in the shared directory. Returns True if the request waits for the
         result.
         """

@@ -94,9 +94,9 @@ class MemoryWatch:
             log.warning("memory is available again")
         elif missing and not self._short:
             log.warning("memory is short by %d MiB: evicting cache entries", -(-missing // MIB))
-            self._give_back()
-        elif missing and self._take_from_caches(missing):
-            self._give_back()
+            self._release_unused()
+        elif missing and self._evict_cached(missing):
+            self._release_unused()
         self._short = missing > 0
 
     def _missing(self, room: MemoryUsage) -> int:
@@ -104,7 +104,7 @@ class MemoryWatch:
         marks = self._marks.setdefault(room.bound, Watermarks.of(room))
         return marks.missing(room, short=self._short)
 
-    def _take_from_caches(self, missing: int) -> bool:
+    def _evict_cached(self, missing: int) -> bool:
         """Evict about `missing` bytes, the cheapest to recompute first. Returns True if anything
         was evicted.
         """
@@ -117,7 +117,7 @@ class MemoryWatch:
         self._metrics.inc(RELEASED_PART, embeddings, what="embeddings")
         return bool(pixels or embeddings or pages)
 
-    def _give_back(self) -> None:
+    def _release_unused(self) -> None:
         """Release unused memory: of this process now, and of the workers with the next plan."""
         pixels = self._arena.release(self._scheduler.image_scheduler.slots.holes)
         self._metrics.inc(RELEASED_PART, pixels, what="pixels")

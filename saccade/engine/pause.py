@@ -18,8 +18,8 @@ class PauseState:
     def __init__(self) -> None:
         self.state: Literal["running", "ending", "paused"] = "running"
         self.keeps = False  # requests in flight are frozen, and continue after the pause
-        self._asked: list[int] = []
-        self._ending: list[int] = []
+        self._pause_ids: list[int] = []
+        self._resume_ids: list[int] = []
         self._held: dict[str, Request] = {}
 
     @property
@@ -45,35 +45,35 @@ class PauseState:
     @property
     def leaving(self) -> bool:
         """Return True if the end of the pause was requested."""
-        return bool(self._ending)
+        return bool(self._resume_ids)
 
     def begin_pause(self, id: int, keeps: bool) -> None:
         """Start a pause, unless there is one already. `settle` returns the answer."""
-        self._asked.append(id)
+        self._pause_ids.append(id)
         if self.state == "running":
             self.state, self.keeps = "ending", keeps
 
     def settle(self, idle: bool) -> list[Altered]:
         """Return the answers to pending `Pause` messages if `idle`: all work is done, or frozen."""
-        if not (self._asked and idle):
+        if not (self._pause_ids and idle):
             return []
         self.state = "paused"
-        altered, self._asked = [Altered(id, Changed()) for id in self._asked], []
+        altered, self._pause_ids = [Altered(id, Changed()) for id in self._pause_ids], []
         return altered
 
     def end_pause(self, id: int) -> None:
         """Request the end of the pause. `leave` returns the answer."""
-        self._ending.append(id)
+        self._resume_ids.append(id)
 
     def leave(self) -> tuple[list[Request], list[Altered]]:
         """End the pause if that was requested.
 
         Returns the requests that have waited, and the answers to pending `Resume` messages.
         """
-        if not self._ending:
+        if not self._resume_ids:
             return [], []
         held, self._held = list(self._held.values()), {}
-        altered, self._ending = [Altered(id, Changed()) for id in self._ending], []
+        altered, self._resume_ids = [Altered(id, Changed()) for id in self._resume_ids], []
         self.state = "running"
         return held, altered
 

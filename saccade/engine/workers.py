@@ -147,7 +147,7 @@ class Workers:
         loading.
         """
         self.size = len(begun)
-        self._begun = begun
+        self._children = begun
         self._on_progress = on_progress
         self._arrived = arrived
         self._metrics = metrics
@@ -161,7 +161,7 @@ class Workers:
 
     async def start(self) -> None:
         """Open a channel to every process."""
-        for rank, child in enumerate(self._begun):
+        for rank, child in enumerate(self._children):
             channel = await AsyncChannel.open(child.socket, WORKERS_END, self._arrived)
             who = f"rank {rank}" if self.size > 1 else "the worker"
             name = f"{who} (process {child.pid})"
@@ -176,7 +176,7 @@ class Workers:
         WorkersLost.
         """
         self._step_timeout = load.parallel.step_timeout
-        self._write(load)
+        self._broadcast(load)
         return await self._answers(Loaded)
 
     async def allocate(self, config: EngineConfig) -> Started:
@@ -185,12 +185,12 @@ class Workers:
 
         Raises WorkersLost.
         """
-        self._write(StartWorker(config))
+        self._broadcast(StartWorker(config))
         return (await self._answers(Started))[0]
 
     async def close(self) -> None:
         """Stop the processes in order, and kill those that do not exit in time."""
-        self._write(Finish())
+        self._broadcast(Finish())
         await asyncio.gather(*(rank.child.end(FINISH_SECONDS) for rank in self._ranks))
 
     async def kill(self) -> None:
@@ -204,7 +204,7 @@ class Workers:
         if not self._flight:
             self._since = time.monotonic()
         self._flight.append(plan)
-        self._write(plan)
+        self._broadcast(plan)
 
     def send_masks(self, masks: Masks) -> None:
         """Send the masks for the oldest plan in flight to rank 0, which samples."""
@@ -212,7 +212,7 @@ class Workers:
 
     def halt(self) -> None:
         """Cancel all steps that the workers have not started."""
-        self._write(CancelSteps())
+        self._broadcast(CancelSteps())
 
     @property
     def in_flight(self) -> int:
@@ -283,7 +283,7 @@ class Workers:
     def _timed_out(self) -> bool:
         return bool(self._flight) and time.monotonic() - self._since > self._step_timeout
 
-    def _write(self, message: ToWorker) -> None:
+    def _broadcast(self, message: ToWorker) -> None:
         frame = WORKERS_END.encode(message)
         for rank in self._ranks:
             rank.channel.write(frame)

@@ -1,7 +1,7 @@
 """Boot messages of the engine and its workers.
 
-They are separate from all other messages, whose types would delay a worker's start, as they take
-long to import.
+They have a separate module because the types of all other messages take long to import, which would
+delay the start of the workers.
 """
 
 from __future__ import annotations

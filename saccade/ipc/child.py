@@ -1,5 +1,5 @@
-"""Child processes of a server: every process of a server is started, messaged, watched and stopped
-with the classes of this module.
+"""Child processes of a server: starting them, exchanging messages with them, detecting their exit,
+and stopping them. Every process of a server is started here.
 
 A child runs a module in a new session, with the root directory as its working directory. It
 inherits one end of a socket pair, a pipe for its exit message, and the descriptors that its boot
@@ -278,9 +278,9 @@ class Child:
         self.pid = process.pid
         self.socket = connection
         self._process = process
-        self._words = words
+        self._exit_pipe = words
         self._pidfd = os.pidfd_open(process.pid)
-        self._said: str | None = None
+        self._exit_message: str | None = None
 
     @classmethod
     def spawn(
@@ -334,11 +334,13 @@ class Child:
         Includes the exit message if the child wrote one.
         """
         status = self._process.poll()
-        if self._said is None:
+        if self._exit_message is None:
             with suppress(OSError):
-                self._said = os.read(self._words, LAST_WORDS_BYTES).decode(errors="replace")
-        if self._said:
-            return f"failed: {self._said}"
+                self._exit_message = os.read(self._exit_pipe, LAST_WORDS_BYTES).decode(
+                    errors="replace"
+                )
+        if self._exit_message:
+            return f"failed: {self._exit_message}"
         if status is None:
             return "is running"
         return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
@@ -396,8 +398,8 @@ class Child:
         assert self.ending
         self.socket.close()
         os.close(self._pidfd)
-        os.close(self._words)
-        self._pidfd = self._words = -1
+        os.close(self._exit_pipe)
+        self._pidfd = self._exit_pipe = -1
 
 
 class ParentLink:
@@ -405,7 +407,7 @@ class ParentLink:
 
     def __init__(self, connection: socket.socket, words: int) -> None:
         self.socket = connection
-        self._words = words
+        self._exit_pipe = words
 
     def give_up(self, why: str) -> NoReturn:
         """Exit with status 1, from any thread and even if other threads hang. The parent receives
@@ -417,7 +419,7 @@ class ParentLink:
     def say(self, why: str) -> None:
         """Write the exit message, for a process that is about to exit with a different status."""
         with suppress(OSError):
-            os.write(self._words, why.encode()[:LAST_WORDS_BYTES])
+            os.write(self._exit_pipe, why.encode()[:LAST_WORDS_BYTES])
 
 
 def tie(parent: int) -> None:

@@ -30,8 +30,8 @@ Values = tuple[tuple[str, tuple[str, ...], float], ...]
 """Absolute values of metrics: (name, label values, value)."""
 
 Same = tuple[tuple[ImageKey, Image], ...]
-"""Aliases: pairs of (an image's key, the image whose embedding is used for it, as both have equal
-pixels).
+"""Aliases, as (key of an image, other image): both have equal pixels, and the other image's
+embedding is used for both.
 """
 
 PEER_LOST_STATUS = 3

@@ -43,7 +43,7 @@ def own_server(
     The command stops when the reader of its output exits, or when the process with the pid
     `starter` does. output: a file for the server's output.
     """
-    with endings_raised(), _watched(starter):
+    with endings_raised(), _exit_with(starter):
         # In a new session, Ctrl-C reaches this process only, which then stops the server in order.
         words = ("serve", *options)
         server = start_tied("saccade", *words, start_new_session=True, stdout=output, stderr=output)
@@ -145,17 +145,17 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def _watched(starter: int | None) -> Iterator[None]:
+def _exit_with(starter: int | None) -> Iterator[None]:
     """Send this process SIGTERM when `starter` or the reader of its output exits.
 
     No signal reports these events, so a thread polls for them within the context.
     """
     over = os.eventfd(0)
-    gone = [_opened(starter)] if starter is not None else []
+    gone = [_open_pidfd(starter)] if starter is not None else []
     poller = poll()
     for each in (over, *gone):
         poller.register(each, POLLIN)
-    if _is_read():
+    if _stdout_has_reader():
         poller.register(STDOUT, 0)  # errors and hang-ups are always reported
 
     def wait() -> None:
@@ -173,7 +173,7 @@ def _watched(starter: int | None) -> Iterator[None]:
             os.close(each)
 
 
-def _opened(starter: int) -> int:
+def _open_pidfd(starter: int) -> int:
     """Return a pidfd that becomes readable when `starter` exits."""
     try:
         return os.pidfd_open(starter)
@@ -181,7 +181,7 @@ def _opened(starter: int) -> int:
         raise SystemExit(128 + signal.SIGTERM) from None
 
 
-def _is_read() -> bool:
+def _stdout_has_reader() -> bool:
     """Return True if stdout is a pipe or a socket, so that another process reads it."""
     with suppress(OSError):
         kind = os.fstat(STDOUT).st_mode

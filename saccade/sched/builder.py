@@ -119,7 +119,9 @@ class PlanBuilder:
         self._open: list[Open] = []
         # rows, in the plan's order
         self._decode: list[PlannedRow] = []
-        self._told_rows: list[PlannedRow] = []  # decode rows that send their token to the workers
+        self._decode_with_token: list[
+            PlannedRow
+        ] = []  # decode rows that send their token to the workers
         self._prefill: list[PlannedRow] = []
         self._spent: dict[str, int] = {}  # prefill tokens planned, by client
 
@@ -130,17 +132,17 @@ class PlanBuilder:
     @property
     def decodes(self) -> bool:
         """Return True if a row decodes."""
-        return bool(self._decode or self._told_rows)
+        return bool(self._decode or self._decode_with_token)
 
     @property
     def rows(self) -> list[PlannedRow]:
         """The rows so far, in the plan's order."""
-        return self._decode + self._told_rows + self._prefill
+        return self._decode + self._decode_with_token + self._prefill
 
     @property
     def works(self) -> bool:
         """Return True if the step contains any work."""
-        rows = self._open or self._decode or self._told_rows or self._prefill
+        rows = self._open or self._decode or self._decode_with_token or self._prefill
         return bool(rows or self.moves or self.encode or self.save or self.deliver)
 
     def save_embedding(self, key: ImageKey, removed: list[Move], saved: bool) -> None:
@@ -182,7 +184,7 @@ class PlanBuilder:
     ) -> Row:
         """Plan a row that computes the newest token and samples the next one.
 
-        A plan in flight may be about to sample the newest token.
+        The newest token itself may still be sampled by a plan in flight.
 
         newest: the newest token, if the workers do not have it.
         draft, keep, head_drafts: as in `Row`.
@@ -191,7 +193,7 @@ class PlanBuilder:
         if (more := self.steps - 1) > 0:
             run.planned, run.drawing = run.planned + more, run.drawing + more
             run.drawn = run.planned
-        (self._told_rows if newest else self._decode).append((row, sequence, run))
+        (self._decode_with_token if newest else self._decode).append((row, sequence, run))
         self.width += draft
         return row
 
@@ -259,7 +261,7 @@ class PlanBuilder:
     ) -> Plan:
         """Build the plan. tower, wait, pages, unused: as in `Plan`."""
         splice: list[Splice] = []
-        row = len(self._decode) + len(self._told_rows)
+        row = len(self._decode) + len(self._decode_with_token)
         for chunk, sequence, _ in self._prefill:
             end = chunk.start + chunk.length
             splice += splices(sequence.content, chunk.start, end, row, sequence.shown.shared)

@@ -52,7 +52,7 @@ class GrammarState(Protocol):
         ...
 
     def step(self) -> None:
-        """Do not return forced tokens from `jump` any more: each is sampled."""
+        """Have forced tokens sampled one by one from now on, instead of returned by `jump`."""
         ...
 
     def go_on(self, planned: bool) -> None:
@@ -70,9 +70,10 @@ class GrammarState(Protocol):
         ...
 
     def ahead(self, draft_tokens: Sequence[int], jumps: bool) -> list[bytes]:
-        """Return the mask after each draft token, up to the first one that the grammar does not
+        """Return the mask after each draft token, up to the first token that the grammar does not
         allow.
 
-        jumps: forced tokens will be appended at once, instead of sampled one by one.
+        jumps: True if forced tokens will be appended at once, False if they will be sampled one by
+            one.
         """
         ...

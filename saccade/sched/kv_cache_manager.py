@@ -53,7 +53,7 @@ class KVCacheManager:
         self._refused = None
 
     def still_refused(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
-        """Return True if the sequence was refused, and no more pages are available since."""
+        """Return True if the sequence was refused, and no pages have become available since."""
         refused = self._refused
         return (
             refused is not None
@@ -83,8 +83,8 @@ class KVCacheManager:
         """Return True if a waiting sequence should wait until pages have been loaded from another
         tier.
 
-        path: its pages that are already cached. If this returns False, it should be admitted with
-            only these pages, and `matched` has been set accordingly.
+        If this returns False, the sequence should be admitted with only its cached pages, `path`,
+        and `matched` has been set accordingly.
         """
         if self._loads is None or sequence.matched == len(path) * self._pool.page_size:
             return False

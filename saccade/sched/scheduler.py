@@ -101,7 +101,7 @@ class GenerationScheduler:
         self._parts = Parts(context)
         self.loads = self._parts.loads  # loads of pages from other tiers, or None without these
         # parts of the sequences with cache options; all others have `_parts.every`
-        self._asking: dict[Sequence, tuple[StepPart, ...]] = {}
+        self._parts_by_sequence: dict[Sequence, tuple[StepPart, ...]] = {}
         self._kv_cache = KVCacheManager(pool, prefix, self._parts, self.token_limit)
         self._chunks = ImageChunks(
             self.image_scheduler, embeddings, self._kv_cache, limits, self.counts
@@ -127,7 +127,7 @@ class GenerationScheduler:
         return next((part for part in self._parts.built if isinstance(part, kind)), None)
 
     def _parts_of(self, sequence: Sequence) -> tuple[StepPart, ...]:
-        return self._asking.get(sequence, self._parts.every)
+        return self._parts_by_sequence.get(sequence, self._parts.every)
 
     @property
     def idle(self) -> bool:
@@ -164,7 +164,7 @@ class GenerationScheduler:
                 return [self._report(sequence, reason)]
         self._ids[request.id] = sequence
         if request.caching.is_reported:
-            self._asking[sequence] = self._parts.asking
+            self._parts_by_sequence[sequence] = self._parts.asking
         if sequence.idle:
             self.idle_work.later.append(sequence)
             return []
@@ -614,12 +614,12 @@ class GenerationScheduler:
 
         Tokens that plans in flight sample for it are discarded, and sampled again later.
         """
-        self._fail(sequence)
+        self._release_run(sequence)
         self.running.remove(sequence)
         sequence.preempt()
         self.counts.preemptions += 1
 
-    def _fail(self, sequence: Sequence, reason: FinishReason | None = None) -> None:
+    def _release_run(self, sequence: Sequence, reason: FinishReason | None = None) -> None:
         """Release a running sequence's slot, pages and pins.
 
         Its full computed pages stay cached. The others become free once no plan in flight writes to
@@ -778,13 +778,13 @@ class GenerationScheduler:
         """End a sequence and release its resources. The next plan closes its slot."""
         aside = sequence.idle and sequence is not self.idle_work.active
         if sequence.run is not None:
-            self._fail(sequence, reason)
+            self._release_run(sequence, reason)
             self.running.remove(sequence)
         elif not aside:
             self._leave_queue(sequence)
         sequence.finish()
         del self._ids[sequence.request.id]
-        self._asking.pop(sequence, None)
+        self._parts_by_sequence.pop(sequence, None)
         if sequence.images_end and not aside:
             self.image_scheduler.leave(sequence)
         if sequence.idle:

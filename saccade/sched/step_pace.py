@@ -35,7 +35,7 @@ prefix take longer.
 
 
 class PromptPace:
-    """The number of prompt tokens per step beside decoding rows, `tokens`, which is one of `sizes`.
+    """Adapts the number of prompt tokens per step, `tokens`, which is always one of `sizes`.
 
     It falls at once to the largest size that fits, but rises by at most one size per step, because
     the time of a small chunk is a poor estimate for a large one.
@@ -94,8 +94,10 @@ class StepPace:
     def ended(self, plan: Plan, planned: float, encoding: bool) -> None:
         """Record the end of a step whose plan was made at the time `planned`.
 
-        encoding: an image is being encoded. Steps run one after another, so a step starts when the
-            step before it ends, or when it is planned if that is later.
+        Steps run one after another, so a step starts when the step before it ends, or when it is
+        planned if that is later.
+
+        encoding: True if an image is being encoded.
         """
         now = self._clock()
         seconds, self._ended = now - max(self._ended, planned), now

@@ -75,7 +75,7 @@ class ImageScheduler:
         self._under_way: dict[ImageKey, InFlightImage] = {}
         self._fresh: dict[ImageKey, Fresh] = {}
         self._asking = True  # in the last plan, every image that is needed soon could be requested
-        self._roomy = True  # and no encoding was deferred for lack of space or time
+        self._unconstrained = True  # and no encoding was deferred for lack of space or time
         self._moves: list[Move] = list(embeddings.beyond_budget)
         self._want: list[tuple[ImageKey, PixelSlot]] = []
         self._unwanted: dict[ImageKey, None] = {}  # decodes to cancel, in order
@@ -135,7 +135,9 @@ class ImageScheduler:
         for _, image in sequence.upcoming(sequence.images_end) if self._asking else ():
             key = image.key
             there = key in self._under_way or key in self.slots or self._embeddings.locate(key)
-            if not there and not (self._in_flight() < self._limits.look_ahead and self._ask(image)):
+            if not there and not (
+                self._in_flight() < self._limits.look_ahead and self._request_pixels(image)
+            ):
                 return
 
     def leave(self, sequence: Sequence) -> None:
@@ -160,7 +162,7 @@ class ImageScheduler:
             self._unwanted[key] = None
         elif under_way is not None and under_way.stage == "arrived":
             del self._under_way[key]
-            self._put_away(under_way)
+            self._release_slot(under_way)
         self._end_ahead(key)
         if key in self._embeddings.staged:
             self._moves.append(self._embeddings.unstage(key))
@@ -239,7 +241,7 @@ class ImageScheduler:
         assert under_way.stage == "encoding"
         if self._tiles is not None:
             self._tiles.ended(under_way.image, whole=True)
-        self._put_away(under_way)
+        self._release_slot(under_way)
         self._fresh[key] = fresh = Fresh()  # `ahead` takes over the hold of the encoding
         if self._embeddings.disk is not None:
             self._embeddings.hold(key)
@@ -353,10 +355,10 @@ class ImageScheduler:
                 walk.seen.add(image.key)
                 if known:
                     continue
-                self._bring(image, walk)
+                self._load_image(image, walk)
                 if self._begin(sequence, start, image, walk):
                     walk.first = False
-        self._asking, self._roomy = walk.asking, walk.asking and walk.encoding
+        self._asking, self._unconstrained = walk.asking, walk.asking and walk.encoding
         if walk.starved is not None:
             self._reserve_slot(walk.starved)
 
@@ -377,7 +379,7 @@ class ImageScheduler:
                 return
             yield sequence
 
-    def _bring(self, image: Image, walk: ImageScan) -> None:
+    def _load_image(self, image: Image, walk: ImageScan) -> None:
         """Change an image's state from absent to asked, arrived or reading.
 
         If an image has to wait, later ones wait too, so that space is allocated in order.
@@ -434,7 +436,7 @@ class ImageScheduler:
         """
         patches = self._patches_encoding(awaited=True)
         if not patches and (idle := self._patches_encoding()):
-            if beside and self._roomy:
+            if beside and self._unconstrained:
                 return TOWER_RESTS
             part = -(-max(idle) * self._limits.tower_blocks // TOWER_STEPS)
             return min(part, self._limits.tower_budget or part)
@@ -454,7 +456,7 @@ class ImageScheduler:
 
     # ---- pixels
 
-    def _put_away(self, under_way: InFlightImage) -> None:
+    def _release_slot(self, under_way: InFlightImage) -> None:
         """Release the slot. Its pixels are kept for a later use."""
         if under_way.given:
             self.slots.free(under_way.slot)
@@ -480,7 +482,7 @@ class ImageScheduler:
                 image, kept, "arrived", image.num_patches, reused=True
             )
             return True
-        return self._ask(image)
+        return self._request_pixels(image)
 
     def _in_flight(self) -> int:
         """Return the number of images that are requested, arrived, being read from disk, or
@@ -489,7 +491,7 @@ class ImageScheduler:
         pixels = sum(each.stage != "encoding" for each in self._under_way.values())
         return pixels + len(self._embeddings.keys_being_read) + len(self._embeddings.staged)
 
-    def _ask(self, image: Image) -> bool:
+    def _request_pixels(self, image: Image) -> bool:
         slot = self.slots.reserve(image)
         if slot is not None:
             # The front can only decode images under the keys of the requests that contain them.
@@ -509,14 +511,14 @@ class ImageScheduler:
             return
         for key in list(self._under_way)[::-1]:
             self.slots.free(self._under_way.pop(key).slot)
-            if self._ask(image):
+            if self._request_pixels(image):
                 return
 
     def _patches_encoding(self, *, awaited: bool = False) -> list[int]:
-        """Return the patches of each image that is being encoded. awaited: leave out images that
-        only background requests need.
+        """Return the number of patches of each image that is being encoded.
 
-        Embeddings from another server are left out, as they are loaded within their step.
+        Embeddings from another server are left out, as they are loaded within their step. awaited:
+        also leave out images that only background requests need.
         """
         encoding = (each for each in self._under_way.values() if each.stage == "encoding")
         return [

@@ -71,7 +71,9 @@ class TileIndex:
         self._names: LRUCache[ImageKey, TileHashes] = LRUCache(
             MAX_TILES, getsizeof=lambda tiles: len(tiles.names)
         )
-        self._homes: LRUCache[TileHash, dict[ImageKey, tuple[Grid, int]]] = LRUCache(MAX_TILES)
+        self._images_by_tile: LRUCache[TileHash, dict[ImageKey, tuple[Grid, int]]] = LRUCache(
+            MAX_TILES
+        )
         self._encoding: dict[TileHash, ImageKey] = {}
 
     def arrived(self, image: Image, digests: Collection[bytes]) -> None:
@@ -93,7 +95,7 @@ class TileIndex:
         copies, patches, awaits = [], 0, None
         first: dict[TileHash, int] = {}
         for index, (name, tile) in enumerate(zip(known.names, self._tiles(image.grid))):
-            if (copy := self._home(name, index, away)) is not None:
+            if (copy := self._find_copy(name, index, away)) is not None:
                 copies.append(copy)
             elif name in first:
                 copies.append(TileCopy(index, image.key, image.grid, first[name]))
@@ -103,8 +105,8 @@ class TileIndex:
                 awaits = self._encoding.get(name, awaits)
         return TilesFound(tuple(copies), patches, awaits)
 
-    def _home(self, name: TileHash, index: int, away: Collection[ImageKey]) -> TileCopy | None:
-        homes = self._homes.get(name, {})
+    def _find_copy(self, name: TileHash, index: int, away: Collection[ImageKey]) -> TileCopy | None:
+        homes = self._images_by_tile.get(name, {})
         for key, (grid, place) in [*homes.items()][::-1]:
             tier = self._embeddings.locate(key)
             if tier in ("device", "host") and key not in away:
@@ -131,7 +133,7 @@ class TileIndex:
         for name in [name for name, other in self._encoding.items() if other == key]:
             del self._encoding[name]
         for index, name in enumerate(self._names.get(key, UNNAMED).names if whole else ()):
-            homes = self._homes.setdefault(name, {})
+            homes = self._images_by_tile.setdefault(name, {})
             homes.pop(key, None)
             homes[key] = image.grid, index
             if len(homes) > MAX_IMAGES_PER_TILE:
@@ -160,7 +162,7 @@ class TileIndex:
     def forget(self) -> None:
         """Clear the index, as the embeddings were flushed."""
         self._names.clear()
-        self._homes.clear()
+        self._images_by_tile.clear()
         self._encoding.clear()
 
 
