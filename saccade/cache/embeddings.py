@@ -166,7 +166,7 @@ class EmbeddingCache:
         self.misses: Counter[Tier] = Counter()
         self._seen = GhostList()
         self._popularity = Popularity()
-        self._records: dict[ImageKey, _Record] = {}
+        self._known: dict[ImageKey, _Record] = {}
         self._listener: EmbeddingListener | None = None
         self._staged: set[ImageKey] = set()
         self.beyond_budget = self._begin(self.disk, on_disk) if self.disk is not None else []
@@ -177,7 +177,7 @@ class EmbeddingCache:
     ) -> list[Move]:
         for key, num_tokens in found:
             self._seen.add(key)
-            self._records[key] = _Record(num_tokens)
+            self._known[key] = _Record(num_tokens)
             disk.put(key, self._bytes_on(disk, key), self._worth(key))
         return [Move(key, "disk", None, self._drop_record(key)) for key in disk.make_room(0)]
 
@@ -188,7 +188,7 @@ class EmbeddingCache:
         An embedding counts as stored once its encoding starts, and as removed once no tier has it.
         """
         self._listener = listener
-        for key, known in self._records.items():
+        for key, known in self._known.items():
             listener.embedding_stored(key, known.num_tokens)
 
     @property
@@ -212,7 +212,7 @@ class EmbeddingCache:
 
     def num_tokens(self, key: ImageKey) -> int | None:
         """Return the number of tokens of an embedding, or None if it is not cached."""
-        known = self._records.get(key)
+        known = self._known.get(key)
         return None if known is None else known.num_tokens
 
     def ready(self, key: ImageKey) -> bool:
@@ -247,9 +247,9 @@ class EmbeddingCache:
         not counted.
         """
         if not idle:
-            self._popularity.use(key, len(self._records))
-            self._records[key].uses += 1
-            self._records[key].idle = False
+            self._popularity.use(key, len(self._known))
+            self._known[key].uses += 1
+            self._known[key].idle = False
         self.device.use(key, self._worth(key))
         self.device.hold(key)
 
@@ -294,7 +294,7 @@ class EmbeddingCache:
         assert not self.ready(key), "encoded though it is there"
         self._seen.add(key)
         self._add_record(key, num_tokens, idle=idle)
-        assert self._records[key].num_tokens == num_tokens
+        assert self._known[key].num_tokens == num_tokens
         return self._make_room_for(key, keep)
 
     def to_device(self, key: ImageKey, keep: Collection[ImageKey] = ()) -> list[Move]:
@@ -310,7 +310,7 @@ class EmbeddingCache:
             self.host.remove(key)
         return [
             *self._make_room_for(key, keep),
-            Move(key, source, "device", self._records[key].num_tokens),
+            Move(key, source, "device", self._known[key].num_tokens),
         ]
 
     def save(self, key: ImageKey) -> tuple[list[Move], bool]:
@@ -395,7 +395,7 @@ class EmbeddingCache:
         assert self.disk is not None and self.on_disk(key)
         self.disk.use(key, self._worth(key))
         self.disk.hold(key)
-        return Move(key, "disk", "staged", self._records[key].num_tokens)
+        return Move(key, "disk", "staged", self._known[key].num_tokens)
 
     def fetched(self, key: ImageKey, whole: bool) -> None:
         """Record the end of a read from disk. `whole` is True if it succeeded.
@@ -455,14 +455,14 @@ class EmbeddingCache:
     # ---- tiers
 
     def _bytes(self, key: ImageKey) -> int:
-        return self._records[key].num_tokens * self.bytes_per_token
+        return self._known[key].num_tokens * self.bytes_per_token
 
     def _bytes_on(self, cache_tier: CacheTier[ImageKey], key: ImageKey) -> int:
         """Return the embedding's size in a tier, in bytes. Files on disk are larger."""
         return self._file_bytes(self._bytes(key)) if cache_tier is self.disk else self._bytes(key)
 
     def _worth(self, key: ImageKey) -> float:
-        known = self._records[key]
+        known = self._known[key]
         if known.idle:
             return 0.0
         return self._worth_of(known.num_tokens, self._popularity.of(key), known.uses)
@@ -487,7 +487,7 @@ class EmbeddingCache:
         return (
             dropped
             if key in evicted
-            else [*dropped, Move(key, "device", "host", self._records[key].num_tokens)]
+            else [*dropped, Move(key, "device", "host", self._known[key].num_tokens)]
         )
 
     def _put_in_tier(self, cache_tier: CacheTier[ImageKey], key: ImageKey) -> list[ImageKey]:
@@ -503,9 +503,9 @@ class EmbeddingCache:
         return cache_tier.make_room(nbytes, keep)
 
     def _add_record(self, key: ImageKey, num_tokens: int, *, idle: bool = False) -> None:
-        if key in self._records:
+        if key in self._known:
             return
-        self._records[key] = _Record(num_tokens, idle=idle)
+        self._known[key] = _Record(num_tokens, idle=idle)
         if self._listener is not None:
             self._listener.embedding_stored(key, num_tokens)
 
@@ -513,11 +513,11 @@ class EmbeddingCache:
         """Remove the record of `key` if it is no longer in any tier. Returns its number of
         tokens.
         """
-        num_tokens = self._records[key].num_tokens
+        num_tokens = self._known[key].num_tokens
         if self.locate(key) is None:
             if self._pinned.items:
                 self._pinned.forget(key)
-            del self._records[key]
+            del self._known[key]
             if self._listener is not None:
                 self._listener.embedding_removed(key)
         return num_tokens

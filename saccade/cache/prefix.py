@@ -37,7 +37,7 @@ from saccade.cache.pins import PinTable
 if TYPE_CHECKING:
     from saccade.cache.listeners import PageListener
     from saccade.cache.page_tiers import PageTiers
-    from saccade.cache.snapshots import Snapshots  # for models with states alone
+    from saccade.cache.snapshots import Snapshots  # only for models with recurrent states
 
 MAX_UNSAVED = 1024  # finished sequences whose pages are still to be saved
 MAX_TILE_PAGES = 1 << 16

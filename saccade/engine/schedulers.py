@@ -39,8 +39,8 @@ def build_scheduler(
 ) -> GenerationScheduler:
     """Create a scheduler, with its page pool and caches.
 
-    saved: (key, tokens) of the embeddings on disk, and pages: (hash, bytes) of the KV pages on disk
-        (`Workers.allocate`).
+    saved: (key, tokens) of the embeddings on disk (`Workers.allocate`).
+    pages: (hash, bytes) of the KV pages on disk.
     pinned_share: see `process.PINNED_SHARE`.
     drafts: `DraftLimits.tokens`.
     batch_invariant, plan_steps: as in `SchedulerLimits`.
@@ -72,7 +72,7 @@ def build_scheduler(
 
 def build_pace(config: EngineConfig, spec: FamilySpec) -> StepPace:
     """Create the object that adapts images and prompts per step to measured times."""
-    from saccade.sched.step_pace import PromptPace, StepPace  # on a GPU alone
+    from saccade.sched.step_pace import PromptPace, StepPace  # on a GPU only
 
     sizes, prompts = prompt_sizes(config.chunk_tokens), None
     if config.prompt_pause:

@@ -305,9 +305,9 @@ def resolve_running(engine: EngineOptions, state_bytes: int, budget: int, *, cud
 def count_between(drafts: DraftSettings, state_bytes: int, left: int, *, cuda: bool) -> int:
     """Return the number of slots in the state memory for the states between draft tokens.
 
-    They are enough for one sequence in two plans in flight. The number is 0 on a GPU, where draft
-    tokens are computed in parallel. It is also 0 unless `--speculative always` is set, because
-    storing a state costs more than most drafts save (decision 015).
+    They are enough for one sequence in each of two plans in flight. The number is 0 on a GPU, where
+    draft tokens are computed in parallel. It is also 0 unless `--speculative always` is set,
+    because storing a state costs more than most drafts save (decision 015).
 
     left: bytes that the states of running sequences leave.
     """

@@ -1,8 +1,8 @@
 """All workers of an engine, one process per rank.
 
-Every message is sent to all ranks, and rank 0 answers plans. This module also detects when workers
-have failed or hang, and describes why. Sending never waits for a worker. It does not interpret
-plans, apart from the amount of work in each.
+Plans are sent to all ranks, and rank 0 answers them. This module also detects when workers have
+failed or hang, and describes why. Sending never waits for a worker. Of a plan's content, only the
+amount of work is used here.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ from saccade.sched.parts.step_part import PartContext, Parts, StepPart
 from saccade.sched.sequence import Run, Sequence
 from saccade.sched.turns import IDLE_TOKENS, IdleWork, TurnQueue, find_crowding, in_turn
 
-if TYPE_CHECKING:  # for what few servers have
+if TYPE_CHECKING:  # not imported unless a server needs them
     from saccade.sched.grammar_state import GrammarState
     from saccade.sched.images.tiles import TileIndex
     from saccade.sched.step_pace import StepPace

@@ -37,7 +37,7 @@ from saccade.sched.images.slots import Notices, PixelSlots
 from saccade.sched.limits import Counts, SchedulerLimits
 from saccade.sched.sequence import EncodedImage, Run, Sequence, Source
 
-if TYPE_CHECKING:  # for what few servers have
+if TYPE_CHECKING:  # not imported unless a server needs them
     from saccade.sched.images.tiles import TileIndex
     from saccade.sched.step_pace import StepPace
 
