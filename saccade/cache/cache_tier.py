@@ -1,9 +1,10 @@
-"""One tier of a cache: its items within a budget, and the next item to evict.
+"""One tier of a cache: items within a byte budget, and the order in which they are evicted.
 
 Eviction is GreedyDual-Size with frequency (Cao & Irani 1997; Cherkasova 1998). An item's priority
-is the tier's floor at its last use, plus its worth per byte. An evicted item raises the floor to
-its own priority. So worth decides among items used at about the same time, and all other items
-overtake an unused one in the end. At equal worth, the least recently used is evicted first.
+is its worth per byte, plus the tier's floor at the time of its last use. Evicting an item raises
+the floor to that item's priority. So among items used at about the same time, those of low worth
+are evicted first, and an unused item is evicted eventually, whatever its worth. Among items of
+equal worth, the least recently used one is evicted first.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ class _Item:
 
 
 class CacheTier(Generic[K]):
-    """Items by key. Held items stay, even beyond the budget. So do items in `pinned`, whose owner
-    reports each removal (`unpinned`).
+    """Items by key, without their data. Held items are never evicted, even beyond the budget.
+    Neither are items in `pinned`: its owner calls `unpinned` after it removes one.
     """
 
     def __init__(self, budget_bytes: int, pinned: Container[K] = (), shared: bool = False) -> None:
-        """Start empty.
+        """Create an empty tier.
 
-        `shared`: other servers put and take, too. Evicting an item then only forgets it.
+        shared: other servers add and remove items in the same storage. Evicting an item then
+            removes it from this object only.
         """
         self._pinned = pinned
         self.shared = shared
@@ -45,9 +47,8 @@ class CacheTier(Generic[K]):
         self._floor = 0.0
         self._clock = 0
         self._items: dict[K, _Item] = {}
-        self._heap: list[
-            tuple[float, int, K]
-        ] = []  # with stale entries: one counts if its stamp is the item's
+        # (priority, stamp, key). An entry is stale unless its stamp is that of the item.
+        self._heap: list[tuple[float, int, K]] = []
 
     def __contains__(self, key: object) -> bool:
         return key in self._items
@@ -56,9 +57,9 @@ class CacheTier(Generic[K]):
         return len(self._items)
 
     def put(self, key: K, nbytes: int, worth: float) -> None:
-        """Add an item, even beyond the budget.
+        """Add an item, even if it exceeds the budget.
 
-        `worth`: the saving per byte, times the number of uses.
+        worth: the cost per byte of recomputing the item, times the number of its uses.
         """
         assert key not in self._items
         self._items[key] = _Item(nbytes, 0.0, 0.0, 0)
@@ -66,19 +67,19 @@ class CacheTier(Generic[K]):
         self.use(key, worth)
 
     def remove(self, key: K) -> int:
-        """Remove an unheld item. Returns its bytes."""
+        """Remove an item that is not held. Returns its size in bytes."""
         assert key not in self.held
         nbytes = self._items.pop(key).nbytes
         self.used_bytes -= nbytes
         return nbytes
 
     def use(self, key: K, worth: float) -> None:
-        """Record a use of `key` and its new worth."""
+        """Record a use of `key`, and update its worth."""
         self._items[key].worth = worth
         self._refresh(key)
 
     def hold(self, key: K) -> None:
-        """Keep an item until it has been released as often as held."""
+        """Exclude an item from eviction until `release` has been called once for each `hold`."""
         item = self._items[key]
         item.holds += 1
         if item.holds == 1:
@@ -94,12 +95,13 @@ class CacheTier(Generic[K]):
             self._refresh(key)
 
     def unpinned(self, key: K) -> None:
-        """Allow an item to be evicted again, as if just used."""
+        """Make an item evictable after its last pin was removed. This counts as a use."""
         self._refresh(key)
 
     def make_room(self, nbytes: int, keep: Collection[K] = ()) -> list[K]:
-        """Evict until `nbytes` more fit, or only held and pinned items are left. Items in `keep`
-        are evicted last. Returns the evicted keys.
+        """Evict items until `nbytes` more fit, or only held and pinned items remain.
+
+        Items in `keep` are evicted after all others. Returns the evicted keys.
         """
         evicted: list[K] = []
         kept: list[tuple[float, int, K]] = []
@@ -120,12 +122,16 @@ class CacheTier(Generic[K]):
         return evicted
 
     def shed(self, nbytes: int) -> list[K]:
-        """Evict `nbytes`, or all but held and pinned items. Returns the evicted keys."""
+        """Evict items of at least `nbytes` in total, or all that are not held or pinned. Returns
+        the evicted keys.
+        """
         return self.make_room(self.budget_bytes - self.used_bytes + nbytes) if nbytes > 0 else []
 
     def clear(self, keep: Collection[K]) -> list[K]:
-        """Remove every item outside `keep`, which names all held items. Returns the removed keys.
-        These removals are left out of `evictions`.
+        """Remove every item that is not in `keep`, which must include all held items. Returns the
+        removed keys.
+
+        These removals do not count as evictions.
         """
         gone = [key for key in self._items if key not in keep]
         for key in gone:
@@ -148,7 +154,7 @@ class CacheTier(Generic[K]):
         item = self._items[key]
         item.priority, item.stamp = self._floor + item.worth, self._clock
         if item.holds or key in self._pinned:
-            return  # `release` and `unpinned` return here
+            return  # not evictable now; `release` or `unpinned` calls this function again
         heappush(self._heap, (item.priority, item.stamp, key))
         if len(self._heap) > 64 + 4 * len(self._items):
             self._heap = [entry for entry in self._heap if not self._stale(entry)]

@@ -1,8 +1,9 @@
-"""A sequence's content as caches see it: tokens, and the places of images' rows.
+"""A sequence's content as the caches see it: tokens, and which embedding rows are used at which
+positions.
 
-Owns the edge key of the prefix cache, and the names of KV pages for places that outlive its trie.
-A name has 256 bits and is chained from the root. It differs wherever anything differs that a page's
-keys and values depend on.
+Defines the keys of the prefix cache's edges, and the 256-bit hashes that identify KV pages in
+caches that outlive the trie, for example on disk. A page's hash includes its parent's hash and
+everything else that the page's keys and values depend on.
 
     root (identity of the server's pages, salt, adapter) ◀── first page ◀── second page ...
 """
@@ -19,20 +20,24 @@ from struct import pack
 from saccade.core.types import Image, ImageKey, Span
 
 ImageSegment = tuple[int, int, ImageKey, int, int | None]
-"""(position in the page, length, image, embedding row of the first, `Span.time`)."""
+"""A run of image tokens in a page: (position in the page, length, image, embedding row of the first
+token, `Span.time`).
+"""
 Partition = tuple[str, str]
-"""(salt, fingerprint of the adapter): contents of different ones share no page."""
+"""(salt, fingerprint of the adapter). Sequences of different partitions never share a page."""
 PageKey = tuple[tuple[int, ...], tuple[ImageSegment, ...]]
-"""Token ids, and every stretch of image in the page."""
+"""(token ids of a page, its image segments)."""
 
 TileKey = tuple[tuple[int, ...], Hashable]
-"""The same, with stretches of tiles in place of those of images."""
+"""Like `PageKey`, but with segments of tiles, which refer to a tile's hash instead of an image's
+key.
+"""
 
 _START = attrgetter("start")
 
 
 def overlapping(spans: Sequence[Span], start: int, end: int) -> Iterator[Span]:
-    """Yield the spans (ordered, disjoint) that share a token with `[start, end)`."""
+    """Yield the spans that overlap `[start, end)`. `spans` are sorted and disjoint."""
     first = max(0, bisect_right(spans, start, key=_START) - 1)
     if first < len(spans) and spans[first].end <= start:
         first += 1
@@ -44,8 +49,8 @@ def overlapping(spans: Sequence[Span], start: int, end: int) -> Iterator[Span]:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A sequence's tokens (a list that grows with the answer), the prompt's spans, and the cache's
-    partition: a salt and an adapter's fingerprint.
+    """A sequence's tokens (a list that grows as tokens are generated), the prompt's spans and
+    images, and the partition of the cache that it belongs to.
     """
 
     tokens: list[int]
@@ -59,7 +64,9 @@ class Content:
         return self.salt, self.adapter
 
     def shown(self, start: int, end: int) -> tuple[ImageSegment, ...]:
-        """Return every run of image tokens in `[start, end)`."""
+        """Return the segments of image tokens in `[start, end)`. Positions are relative to
+        `start`.
+        """
         if not self.spans or start >= self.spans[-1].end:
             return ()
         stretches = []
@@ -77,7 +84,9 @@ class Content:
         return tuple(stretches)
 
     def page(self, index: int, size: int) -> PageKey:
-        """Return what decides page `index`'s keys and values, given equal earlier pages."""
+        """Return the key of page `index`. Given equal earlier pages, it determines the page's keys
+        and values.
+        """
         start = index * size
         return tuple(self.tokens[start : start + size]), self.shown(start, start + size)
 
@@ -90,7 +99,7 @@ def _text(value: bytes) -> bytes:
 
 
 def root_name(identity: bytes, salt: str, adapter: str = "") -> bytes:
-    """Return the name of the empty prefix.
+    """Return the hash of the empty prefix, the root of all page hashes in a partition.
 
     identity: see `core.store.PageIdentity`. adapter: its fingerprint.
     """
@@ -99,7 +108,7 @@ def root_name(identity: bytes, salt: str, adapter: str = "") -> bytes:
 
 
 def page_name(parent: bytes, key: PageKey) -> bytes:
-    """Return the name of the page with content `key` after the page `parent`."""
+    """Return the hash of the page with content `key` that follows the page with hash `parent`."""
     tokens, shown = key
     name = blake2b(b"page" + parent, digest_size=NAME_BYTES)
     name.update(pack(f"<{1 + len(tokens)}q", len(tokens), *tokens))
@@ -111,5 +120,5 @@ def page_name(parent: bytes, key: PageKey) -> bytes:
 
 
 def state_name(page: bytes) -> bytes:
-    """Return the name of a sequence's state after the page, for models that keep one."""
+    """Return the hash of the recurrent state after a page, for models with a state per sequence."""
     return blake2b(b"state" + page, digest_size=NAME_BYTES).digest()

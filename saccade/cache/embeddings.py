@@ -1,14 +1,13 @@
-"""The tier and the weight of each image's embedding. Decides which embeddings go when room is
-needed. Also how often images were shown, and how they were encoded.
+"""The bookkeeping of the embedding cache: the tier and the worth of each image's embedding, and
+which embeddings to evict. Also counts how often images are used, and records how they were encoded.
 
-Owns the bookkeeping. The workers have the tensors and execute the `Move`s.
-
-Embeddings pinned by clients (`pins.py`) leave a tier last.
+The workers have the tensors, and execute the `Move`s that this module returns. Embeddings pinned by
+clients (`pins.py`) are evicted last.
 
     encode ──▶ device ◀──────▶ host         an embedding is on the device or on the host, not both
                   │ ▲
-             save │ └── staged ◀── disk      what is saved stays on disk, wherever else it is;
-                  └───────────────▲         reading happens in the background
+             save │ └── staged ◀── disk      a saved embedding stays on disk when it is also
+                  └───────────────▲         loaded; disk reads run in the background
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ if TYPE_CHECKING:
 
 MAX_USES_COUNTED = 8.0
 USES_PER_CACHED_IMAGE = 10
-"""Uses per cached image after which counts are halved."""
+"""All counts are halved after this many uses per cached image."""
 MIN_CACHED_IMAGES = 100
-"""Fewer cached images count as this many."""
-KEYS_PER_DIGEST = 8
+"""Minimum number of cached images that is assumed when counts are halved."""
+KEYS_PER_DIGEST = 8  # preprocessing settings remembered for each image
 
 
 class Popularity:
-    """Counts of uses. `use` adds one, and `of` returns a count from 1 to `MAX_USES_COUNTED`."""
+    """Decaying counts of how often each image is used."""
 
     def __init__(self) -> None:
         self._counts: dict[ImageKey, float] = {}
@@ -47,9 +46,10 @@ class Popularity:
         return len(self._counts)
 
     def use(self, key: ImageKey, cached: int) -> None:
-        """Count a sequence that shows `key`, while `cached` images are cached.
+        """Count a sequence that contains the image `key`. cached: the number of images cached now.
 
-        At most `USES_PER_CACHED_IMAGE` keys per cached one are added between two halvings.
+        At most `USES_PER_CACHED_IMAGE` new keys per cached image are added before all counts are
+        halved, which bounds the size of the table.
         """
         self._counts[key] = self._counts.get(key, 0.0) + 1.0
         self._since += 1
@@ -58,13 +58,15 @@ class Popularity:
             self._counts = {key: uses / 2 for key, uses in self._counts.items() if uses >= 1.0}
 
     def of(self, key: ImageKey) -> float:
+        """Return the count, from 1 to `MAX_USES_COUNTED`."""
         return min(MAX_USES_COUNTED, max(1.0, self._counts.get(key, 0.0)))
 
 
 class GhostList:
-    """The last `size` images of all salts, each with the settings of its last encodings.
+    """The last `size` encoded images, each with its most recent preprocessing settings. Used to
+    explain cache misses.
 
-    What one salt has seen stays hidden from the others.
+    Entries include the salt, so that a tenant cannot learn which images others have used.
     """
 
     def __init__(self, size: int = 1 << 16) -> None:
@@ -72,7 +74,7 @@ class GhostList:
         self._settings: OrderedDict[tuple[bytes, str], tuple[bytes, ...]] = OrderedDict()
 
     def add(self, key: ImageKey) -> None:
-        """Record that `key` is being encoded."""
+        """Record that the encoding of `key` starts."""
         image = key.digest, key.salt
         others = tuple(each for each in self._settings.pop(image, ()) if each != key.settings)
         self._settings[image] = (*others[1 - KEYS_PER_DIGEST :], key.settings)
@@ -80,7 +82,7 @@ class GhostList:
             self._settings.popitem(last=False)
 
     def why_missing(self, key: ImageKey) -> Missed:
-        """Return why the embedding of `key` is missing."""
+        """Return the reason for a cache miss on `key`."""
         settings = self._settings.get((key.digest, key.salt))
         if settings is None:
             return "never seen"
@@ -88,45 +90,47 @@ class GhostList:
 
 
 QUADRATIC_TOKENS = 2048
-"""An image of so many tokens costs the vision tower as much for attention as for everything else
-(about 6 x width patches of Qwen3-VL).
+"""Tokens of an image for which attention costs the vision encoder as much as all other layers
+together (about 6 x width patches of Qwen3-VL).
 """
 FIXED_TOKENS = 32
-"""Cost of an image regardless of its size, in tokens."""
+"""Encoding cost of an image regardless of its size, in tokens."""
 
 
 def encode_cost(num_tokens: int) -> float:
-    """Compute the cost of encoding an image, in tokens of a small image.
+    """Estimate the cost of encoding an image, in units of the cost per token of a small image.
 
-    The cost counts linear layers, full attention, and a fixed part.
+    The estimate includes linear layers, full attention, and a fixed part.
     """
     return FIXED_TOKENS + num_tokens * (1 + num_tokens / QUADRATIC_TOKENS)
 
 
 Worth = Callable[[int, float, int], float]
-"""worth(tokens, popularity, uses): what the place of an embedding is worth, per byte. `uses`: how
-often it was shown since it came.
+"""worth(tokens, popularity, uses): how much is saved per byte by caching an embedding. uses: how
+often it was used since it was cached.
 """
 
 
 def saved_encoding(num_tokens: int, popularity: float, _uses: int) -> float:
-    """Compute the encoding saved per token, and so per byte, times the image's popularity."""
+    """Return the encoding cost per token (and so per byte) that a cached embedding saves, times the
+    image's popularity.
+    """
     return popularity * encode_cost(num_tokens) / num_tokens
 
 
 @dataclass(slots=True)
-class _Known:
-    """An embedding in some tier. idle: not awaited yet, so evicted first."""
+class _Record:
+    """What is recorded about an embedding that is in some tier."""
 
     num_tokens: int
     uses: int = 0
-    idle: bool = False
+    idle: bool = False  # only background requests have used it, so it is evicted first
 
 
 class EmbeddingCache:
-    """Embeddings by key.
+    """Embeddings by image key, in up to three tiers.
 
-    A pinned embedding stays on the device, even beyond the budget.
+    A held embedding stays on the device, even beyond the budget.
     """
 
     def __init__(
@@ -138,14 +142,12 @@ class EmbeddingCache:
         pins: PinTable[ImageKey] | None = None,
         file_bytes: Callable[[int], int] = embedding_file_bytes,
     ) -> None:
-        """Start with the embeddings on disk.
+        """Create the cache, with the embeddings that are already on disk.
 
-        `on_disk`: (key, tokens) of embeddings saved by an earlier run, the least recently used
-        first.
-
-        `pins`: an empty book, whose share is in bytes. None disables pins.
-
-        `file_bytes`: maps an embedding's bytes to its bytes on disk.
+        on_disk: (key, tokens) of embeddings saved by an earlier run, the least recently used first.
+        worth: computes the worth of an embedding for eviction.
+        pins: an empty table, whose share is in bytes. None disables pins.
+        file_bytes: returns the bytes on disk of an embedding with the given bytes in memory.
         """
         self._worth_of = worth
         self._file_bytes = file_bytes
@@ -154,7 +156,7 @@ class EmbeddingCache:
         self._pinned = PinnedItems(self.pins)
         self.device = self._pinned.tier(budgets.device_bytes)
         self.tiers: dict[Tier, CacheTier[ImageKey]] = {"device": self.device}
-        """Those that the server has, the nearest first."""
+        """The tiers that have a budget, the fastest first."""
         if budgets.host_bytes:
             self.tiers["host"] = self._pinned.tier(budgets.host_bytes)
         if budgets.disk_bytes or budgets.folder is not None:
@@ -164,25 +166,26 @@ class EmbeddingCache:
         self.misses: Counter[Tier] = Counter()
         self._seen = GhostList()
         self._popularity = Popularity()
-        self._known: dict[ImageKey, _Known] = {}
+        self._known: dict[ImageKey, _Record] = {}
         self._listener: EmbeddingListener | None = None
         self._staged: set[ImageKey] = set()
         self.beyond_budget = self._begin(self.disk, on_disk) if self.disk is not None else []
-        """Files of an earlier run for which the disk tier has no room now."""
+        """Moves that delete files of an earlier run which exceed the disk tier's budget."""
 
     def _begin(
         self, disk: CacheTier[ImageKey], found: Iterable[tuple[ImageKey, int]]
     ) -> list[Move]:
         for key, num_tokens in found:
             self._seen.add(key)
-            self._known[key] = _Known(num_tokens)
+            self._known[key] = _Record(num_tokens)
             disk.put(key, self._bytes_on(disk, key), self._worth(key))
-        return [Move(key, "disk", None, self._forget(key)) for key in disk.make_room(0)]
+        return [Move(key, "disk", None, self._drop_record(key)) for key in disk.make_room(0)]
 
     def listen(self, listener: EmbeddingListener) -> None:
-        """Report the embeddings that there are, and all that are stored or removed from now on.
+        """Report to `listener` all cached embeddings, and all that are stored or removed from now
+        on.
 
-        An embedding is stored once its encoding starts, and removed once no tier has it.
+        An embedding counts as stored once its encoding starts, and as removed once no tier has it.
         """
         self._listener = listener
         for key, known in self._known.items():
@@ -190,16 +193,16 @@ class EmbeddingCache:
 
     @property
     def keys_being_read(self) -> Collection[ImageKey]:
-        """Embeddings being read from disk."""
+        """The embeddings that are being read from disk."""
         return self.disk.held if self.disk is not None else ()
 
     @property
     def staged(self) -> Collection[ImageKey]:
-        """Embeddings read from disk, to be copied to the device."""
+        """The embeddings that were read from disk, and are not copied to the device yet."""
         return self._staged
 
     def locate(self, key: ImageKey) -> Place | None:
-        """Return the embedding's nearest place, or None if uncached."""
+        """Return the fastest place that has the embedding, or None if it is not cached."""
         if key in self._staged:
             return "staged"
         for tier, cache_tier in self.tiers.items():
@@ -208,20 +211,24 @@ class EmbeddingCache:
         return None
 
     def num_tokens(self, key: ImageKey) -> int | None:
-        """Return an embedding's tokens, or None if uncached."""
+        """Return the number of tokens of an embedding, or None if it is not cached."""
         known = self._known.get(key)
         return None if known is None else known.num_tokens
 
     def ready(self, key: ImageKey) -> bool:
-        """Return True if the embedding can be shown in the step being planned."""
+        """Return True if the step being planned can use the embedding: it is on the device, on the
+        host or staged.
+        """
         return self.locate(key) not in (None, "disk")
 
     def on_disk(self, key: ImageKey) -> bool:
-        """Return True if the embedding is on disk alone, and must be read."""
+        """Return True if the embedding is only on disk, and must be read first."""
         return self.locate(key) == "disk"
 
     def count_lookup(self, place: Place | None) -> None:
-        """Count a sequence's lookup of an embedding: a hit at `place`, and misses above."""
+        """Count a sequence's lookup of an embedding: a hit in the tier `place`, and a miss in each
+        faster tier.
+        """
         found = "disk" if place == "staged" else place
         for tier in self.tiers:
             if tier == found:
@@ -230,14 +237,14 @@ class EmbeddingCache:
             self.misses[tier] += 1
 
     def why_missing(self, key: ImageKey) -> Missed:
-        """Return why `key` is missing."""
+        """Return the reason for a cache miss on `key`."""
         return self._seen.why_missing(key)
 
     def pin(self, key: ImageKey, *, idle: bool = False) -> None:
-        """Keep `key` on the device for a sequence that shows it.
+        """Hold `key` on the device for a running sequence that uses it, and count the use.
 
-        It stays until as many `unpin`s. idle: the sequence is unawaited, so this is left out of
-        `uses`.
+        Call `unpin` once for each `pin`. idle: the sequence is a background request, so its use is
+        not counted.
         """
         if not idle:
             self._popularity.use(key, len(self._known))
@@ -247,21 +254,23 @@ class EmbeddingCache:
         self.device.hold(key)
 
     def unpin(self, key: ImageKey) -> None:
-        """End one `pin`."""
+        """Undo one `pin`."""
         self.device.release(key)
 
     def hold(self, key: ImageKey) -> None:
-        """Keep `key` on the device for a sequence about to show it, until as many `release`s."""
+        """Hold `key` on the device for a sequence that will use it, until `release` is called once
+        for each `hold`.
+        """
         self.device.hold(key)
 
     def release(self, key: ImageKey) -> None:
-        """End one `hold`."""
+        """Undo one `hold`."""
         self.device.release(key)
 
     def fits(self, num_tokens: int) -> bool:
-        """Return True if the device's budget allows `num_tokens` more.
+        """Return True if `num_tokens` more fit in the device's budget beside the held embeddings.
 
-        Anything fits unless embeddings are held: an image may exceed the budget.
+        If none are held, any image fits, because a single image may exceed the budget.
         """
         return (
             not self.device.held
@@ -277,20 +286,21 @@ class EmbeddingCache:
         *,
         idle: bool = False,
     ) -> list[Move]:
-        """Make room for `key`, whose encoding begins. Returns the necessary moves.
+        """Add `key` to the device tier, as its encoding starts. Returns the moves that free space
+        for it.
 
-        `keep` stay on the device if possible. idle: encoded before anyone waits for it.
+        keep: images to evict after all others. idle: only background requests need the image.
         """
         assert not self.ready(key), "encoded though it is there"
         self._seen.add(key)
-        self._know(key, num_tokens, idle=idle)
+        self._add_record(key, num_tokens, idle=idle)
         assert self._known[key].num_tokens == num_tokens
         return self._make_room_for(key, keep)
 
     def to_device(self, key: ImageKey, keep: Collection[ImageKey] = ()) -> list[Move]:
-        """Move `key`, on the host or staged, to the device.
+        """Move `key` from the host, or from staging, to the device.
 
-        Returns the necessary moves, the move of `key` last.
+        Returns the necessary moves. The last one is the move of `key`.
         """
         source = self.locate(key)
         if source == "staged":
@@ -304,38 +314,41 @@ class EmbeddingCache:
         ]
 
     def save(self, key: ImageKey) -> tuple[list[Move], bool]:
-        """Make room on disk for the newly encoded `key`.
+        """Free space on disk for `key`, which was just encoded.
 
-        Returns the necessary moves, and True if the embedding is worth that room.
+        Returns the necessary moves, and True if the embedding should be written.
         """
         disk = self.disk
         if disk is None or key in disk or self._bytes_on(disk, key) > disk.budget_bytes:
             return [], False
         if disk.shared:
-            self._shelve_known(disk, key)
+            self._add_to_shared_disk(disk, key)
             return [], True
         evicted = self._put_in_tier(disk, key)
         return [
-            Move(victim, "disk", None, self._forget(victim)) for victim in evicted if victim != key
+            Move(victim, "disk", None, self._drop_record(victim))
+            for victim in evicted
+            if victim != key
         ], key not in evicted
 
     def flush(self, disk: bool = True) -> list[Move]:
-        """Forget every unheld embedding in every tier, and every pin. Returns the moves.
+        """Remove every pin, and every embedding that is not held, from all tiers. Returns the
+        moves.
 
-        The disk is cleared only with `disk`. Embeddings held on the device, being read or staged
-        stay, on disk too.
+        disk: also clear the disk. Embeddings that are held on the device, being read or staged also
+            stay on disk.
         """
         self._pinned.clear()
         keep = {*self.device.held, *self.keys_being_read, *self._staged}
         return [
-            Move(key, tier, None, self._forget(key))
+            Move(key, tier, None, self._drop_record(key))
             for tier, cache_tier in self.tiers.items()
             if disk or tier != "disk"
             for key in cache_tier.clear(keep)
         ]
 
     def shrink(self, nbytes: int) -> list[Move]:
-        """Drop about `nbytes` of embeddings from memory, or all that are unheld and unpinned.
+        """Evict about `nbytes` of embeddings from memory, or all that are not held or pinned.
 
         Saved ones stay on disk. Returns the moves.
         """
@@ -344,92 +357,100 @@ class EmbeddingCache:
         for place in places:
             for key in self.tiers[place].shed(nbytes) if place in self.tiers else ():
                 nbytes -= self._bytes(key)
-                moves.append(Move(key, place, None, self._forget(key)))
+                moves.append(Move(key, place, None, self._drop_record(key)))
         return moves
 
-    # ---- what clients ask to be kept
+    # ---- pins of clients
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of pinned embeddings."""
+        """Total bytes of pinned embeddings."""
         return self._pinned.nbytes
 
     def pin_for_client(self, key: ImageKey, client: str, seconds: int) -> None:
-        """Pin `key` for a client for `seconds`, in whatever tier.
+        """Pin `key` for a client for `seconds`, whatever its tier.
 
-        Ignores an unknown embedding, and one larger than the client's part of the share.
+        No-op if the embedding is not cached, or exceeds what the client may pin.
         """
         if self.locate(key) is not None:
             self._pinned.pin([(key, self._bytes(key))], client, seconds)
 
     def hit(self, key: ImageKey, client: str) -> None:
-        """Renew a client's pin on `key`, if any, as the client names `key` again."""
+        """Renew a client's pin on `key`, if it has one, after a request of the client contained the
+        image.
+        """
         if self._pinned.items:
             self._pinned.hit([key], client)
 
     def end_pins(self) -> None:
-        """Drop the pins past their time."""
+        """Remove expired pins."""
         self._pinned.end_due()
 
     # ---- reading from disk, in the background
 
     def fetch(self, key: ImageKey) -> Move:
-        """Begin to read `key` from disk. `fetched` ends the read."""
+        """Start to read `key` from disk in the background. Call `fetched` when the read has
+        ended.
+        """
         assert self.disk is not None and self.on_disk(key)
         self.disk.use(key, self._worth(key))
         self.disk.hold(key)
         return Move(key, "disk", "staged", self._known[key].num_tokens)
 
     def fetched(self, key: ImageKey, whole: bool) -> None:
-        """End a read from disk. After a failed read the embedding counts as removed, so that the
-        read is tried only once.
+        """Record the end of a read from disk. `whole` is True if it succeeded.
+
+        After a failure the embedding is removed from the disk tier, so that the read is not
+        repeated.
         """
         assert self.disk is not None
         self.disk.release(key)
         if whole:
             self._staged.add(key)
         else:
-            self._lose(self.disk, key)
+            self._drop_from_disk(self.disk, key)
 
     def unstage(self, key: ImageKey) -> Move:
-        """Drop a staged embedding that is needed no more. Returns the move."""
+        """Drop a staged embedding that is no longer needed. Returns the move."""
         self._staged.remove(key)
-        return Move(key, "staged", None, self._forget(key))
+        return Move(key, "staged", None, self._drop_record(key))
 
     def not_saved(self, key: ImageKey) -> None:
-        """Drop an embedding whose writing failed. A read in progress will fail too, and `fetched`
-        then drops it.
+        """Remove an embedding from the disk tier, as it could not be written.
+
+        If it is being read, that read fails as well, and `fetched` removes it.
         """
         if self.disk is not None and key in self.disk and key not in self.disk.held:
-            self._lose(self.disk, key)
+            self._drop_from_disk(self.disk, key)
 
     def not_encoded(self, key: ImageKey) -> None:
-        """Drop an admitted, unheld embedding whose encoding failed."""
+        """Remove an embedding that was admitted but could not be encoded. It must not be held."""
         self.device.remove(key)
-        self._forget(key)
+        self._drop_record(key)
 
-    # ---- a disk that other servers write, too
+    # ---- a disk shared with other servers
 
     def seen_in_store(self, image: Image, there: bool) -> None:
-        """Record whether a look at a shared disk found the embedding (`there`).
+        """Record whether a lookup found the image's embedding on a shared disk (`there`).
 
-        `disk` then lists the embeddings known to this server, and forgetting one leaves its file.
+        The tier of a shared disk lists only the embeddings that this server has found or written.
+        Removing one from the tier does not delete its file.
         """
         key, disk = image.key, self.disk
         if not there:
             self.not_saved(key)
         elif disk is not None and key not in disk:
             self._seen.add(key)
-            self._know(key, image.num_tokens)
-            self._shelve_known(disk, key)
+            self._add_record(key, image.num_tokens)
+            self._add_to_shared_disk(disk, key)
 
-    def _shelve_known(self, disk: CacheTier[ImageKey], key: ImageKey) -> None:
+    def _add_to_shared_disk(self, disk: CacheTier[ImageKey], key: ImageKey) -> None:
         for victim in self._put_in_tier(disk, key):
-            self._forget(victim)
+            self._drop_record(victim)
 
-    def _lose(self, disk: CacheTier[ImageKey], key: ImageKey) -> None:
+    def _drop_from_disk(self, disk: CacheTier[ImageKey], key: ImageKey) -> None:
         disk.remove(key)
-        self._forget(key)
+        self._drop_record(key)
 
     # ---- tiers
 
@@ -437,7 +458,7 @@ class EmbeddingCache:
         return self._known[key].num_tokens * self.bytes_per_token
 
     def _bytes_on(self, cache_tier: CacheTier[ImageKey], key: ImageKey) -> int:
-        """Return the embedding's bytes in a tier. Files on disk are larger."""
+        """Return the embedding's size in a tier, in bytes. Files on disk are larger."""
         return self._file_bytes(self._bytes(key)) if cache_tier is self.disk else self._bytes(key)
 
     def _worth(self, key: ImageKey) -> float:
@@ -455,12 +476,12 @@ class EmbeddingCache:
         return moves
 
     def _demote(self, key: ImageKey) -> list[Move]:
-        """Move `key` from the device to the host, if it is worth its room there."""
+        """Move `key` from the device to the host, unless it would be evicted there at once."""
         if self.host is None or self._bytes(key) > self.host.budget_bytes:
-            return [Move(key, "device", None, self._forget(key))]
+            return [Move(key, "device", None, self._drop_record(key))]
         evicted = self._put_in_tier(self.host, key)
         dropped = [
-            Move(victim, "device" if victim == key else "host", None, self._forget(victim))
+            Move(victim, "device" if victim == key else "host", None, self._drop_record(victim))
             for victim in evicted
         ]
         return (
@@ -476,20 +497,22 @@ class EmbeddingCache:
     def _make_room(
         self, cache_tier: CacheTier[ImageKey], nbytes: int, keep: Collection[ImageKey] = ()
     ) -> list[ImageKey]:
-        """Make room as `CacheTier.make_room` does, with care for what clients have pinned."""
+        """Call `make_room` of the tier, but evict pinned embeddings after all others."""
         if self._pinned.items:
             return self._pinned.make_room(cache_tier, nbytes, keep)
         return cache_tier.make_room(nbytes, keep)
 
-    def _know(self, key: ImageKey, num_tokens: int, *, idle: bool = False) -> None:
+    def _add_record(self, key: ImageKey, num_tokens: int, *, idle: bool = False) -> None:
         if key in self._known:
             return
-        self._known[key] = _Known(num_tokens, idle=idle)
+        self._known[key] = _Record(num_tokens, idle=idle)
         if self._listener is not None:
             self._listener.embedding_stored(key, num_tokens)
 
-    def _forget(self, key: ImageKey) -> int:
-        """Drop all facts about `key` if it has left every tier. Returns its tokens."""
+    def _drop_record(self, key: ImageKey) -> int:
+        """Remove the record of `key` if it is no longer in any tier. Returns its number of
+        tokens.
+        """
         num_tokens = self._known[key].num_tokens
         if self.locate(key) is None:
             if self._pinned.items:

@@ -1,4 +1,6 @@
-"""Events for changes to a cache (`PrefixCache.listen`, `EmbeddingCache.listen`)."""
+"""Callbacks for changes to a cache. Register them with `PrefixCache.listen` or
+`EmbeddingCache.listen`.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +11,26 @@ from saccade.core.types import ImageKey
 
 
 class PageListener(Protocol):
-    """Hears of KV pages on the device. Names are those of `content.py`."""
+    """Callbacks for KV pages on the device. `name` is a page's hash, as defined in `content.py`."""
 
     def page_stored(
         self, name: bytes, parent: bytes | None, key: PageKey, partition: Partition
     ) -> None:
-        """Note a page that the prefix cache can find. parent: the page before it, if any."""
+        """A page was added to the prefix cache. parent: the hash of the page before it, if any."""
         ...
 
     def page_removed(self, name: bytes) -> None:
-        """Note a page that has left the prefix cache. Pages after it left before."""
+        """A page was removed from the prefix cache. All pages after it were removed earlier."""
         ...
 
 
 class EmbeddingListener(Protocol):
-    """Hears of embeddings, in whatever tier."""
+    """Callbacks for embeddings, in any tier."""
 
     def embedding_stored(self, key: ImageKey, num_tokens: int) -> None:
-        """Note an embedding that is there, or being encoded."""
+        """An embedding is cached in some tier, or its encoding has started."""
         ...
 
     def embedding_removed(self, key: ImageKey) -> None:
-        """Note an embedding that has left every tier, or could not be encoded."""
+        """An embedding was removed from its last tier, or its encoding has failed."""
         ...

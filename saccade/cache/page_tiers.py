@@ -1,4 +1,4 @@
-"""The contract of the places beside the pool where KV pages and states are kept by name."""
+"""The interface of the tiers below the page pool, which store KV pages and states by hash."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from saccade.core.plan import PAGE_TIERS, PageTier
 
 
 class PageTiers(Protocol):
-    """All tiers of kept pages. identity: see `core.store.PageIdentity`."""
+    """All tiers of offloaded pages. identity: see `core.store.PageIdentity`. Names are page hashes,
+    as defined in `content.py`.
+    """
 
     identity: bytes
 
     def __contains__(self, name: object) -> bool:
-        """Return True if a tier has the page."""
+        """Return True if any tier stores the page."""
         ...
 
     @property
@@ -24,26 +26,31 @@ class PageTiers(Protocol):
 
     @property
     def pinned(self) -> bool:
-        """Return True with a pin in any tier."""
+        """Return True if any page is pinned in any tier."""
         ...
 
     def write_page(
         self, name: bytes, page: int, line: int | None, tiers: Iterable[PageTier] = PAGE_TIERS
     ) -> int:
-        """Write `page`, and the state after it from `line`, to the tiers without them.
+        """Write `page`, and the state in slot `line` that follows it, to those of `tiers` that do
+        not store it yet.
 
         Returns the bytes written.
         """
         ...
 
     def used(self, names: Sequence[bytes]) -> None:
-        """Record a use of a chain, from its first page on."""
+        """Record a use of consecutive pages, beginning with the first page of a sequence."""
         ...
 
     def pin(self, chain: Sequence[tuple[bytes, bool]], client: str, seconds: int) -> None:
-        """Pin a chain for a client for `seconds`. Each page has True if a state follows."""
+        """Pin consecutive pages for a client for `seconds`. `chain` has (hash, whether a state
+        follows) for each page.
+        """
         ...
 
     def hit(self, names: Sequence[bytes], client: str) -> None:
-        """Renew a client's pins on a chain, from its first page on."""
+        """Renew a client's pins on consecutive pages, beginning with the first page of a
+        sequence.
+        """
         ...

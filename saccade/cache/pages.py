@@ -1,9 +1,7 @@
-"""The pool of KV pages: the free pages, and how many holders each other page has.
+"""The pool of KV pages: which pages are free, and the reference count of each other page.
 
-Owns page numbers and reference counts.
-
-Free pages are kept as maximal runs. So a sequence usually gets consecutive pages, and attention can
-read its keys as one slice.
+Free pages are stored as maximal runs of consecutive pages. So a sequence usually gets consecutive
+pages, and attention can read its keys as one slice.
 """
 
 from __future__ import annotations
@@ -14,13 +12,13 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 DUMMY_PAGE = 0
-"""Padding rows write here; it is never handed out."""
+"""The page that padding rows write to. It is never allocated."""
 
 
 class PagePool:
-    """`num_pages` pages of `page_size` tokens. Page 0 is the dummy page.
+    """`num_pages` pages of `page_size` tokens each. Page 0 is the dummy page.
 
-    Taking or releasing n pages costs O(n + log runs).
+    Allocating or releasing n pages costs O(n + log runs).
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -31,19 +29,19 @@ class PagePool:
         self.refs = [0] * num_pages
         self._runs: dict[int, int] = {}  # first page -> length, of every maximal free run
         self._ends: dict[int, int] = {}  # page after the run -> first page
-        self._longest: list[
-            tuple[int, int]
-        ] = []  # heap of (-length, first page); entries of runs that have changed are stale
+        # heap of (-length, first page). The entries of runs that have changed are stale.
+        self._longest: list[tuple[int, int]] = []
         self._add_run(1, self.capacity)
 
     def pages_for(self, tokens: int) -> int:
-        """Return how many pages hold `tokens` tokens."""
+        """Return the number of pages that `tokens` tokens need."""
         return -(-tokens // self.page_size)
 
     def allocate(self, n: int, after: int | None = None) -> list[int]:
-        """Take `n` free pages, each with one reference, following page `after` if possible.
+        """Allocate `n` free pages, each with a reference count of 1. They follow page `after` if
+        possible.
 
-        Needs `n <= free`.
+        Requires `n <= free`.
         """
         assert 0 <= n <= self.free
         taken: list[int] = []
@@ -59,13 +57,13 @@ class PagePool:
         return taken
 
     def retain(self, pages: Iterable[int]) -> None:
-        """Add a holder to each page. Every page must have one already."""
+        """Increment the reference count of each page. None of the pages may be free."""
         for page in pages:
             assert self.refs[page] > 0
             self.refs[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
-        """Remove a holder from each page. Pages without holders are free again."""
+        """Decrement the reference count of each page. Pages whose count drops to 0 become free."""
         start = end = 0
         for page in pages:
             assert page != DUMMY_PAGE and self.refs[page] > 0
@@ -80,11 +78,15 @@ class PagePool:
 
     @property
     def free_runs(self) -> tuple[tuple[int, int], ...]:
-        """The free pages, as (first page, pages)."""
+        """The free pages, as runs of (first page, number of pages)."""
         return tuple(self._runs.items())
 
     def audit(self, holders: Iterable[Iterable[int]]) -> None:
-        """Assert that each page is free or held, and counted as often as `holders` hold it."""
+        """Assert that each page is either free or referenced, and that each reference count matches
+        `holders`.
+
+        holders: for each holder, the pages that it references.
+        """
         held = Counter(chain.from_iterable(holders))
         free: set[int] = set()
         for start, length in self._runs.items():
@@ -99,10 +101,10 @@ class PagePool:
         assert self.refs[1:] == expected[1:], "a reference count is wrong"
 
     def _open_run(self, n: int) -> int:
-        """Return where a new run of `n` pages should begin.
+        """Return the first page for a new run of `n` pages.
 
-        It begins in the longest free run, and leaves that run's left neighbour half the spare
-        pages.
+        It is inside the longest free run. Half of the spare pages stay free before it, so that the
+        sequence on the left can grow too.
         """
         while self._runs.get(self._longest[0][1]) != -self._longest[0][0]:
             heapq.heappop(self._longest)
@@ -115,7 +117,7 @@ class PagePool:
         return start + margin
 
     def _cut(self, start: int, n: int) -> range:
-        """Cut up to `n` pages from the front of the free run at `start`."""
+        """Allocate up to `n` pages from the front of the free run at `start`."""
         length = self._remove_run(start)
         n = min(n, length)
         self._add_run(start + n, length - n, merge=False)

@@ -1,14 +1,16 @@
-"""The pins of one cache: by client, by item, and for how long.
+"""The pins of one cache: which client has pinned which items, and until when.
 
-Owns pins by client and item, their times, and each client's cost in the cache's own unit (pages,
-bytes). The cache charges for items, and releases them when the book says so. For a cache whose
-items have sizes and lie in tiers, `PinnedItems` charges, and decides which pinned item leaves a
-full tier: a pin holds wherever the item is, and whenever it comes.
+A pin expires after its time, which each use by the client renews. Each client is charged for its
+pins in the cache's unit (pages or bytes). `PinTable` records pins and charges; the cache computes
+the charges, and drops a pin when the table reports it as expired or over the limit. `PinnedItems`
+does this for caches whose items have sizes and are in tiers. It also selects the pinned items to
+evict if nothing else in a full tier can be evicted. A pin applies to an item in any tier.
 
 All pins together cost at most `share`. A client's part is the share divided by the number of
-clients with pins, plus unused parts. A client beyond its part loses its own oldest pins. An excess
-over the share is taken from the client with the most. So a flood of pins from one client spares
-every client within its part. Among a client's pins, the least recently set or hit is evicted first.
+clients with pins, plus what the others leave unused. A client that exceeds its part loses its own
+oldest pins. If the total exceeds the share, the client with the highest charge loses pins. So no
+client within its part loses pins because another one sets too many. Among a client's pins, the
+least recently set or used one is dropped first.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from saccade.cache.cache_tier import CacheTier
 
 K = TypeVar("K", bound=Hashable)
 Clock = Callable[[], float]
-"""Seconds."""
+"""Returns the time in seconds."""
 
 
 @dataclass(slots=True)
@@ -37,21 +39,18 @@ class _Pin:
 
 
 class PinTable(Generic[K]):
-    """Pins on items. The caller of `set` charges for the item, and the caller of `drop` refunds the
-    charge.
-
-    given_way: pins that ended early to make room.
+    """Pins by client and item. The caller of `set` charges the client for the item, and the caller
+    of `drop` refunds the charge.
     """
 
     def __init__(self, share: int = 0, clock: Clock = time.monotonic) -> None:
         self.share = share
         self.clock = clock
         self.charged: Counter[str] = Counter()
-        self.given_way = 0
-        self._pins: dict[str, dict[K, _Pin]] = {}  # of a client: the least recently used first
-        self._ends: list[
-            tuple[float, int, str, K]
-        ] = []  # heap of (until, stamp, client, item); stale where the stamp has moved on
+        self.given_way = 0  # pins that were dropped early to free space
+        self._pins: dict[str, dict[K, _Pin]] = {}  # by client; its least recently used pin first
+        # heap of (until, stamp, client, item). An entry is stale unless its stamp is the pin's.
+        self._ends: list[tuple[float, int, str, K]] = []
         self._stamps = count(1)
         self._length = 0
 
@@ -62,17 +61,19 @@ class PinTable(Generic[K]):
         return item in self._pins.get(client, ())
 
     def budget_of(self, client: str) -> int:
-        """Return the most that all of a client's pins may cost.
+        """Return the maximum total charge of a client.
 
-        This is its part of the share, or what other clients leave if that is more.
+        This is its part of the share, or what other clients leave unused if that is more.
         """
         others = self.charged.total() - self.charged[client]
         clients = len(self._pins.keys() | {client})
         return max(self.share // clients, self.share - others)
 
     def set(self, client: str, item: K, seconds: int) -> bool:
-        """Pin an item from now on. Returns True if the pin is new. A pin's end only ever moves
-        later.
+        """Pin an item for `seconds` from now on. Returns True if the client had no pin on it
+        before.
+
+        Setting a pin again never makes it end earlier.
         """
         pins = self._pins.setdefault(client, {})
         before = pins.get(item)
@@ -83,14 +84,14 @@ class PinTable(Generic[K]):
         return before is None
 
     def hit(self, client: str, item: K) -> None:
-        """Renew a client's pin after a hit, if it has one."""
+        """Renew a client's pin, if it has one, after a use of the item."""
         pin = self._pins.get(client, {}).get(item)
         if pin is not None:
             pin.until = max(pin.until, self.clock() + pin.seconds)
             self._touch(client, item)
 
     def drop(self, client: str, item: K) -> None:
-        """Remove a pin that has ended."""
+        """Remove a pin."""
         pins = self._pins[client]
         del pins[item]
         self._length -= 1
@@ -98,13 +99,13 @@ class PinTable(Generic[K]):
             del self._pins[client]
 
     def charge(self, client: str, cost: int) -> None:
-        """Add `cost`, which may be negative, to what a client's pins cost."""
+        """Add `cost`, which may be negative, to a client's charge."""
         self.charged[client] += cost
         if not self.charged[client]:
             del self.charged[client]
 
     def due(self) -> Iterator[tuple[str, K]]:
-        """Yield pins whose time is over. Drop each before asking for the next."""
+        """Yield the expired pins. Drop each one before you advance the iterator."""
         while self._ends and self._ends[0][0] <= self.clock():
             _, stamp, client, item = heappop(self._ends)
             pin = self._pins.get(client, {}).get(item)
@@ -112,8 +113,8 @@ class PinTable(Generic[K]):
                 yield client, item
 
     def beyond(self) -> Iterator[tuple[str, K]]:
-        """Yield pins that must give way to keep within the share. Drop each before asking for the
-        next.
+        """Yield pins to drop until the total charge is within the share. Drop each one before you
+        advance the iterator.
         """
         while self.charged.total() > self.share:
             client = max(self._pins, key=lambda name: (self.charged[name], -self._oldest(name)))
@@ -121,10 +122,10 @@ class PinTable(Generic[K]):
             yield client, next(iter(self._pins[client]))
 
     def in_order(self) -> Iterator[tuple[str, K]]:
-        """Yield all pins in the order in which they give way.
+        """Yield all pins, the first to drop first.
 
-        Clients with the highest cost are first. Within a client, the least recently used pin is
-        first.
+        Clients with the highest charge come first. Within a client, the least recently used pin
+        comes first.
         """
         for client in sorted(self._pins, key=lambda name: -self.charged[name]):
             yield from ((client, item) for item in tuple(self._pins.get(client, ())))
@@ -154,31 +155,29 @@ class _Pinned:
 
 
 class PinnedItems(Generic[K]):
-    """The pinned items of a cache."""
+    """The pinned items of a cache that has tiers."""
 
     def __init__(self, book: PinTable[K]) -> None:
-        """Start without pins or tiers.
-
-        `book`: an empty one, whose share is in bytes.
-        """
+        """Start without pins or tiers. book: an empty table, whose share is in bytes."""
         self.book = book
-        self.nbytes = 0  # of these, each counted once
-        self.items: dict[K, _Pinned] = {}  # by key, empty until the first pin
+        self.nbytes = 0  # total size of the pinned items
+        self.items: dict[K, _Pinned] = {}
         self._tiers: list[CacheTier[K]] = []
 
     def __len__(self) -> int:
         return len(self.items)
 
     def tier(self, budget_bytes: int, *, shared: bool = False) -> CacheTier[K]:
-        """Create a tier that keeps what is pinned."""
+        """Create a tier that does not evict pinned items by itself."""
         tier: CacheTier[K] = CacheTier(budget_bytes, self.items, shared)
         self._tiers.append(tier)
         return tier
 
     def pin(self, items: Sequence[tuple[K, int]], client: str, seconds: int) -> None:
-        """Pin (key, bytes) items for a client for `seconds`, the first ones first.
+        """Pin (key, bytes) items for a client for `seconds`, in the given order.
 
-        Stops where the client's part of the share is full. The first items give way last.
+        Stops at the first item that exceeds what the client may pin. The first items are dropped
+        last.
         """
         self.end_due()
         sums = list(accumulate(nbytes for _, nbytes in items))
@@ -194,29 +193,32 @@ class PinnedItems(Generic[K]):
             self._end(other, beyond)
 
     def hit(self, keys: Sequence[K], client: str) -> None:
-        """Renew a client's pins on any of these, as it names them again."""
+        """Renew a client's pins on any of these items, after a use."""
         self.end_due()
         for key in reversed(keys):
             self.book.hit(client, key)
 
     def end_due(self) -> None:
-        """Drop the pins whose time is over."""
+        """Remove expired pins."""
         for client, key in self.book.due():
             self._end(client, key)
 
     def forget(self, key: K) -> None:
-        """Drop all pins on an item."""
+        """Remove all pins on an item."""
         item = self.items.get(key)
         for client in tuple(item.clients) if item else ():
             self._end(client, key)
 
     def clear(self) -> None:
-        """Drop all pins."""
+        """Remove all pins."""
         for client, key in self.book.in_order():
             self._end(client, key)
 
     def make_room(self, tier: CacheTier[K], nbytes: int, keep: Collection[K] = ()) -> list[K]:
-        """Make room as `CacheTier.make_room` does. Evicts pinned items if that is too little."""
+        """Call `CacheTier.make_room`, then drop pins and evict their items until `nbytes` more fit.
+
+        Items that are held stay.
+        """
         self.end_due()
         evicted = tier.make_room(nbytes, keep)
         while tier.used_bytes + nbytes > tier.budget_bytes:

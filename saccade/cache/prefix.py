@@ -1,23 +1,25 @@
-"""The prefix cache: a trie of whole KV pages, one root per cache salt and adapter.
+"""The prefix cache: a trie of full KV pages, with one root per cache salt and adapter.
 
-Owns the trie, one reference to each page in it, and the order of eviction.
+The trie has one reference to each of its pages in the page pool, and determines the order of
+eviction.
 
-An edge is compared exactly: tokens, and images by offset. A sequence holds a path from the root,
-whose pages are the first in its page table. Unheld pages can be evicted, leaf by leaf, least
-recently used first.
+Edges are compared exactly: by token ids, and by images with their offsets. A sequence holds a path
+from the root, whose pages are the first in its page table. Pages that no sequence holds can be
+evicted: leaves first, the least recently used one first.
 
     find -> hold -> extend ... extend -> leave
 
-A pin (`pins.py`) is set on a path's last page. Earlier pages stay because they have children. A pin
-costs the pages on its path that the client has yet to pin. Pinned pages are evicted once no page
-without a pin is left, so that pins never block a sequence.
+A pin (`pins.py`) is set on the last page of a path. It also keeps the earlier pages, because a page
+with children is not evicted. A client is charged for the pages on the path that it has not pinned
+yet. Pinned pages are evicted if no other page can be, so that pins never block a sequence.
 
-Where tiles have names, a page is also found by the tiles that it shows (`by_tiles`). So images that
-begin with the same tiles share the pages of these, under the first image's name, here and in host
-memory. A restart forgets tiles, so beside a disk no page is found by tiles.
+If the hashes of tiles are available, a page can also be found by the tiles that it contains
+(`by_tiles`). So images that begin with the same tiles share the pages of these tiles, stored under
+the first image's key, in the pool and in host memory. Hashes of tiles are lost at a restart, so
+this is disabled if pages are stored on disk.
 
-Where the model keeps a state per sequence (`snapshots.py`), a path is useful only up to the last
-page with a snapshot. Snapshots are evicted with their pages, or before.
+If the model has a recurrent state per sequence (`snapshots.py`), a path can be used only up to its
+last page with a snapshot. A snapshot is evicted with its page, or earlier.
 """
 
 from __future__ import annotations
@@ -35,23 +37,23 @@ from saccade.cache.pins import PinTable
 if TYPE_CHECKING:
     from saccade.cache.listeners import PageListener
     from saccade.cache.page_tiers import PageTiers
-    from saccade.cache.snapshots import Snapshots  # for models with states alone
+    from saccade.cache.snapshots import Snapshots  # only for models with recurrent states
 
-MAX_UNSAVED = 1024
+MAX_UNSAVED = 1024  # finished sequences whose pages are still to be saved
 MAX_TILE_PAGES = 1 << 16
-"""Pages with tiles that are remembered after they have left the pool."""
+"""Maximum number of evicted pages whose tile hashes are remembered."""
 GONE = -1
-"""`used` of a page that has left the trie."""
+"""Value of `Node.used` for a page that was removed from the trie."""
 NO_PINS: dict[str, int] = {}
-"""Shared empty value of unpinned nodes; never changed."""
+"""Shared empty value for nodes without pins. Never modified."""
 
 
 NO_TILE_CHILDREN: dict[TileKey, Node] = {}
-"""Shared empty value of nodes without any; never changed."""
+"""Shared empty value for nodes without children that have a `tile_key`. Never modified."""
 
 
 class Node:
-    """One cached page, or a root (depth 0, without a page). `depth` counts pages from the root."""
+    """A cached page, or a root, which has no page. `depth` is the number of pages from the root."""
 
     __slots__ = (
         "children",
@@ -77,19 +79,17 @@ class Node:
         self.children: dict[PageKey, Node] = {}
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.used = 0
-        self.pinned = NO_PINS  # by client, its pin that ends at this node, and the pinned children
-        self.snapshot: int | None = None  # the line with the state after this page, or None
-        self.name: bytes | None = None  # computed at the first use
-        self.tile_key: TileKey | None = None  # its key by tiles, or None
-        self.tile_children = NO_TILE_CHILDREN  # children by that
+        # for each client: its own pin on this page (0 or 1), plus its number of pinned children
+        self.pinned = NO_PINS
+        self.snapshot: int | None = None  # the slot with the state after this page, if any
+        self.name: bytes | None = None  # the page's hash, computed at the first use
+        self.tile_key: TileKey | None = None  # `key` in terms of tiles, if their hashes are known
+        self.tile_children = NO_TILE_CHILDREN  # children by `tile_key`
         self.holders = 0  # of roots only: a root is removed once it has no holder and no children
 
 
 class PrefixCache:
-    """Pages of finished and running sequences by content.
-
-    `evictable`: pages that `evict` could free right now. `pinned`: pages with a pin.
-    """
+    """KV pages of finished and running sequences, by content."""
 
     def __init__(
         self,
@@ -99,41 +99,40 @@ class PrefixCache:
         kept: PageTiers | None = None,
         by_tiles: Callable[[PageKey], TileKey | None] | None = None,
     ) -> None:
-        """Start empty.
+        """Create an empty cache.
 
-        `pins`: an empty book, whose share is in pages. None disables pins.
-
-        `snapshots`: for a model with states per sequence.
-
-        `kept`: the tiers for evicted pages. None drops them.
-
-        `by_tiles`: returns a page's content by tiles, or None if an image's tiles are unknown.
+        pins: an empty table, whose share is in pages. None disables pins.
+        snapshots: required for a model with a recurrent state per sequence.
+        kept: the tiers to which evicted pages are written. None drops evicted pages.
+        by_tiles: returns a page's key in terms of tiles, or None if the tiles of an image are
+            unknown.
         """
         self._by_tiles = by_tiles
         self.kept = kept
         self._identity = b"" if kept is None else kept.identity
         self._listener: PageListener | None = None
-        # last pages of what sequences have left; the oldest are saved when they are evicted
+        # last pages of finished sequences, still to be saved. Beyond the maximum length, pages are
+        # saved only when they are evicted.
         self._unsaved: deque[Node] = deque(maxlen=MAX_UNSAVED)
-        # names of pages that have left the pool, by the page before and their tiles
+        # hashes of evicted pages, by the hash of the page before and by their tiles
         self._tile_names: dict[tuple[bytes, TileKey], bytes] = {}
         self.snapshots = snapshots
         self.pins = PinTable() if pins is None else pins
-        self.pinned = 0
+        self.pinned = 0  # pages with a pin
         self._pool = pool
         self._roots: dict[Partition, Node] = {}
         self._clock = count(1)
-        self._leaves: list[
-            tuple[int, int, Node]
-        ] = []  # heap of (used, tie, node); stale where `used` has moved on
+        # heap of (used, tie-breaker, node). An entry is stale unless `used` is that of the node.
+        self._leaves: list[tuple[int, int, Node]] = []
         self.pages = 0
-        self.evictable = 0
+        self.evictable = 0  # pages that `evict` could free now
         self.evictions = 0
 
     def listen(self, listener: PageListener, identity: bytes) -> None:
-        """Report every page that is stored or removed from now on. Call while the cache is empty.
+        """Report to `listener` every page that is stored or removed from now on. Call this while
+        the cache is empty.
 
-        identity: what pages depend on (`core.store.PageIdentity.digest`).
+        identity: a digest of what all pages depend on (`core.store.PageIdentity.digest`).
         """
         assert not self.pages and (self.kept is None or self._identity == identity)
         self._listener, self._identity = listener, identity
@@ -141,11 +140,11 @@ class PrefixCache:
     def find(self, content: Content, known: Sequence[Node] = ()) -> list[Node]:
         """Return the longest cached path that a sequence can resume from, without side effects.
 
-        The path leaves at least one token to compute. known: a path found for this content before,
-        which is not walked again.
+        At least one token is left to compute. known: a path found earlier for this content, from
+        which the search continues.
         """
         path = [*known]
-        # leaves are evicted first, so all earlier pages are there
+        # Leaves are evicted first, so if a page is cached, all pages before it are.
         while path and path[-1].used == GONE:
             path.pop()
         node = path[-1] if path else self._roots.get(content.partition)
@@ -161,17 +160,17 @@ class PrefixCache:
         return self.resumable(path)
 
     def resumable(self, path: list[Node]) -> list[Node]:
-        """Truncate a path to the part that a sequence can resume from."""
+        """Truncate a path, in place, to the part that a sequence can resume from."""
         if self.snapshots is not None:
             while path and path[-1].snapshot is None:
                 path.pop()
         return path
 
     def hold(self, content: Content, path: Sequence[Node], *, idle: bool = False) -> Node:
-        """Hold the path just returned by `find`. The caller now shares its pages. `idle`: leave the
-        last use of its snapshot as it is.
+        """Hold a path that `find` has just returned. The caller now shares its pages.
 
-        Returns the path's last node, or the root if the path is empty.
+        Returns the last node of the path, or the root if the path is empty. idle: do not count this
+        as a use of the path's last snapshot.
         """
         for node in path:
             self.evictable -= self._pool.refs[node.page] == 1
@@ -184,12 +183,12 @@ class PrefixCache:
         return path[-1] if path else root
 
     def extend(self, node: Node, content: Content, pages: Sequence[int], whole: int) -> Node:
-        """Make the holder's pages `[node.depth, whole)` findable, and return the last node now
-        held.
+        """Add the pages `[node.depth, whole)` of a running sequence to the trie, and return the
+        last node that it holds now.
 
-        Stops at the first page whose content is cached under another page. A holder's page table is
-        append-only, so such a duplicate stays the holder's own and hides the pages after it until
-        `leave`.
+        Stops at the first page whose content is already cached in another page. A page table is
+        append-only, so the sequence continues to use its own page. That page, and those after it,
+        are not added before `leave`.
         """
         while node.depth < whole:
             key = content.page(node.depth, self._pool.page_size)
@@ -210,11 +209,16 @@ class PrefixCache:
         idle: bool = False,
         names: Sequence[bytes] = (),
     ) -> Node:
-        """Release a hold. The first `whole` pages stay cached, and the rest return to the pool.
+        """Release a sequence's hold. Its first `whole` pages stay cached, and its other pages
+        become free.
 
-        Duplicates return to the pool, too. idle: leave the pages' last uses as they are, so that
-        pages without other uses are evicted first. names: in `kept`, of the pages after the held
-        ones. Returns the node of the content's last whole page.
+        Pages that duplicate cached pages become free, too.
+
+        idle: do not count this as a use of the pages, so that they are evicted first unless another
+            sequence uses them.
+        names: hashes in `kept` of the pages after the held ones.
+
+        Returns the node of the last full page.
         """
         held, named = node, iter(names)
         duplicates: list[int] = []
@@ -229,7 +233,7 @@ class PrefixCache:
                 node.used = 0 if idle else next(self._clock)
                 self.evictable += 1
         self._release(held, idle=idle)
-        self._offer(node)
+        self._push_if_evictable(node)
         if self.kept is not None and "disk" in self.kept.tiers and node.depth:
             self._unsaved.append(node)
         self._pool.release(duplicates)
@@ -239,11 +243,13 @@ class PrefixCache:
     def attach(
         self, node: Node, content: Content, depth: int, line: int, *, idle: bool = False
     ) -> bool:
-        """Give the snapshot in `line`, the state after `depth` pages, to the cache. `idle`: it is
-        evicted first until it is used.
+        """Hand over the snapshot in slot `line` to the cache. It has the state after `depth` pages
+        of the content.
 
-        `node` is on the content's path. Returns False where a duplicate hides that page.
+        `node` is any node on the content's path. Returns False if a duplicate page hides that page.
         Otherwise the cache owns the slot.
+
+        idle: evict the snapshot before others, until it is used.
         """
         assert self.snapshots is not None and depth > 0
         while node.parent is not None and node.depth > depth:
@@ -263,10 +269,10 @@ class PrefixCache:
         return True
 
     def allocate_slot(self) -> int | None:
-        """Return a line for a snapshot, or None while all lines are being written.
+        """Return a slot for a snapshot, or None while all slots are being written.
 
-        The line is free, or that of the least recently used snapshot. Snapshots on pinned pages are
-        evicted last.
+        This is a free slot, or that of the least recently used snapshot. Snapshots of pinned pages
+        are evicted last.
         """
         assert self.snapshots is not None
         line, node = self.snapshots.allocate_slot(lambda node: not node.pinned)
@@ -275,9 +281,11 @@ class PrefixCache:
         return line
 
     def evict(self, n: int, *, keep: bool = True, pinned: bool = True) -> int:
-        """Free up to `n` unheld pages, pinned ones last. Returns their number.
+        """Free up to `n` pages that no sequence holds, pinned ones last. Returns the number of
+        freed pages.
 
-        `keep`: save them in `kept`, if there is one. `pinned`: free pinned ones, too.
+        keep: write them to `kept`, if there is one.
+        pinned: also free pinned pages.
         """
         self.end_pins()
         freed: list[int] = []
@@ -301,7 +309,7 @@ class PrefixCache:
             if self.snapshots is not None and node.snapshot is not None:
                 self.snapshots.detach(node)
             freed.append(node.page)
-            self._offer(node.parent)
+            self._push_if_evictable(node.parent)
         self._pool.release(freed)
         self.pages -= len(freed)
         self.evictable -= len(freed)
@@ -309,17 +317,17 @@ class PrefixCache:
         return len(freed)
 
     def flush(self) -> None:
-        """Forget every unheld page, and every pin."""
+        """Remove every pin, and every page that no sequence holds."""
         for client, node in self.pins.in_order():
             self._unpin(client, node)
         self.evict(self.evictable, keep=False)
         self._unsaved.clear()
         self._tile_names.clear()
 
-    # ---- beyond the pool
+    # ---- other tiers
 
     def name(self, node: Node) -> bytes:
-        """Return the node's name outside the trie (`content.py`)."""
+        """Return the hash of the node's page (`content.py`)."""
         unnamed: list[Node] = []
         while node.name is None and node.parent is not None:
             unnamed.append(node)
@@ -330,9 +338,11 @@ class PrefixCache:
         return name
 
     def stored_name(self, parent: bytes | None, content: Content, index: int) -> bytes:
-        """Return the name in `kept` of a content's page after the page `parent` (None: the first).
+        """Return the hash under which `kept` stores page `index` of a content.
 
-        It is that of a page with the same tiles, if `kept` has such a page, else the page's own.
+        If `kept` has a page with the same tiles, this is the hash of that page.
+
+        parent: the hash of the page before, or None for the first page.
         """
         key = content.page(index, self._pool.page_size)
         parent = parent or root_name(self._identity, *content.partition)
@@ -351,7 +361,9 @@ class PrefixCache:
             self._tile_names[self.name(node.parent), node.tile_key] = self.name(node)
 
     def _chain(self, node: Node) -> list[tuple[bytes, bool]]:
-        """Return the names of a path from the root on, each with True if a snapshot follows it."""
+        """Return the hashes of a path from the root on, each with True if the page has a
+        snapshot.
+        """
         chain = []
         while node.parent is not None:
             chain.append((self.name(node), node.snapshot is not None))
@@ -360,13 +372,13 @@ class PrefixCache:
 
     @property
     def unsaved(self) -> bool:
-        """Return True where `save` may have something to do."""
+        """Return True if `save` may have pages to copy."""
         return bool(self._unsaved)
 
     def save(self, nbytes: int) -> None:
-        """Copy pages that sequences have left to disk, about `nbytes` of them.
+        """Copy about `nbytes` of the pages of finished sequences to disk.
 
-        A sequence's first pages are evicted first.
+        The first pages of a sequence are copied first.
         """
         assert self.kept is not None
         while self._unsaved and nbytes > 0:
@@ -387,10 +399,10 @@ class PrefixCache:
 
     def pin(self, node: Node, content: Content, pages: int, client: str, seconds: int) -> int:
         """Pin the first `pages` computed pages of the sequence that holds `node`, here and in
-        `kept`.
+        `kept`, for `seconds`.
 
-        The pin lasts `seconds`. Returns how many pages were pinned here. There are fewer if a
-        duplicate hides the rest, or beyond the client's part of the share.
+        Returns the number of pages pinned here. It is less than `pages` if a duplicate page hides
+        the others, or if they exceed what the client may pin.
         """
         self.end_pins()
         while node.parent is not None and node.depth > pages:
@@ -414,7 +426,9 @@ class PrefixCache:
         return node.depth if self.pins.has(client, node) else 0
 
     def hit(self, path: Sequence[Node], client: str) -> None:
-        """Renew a client's pins on `path`, as one of its sequences was admitted with `path`."""
+        """Renew a client's pins on `path`, after one of its sequences was admitted with these
+        pages.
+        """
         self.end_pins()
         for node in path if len(self.pins) else ():
             if client in node.pinned:
@@ -423,13 +437,14 @@ class PrefixCache:
             self.kept.hit([self.name(node) for node in path], client)
 
     def end_pins(self) -> None:
-        """Drop pins past their time."""
+        """Remove expired pins."""
         for client, node in self.pins.due():
             self._unpin(client, node)
 
     def _unpin_oldest(self) -> None:
-        """End the first pin on an unheld page. Such a pin exists once all other unheld pages are
-        gone.
+        """Drop the first pin on a page that no sequence holds.
+
+        There is such a pin if all other pages that are not held have been evicted.
         """
         client, node = next(
             (client, node)
@@ -464,7 +479,7 @@ class PrefixCache:
                 node.pinned = NO_PINS
                 self.pinned -= 1
             node = node.parent
-        self._offer(last)
+        self._push_if_evictable(last)
 
     # ---- the trie
 
@@ -501,30 +516,32 @@ class PrefixCache:
                 self.evictable += 1
             node = node.parent
         node.holders -= 1
-        self._offer(leaf)
+        self._push_if_evictable(leaf)
 
     def _next_leaf(self) -> Node | None:
-        """Return the next unpinned page to evict."""
+        """Return the next page without a pin to evict."""
         while self._leaves:
             used, _, node = heapq.heappop(self._leaves)
-            if node.used == used and self._is_ripe(node):
+            if node.used == used and self._is_evictable(node):
                 return node
         return None
 
-    def _is_ripe(self, node: Node) -> bool:
+    def _is_evictable(self, node: Node) -> bool:
         return not (node.children or node.pinned) and self._pool.refs[node.page] == 1
 
-    def _offer(self, node: Node) -> None:
-        """List `node` for eviction if ripe. Forgets an unneeded root."""
+    def _push_if_evictable(self, node: Node) -> None:
+        """Add `node` to the heap of evictable leaves, if it is one. Removes a root that is no
+        longer needed.
+        """
         if node.depth == 0:
             if not node.children and not node.holders:
                 self._roots.pop(node.partition, None)
-        elif self._is_ripe(node):
+        elif self._is_evictable(node):
             heapq.heappush(self._leaves, (node.used, next(self._clock), node))
             if len(self._leaves) > 2 * self.pages + 64:
                 self._leaves = [
                     (used, tie, node)
                     for used, tie, node in self._leaves
-                    if node.used == used and self._is_ripe(node)
+                    if node.used == used and self._is_evictable(node)
                 ]
                 heapq.heapify(self._leaves)

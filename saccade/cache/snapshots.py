@@ -1,10 +1,10 @@
-"""Snapshots of per-sequence states: which slots of the workers' state memory are in use, and which
-is evicted next.
+"""Snapshots of recurrent states: which slots of the workers' state memory are in use, and which
+snapshot is evicted next. Only slot indices are managed here; the workers have the states.
 
-Owns line numbers.
+    allocate_slot -> (a plan copies a sequence's state to the slot) -> attach -> touch ... -> detach
 
-take -> (a plan saves a slot's state in the line) -> attach -> touch ... -> detach, or loss to
-another taker. A line between take and attach belongs to its taker, who may release it.
+Between `allocate_slot` and `attach`, a slot belongs to the caller, who may `release` it. After
+`attach`, a later `allocate_slot` may evict the snapshot instead of `detach`.
 """
 
 from __future__ import annotations
@@ -16,25 +16,29 @@ H = TypeVar("H", bound=Hashable)
 
 
 class Snapshots(Generic[H]):
-    """`count` lines from `first` on. evictions: snapshots evicted for new ones."""
+    """`count` slots, numbered from `first`. Each snapshot belongs to a holder, such as a node of
+    the prefix cache.
+    """
 
     def __init__(self, first: int, count: int) -> None:
         self.count = count
-        self.evictions = 0
+        self.evictions = 0  # snapshots evicted for new ones
         self._all = range(first, first + count)
         self._free = list(self._all)[::-1]
-        self._held: dict[H, int] = {}  # the least recently used first
-        self._unused: dict[H, int] = {}  # those of idle work until somebody uses them
+        self._held: dict[H, int] = {}  # holder -> slot, the least recently used first
+        self._unused: dict[H, int] = {}  # those that only background requests have used
 
     def __len__(self) -> int:
-        """Return how many snapshots have a holder."""
+        """The number of snapshots that have a holder."""
         return len(self._held) + len(self._unused)
 
     def allocate_slot(self, first: Callable[[H], bool]) -> tuple[int | None, H | None]:
-        """Return (line to write, holder that lost it), or (None, None) if every line is taken.
+        """Return (slot to write, holder whose snapshot was evicted), or (None, None) if no slot is
+        available.
 
-        A free slot is taken first, then those of idle work, then the least recently used
-        holder's; holders for which `first` is true come before all others.
+        A free slot is used first, then that of a snapshot which only background requests have used,
+        then that of the least recently used snapshot. Holders for which `first` returns True lose
+        their snapshots before others.
         """
         if self._free:
             return self._free.pop(), None
@@ -46,30 +50,31 @@ class Snapshots(Generic[H]):
         return lines.pop(holder), holder
 
     def release(self, line: int) -> None:
-        """Free a line that was taken but is unneeded."""
+        """Free a slot that was allocated but is not needed."""
         self._free.append(line)
 
     def attach(self, holder: H, line: int, *, idle: bool = False) -> None:
-        """Give `line` to a holder as its snapshot. `idle`: it is evicted first until it is used.
+        """Make the content of slot `line` the snapshot of a holder. idle: evict it first, until it
+        is used.
 
-        The line holds the snapshot now, or will once a plan in flight has been carried out. That
-        happens before any plan made from now on.
+        The slot has the snapshot now, or once a plan in flight has been executed. That is before
+        any plan made from now on.
         """
         assert holder not in self._held and holder not in self._unused
         (self._unused if idle else self._held)[holder] = line
 
     def touch(self, holder: H) -> None:
-        """Mark a holder's snapshot as just used."""
+        """Record a use of the holder's snapshot."""
         self._held[holder] = self._pop(holder)
 
     def detach(self, holder: H) -> None:
-        """Free a holder's snapshot with the holder."""
+        """Free the slot of a holder that is being removed."""
         self.release(self._pop(holder))
 
     def _pop(self, holder: H) -> int:
         return (self._held if holder in self._held else self._unused).pop(holder)
 
     def audit(self, taken: Iterable[int]) -> None:
-        """Assert that every line is exactly one of free, held, or in `taken`."""
+        """Assert that every slot is exactly one of free, attached, or in `taken`."""
         lines = [*self._free, *self._held.values(), *self._unused.values(), *taken]
         assert sorted(lines) == list(self._all), "a line is lost, or has two owners"

@@ -1,7 +1,7 @@
-"""The loop: handle messages, plan and send steps, report news.
+"""The engine loop: handles messages, sends plans to the workers, and reports results to the front.
 
-Owns the order of these; the scheduler decides, the workers compute. The loop never waits for a
-step: messages are handled while the workers compute.
+The scheduler makes the decisions, and the workers compute. The loop never waits for a step: it
+handles messages while the workers compute.
 """
 
 from __future__ import annotations
@@ -53,62 +53,64 @@ UNPAUSED = (
 
 
 class FrontLink(Protocol):
-    """The engine's end of the link to the front (`child.AsyncChannel`)."""
+    """The engine's end of the channel to the front (`child.AsyncChannel`)."""
 
     @property
     def over(self) -> bool:
-        """Return True if the front has gone."""
+        """Return True if the front has disconnected."""
         ...
 
     def take_messages(self) -> Sequence[ToEngine]:
-        """Take the messages received so far."""
+        """Remove and return the messages received so far."""
         ...
 
     def send(self, message: ToFront) -> None:
-        """Send a message without waiting."""
+        """Queue a message, without blocking."""
         ...
 
 
 class Ranks(Protocol):
-    """All workers together (`engine.workers.Workers`)."""
+    """All workers of a model (`engine.workers.Workers`)."""
 
     @property
     def in_trouble(self) -> bool:
-        """Return True if the workers must give up."""
+        """Return True if the workers have failed, so that the engine must exit."""
         ...
 
     @property
     def overdue(self) -> str:
-        """Return why a step is late, or an empty text while all is well."""
+        """The reason why the current step is late, or "" if it is not."""
         ...
 
     @property
     def in_flight(self) -> int:
-        """Return how many sent plans still wait for `take_answers`."""
+        """The number of plans that were sent and are not fully answered."""
         ...
 
     def send(self, plan: Plan) -> None:
-        """Send a plan without waiting, to run after earlier plans."""
+        """Queue a plan for the workers, without blocking. It runs after all earlier plans."""
         ...
 
     def send_masks(self, masks: Masks) -> None:
-        """Send the masks for the oldest plan in flight, without waiting."""
+        """Queue the masks for the oldest plan in flight, without blocking."""
         ...
 
     def halt(self) -> None:
-        """End the plans in flight with the step being computed, without waiting."""
+        """Cancel all steps that the workers have not started, without blocking."""
         ...
 
     def take_answers(self) -> Sequence[tuple[Plan, StepResult]]:
-        """Take the answers to plans in flight, in order: one for each step, with its plan."""
+        """Remove and return the results received so far, in order: one for each step, with its
+        plan.
+        """
         ...
 
     def tick(self) -> None:
-        """Count a heartbeat. Call every `child.HEARTBEAT_SECONDS`."""
+        """Update the time since the last heartbeat. Call this every `child.HEARTBEAT_SECONDS`."""
         ...
 
     async def explain(self) -> str:
-        """Describe the workers' trouble in words."""
+        """Describe why the workers have failed."""
         ...
 
 
@@ -118,20 +120,16 @@ class EnginePart(Protocol):
     decided: tuple[tuple[str, str], ...]  # for the start-up report
 
     def measure(self, metrics: Metrics) -> None:
-        """Copy counts into the metrics that users see."""
+        """Copy counters and gauges to the metrics."""
         ...
 
     def close(self) -> None:
-        """Release what the part holds, once the loop has ended in order."""
+        """Release resources, once the loop has ended without an error."""
         ...
 
 
 class Engine:
-    """The engine loop. Runs until it is stopped.
-
-    `arrived` is set by front, workers and guides on news. `language`: None for a vision encoder
-    alone. `depth`: most plans in flight. `memory`: None on a GPU.
-    """
+    """The engine loop. It runs until it is stopped."""
 
     def __init__(
         self,
@@ -146,6 +144,14 @@ class Engine:
         memory: MemoryWatch | None = None,
         parts: Sequence[EnginePart] = (),
     ) -> None:
+        """Prepare the loop.
+
+        arrived: set when there are messages from the front or the workers, or a grammar is ready.
+        language: None for a server that only encodes images.
+        depth: maximum number of plans in flight.
+        probe: looks up embeddings in a directory shared with other servers, if there is one.
+        memory: None on a GPU.
+        """
         self._scheduler = scheduler
         self._workers = workers
         self._front = front
@@ -156,15 +162,15 @@ class Engine:
         self._probe = probe
         self._memory = memory
         self._parts = parts
-        self._changes: Changes | None = None  # of the model: made with the first
-        self._pause: PauseState | None = None  # likewise
+        self._changes: Changes | None = None  # created with the first change
+        self._pause: PauseState | None = None  # created with the first pause
         self._deltas: list[Delta] = []
         self._encoded: list[tuple[ImageKey, float, float]] = []
         self._deadline: float | None = None
-        self._unadapted = False  # images were encoded since the graphs were last fitted to them
+        self._unadapted = False  # images were encoded since the graphs were last adapted to them
 
     async def run(self) -> None:
-        """Serve until a `Stop` has been carried out, or the front has gone.
+        """Serve until a `Stop` has been carried out, or the front has disconnected.
 
         Raises WorkersLost.
         """
@@ -202,7 +208,7 @@ class Engine:
             self._front.send(Heartbeat(self._workers.overdue))
             if self._memory is not None:
                 self._memory.tick()
-            self._arrived.set()  # deadlines are looked at
+            self._arrived.set()  # wake the loop to check deadlines
 
     def _finished(self) -> bool:
         if self._front.over:
@@ -215,11 +221,13 @@ class Engine:
             return True
         changing = self._changes is not None and self._changes.under_way
         waits = self._pause is not None and self._pause.waiting
-        in_flight = self._workers.in_flight or self._beside() or changing or waits
+        in_flight = self._workers.in_flight or self._has_waiting() or changing or waits
         return self._scheduler.idle and not in_flight
 
-    def _beside(self) -> bool:
-        """Return True if some request is on its way to the scheduler."""
+    def _has_waiting(self) -> bool:
+        """Return True if a request waits outside the scheduler, for a grammar or a lookup of
+        embeddings.
+        """
         return any(each.waiting for each in (self._language, self._probe) if each)
 
     @property
@@ -239,7 +247,9 @@ class Engine:
         return self._pause
 
     def _leave_pause(self) -> None:
-        """End a wanted pause, once weight changes are through and memory is back."""
+        """End the pause if that was requested, once changes are complete and memory is allocated
+        again.
+        """
         if self._pause is None or not self._pause.leaving:
             return
         if self._changes is not None and self._changes.halts:
@@ -251,10 +261,10 @@ class Engine:
             self._front.send(each)
 
     def _settle_pause(self) -> None:
-        """Answer those that asked for a pause, once all work is done, or frozen."""
+        """Answer pending pause requests once all work is done, or frozen."""
         if self._pause is None or self._workers.in_flight:
             return
-        idle = self._pause.keeps or (self._scheduler.idle and not self._beside())
+        idle = self._pause.keeps or (self._scheduler.idle and not self._has_waiting())
         for altered in self._pause.settle(idle):
             self._front.send(altered)
 
@@ -333,15 +343,17 @@ class Engine:
 
     @property
     def _owners(self) -> tuple[LanguageHalf | StoreProbe | PauseState | None, ...]:
-        """Return who holds requests before the scheduler does."""
+        """The objects that hold requests before they are passed to the scheduler."""
         return self._language, self._probe, self._pause
 
     def _begin(self, request: Request) -> None:
-        if self._probe is None or not self._begin_look(self._probe, request):
+        if self._probe is None or not self._begin_probe(self._probe, request):
             self._enter(request)
 
-    def _begin_look(self, probe: StoreProbe, request: Request) -> bool:
-        """Look into the shared embedding folder. Returns True if the request waits for that."""
+    def _begin_probe(self, probe: StoreProbe, request: Request) -> bool:
+        """Look up embeddings in the shared directory. Returns True if the request waits for the
+        result.
+        """
         embeddings = self._scheduler.embeddings
         absent = [image for image in request.images if not embeddings.ready(image.key)]
         return bool(absent) and probe.begin_probe(request, absent)
@@ -353,15 +365,15 @@ class Engine:
             self._deltas += self._scheduler.add_request(request)
 
     def _plan(self) -> None:
-        """Send plans until `depth` are in flight or no work is ready.
+        """Send plans until `depth` are in flight, or there is no more work.
 
-        Several steps in flight end early for other work.
+        Cancels a plan of several steps if other work has arrived.
         """
         if self._language is not None and self._language.take_cancel():
             self._workers.halt()
         while self._workers.in_flight < self._depth:
             frozen = self._pause is not None and self._pause.freezes
-            # Nobody's requests are there in a pause that is `empty`: what is planned are moves.
+            # In a pause that is `empty` there are no requests, so a plan only moves cached data.
             rests = frozen and not self._pause_state.empty
             plan = Plan(self._scheduler.counts.steps) if rests else self._scheduler.plan()
             if self._changes is not None and (change := self._changes.take_change()) is not None:
@@ -374,7 +386,7 @@ class Engine:
                 and self._scheduler.idle
                 and not self._workers.in_flight
             ):
-                # One graph at a time: whatever comes in meanwhile goes first.
+                # One graph at a time, so that requests which arrive meanwhile are computed first.
                 self._send(Plan(plan.step, change=ADAPT))
             else:
                 return
@@ -388,7 +400,7 @@ class Engine:
             self._metrics.set("saccade_max_step_patches", most)
 
     def _apply(self, plan: Plan, result: StepResult) -> None:
-        """Apply the answer to `plan`, the oldest in flight."""
+        """Apply the result of `plan`, the oldest one in flight."""
         if plan.adapt:
             self._unadapted = result.unfinished
             return
@@ -403,7 +415,7 @@ class Engine:
             self._send_masks()
 
     def _send_masks(self) -> None:
-        """Send masks as soon as known, as the worker may be waiting."""
+        """Send masks as soon as they are available, because the worker may be waiting for them."""
         if self._language is None:
             return
         masks, deltas = self._language.take_masks()
@@ -428,7 +440,7 @@ class Engine:
 
 
 def measure(scheduler: Scheduler, metrics: Metrics) -> None:
-    """Copy the scheduler's counts and levels into the metrics that users see."""
+    """Copy the scheduler's counters and gauges to the metrics."""
     counts, embeddings = scheduler.counts, scheduler.embeddings
     for name, value in (
         ("saccade_images_encoded_total", counts.images_encoded),

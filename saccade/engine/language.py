@@ -1,7 +1,5 @@
-"""The part of the engine that only a language model needs: grammars, masks, pages.
-
-Has no state of its own: the scheduler has, and a plugin's grammars. A server that only encodes
-has none of it.
+"""The part of the engine that only servers with a language model have: requests with grammars,
+masks, and metrics of KV pages. A server that only encodes images does not use this module.
 """
 
 from __future__ import annotations
@@ -20,23 +18,23 @@ if TYPE_CHECKING:
 
 
 class GrammarRequests(Protocol):
-    """Requests that wait for their grammars. A plugin prepares these in threads."""
+    """Requests that wait until their grammars are compiled. A plugin compiles these in threads."""
 
     @property
     def waiting(self) -> bool:
-        """Return True if a request has yet to be taken."""
+        """Return True if there are requests that `take_ready` has not returned yet."""
         ...
 
     def prepare(self, request: Request) -> None:
-        """Prepare the grammar state for a request's grammar."""
+        """Start to compile a request's grammar."""
         ...
 
     def drop(self, id: str) -> bool:
-        """Forget a request. Returns True if it was waiting."""
+        """Remove a request. Returns True if it was waiting."""
         ...
 
     def take_ready(self) -> list[tuple[Request, GrammarState | RequestError]]:
-        """Take the requests whose grammar states are ready, or have failed, each once."""
+        """Remove and return the requests whose grammar is compiled or has failed."""
         ...
 
     def fail_all(self, error: str) -> list[Delta]:
@@ -45,14 +43,14 @@ class GrammarRequests(Protocol):
 
 
 class LanguageHalf:
-    """The language model's part of the engine. `scheduler` is the loop's own.
-
-    open_grammars: called with the tokenizer's JSON, before the first request with a grammar.
-    """
+    """The language model's part of the engine."""
 
     def __init__(
         self, scheduler: GenerationScheduler, open_grammars: Callable[[str], GrammarRequests]
     ) -> None:
+        """Use the loop's scheduler. open_grammars: called with the tokenizer's JSON, before the
+        first request with a grammar.
+        """
         self._scheduler = scheduler
         self._open_grammars = open_grammars
         self._grammars: GrammarRequests | None = None
@@ -61,22 +59,22 @@ class LanguageHalf:
 
     @property
     def waiting(self) -> bool:
-        """Return True if some request's grammar is still in preparation."""
+        """Return True if a request's grammar is being compiled."""
         return self._grammars is not None and self._grammars.waiting
 
     def read_tokenizer(self, tokenizer_json: str) -> None:
-        """Start to read the tokenizer for grammars."""
+        """Start to load the tokenizer, which grammars need."""
         self._grammars = self._open_grammars(tokenizer_json)
 
     def prepare_grammar(self, request: Request) -> None:
-        """Prepare the grammar state for a request's grammar. `add_with_grammar` queues the
-        request.
+        """Start to compile a request's grammar. `add_with_grammar` queues the request when it is
+        compiled.
         """
         assert self._grammars is not None, "the front sends the tokenizer first"
         self._grammars.prepare(request)
 
     def drop(self, id: str) -> bool:
-        """Forget a request that waits for its grammar. Returns True if it was waiting."""
+        """Remove a request that waits for its grammar. Returns True if it was waiting."""
         return self._grammars is not None and self._grammars.drop(id)
 
     def fail_all(self, error: str) -> list[Delta]:
@@ -84,7 +82,9 @@ class LanguageHalf:
         return [] if self._grammars is None else self._grammars.fail_all(error)
 
     def add_with_grammar(self) -> list[Delta]:
-        """Queue the requests whose grammars are ready, and end those whose grammars have failed."""
+        """Queue the requests whose grammars are compiled, and end those whose grammars have
+        failed.
+        """
         deltas: list[Delta] = []
         if self._grammars is None:
             return deltas
@@ -101,21 +101,21 @@ class LanguageHalf:
     # ---- steps
 
     def take_masks(self) -> tuple[Masks | None, list[Delta]]:
-        """Take masks, as `GenerationScheduler.take_masks` does."""
+        """See `GenerationScheduler.take_masks`."""
         return self._scheduler.take_masks()
 
     def take_cancel(self) -> bool:
-        """Do as `GenerationScheduler.take_cancel`."""
+        """See `GenerationScheduler.take_cancel`."""
         return self._scheduler.take_cancel()
 
     def embedding_ready(self, key: ImageKey) -> list[Delta]:
-        """Report an embedding, as `GenerationScheduler.embedding_ready` does."""
+        """See `GenerationScheduler.embedding_ready`."""
         return self._scheduler.embedding_ready(key)
 
-    # ---- figures
+    # ---- metrics
 
     def measure(self, metrics: Metrics) -> None:
-        """Copy the levels of pages, pins and parts of steps into the metrics that users see."""
+        """Copy counters and gauges of pages, pins and the scheduler's parts to the metrics."""
         pool, prefix, cached = self._scheduler.pool, self._scheduler.prefix, 0
         if prefix is not None:
             cached = prefix.pages

@@ -1,7 +1,8 @@
-"""The engine for the front: starts its process, talks to it, watches its progress.
+"""The front's side of the engine: starts the engine process, exchanges messages with it, and
+monitors it.
 
-Thin on `ipc/child.py`. The engine dies with the front, and the front notices the engine's death at
-once, and its silence within seconds.
+The engine is killed when the front exits. The front notices at once if the engine exits, and within
+seconds if it hangs.
 """
 
 from __future__ import annotations
@@ -40,16 +41,17 @@ from saccade.ipc.messages import (
 MODULE = "saccade.engine.main"
 NO_PLUGINS: Mapping[str, dict[str, Any]] = MappingProxyType({})
 SILENT_SECONDS = 3.0
-"""An engine that has not been heard of for so long is frozen."""
+"""Time without a heartbeat after which the engine counts as hanging."""
 END_SECONDS = 5.0
-"""An engine that was told to stop gets so long to end its workers."""
+"""Time for an engine to stop its workers and exit, after which it is killed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EarlyEngine:
-    """An engine process that does not know its model yet, and the arena's memory.
+    """An engine process that was started before its model is known, and the descriptor of the
+    arena.
 
-    As a context manager it ends the process on exit, if it is still running.
+    As a context manager, it kills the process on exit if it is still running.
     """
 
     child: Child
@@ -63,9 +65,10 @@ class EarlyEngine:
 
 
 def begin_engine(ranks: int, arena_fd: int | None = None) -> EarlyEngine:
-    """Start an engine process and its workers. They import while the front does.
+    """Start an engine process and its workers, so that their imports run concurrently with the
+    front's.
 
-    All end with the calling thread.
+    All are killed when the calling thread exits.
     """
     arena_fd = Arena.reserve() if arena_fd is None else arena_fd
     boot = EngineBoot(arena_fd, ranks)
@@ -74,7 +77,7 @@ def begin_engine(ranks: int, arena_fd: int | None = None) -> EarlyEngine:
 
 
 class EngineProcess:
-    """Start, talk, stop. One task receives."""
+    """An engine process. Only one task may call `receive`."""
 
     def __init__(
         self,
@@ -88,8 +91,10 @@ class EngineProcess:
         early: EarlyEngine | None = None,
         plugins: Mapping[str, dict[str, Any]] = NO_PLUGINS,
     ) -> None:
-        """Prepare the start. `early`: the process, if it has begun, with this arena's memory.
-        `plugins`: as in `messages.ServeModel`.
+        """Prepare the start.
+
+        early: the process if it has already been started, with this arena's memory.
+        plugins: as in `messages.ServeModel`.
         """
         decided = str(folder), model, engine, arena.size, caches, role, settings
         self._served = ServeModel(*decided, dict(plugins))
@@ -104,7 +109,8 @@ class EngineProcess:
     async def start(self, on_progress: Callable[[Loading], None]) -> Ready:
         """Start the process and wait until the model is loaded.
 
-        `on_progress` hears how far that is. Raises StartupError with the engine's reason.
+        on_progress: called with the progress of loading. Raises StartupError with the engine's
+            reason.
         """
         early = self._early or begin_engine(self._served.settings.parallel.ranks, self._arena_fd)
         self._child = early.child
@@ -129,27 +135,28 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """Return the engine's process id. Only after `start`."""
+        """The engine's process id. Only available after `start`."""
         assert self._child is not None
         return self._child.pid
 
     @property
     def stall(self) -> str:
-        """Return why a living engine has stalled, or an empty text while it continues."""
+        """The reason why a running engine makes no progress, or "" if it does."""
         if self._silence.seconds > SILENT_SECONDS:
             return f"no heartbeat from the engine for {self._silence.seconds:.0f} s"
         return self._overdue
 
     def send(self, message: ToEngine) -> None:
-        """Queue a message without blocking. Raises EngineUnavailable when the engine is dead."""
+        """Queue a message without blocking. Raises EngineUnavailable if the engine has exited."""
         if self._child is None or self._channel is None or self._channel.over:
             raise EngineUnavailable(self._reason)
         self._channel.send(message)
 
     async def receive(self) -> ToFront:
-        """Wait for the next message, apart from signs of life.
+        """Wait for the next message. Heartbeats are handled here.
 
-        Raises EngineUnavailable once the engine is dead and everything it sent has been read.
+        Raises EngineUnavailable once the engine has exited and all of its messages have been
+        received.
         """
         if self._child is None or self._channel is None:
             raise EngineUnavailable(self._reason)
@@ -164,7 +171,7 @@ class EngineProcess:
         return message
 
     async def stop(self, grace: float) -> None:
-        """Let the engine finish running work within `grace` seconds, then end it."""
+        """Stop the engine, which gets `grace` seconds to finish running requests."""
         if self._child is None or self._channel is None:
             return
         if self._ticking is not None:

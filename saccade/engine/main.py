@@ -1,6 +1,6 @@
 """The engine process: `python -m saccade.engine.main`, started by `engine/link.py`.
 
-Its workers begin to import before it does, for they take the longest.
+It starts its workers before its own imports, because the workers' imports take the longest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MODULE = "saccade.runtime.process"
 
 
 def main() -> int:
-    """Run the engine. Returns exit status 0 after an orderly stop, 1 otherwise."""
+    """Run the engine. Returns exit status 0 after an orderly stop, otherwise 1."""
     boot, parent = enter(EngineBoot)
     begun = begin_workers(boot.ranks, boot.arena_fd)
     begin_imports()
@@ -29,7 +29,7 @@ def main() -> int:
 
 
 def begin_workers(ranks: int, arena_fd: int) -> list[Child]:
-    """Start the processes of all workers, which end with the calling thread."""
+    """Start all worker processes. They are killed when the calling thread exits."""
     group_fd = os.memfd_create("saccade-ranks", os.MFD_CLOEXEC)
     inherited = group_fd, arena_fd
     begun = [Child.spawn(MODULE, WorkerBoot(rank, *inherited), inherited) for rank in range(ranks)]

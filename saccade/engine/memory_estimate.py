@@ -1,6 +1,6 @@
-"""Estimates of device memory besides weights and KV pages, which start-up reserves.
+"""Estimates of the device memory that start-up reserves in addition to weights and KV pages.
 
-Tests compare them with the sizes of tensors.
+Tests compare them with the sizes of actual tensors.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from saccade.kernels.backend import find_backend
 
 GRAPH_POOL_BYTES = 256 * MIB
 GRAPH_BYTES = 4 * MIB
-"""CUDA graphs of the language model: their shared pool, and each graph. Not measured."""
+"""CUDA graphs of the language model: the size of their shared pool, and of each graph. Not
+measured.
+"""
 LIBRARY_BYTES = 320 * MIB
 """cuBLAS workspaces, 32 MiB for each of five streams, and lazily loaded kernels. Not measured."""
 RULED_TOKENS = 1 << 21
-"""Tokens of rows that may not repeat n-grams, for which room is set aside."""
+"""Memory is reserved for this many tokens of requests that must not repeat n-grams."""
 PEAK_ACTIVATIONS_PER_TOKEN = 24
 """Peak activation size per token, in multiples of hidden_size (tests measure 15 to 22 for models
 from 4B to 30B).
@@ -34,31 +36,33 @@ from 4B to 30B).
 PEAK_ACTIVATIONS_PER_PATCH = 20
 """Peak activation size of the vision encoder per patch, in multiples of hidden_size (16 to 19)."""
 GATED, BESIDE_GATED = 3, 8
-"""An MLP's gate, what it gates and the product are alive at a time, and beside these so many rows
-of the hidden size: more than `PEAK_ACTIVATIONS_PER_TOKEN` where an MLP is wider than 5 of these
-(Gemma 4 E2B: 8).
+"""Peak activation size per token in an MLP: three tensors of the MLP's width (the gate, the gated
+values and their product), and eight of hidden_size. This exceeds `PEAK_ACTIVATIONS_PER_TOKEN` if
+the MLP is wider than 5 x hidden_size (Gemma 4 E2B: 8).
 """
 PATCHES_OF_TOKEN = 4
-"""At least."""
+"""Minimum number of patches per image token."""
 RUNS_BESIDE = 2
-"""Graphs keep what they compute in, and PyTorch what the run before a capture did."""
+"""The activations of graphs count twice: once for the graphs' own memory pool, and once for the
+warm-up run before a capture, whose memory PyTorch keeps.
+"""
 DECODE_SPLITS = 32
 DECODE_SPLIT_TOKENS = 256
-"""Maximum number of KV splits of a decoding row, and their minimum size, as the GPU backend chooses
-them. Each has a partial result in float32.
+"""Maximum number of KV splits of a decoding request, and their minimum size in tokens, as the GPU
+backend chooses them. Each split has a partial result in float32.
 """
 SAMPLER_BYTES_PER_LOGIT = 14
-"""Logits, log-probabilities and masks of sampled rows."""
+"""Logits, log-probabilities and masks of requests that sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepBounds:
     """Maximum sizes of a language model step."""
 
-    rows: int  # that decode or sample
-    tokens: int  # of prompts
-    context: int  # of one sequence
-    page_size: int
+    rows: int  # rows that decode or sample
+    tokens: int  # prompt tokens
+    context: int  # tokens of one sequence
+    page_size: int  # tokens per KV page
 
 
 def cuda_bytes(
@@ -70,10 +74,10 @@ def cuda_bytes(
     dtype: Dtype,
     options: EngineOptions,
 ) -> int:
-    """Return what a GPU must hold at a time.
+    """Return the peak device bytes on a GPU, without weights, KV pages and the embedding cache.
 
-    This is the language model's graphs and a step, the tower's graphs and a pack, and what is kept
-    for good.
+    They include a step of the language model and its graphs, an encoding and the vision encoder's
+    graphs, and all permanent buffers.
     """
     return (
         step_graph_bytes(graphs, spec, dtype)
@@ -87,13 +91,15 @@ def cuda_bytes(
 
 
 def workspace_bytes(attention: str) -> int:
-    """Return what a library takes that brings attention for GPUs."""
+    """Return the workspace bytes of the library that implements this attention backend on GPUs."""
     backend = find_backend("cuda", installed=False)
     return 0 if backend is None else backend.workspaces.get(attention, 0)
 
 
 def step_graph_bytes(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype) -> int:
-    """Return the device bytes for the language model's graphs, without those for decoding."""
+    """Return the device bytes for the language model's graphs, without the KV splits of
+    decoding.
+    """
     if not sizes.count:
         return 0
     buffers = graph_buffer_bytes(sizes, spec, dtype)
@@ -102,25 +108,25 @@ def step_graph_bytes(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype) -> i
 
 
 def most_graph_tokens(sizes: StepGraphSizes) -> int:
-    """Return the most tokens that a step in a graph has."""
+    """Return the maximum number of tokens of a step in a graph."""
     return max((0, *sizes.rows, sizes.most_tokens))
 
 
 def graph_buffer_bytes(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype) -> int:
-    """Return the bytes of the graphs' input and output buffers: embeddings and states."""
+    """Return the bytes of the graphs' input and output buffers: embeddings and hidden states."""
     states = most_graph_tokens(sizes) * spec.hidden_size * itemsize(dtype)
     return max((0, *sizes.mixed_tokens)) * embedding_bytes_per_token(spec, dtype) + states
 
 
 def graph_decode_bytes(sizes: StepGraphSizes, spec: FamilySpec, steps: StepBounds) -> int:
-    """Return the bytes as `decode_bytes` does, for graphs."""
+    """Return the bytes for the KV splits of decoding (`decode_bytes`) in graphs."""
     return RUNS_BESIDE * decode_bytes(spec, steps) if sizes.count else 0
 
 
 def step_bytes(spec: FamilySpec, steps: StepBounds, dtype: Dtype) -> int:
-    """Return the transient bytes for a step without a graph.
+    """Return the peak transient bytes of a step without a graph.
 
-    Its layers and then its draws take memory in turn, so the larger part counts.
+    The layers run before sampling and their memory is reused, so the larger of the two counts.
     """
     images = steps.tokens * embedding_bytes_per_token(spec, dtype)
     layers = chunk_bytes(spec, steps.tokens, dtype) + images + decode_bytes(spec, steps)
@@ -136,9 +142,9 @@ def chunk_bytes(spec: FamilySpec, tokens: int, dtype: Dtype) -> int:
 
 
 def decode_bytes(spec: FamilySpec, steps: StepBounds) -> int:
-    """Return the bytes that decoding rows make from pieces of their keys, in one layer.
+    """Return the bytes for the partial results of decoding with split KV, in one layer.
 
-    Each piece has a value for each head, and its weight.
+    Each split has one float32 vector for each head, and its weight.
     """
     dims = [shape.dim for shape in spec.kv_spec().attention.values()]
     pieces = steps.rows * min(DECODE_SPLITS, -(-steps.context // DECODE_SPLIT_TOKENS))
@@ -146,12 +152,14 @@ def decode_bytes(spec: FamilySpec, steps: StepBounds) -> int:
 
 
 def drawing_bytes(spec: FamilySpec, rows: int) -> int:
-    """Return the transient bytes for `rows` drawing rows, with log-probabilities and masks."""
+    """Return the transient bytes for sampling in `rows` rows, with log-probabilities and masks."""
     return rows * spec.vocab_size * SAMPLER_BYTES_PER_LOGIT
 
 
 def kept_bytes(spec: FamilySpec, steps: StepBounds) -> int:
-    """Return the bytes kept for good beside graphs: slot tables, and image positions."""
+    """Return the bytes of permanent buffers besides graphs: tables by slot, and cached image
+    positions.
+    """
     positions = POSITION_CACHE_BYTES if spec.sees_images else 0
     return edit_bytes(spec, steps.rows) + rule_bytes(spec, steps) + table_bytes(steps) + positions
 
@@ -159,7 +167,8 @@ def kept_bytes(spec: FamilySpec, steps: StepBounds) -> int:
 def edit_bytes(spec: FamilySpec, slots: int) -> int:
     """Return the bytes for `runtime/sampling/edits.py`.
 
-    They hold how often each slot has each token, and the slot's list.
+    It stores how often each token occurs in each slot, and each slot's list of biased and stop
+    tokens.
     """
     listed = MAX_BIASED_TOKENS + MAX_STOP_TOKENS + 16 + len(spec.eos_token_ids)
     return slots * (4 * spec.vocab_size + 8 * listed)
@@ -168,24 +177,26 @@ def edit_bytes(spec: FamilySpec, slots: int) -> int:
 def rule_bytes(spec: FamilySpec, steps: StepBounds) -> int:
     """Return the bytes for `plugins/token_rules/row_rules.py`.
 
-    They hold rows' tokens and how far each has matched, with as much again in reserve, and a row of
-    logits for the end of reasoning. More tokens than `RULED_TOKENS` under rules at a time, each row
-    near its context's end, take what others leave.
+    It stores each row's tokens and the length of each match, twice the necessary size to grow, and
+    one row of logits for the end of reasoning. If more than `RULED_TOKENS` tokens have rules at the
+    same time, they use memory that other estimates leave unused.
     """
     tokens = min(steps.rows * steps.context, max(steps.context, RULED_TOKENS))
     return 16 * tokens + 4 * steps.rows * spec.vocab_size
 
 
 def table_bytes(steps: StepBounds) -> int:
-    """Return the bytes for `runtime/batch.py`: the slots' pages, and a step's numbers."""
+    """Return the bytes for `runtime/batch.py`: the page tables of all slots, and the indices of one
+    step.
+    """
     pages = steps.rows * (2 + steps.context // steps.page_size) * 4
     return pages + 64 * (steps.tokens + steps.rows) + MIB
 
 
 def tower_bytes(spec: FamilySpec, patches: int, encoder: EncoderConfig, dtype: Dtype) -> int:
-    """Return the vision encoder's transient device bytes.
+    """Return the transient device bytes of the vision encoder.
 
-    They cover a pack with `patches` patches without a graph, and its graphs.
+    They include a batch of `patches` patches without a graph, and the encoder's graphs.
     """
     if not spec.sees_images:
         return 0
@@ -196,9 +207,8 @@ def tower_bytes(spec: FamilySpec, patches: int, encoder: EncoderConfig, dtype: D
 
 
 def tower_buffer_bytes(spec: FamilySpec, encoder: EncoderConfig, dtype: Dtype) -> int:
-    """Return the bytes that the tower's graphs read and write.
-
-    They hold rows, their places, and embeddings.
+    """Return the bytes of the buffers that the vision encoder's graphs read and write: patches,
+    their positions, and embeddings.
     """
     read = spec.cuts.encoder_width * itemsize(dtype) + 16
     written = embedding_bytes_per_token(spec, dtype) // PATCHES_OF_TOKEN
@@ -206,16 +216,17 @@ def tower_buffer_bytes(spec: FamilySpec, encoder: EncoderConfig, dtype: Dtype) -
 
 
 def largest(encoder: EncoderConfig) -> int:
-    """Return the patches in the tower's largest graph."""
+    """Return the number of patches in the vision encoder's largest graph."""
     return max(encoder.graph_sizes, default=0)
 
 
 def least_embedding_bytes(
     caches: CacheOptions, spec: FamilySpec, dtype: Dtype, free_bytes: int
 ) -> int:
-    """Return the bytes that pages leave to embeddings by default.
+    """Return the bytes reserved for the embedding cache before KV pages are allocated, if no option
+    sets its size.
 
-    This is the largest image, or less if memory is short.
+    This is the size of the largest image, or less if memory is short.
     """
     if not spec.sees_images or caches.embedding_cache_device_mb is not None:
         return 0
@@ -224,7 +235,7 @@ def least_embedding_bytes(
 
 
 def embedding_bytes_per_token(spec: FamilySpec, dtype: Dtype) -> int:
-    """Return the bytes for one token's embedding, deepstack levels included."""
+    """Return the bytes of one token's embedding, including deepstack levels."""
     return spec.embedding_width * itemsize(dtype)
 
 
@@ -233,10 +244,11 @@ def itemsize(dtype: Dtype) -> int:
 
 
 def scoring_bytes(spec: FamilySpec, chunk_tokens: int) -> int:
-    """Return the transient bytes for the largest block of scored prompt rows.
+    """Return the transient bytes for the largest block of prompt tokens whose logprobs are
+    computed.
 
-    They hold logits from the head (and, with several ranks, gathered), in float32, their
-    exponentials, and the comparison.
+    They include the logits (also gathered, with several ranks), a float32 copy, their exponentials,
+    and a comparison mask.
     """
     rows = min(chunk_tokens, max(1, SCORE_BLOCK_BYTES // (4 * spec.vocab_size)))
     return rows * spec.vocab_size * (4 + 4 + 4 + 4 + 1)

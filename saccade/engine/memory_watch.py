@@ -1,8 +1,8 @@
-"""Gives memory back to the machine, or to the cgroup, when too little of it is left.
+"""Returns memory to the operating system when the machine or a cgroup is running out of it.
 
-Owns the marks between which it does so. Unused memory is released first, then what is cheapest
-to recompute: cached pixels, embeddings, KV pages. What a request needs or a client has pinned
-is kept. Checks once a second.
+Unused memory is released first. Then caches are evicted, those first that are the cheapest to
+recompute: pixels, embeddings, KV pages. Data that requests use or clients have pinned is kept.
+Memory is checked once per second, with two watermarks:
 
     enough left ──less than `low`──▶ short ──more than `enough`──▶ enough left
 """
@@ -22,38 +22,44 @@ from saccade.sched.protocol import Scheduler
 log = logging.getLogger("saccade")
 
 LOW_PART = 20
-"""Memory is short when less than one part in so many of all is left."""
+"""Memory is short if less than 1/LOW_PART of the total is left."""
 LEFT_PART = 10
-"""Or of what was left at start-up, if that is less: a machine may have been full before."""
+"""Or, if that is less, 1/LEFT_PART of what was left at start-up, because the machine may already
+have been full.
+"""
 STALLED = 10.0
-"""The marks are twice as high while processes wait for memory for so many percent of the time."""
+"""If processes wait for memory for at least this percentage of the time, the watermarks are
+doubled.
+"""
 BEATS = 2
-"""Signs of life between two looks."""
+"""Number of heartbeats per check."""
 RELEASED_PART = "saccade_memory_released_bytes_total"
 
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """Bytes left. Memory is short below `low`, and until there is `enough`."""
+    """Watermarks for the bytes left. Memory becomes short below `low`, and stays short below
+    `enough`.
+    """
 
     low: int
     enough: int
 
     @classmethod
     def of(cls, room: MemoryUsage) -> Watermarks:
-        """Return the marks for a bound, as it is at start-up."""
+        """Return the watermarks for a limit, from its state at start-up."""
         low = min(room.total // LOW_PART, room.left // LEFT_PART)
         return cls(low, low + low // 2)
 
     def missing(self, room: MemoryUsage, *, short: bool) -> int:
-        """Return the bytes to release, 0 for none. short: memory was short before."""
+        """Return the bytes to release, or 0. short: memory was short at the last check."""
         times = 2 if room.waits >= STALLED else 1
         least = self.enough if short else self.low
         return times * self.enough - room.left if room.left < times * least else 0
 
 
 class MemoryWatch:
-    """Has caches give way while memory is short. `tick` with each sign of life."""
+    """Evicts cached data while memory is short. Call `tick` with each heartbeat."""
 
     def __init__(
         self,
@@ -63,9 +69,9 @@ class MemoryWatch:
         page_bytes: int,
         metrics: Metrics,
     ) -> None:
-        """Take the marks from what is left now.
+        """Set the watermarks from the memory that is left now.
 
-        page_bytes: bytes released per free KV page, on all ranks; may be 0.
+        page_bytes: bytes that evicting a KV page releases on all ranks, or 0 if it releases none.
         """
         self._machine = machine
         self._scheduler = scheduler
@@ -77,7 +83,7 @@ class MemoryWatch:
         self._beats = 0
 
     def tick(self) -> None:
-        """Look at memory with every second sign of life."""
+        """Check memory on every second call."""
         self._beats += 1
         if self._beats % BEATS == 0:
             self._look(self._machine.read())
@@ -88,19 +94,20 @@ class MemoryWatch:
             log.warning("memory is available again")
         elif missing and not self._short:
             log.warning("memory is short by %d MiB: evicting cache entries", -(-missing // MIB))
-            self._give_back()
-        elif missing and self._take_from_caches(missing):
-            self._give_back()
+            self._release_unused()
+        elif missing and self._evict_cached(missing):
+            self._release_unused()
         self._short = missing > 0
 
     def _missing(self, room: MemoryUsage) -> int:
-        marks = self._marks.setdefault(
-            room.bound, Watermarks.of(room)
-        )  # one may be readable only now
+        # A limit may be readable only now, if its file did not exist at start-up.
+        marks = self._marks.setdefault(room.bound, Watermarks.of(room))
         return marks.missing(room, short=self._short)
 
-    def _take_from_caches(self, missing: int) -> bool:
-        """Empty caches of about `missing` bytes, the cheapest first. Returns True if some were."""
+    def _evict_cached(self, missing: int) -> bool:
+        """Evict about `missing` bytes, the cheapest to recompute first. Returns True if anything
+        was evicted.
+        """
         images = self._scheduler.image_scheduler
         pixels = images.slots.drop_kept(missing)
         embeddings = images.drop_embeddings(missing - pixels)
@@ -110,8 +117,8 @@ class MemoryWatch:
         self._metrics.inc(RELEASED_PART, embeddings, what="embeddings")
         return bool(pixels or embeddings or pages)
 
-    def _give_back(self) -> None:
-        """Release unused memory: here at once, in the workers with the next plan."""
+    def _release_unused(self) -> None:
+        """Release unused memory: of this process now, and of the workers with the next plan."""
         pixels = self._arena.release(self._scheduler.image_scheduler.slots.holes)
         self._metrics.inc(RELEASED_PART, pixels, what="pixels")
         self._scheduler.release_memory()

@@ -1,9 +1,6 @@
-"""A pause: what comes in waits until somebody resumes.
+"""The state of a pause, during which new requests wait until the server is resumed.
 
-    running ──begin──▶ ending ──nothing is left to do──▶ paused ──end──▶ running
-
-Owns the requests that wait. `keep`: requests in flight are frozen where they are, and continue
-later.
+running ──begin──▶ ending ──no work is left──▶ paused ──end──▶ running
 """
 
 from __future__ import annotations
@@ -16,70 +13,67 @@ from saccade.ipc.messages import Altered
 
 
 class PauseState:
-    """A pause's state, and the requests that wait.
-
-    `state`: as above. `keeps`: requests in flight continue after it.
-    """
+    """The state of a pause, and the requests that wait for its end."""
 
     def __init__(self) -> None:
         self.state: Literal["running", "ending", "paused"] = "running"
-        self.keeps = False
-        self._asked: list[int] = []
-        self._ending: list[int] = []
+        self.keeps = False  # requests in flight are frozen, and continue after the pause
+        self._pause_ids: list[int] = []
+        self._resume_ids: list[int] = []
         self._held: dict[str, Request] = {}
 
     @property
     def holds(self) -> bool:
-        """Return True if new requests wait."""
+        """Return True if new requests must wait."""
         return self.state != "running"
 
     @property
     def freezes(self) -> bool:
-        """Return True if all requests' steps stay unplanned."""
+        """Return True if no steps may be planned for requests."""
         return self.state == "paused" or (self.holds and self.keeps)
 
     @property
     def waiting(self) -> bool:
-        """Return True if some request waits."""
+        """Return True if any request waits for the end of the pause."""
         return bool(self._held)
 
     @property
     def empty(self) -> bool:
-        """Return True if paused, with every request that was in flight done."""
+        """Return True if paused, and no requests were frozen."""
         return self.state == "paused" and not self.keeps
 
     @property
     def leaving(self) -> bool:
-        """Return True if somebody has asked for the pause's end."""
-        return bool(self._ending)
+        """Return True if the end of the pause was requested."""
+        return bool(self._resume_ids)
 
     def begin_pause(self, id: int, keeps: bool) -> None:
-        """Begin a pause, which `settle` answers. A pause in progress stays as it is."""
-        self._asked.append(id)
+        """Start a pause, unless there is one already. `settle` returns the answer."""
+        self._pause_ids.append(id)
         if self.state == "running":
             self.state, self.keeps = "ending", keeps
 
     def settle(self, idle: bool) -> list[Altered]:
-        """Return the replies to pending pause requests, once all work is done."""
-        if not (self._asked and idle):
+        """Return the answers to pending `Pause` messages if `idle`: all work is done, or frozen."""
+        if not (self._pause_ids and idle):
             return []
         self.state = "paused"
-        altered, self._asked = [Altered(id, Changed()) for id in self._asked], []
+        altered, self._pause_ids = [Altered(id, Changed()) for id in self._pause_ids], []
         return altered
 
     def end_pause(self, id: int) -> None:
-        """Request the end of the pause, which `leave` confirms."""
-        self._ending.append(id)
+        """Request the end of the pause. `leave` returns the answer."""
+        self._resume_ids.append(id)
 
     def leave(self) -> tuple[list[Request], list[Altered]]:
-        """End the pause, if anybody has asked for it.
+        """End the pause if that was requested.
 
-        Returns the requests that have waited, and the replies to pending pause requests.
+        Returns the requests that have waited, and the answers to pending `Resume` messages.
         """
-        if not self._ending:
+        if not self._resume_ids:
             return [], []
         held, self._held = list(self._held.values()), {}
-        altered, self._ending = [Altered(id, Changed()) for id in self._ending], []
+        altered, self._resume_ids = [Altered(id, Changed()) for id in self._resume_ids], []
         self.state = "running"
         return held, altered
 
@@ -87,7 +81,7 @@ class PauseState:
         self._held[request.id] = request
 
     def drop(self, id: str) -> bool:
-        """Forget a request. Returns True if it was waiting here."""
+        """Remove a request. Returns True if it was waiting here."""
         return self._held.pop(id, None) is not None
 
     def fail_all(self, error: str) -> list[Delta]:

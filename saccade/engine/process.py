@@ -1,7 +1,8 @@
-"""What the engine process does, once `engine/main.py` has begun it and its workers.
+"""The engine process, after `engine/main.py` has started it and its workers.
 
-Resolves unset options once the workers have reported the host, then runs the engine loop. Reports
-the reason of a failure to the front. Holds no tensors and loads no torch.
+It derives the options that are not set once the workers have reported the hardware, then runs the
+engine loop. If that fails, it sends the reason to the front. It has no tensors and does not import
+torch.
 """
 
 from __future__ import annotations
@@ -65,17 +66,19 @@ if TYPE_CHECKING:
     from saccade.engine.store_lookup import StoreProbe
 
 PINNED_SHARE = 0.5
-"""Of the KV cache and of each tier of it, and of the device's embedding cache: what requests may
-pin.
+"""Maximum fraction that clients may pin of the KV cache, of each of its other tiers, and of the
+device's embedding cache.
 """
 PLAN_STEPS = 8
-"""Steps in a plan where rows only decode: planning and sending is done once for so many tokens."""
+"""Maximum steps in a plan whose rows all decode. Such a plan is made and sent only once for all of
+its steps.
+"""
 FLUSH_SECONDS = 2.0
-"""A front that does not read gets so long before the engine goes."""
+"""Time for the front to read the last messages before the engine exits."""
 
 
 async def run(arena_fd: int, parent: ParentLink, begun: Sequence[Child]) -> int:
-    """Serve with the started workers. On failure, report the reason to the front.
+    """Run the engine with the started workers. If it fails, send the reason to the front.
 
     Returns the exit status.
     """
@@ -114,7 +117,8 @@ async def serve(
     metrics: Metrics,
     arena_fd: int,
 ) -> None:
-    """Load the model on all ranks, send the resolved options to the front, and run until stopped.
+    """Load the model on all ranks, send the derived options to the front, and run the loop until it
+    is stopped.
 
     Raises StartupError or WorkersLost.
     """
@@ -170,7 +174,8 @@ async def load_model(
 ) -> tuple[Sequence[Loaded], str]:
     """Load the model on all ranks.
 
-    Returns what each rank found, and a digest over the weights if KV pages outlive the server.
+    Returns each rank's answer, and a digest of the weights if KV pages are stored on disk,
+    otherwise "".
     """
     loading = asyncio.create_task(workers.load(load))
     keeps = boot.settings.tiers.kv_disk is not None and load.format != "dummy"
@@ -188,7 +193,8 @@ def decide(
     hardware: Hardware,
     weights: str,
 ) -> EngineConfig:
-    """Decide what options left open. `loaded`: the first rank's. `weights`: as `load_model`.
+    """Derive the options that are not set. loaded: the first rank's answer. weights: as returned by
+    `load_model`.
 
     Raises ConfigError.
     """
@@ -213,14 +219,15 @@ def build_halves(
     workers: Workers,
     grammars: Callable[[str], GrammarRequests],
 ) -> tuple[Scheduler, LanguageHalf | None]:
-    """Build the scheduler, and what a language model needs beside it.
+    """Create the scheduler, and the part of the engine that needs a language model.
 
-    A plugin has the scheduler of a server without a language model.
+    If the server has no language model, a plugin provides the scheduler.
     """
     for build in builders(lambda plugin: plugin.scheduler, config):
         scheduler: Scheduler = build(config, spec, begun.saved, boot.arena_bytes)
         return scheduler, None
-    # Several ranks would have to agree on where a halt came. A GPU's steps are begun ahead.
+    # Several ranks would have to agree on the step at which a plan is cancelled. On a GPU, steps
+    # are started asynchronously.
     alone = config.device == "cpu" and workers.size == 1
     generation = build_scheduler(
         config,
@@ -239,7 +246,7 @@ def build_halves(
 def open_grammars(
     spec: FamilySpec, wake: Callable[[], object], tokenizer_json: str
 ) -> GrammarRequests:
-    """Start to read the tokenizer for grammars, in threads of the plugin that has these.
+    """Start to load the tokenizer for grammars, in threads of the plugin that implements them.
 
     wake: called when a grammar or a mask is ready.
     """
@@ -251,7 +258,7 @@ def open_grammars(
 def build_parts(
     boot: ServeModel, config: EngineConfig, scheduler: Scheduler
 ) -> tuple[EnginePart, ...]:
-    """Build the engine parts of the plugins that the front has sent options for.
+    """Create the engine parts of the plugins for which the front has sent options.
 
     Raises StartupError.
     """
@@ -263,7 +270,9 @@ def build_parts(
 
 
 def open_probe(store: str, arrived: asyncio.Event) -> StoreProbe | None:
-    """Return the lookups in a store that servers share, if there is one."""
+    """Return an object that looks up embeddings in a directory shared with other servers, if there
+    is one.
+    """
     if not store:
         return None
     from saccade.engine.store_lookup import StoreProbe
@@ -279,7 +288,7 @@ def watch_memory(
     arena_fd: int,
     metrics: Metrics,
 ) -> MemoryWatch | None:
-    """Return the watch over the machine's memory, or None on a GPU."""
+    """Return an object that monitors the machine's memory, or None on a GPU."""
     if config.device != "cpu":
         return None
     size = load.parallel.size
@@ -288,7 +297,8 @@ def watch_memory(
 
 
 def plan_load(boot: ServeModel, spec: FamilySpec, devices: int) -> Load:
-    """Return the load order for every rank, for workers that see `devices` CUDA devices.
+    """Return the `Load` message for every rank. devices: number of CUDA devices that the workers
+    see.
 
     Raises ConfigError.
     """
@@ -315,9 +325,10 @@ def plan_load(boot: ServeModel, spec: FamilySpec, devices: int) -> Load:
 
 
 def returnable_page_bytes(config: EngineConfig, kept: KVSpec, ranks: int) -> int:
-    """Return the bytes that a free KV page releases to the system, on all ranks.
+    """Return the bytes that can be returned to the operating system per free KV page, on all ranks.
 
-    0 if a page's parts are smaller than the system's pages, as it takes only whole ones.
+    Returns 0 if a KV page's parts are smaller than a memory page, because only whole memory pages
+    can be returned.
     """
     kept = kept.with_dtype(config.kv.dtype)
     parts = sum(cache.per == "token" for layer in kept.layers for cache in layer)
@@ -326,9 +337,8 @@ def returnable_page_bytes(config: EngineConfig, kept: KVSpec, ranks: int) -> int
 
 
 def identify(config: EngineConfig, load: Load, spec: FamilySpec, weights: str) -> PageIdentity:
-    """Return the identity of this server's KV pages.
-
-    weights: a digest over the checkpoint's files.
+    """Return the identity of this server's KV pages. weights: a digest of the checkpoint's
+    files.
     """
     quantised = load.quantization, load.quantization_tower
     computed = load.device, load.dtype, load.format, *quantised, load.family_option
@@ -346,10 +356,11 @@ def identify(config: EngineConfig, load: Load, spec: FamilySpec, weights: str) -
 def draft_tokens(
     settings: DraftSettings, config: EngineConfig, spec: FamilySpec, *, batch_invariant: bool
 ) -> tuple[int, str]:
-    """Return `DraftLimits.tokens`, 0 where drafting could change an answer, and the reason for 0.
+    """Return `DraftLimits.tokens`, and the reason to print if it is 0: drafting could change the
+    output, or is disabled.
 
-    The reason is in words. A state that has seen a rejected draft token keeps its trace, so a state
-    from before is needed.
+    A recurrent state that has processed a rejected draft token cannot be undone, so drafting needs
+    memory for the state before each draft token.
     """
     why = ""
     if settings.speculative == "off":

@@ -1,6 +1,6 @@
-"""The division of a model and a machine among ranks: device, slices, collectives.
+"""How a model and a machine are divided among ranks: device, shards, collectives.
 
-Only computes with sizes and counts, not with tensors.
+This module works with sizes and counts only, not with tensors.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from saccade.core.settings import ParallelSettings
 logger = logging.getLogger("saccade")
 
 NVIDIA = Path("/dev/nvidiactl")
-"""There where a driver for NVIDIA's GPUs is loaded."""
-MAX_TP = 64
+"""Exists if a driver for NVIDIA GPUs is loaded."""
+MAX_TP = 64  # largest size that an error suggests
 NARROW_ENCODER = 256
-"""Below this many values per rank, cutting the vision tower's matrices costs more in collectives
-than it saves.
+"""Below this width per rank, sharding the vision encoder's matrices costs more for collectives than
+it saves.
 """
 
 
 def pick_device(
     wanted: Literal["auto", "cpu", "cuda"], devices: int, ranks: int
 ) -> Literal["cpu", "cuda"]:
-    """Return the device, for workers that see `devices` CUDA devices.
+    """Return the device. devices: number of CUDA devices that the workers see.
 
-    Raises ConfigError if cuda is asked for but missing, or has too few devices for the ranks.
+    Raises ConfigError if cuda is requested but not available, or if there are fewer devices than
+    ranks.
     """
     if wanted == "cpu":
         return "cpu"
@@ -59,7 +60,7 @@ def pick_device(
 
 
 def _what_lacks(torch: str) -> str:
-    """Return why this `torch` version sees no GPU, and what to install."""
+    """Return why this version of torch cannot use a GPU, and what to install."""
     for_cpus = torch.endswith("+cpu")
     if not NVIDIA.exists():
         also = ", and a CUDA build of torch" if for_cpus else ""
@@ -69,10 +70,10 @@ def _what_lacks(torch: str) -> str:
 
 
 def share_hardware(ranks: Sequence[Hardware]) -> Hardware:
-    """Return each rank's hardware.
+    """Return the hardware available to each rank, given the reports of all ranks.
 
-    On GPUs this is its own device, with the least free memory among all. On CPUs it is its part of
-    the machine.
+    On GPUs each rank has its own device, and the least free memory of all counts. On CPUs the
+    machine's memory is divided by the number of ranks.
     """
     free = min(each.free_bytes for each in ranks)
     first, count = ranks[0], len(ranks)
@@ -84,9 +85,9 @@ def share_hardware(ranks: Sequence[Hardware]) -> Hardware:
 def resolve_parallel(
     settings: ParallelSettings, spec: FamilySpec, device: Literal["cpu", "cuda"]
 ) -> ParallelConfig:
-    """Decide how to divide the model.
+    """Decide how to divide the model among ranks.
 
-    Raises ConfigError, with the sizes that work, for an impossible division.
+    Raises ConfigError if a division is not possible, with the sizes that are.
     """
     size, cuda, ranks = settings.tp_size, device == "cuda", settings.ranks
     runs = settings.ep_size
@@ -105,7 +106,7 @@ def resolve_parallel(
             f"--tp-size {size}: {' and '.join(obstacles)} cannot be divided among {size} "
             f"ranks; sizes that work are {sizes}"
         )
-    # The vision tower: cut, or whole on each rank.
+    # The vision encoder is either sharded, or complete on each rank.
     narrow = spec.cuts.encoder_width < NARROW_ENCODER * size
     uncut = spec.cuts.encoder_obstacles(size)
     encoder: EncoderMode = "weights"

@@ -1,4 +1,4 @@
-"""The deciding half of an engine, built from its config: page pool, caches, scheduler."""
+"""Creates the page pool, the caches and the scheduler from the engine's config."""
 
 from __future__ import annotations
 
@@ -37,12 +37,14 @@ def build_scheduler(
     paced: bool = True,
     plan_steps: int = 1,
 ) -> GenerationScheduler:
-    """Build the deciding half of the engine: page pool, caches, scheduler.
+    """Create a scheduler, with its page pool and caches.
 
-    `saved`, `pages`: embeddings, and KV pages, on disk (`Workers.allocate`). `pinned_share`:
-    `PINNED_SHARE`. `drafts`: `DraftLimits.tokens`. `batch_invariant`: as
-    `SchedulerLimits.batch_invariant`. `paced`: images and prompts follow pauses, on an
-    accelerator. `plan_steps`: as in `SchedulerLimits`.
+    saved: (key, tokens) of the embeddings on disk (`Workers.allocate`).
+    pages: (hash, bytes) of the KV pages on disk.
+    pinned_share: see `process.PINNED_SHARE`.
+    drafts: `DraftLimits.tokens`.
+    batch_invariant, plan_steps: as in `SchedulerLimits`.
+    paced: on an accelerator, adapt images and prompts per step to measured times.
     """
     pool = PagePool(config.kv_pages, config.page_size)
     limits = limits_of(config, spec, arena_bytes)
@@ -59,7 +61,8 @@ def build_scheduler(
     if config.prefix_cache and (snapshots is not None or not keeps_states(config, spec)):
         for build in builders(lambda plugin: plugin.page_tiers, config):
             kept = build(config, spec, pages, pinned_share)
-        # Files are found after a restart, by the names of images: tiles are forgotten.
+        # After a restart, files can only be found by the keys of images, as the hashes of tiles are
+        # lost.
         on_disk = kept is not None and "disk" in kept.tiers
         by_tiles = None if tiles is None or on_disk or sees_whole(spec) else tiles.by_tiles
         prefix = PrefixCache(pool, pins, snapshots, kept, by_tiles)
@@ -68,8 +71,8 @@ def build_scheduler(
 
 
 def build_pace(config: EngineConfig, spec: FamilySpec) -> StepPace:
-    """Build the pace of images and prompts beside decoding rows."""
-    from saccade.sched.step_pace import PromptPace, StepPace  # on a GPU alone
+    """Create the object that adapts images and prompts per step to measured times."""
+    from saccade.sched.step_pace import PromptPace, StepPace  # on a GPU only
 
     sizes, prompts = prompt_sizes(config.chunk_tokens), None
     if config.prompt_pause:
@@ -78,17 +81,21 @@ def build_pace(config: EngineConfig, spec: FamilySpec) -> StepPace:
 
 
 def keeps_states(config: EngineConfig, spec: FamilySpec) -> bool:
-    """Return True for a model with a state per sequence."""
+    """Return True for a model with a recurrent state per sequence."""
     return spec.kv_spec().state_bytes(config.dtype) > 0
 
 
 def sees_whole(spec: FamilySpec) -> bool:
-    """Return True if an image token's keys and values depend on more than tokens before it."""
+    """Return True if the keys and values of an image token depend on more than the tokens before
+    it.
+    """
     return spec.position_axes > 1 or spec.kv_spec().whole_images
 
 
 def build_tiles(spec: FamilySpec, embeddings: EmbeddingCache) -> TileIndex | None:
-    """Build the book of tiles, or None for a tower that sees none apart."""
+    """Create the index of tiles, or return None if the vision encoder does not encode tiles
+    independently.
+    """
     if spec.tiles is None:
         return None
     from saccade.sched.images.tiles import TileIndex
@@ -97,7 +104,7 @@ def build_tiles(spec: FamilySpec, embeddings: EmbeddingCache) -> TileIndex | Non
 
 
 def limits_of(config: EngineConfig, spec: FamilySpec, arena_bytes: int) -> SchedulerLimits:
-    """Return the scheduler's bounds."""
+    """Return the scheduler's limits."""
     given = (
         embedding_bytes_per_token(spec, config.dtype) if config.encoder.role == "language" else 0
     )
@@ -127,7 +134,7 @@ def build_embeddings(
     saved: Iterable[tuple[ImageKey, int]],
     pinned_share: float = 0.0,
 ) -> EmbeddingCache:
-    """Build the embedding cache, with the `saved` embeddings on disk."""
+    """Create the embedding cache. saved: (key, tokens) of the embeddings on disk."""
     pins: PinTable[ImageKey] = PinTable(int(pinned_share * config.embeddings.device_bytes))
     row = embedding_bytes_per_token(spec, config.dtype)
     return EmbeddingCache(config.embeddings, row, saved, pins=pins)

@@ -1,8 +1,7 @@
-"""The decisions of start-up: options, the model's facts and the machine's, made into a
-configuration.
+"""Derives the engine's configuration at start-up, from options, the model and the machine.
 
-`resolve` sets every option; `ranks.py` divides a model among ranks, and `startup_report.py`
-describes the decisions. Only computes with sizes and counts, not with tensors.
+`resolve` sets every option. `ranks.py` divides a model among ranks, and `startup_report.py`
+describes the result. This module works with sizes and counts only, not with tensors.
 """
 
 from __future__ import annotations
@@ -63,72 +62,76 @@ VIT_GRAPH_SIZES = (
     *(base * step // 4 for base in (512, 1024, 2048, 4096) for step in range(4, 8)),
     8192,
 )
-"""Patches.
+"""Sizes of the vision encoder's graphs, in patches.
 
-Steps of a quarter and less: what pads is computed in vain. Larger packs keep a GPU busy without a
-graph.
+From 512 on, each size is at most a quarter larger than the one before, because padding is computed
+in vain. Larger batches use a GPU fully without a graph.
 """
 WHOLE_PATCHES = 2048
-"""A graph is replayed as a whole: of a pack of so many patches in the time of a step that decodes
-(estimated: 7 ms on an H100). Larger ones run in parts between steps, without a graph.
+"""Maximum size of a graph for a server with a language model. A graph is replayed without
+interruption: one of this size takes about as long as a decoding step (estimated: 7 ms on an H100).
+Larger images are encoded in parts between steps, without a graph.
 """
 
 DECODE_GRAPH_FEW = (1, 2, 4)
 DECODE_GRAPH_STEP = 8
-"""Rows: the language model's graphs are for 1, 2, 4, 8, 16, 24 ... of them."""
+"""The language model has graphs for batch sizes of 1, 2, 4, 8, 16, 24 ... when decoding."""
 MIXED_GRAPH_ROWS = (0, 4, 16, 64)
-"""Rows that decode beside prompts in the language model's graphs; and as many as may run."""
+"""Decoding rows in the graphs of steps with prompts. The maximum number of running requests is
+added.
+"""
 MIXED_GRAPH_TOKENS = (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 PROMPT_PAUSE = 0.025
-"""Seconds of a step with prompts on a GPU while others read answers, unless a chunk's size is given
-(`sched/step_pace.py`).
+"""Maximum time in seconds of a step with prompts on a GPU while other requests are streamed, unless
+`--chunked-prefill-size` is set (`sched/step_pace.py`).
 """
 MIN_PROMPT_TOKENS = 256
-"""A step's tokens of prompts beside rows that decode, at least: with fewer a GPU reads the weights
-more often for a prompt than it computes.
+"""Minimum prompt tokens in a step that also decodes. With fewer, a GPU spends more time reading the
+weights than computing.
 """
 MAX_MIXED_TOKENS = 4096
-"""Tokens of prompts in a graph, unless memory is short."""
+"""Maximum prompt tokens in a graph."""
 MIXED_GRAPH_SHARE = 8
-"""Graphs with prompts are fewer where all would take more than this part of what
-memory is free.
+"""The number of graphs with prompts is reduced until all graphs together take at most
+1/MIXED_GRAPH_SHARE of the free memory.
 """
 MAX_HOST_BYTES = 8 * GIB
-"""Default maximum of the host tier, of all ranks: all of it is pinned."""
+"""Default maximum size of the host tier, for all ranks together. All of it is pinned memory."""
 CUDA_ENCODE_PATCHES = 16_384
-"""In a step, on a GPU, unless told: what 1.2 GiB are enough for, and twice that leaves it no
-quicker.
+"""Default for the patches to encode in a step on a GPU. They need 1.2 GiB, and twice as many are
+not faster per patch.
 """
 
 LARGE_IMAGE = 1440, 2560
 """(height, width) in pixels."""
 LARGE_IMAGE_STEPS = {"cpu": 8, "cuda": 27}
-"""While the language model has work an image of that size is encoded in so many steps, smaller ones
-in fewer. On a GPU this is where a server begins: a part is a block of Qwen3-VL's tower, estimated
-at 4 ms on an H100, where steps that decode take 7. From there the pauses that it measures decide
-(`sched/step_pace.py`).
+"""While the language model has work, an image of that size is encoded over this many steps, and
+smaller ones over fewer. On a GPU this is the initial value: a part is one block of Qwen3-VL's
+vision encoder, estimated at 4 ms on an H100, where a decoding step takes 7 ms. After that, the
+value is adapted to measured times (`sched/step_pace.py`).
 """
 
 MAX_IMAGES = 4
-"""The embedding cache has room for so many of the largest images, where memory allows."""
+"""The embedding cache has space for this many of the largest images, if there is enough memory."""
 
 STATES_PART = 4
-"""Unless told otherwise, states of running sequences take at most one part in so many of the memory
-for states and pages."""
+"""By default, the states of running sequences take at most 1/STATES_PART of the memory for states
+and pages.
+"""
 SNAPSHOTS_PART = 3
-"""Snapshots of states get 1 / this of the remaining memory, pages the rest."""
+"""Snapshots of states get 1/SNAPSHOTS_PART of the remaining memory, and pages the rest."""
 BETWEEN_PART = 8
-"""States between draft tokens get at most 1 / this of the remaining memory."""
+"""States between draft tokens get at most 1/BETWEEN_PART of the remaining memory."""
 MIN_SNAPSHOT_TOKENS = 256
 SNAPSHOTS_RUNNING = 4
 FEWEST_SNAPSHOTS = 2
-"""With fewer the prefix cache of a model that keeps states is off."""
+"""With fewer snapshots, the prefix cache of a model with recurrent states is disabled."""
 
 
 def pick_dtype(wanted: str, checkpoint: str) -> Dtype:
-    """Return the dtype asked for, else the checkpoint's own.
+    """Return the requested dtype, or for "auto" that of the checkpoint.
 
-    It is bfloat16 where the engine lacks that one.
+    Returns bfloat16 if the engine does not support the dtype.
     """
     known: dict[str, Dtype] = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}
     return known.get(checkpoint if wanted == "auto" else wanted, "bfloat16")
@@ -144,11 +147,13 @@ def resolve(
     caches: CacheOptions = CacheOptions(),  # noqa: B008 - frozen
     settings: EngineSettings = EngineSettings(),  # noqa: B008 - frozen
 ) -> EngineConfig:
-    """Decide every open option.
+    """Derive every option that is not set.
 
-    `dtype`: the loaded weights'. `hardware`: what one of `ranks` ranks has. `settings`: of plugins.
+    dtype: that of the loaded weights.
+    hardware: what each of `ranks` ranks has.
+    settings: options of plugins.
 
-    Raises ConfigError for an impossible setting, and NoMemoryError for a model that is too large.
+    Raises ConfigError if a setting is not possible, and NoMemoryError if the model is too large.
     """
     cuda, page_size = hardware.device == "cuda", engine.page_size
     context, chunk = pick_context(model, spec), pick_chunk(engine, spec, cuda=cuda)
@@ -168,7 +173,7 @@ def resolve(
         claimed += cuda_bytes(spec, steps, graphs, patches, encoder, dtype, engine)
         embedded = least_embedding_bytes(caches, spec, dtype, hardware.free_bytes)
     free = max(0, hardware.free_bytes - claimed - embedded)
-    # More than every running request at full length would be of use to the prefix cache only.
+    # More tokens than all running requests at full length would only benefit the prefix cache.
     enough = engine.max_total_tokens or max_running * context
     available = min(budget, free)
     snapshots = resolve_snapshots(
@@ -176,7 +181,9 @@ def resolve(
     )
     states = (max_running + snapshots.lines) * kept.state_bytes(dtype)
     kv_pages = min((available - states) // page_bytes, 1 + -(-enough // page_size))
-    if kv_pages < 2:  # below one context the pool itself is the limit
+    # Page 0 is the dummy page. If the pool is smaller than a context, it limits the context
+    # instead.
+    if kv_pages < 2:
         raise _no_memory(hardware, fraction, available - states)
     context = min(context, (kv_pages - 1) * page_size)
     left = max(0, free - kv_pages * page_bytes - states) + embedded
@@ -218,9 +225,8 @@ def resolve_tower(
     caches: CacheOptions,
     settings: EngineSettings,
 ) -> EngineConfig:
-    """Decide as `resolve` does, for a server that only encodes.
-
-    It omits pages, and rows that the tower would have to leave time to.
+    """Like `resolve`, for a server that only encodes images: without KV pages, and without limits
+    on encoding that leave time for other work.
     """
     cuda = hardware.device == "cuda"
     fraction = engine.mem_fraction_static or (0.85 if cuda else 0.5)
@@ -244,7 +250,7 @@ def resolve_tower(
 
 
 def pick_context(model: ModelOptions, spec: FamilySpec) -> int:
-    """Return the context in tokens. Raises ConfigError for more than the model was made for."""
+    """Return the context length in tokens. Raises ConfigError if the model does not support it."""
     context = model.context_length or spec.context_length
     if context > spec.context_length:
         raise ConfigError(
@@ -254,9 +260,9 @@ def pick_context(model: ModelOptions, spec: FamilySpec) -> int:
 
 
 def pick_chunk(engine: EngineOptions, spec: FamilySpec, *, cuda: bool) -> int:
-    """Return a step's tokens. Raises ConfigError if a whole image would exceed them.
+    """Return the maximum tokens in a step.
 
-    This concerns models whose images stay uncut.
+    Raises ConfigError if the model's images must not be split and the largest one has more tokens.
     """
     chunk = engine.chunked_prefill_size or (8192 if cuda else 2048)
     if spec.kv_spec().whole_images and chunk < (least := spec.largest_image.tokens):
@@ -270,7 +276,7 @@ def pick_chunk(engine: EngineOptions, spec: FamilySpec, *, cuda: bool) -> int:
 def memory_budget(hardware: Hardware, fraction: float) -> int:
     """Return the bytes for pages and states.
 
-    A GPU is the engine's alone. On a CPU only free memory is ours to count on.
+    On a GPU, all memory belongs to the engine. On a CPU, only memory that is free now can be used.
     """
     most = int(fraction * hardware.free_bytes)
     if hardware.device == "cuda":
@@ -280,7 +286,7 @@ def memory_budget(hardware: Hardware, fraction: float) -> int:
 
 
 def resolve_running(engine: EngineOptions, state_bytes: int, budget: int, *, cuda: bool) -> int:
-    """Return the most running sequences, each with `state_bytes` in the budget.
+    """Return the maximum number of running sequences, each with `state_bytes` in the budget.
 
     Raises ConfigError.
     """
@@ -297,12 +303,13 @@ def resolve_running(engine: EngineOptions, state_bytes: int, budget: int, *, cud
 
 
 def count_between(drafts: DraftSettings, state_bytes: int, left: int, *, cuda: bool) -> int:
-    """Return the lines in the state memory for the states between draft tokens.
+    """Return the number of slots in the state memory for the states between draft tokens.
 
-    They suffice for what two plans in flight may have for a sequence each. They are 0 on a GPU,
-    where rows are computed side by side. They are also 0 unless asked for, because keeping a state
-    costs more than most drafts save (decision 015). `left`: bytes that running sequences' states
-    leave.
+    They are enough for one sequence in each of two plans in flight. The number is 0 on a GPU, where
+    draft tokens are computed in parallel. It is also 0 unless `--speculative always` is set,
+    because storing a state costs more than most drafts save (decision 015).
+
+    left: bytes that the states of running sequences leave.
     """
     if cuda or not state_bytes or drafts.speculative != "always":
         return 0
@@ -321,10 +328,12 @@ def resolve_snapshots(
     *,
     cuda: bool,
 ) -> SnapshotConfig:
-    """Return the snapshots for the prefix cache, and how they space out over a long prompt.
+    """Return the number of snapshots for the prefix cache, and their distance within a long prompt.
 
-    The distance of two snapshots, in tokens, has the KV size of one snapshot. `budget`: bytes for
-    states and pages. `enough`: tokens for which pages are useful.
+    The KV between two snapshots takes as many bytes as one snapshot.
+
+    budget: bytes for states and pages.
+    enough: the number of tokens beyond which more pages would not be useful.
     """
     state_bytes = kept.state_bytes(dtype)
     if not state_bytes:
@@ -335,13 +344,13 @@ def resolve_snapshots(
     if caches.disable_radix_cache:
         return SnapshotConfig(0, every, between)
     available = (left - between * state_bytes) // SNAPSHOTS_PART // state_bytes
-    # Each sequence that runs writes one beside the one that it keeps.
+    # Each running sequence writes a new snapshot while it keeps an older one.
     count = min(available, SNAPSHOTS_RUNNING * max_running + enough // every)
     return SnapshotConfig(count if count >= FEWEST_SNAPSHOTS else 0, every, between)
 
 
 class NoMemoryError(ConfigError):
-    """What is loaded leaves no memory for a page."""
+    """The loaded weights leave too little memory for KV pages."""
 
 
 def _no_memory(hardware: Hardware, fraction: float, kv_bytes: int) -> NoMemoryError:
@@ -354,7 +363,7 @@ def _no_memory(hardware: Hardware, fraction: float, kv_bytes: int) -> NoMemoryEr
 
 
 def resolve_kv(settings: QuantizationSettings, hardware: Hardware, spec: FamilySpec) -> KVConfig:
-    """Return the storage for keys and values. The checkpoint's scales are known later.
+    """Return how keys and values are stored. The checkpoint's scales are added after loading.
 
     Raises ConfigError.
     """
@@ -372,7 +381,9 @@ def resolve_kv(settings: QuantizationSettings, hardware: Hardware, spec: FamilyS
 
 
 def uses_graphs(settings: CudaSettings, spec: FamilySpec) -> bool:
-    """Return True if the model's steps and its tower's are captured as CUDA graphs."""
+    """Return True if the steps of the language model and the vision encoder are captured as CUDA
+    graphs.
+    """
     return spec.supports_cuda_graphs and not settings.disable_cuda_graph
 
 
@@ -384,12 +395,12 @@ def resolve_step_graphs(
     dtype: Dtype,
     hardware: Hardware,
 ) -> StepGraphSizes:
-    """Return the language model's CUDA graph sizes, as many as memory allows."""
+    """Return the sizes of the language model's CUDA graphs, as many as memory allows."""
     if hardware.device != "cuda" or not uses_graphs(settings, spec):
         return StepGraphSizes()
     steps = range(DECODE_GRAPH_STEP, max_running, DECODE_GRAPH_STEP)
     rows = (*(few for few in DECODE_GRAPH_FEW if few < max_running), *steps, max_running)
-    # More cannot be in a step, and its buffers hold no more.
+    # A step has at most `chunk_tokens` prompt tokens, and its buffers have no space for more.
     tokens = min(MAX_MIXED_TOKENS, chunk_tokens)
     beside = (*(few for few in MIXED_GRAPH_ROWS if few < max_running), max_running)
     sizes = (*(few for few in MIXED_GRAPH_TOKENS if few < tokens), tokens)
@@ -398,24 +409,24 @@ def resolve_step_graphs(
 
 
 def afford(sizes: StepGraphSizes, spec: FamilySpec, dtype: Dtype, most: int) -> StepGraphSizes:
-    """Keep the graphs with prompts that fit into `most` bytes beside the other graphs."""
+    """Remove the largest graphs with prompts until all graphs fit in `most` bytes."""
     while sizes.mixed_tokens and step_graph_bytes(sizes, spec, dtype) > most:
         sizes = replace(sizes, mixed_tokens=sizes.mixed_tokens[:-1])
     return sizes
 
 
 def page_copy_bytes(hardware: Hardware, tiers: TierSettings) -> int:
-    """Return the device bytes for KV on its way to host memory and back."""
+    """Return the device bytes of the buffers for copying KV to host memory and back."""
     used = hardware.device == "cuda" and (hardware.host_free_bytes or tiers.kv_cache_host_mb)
     return PAGE_PIECE_BYTES * (PAGE_PIECES + 2) if used else 0
 
 
 HOST_KV_PART = 10
-"""KV offloaded from a GPU gets 1 / this of the free host memory."""
+"""KV offloaded from a GPU gets 1/HOST_KV_PART of the free host memory."""
 
 
 def pick_host_bytes(hardware: Hardware, ranks: int = 1) -> int:
-    """Return the bytes for a rank's host tier, the default without an option."""
+    """Return the default size in bytes of a rank's host tier."""
     return min(hardware.host_free_bytes // 4, MAX_HOST_BYTES // ranks)
 
 
@@ -424,19 +435,20 @@ def pick_encode_patches(engine: EngineOptions, *, cuda: bool) -> int:
 
 
 def prompt_sizes(chunk_tokens: int) -> tuple[int, ...]:
-    """Return the tokens of prompts that a step may have beside decoding rows, ascending.
+    """Return the numbers of prompt tokens that a step with decoding rows may have, ascending.
 
-    There are graphs of these sizes, so that no rows are computed in vain.
+    There are graphs of these sizes, so that no padding is computed.
     """
     sizes = (size for size in MIXED_GRAPH_TOKENS if MIN_PROMPT_TOKENS <= size < chunk_tokens)
     return (*sizes, chunk_tokens)
 
 
 def tower_budget(spec: FamilySpec, steps: int) -> int:
-    """Return the patch-blocks per step for a vision encoder beside the language model.
+    """Return the patch-blocks (patches x blocks) of the vision encoder per step, or 0 if there is
+    none.
 
-    The two share cores or multiprocessors. A step takes one part in `steps` of a large image, so
-    that steps stay about equally long. 0 without a tower.
+    The encoder and the language model share cores or multiprocessors. A step encodes 1/`steps` of a
+    large image, so that steps take about equally long.
     """
     if not spec.sees_images:
         return 0
@@ -445,7 +457,9 @@ def tower_budget(spec: FamilySpec, steps: int) -> int:
 
 
 def check_tower_attention(wanted: str, device: str) -> None:
-    """Raise ConfigError for a name that the device has no attention for in the vision encoder."""
+    """Raise ConfigError if the device does not have this attention backend for the vision
+    encoder.
+    """
     backend = find_backend(device, installed=False)
     names = ("sdpa",) if backend is None else backend.towers
     if wanted not in ("auto", *names):
@@ -456,10 +470,13 @@ def check_tower_attention(wanted: str, device: str) -> None:
 
 
 def pick_tower_attention(wanted: str, device: str, arch: int, *, half: bool) -> str:
-    """Return the wanted attention in the vision encoder, or for auto the device's own choice.
+    """Return the attention backend for the vision encoder: the requested one, or for "auto" the
+    device's default.
 
-    arch: a GPU's compute capability. half: the dtype has 16 bits. Raises ConfigError for an
-    attention that is unable to run.
+    arch: a GPU's compute capability.
+    half: the dtype has 16 bits.
+
+    Raises ConfigError if the requested backend is not supported.
     """
     check_tower_attention(wanted, device)
     backend = find_backend(device, installed=False)
@@ -477,12 +494,13 @@ def resolve_encoder(
     arch: int = 0,
     beside: bool = False,
 ) -> EncoderConfig:
-    """Decide the vision encoder's settings. Models without a tower get no graphs for it.
+    """Derive the vision encoder's settings. Models without one get no graphs for it.
 
-    `cuda`: the device is a GPU with this `arch`. `half`: the dtype has 16 bits. `beside`: there are
-    rows that the tower must leave time to.
+    cuda: the device is a GPU with compute capability `arch`.
+    half: the dtype has 16 bits.
+    beside: the language model's steps need some of the time.
 
-    Raises ConfigError for an unworkable setting.
+    Raises ConfigError if a setting is not possible.
     """
     attention = pick_tower_attention(
         settings.cuda.mm_attention_backend, "cuda" if cuda else "cpu", arch, half=half
@@ -512,10 +530,10 @@ def resolve_embeddings(
     left: int,
     host_bytes: int,
 ) -> EmbeddingBudgets:
-    """Decide the bytes for embeddings in each tier, 0 for a model without vision.
+    """Derive the size of each tier of the embedding cache in bytes, 0 for a model without vision.
 
-    `left`: device bytes that are still unclaimed. `host_bytes`: the host tier's, unless an option
-    sets them.
+    left: device bytes that are not reserved yet.
+    host_bytes: size of the host tier, unless an option sets it.
 
     Raises ConfigError.
     """
@@ -537,10 +555,10 @@ def resolve_embeddings(
 
 
 def resolve_pages(tiers: TierSettings, ranks: int, host_bytes: int) -> PageTierConfig:
-    """Decide where KV pages go that leave the pool.
+    """Derive the tiers for KV pages that are evicted from the pool.
 
-    Their identity is known once the model was read. `host_bytes`: from a rank's host memory, unless
-    an option sets them. Raises ConfigError.
+    Their identity is added once the model is loaded. host_bytes: a rank's host memory for pages,
+    unless an option sets it. Raises ConfigError.
     """
     if tiers.kv_cache_host_mb is not None:
         host_bytes = tiers.kv_cache_host_mb * MIB
@@ -551,14 +569,14 @@ def resolve_pages(tiers: TierSettings, ranks: int, host_bytes: int) -> PageTierC
 
 
 def _disk_budget(option: str, disk: DiskFolder, layout: FolderLayout) -> tuple[int, str]:
-    """Return the bytes for what `option` keeps in a folder, and the folder.
+    """Return the bytes that `option` may use in a directory, and the directory.
 
-    `layout`: of what is there already. Raises ConfigError.
+    layout: identifies the files that are already stored there. Raises ConfigError.
     """
     folder = Path(disk.path).expanduser().absolute()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # What is saved already counts too: else the budget would shrink at each restart.
+        # Files saved earlier count as available. Otherwise the budget would shrink at each restart.
         available = shutil.disk_usage(folder).free + layout.nbytes(folder)
     except FileExistsError:
         raise ConfigError(f"{option} {folder}: it is a file, not a directory") from None
@@ -571,8 +589,8 @@ def _disk_budget(option: str, disk: DiskFolder, layout: FolderLayout) -> tuple[i
 def kv_page_bytes(
     spec: FamilySpec, page_size: int, dtype: Dtype, ranks: int = 1, *, kept: KVDtype = "auto"
 ) -> int:
-    """Return the bytes in one KV page over all layers, on each of `ranks` ranks.
+    """Return the bytes of one KV page over all layers, on each of `ranks` ranks.
 
-    `dtype`: the network's. `kept`: as `KVConfig.dtype`.
+    dtype: that of the model. kept: as `KVConfig.dtype`.
     """
     return page_size * spec.kv_spec(ranks).with_dtype(kept).token_bytes(dtype)

@@ -1,4 +1,4 @@
-"""The text of the start-up report. `sizing.py` makes the decisions."""
+"""Formats the start-up report. `sizing.py` makes the decisions."""
 
 from __future__ import annotations
 
@@ -21,20 +21,15 @@ from saccade.kernels.backend import find_backend
 
 @dataclass(frozen=True, slots=True)
 class LoadInfo:
-    """Facts about the loaded model, for people.
+    """Information about the loaded model, for the start-up report."""
 
-    `options`: the family's own. `quantised`: the 8-bit matrices; empty if all are wider. `saved`:
-    embeddings found on disk. `drafts`: a sequence's draft tokens in a step. `no_drafts_reason`: why
-    drafting is off. `prepared`: as in `messages.Begun`. `pixels`: bytes of the arena.
-    """
-
-    options: tuple[str, ...]
-    quantised: str
-    saved: int
-    drafts: int = 0
-    no_drafts_reason: str = ""
-    prepared: str = ""
-    pixels: int = 0
+    options: tuple[str, ...]  # those of the model's family
+    quantised: str  # as in `messages.Loaded`
+    saved: int  # embeddings found on disk
+    drafts: int = 0  # draft tokens per sequence and step
+    no_drafts_reason: str = ""  # why drafting is disabled, or ""
+    prepared: str = ""  # as in `messages.Started`
+    pixels: int = 0  # size of the arena in bytes
 
 
 def describe(
@@ -44,7 +39,7 @@ def describe(
     hardware: Hardware,
     facts: LoadInfo,
 ) -> tuple[tuple[str, str], ...]:
-    """Return the engine's decisions, for people: (name, value)."""
+    """Return the derived settings as lines of text: (name, value)."""
     page_bytes = kv_page_bytes(
         spec, config.page_size, config.dtype, parallel.size, kept=config.kv.dtype
     )
@@ -86,7 +81,7 @@ def _describe_tower(config: EngineConfig, spec: FamilySpec) -> str:
 def _describe_images(
     config: EngineConfig, spec: FamilySpec, saved: int, each: str
 ) -> tuple[tuple[str, str], ...]:
-    """Return the lines about images, left out for a model without a vision encoder."""
+    """Return the lines about images. Only for models with a vision encoder."""
     bounds = spec.pixel_bounds
     return (
         ("embedding cache", _describe_embeddings(config.embeddings, saved) + each),
@@ -108,7 +103,7 @@ def _describe_experts(parallel: ParallelConfig, experts: int) -> str:
 def _describe_language(
     config: EngineConfig, kv: str, state_bytes: int, each: str
 ) -> tuple[tuple[str, str], ...]:
-    """Return the lines about language, left out for a server that only encodes."""
+    """Return the lines about the language model. Not for servers that only encode images."""
     return (
         ("context", f"{config.context_length} tokens"),
         ("KV cache", kv),

@@ -1,9 +1,9 @@
-"""Lookups of embeddings in the folder shared with other servers: beside the loop, when a request
-comes, so that images encoded elsewhere are read instead of encoded.
+"""Looks up embeddings in a directory shared with other servers when a request arrives, so that
+images encoded elsewhere are read instead of encoded.
 
-Owns the requests that wait for a lookup, for a moment at most. An unresponsive folder is left alone
-for a while, and its embeddings count as missing. Reads no file: the worker does, and encodes the
-image if the file has gone.
+Lookups run in a thread, and a request waits for its result for a fraction of a second at most. If
+the directory does not respond, it is not used for a while, and its embeddings count as missing. The
+worker reads the files, and encodes an image if its file has been deleted by then.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from saccade.core.types import Delta, Image, Request
 log = logging.getLogger("saccade")
 
 PATIENCE = 0.25
-"""Seconds that a request waits for a look."""
+"""Maximum seconds that a request waits for its lookup."""
 AWAY_SECONDS = 10.0
-"""After a look that took longer, requests do not wait at all for so long."""
+"""After a lookup has timed out, requests do not use the directory for this long."""
 
 Sight = tuple[tuple[Image, bool], ...]
-"""Images, and whether the embedding of each is there."""
+"""The result of a lookup: images, each with True if its embedding was found."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A request, and the time at which it continues without an answer."""
+    """A request whose lookup is running, and the time at which it continues without the result."""
 
     request: Request
     look: Future[Sight]
@@ -39,12 +39,12 @@ class _Waiting:
 
 
 class StoreProbe:
-    """Looks into `folder`. `begin_probe` begins a lookup for a request; `take_ready` returns the
-    request after a call of `wake`.
+    """Lookups in one directory. `begin_probe` starts a lookup for a request. After a call of
+    `wake`, `take_ready` may return the request.
     """
 
     def __init__(self, folder: str, wake: Callable[[], object]) -> None:
-        """Prepare lookups in `folder`. `wake` is called by the loop."""
+        """Prepare lookups in `folder`. `wake` is called on the event loop."""
         self._folder = Path(folder)
         self._wake = wake
         self._thread = ThreadPoolExecutor(1, "saccade-store")
@@ -53,11 +53,13 @@ class StoreProbe:
 
     @property
     def waiting(self) -> bool:
-        """Return True if a request has yet to be taken."""
+        """Return True if there are requests that `take_ready` has not returned yet."""
         return bool(self._waiting)
 
     def begin_probe(self, request: Request, images: Sequence[Image]) -> bool:
-        """Look for the embeddings of `images`. Returns False while the folder is unresponsive."""
+        """Start to look for the embeddings of `images`. Returns False, without a lookup, if the
+        directory did not respond recently.
+        """
         loop = asyncio.get_running_loop()
         if loop.time() < self._away_until:
             return False
@@ -68,14 +70,16 @@ class StoreProbe:
         return True
 
     def drop(self, id: str) -> bool:
-        """Forget a request. Returns True if it was waiting."""
+        """Remove a request. Returns True if it was waiting."""
         waited = self._waiting.pop(id, None)
         if waited is not None:
             waited.look.cancel()
         return waited is not None
 
     def take_ready(self) -> list[tuple[Request, Sight]]:
-        """Take the requests that continue, in order of arrival, each once."""
+        """Remove and return the requests whose lookups have ended or timed out, in order of
+        arrival.
+        """
         found: list[tuple[Request, Sight]] = []
         now = asyncio.get_running_loop().time()
         for id, waited in list(self._waiting.items()):

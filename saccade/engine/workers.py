@@ -1,8 +1,8 @@
-"""All workers, for the engine: one process per rank, all started in the same way.
+"""All workers of an engine, one process per rank.
 
-Sends every plan to all, takes the answers of rank 0, and reports when and why the workers cannot go
-on. Sending never waits for a worker. Owns the processes and their known state. Of plans it
-only knows the amount of work.
+Plans are sent to all ranks, and rank 0 answers them. This module also detects when workers have
+failed or hang, and describes why. Sending never waits for a worker. Of a plan's content, only the
+amount of work is used here.
 """
 
 from __future__ import annotations
@@ -36,26 +36,28 @@ from saccade.ipc.messages import (
 )
 
 SILENT_SECONDS = 5.0
-"""A worker that has not been heard of for so long is stuck, or stopped."""
+"""Time without a heartbeat after which a worker counts as hanging."""
 SETTLE_SECONDS = 0.2
-"""After the first sign of trouble, time for the others: the one that failed first should be named,
-not those that it took along.
+"""Time to wait after the first sign of a failure, so that the error names the worker that failed
+first, not one that failed as a consequence.
 """
-FINISH_SECONDS = 5.0
+FINISH_SECONDS = 5.0  # time for workers to exit, after which they are killed
 OVERDUE_SECONDS = 4.0
-"""A step is overdue so long after it should have ended."""
+"""A step is reported as overdue this long after its expected end."""
 SLOWER = 4.0
-"""A step may take so many times as long per token and patch as the slowest so far."""
+"""A step is expected to take at most this many times as long, per token and patch, as the slowest
+step so far.
+"""
 
 Answer = TypeVar("Answer")
 
 
 class WorkersLost(Exception):
-    """The workers must give up. The message names the first to fail, and how."""
+    """The workers have failed. The message describes which one failed first, and why."""
 
 
 class _Rank:
-    """One worker: its process, and its messages."""
+    """A worker process and its channel."""
 
     def __init__(
         self, number: int, child: Child, channel: AsyncChannel[ToWorker, FromWorker], name: str
@@ -69,16 +71,15 @@ class _Rank:
         self.silence = HeartbeatMonitor()
 
     def take_messages(self, metrics: Metrics) -> list[FromWorker]:
-        """Take the worker's messages.
-
-        Signs of life, figures and the reason for its end are recorded instead.
+        """Remove and return the worker's messages, except heartbeats, metrics and errors, which are
+        recorded.
         """
         answers: list[FromWorker] = []
         for message in self.channel.take_messages():
             self.silence.heard()
             match message:
                 case Heartbeat():
-                    self.beats = True  # before, loading may take any time
+                    self.beats = True  # before the first heartbeat, loading may take any time
                 case MetricValues(values):
                     metrics.absorb(values)
                 case Failed(error):
@@ -96,7 +97,7 @@ class _Rank:
         return self.channel.over or self.error is not None or self.silent
 
     def explain(self) -> tuple[int, str]:
-        """Return (certainty that this worker failed first, 0 the highest; the reason)."""
+        """Return (order, reason). The worker with the lowest order most likely failed first."""
         status = self.child.status
         if status is not None and status < 0:
             return 0, f"{self.name} {self.child.ending}"
@@ -111,7 +112,7 @@ class _Rank:
 
 @dataclass(slots=True)
 class _Pace:
-    """How fast steps are: seconds per token and patch, the slowest so far; 0 before the first."""
+    """The slowest step so far, in seconds per token and patch. 0 before the first step."""
 
     slowest: float = 0.0
 
@@ -121,19 +122,18 @@ class _Pace:
             self.slowest = max(self.slowest, seconds / units)
 
     def allowed(self, plan: Plan) -> float | None:
-        """Return the most seconds for the plan, or None if the pace of such plans is unknown."""
+        """Return the maximum expected seconds of the plan, or None if they cannot be estimated."""
         units = plan.num_tokens + plan.patches
         known = self.slowest and plan.change is None
         return SLOWER * self.slowest * units if known else None
 
 
 class Workers:
-    """A group of processes, which `engine/main.py` has begun. `start`, `find_devices`, `load`,
-    `allocate`, then `send` and `take_answers`.
+    """The worker processes, which `engine/main.py` has started.
 
-    `close` or `kill` ends them.
-
-    `arrived` is set whenever there is something to take, or trouble to see.
+    Call `start`, `find_devices`, `load` and `allocate` in this order. Then send plans with `send`,
+    and receive their results with `take_answers`. `close` or `kill` stops the processes. The event
+    `arrived` is set when there are messages to take, or when a worker has disconnected.
     """
 
     def __init__(
@@ -143,84 +143,87 @@ class Workers:
         metrics: Metrics,
         on_progress: Callable[[Loading], None] = lambda _: None,
     ) -> None:
-        """Take the processes, by rank. `on_progress` hears how far loading is."""
+        """Use these processes, ordered by rank. on_progress: called with the progress of
+        loading.
+        """
         self.size = len(begun)
-        self._begun = begun
+        self._children = begun
         self._on_progress = on_progress
         self._arrived = arrived
         self._metrics = metrics
         self._ranks: list[_Rank] = []
         self._step_timeout = float("inf")
         self._flight: deque[Plan] = deque()
-        self._since = 0.0  # when the oldest plan in flight began
+        self._since = 0.0  # start time of the step that is being computed
         self._pace = _Pace()
 
-    # ---- life
+    # ---- start and stop
 
     async def start(self) -> None:
         """Open a channel to every process."""
-        for rank, child in enumerate(self._begun):
+        for rank, child in enumerate(self._children):
             channel = await AsyncChannel.open(child.socket, WORKERS_END, self._arrived)
             who = f"rank {rank}" if self.size > 1 else "the worker"
             name = f"{who} (process {child.pid})"
             self._ranks.append(_Rank(rank, child, channel, name))
 
     async def find_devices(self) -> int:
-        """Return the number of CUDA devices that the workers see. Raises WorkersLost."""
+        """Return the number of CUDA devices that every worker sees. Raises WorkersLost."""
         return min(found.cuda_devices for found in await self._answers(FoundDevices))
 
     async def load(self, load: Load) -> list[Loaded]:
-        """Load a slice on every rank. Returns each rank's remaining memory and facts.
-
-        Raises WorkersLost.
+        """Load a shard of the model on every rank. Returns each rank's answer. Raises
+        WorkersLost.
         """
         self._step_timeout = load.parallel.step_timeout
-        self._write(load)
+        self._broadcast(load)
         return await self._answers(Loaded)
 
     async def allocate(self, config: EngineConfig) -> Started:
-        """Allocate every rank's memory. Returns the embeddings that the first finds on disk.
+        """Allocate every rank's memory. Returns the answer of rank 0, with the cached data found on
+        disk.
 
         Raises WorkersLost.
         """
-        self._write(StartWorker(config))
+        self._broadcast(StartWorker(config))
         return (await self._answers(Started))[0]
 
     async def close(self) -> None:
-        """End the processes in order, and kill those that stay."""
-        self._write(Finish())
+        """Stop the processes in order, and kill those that do not exit in time."""
+        self._broadcast(Finish())
         await asyncio.gather(*(rank.child.end(FINISH_SECONDS) for rank in self._ranks))
 
     async def kill(self) -> None:
-        """End the processes at once. Also after `close`."""
+        """Kill the processes. May be called after `close`."""
         await asyncio.gather(*(rank.child.end() for rank in self._ranks))
 
     # ---- steps
 
     def send(self, plan: Plan) -> None:
-        """Send a plan to every rank, to run after earlier plans."""
+        """Send a plan to every rank. It runs after all earlier plans."""
         if not self._flight:
             self._since = time.monotonic()
         self._flight.append(plan)
-        self._write(plan)
+        self._broadcast(plan)
 
     def send_masks(self, masks: Masks) -> None:
-        """Send the masks for the oldest plan in flight to the sampling rank."""
+        """Send the masks for the oldest plan in flight to rank 0, which samples."""
         self._ranks[0].channel.send(masks)
 
     def halt(self) -> None:
-        """End the plans in flight with the step being computed."""
-        self._write(CancelSteps())
+        """Cancel all steps that the workers have not started."""
+        self._broadcast(CancelSteps())
 
     @property
     def in_flight(self) -> int:
-        """Return how many sent plans still wait for `take_answers`."""
+        """The number of plans that were sent and are not fully answered."""
         return len(self._flight)
 
     def take_answers(self) -> list[tuple[Plan, StepResult]]:
-        """Take the answers to plans in flight, in order: one for each step, with its plan.
+        """Remove and return the results received so far, in order: one for each step, with its
+        plan.
 
-        Raises AssertionError for an answer to another plan.
+        Raises AssertionError if a result does not belong to the oldest plan.
         """
         answered = []
         for answer in self._ranks[0].take_messages(self._metrics):
@@ -237,20 +240,24 @@ class Workers:
             rank.take_messages(self._metrics)
         return answered
 
-    # ---- trouble
+    # ---- failures
 
     def tick(self) -> None:
-        """Count a heartbeat. Call every `child.HEARTBEAT_SECONDS`."""
+        """Update the time since each worker's last heartbeat. Call this every
+        `child.HEARTBEAT_SECONDS`.
+        """
         for rank in self._ranks:
             rank.silence.tick()
 
     @property
     def in_trouble(self) -> bool:
-        """Return True if the workers must give up, for a reason that `explain` gives."""
+        """Return True if a worker has failed or hangs, or a step has timed out. `explain` describes
+        why.
+        """
         return self._timed_out or any(rank.in_trouble for rank in self._ranks)
 
     async def explain(self) -> str:
-        """Describe which worker failed first, and how."""
+        """Describe which worker failed first, and why."""
         if not any(rank.in_trouble for rank in self._ranks):
             ranks = f" on {self.size} ranks" if self.size > 1 else ""
             limit = f"{self._step_timeout:g} s{ranks} (--tune step_timeout)"
@@ -263,7 +270,7 @@ class Workers:
 
     @property
     def overdue(self) -> str:
-        """Return why a step is late, or an empty text while all is well."""
+        """The reason why the current step is late, or "" if it is not."""
         if not self._flight:
             return ""
         plan, passed = self._flight[0], time.monotonic() - self._since
@@ -276,7 +283,7 @@ class Workers:
     def _timed_out(self) -> bool:
         return bool(self._flight) and time.monotonic() - self._since > self._step_timeout
 
-    def _write(self, message: ToWorker) -> None:
+    def _broadcast(self, message: ToWorker) -> None:
         frame = WORKERS_END.encode(message)
         for rank in self._ranks:
             rank.channel.write(frame)

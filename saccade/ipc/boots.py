@@ -1,6 +1,7 @@
 """Boot messages of the engine and its workers.
 
-Apart from all other messages, whose types take longer to import than a worker is to wait for.
+They have a separate module because the types of all other messages take long to import, which would
+delay the start of the workers.
 """
 
 from __future__ import annotations
@@ -10,20 +11,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EngineBoot:
-    """To the engine, which starts `ranks` workers. `arena_fd` is inherited, and gets its size
-    later.
-    """
+    """Boot message of the engine."""
 
-    arena_fd: int
-    ranks: int
+    arena_fd: int  # inherited; empty until the front has chosen its size
+    ranks: int  # worker processes to start
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerBoot:
-    """To the worker of `rank`. Both descriptors are inherited; over `group_fd` the ranks meet
-    (`parallel.join`).
-    """
+    """Boot message of the worker of `rank`. It inherits both descriptors."""
 
     rank: int
-    group_fd: int
+    group_fd: int  # the file over which ranks find each other (`parallel.join`)
     arena_fd: int

@@ -1,11 +1,12 @@
-"""Child processes that are parts of a server: the only way to start one, talk to it, learn of its
-death and end it.
+"""Child processes of a server: starting them, exchanging messages with them, detecting their exit,
+and stopping them. Every process of a server is started here.
 
-A child is a module, run in a session of its own and in the root folder. It inherits one end of a
-socket pair, a pipe for its last words, and the descriptors named by its boot message. So nothing
-has a name in any folder. Messages are frames: length, kind, msgpack fields. The kind is the index
-of the message's type in a list shared by both ends. The kernel kills a child whose parent exits,
-and a pidfd reports a child's end to the parent at once.
+A child runs a module in a new session, with the root directory as its working directory. It
+inherits one end of a socket pair, a pipe for its exit message, and the descriptors that its boot
+message refers to. So nothing needs a path in the file system. A message on the socket is a frame:
+length, type, msgpack fields. The type is the index of the message's class in a list that both ends
+share. If the parent exits, the kernel kills the child. If the child exits, a pidfd notifies the
+parent at once.
 """
 
 from __future__ import annotations
@@ -33,12 +34,16 @@ from saccade.ipc.python import start_python
 from saccade.ipc.tied import end_with
 
 HEARTBEAT_SECONDS = 0.5
-"""An end that has nothing else to say gives a sign of life this often."""
+"""An end sends a heartbeat this often if it has no other message to send."""
 LAST_WORDS_BYTES = 4096
-"""A pipe takes so much in one piece, and without waiting for a reader."""
+"""Maximum length of an exit message. A write of this size to a pipe (PIPE_BUF) is atomic, and does
+not wait for a reader.
+"""
 
 STARTER = "saccade.ipc.starter"
-"""Ties the child to its parent, then becomes the module."""
+"""The module that a child runs first: it ties the child to its parent, then runs the child's own
+module.
+"""
 
 _HEADER = struct.Struct("<IB")
 _ENCODER = msgspec.msgpack.Encoder()
@@ -49,12 +54,14 @@ Boot = TypeVar("Boot")
 
 
 class Disconnected(Exception):
-    """The other end has closed its socket or died, and everything sent before has been read."""
+    """The other end has closed its socket or exited, and all messages that it sent before have been
+    received.
+    """
 
 
 class Codec(Generic[Sent, Received]):
-    """One end's message types, sent and received. Each argument is a dataclass or a union of
-    dataclasses.
+    """Encodes the messages that one end sends, and decodes those that it receives. Each argument of
+    the constructor is a dataclass or a union of dataclasses.
     """
 
     def __init__(self, sent: Any, received: Any) -> None:
@@ -64,7 +71,7 @@ class Codec(Generic[Sent, Received]):
         ]
 
     def encode(self, message: Sent) -> bytes:
-        """Return a message's frame."""
+        """Return the message as a frame."""
         body = _ENCODER.encode(message)
         return _HEADER.pack(len(body), self._kinds[type(message)]) + body
 
@@ -74,18 +81,19 @@ class Codec(Generic[Sent, Received]):
 
 
 class Frames(Generic[Sent, Received]):
-    """The received part of a frame stream, cut anywhere."""
+    """Splits a stream of bytes into messages. The bytes may arrive in chunks of any size."""
 
     def __init__(self, codec: Codec[Sent, Received], longest: int | None = None) -> None:
-        """Set `longest`, the bytes that a message may have, where the other end is untrusted."""
+        """Set `longest`, the maximum bytes in a message, if the other end is not trusted."""
         self._codec = codec
         self._longest = longest
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Received]:
-        """Return the messages that are complete now.
+        """Add received bytes and return the messages that they complete.
 
-        Raises ValueError for a frame that is too long, and decoding errors.
+        Raises ValueError if a message is longer than the maximum, and msgspec's errors if one
+        cannot be decoded.
         """
         buffer = self._buffer
         buffer += data
@@ -105,7 +113,9 @@ class Frames(Generic[Sent, Received]):
 
 
 class Channel(Generic[Sent, Received]):
-    """The blocking end, for a computing process. Any thread may send; one thread receives."""
+    """The blocking end of a channel, for a process without an event loop. Any thread may send; only
+    one thread may receive.
+    """
 
     def __init__(self, connection: socket.socket, codec: Codec[Sent, Received]) -> None:
         self._socket = connection
@@ -115,7 +125,7 @@ class Channel(Generic[Sent, Received]):
         self._poll.register(connection, POLLIN)
 
     def send(self, message: Sent) -> None:
-        """Send a message. Returns once the kernel has all of it. Raises Disconnected."""
+        """Send a message. Returns once the kernel has accepted all of it. Raises Disconnected."""
         frame = self._codec.encode(message)
         try:
             with self._sending:
@@ -129,9 +139,10 @@ class Channel(Generic[Sent, Received]):
         return self._codec.decode(kind, _read(self._socket, length))
 
     def waiting(self, seconds: float | None = 0.0) -> bool:
-        """Wait up to `seconds` (None: without end) for a message or the other end's departure.
+        """Wait up to `seconds` (None: without a limit) until a message arrives or the other end
+        disconnects.
 
-        Returns True if `receive` has either to report.
+        Returns True if one of these has happened, so that `receive` does not block.
         """
         return bool(self._poll.poll(None if seconds is None else seconds * 1e3))
 
@@ -140,7 +151,7 @@ class Channel(Generic[Sent, Received]):
 
 
 class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
-    """An event loop's end. Sending never blocks; one task receives."""
+    """The asyncio end of a channel. Sending never blocks; only one task may receive."""
 
     def __init__(self, codec: Codec[Sent, Received], arrived: asyncio.Event | None = None) -> None:
         self.over = False
@@ -158,11 +169,11 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
         codec: Codec[Sent, Received],
         arrived: asyncio.Event | None = None,
     ) -> AsyncChannel[Sent, Received]:
-        """Open an end on the running loop, which takes over the socket.
+        """Open an end on the running event loop, which takes ownership of the socket.
 
-        `arrived` is set on new messages for `take_messages` and on the other end's departure
-        (`over`); several channels may share one event. Without `arrived`, `receive` waits for this
-        channel alone.
+        `arrived` is an event that is set when there are new messages for `take_messages`, and when
+        the other end disconnects (`over`). Several channels may share one event. If you pass none,
+        `receive` waits for this channel only.
         """
         loop = asyncio.get_running_loop()
         channel: AsyncChannel[Sent, Received] = cls(codec, arrived)
@@ -170,11 +181,15 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
         return channel
 
     def send(self, message: Sent) -> None:
-        """Queue a message. If the other end has left, drop it: `receive` reports the departure."""
+        """Queue a message. It is dropped if the other end has disconnected, which `receive`
+        reports.
+        """
         self.write(self._codec.encode(message))
 
     def write(self, frame: bytes) -> None:
-        """Queue a frame made by `Codec.encode`, to send one message to many."""
+        """Queue a frame from `Codec.encode`. Use this to encode a message once and send it to
+        several receivers.
+        """
         if self._transport is not None and not self.over:
             self._transport.write(frame)
 
@@ -188,23 +203,23 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
         return self._messages.popleft()
 
     def take_messages(self) -> list[Received]:
-        """Take the messages received so far."""
+        """Remove and return the messages received so far."""
         messages = list(self._messages)
         self._messages.clear()
         return messages
 
     @property
     def unsent_bytes(self) -> int:
-        """Return the bytes that wait for the other end to read."""
+        """Queued bytes that the other end has not read yet."""
         return self._transport.get_write_buffer_size() if self._transport else 0
 
     def close(self) -> None:
-        """Send the queued messages, then close, in the background."""
+        """Close the channel in the background, after the queued messages have been sent."""
         if self._transport is not None:
             self._transport.close()
 
     async def flush(self, seconds: float) -> None:
-        """Close, and wait up to `seconds` until the other end has all that was sent."""
+        """Close the channel, and wait up to `seconds` until the queued messages have been sent."""
         self.close()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._closed.wait(), seconds)
@@ -212,9 +227,9 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
     # ---- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(
-            asyncio.Transport, transport
-        )  # by its methods: uvloop's is no subclass
+        # A cast, not an isinstance check: uvloop's transport is not a subclass of
+        # asyncio.Transport.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         found = self._frames.feed(data)
@@ -229,10 +244,10 @@ class AsyncChannel(asyncio.Protocol, Generic[Sent, Received]):
 
 
 class HeartbeatMonitor:
-    """The time since the other end's last sign of life.
+    """Measures the time since the last heartbeat from the other end.
 
-    Only time while this process itself was awake counts, so a pause of the whole machine is left
-    out.
+    Time in which this process was itself suspended does not count, for example while the whole
+    machine sleeps.
     """
 
     def __init__(self) -> None:
@@ -243,7 +258,9 @@ class HeartbeatMonitor:
         self.seconds = 0.0
 
     def tick(self) -> None:
-        """Count a heartbeat. Call every `HEARTBEAT_SECONDS`, after reading all arrived messages."""
+        """Add the time since the last tick. Call this every `HEARTBEAT_SECONDS`, after all received
+        messages have been handled.
+        """
         now = time.monotonic()
         if self._ticked is not None:
             self.seconds += min(now - self._ticked, 2 * HEARTBEAT_SECONDS)
@@ -251,7 +268,9 @@ class HeartbeatMonitor:
 
 
 class Child:
-    """A process started by this process. `wait`, `wait_sync` and `status` report its end."""
+    """A process started by this process. Use `wait`, `wait_sync` or `status` to learn when it
+    exits.
+    """
 
     def __init__(
         self, process: subprocess.Popen[bytes], connection: socket.socket, words: int
@@ -259,9 +278,9 @@ class Child:
         self.pid = process.pid
         self.socket = connection
         self._process = process
-        self._words = words
+        self._exit_pipe = words
         self._pidfd = os.pidfd_open(process.pid)
-        self._said: str | None = None
+        self._exit_message: str | None = None
 
     @classmethod
     def spawn(
@@ -273,15 +292,15 @@ class Child:
     ) -> Child:
         """Start a process that runs `module`, which must call `enter`. `boot` is a dataclass.
 
-        The child keeps the descriptors `inherit` under the same numbers, and dies with the calling
-        thread.
+        The descriptors in `inherit` have the same numbers in the child. The child is killed when
+        the calling thread exits.
         """
         ours, theirs = socket.socketpair()
         words, words_fd = os.pipe()
         os.set_blocking(words, False)
         arguments = (theirs.fileno(), words_fd, os.getpid())
         try:
-            # A session of its own: Ctrl-C in a terminal is for the front.
+            # In a new session, Ctrl-C in a terminal reaches the front only, which stops the child.
             process = start_python(
                 STARTER,
                 module,
@@ -300,35 +319,39 @@ class Child:
             os.close(words_fd)
         child = cls(process, ours, words)
         body = _ENCODER.encode(boot)
-        with suppress(OSError):  # it has died already: whoever waits for it will see
+        with suppress(OSError):  # the child has already exited, which `wait` and `status` report
             ours.sendall(_HEADER.pack(len(body), 0) + body)
         return child
 
     @property
     def status(self) -> int | None:
-        """Return the exit status, negative for a fatal signal, or None while the child runs."""
+        """The exit status, negative for a fatal signal, or None while the child runs."""
         return self._process.poll()
 
     @property
     def ending(self) -> str:
-        """Describe the child's end as the rest of a sentence, with its last words if it had any."""
+        """How the child has ended, as the rest of a sentence that begins with the child's name.
+        Includes the exit message if the child wrote one.
+        """
         status = self._process.poll()
-        if self._said is None:
+        if self._exit_message is None:
             with suppress(OSError):
-                self._said = os.read(self._words, LAST_WORDS_BYTES).decode(errors="replace")
-        if self._said:
-            return f"failed: {self._said}"
+                self._exit_message = os.read(self._exit_pipe, LAST_WORDS_BYTES).decode(
+                    errors="replace"
+                )
+        if self._exit_message:
+            return f"failed: {self._exit_message}"
         if status is None:
             return "is running"
         return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
 
     async def wait(self) -> int:
-        """Wait for the child to end and return its exit status."""
+        """Wait for the child to exit and return its exit status."""
         if (status := self.status) is not None:
             return status
         loop = asyncio.get_running_loop()
         over = asyncio.Event()
-        # A descriptor of this call alone: an event loop knows one reader for each.
+        # Duplicated for this call, because an event loop allows only one reader per descriptor.
         pidfd = os.dup(self._pidfd)
         loop.add_reader(pidfd, over.set)
         try:
@@ -339,19 +362,19 @@ class Child:
         return self._process.wait()
 
     def wait_sync(self, seconds: float | None = None) -> int | None:
-        """Wait for the exit status. Returns None if the child runs on after `seconds`."""
+        """Wait for the exit status. Returns None if the child is still running after `seconds`."""
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(seconds)
         return None
 
     def kill(self) -> None:
-        """Kill the child at once, whatever its state."""
+        """Send SIGKILL to the child. No-op if it has exited."""
         if self._process.poll() is None:
             self._process.kill()
 
     async def end(self, patience: float = 0.0) -> None:
-        """Wait `patience` seconds for the child to end, then kill it. Releases it once it has
-        ended.
+        """Wait `patience` seconds for the child to exit, then kill it if it has not. Closes its
+        descriptors.
         """
         try:
             async with asyncio.timeout(patience):
@@ -362,49 +385,48 @@ class Child:
         self.release()
 
     def end_sync(self, patience: float = 0.0) -> None:
-        """End the child as `end` does, without an event loop."""
+        """Blocking version of `end`, for use without an event loop."""
         if self.wait_sync(patience) is None:
             self.kill()
             self.wait_sync()
         self.release()
 
     def release(self) -> None:
-        """Close all descriptors. The last words are kept."""
+        """Close all descriptors. `ending` still returns the exit message."""
         if self._pidfd < 0:
             return
         assert self.ending
         self.socket.close()
         os.close(self._pidfd)
-        os.close(self._words)
-        self._pidfd = self._words = -1
+        os.close(self._exit_pipe)
+        self._pidfd = self._exit_pipe = -1
 
 
 class ParentLink:
-    """The child's link to its parent: the socket, and the pipe for last words."""
+    """The child's connection to its parent: the socket, and the pipe for the exit message."""
 
     def __init__(self, connection: socket.socket, words: int) -> None:
         self.socket = connection
-        self._words = words
+        self._exit_pipe = words
 
     def give_up(self, why: str) -> NoReturn:
-        """End this process with status 1 from any thread, even if other threads hang.
-
-        The parent reads `why`.
+        """Exit with status 1, from any thread and even if other threads hang. The parent receives
+        `why`.
         """
         self.say(why)
         os._exit(1)
 
     def say(self, why: str) -> None:
-        """Write the last words of a process about to end with another status."""
+        """Write the exit message, for a process that is about to exit with a different status."""
         with suppress(OSError):
-            os.write(self._words, why.encode()[:LAST_WORDS_BYTES])
+            os.write(self._exit_pipe, why.encode()[:LAST_WORDS_BYTES])
 
 
 def tie(parent: int) -> None:
-    """End this process when its starter `parent` ends.
+    """Have the kernel kill this process when the process that started it, `parent`, exits.
 
-    The front handles Ctrl-C, and a stop signal sent to all processes. It ends its children in
-    order.
+    SIGINT and SIGTERM are ignored: the front handles Ctrl-C and a stop signal sent to the whole
+    process group, and stops its children in order.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -412,10 +434,10 @@ def tie(parent: int) -> None:
 
 
 def enter(boot: type[Boot]) -> tuple[Boot, ParentLink]:
-    """Read the boot message. A child's main calls this first, when all is imported."""
+    """Read the boot message. A child's main function calls this first, after all imports."""
     end_imports()
     connection, words = map(int, sys.argv[1:3])
-    # Not for the children of this process.
+    # The children of this process must not inherit these.
     os.set_inheritable(connection, False)
     os.set_inheritable(words, False)
     link = ParentLink(socket.socket(fileno=connection), words)

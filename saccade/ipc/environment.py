@@ -1,6 +1,8 @@
-"""The environment of processes that a server starts, without its keys, and how a process forgets
-its own. `/proc/PID/environ` shows the block from the start of a process, even after variables are
-unset, so the block is overwritten.
+"""The environment of the processes that a server starts, without API keys, and the removal of keys
+from a process's own environment.
+
+`/proc/PID/environ` still shows the initial environment after variables are unset, so `forget` also
+overwrites that memory.
 """
 
 from __future__ import annotations
@@ -12,34 +14,39 @@ from collections.abc import Mapping
 from pathlib import Path
 
 KEY_VARIABLES = "SACCADE_API_KEY", "SACCADE_ENCODER_KEY"
-"""Ours."""
+"""Saccade's own variables that contain keys."""
 SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|HEADERS)$", re.IGNORECASE)
-"""Names of variables that nobody computes with. (OTEL_EXPORTER_OTLP_HEADERS hold keys.)"""
+"""Matches variable names that usually hold credentials, which a computing process never needs.
+(OTEL_EXPORTER_OTLP_HEADERS contains keys.)
+"""
 PLAIN = re.compile(
     r"PATH|HOME|XDG_CACHE_HOME|LANG|LC_[A-Z]+|TZ|TMPDIR|VIRTUAL_ENV|GLIBC_TUNABLES"
     r"|(LD|PYTHON|MALLOC|OMP|GOMP|KMP|MKL|OPENBLAS|ATEN|DNNL|ONEDNN)_?[A-Z0-9_]*"
 )
-"""All that a process needs which only computes."""
+"""All variables that a process needs if it only computes."""
 ENV_START = 47
-"""Where `/proc/self/stat` has the block's begin, counted behind the program's name; its end is
-next.
+"""Index of the `env_start` field of `/proc/self/stat`, counted after the program's name. `env_end`
+is the next field.
 """
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without keys, for processes that make no requests."""
+    """Return the environment without credentials, for processes that send no requests to other
+    hosts.
+    """
     return {name: value for name, value in environment.items() if not SECRET.search(name)}
 
 
 def bare(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the plain variables alone, for processes that hostile bytes may take over."""
+    """Return only the variables in `PLAIN`, for processes that a malicious file may compromise."""
     return {name: value for name, value in environment.items() if PLAIN.fullmatch(name)}
 
 
 def forget(*names: str) -> None:
-    """Remove variables from this process's environment, and from its block in /proc.
+    """Remove variables from this process's environment, and zero their values in the memory that
+    /proc shows.
 
-    Other threads must leave the environment alone meanwhile.
+    No other thread may use the environment during the call.
     """
     for name in names:
         os.environ.pop(name, None)
@@ -57,20 +64,22 @@ def forget(*names: str) -> None:
 
 
 OPENMP_SPINS = "4000"
-"""Turns that an idle OpenMP thread of the engine spins before it sleeps, some tens of microseconds.
-Threads that spin without end, the library's default, are 40 times slower where others share their
-cores. Threads that never spin make a small model 1.6 times slower on an idle machine (decision
+"""Number of iterations that an idle OpenMP thread of the engine spins before it sleeps, some tens
+of microseconds. By default threads spin forever, which is 40 times slower if they share cores with
+other threads. If they never spin, a small model is 1.6 times slower on an idle machine (decision
 001).
 """
 ALLOCATION = "expandable_segments:True"
-"""Embeddings differ in size: in segments of fixed sizes they leave gaps that no other fits into."""
+"""Embeddings differ in size. In segments of a fixed size, they would leave gaps too small for other
+embeddings.
+"""
 
 
 def engine_environment() -> dict[str, str]:
     """Return the environment for the engine process and its workers.
 
-    It is the user's without keys. It bounds OpenMP's spinning and lets GPU memory segments grow,
-    unless the user sets these.
+    It is the user's environment without credentials. It also limits OpenMP's spinning and uses
+    expandable segments for GPU memory, unless the user has set the corresponding variables.
     """
     environment = without_secrets(os.environ)
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & environment.keys():
@@ -83,6 +92,6 @@ def engine_environment() -> dict[str, str]:
 def image_environment() -> dict[str, str]:
     """Return the environment for image workers.
 
-    Each has one thread, as more would be lost in a fork.
+    Each uses one thread, because a forked process would lose any others.
     """
     return bare(os.environ) | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -1,9 +1,9 @@
-"""This process's memory: what native code has allocated, what garbage collection leaves alone, and
-what the process may still take: the machine's rest, and what each of its cgroups (version 2)
-allows.
+"""The memory of this process: bytes allocated by native code, objects excluded from garbage
+collection, and the memory still available to the process, on the machine and within each of its
+cgroups (version 2).
 
-The difference of two readings is the share of a library that reports nothing itself. Linux's files
-are read anew at each look; missing ones are left out.
+To measure a library that does not report its memory use, subtract two readings. Files in /proc and
+/sys are read again on each call; missing ones are skipped.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import cast
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""As malloc.h names them."""
+"""Parameters of `mallopt`, from malloc.h."""
 MAX_THRESHOLD = 32 << 20
-"""The most that glibc takes for M_MMAP_THRESHOLD."""
+"""The maximum that glibc accepts for M_MMAP_THRESHOLD."""
 _FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
 
 
@@ -42,16 +42,16 @@ _mallinfo = _find()
 
 
 def trim() -> None:
-    """Return freed memory to the system. A no-op without glibc."""
+    """Return freed memory to the operating system. A no-op without glibc."""
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(0)
 
 
 def release_pages(address: int, nbytes: int) -> None:
-    """Return the whole pages of memory from `address` on, for `nbytes`, to the system.
+    """Return memory to the operating system: the whole pages within `nbytes` from `address`.
 
-    They are zeros when they are next read.
+    When next read, they contain zeros.
     """
     start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     whole = (address + nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -61,15 +61,15 @@ def release_pages(address: int, nbytes: int) -> None:
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process, in bytes."""
+    """Return the resident memory of this process (RSS), in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def keep_freed(nbytes: int) -> None:
-    """Keep up to `nbytes` of freed memory for later use. A no-op without glibc.
+    """Have malloc keep up to `nbytes` of freed memory for reuse. A no-op without glibc.
 
-    Otherwise each large request gets fresh pages, which the system fills with zeros: half of what a
-    seen image costs the front.
+    Otherwise each large allocation gets new pages, which the kernel must zero. That would be half
+    the front's cost for a repeated image.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
@@ -78,9 +78,9 @@ def keep_freed(nbytes: int) -> None:
 
 
 def allocated_bytes() -> int:
-    """Return the bytes in use in all of malloc's arenas and mappings. Takes microseconds.
+    """Return the bytes in use in all arenas and mappings of malloc. The call takes microseconds.
 
-    Returns 0 unless the C library reports it (glibc from 2.33 on).
+    Returns 0 if the C library does not report them (glibc does, from 2.33).
     """
     if _mallinfo is None:
         return 0
@@ -89,23 +89,24 @@ def allocated_bytes() -> int:
 
 
 def begin_imports() -> None:
-    """Disable garbage collection, which takes a sixth of the import time and frees almost no
+    """Disable garbage collection, which would take a sixth of the import time and free almost no
     memory.
     """
     gc.disable()
 
 
 def end_imports() -> None:
-    """Resume collections, which leave what is there now alone."""
+    """Enable garbage collection again, for objects created from now on."""
     gc.freeze()
     gc.enable()
 
 
 def settle() -> None:
-    """Exclude all current objects from future garbage collections.
+    """Exclude all current objects from future garbage collections, as they live as long as the
+    process.
 
-    They live as long as the process. A collection over them takes fifty milliseconds and more, and
-    in a forking process copies pages that are otherwise unchanged.
+    A collection over them takes fifty milliseconds or more. In a process that forks, it would also
+    copy pages that are otherwise unchanged.
     """
     gc.collect()
     gc.freeze()
@@ -113,32 +114,35 @@ def settle() -> None:
 
 MACHINE = "the machine"
 LIMITS = ("memory.max", "memory.high")
-"""A cgroup's limits: where the kernel ends processes, and where it slows them down."""
+"""The limits of a cgroup: beyond memory.max the kernel kills processes, and beyond memory.high it
+throttles them.
+"""
 RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
-"""Fields of a cgroup's memory.stat: bytes that the kernel takes back when it needs them."""
+"""Fields of a cgroup's memory.stat that count memory which the kernel reclaims when necessary."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUsage:
-    """Memory within one bound, in bytes."""
+    """Memory in total and left within one limit, in bytes."""
 
-    bound: str  # its name, for people
+    bound: str  # what has the limit, to print: the machine or a cgroup
     total: int
     left: int
-    # the percentage of the last ten seconds in which a process waited for memory
-    waits: float = 0.0
+    waits: float = 0.0  # percentage of the last ten seconds in which some process waited for memory
 
 
 class MachineMemory:
-    """The bounds of this process's memory, found once."""
+    """Reads the memory of the machine and of this process's cgroups. The cgroups are determined
+    once.
+    """
 
     def __init__(self, root: Path = Path("/")) -> None:
-        """Find the cgroups that have limits. root: the directory of /proc and /sys."""
+        """Find the cgroups that have limits. root: the directory that contains /proc and /sys."""
         self._root = root
         self._groups = [group for group in _groups(root) if _limit(group) is not None]
 
     def read(self) -> list[MemoryUsage]:
-        """Return the room within each bound, the machine's first if it is known."""
+        """Return the memory left within each limit, the machine's first if it is available."""
         rooms = [self._read_machine(), *map(_read_group, self._groups)]
         return [room for room in rooms if room is not None]
 
@@ -151,7 +155,7 @@ class MachineMemory:
 
 
 def _groups(root: Path) -> list[Path]:
-    """Return the folders of this process's cgroup and of those around it."""
+    """Return the directories of this process's cgroup and of its ancestors."""
     names = [
         line[3:] for line in _text(root / "proc/self/cgroup").splitlines() if line[:3] == "0::"
     ]
@@ -177,7 +181,7 @@ def _limit(group: Path) -> int | None:
 
 
 def _waits(file: Path) -> float:
-    """Return the average over ten seconds in which some process waited, in percent."""
+    """Return the percentage of the last ten seconds in which some process waited for memory."""
     for line in _text(file).splitlines():
         if line.startswith("some avg10="):
             return float(line.removeprefix("some avg10=").split()[0])
@@ -185,7 +189,7 @@ def _waits(file: Path) -> float:
 
 
 def _table(file: Path) -> Mapping[str, int]:
-    """Return the numbers of a file whose lines are `name number`."""
+    """Return the numbers of a file whose lines have the form `name number`."""
     lines = (line.split() for line in _text(file).splitlines())
     return {each[0]: int(each[1]) for each in lines if len(each) > 1 and each[1].isdigit()}
 

@@ -1,6 +1,8 @@
-"""The messages between front, engine and workers, over the socket pairs of `ipc/child.py`.
+"""The messages that the front, the engine and the workers exchange over the socket pairs of
+`ipc/child.py`.
 
-Pixels are never sent in messages: they are in the shared arena, located by a `PixelSlot`.
+Pixels are never sent in messages. They are written to the shared arena, and a `PixelSlot` locates
+them there.
 """
 
 from __future__ import annotations
@@ -28,22 +30,21 @@ Values = tuple[tuple[str, tuple[str, ...], float], ...]
 """Absolute values of metrics: (name, label values, value)."""
 
 Same = tuple[tuple[ImageKey, Image], ...]
-"""(an image, another whose embedding serves it)."""
+"""Aliases, as (key of an image, other image): both have equal pixels, and the other image's
+embedding is used for both.
+"""
 
 PEER_LOST_STATUS = 3
-"""Exit status of a worker that ends because another has."""
-
-# ---- boot messages of children
-
+"""Exit status of a worker that exits because another worker has exited."""
 
 # ---- front -> engine
 
 
 @dataclass(frozen=True, slots=True)
 class ServeModel:
-    """The first message: what to serve, once the front has read it. The arena has its size.
+    """The first message to the engine: the model, the options and the size of the arena.
 
-    plugins: options of each plugin that has an engine part, by the plugin's name.
+    The front sends it once it has read the checkpoint's configuration.
     """
 
     folder: str
@@ -53,13 +54,14 @@ class ServeModel:
     caches: CacheOptions
     role: Role = "all"
     settings: EngineSettings = EngineSettings()  # noqa: RUF009 - frozen
+    # options of each plugin that has an engine part, by the plugin's name
     plugins: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerText:
-    """The tokenizer as `tokenizers.Tokenizer.to_str` writes it. Sent once, before the first request
-    with a grammar.
+    """The tokenizer, serialized by `tokenizers.Tokenizer.to_str`. Sent once, before the first
+    request with a grammar.
     """
 
     tokenizer_json: str
@@ -67,20 +69,19 @@ class TokenizerText:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A new request. Its images' pixels come separately, unless they are needed no longer.
-
-    aliases: images from an earlier run that have the same pixels (`Output.aliases`).
-    """
+    """A new request. The pixels of its images follow in the arena, as the engine requests them."""
 
     request: Request
+    # aliases among the request's images, as found in an earlier run
     aliases: Same = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The client has left, or a stop string was seen.
+    """Stop generating: the client has disconnected, or a stop string was generated.
 
-    Answered by a final delta (`abort`) unless the request has already ended.
+    The engine answers with a final delta whose finish reason is `abort`, unless the request has
+    already ended.
     """
 
     id: str
@@ -88,19 +89,25 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class PixelsReady:
-    """The image's pixels are in the slot named by `Output.want`, which is not written any more."""
+    """The image's pixels are in the slot that `Output.want` assigned to it. The front no longer
+    writes to the slot.
+    """
 
     key: ImageKey
-    pixels: bytes = b""  # their name, equal for images whose embeddings are equal, bit for bit
-    # the names of its tiles, in the tower's order, where the tower sees tiles apart
+    # hash of the pixels, or b"" if none was computed. Images with equal hashes have bit-identical
+    # embeddings.
+    pixels: bytes = b""
+    # hashes of the image's tiles, in the vision encoder's order, if it encodes tiles independently
     tiles: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingReady:
-    """The slot named by `Output.want` holds the image's embedding instead of pixels.
+    """The slot that `Output.want` assigned holds the image's complete embedding instead of its
+    pixels.
 
-    It is complete and as an equal vision tower made it. The slot stays unwritten from now on.
+    Another server computed it with an identical vision encoder. The front no longer writes to the
+    slot.
     """
 
     key: ImageKey
@@ -108,9 +115,10 @@ class EmbeddingReady:
 
 @dataclass(frozen=True, slots=True)
 class PixelsFailed:
-    """The image's decode failed or was cancelled. Its slot stays unwritten from now on.
+    """The image could not be decoded, or its decoding was cancelled. The front no longer writes to
+    its slot.
 
-    Every request waiting for a wanted image ends with this error.
+    If the image is still needed, every request that waits for it fails with this error.
     """
 
     key: ImageKey
@@ -119,18 +127,19 @@ class PixelsFailed:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Forget the KV prefix cache, except what running requests use.
+    """Clear the KV prefix cache, except for pages that running requests use.
 
-    embeddings: also the embeddings, in every tier, and the kept pixels. Later requests start cold;
-    requests in flight continue.
+    Requests in flight continue. Later requests find an empty cache.
     """
 
-    embeddings: bool
+    embeddings: bool  # also clear the embeddings in every tier, and the pixels kept in the arena
 
 
 @dataclass(frozen=True, slots=True)
 class Alter:
-    """Make a change. Answered by `Altered` with the same id."""
+    """Change the model, for example load an adapter. The engine answers with `Altered`, which has
+    the same id.
+    """
 
     id: int
     change: Change
@@ -138,25 +147,25 @@ class Alter:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Let new requests wait. Answered by `Altered` once computing rests.
-
-    abort: those in flight end with an error. wait: they are computed first. keep: they are frozen.
+    """Hold new requests in the queue. The engine answers with `Altered` once it computes no more
+    steps.
     """
 
     id: int
+    # requests in flight: fail them with an error, finish them first, or freeze them until `Resume`
     mode: Literal["abort", "wait", "keep"]
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """End a pause, if there is one. Answered by `Altered`."""
+    """End a pause. No-op if the engine is not paused. The engine answers with `Altered`."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """A request for metrics. Answered by `MetricValues`."""
+    """A request for metrics. The engine answers with `MetricValues`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,20 +186,17 @@ UNREPORTED = Tower()
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The engine has loaded the model.
+    """The engine has loaded the model and accepts requests."""
 
-    `decided` lists the decisions of start-up, for people: (name, value).
-    """
-
-    kv_tokens: int
+    kv_tokens: int  # tokens that fit in the KV cache
     context_length: int
-    decided: tuple[tuple[str, str], ...]
+    decided: tuple[tuple[str, str], ...]  # settings derived at start-up, to print: (name, value)
     tower: Tower = UNREPORTED
 
 
 @dataclass(frozen=True, slots=True)
 class Altered:
-    """The outcome of `Alter`, or a carried out `Pause` or `Resume`."""
+    """The result of an `Alter`, or the acknowledgement of a `Pause` or `Resume`."""
 
     id: int
     changed: Changed
@@ -198,54 +204,49 @@ class Altered:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The engine or a worker must give up, at start-up or later, and exits."""
+    """The engine or a worker cannot continue, at start-up or later, and exits."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """Start-up progress, from rank 0 by way of the engine.
+    """Progress of start-up, as rank 0 reports it to the engine and the engine to the front."""
 
-    Gives the `stage`, in words for people, and the bytes done. `total` 0: uncounted.
-    """
-
-    stage: str
-    done: int = 0
-    total: int = 0
+    stage: str  # a description to print
+    done: int = 0  # bytes
+    total: int = 0  # bytes, or 0 if the stage does not count them
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A sign of life, sent at least every `child.HEARTBEAT_SECONDS`.
+    """Heartbeat, sent at least every `child.HEARTBEAT_SECONDS`."""
 
-    overdue: from the engine, why a due step has yet to end; empty while steps continue.
-    """
-
-    overdue: str = ""
+    overdue: str = ""  # from the engine: why the current step takes too long, or ""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricValues:
-    """The sender's metrics."""
+    """The current metrics of the process that sends this message."""
 
     values: Values
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The news from one turn of the engine loop for the front. Empty parts are usual."""
+    """All updates for the front from one iteration of the engine loop. Usually most fields are
+    empty.
+    """
 
     deltas: tuple[Delta, ...] = ()
-    # images to decode, each into its slot in the arena; answered by `PixelsReady`, `EmbeddingReady`
-    # or `PixelsFailed`
+    # images to decode, each into its slot in the arena. For each, the front answers with
+    # `PixelsReady`, `EmbeddingReady` or `PixelsFailed`.
     want: tuple[tuple[ImageKey, PixelSlot], ...] = ()
-    unwanted: tuple[ImageKey, ...] = ()  # images needed no longer, whose decoding should stop
-    # images run through the vision encoder, with the encoding's milliseconds and end time, as in
+    unwanted: tuple[ImageKey, ...] = ()  # images no longer needed: cancel their decoding
+    # images that the vision encoder has encoded: (key, milliseconds, end time), as in
     # `plan.StepResult`
     encoded: tuple[tuple[ImageKey, float, float], ...] = ()
-    # images found to be aliases: their pixels are another image's, whose embedding serves both
-    aliases: Same = ()
+    aliases: Same = ()  # new aliases, which the front may store for later runs
 
 
 # ---- engine -> workers, in this order; then plans
@@ -253,13 +254,9 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load a slice of the model: the same on every rank.
+    """Load this rank's shard of the model. Every rank receives the same message."""
 
-    `role` "encode": only its tower. `attention`: the backend that the user wants. `graphs`: capture
-    steps of the language model.
-    """
-
-    # the weights and their place
+    # the weights
     folder: str
     device: Literal["cpu", "cuda"]
     dtype: Dtype
@@ -271,21 +268,21 @@ class Load:
     quantization_tower: TowerQuantization = "none"
     # the rest
     kv_dtype: KVDtype = "auto"
-    role: Role = "all"
-    attention: str = "auto"
-    graphs: bool = False
+    role: Role = "all"  # "encode": load only the vision encoder
+    attention: str = "auto"  # the requested attention backend
+    graphs: bool = False  # capture CUDA graphs of the language model
 
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """Allocate KV pages, caches and graphs for the plans to come."""
+    """Allocate KV pages, caches and graphs, to be ready for plans."""
 
     config: EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The last message: write everything that is to be kept, and exit."""
+    """The last message: finish writing cached data to disk, then exit."""
 
 
 # ---- workers -> engine, in this order; then rank 0 answers plans, and all send heartbeats
@@ -293,42 +290,35 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class FoundDevices:
-    """The worker is running and sees `cuda_devices` GPUs."""
+    """The worker process has started, and `cuda_devices` GPUs are visible to it."""
 
     cuda_devices: int
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Answers `Load`.
-
-    `quantised`: the 8-bit matrices, for people; empty if all are wider. `kv_scales`: as in
-    `KVConfig`, if asked for and in the checkpoint. `attention`: the chosen backend.
-    """
+    """Answer to `Load`."""
 
     hardware: Hardware
-    quantised: str = ""
+    quantised: str = ""  # a summary of the quantised matrices, to print; "" if there are none
+    # as in `KVConfig`, if requested and present in the checkpoint
     kv_scales: tuple[tuple[float, float], ...] = ()
-    attention: str = "auto"
+    attention: str = "auto"  # the selected attention backend
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Answers `StartWorker`.
+    """Answer to `StartWorker`."""
 
-    `saved`: (key, tokens) for embeddings that an earlier run has left on disk, the oldest first.
-    `store`: the directory of shared embeddings, or "". `tower`: its
-    fingerprint, if requested. `pages`: (name, disk bytes) for KV pages that an earlier
-    run has left, the oldest first. `batch_invariant`: whether rows are batch-invariant: equal to
-    the bit beside any number of others. `prepared`: how that and the kernels came to be known, for
-    people.
-    """
-
+    # (key, tokens) of embeddings that an earlier run saved on disk, the oldest first
     saved: tuple[tuple[ImageKey, int], ...]
-    store: str = ""
-    tower: str = ""
+    store: str = ""  # the directory of embeddings shared with other servers, or ""
+    tower: str = ""  # fingerprint of the vision encoder, if requested
+    # (key, bytes on disk) of KV pages that an earlier run saved, the oldest first
     pages: tuple[tuple[bytes, int], ...] = ()
+    # each request's results are bit-identical for any composition of the batch
     batch_invariant: bool = False
+    # describes how `batch_invariant` and the kernels were determined, to print
     prepared: str = ""
 
 

@@ -1,9 +1,8 @@
-"""A server that a command starts for itself: a process that ends with the command, whatever ends
-that.
+"""A server process that a command starts for its own use, and that never outlives the command.
 
-Four things end the command in order: a terminal that closes (SIGHUP), a supervisor (SIGTERM), a
-reader of its output that leaves and a starter that dies. Where the command is killed, the kernel
-kills the server.
+Four events stop the command in order, and its server with it: a terminal that closes (SIGHUP), a
+stop signal from a supervisor (SIGTERM), a reader of its output that exits, and a `starter` process
+that exits. If the command is killed, the kernel kills the server.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from saccade.core.errors import StartupError
 from saccade.ipc.tied import start_tied
 
 SILENT_SECONDS = 120.0
-"""A server that makes no progress for so long while it starts is given up."""
+"""Maximum time without progress during start-up, after which the command stops waiting."""
 HEALTH_SECONDS = 5.0
 GRACE_SECONDS = 60.0
-"""A server gets so long to end in order before it is killed."""
+"""Time for a graceful shutdown, after which the server is killed."""
 ENDINGS = signal.SIGTERM, signal.SIGHUP
 STDOUT = 1
 
@@ -39,13 +38,13 @@ STDOUT = 1
 def own_server(
     *options: str, starter: int | None = None, output: IO[bytes] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `saccade serve OPTION...` within the context, which belongs to the main thread.
+    """Run `saccade serve OPTION...` within the context, which must be entered in the main thread.
 
-    The command ends with whoever reads what it prints, and with `starter`, another process.
-    output: a file for what the server prints.
+    The command stops when the reader of its output exits, or when the process with the pid
+    `starter` does. output: a file for the server's output.
     """
-    with endings_raised(), _watched(starter):
-        # A session of its own: Ctrl-C comes here first, and the server is then stopped in order.
+    with endings_raised(), _exit_with(starter):
+        # In a new session, Ctrl-C reaches this process only, which then stops the server in order.
         words = ("serve", *options)
         server = start_tied("saccade", *words, start_new_session=True, stdout=output, stderr=output)
         try:
@@ -57,10 +56,11 @@ def own_server(
 def wait_until_ready(
     address: str, server: subprocess.Popen[bytes], silent_seconds: float = SILENT_SECONDS
 ) -> None:
-    """Poll /health as long as the server makes progress: it answers, or it computes.
+    """Poll /health until the server is ready, as long as it makes progress: it responds, or it uses
+    CPU time.
 
-    A server that answers watches its own processes, and ends if they stop. Raises StartupError when
-    the server ends, or makes no progress for `silent_seconds`.
+    Once the server responds, it monitors its own processes and exits if they hang. Raises
+    StartupError if the server exits, or makes no progress for `silent_seconds`.
     """
     spent, deadline = 0, time.monotonic() + silent_seconds
     with httpx.Client(base_url=address, timeout=HEALTH_SECONDS) as client:
@@ -92,7 +92,9 @@ def _cpu_ticks(pid: int) -> int:
 
 
 def free_port(wanted: int = 0) -> int:
-    """Return `wanted` if that port is free, else a port from the system."""
+    """Return `wanted` if that port is free, else a free port chosen by the system. Raises
+    StartupError if there is none.
+    """
     for port in (wanted, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -104,9 +106,10 @@ def free_port(wanted: int = 0) -> int:
 
 @contextmanager
 def endings_raised() -> Iterator[None]:
-    """Let signals that end a process end the context first, as exceptions in the main thread.
+    """Convert SIGTERM and SIGHUP into a SystemExit in the main thread, so that the context is left
+    in order.
 
-    Signals that are ignored (nohup) stay so.
+    A signal that was ignored (nohup) is still ignored.
     """
     before = {each: signal.getsignal(each) for each in ENDINGS}
     taken = [each for each in ENDINGS if before[each] != signal.SIG_IGN]
@@ -142,17 +145,17 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def _watched(starter: int | None) -> Iterator[None]:
-    """End this process as SIGTERM does when `starter` or the reader of its output ends.
+def _exit_with(starter: int | None) -> Iterator[None]:
+    """Send this process SIGTERM when `starter` or the reader of its output exits.
 
-    Signals leave both unreported, so this watches them within the context.
+    No signal reports these events, so a thread polls for them within the context.
     """
     over = os.eventfd(0)
-    gone = [_opened(starter)] if starter is not None else []
+    gone = [_open_pidfd(starter)] if starter is not None else []
     poller = poll()
     for each in (over, *gone):
         poller.register(each, POLLIN)
-    if _is_read():
+    if _stdout_has_reader():
         poller.register(STDOUT, 0)  # errors and hang-ups are always reported
 
     def wait() -> None:
@@ -170,16 +173,16 @@ def _watched(starter: int | None) -> Iterator[None]:
             os.close(each)
 
 
-def _opened(starter: int) -> int:
-    """Open a descriptor that reports the end of `starter`."""
+def _open_pidfd(starter: int) -> int:
+    """Return a pidfd that becomes readable when `starter` exits."""
     try:
         return os.pidfd_open(starter)
     except ProcessLookupError:
         raise SystemExit(128 + signal.SIGTERM) from None
 
 
-def _is_read() -> bool:
-    """Return True if another process reads what this one prints, as it comes."""
+def _stdout_has_reader() -> bool:
+    """Return True if stdout is a pipe or a socket, so that another process reads it."""
     with suppress(OSError):
         kind = os.fstat(STDOUT).st_mode
         return stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)

@@ -1,8 +1,8 @@
-"""How every Python process is started: it imports what this process imports, and no file of the
-folder that it is started in.
+"""Starts Python processes with the same import path as this process, and without the current
+directory.
 
-`python -m` searches the current folder first, and so would run a `random.py` among downloads. Knows
-nothing of the modules.
+`python -m` searches the current directory first, so it would run a `random.py` from a directory of
+downloads. This module does not depend on the modules that it starts.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ LAUNCHER = Path(__file__).with_name("launch.py").absolute()
 
 
 def python_command(module: str, *words: str) -> list[str]:
-    """Return the words that run a module of Saccade as `python -m` does."""
-    # -I is the user's own choice, and includes -P: no current folder.
+    """Return the command that runs a module of Saccade, as `python -m` would."""
+    # If the user chose -I, use it again. It includes -P, which excludes the current directory.
     return [sys.executable, "-I" if sys.flags.isolated else "-P", str(LAUNCHER), module, *words]
 
 
 def python_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a Python process.
 
-    A relative entry of PYTHONPATH keeps the folder that it named when this process started. Python
-    processes that libraries start search no current folder either.
+    A relative entry of PYTHONPATH refers to the same directory as in this process. Python processes
+    started by libraries do not search the current directory either.
     """
     entries = environment.get("PYTHONPATH", "").split(os.pathsep)
     folders = [str(Path(entry).absolute()) for entry in entries]
-    # Python has made them absolute here: one that is missing meant another folder then.
+    # Python made these entries absolute when this process started. One that is missing in sys.path
+    # referred to another directory at that time.
     known = [folder for entry, folder in zip(entries, folders) if entry == folder or _known(folder)]
     path = {"PYTHONPATH": os.pathsep.join(known)} if environment.get("PYTHONPATH") else {}
     return {**environment, **path, "PYTHONSAFEPATH": "1"}
@@ -46,7 +47,8 @@ def start_python(
 ) -> subprocess.Popen[Any]:
     """Start a process that runs a module of Saccade.
 
-    environment: this process's if None. options: those of `subprocess.Popen`. Raises OSError.
+    environment: the process's environment; None uses that of this process.
+    options: passed to `subprocess.Popen`. Raises OSError.
     """
     inherited = os.environ if environment is None else environment
     command = python_command(module, *words)

@@ -1,9 +1,10 @@
-"""The first moments of a child process, started by `child.py` with the words MODULE SOCKET WORDS
+"""Runs first in every child process. `child.py` starts it with the arguments MODULE SOCKET PIPE
 PARENT.
 
-A child is tied to its parent before any slow import: a parent that dies meanwhile takes the child
-along. It leaves the current folder, in which libraries look for settings (Numba does, and its
-caches may be anywhere). Knows of the module only that its main calls `child.enter`.
+It ties the child to its parent before any slow import, so that the child does not outlive a parent
+that exits during these. It leaves the current directory, where libraries look for settings (Numba
+does, and a settings file may move its caches anywhere). The module's main function must call
+`child.enter`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from saccade.ipc.memory import begin_imports
 
 
 def main() -> None:
-    """Become the module."""
+    """Run the module as `__main__`."""
     module = sys.argv.pop(1)
     tie(int(sys.argv[3]))
     os.chdir("/")

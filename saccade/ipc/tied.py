@@ -1,7 +1,7 @@
-"""Processes that end with their starter, however the starter ends.
+"""Starts processes that the kernel kills when the process that started them exits for any reason.
 
-`saccade.ipc.tied PARENT COMMAND...`: the kernel kills the command when PARENT, the pid of its
-starter, exits.
+`saccade.ipc.tied PARENT COMMAND...` runs the command. PARENT is the pid of the process that started
+it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ _PR_SET_PDEATHSIG = 1
 
 
 def tied(command: Sequence[str]) -> list[str]:
-    """Return the words that run `command` until it ends or the calling thread does."""
+    """Return a command that runs `command` until it exits or the calling thread does."""
     return python_command("saccade.ipc.tied", str(os.getpid()), *command)
 
 
 def start_tied(
     module: str, *words: str, environment: Mapping[str, str] | None = None, **options: Any
 ) -> subprocess.Popen[Any]:
-    """Start a process that runs a module of Saccade until it ends or the calling thread does.
+    """Start a process that runs a module of Saccade. The kernel kills it when the calling thread
+    exits.
 
-    environment: this process's if None. options: those of `subprocess.Popen`. Raises OSError.
+    environment: the process's environment; None uses that of this process.
+    options: passed to `subprocess.Popen`. Raises OSError.
     """
     inherited = os.environ if environment is None else environment
     command = tied(python_command(module, *words))
@@ -37,14 +39,14 @@ def start_tied(
 
 
 def end_with(parent: int) -> None:
-    """End this process when its starter `parent` ends."""
+    """Have the kernel kill this process when the process that started it, `parent`, exits."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != parent:  # it exited before the line above
         os._exit(1)
 
 
 def main() -> None:
-    """Become the command."""
+    """Replace this process with the command."""
     end_with(int(sys.argv[1]))
     command = sys.argv[2:]
     os.execvp(command[0], command)

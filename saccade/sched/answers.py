@@ -1,6 +1,4 @@
-"""An answer's steps and its end, what the front hears about it, and why there can be none. Owns
-nothing.
-"""
+"""When and why generation ends, the deltas sent to the front, and which requests can never run."""
 
 from __future__ import annotations
 
@@ -18,9 +16,9 @@ if TYPE_CHECKING:
 def end_reason(
     sequence: Sequence, token: int, eos: frozenset[int], token_limit: int
 ) -> FinishReason | None:
-    """Return why the answer ends with its newest `token`, or None.
+    """Return why generation ends with the newest `token`, or None if it continues.
 
-    Pending tokens precede the last one.
+    A stop token ends it only if at least `min_tokens` tokens were generated before it.
     """
     sampling = sequence.request.sampling
     ends = token in sampling.stop_token_ids or (token in eos and not sampling.ignore_eos)
@@ -38,10 +36,11 @@ def follow(
     eos: frozenset[int],
     token_limit: int,
 ) -> FinishReason | None:
-    """Advance the grammar by the newest token, which ends the answer for `reason` unless None.
+    """Advance the grammar after the newest token. reason: why generation ends with that token, or
+    None.
 
-    If the request asks for tokens alone, forced tokens join the sequence, yet to be reported.
-    Returns the reason if the answer ends with them.
+    If the request allows it (`jumps`), tokens that the grammar forces are appended to the sequence.
+    Returns why generation ends now, or None.
 
     Raises InvalidRequest if the grammar has become too complex.
     """
@@ -68,7 +67,7 @@ def _jump(
     eos: frozenset[int],
     token_limit: int,
 ) -> FinishReason | None:
-    """Take the forced tokens. Returns the reason if the answer ends within or after them."""
+    """Append the forced tokens. Returns why generation ends within or after them, or None."""
     forced = grammar_state.jump(planned=drawing > 0)
     for token in forced[:-1]:
         sequence.tokens.append(token)
@@ -77,15 +76,16 @@ def _jump(
     if not forced:
         return None
     sequence.tokens.append(forced[-1])
-    if sequence.run is not None:  # a plan in flight draws the first of them
+    if sequence.run is not None:  # a plan in flight may sample the first of them, known by now
         sequence.run.drawing -= drawing
     return "stop" if grammar_state.must_end else end_reason(sequence, forced[-1], eos, token_limit)
 
 
 def jumps(request: Request) -> bool:
-    """Return True if tokens may be taken without a sampling row.
+    """Return True if forced tokens may be appended without sampling them.
 
-    A wholly forced answer would leave a prompt uncomputed that is to be scored.
+    With prompt logprobs they may not: if the whole output were forced, the prompt would not be
+    computed.
     """
     if request.prompt_logprobs is not None or request.rules != NO_RULES:
         return False
@@ -100,9 +100,9 @@ def report(
     logprobs: tuple[TokenLogprobs, ...] = (),
     code: str | None = None,
 ) -> Delta:
-    """Report a sequence's new tokens to the front.
+    """Return a delta with the sequence's new tokens.
 
-    The first delta has the cache levels of images and prompt tokens.
+    The first delta also has the cache hits of the prompt and its images.
     """
     id, tokens, account = sequence.request.id, sequence.unreported, sequence.account
     draft_counts = account.draft_counts
@@ -119,10 +119,9 @@ def report(
 def refusal(
     request: Request, limits: SchedulerLimits, token_limit: int, images_fit: bool
 ) -> str | None:
-    """Return why a request can never be served, or None if it can.
+    """Return an error if a request can never run, else None.
 
-    Sequences have at most `token_limit` tokens. `images_fit`: each image has room in the pixel
-    arena.
+    token_limit: maximum tokens in one sequence. images_fit: each image fits in the pixel arena.
     """
     length = len(request.tokens)
     if length == 0:

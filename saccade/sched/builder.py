@@ -1,6 +1,5 @@
-"""A plan in the making, and a plan in flight.
-
-Owns the content of a step so far. Makes no decisions.
+"""A plan that is being built, and a plan in flight. The scheduler and its parts decide what they
+contain.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from saccade.sched.sequence import Run, Sequence
 NOTHING_SHARED: Mapping[ImageKey, ImageKey] = MappingProxyType({})
 
 PlannedRow = tuple[Row, Sequence, Run]
-"""A row, and whose it is."""
+"""A row, with its sequence and run."""
 
 
 class PlannedOutcome(NamedTuple):
@@ -43,33 +42,25 @@ class PlannedOutcome(NamedTuple):
     row: Row
     sequence: Sequence
     run: Run
-    token: int | None  # the token drawn, or None without a draw
-    logprobs: TokenLogprobs | None  # logprobs, scores, pooled_output: None unless asked for
-    scores: PromptScores | None
-    pooled_output: PooledOutput | None
-    non_finite: bool  # the row has non-finite values
+    token: int | None  # the sampled token, or None if the row samples none
+    logprobs: TokenLogprobs | None  # None unless requested
+    scores: PromptScores | None  # None unless requested
+    pooled_output: PooledOutput | None  # None unless requested
+    non_finite: bool  # the model computed NaN or infinity in this row
 
 
 @dataclass(slots=True)
 class InFlightPlan:
-    """A plan in flight, with one pending result for each step.
-
-    `rows`: the rows of the next result's step, each with its sequence and run. `left`: pending
-    results. `halted`: the workers were told to cancel it.
-
-    `pages`: released by sequences for which the plan still writes. They are free once the plan was
-    applied.
-
-    `unmasked`: masks for its rows are still to be sent. `planned`: when it was handed out.
-    """
+    """A plan in flight. Each of its steps has a result."""
 
     plan: Plan
-    rows: list[PlannedRow]
-    unmasked: bool
-    left: int
+    rows: list[PlannedRow]  # of the step whose result is next
+    unmasked: bool  # masks are still to be sent
+    left: int  # steps without a result so far
+    # pages of ended sequences that the plan still writes to. They become free when it is applied.
     pages: list[int] = field(default_factory=list)
-    planned: float = field(default_factory=time.monotonic)
-    halted: bool = False
+    planned: float = field(default_factory=time.monotonic)  # the time at which it was made
+    halted: bool = False  # `CancelSteps` is to be sent, or was sent
 
     def advance(self) -> None:
         """Advance to the plan's next step."""
@@ -78,7 +69,7 @@ class InFlightPlan:
             self.rows[place] = following(row), sequence, run
 
     def take_back(self) -> None:
-        """Count the tokens of skipped steps as unplanned. Their rows decode."""
+        """Undo the planning of steps that were skipped. All of their rows decode."""
         for row, sequence, run in self.rows:
             if sequence.run is run:
                 run.planned -= self.left
@@ -105,27 +96,20 @@ class InFlightPlan:
 
 
 class PlanBuilder:
-    """One step in the making.
-
-    `tokens`: tokens left for prefill. `share`: of all of them, what one client may have. `width`:
-    rows in the step, if each running sequence has one.
-    `prefilling`: some sequence has had its turn to prefill. `exceeded`: an image was put on the
-    device beyond the budget. `patches`: patches of images whose encoding begins. `masked`: some row
-    waits for a mask. `again`: new facts make a second pass worthwhile. `steps`: as in `Plan`.
-    """
+    """One step that is being built."""
 
     def __init__(self, tokens: int, steps: int = 1) -> None:
-        # the step so far
-        self.tokens = tokens
-        self.share = tokens
-        self.steps = steps
-        self.width = 0
-        self.prefilling = False
-        self.exceeded = False
-        self.patches = 0
-        self.masked = False
-        self.again = False
-        # the plan's orders
+        # limits and flags
+        self.tokens = tokens  # tokens left for prefill
+        self.share = tokens  # maximum tokens for prefill of one client
+        self.steps = steps  # as in `Plan`
+        self.width = 0  # rows in the step, counting one for each running sequence
+        self.prefilling = False  # a sequence has had the chance to prefill
+        self.exceeded = False  # an image was put on the device beyond the budget
+        self.patches = 0  # patches of the images whose encoding starts
+        self.masked = False  # a row needs a mask
+        self.again = False  # state has changed, so that another planning pass may find more work
+        # other contents of the plan
         self.moves: list[Move] = []
         self.encode: list[Encode] = []
         self.save: list[ImageKey] = []
@@ -135,41 +119,44 @@ class PlanBuilder:
         self._open: list[Open] = []
         # rows, in the plan's order
         self._decode: list[PlannedRow] = []
-        self._told_rows: list[PlannedRow] = []  # decode rows that send the newest token
+        self._decode_with_token: list[
+            PlannedRow
+        ] = []  # decode rows that send their token to the workers
         self._prefill: list[PlannedRow] = []
-        self._spent: dict[str, int] = {}  # tokens of prefill by client
+        self._spent: dict[str, int] = {}  # prefill tokens planned, by client
 
     def room(self, client: str) -> int:
-        """Return how many more tokens of a client's prompts the step takes."""
+        """Return how many more prompt tokens of a client fit in the step."""
         return min(self.tokens, max(0, self.share - self._spent.get(client, 0)))
 
     @property
     def decodes(self) -> bool:
-        """Return True if some row samples an answer token."""
-        return bool(self._decode or self._told_rows)
+        """Return True if a row decodes."""
+        return bool(self._decode or self._decode_with_token)
 
     @property
     def rows(self) -> list[PlannedRow]:
-        """The plan's rows so far."""
-        return self._decode + self._told_rows + self._prefill
+        """The rows so far, in the plan's order."""
+        return self._decode + self._decode_with_token + self._prefill
 
     @property
     def works(self) -> bool:
-        """Return True if the step has any work."""
-        rows = self._open or self._decode or self._told_rows or self._prefill
+        """Return True if the step contains any work."""
+        rows = self._open or self._decode or self._decode_with_token or self._prefill
         return bool(rows or self.moves or self.encode or self.save or self.deliver)
 
     def save_embedding(self, key: ImageKey, removed: list[Move], saved: bool) -> None:
-        """Write an embedding to disk if `saved`.
+        """Write an embedding to disk if `saved` is True.
 
-        The `removed` embeddings make room. Some of them may still be waiting to be written.
+        removed: moves that delete other embeddings from disk to free space. Some of these may not
+            have been written yet, so their writing is cancelled.
         """
         self.moves += [move for move in removed if move.key not in self.save]
         gone = {move.key for move in removed}
         self.save = [other for other in self.save if other not in gone] + [key] * saved
 
     def open(self, sequence: Sequence, run: Run) -> None:
-        """Open a worker slot for a sequence."""
+        """Open a slot of the workers for a sequence."""
         request = sequence.request
         self._open.append(
             Open(
@@ -195,28 +182,29 @@ class PlanBuilder:
         keep: int = NO_LINE,
         head_drafts: int = 0,
     ) -> Row:
-        """Plan a row that runs the newest token through the model and samples the next one.
+        """Plan a row that computes the newest token and samples the next one.
 
-        A plan in flight may still be sampling the newest.
+        The newest token itself may still be sampled by a plan in flight.
 
-        newest: the newest token, if the worker does not have it. draft, keep, head_drafts: as in
-        `Row`.
+        newest: the newest token, if the workers do not have it.
+        draft, keep, head_drafts: as in `Row`.
         """
         row = self._row(sequence, run, run.planned + 1, newest, draft, keep, head_drafts)
         if (more := self.steps - 1) > 0:
             run.planned, run.drawing = run.planned + more, run.drawing + more
             run.drawn = run.planned
-        (self._told_rows if newest else self._decode).append((row, sequence, run))
+        (self._decode_with_token if newest else self._decode).append((row, sequence, run))
         self.width += draft
         return row
 
     def prefill(self, sequence: Sequence, run: Run, end: int, singly: bool) -> Row:
-        """Compute up to `end`, and draw the next token if that completes a sequence that wants one.
+        """Plan the tokens up to `end`. If these are all of the sequence's tokens, the last row
+        samples the next one.
 
         Returns the last row.
 
-        singly: tokens that were forced in the answer each have a row, as sampled tokens and draft
-        tokens have. Which of them a grammar foresees in time must leave the answer unchanged.
+        singly: compute each token that a grammar forced in a separate row, as sampled tokens are.
+            Otherwise results would depend on how many forced tokens happen to be found in time.
         """
         count = end - run.planned
         self.tokens -= count
@@ -240,7 +228,7 @@ class PlanBuilder:
         keep: int = NO_LINE,
         head_drafts: int = 0,
     ) -> Row:
-        """Return the row that computes `[run.planned, end)`, and count these tokens as planned."""
+        """Return the row that computes `[run.planned, end)`, and update the run."""
         start, sample = run.planned, end == sequence.length and sequence.request.reading is None
         pages = tuple(run.pages[run.announced :])
         run.planned, run.announced = end, len(run.pages)
@@ -271,9 +259,9 @@ class PlanBuilder:
         pages: PageMoves = (),
         unused: FreeMemory | None = None,
     ) -> Plan:
-        """Build the plan. `tower`, `wait`, `pages`, `unused`: as in `Plan`."""
+        """Build the plan. tower, wait, pages, unused: as in `Plan`."""
         splice: list[Splice] = []
-        row = len(self._decode) + len(self._told_rows)
+        row = len(self._decode) + len(self._decode_with_token)
         for chunk, sequence, _ in self._prefill:
             end = chunk.start + chunk.length
             splice += splices(sequence.content, chunk.start, end, row, sequence.shown.shared)
@@ -305,7 +293,8 @@ def splices(
     row: int,
     shared: Mapping[ImageKey, ImageKey] = NOTHING_SHARED,
 ) -> list[Splice]:
-    """Return the images in tokens `[start, end)`, whose first token is batch row `row`.
+    """Return the splices for the images in tokens `[start, end)`. The first of these is batch row
+    `row`.
 
     shared: as in `PromptImages`.
     """

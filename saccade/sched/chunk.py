@@ -1,7 +1,4 @@
-"""Chunked prefill and images: the end of a chunk, and its images.
-
-Owns no state. Asks the image scheduler for available images.
-"""
+"""Chunked prefill of prompts with images: where a chunk ends, and which images it uses."""
 
 from __future__ import annotations
 
@@ -23,7 +20,9 @@ Images = Many[Image]
 
 
 class ChunkLimit(NamedTuple):
-    """The limit of a chunk. `end` stops before `missing`, the first missing image."""
+    """Where a chunk must end. `missing` is the image that it ends before, if that image is not
+    available.
+    """
 
     end: int
     missing: ImageKey | None
@@ -32,7 +31,9 @@ class ChunkLimit(NamedTuple):
 def chunk_limit(
     spans: Spans, images: Images, start: int, goal: int, showable: Callable[[ImageKey], bool]
 ) -> ChunkLimit:
-    """Return the limit of a chunk from `start` towards `goal`."""
+    """Return the limit of a chunk from `start` to at most `goal`. showable: whether an image is
+    available.
+    """
     for span in overlapping(spans, start, goal):
         key = images[span.image].key
         if not showable(key):
@@ -41,7 +42,9 @@ def chunk_limit(
 
 
 def whole(spans: Spans, start: int, end: int) -> int:
-    """Return where a chunk from `start` ends without the image that it would show in part."""
+    """Return the end of a chunk `[start, end)`, moved before the image that it would otherwise
+    split.
+    """
     for span in overlapping(spans, end - 1, end):
         if end < span.end:
             return max(start, span.start)
@@ -49,7 +52,7 @@ def whole(spans: Spans, start: int, end: int) -> int:
 
 
 class ImageChunks:
-    """The images that sequences' chunks may show."""
+    """Limits chunks to the available images, and puts their images on the device."""
 
     def __init__(
         self,
@@ -67,12 +70,13 @@ class ImageChunks:
         self._whole = limits.whole_image_tokens > 0
 
     def chunk_limit(self, sequence: Sequence, tokens: int) -> ChunkLimit:
-        """Return the limit of a chunk of at most `tokens` from the sequence's position."""
+        """Return the limit of a chunk of at most `tokens` tokens from the sequence's position."""
         start = sequence.position
         goal = min(start + tokens, len(sequence.tokens))
         if start >= sequence.images_end:
             return ChunkLimit(goal, None)
-        # A waiting sequence takes its slot first: room for images may be exceeded for running ones.
+        # Only for running sequences: a waiting one is admitted first, because the device's budget
+        # for images may be exceeded for a running sequence.
         if sequence.run is not None and not sequence.shown.chunk_aware:
             missing = self._image_scheduler.missing(sequence)
             if missing is not None:
@@ -82,22 +86,25 @@ class ImageChunks:
         return found._replace(end=self.whole(sequence, start, found.end))
 
     def whole(self, sequence: Sequence, start: int, end: int) -> int:
-        """Cut a chunk [start, end) where images must stay whole. Returns its end."""
+        """Return the end of a chunk `[start, end)`, which must not split an image if the model
+        requires that.
+        """
         return whole(sequence.request.spans, start, end) if self._whole and end > start else end
 
     def enough_lack(self, running: Iterable[Sequence]) -> bool:
-        """Return True if half of the slots are held by sequences that lack images.
+        """Return True if sequences with missing images use half of the slots.
 
-        The other half is for complete sequences.
+        The other half is reserved for sequences that have all of their images.
         """
         return sum(self._image_scheduler.lacks(sequence) for sequence in running) >= self._enough
 
     def show(
         self, sequence: Sequence, run: Run, end: int, builder: PlanBuilder, may_exceed: bool
     ) -> int:
-        """Put a chunk's images on the device.
+        """Put the images of a chunk `[run.planned, end)` on the device.
 
-        Returns the chunk's end within the device's budget.
+        Returns the end of the chunk, which is before the first image that does not fit in the
+        device's budget.
         """
         if run.planned >= sequence.images_end:
             return end

@@ -1,6 +1,5 @@
-"""The contract between the scheduler and a sequence whose answer is held to a grammar.
-
-A plugin implements grammars (`Plugin.grammars`). This module only has types.
+"""The interface between the scheduler and the grammar of one sequence. Plugins implement it
+(`Plugin.grammars`).
 """
 
 from __future__ import annotations
@@ -10,14 +9,14 @@ from typing import Protocol
 
 
 class GrammarState(Protocol):
-    """Which tokens are allowed next in one sequence, and which are forced.
+    """The tokens that a grammar allows next in one sequence, and those that it forces.
 
-    Methods raise InvalidRequest when the grammar has become too complex to follow.
+    Methods raise InvalidRequest if the grammar has become too complex.
     """
 
     @property
     def must_end(self) -> bool:
-        """Return True if the answer is complete and must end here."""
+        """Return True if the output is complete, and generation must end."""
         ...
 
     @property
@@ -27,12 +26,14 @@ class GrammarState(Protocol):
 
     @property
     def quick(self) -> bool:
-        """Return True if the mask will be ready soon after the token before."""
+        """Return True if the next mask will be ready soon after the token before it is sampled."""
         ...
 
     @property
     def foresees(self) -> bool:
-        """Return True if `ahead` may be called: masks after draft tokens are computed in time."""
+        """Return True if `ahead` may be called, because masks for draft tokens can be computed in
+        time.
+        """
         ...
 
     @property
@@ -41,32 +42,38 @@ class GrammarState(Protocol):
         ...
 
     def accept(self, token: int) -> None:
-        """Advance by a token sampled under the mask."""
+        """Advance by a token that was sampled with the mask."""
         ...
 
     def jump(self, planned: bool) -> tuple[int, ...]:
-        """Take the forced tokens. `planned`: a plan in flight samples the first of them."""
+        """Advance by the forced tokens and return them. planned: a plan in flight samples the first
+        of them.
+        """
         ...
 
     def step(self) -> None:
-        """Sample forced tokens one by one from now on."""
+        """Have forced tokens sampled one by one from now on, instead of returned by `jump`."""
         ...
 
     def go_on(self, planned: bool) -> None:
-        """Make the mask for the next token, if one is sampled. `planned`: by a plan in flight."""
+        """Start to compute the mask for the next token, if one is sampled. planned: by a plan in
+        flight.
+        """
         ...
 
     def mask(self) -> bytes:
-        """Return the mask for the next token. Waits unless `ready`."""
+        """Return the mask for the next token. Blocks unless `ready`."""
         ...
 
     def count_allowed(self, draft_tokens: Sequence[int]) -> int:
-        """Count the leading draft tokens that the grammar allows, without side effects."""
+        """Return how many of the leading draft tokens the grammar allows, without side effects."""
         ...
 
     def ahead(self, draft_tokens: Sequence[int], jumps: bool) -> list[bytes]:
-        """Return the masks behind each draft token, up to the first impossible one.
+        """Return the mask after each draft token, up to the first token that the grammar does not
+        allow.
 
-        jumps: forced tokens will be taken at once, else one by one.
+        jumps: True if forced tokens will be appended at once, False if they will be sampled one by
+            one.
         """
         ...

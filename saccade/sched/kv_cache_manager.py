@@ -1,7 +1,7 @@
-"""Pages for sequences: free and reclaimable pages, a new sequence's need, and an ended one's pages.
+"""KV pages for sequences: free and evictable pages, the pages that a new sequence needs, and the
+release of pages when a sequence ends.
 
-Owns no page: the pool and the prefix cache do. Leaves the choice of which sequence loses pages to
-the scheduler.
+The scheduler decides which sequence is preempted if there are too few pages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from saccade.sched.sequence import Run, Sequence
 
 
 class KVCacheManager:
-    """The page pool and the prefix cache (None: off) for the scheduler."""
+    """The page pool and the prefix cache, for the scheduler. The prefix cache may be disabled
+    (None).
+    """
 
     def __init__(
         self,
@@ -27,31 +29,31 @@ class KVCacheManager:
         parts: Parts,
         token_limit: int,
     ) -> None:
-        """Start with the caches that the server has. parts: the scheduler's."""
+        """Use the given caches. parts: the scheduler's parts."""
         self._loads = parts.loads
         self._parts = parts.every
         self._pool = pool
         self._prefix = prefix
         self._token_limit = token_limit
-        # who found too few pages, and how many could be had then
+        # the sequence that could not be admitted, and how many pages were available then
         self._refused: tuple[Sequence, int] | None = None
 
     @property
     def prefix(self) -> PrefixCache | None:
-        """The trie of computed pages, or None if off."""
+        """The prefix cache, or None if it is disabled."""
         return self._prefix
 
     @property
     def refused(self) -> Sequence | None:
-        """The sequence that found too few pages at the last turn."""
+        """The sequence that could not be admitted in the last planning pass, for lack of pages."""
         return self._refused[0] if self._refused else None
 
     def forget_refusal(self) -> None:
-        """Forget the error: a sequence was admitted, or the refused one has ended."""
+        """Reset `refused`, as a sequence was admitted or the refused one has ended."""
         self._refused = None
 
     def still_refused(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
-        """Return True if no page was freed since the sequence was refused."""
+        """Return True if the sequence was refused, and no pages have become available since."""
         refused = self._refused
         return (
             refused is not None
@@ -60,7 +62,7 @@ class KVCacheManager:
         )
 
     def find_pages(self, sequence: Sequence) -> list[Node]:
-        """Return a waiting sequence's cached pages. Sets `matched`."""
+        """Return the cached pages of a waiting sequence. Sets `matched`."""
         path = self._prefix.find(sequence.content, sequence.path) if self._prefix else []
         sequence.path = path
         if sequence.shareable < len(sequence.tokens):
@@ -71,15 +73,18 @@ class KVCacheManager:
         return path
 
     def match(self, sequence: Sequence) -> int:
-        """Count a sequence's tokens that are in the prefix cache, or can be loaded into it."""
+        """Return the number of the sequence's tokens that are in the prefix cache, or can be loaded
+        into it.
+        """
         self.find_pages(sequence)
         return sequence.position
 
     def awaits(self, sequence: Sequence, path: list[Node], running: Iterable[Sequence]) -> bool:
-        """Return True if a waiting sequence should wait for pages from another tier.
+        """Return True if a waiting sequence should wait until pages have been loaded from another
+        tier.
 
-        `path`: the sequence's cached pages. If it should resume, it runs without the others, and
-        `matched` is the cached part.
+        If this returns False, the sequence should be admitted with only its cached pages, `path`,
+        and `matched` has been set accordingly.
         """
         if self._loads is None or sequence.matched == len(path) * self._pool.page_size:
             return False
@@ -94,10 +99,10 @@ class KVCacheManager:
     def duplicate_prefix_ahead(
         self, sequence: Sequence, running: Iterable[Sequence], tokens: int
     ) -> bool:
-        """Return True if a running sequence is just computing `tokens` of a waiting sequence's
+        """Return True if a running sequence is computing the next `tokens` of a waiting sequence's
         prompt.
 
-        They will soon be shared.
+        Then the waiting sequence should wait, to use these pages from the cache.
         """
         start = sequence.position
         for part in self._parts:
@@ -108,9 +113,10 @@ class KVCacheManager:
         return has_duplicate_prefix(sequence, running, start, start + tokens)
 
     def outcome(self, sequence: Sequence, span: Span, place: Place) -> ImageOutcome:
-        """Return the source of an image now shown. `place`: the embedding's place before.
+        """Return the source of an image that is used in this step. place: where its embedding was
+        before the step.
 
-        Where two images have one key, the first is the one encoded for this sequence.
+        If two images of a sequence have the same key, the first one counts as encoded for it.
         """
         encoded = sequence.encoded.pop(sequence.shown.images[span.image].key, None)
         lost = encoded.missed if encoded else None
@@ -121,9 +127,9 @@ class KVCacheManager:
         return ImageOutcome(span.image, "embedding", missed_kv, None, tier)
 
     def _why_missing(self, sequence: Sequence, end: int, lost: Missed | None) -> Missed:
-        """Return why the cached prefix stopped before `end`, the end of an image.
+        """Return why the KV of an image that ends at `end` was not in the prefix cache.
 
-        `lost`: why the embedding was missing, if it was.
+        lost: why its embedding was missing, or None if it was cached.
         """
         if self._prefix is None or sequence.request.prompt_logprobs is not None:
             return "prefix cache off"
@@ -135,17 +141,23 @@ class KVCacheManager:
         return "other prompt or evicted" if self._prefix.evictions else "other prompt"
 
     def make_free(self, pages: int) -> bool:
-        """Return True if `pages` pages are free, after evicting unheld cached pages."""
+        """Evict cached pages that no sequence holds until `pages` pages are free. Returns False if
+        that is not possible.
+        """
         if self._pool.free < pages and self._prefix:
             self._prefix.evict(pages - self._pool.free)
         return self._pool.free >= pages
 
     def forget(self, pages: int) -> int:
-        """Evict up to `pages` unused, unpinned cached pages. Returns their number."""
+        """Evict up to `pages` cached pages that are neither in use nor pinned. Returns their
+        number.
+        """
         return self._prefix.evict(pages, pinned=False) if self._prefix else 0
 
     def _available(self, running: Iterable[Sequence]) -> int:
-        """Count free and reclaimable pages, less the near need of running sequences."""
+        """Return the number of free and evictable pages, minus those that running sequences need
+        soon.
+        """
         evictable = self._prefix.evictable if self._prefix else 0
         owed = sum(
             max(0, self._needs_soon(sequence) - len(sequence.run.pages))
@@ -155,9 +167,11 @@ class KVCacheManager:
         return self._pool.free + evictable - owed
 
     def fits(self, sequence: Sequence, path: list[Node], running: Iterable[Sequence]) -> bool:
-        """Return True if all tokens and the next few find pages beside `path`.
+        """Return True if there are pages for a sequence's tokens and the next few, in addition to
+        its cached pages `path`.
 
-        Running sequences keep theirs. If the pages are too few, the sequence is `refused`.
+        The pages of running sequences are not available. If there are too few pages, the sequence
+        becomes `refused`.
         """
         available = self._available(running)
         fits = self._covers(available, sequence, path)
@@ -165,19 +179,21 @@ class KVCacheManager:
         return fits
 
     def _covers(self, available: int, sequence: Sequence, path: list[Node]) -> bool:
-        """Return True if `available` pages cover what a sequence needs soon beside `path`."""
+        """Return True if `available` pages are enough for what a sequence needs soon in addition to
+        `path`.
+        """
         unheld = sum(self._pool.refs[node.page] == 1 for node in path)
         return available - unheld >= self._needs_soon(sequence) - len(path)
 
     def _needs_soon(self, sequence: Sequence) -> int:
-        """Count the pages for the present tokens and the next few."""
+        """Return the number of pages for the sequence's tokens and the next few."""
         most = min(sequence.prompt_length + sequence.request.most_tokens, self._token_limit)
         return self._pool.pages_for(min(sequence.length + GROWTH_TOKENS, most))
 
     def hold_pages(self, sequence: Sequence, path: list[Node]) -> Node | None:
-        """Give a waiting sequence the pages in `path` with its slot.
+        """Hold the pages of `path` for a sequence that is being admitted.
 
-        Returns the last of them in the prefix cache (None: off).
+        Returns the last node in the prefix cache, or None if the cache is disabled.
         """
         if self._prefix is None:
             return None
@@ -190,7 +206,9 @@ class KVCacheManager:
         return node
 
     def publish(self, sequence: Sequence, run: Run, computed: int) -> None:
-        """Make a running sequence's whole pages findable, as KV is valid up to `computed`."""
+        """Add full pages of a running sequence to the prefix cache, as its tokens up to `computed`
+        have valid KV.
+        """
         whole = computed // self._pool.page_size
         before, run.computed = run.computed, computed
         crossed = whole > before // self._pool.page_size
@@ -198,9 +216,9 @@ class KVCacheManager:
             run.node = self._prefix.extend(run.node, sequence.content, run.pages, whole)
 
     def flush(self, disk: bool) -> None:
-        """Forget all pins, and all cached pages but those held by running sequences.
+        """Remove all pins, and all cached pages that running sequences do not use.
 
-        The disk is cleared only with `disk`.
+        disk: also clear the disk.
         """
         if self._loads is not None:
             self._loads.flush(disk)
@@ -208,9 +226,10 @@ class KVCacheManager:
             self._prefix.flush()
 
     def leave(self, sequence: Sequence, run: Run) -> list[int]:
-        """End a run's hold. Its whole computed pages stay findable, with `run.node` the last.
+        """Release a run's hold on the prefix cache. Its full computed pages stay cached; `run.node`
+        is the last of them.
 
-        Returns the rest, to be released once every plan in flight is done writing to them.
+        Returns the other pages. Release them once no plan in flight writes to them.
         """
         if self._prefix is None or run.node is None:
             return run.pages
@@ -223,9 +242,10 @@ class KVCacheManager:
         return run.pages[whole:]
 
     def audit(self, holders: Iterable[Iterable[int]], lines: Iterable[int]) -> None:
-        """Assert that every page is accounted for, and every line with a state.
+        """Assert that every page and every slot for states is accounted for.
 
-        A page is free, the trie's, arriving, or held by one of `holders`. `lines`: held by runs.
+        A page is free, in the prefix cache, being loaded, or in one of `holders`. lines: slots used
+        by runs.
         """
         arriving = () if self._loads is None else tuple(self._loads.holders)
         owned = (self._prefix.owned(),) if self._prefix else ()
@@ -238,7 +258,9 @@ class KVCacheManager:
 def has_duplicate_prefix(
     sequence: Sequence, running: Iterable[Sequence], start: int, end: int
 ) -> bool:
-    """Return True if a running sequence has yet to compute `[start, end)` of the same prompt."""
+    """Return True if a running sequence is still to compute tokens `[start, end)` of the same
+    prompt.
+    """
     if end >= len(sequence.tokens):
         return False
     return any(

@@ -1,4 +1,4 @@
-"""The bounds of the scheduler, and its counters. Owns no decision."""
+"""The scheduler's limits and counters."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from saccade.core.plan import PageTier
 
 GROWTH_TOKENS = 8
-"""Answer tokens for which every sequence is given room when a new one is admitted, so that none is
-preempted at once.
+"""When a sequence is admitted, there must be free pages for this many more tokens of every
+sequence, so that none is preempted at once.
 """
 
 
@@ -31,11 +31,11 @@ NOT_FINITE = (
 
 @dataclass(frozen=True, slots=True)
 class DraftLimits:
-    """Bounds on draft tokens."""
+    """Limits on speculative decoding."""
 
-    tokens: int = 0  # most draft tokens per sequence and step, 0 to disable
-    # lines of the workers' state memory for the states between draft tokens, or None for a model
-    # without states
+    tokens: int = 0  # maximum draft tokens per sequence and step, 0 to disable
+    # slots of the workers' state memory for the states between draft tokens, or None if the model
+    # has no recurrent states
     states: range | None = None
     head: bool = False  # the model has an MTP head
 
@@ -45,88 +45,51 @@ NO_DRAFTS = DraftLimits()
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """The scheduler's bounds.
+    """The scheduler's limits. They do not change after start-up."""
 
-    max_running: sequences at a time. chunk_tokens: tokens per step, decode rows included (which
-    always go ahead). context_length: prompt and answer.
-
-    encode_patches: patches in images whose encoding may begin in a step. One image always may.
-
-    chunk_aware: False has all images of a prompt encoded before its next chunk, for benchmarks.
-
-    look_ahead: images that may be on their way before their turn. arena_bytes: the pixel arena.
-
-    early_tokens: a new sequence with missing images takes a slot only if it can compute this many
-    tokens at once. It also waits for a running sequence that is just computing this many tokens of
-    the same prompt, to share them.
-
-    given_bytes: bytes per token in an embedding given by another server instead of pixels, or 0
-    without such a server.
-
-    tower_budget: patch-blocks (patches x blocks of the vision encoder) that a step may spend on
-    images, or 0 for no bound. tower_shares: prompts compete for the tower's time, as decoding rows
-    do. tower_blocks: blocks in the vision encoder.
-
-    snapshot_tokens: tokens between two snapshots of a long prompt, for models with per-sequence
-    states.
-
-    whole_image_tokens: tokens of the largest image, where chunks must end between images, or 0 if
-    chunks end anywhere.
-
-    batch_invariant: one-token rows are batch-invariant, so each token of an answer has a row of its
-    own.
-
-    plan_steps: most steps in a plan of rows that only decode.
-    """
-
-    # a step
-    max_running: int  # sequences at a time
-    chunk_tokens: int  # tokens per step, decode rows included (which always go ahead)
-    context_length: int  # prompt and answer
-    # patches in images whose encoding may begin in a step. One image always may.
+    # ---- a step
+    max_running: int  # running sequences
+    chunk_tokens: int  # tokens per step. Decode rows count, but are planned even beyond the limit.
+    context_length: int  # prompt and generated tokens
+    # patches of the images whose encoding may start in a step. One image may exceed it.
     encode_patches: int
-    # images before their turn
-    look_ahead: int = 32  # images that may be on their way before their turn
-    # a new sequence with missing images takes a slot only if it can compute this many tokens at
-    # once. It also waits for a running sequence that is just computing this many tokens of the same
-    # prompt, to share them.
+    # ---- prefetching of images
+    look_ahead: int = 32  # images that may be decoded or read from disk before they are needed
+    # A new sequence with missing images is admitted only if it can compute this many tokens at
+    # once. It also waits if a running sequence is computing the next tokens of the same prompt, at
+    # least this many, to share them.
     early_tokens: int = 256
-    arena_bytes: int = 1 << 40
+    arena_bytes: int = 1 << 40  # size of the pixel arena
+    # False: encode all images of a prompt before its next chunk, for benchmarks
     chunk_aware: bool = True
-    # the tower's time
+    # ---- the vision encoder
     # patch-blocks (patches x blocks of the vision encoder) that a step may spend on images, or 0
-    # for no bound
+    # for no limit
     tower_budget: int = 0
-    tower_shares: bool = True  # prompts compete for the tower's time, as decoding rows do
+    # also limit it in steps that only prefill, as prompts and the encoder share the same cores
+    tower_shares: bool = True
     tower_blocks: int = 1  # blocks in the vision encoder
-    # what few models have
+    # ---- some models or servers only
     # tokens between two snapshots of a long prompt, for models with per-sequence states
     snapshot_tokens: int = 1024
-    # bytes per token in an embedding given by another server instead of pixels, or 0 without such a
-    # server
+    # bytes per token of embeddings from a separate encoder server, or 0 if there is none
     given_bytes: int = 0
     drafts: DraftLimits = NO_DRAFTS
-    # tokens of the largest image, where chunks must end between images, or 0 if chunks end anywhere
+    # tokens of the largest image if a chunk must not end within an image, or 0 if it may
     whole_image_tokens: int = 0
-    # one-token rows are batch-invariant, so each token of an answer has a row of its own
+    # One-token rows are batch-invariant, so each generated token is computed in a separate row.
     batch_invariant: bool = False
-    plan_steps: int = 1  # most steps in a plan of rows that only decode
+    plan_steps: int = 1  # maximum steps in a plan whose rows all decode
 
     @property
     def longest_chunk(self) -> int:
-        """The most prompt tokens in a step. An image that must stay whole always fits."""
+        """The maximum prompt tokens in a step. The largest image fits if it must not be split."""
         return max(self.chunk_tokens, self.whole_image_tokens)
 
 
 @dataclass(slots=True)
 class Counts:
-    """Counters, which only grow.
-
-    `images_pixels`: images encoded again from pixels still in the arena. `images_given`: images
-    encoded by another server. `restored_tokens`: cached tokens back from other tiers, by tier.
-    `images_same`: images that turned out to have another's pixels. `tiles_new`, `tiles_seen`: tiles
-    run through the tower, and those whose rows were there.
-    """
+    """Counters, which never decrease."""
 
     # requests
     requests: int = 0
@@ -135,22 +98,25 @@ class Counts:
     # tokens
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    # cached tokens that were loaded from a tier other than the device
     restored_tokens: Counter[PageTier] = field(default_factory=Counter)
     generated_tokens: int = 0
     # images
     images_encoded: int = 0
     patches_encoded: int = 0
-    images_pixels: int = 0
-    images_given: int = 0
-    images_embedding: int = 0
-    images_kv: int = 0
-    images_same: int = 0
-    tiles_new: int = 0
-    tiles_seen: int = 0
+    images_pixels: int = 0  # encoded again, from pixels that were still in the arena
+    images_given: int = 0  # encoded by another server
+    images_embedding: int = 0  # the embedding was cached
+    images_kv: int = 0  # the KV was cached
+    images_same: int = 0  # aliases: the pixels were those of another image
+    tiles_new: int = 0  # tiles that the vision encoder encoded
+    tiles_seen: int = 0  # tiles whose embedding rows were copied
 
 
 def image_failure(why: str) -> tuple[str, str | None]:
-    """Return the error and the code of requests whose image failed, as `StepResult.failed`."""
+    """Return (error, code) for the requests of an image that failed. why: the reason in
+    `StepResult.failed`.
+    """
     if not why:
         return NO_MEMORY_IMAGE, None
     return NOT_ENCODED.format(why=why), "internal_error"

@@ -1,7 +1,7 @@
-"""The contract between the engine's loop and the scheduler of the workers.
+"""The interface between the engine loop and a scheduler.
 
-`scheduler.py` answers prompts. A plugin's gives embeddings away. Both make plans in order, up to
-`PLANS_IN_FLIGHT` before the oldest is applied.
+`scheduler.py` generates text. The scheduler of a plugin computes embeddings for other servers. Both
+make plans in order, with up to `PLANS_IN_FLIGHT` plans whose results are not applied yet.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from saccade.sched.limits import Counts
 
 
 class Scheduler(Protocol):
-    """What the engine's loop needs from a scheduler.
+    """The methods of a scheduler that the engine loop calls.
 
-    `apply` answers the oldest plan in flight. Anything else may be called at any time.
+    `apply` takes the result of the oldest plan in flight. All other methods may be called at any
+    time.
     """
 
     counts: Counts
@@ -29,12 +30,12 @@ class Scheduler(Protocol):
 
     @property
     def running(self) -> Sized:
-        """Requests that the workers compute for."""
+        """The requests that the workers compute."""
         ...
 
     @property
     def waiting(self) -> Sized:
-        """Requests in the queue."""
+        """The requests in the queue."""
         ...
 
     @property
@@ -43,11 +44,15 @@ class Scheduler(Protocol):
         ...
 
     def add_request(self, request: Request) -> list[Delta]:
-        """Queue a request under a new id. An impossible request gets its terminal delta at once."""
+        """Queue a request, whose id must be new. A request that can never run gets its final delta
+        at once.
+        """
         ...
 
     def abort(self, id: str) -> list[Delta]:
-        """End a request whose client has left. Returns an empty list if it has already ended."""
+        """Cancel a request, whose client has disconnected. Returns an empty list if it has already
+        ended.
+        """
         ...
 
     def fail_all(self, error: str) -> list[Delta]:
@@ -57,40 +62,42 @@ class Scheduler(Protocol):
     def pixels_ready(
         self, key: ImageKey, pixels: bytes = b"", tiles: tuple[bytes, ...] = ()
     ) -> list[Delta]:
-        """Take an image that the front has decoded into the slot named by `Notices.want`.
+        """Use an image that the front has decoded into the slot from `Notices.want`.
 
         pixels, tiles: as in `PixelsReady`.
         """
         ...
 
     def pixels_failed(self, key: ImageKey, error: str) -> list[Delta]:
-        """End every request that is stuck, as the front has given up writing to the slot."""
+        """End every request that needs an image, as the front could not decode it."""
         ...
 
     def flush(self, embeddings: bool, disk: bool = True) -> None:
-        """Forget cached pages and, with `embeddings`, also embeddings and pixels.
+        """Clear the KV prefix cache, and with `embeddings` also cached embeddings and pixels.
 
-        The disk is cleared only with `disk`.
+        disk: also clear the disk.
         """
         ...
 
     def drop_pages(self, pages: int) -> int:
-        """Forget up to `pages` cached pages kept for later use. Returns their number."""
+        """Evict up to `pages` cached pages that are not in use. Returns the number of evicted
+        pages.
+        """
         ...
 
     def release_memory(self) -> None:
-        """Release unused memory with the next plan."""
+        """Have the next plan return unused memory to the operating system."""
         ...
 
     def take_notices(self) -> Notices:
-        """Return the news for the front, and clear it."""
+        """Return the updates for the front since the last call."""
         ...
 
     def plan(self) -> Plan:
-        """Return the next step. Legal while fewer than two are in flight.
+        """Return the next step. Must not be called while `PLANS_IN_FLIGHT` plans are in flight.
 
-        The plan must be applied unless `empty`. Then there is work only after a message arrives or
-        a plan in flight is applied.
+        A plan must be executed and applied unless it is `empty`. After an empty plan, call this
+        again once a message has arrived or a plan in flight has been applied.
         """
         ...
 

@@ -1,16 +1,19 @@
-"""The scheduler: the choice of the next work, and the use of results.
+"""The scheduler: decides what each step computes, and processes its results.
 
-Owns every sequence, slot and page decision. Works with lengths, keys and token ids, not with
-tensors, bytes or text. `image_scheduler.py` decides about images, `turns.py` about turns.
+It decides about sequences, slots and pages. It works with lengths, keys and token ids, never with
+tensors, bytes or text. `image_scheduler.py` schedules images, and `turns.py` orders waiting
+sequences.
 
     add -> plan -> plan -> apply -> plan -> apply ...      (up to two plans in flight)
 
-A plan names positions, not values: the next plan counts the tokens to be drawn by the plan in
-flight. If such a token ends its answer, the next plan's row for the answer is computed and ignored.
-Each step takes running sequences oldest first: one token for each decoding one, then prompts'
-chunks within the token budget, of which each client has a share, then new sequences by turns. Older
-sequences may take pages from the youngest (computed again later), so that the oldest always makes
-progress. While a sequence lacks images, the others continue.
+A plan refers to tokens by position. So the next plan can be made before the values of the tokens
+that the plan in flight samples are known. If such a token ends the output, the next plan's row for
+the sequence is computed in vain, and ignored.
+
+Each step takes running sequences, the oldest first: one token for each decoding sequence, then
+chunks of prompts within the token budget, of which each client has a share, then new sequences in
+the order of their turns. An older sequence may preempt the youngest ones to get their pages, so
+that the oldest always makes progress. Sequences that wait for images do not delay the others.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ from saccade.sched.parts.step_part import PartContext, Parts, StepPart
 from saccade.sched.sequence import Run, Sequence
 from saccade.sched.turns import IDLE_TOKENS, IdleWork, TurnQueue, find_crowding, in_turn
 
-if TYPE_CHECKING:  # for what few servers have
+if TYPE_CHECKING:  # not imported unless a server needs them
     from saccade.sched.grammar_state import GrammarState
     from saccade.sched.images.tiles import TileIndex
     from saccade.sched.step_pace import StepPace
@@ -56,13 +59,16 @@ if TYPE_CHECKING:  # for what few servers have
 Part = TypeVar("Part", bound=StepPart)
 
 BUNDLED_TOKENS = 16
-"""Tokens that go to the front together where nobody reads along. The first goes alone."""
+"""Number of tokens per delta for requests that are not streamed. The first token is reported
+immediately.
+"""
 
 
 class GenerationScheduler:
-    """The `protocol.Scheduler` that answers prompts.
+    """The `protocol.Scheduler` that generates text.
 
-    `apply` answers the oldest plan in flight. Anything else may be called at any time.
+    `apply` takes the result of the oldest plan in flight. All other methods may be called at any
+    time.
     """
 
     def __init__(
@@ -75,50 +81,53 @@ class GenerationScheduler:
         pace: StepPace | None = None,
         tiles: TileIndex | None = None,
     ) -> None:
-        """Build the parts that the limits and the caches ask for.
+        """Create the scheduler and the parts that the limits and the caches need.
 
-        pace: of steps with decoding rows, on an accelerator. tiles: as in `ImageScheduler`.
+        pace: limits images and prompts in steps that decode, on an accelerator.
+        tiles: as in `ImageScheduler`.
         """
         self.limits = limits
-        # most tokens in one sequence, prompt and answer
+        # maximum tokens in one sequence, prompt and generated tokens
         self.token_limit = min(limits.context_length, pool.capacity * pool.page_size)
         self.pool = pool
         self.embeddings = embeddings
         self.counts = Counts()
         self.image_scheduler = ImageScheduler(limits, embeddings, self.counts, pace, tiles)
         self._prompt_pace = None if pace is None else pace.prompts
-        self.running: list[Sequence] = []  # by order
+        self.running: list[Sequence] = []  # in order of arrival
         self.waiting = TurnQueue()
         self.idle_work = IdleWork()
         context = PartContext(limits, pool, prefix, embeddings, self.token_limit)
         self._parts = Parts(context)
-        # loads of pages from other tiers, or None without other tiers
-        self.loads = self._parts.loads
-        self._asking: dict[Sequence, tuple[StepPart, ...]] = {}  # of those that have more parts
+        self.loads = self._parts.loads  # loads of pages from other tiers, or None without these
+        # parts of the sequences with cache options; all others have `_parts.every`
+        self._parts_by_sequence: dict[Sequence, tuple[StepPart, ...]] = {}
         self._kv_cache = KVCacheManager(pool, prefix, self._parts, self.token_limit)
         self._chunks = ImageChunks(
             self.image_scheduler, embeddings, self._kv_cache, limits, self.counts
         )
         self._eos = frozenset(eos_token_ids)
         self._ids: dict[str, Sequence] = {}
-        self._slots = list(range(limits.max_running))[::-1]  # free: workers close before they open
+        # Free slots. A slot may be in `_closing` too, because a plan closes slots before it opens
+        # any.
+        self._slots = list(range(limits.max_running))[::-1]
         self._closing: list[int] = []
         self._releases_memory = False
         self._flights: deque[InFlightPlan] = deque()  # planned, not yet applied; the oldest first
 
-    # ---- requests and pixels arrive
+    # ---- requests and pixels
 
     @property
     def prefix(self) -> PrefixCache | None:
-        """The trie of computed pages, or None if off."""
+        """The prefix cache, or None if it is disabled."""
         return self._kv_cache.prefix
 
     def part(self, kind: type[Part]) -> Part | None:
-        """Return the part of a kind, or None on a scheduler without it."""
+        """Return the scheduler's part of this class, or None if it has none."""
         return next((part for part in self._parts.built if isinstance(part, kind)), None)
 
     def _parts_of(self, sequence: Sequence) -> tuple[StepPart, ...]:
-        return self._asking.get(sequence, self._parts.every)
+        return self._parts_by_sequence.get(sequence, self._parts.every)
 
     @property
     def idle(self) -> bool:
@@ -130,10 +139,10 @@ class GenerationScheduler:
     def add_request(
         self, request: Request, grammar_state: GrammarState | None = None
     ) -> list[Delta]:
-        """Queue a request under a new id. `grammar_state`: the state of its grammar, if any.
+        """Queue a request, whose id must be new. grammar_state: required if and only if it has a
+        grammar.
 
-        An impossible request, or one whose answer can only be empty, gets its terminal delta at
-        once.
+        A request that can never run, or whose output must be empty, gets its final delta at once.
         """
         assert request.id not in self._ids and bool(request.grammar) == (grammar_state is not None)
         fits = all(self.image_scheduler.slots.fits(image) for image in request.images)
@@ -155,7 +164,7 @@ class GenerationScheduler:
                 return [self._report(sequence, reason)]
         self._ids[request.id] = sequence
         if request.caching.is_reported:
-            self._asking[sequence] = self._parts.asking
+            self._parts_by_sequence[sequence] = self._parts.asking
         if sequence.idle:
             self.idle_work.later.append(sequence)
             return []
@@ -172,7 +181,7 @@ class GenerationScheduler:
             self.image_scheduler.ask_early(sequence)
 
     def _put_aside(self, sequence: Sequence) -> None:
-        """Remove background work from the running sequences, as other work arrived."""
+        """Preempt or dequeue the active background request, as another request has arrived."""
         if sequence.run is not None:
             self._preempt(sequence)
         else:
@@ -189,7 +198,9 @@ class GenerationScheduler:
             self._kv_cache.forget_refusal()
 
     def abort(self, id: str) -> list[Delta]:
-        """End a request whose client has left. Returns an empty list if it has already ended."""
+        """Cancel a request, whose client has disconnected. Returns an empty list if it has already
+        ended.
+        """
         return [self._finish(self._ids[id], "abort")] if id in self._ids else []
 
     def fail_all(self, error: str) -> list[Delta]:
@@ -199,7 +210,7 @@ class GenerationScheduler:
     def pixels_ready(
         self, key: ImageKey, pixels: bytes = b"", tiles: tuple[bytes, ...] = ()
     ) -> list[Delta]:
-        """Take an image that the front has decoded into the slot named by `Notices.want`.
+        """Use an image that the front has decoded into the slot from `Notices.want`.
 
         pixels, tiles: as in `PixelsReady`.
         """
@@ -207,12 +218,12 @@ class GenerationScheduler:
         return []
 
     def embedding_ready(self, key: ImageKey) -> list[Delta]:
-        """Take an embedding given by another server. Otherwise like `pixels_ready`."""
+        """Use an embedding that another server has computed. Otherwise like `pixels_ready`."""
         self.image_scheduler.pixels_ready(key, given=True)
         return []
 
     def pixels_failed(self, key: ImageKey, error: str) -> list[Delta]:
-        """End every request that is stuck, as the front has given up writing to the slot."""
+        """End every request that needs the image, as the front could not decode it."""
         needy = [
             sequence
             for sequence in self.image_scheduler.pixels_failed(key)
@@ -221,10 +232,12 @@ class GenerationScheduler:
         return [self._finish(sequence, "error", error) for sequence in needy]
 
     def flush(self, embeddings: bool, disk: bool = True) -> None:
-        """Forget all pins, and all cached pages but those held by running sequences.
+        """Remove all pins, and all cached pages that running sequences do not use.
 
-        With `embeddings`, also forgets unused embeddings and kept pixels. The disk is cleared only
-        with `disk`. Waiting sequences compute their found prefixes again.
+        embeddings: also remove embeddings and kept pixels that are not in use.
+        disk: also clear the disk.
+
+        The prompts of waiting sequences will be computed again, even if they were cached.
         """
         self._kv_cache.flush(disk)
         for part in self._parts.built:
@@ -235,9 +248,10 @@ class GenerationScheduler:
             sequence.matched = None
 
     def drop_pages(self, pages: int) -> int:
-        """Evict up to `pages` unused, unpinned cached pages. Returns their number.
+        """Evict up to `pages` cached pages that are neither in use nor pinned. Returns their
+        number.
 
-        Waiting sequences look for their prefixes again.
+        Waiting sequences are looked up in the prefix cache again.
         """
         forgotten = self._kv_cache.forget(pages)
         for sequence in self.waiting if forgotten else ():
@@ -245,11 +259,13 @@ class GenerationScheduler:
         return forgotten
 
     def release_memory(self) -> None:
-        """Have the next plan release the memory of free pages, and of what else was freed."""
+        """Have the next plan return unused memory to the operating system, including that of free
+        pages.
+        """
         self._releases_memory = True
 
     def measure(self, metrics: Metrics) -> None:
-        """Copy what the parts count into the metrics that users see."""
+        """Copy the counters and gauges of all parts to the metrics."""
         for part in self._parts.built:
             part.measure(metrics)
         if self.loads is not None:
@@ -259,16 +275,17 @@ class GenerationScheduler:
             metrics.set_all("saccade_adapter_requests", Counter(names), state=state)
 
     def take_notices(self) -> Notices:
-        """Return the news for the front, and clear it."""
+        """Return the updates for the front since the last call."""
         return self.image_scheduler.take_notices()
 
     # ---- plan
 
     def plan(self) -> Plan:
-        """Return the next step. Legal while fewer than two are in flight.
+        """Return the next step. Must not be called while `PLANS_IN_FLIGHT` plans are in flight.
 
-        The plan must be applied unless `empty`. Then there is work only after a message arrives or
-        a plan in flight is applied. Behind a plan of several steps none is made before its last.
+        A plan must be executed and applied unless it is `empty`. After an empty plan, call this
+        again once a message has arrived or a plan in flight has been applied. While a plan of
+        several steps is in flight, the next one is made only when its last step is computed.
         """
         assert len(self._flights) < PLANS_IN_FLIGHT, "too many plans in flight"
         if self._flights and self._flights[-1].left > 1:
@@ -287,9 +304,10 @@ class GenerationScheduler:
         return plan
 
     def take_cancel(self) -> bool:
-        """Return True, once, if a plan of several steps should end now.
+        """Return True, once, if the plan of several steps in flight should be cancelled.
 
-        New work has arrived, or a row is obsolete. Call this after every message and result.
+        That is if a new request is waiting, or if a sequence in the plan has ended. Call this after
+        every message and result.
         """
         flight = self._flights[-1] if self._flights else None
         if flight is None or flight.left == 1 or flight.halted:
@@ -300,10 +318,10 @@ class GenerationScheduler:
         return flight.halted
 
     def take_masks(self) -> tuple[Masks | None, list[Delta]]:
-        """Return the masks of the oldest plan in flight, once, if any rows are masked.
+        """Return the masks for the oldest plan in flight, once, if any of its rows are masked.
 
-        They are due before any later plan. Call this after every plan made or applied. Ends
-        requests whose grammars have become too complex.
+        Send them before any later plan. Call this after every call of `plan` and `apply`. Also ends
+        requests whose grammars have become too complex, and returns their deltas.
         """
         flight = self._flights[0] if self._flights else None
         if flight is None or not flight.unmasked:
@@ -320,7 +338,9 @@ class GenerationScheduler:
         return Masks.of(flight.plan.step, words), deltas
 
     def _mask(self, row: Row, sequence: Sequence, run: Run) -> bytes:
-        """Return the mask of a row. If the sequence has ended, what is drawn is ignored."""
+        """Return the mask of a row. If the sequence has ended, all tokens are allowed, as the
+        result is ignored.
+        """
         grammar_state = sequence.grammar_state
         assert grammar_state is not None
         if sequence.run is not run:
@@ -351,9 +371,9 @@ class GenerationScheduler:
         return builder
 
     def _count_prompt_tokens(self) -> int:
-        """Return how many tokens of prompts the next step has room for.
+        """Return the maximum number of prompt tokens in the next step.
 
-        The pace bounds them while anybody reads an answer as it comes.
+        While a decoding request is streamed, `PromptPace` limits it.
         """
         decoding = [sequence for sequence in self.running if sequence.decoding]
         most = self.limits.chunk_tokens
@@ -363,14 +383,15 @@ class GenerationScheduler:
         pace = self._prompt_pace
         if pace is not None and any(sequence.request.streamed for sequence in decoding):
             tokens = min(tokens, pace.tokens)
-        # Rows that decode are beside a step's tokens in the workers' memory: an image always fits.
+        # The workers' memory has space for all decode rows in addition to `chunk_tokens`, so an
+        # image that must not be split always fits.
         return max(self.limits.whole_image_tokens, tokens)
 
     def _share(self, tokens: int) -> int:
-        """Return how many of a step's tokens the prompts of one client may have.
+        """Return how many of a step's prompt tokens each client may use.
 
-        Clients with runnable prompts share them, and leave as much for waiting ones: a long
-        prompt would keep others waiting until its end.
+        The clients whose prompts can run divide them, and leave one share for waiting clients.
+        Otherwise a long prompt would delay all others until its end.
         """
         clients = {
             sequence.client
@@ -385,10 +406,10 @@ class GenerationScheduler:
         return max(-(-tokens // count), self.limits.whole_image_tokens)
 
     def _count_steps(self) -> int:
-        """Return how many steps the next plan may hold, and get the pages for these.
+        """Return the number of steps in the next plan, and allocate the pages that they need.
 
-        It holds several where all that is left to do is to decode, and no grammar or part looks at
-        each token before the next.
+        A plan has several steps only if all sequences decode, there is no other work, and no
+        grammar or part needs a token's value before the next step.
         """
         steps, size = self.limits.plan_steps, self.pool.page_size
         if len(self.waiting) or self.idle_work.active or self.image_scheduler.busy:
@@ -405,7 +426,7 @@ class GenerationScheduler:
         for sequence in self.running:
             run = sequence.run
             if run is None or not sequence.remaining_tokens(self.token_limit):
-                continue  # plans in flight draw its last token
+                continue  # plans in flight sample its last token
             missing = self.pool.pages_for(run.planned + steps) - len(run.pages)
             if missing > 0 and self._kv_cache.make_free(missing):
                 run.pages += self.pool.allocate(missing, run.pages[-1])
@@ -413,10 +434,10 @@ class GenerationScheduler:
         return max(1, steps)
 
     def _build(self, builder: PlanBuilder) -> Plan:
-        """Build the step.
+        """Build the plan.
 
-        A plan that only continues an encoding, or waits, is made only when every other plan was
-        applied. The result of a plan in flight may add more work.
+        A plan that only continues an encoding, or only waits, is made only if no other plan is in
+        flight, because the result of a plan in flight may allow more work.
         """
         pages: PageMoves = ()
         loading = False
@@ -436,10 +457,10 @@ class GenerationScheduler:
         return builder.build(self.counts.steps, closing, tower, wait, pages, unused)
 
     def _preempt_beyond_share(self) -> None:
-        """Preempt one sequence of a client or group beyond its share.
+        """Preempt a sequence of a client or group that exceeds its share.
 
-        This happens if the next in turn lacks a slot or pages, and its client or group is still
-        without.
+        This happens if the next sequence to admit lacks a slot or pages, and its client or group
+        has no slot yet.
         """
         refused = self._kv_cache.refused
         if not self.running or (self._slots and refused is None):
@@ -455,18 +476,18 @@ class GenerationScheduler:
             self.waiting.add(rival)
 
     def _continue_running(self, builder: PlanBuilder) -> None:
-        """Plan running sequences, oldest first.
+        """Plan the running sequences, the oldest first.
 
-        The youngest, later in this loop, may lose their pages to older ones. The youngest of all,
-        if unable to decode, steps back too: it would keep pages and token budget from an older
-        sequence.
+        Older sequences may preempt the youngest ones, which come later in this loop. If the
+        youngest sequence itself cannot get a page to decode, it is preempted as well. Otherwise it
+        would keep pages that an older sequence needs.
         """
         size, limit = self.pool.page_size, self.token_limit
         builder.width = len(self.running)
         for sequence in tuple(self.running):
             run = sequence.run
             if run is None or run.waits or not sequence.can_sample(limit):
-                continue  # it lost its pages, or depends on tokens of the plans in flight
+                continue  # it was preempted, or depends on the results of plans in flight
             if not sequence.decoding:
                 self._prefill(sequence, run, builder)
             elif run.planned < len(run.pages) * size or (
@@ -478,7 +499,7 @@ class GenerationScheduler:
                 self.waiting.put_back(sequence)
 
     def _decode(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> None:
-        """Plan the newest token's row, and what parts have behind it."""
+        """Plan the row of the newest token, and the rows that parts add after it."""
         parts, row = self._parts_of(sequence), None
         for part in parts:
             row = row or part.decode(sequence, run, builder, parts)
@@ -487,10 +508,10 @@ class GenerationScheduler:
             part.planned(run, row, builder)
 
     def _admit_waiting(self, builder: PlanBuilder) -> None:
-        """Admit waiting sequences by turns for slots and pages.
+        """Admit waiting sequences in the order of their turns, while there are slots and pages.
 
-        Passes over sequences that wait only for images, or for an older sequence to compute the
-        same prefix.
+        Skips sequences that wait only for images, or for a running sequence that computes the same
+        prefix.
         """
         for sequence in in_turn(self.waiting, self.running, self.limits.max_running):
             if not self._slots or builder.tokens == 0:
@@ -552,8 +573,8 @@ class GenerationScheduler:
         parts = self._parts_of(sequence)
         for part in parts:
             end = part.cut(run, end)
-        # The oldest sequence that can prefill, once it has no step in flight, may exceed the
-        # device's budget by one image rather than wait, so that there is always progress.
+        # To guarantee progress, the oldest sequence that can prefill, and has no step in flight,
+        # may exceed the device's budget for embeddings by one image.
         may_exceed = not builder.prefilling and run.planned == run.computed
         builder.prefilling = True
         end = self._chunks.whole(sequence, run.planned, self._allocate(sequence, run, end))
@@ -567,13 +588,14 @@ class GenerationScheduler:
 
     @property
     def _pages_in_flight(self) -> int:
-        """Count the pages that are free once the plans in flight have been applied."""
+        """The number of pages that become free once the plans in flight have been applied."""
         return sum(len(flight.pages) for flight in self._flights)
 
     def _allocate(self, sequence: Sequence, run: Run, end: int) -> int:
-        """Get pages up to token `end`, and return the end that they reach for now.
+        """Allocate pages for the tokens up to `end`. Returns the end of the tokens that have pages
+        now.
 
-        Uses free pages first, then unused cached pages, then those of younger sequences.
+        Uses free pages first, then evicts cached pages, then preempts younger sequences.
         """
         missing = self.pool.pages_for(end) - len(run.pages)
         if missing > 0:
@@ -588,20 +610,20 @@ class GenerationScheduler:
         return min(end, len(run.pages) * self.pool.page_size)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Stop a running sequence, which the caller puts back into the queue.
+        """Preempt a running sequence. The caller adds it to the queue again.
 
-        Tokens sampled by plans in flight are sampled again later.
+        Tokens that plans in flight sample for it are discarded, and sampled again later.
         """
-        self._fail(sequence)
+        self._release_run(sequence)
         self.running.remove(sequence)
         sequence.preempt()
         self.counts.preemptions += 1
 
-    def _fail(self, sequence: Sequence, reason: FinishReason | None = None) -> None:
-        """Take a running sequence's slot, pages and pins back.
+    def _release_run(self, sequence: Sequence, reason: FinishReason | None = None) -> None:
+        """Release a running sequence's slot, pages and pins.
 
-        Its whole computed pages stay findable. The rest are free once every plan in flight is done
-        writing to them.
+        Its full computed pages stay cached. The others become free once no plan in flight writes to
+        them.
         """
         run = sequence.run
         assert run is not None
@@ -625,8 +647,8 @@ class GenerationScheduler:
     def apply(self, result: StepResult) -> list[Delta]:
         """Apply the result of the oldest plan in flight.
 
-        Ignores rows whose sequences have ended, or lost their slot, meanwhile. Workers execute
-        plans in order.
+        Ignores rows whose sequences have ended or were preempted after the plan was made. Workers
+        execute plans in order, so results arrive in order.
         """
         flight = self._flights[0]
         ends = result.skipped or flight.left == 1
@@ -679,10 +701,11 @@ class GenerationScheduler:
     def _take_outcome(self, outcome: PlannedOutcome) -> list[Delta]:
         row, sequence, run, token, logprobs, scores, pooled_output, non_finite = outcome
         if non_finite:
-            # Before its pages can be found: no other sequence uses them yet.
+            # This happens before the row's pages are added to the prefix cache, so no other
+            # sequence uses them.
             return [self._finish(sequence, "error", NOT_FINITE, code=InternalError.code)]
         deltas, end = [], row.start + row.length
-        known = end < len(sequence.tokens)  # what is drawn
+        known = end < len(sequence.tokens)  # a grammar forced the token that was sampled
         if row.sample and not known and run.drawing:
             run.drawing -= 1
         self._advance(sequence, run, end)
@@ -696,7 +719,9 @@ class GenerationScheduler:
         return deltas
 
     def _advance(self, sequence: Sequence, run: Run, end: int) -> None:
-        """Publish full pages and release used images, as KV is valid up to `end`."""
+        """Add full pages to the prefix cache and release used images, as the tokens up to `end`
+        have valid KV.
+        """
         before = run.computed
         self._kv_cache.publish(sequence, run, end)
         for part in self._parts_of(sequence):
@@ -705,13 +730,15 @@ class GenerationScheduler:
             run.pins.remove(key)
             self.embeddings.unpin(key)
         if not self.limits.chunk_aware and before < sequence.images_end <= end:
-            for key in sequence.last_use:  # some were encoded and never shown
+            for key in sequence.last_use:  # some were encoded but never used
                 self.image_scheduler.settle(key)
 
     def _report_pooled_output(
         self, sequence: Sequence, run: Run, pooled_output: PooledOutput
     ) -> Delta:
-        """Report a pooled output. A sequence without a draw ends with its prompt."""
+        """Report a pooled output. A sequence that generates no tokens finishes at the end of its
+        prompt.
+        """
         sequence.scored = run.computed
         if run.computed < sequence.prompt_length:
             return Delta(sequence.request.id, pooled_output=pooled_output)
@@ -720,7 +747,9 @@ class GenerationScheduler:
     def _append(
         self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None
     ) -> list[Delta]:
-        """Add a token to an answer. Returns updates, batched for answers that are not streamed."""
+        """Append a generated token. Returns deltas, which are batched for requests that are not
+        streamed.
+        """
         sequence.tokens.append(token)
         given = () if logprobs is None else (logprobs,)
         reason = end_reason(sequence, token, self._eos, self.token_limit)
@@ -746,16 +775,16 @@ class GenerationScheduler:
         logprobs: tuple[TokenLogprobs, ...] = (),
         code: str | None = None,
     ) -> Delta:
-        """End a sequence and free its resources. The next plan closes its slot."""
+        """End a sequence and release its resources. The next plan closes its slot."""
         aside = sequence.idle and sequence is not self.idle_work.active
         if sequence.run is not None:
-            self._fail(sequence, reason)
+            self._release_run(sequence, reason)
             self.running.remove(sequence)
         elif not aside:
             self._leave_queue(sequence)
         sequence.finish()
         del self._ids[sequence.request.id]
-        self._asking.pop(sequence, None)
+        self._parts_by_sequence.pop(sequence, None)
         if sequence.images_end and not aside:
             self.image_scheduler.leave(sequence)
         if sequence.idle:
@@ -776,7 +805,7 @@ class GenerationScheduler:
     # ---- for tests
 
     def audit(self) -> None:
-        """Assert that every page is accounted for: free, the trie's, a sequence's, or in flight."""
+        """Assert that every page is free, in the prefix cache, used by a sequence, or in flight."""
         runs = [s.run for s in self.running if s.run is not None]
         holders = [run.pages for run in runs] + [flight.pages for flight in self._flights]
         lines = [line for part in self._parts.built for line in part.audit(runs)]

@@ -1,8 +1,7 @@
-"""One request on its way through the engine.
+"""The state of one request in the engine, and its legal transitions. Only the scheduler changes a
+sequence.
 
-Owns a sequence's state and its legal transitions. Only the scheduler changes a sequence.
-
-    waiting --admit--> running --finish--> finished        `finish` is legal from waiting too
+    waiting --admit--> running --finish--> finished        a waiting sequence may finish, too
        ^------preempt-----'
 """
 
@@ -31,11 +30,13 @@ if TYPE_CHECKING:
     from saccade.sched.grammar_state import GrammarState
 
 Source = Literal["none", "pixels", "encoder"]
-"""The source of an encode, in the terms of `ImageOutcome.level`."""
+"""What an image was encoded from, in the terms of `ImageOutcome.level`."""
 
 
 class EncodedImage(NamedTuple):
-    """Why an image was missing, what it was encoded from, and which of its tiles were new."""
+    """Why an image's embedding was missing, what it was encoded from, and which of its tiles were
+    new.
+    """
 
     missed: Missed
     source: Source
@@ -43,7 +44,7 @@ class EncodedImage(NamedTuple):
 
 
 class State(Enum):
-    """The stage of a sequence's life."""
+    """The states of a sequence."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -52,58 +53,55 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Run:
-    """One stay of a sequence in a slot, from its admission to its preemption or its end."""
+    """A sequence's use of a slot, from its admission until it is preempted or finishes."""
 
-    # its places
+    # slot and pages
     slot: int
-    node: Node | None  # the last page held in the prefix cache
-    pages: list[int]
-    announced: int  # how many of `pages` the workers know
-    # how far it is
-    computed: int  # tokens `[0, computed)` have valid KV, by the results so far
-    planned: int  # the end of the tokens planned so far
-    opened: int  # tokens sent to the worker when the slot was opened
-    drawing: int = 0  # unknown tokens that plans in flight sample
-    drawn: int = -1  # the place of the last token sampled by a row
-    waits: bool = False  # the sequence continues only with the result of the plan in flight
-    # what it keeps
-    pins: set[ImageKey] = field(default_factory=set)  # embeddings kept for this sequence
+    node: Node | None  # its last page that is in the prefix cache
+    pages: list[int]  # its page table
+    announced: int  # the first `announced` of `pages` have been sent to the workers
+    # progress
+    computed: int  # tokens `[0, computed)` have valid KV, according to the results so far
+    planned: int  # tokens `[0, planned)` are computed or in a plan in flight
+    opened: int  # tokens sent to the workers when the slot was opened
+    drawing: int = 0  # tokens that plans in flight will sample
+    drawn: int = -1  # position of the last token that a planned row samples
+    waits: bool = False  # nothing can be planned before the result of the plan in flight
+    # embeddings
+    pins: set[ImageKey] = field(default_factory=set)  # held on the device for this sequence
 
 
 @dataclass(slots=True)
 class Account:
-    """The report for the front, beside tokens."""
+    """What deltas report about a sequence, apart from its tokens."""
 
     cached: int | None = None  # prompt tokens found at the first admission, or None before
     admitted: float = 0.0  # time of the first admission (`time.monotonic()`), or 0.0 before
-    # tokens among `cached` that were loaded from other tiers, by tier
-    restored: tuple[tuple[PageTier, int], ...] = ()
-    slow_reads: bool = False  # some pages there were computed instead
-    caching: CacheReport | None = None  # None unless the request asked something from the caches
-    draft_counts: tuple[DraftCounts, ...] = ()  # draft tokens, accepted and wrong
+    restored: tuple[tuple[PageTier, int], ...] = ()  # how many of them each other tier provided
+    slow_reads: bool = False  # some pages in other tiers were recomputed, as reads were too slow
+    caching: CacheReport | None = None  # None unless the request has cache options
+    draft_counts: tuple[DraftCounts, ...] = ()  # draft tokens, accepted and rejected
 
 
 class PromptImages:
-    """A request's images by their embeddings' names.
+    """A request's images, with the keys of the embeddings that are used for them.
 
-    The names are the request's own, except for images with another's pixels (`image_aliases.py`).
-
-    images: by place. shared: own name -> other. last_use: per image, the token after its last span.
-    Once that token is computed, the image has served. chunk_aware: False lets every image serve
-    until the last one has.
+    These are the request's own keys, except for aliases (`image_aliases.py`).
     """
 
     __slots__ = ("_request", "chunk_aware", "images", "last_use", "shared")
 
     def __init__(self, request: Request, *, chunk_aware: bool) -> None:
         self._request = request
-        self.chunk_aware = chunk_aware
-        self.images = list(request.images)
-        self.shared: dict[ImageKey, ImageKey] = {}
+        self.chunk_aware = chunk_aware  # as in `SchedulerLimits`
+        self.images = list(request.images)  # by index in the request
+        self.shared: dict[ImageKey, ImageKey] = {}  # the request's key -> the key that is used
+        # the position after each image's last token. Once the tokens before it are computed, the
+        # image is no longer needed. If not `chunk_aware`, it is the same for all images.
         self.last_use = self._last_use()
 
     def show_as(self, own: ImageKey, image: Image) -> None:
-        """Show `image` instead of the request's `own` from now on."""
+        """Use the embedding of `image` for the request's image `own` from now on."""
         self.shared.pop(own, None)
         if image.key != own:
             self.shared[own] = image.key
@@ -121,7 +119,7 @@ class PromptImages:
 
 
 class Sequence:
-    """A request, its answer tokens so far, and, while running, its `run`."""
+    """A request, the tokens generated so far, and, while it is running, its `run`."""
 
     __slots__ = (
         "__weakref__",
@@ -151,10 +149,9 @@ class Sequence:
         *,
         chunk_aware: bool = True,
     ) -> None:
-        """chunk_aware: as in `SchedulerLimits`."""
         self.request = request
-        self.grammar_state = grammar_state  # the allowed form of the answer, or None for any text
-        self.order = order  # place of arrival
+        self.grammar_state = grammar_state  # None if the request has no grammar
+        self.order = order  # increases with the time of arrival
         self.content = Content(
             list(request.tokens),
             request.spans,
@@ -165,22 +162,24 @@ class Sequence:
         self.state = State.WAITING
         self.run: Run | None = None
         self.shown = PromptImages(request, chunk_aware=chunk_aware)
+        # tokens that the last lookup found in the prefix cache, or that can be loaded into it; None
+        # if a lookup is needed
         self.matched: int | None = None
-        self.path: list[Node] = []  # the pages found by it, where the next one starts
-        self.blocked: ImageKey | None = None  # the image awaited by a waiting sequence
-        # the device lacked room for the next image beside those present, so any step is welcome
+        self.path: list[Node] = []  # the pages of the last lookup, from which the next continues
+        self.blocked: ImageKey | None = None  # the missing image that a waiting sequence needs
+        # The device had no space for its next image. It is then admitted for a chunk of any length,
+        # which may release the images before.
         self.cramped = False
         self.encoded: dict[ImageKey, EncodedImage] = {}  # images encoded for this sequence
-        # source of each image, by its index, as far as known
-        self.found: dict[int, ImageOutcome] = {}
+        self.found: dict[int, ImageOutcome] = {}  # by index, the images whose source is known
         self.account = Account(caching=CacheReport() if request.caching.is_reported else None)
-        # answer tokens reported in deltas, or None before the first delta
+        # generated tokens reported in deltas, or None before the first delta
         self.reported: int | None = None
-        # the first prompt token still to be scored or read, by the results so far. All tokens count
-        # as scored unless some are requested.
+        # the first prompt token whose logprob or pooled output is still to be computed. It is the
+        # prompt's length if none are requested.
         self.scored = len(request.tokens)
         if request.prompt_logprobs is not None:
-            self.scored = 1  # the first has no predecessor
+            self.scored = 1  # the first token has no logprob, as none precedes it
         elif request.reading is not None:
             self.scored = max(0, len(request.tokens) - request.reading.last)
 
@@ -195,12 +194,12 @@ class Sequence:
 
     @property
     def idle(self) -> bool:
-        """Return True if the request is unawaited."""
+        """Return True for a background request, which runs only while there are no others."""
         return self.request.caching.idle
 
     @property
     def group(self) -> str:
-        """The group of answers to one HTTP request, or the request alone."""
+        """The group of the sequence: all choices of one HTTP request, or only this one."""
         return self.request.group or self.request.id
 
     @property
@@ -210,7 +209,7 @@ class Sequence:
 
     @property
     def tokens(self) -> list[int]:
-        """Prompt and answer so far."""
+        """The prompt and the tokens generated so far."""
         return self.content.tokens
 
     @property
@@ -223,7 +222,7 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Count the tokens, including tokens sampled by plans in flight."""
+        """The number of tokens, including those that plans in flight will sample."""
         return len(self.content.tokens) + (self.run.drawing if self.run else 0)
 
     @property
@@ -232,35 +231,40 @@ class Sequence:
 
     @property
     def position(self) -> int:
-        """The first token still to be planned, as far as known."""
+        """The first token to plan next, as far as known."""
         return self.run.planned if self.run else self.matched or 0
 
     @property
     def decoding(self) -> bool:
-        """Return True if the next row is one answer token, sampled by an earlier row."""
+        """Return True if the next row consists of one generated token, which an earlier row
+        samples.
+        """
         run = self.run
         return run is not None and run.drawn == run.planned == self.length - 1
 
     @property
     def unreported(self) -> tuple[int, ...]:
-        """Answer tokens that deltas have yet to report."""
+        """The generated tokens that no delta has reported yet."""
         return tuple(self.tokens[self.prompt_length + (self.reported or 0) :])
 
     @property
     def images_end(self) -> int:
-        """The token after the last image."""
+        """The position after the last image token."""
         spans = self.request.spans
         return spans[-1].end if spans else 0
 
     @property
     def shareable(self) -> int:
-        """Tokens that may be taken from the prefix cache, which lacks scores and states."""
+        """The number of leading tokens whose KV may come from the prefix cache.
+
+        It has no logprobs or pooled outputs, so prompt tokens that need these are computed.
+        """
         if self.scored >= self.prompt_length:
             return len(self.content.tokens)
         return self.scored - (self.request.reading is None)
 
     def extras(self, start: int, end: int) -> tuple[RowExtra, ...]:
-        """Return what a row with tokens [start, end) is asked for beside its token."""
+        """Return what a row with tokens `[start, end)` computes besides the next token."""
         if self.scored >= self.prompt_length:
             return ()
         request = self.request
@@ -272,15 +276,17 @@ class Sequence:
         return (ScoreRun(first, last, request.prompt_logprobs),) if first < last else ()
 
     def remaining_tokens(self, token_limit: int) -> int:
-        """Count the tokens that the answer has room for beyond the plans in flight."""
+        """Return the number of tokens that may still be generated after those of the plans in
+        flight.
+        """
         most = self.prompt_length + self.request.sampling.max_tokens
         return min(most, token_limit) - self.length
 
     def can_sample(self, token_limit: int) -> bool:
-        """Return True if one more token may be planned beyond the plans in flight.
+        """Return True if one more token may be planned after those of the plans in flight.
 
-        The answer must have room for it, and its mask must be ready in time. Always True without an
-        answer.
+        That requires that the maximum length is not reached, and that the token's mask will be
+        ready in time. Always True for a request that generates no tokens.
         """
         if self.request.reading is not None:
             return True
@@ -292,13 +298,14 @@ class Sequence:
         return self.remaining_tokens(token_limit) > 0
 
     def needs(self, key: ImageKey) -> bool:
-        """Return True if tokens still to be computed, as far as known, show this image."""
+        """Return True if tokens that are still to be computed contain this image."""
         return self.computed < self.last_use.get(key, 0)
 
     def upcoming(self, end: int) -> Iterator[tuple[int, Image]]:
-        """Yield (first token, image) for images from `position` to `end`, in order, each once.
+        """Yield (first token, image) for the images from `position` to `end`, in order, each once.
 
-        All images count as at `position` if they are encoded before any chunk.
+        Unless images are handled chunk by chunk (`chunk_aware`), all of them count as being at
+        `position`.
         """
         start, apart = self.position, self.shown.chunk_aware
         if start >= self.images_end:
@@ -314,28 +321,31 @@ class Sequence:
             yield span.start if apart else start, image
 
     def match(self, tokens: int) -> None:
-        """Record a prefix hit of `tokens` while waiting.
+        """Record a prefix cache hit of `tokens` for a waiting sequence.
 
-        A new hit length clears `blocked`: another image may be the next to show.
+        If its length differs from that of the last lookup, clear `blocked`, because the next image
+        to encode may be a different one.
         """
         if tokens != self.matched:
             self.blocked = None
         self.matched = tokens
 
     def outcomes(self) -> tuple[ImageOutcome, ...]:
-        """Return the source of each image, as far as known."""
+        """Return the source of each image whose source is known."""
         return tuple(self.found[image] for image in sorted(self.found))
 
     def newly_cached(self, computed: int) -> list[tuple[int, int]]:
-        """Return images within the first `computed` tokens with unknown source, and their ends."""
+        """Return (index, end) of the images within the first `computed` tokens whose source is
+        unknown.
+        """
         last = {span.image: span.end for span in self.request.spans}
         ends = last.items()
         return [(i, end) for i, end in ends if end <= computed and i not in self.found]
 
     def admit(self, slot: int, node: Node | None, pages: list[int], computed: int) -> Run:
-        """Move from waiting to running.
+        """Change the state from waiting to running.
 
-        `pages`: from the prefix cache, with the first `computed` tokens.
+        pages: the pages from the prefix cache, which contain the first `computed` tokens.
         """
         assert self.state is State.WAITING and computed < len(self.tokens)
         self.state = State.RUNNING
@@ -349,14 +359,15 @@ class Sequence:
         return self.run
 
     def preempt(self) -> None:
-        """Move from running to waiting, with everything to be computed again.
+        """Change the state from running to waiting. All tokens will be computed again, unless they
+        are cached.
 
-        The scheduler has taken pages and pins back.
+        The scheduler has released the pages and pins before.
         """
         assert self.state is State.RUNNING
         self.state, self.run, self.matched = State.WAITING, None, None
 
     def finish(self) -> None:
-        """Move from any state but finished to finished."""
+        """Change the state to finished, from any other state."""
         assert self.state is not State.FINISHED
         self.state, self.run = State.FINISHED, None

@@ -1,8 +1,9 @@
-"""How much of images and prompts a step does beside decoding rows, on an accelerator.
+"""How much work on images and prompts a step on an accelerator does in addition to decoding.
 
-The tower has its own processors, so its part is as much as keeps at most one pause in a hundred
-above two steps. A prompt's tokens share the rows' processors, so they are as many as keep a step
-within a time. Owns the measured steps and the resulting budgets.
+The vision encoder has its own multiprocessors. Its budget grows until about one step in a hundred
+takes more than twice as long as a step that only decodes. Prompt tokens share the multiprocessors
+with decoding rows, so their number is limited such that a step stays within a maximum time. Both
+budgets follow from the measured times of earlier steps.
 """
 
 from __future__ import annotations
@@ -15,43 +16,50 @@ from statistics import median
 from saccade.core.plan import Plan
 
 MAX_PAUSE = 2.0
-"""Steps of the same rows without an image or a prompt beside them."""
+"""A step with an image or a prompt may take this many times as long as one that only decodes."""
 SHRINK = 0.8
 GROW = 1.002
-"""A pause that is too long shrinks the tower's budget, any other lets it grow. It stands still
-where one pause in 112 is too long: ln 1.002 / (ln 1.002 - ln 0.8)."""
+"""A step that takes too long shrinks the encoder's budget, and any other step lets it grow. The
+budget is stable if one step in 112 is too long: ln 1.002 / (ln 1.002 - ln 0.8).
+"""
 REMEMBERED = 64
-"""Steps without an image or a prompt, of which the median is what such a step takes."""
+"""Number of recent steps that only decode. Their median is the expected time of such a step."""
 MIN_PART = 8
-"""The tower's budget stays above one part in so many of what it began with: rows that decode a
-little late are better than an image that never ends."""
+"""The encoder's budget stays above 1/MIN_PART of its initial value, because slightly slower
+decoding is better than an image that never completes.
+"""
 REMEMBERED_PROMPTS = 8
-"""Steps with a prompt, of which the slowest counts: a token behind a longer prefix takes longer."""
+"""Number of recent steps with a prompt. The slowest one counts, because tokens after a longer
+prefix take longer.
+"""
 
 
 class PromptPace:
-    """The prompts' pace. `tokens`: of prompts per step, one of `sizes`.
+    """Adapts the number of prompt tokens per step, `tokens`, which is always one of `sizes`.
 
-    It falls to a size that fits at once, and rises by one size a step: a small chunk says little of
-    a large one.
+    It falls at once to the largest size that fits, but rises by at most one size per step, because
+    the time of a small chunk is a poor estimate for a large one.
     """
 
     def __init__(self, sizes: tuple[int, ...], pause: float) -> None:
-        """Begin with the least of the sizes, which ascend.
+        """Start with the smallest size. `sizes` must be ascending.
 
-        pause: seconds of a step. Rows that alone take more than half of it have `MAX_PAUSE`.
+        pause: maximum time of a step in seconds. If decoding alone takes more than half of it, a
+            step may take `MAX_PAUSE` times as long as decoding.
         """
         assert sizes and list(sizes) == sorted(sizes) and pause > 0
         self._sizes, self._pause = sizes, pause
-        self._each: deque[float] = deque(maxlen=REMEMBERED_PROMPTS)  # seconds of a prompt's token
+        self._each: deque[float] = deque(maxlen=REMEMBERED_PROMPTS)  # seconds per prompt token
         self.tokens = sizes[0]
 
     def ended(self, tokens: int, seconds: float, alone: float) -> None:
-        """Record a step with so many tokens of prompts. alone: seconds of its decoding rows."""
+        """Record a step with `tokens` prompt tokens. alone: expected seconds of its decoding
+        rows.
+        """
         room = max(self._pause, MAX_PAUSE * alone) - alone
         added = max(0.0, seconds - alone)
         if 2 * tokens < self.tokens and (added <= room or 2 * tokens < self._sizes[0]):
-            return  # a short rest of a prompt takes as long as many more tokens
+            return  # the short last chunk of a prompt has a high fixed cost per token
         self._each.append(added / tokens)
         slowest, place = max(self._each), self._sizes.index(self.tokens)
         reach = self._sizes[: place + 2]
@@ -59,10 +67,10 @@ class PromptPace:
 
 
 class StepPace:
-    """The pace of steps with decoding rows.
+    """The budgets of steps that decode.
 
-    `tower_budget`: patch-blocks per step, first `budget`, at most `most`. `prompts`: the prompts'
-    pace, or None without one.
+    tower_budget: patch-blocks (patches x blocks) of the vision encoder per step.
+    prompts: the number of prompt tokens per step, or None if it is not limited.
     """
 
     def __init__(
@@ -79,13 +87,17 @@ class StepPace:
         self._clock = clock
         self._ended = 0.0
         self._alone: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
-        """Seconds of late steps of 1, 2 to 3, 4 to 7 ... rows with nothing beside them."""
+        """Seconds of recent steps that only decode, by bit length of the number of rows: 1, 2 to 3,
+        4 to 7 ...
+        """
 
     def ended(self, plan: Plan, planned: float, encoding: bool) -> None:
-        """Record that a step has ended whose plan was handed out at `planned`.
+        """Record the end of a step whose plan was made at the time `planned`.
 
-        encoding: an image is being encoded. Steps run one after another, so a step begins when the
-        step before ends, or when handed out.
+        Steps run one after another, so a step starts when the step before it ends, or when it is
+        planned if that is later.
+
+        encoding: True if an image is being encoded.
         """
         now = self._clock()
         seconds, self._ended = now - max(self._ended, planned), now
@@ -96,7 +108,8 @@ class StepPace:
         alone = self._alone[decoding.bit_length()]
         if prompt:
             if self.prompts is not None:
-                # Fewer rows take no longer. Where prompts never end, no step of so many is alone.
+                # Under constant prefill no step with this many rows only decodes. Then use the time
+                # of fewer rows, which is at most as long.
                 sizes = range(decoding.bit_length(), 0, -1)
                 known = next((self._alone[each] for each in sizes if self._alone.get(each)), None)
                 self.prompts.ended(sum(prompt), seconds, median(known) if known else 0.0)

@@ -1,15 +1,17 @@
-"""The order in which waiting sequences may be admitted, and those that nobody waits for.
+"""The order in which waiting sequences are admitted, and the queue of background requests.
 
-Owns the order of turns between clients, and within a client between groups (one HTTP request with
-`n` answers is a group), lower `priority` first.
+Clients take turns (round-robin), and so do the groups of each client, those of lower `priority`
+first. A group consists of the `n` choices of one HTTP request.
 
-A client moves to the end of the queue after being served, and when it starts to wait. So does a
-group within its client. So between two turns of a waiting client, every other client has one turn
-at most. Preempted sequences are first, having had their turn.
+A client moves to the end of the queue when one of its sequences is admitted, and when it enters the
+queue. A group does the same among its client's groups. So between two turns of a waiting client,
+every other client has at most one turn. Preempted sequences come before all others, because they
+have already had their turn.
 
-Turns alone would leave all slots with the first to arrive. So holders of their full share follow
-the rest, and a client without a slot gets one from a client beyond its share. A client's share is
-the slots divided by the number of clients, and a group's is half the slots.
+Round-robin alone would give all slots to the first client. So sequences of clients that already
+have their share of the slots come last, and a client without a slot may preempt a client that
+exceeds its share. A client's share is the number of slots divided by the number of clients. A
+group's share is half of the slots.
 """
 
 from __future__ import annotations
@@ -22,49 +24,53 @@ from itertools import chain
 from saccade.sched.sequence import Sequence
 
 Groups = dict[str, list[Sequence]]
-"""Sequences by group, the group that is served next first; each group's by order of arrival."""
+"""One client's waiting sequences by group, the group whose turn is next first. Each list is in
+order of arrival.
+"""
 
 GROUP_SHARE = 2
-"""While another group of its client waits, a group has one slot in so many."""
+"""While another group of the same client waits, a group may use 1/GROUP_SHARE of the slots."""
 
 
 class TurnQueue:
-    """Waiting sequences, iterated in turn order."""
+    """The waiting sequences. Iterating over it yields the order of their turns."""
 
     def __init__(self) -> None:
-        self._clients: dict[str, Groups] = {}  # the client that is served next first
-        self._returned: list[Sequence] = []  # by order
+        self._clients: dict[str, Groups] = {}  # the client whose turn is next first
+        self._returned: list[Sequence] = []  # preempted sequences, in order of arrival
         self._length = 0
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Yield sequences in the present turn order. Sequences may be removed meanwhile."""
+        """Yield the sequences in the order of their turns. You may remove sequences while
+        iterating.
+        """
         queues = (_in_order(tuple(groups.values())) for groups in self._clients.values())
         return chain(tuple(self._returned), _round_robin(tuple(queues)))
 
     @property
     def clients(self) -> Iterable[str]:
-        """Clients with waiting sequences."""
+        """The clients with waiting sequences."""
         return self._clients.keys() | {sequence.client for sequence in self._returned}
 
     def add(self, sequence: Sequence) -> None:
-        """Let a sequence wait for its turn."""
+        """Add a sequence to its client's queue."""
         group = self._clients.setdefault(sequence.client, {}).setdefault(sequence.group, [])
         insort(group, sequence, key=lambda s: s.order)
         self._length += 1
 
     def put_back(self, sequence: Sequence) -> None:
-        """Queue first a sequence that had its turn and lost its pages to an older one."""
+        """Add a preempted sequence, ahead of those that are not preempted."""
         insort(self._returned, sequence, key=lambda s: s.order)
         self._length += 1
 
     def remove(self, sequence: Sequence, served: bool) -> None:
         """Remove a sequence.
 
-        `served`: the sequence is admitted. The rest of its group and client have their next turn
-        after all waiting ones.
+        served: the sequence is being admitted, so its group and its client move to the end of the
+            queue.
         """
         self._length -= 1
         if sequence in self._returned:
@@ -84,7 +90,7 @@ class TurnQueue:
 
 
 def _in_order(groups: tuple[list[Sequence], ...]) -> Iterator[Sequence]:
-    """Yield one client's groups in turns, in order of priority."""
+    """Yield one client's sequences: its groups take turns, in order of priority."""
     by_priority: dict[int, list[list[Sequence]]] = {}
     for group in groups:
         by_priority.setdefault(group[0].request.priority, []).append(group)
@@ -107,9 +113,9 @@ def _round_robin(queues: Iterable[Iterator[Sequence]]) -> Iterator[Sequence]:
 
 
 def in_turn(queue: TurnQueue, running: Iterable[Sequence], slots: int) -> Iterator[Sequence]:
-    """Yield the queue in turn order.
+    """Yield the queue in the order of turns.
 
-    Sequences whose client or group holds its share of the slots are last.
+    Sequences whose client or group already has its share of the slots come last.
     """
     clients, groups = _held(running)
     client_share = _client_share(clients, queue, slots)
@@ -127,11 +133,10 @@ def in_turn(queue: TurnQueue, running: Iterable[Sequence], slots: int) -> Iterat
 def find_crowding(
     newcomer: Sequence, queue: TurnQueue, running: Iterable[Sequence], slots: int
 ) -> Sequence | None:
-    """Return the running sequence to give its slot to `newcomer`, whose client or group lacks
-    slots.
+    """Return the running sequence to preempt for `newcomer`, whose client or group has no slot.
 
-    It is the youngest of a client or group beyond its share. Returns None if all keep within
-    theirs.
+    It is the youngest sequence of a client or group that exceeds its share. Returns None if none
+    does.
     """
     clients, groups = _held(running)
     if clients[newcomer.client]:
@@ -151,15 +156,13 @@ def find_crowding(
 
 
 def _held(running: Iterable[Sequence]) -> tuple[Counter[str], Counter[tuple[str, str]]]:
-    """Count slots by client, and by client and group."""
+    """Return the number of slots by client, and by (client, group)."""
     clients = Counter(sequence.client for sequence in running)
     return clients, Counter((sequence.client, sequence.group) for sequence in running)
 
 
 def _client_share(held: Counter[str], queue: TurnQueue, slots: int) -> int:
-    """Return the slots per client. A lone client may hold all slots, and is always within its
-    share.
-    """
+    """Return each client's share of the slots. A single client never exceeds its share."""
     count = len(held.keys() | set(queue.clients))
     return max(1, slots // count) if count > 1 else slots + 1
 
@@ -169,15 +172,17 @@ def _group_share(slots: int) -> int:
 
 
 IDLE_TOKENS = 128
-"""Prompt tokens of a step that nobody waits for: a request that comes meanwhile waits for one."""
+"""Maximum prompt tokens in a step of a background request, because a new request has to wait for
+that step.
+"""
 
 
 class IdleWork:
-    """Unawaited sequences. `active`: the only one that waits or runs. `later`: the rest."""
+    """Background requests. They are computed one at a time, while there are no other requests."""
 
     def __init__(self) -> None:
-        self.active: Sequence | None = None
-        self.later: deque[Sequence] = deque()
+        self.active: Sequence | None = None  # the only one that is waiting or running
+        self.later: deque[Sequence] = deque()  # the others
 
     def take_up(self) -> Sequence:
         """Make the next sequence active, and return it."""
@@ -185,7 +190,7 @@ class IdleWork:
         return self.active
 
     def put_aside(self, sequence: Sequence) -> None:
-        """Put the active sequence first in the queue, to resume later."""
+        """Move the active sequence to the front of the queue. It is resumed later."""
         assert sequence is self.active
         self.active = None
         self.later.appendleft(sequence)

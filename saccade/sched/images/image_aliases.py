@@ -1,11 +1,12 @@
-"""Aliases: images with equal pixels, whose one embedding serves all, under any name.
+"""Aliases: images that have different keys but equal pixels, so that one embedding serves all of
+them.
 
-    pixels arrive ──▶ their name is known, and an embedding of the same ──▶ sequences show that
-                  └─▶ else the image becomes the one of these pixels
+    pixels arrive ──▶ their hash is known, and an image with equal pixels has an embedding: use it
+                  └─▶ otherwise the image becomes the original for these pixels
 
-The prefix cache and the front continue to use each image's own name. A sequence that shows
-another image's embedding (`PromptImages.show_as`) takes its own name back before requesting pixels.
-Owns the map from images to pixels. Pixels under different tenants (salts) are different.
+The prefix cache and the front use each image's own key. A sequence that uses another image's
+embedding (`PromptImages.show_as`) returns to its own key before it requests pixels. Images of
+different tenants (salts) are never aliases.
 """
 
 from __future__ import annotations
@@ -18,32 +19,31 @@ from saccade.core.types import Image, ImageKey
 from saccade.sched.sequence import Sequence
 
 REMEMBERED = 1 << 15
-"""Images, and names of pixels."""
+"""Maximum number of aliases, and of hashes of pixels."""
 
 
 class ImageAliases:
-    """Images by their pixels.
-
-    `others`: images shown by another's embedding. `found`: those found since `take_found`.
-
-    `lives`: True if an image's embedding is cached, or available without the front.
-
-    `users`: the sequences that show an image, by the name in use. This class keeps it up to date.
-    """
+    """Images by the hash of their pixels."""
 
     def __init__(
         self, lives: Callable[[ImageKey], bool], users: dict[ImageKey, list[Sequence]]
     ) -> None:
+        """Start without aliases.
+
+        lives: returns True if an image's embedding is cached, or will be without another request to
+            the front.
+        users: the sequences that use an image, by the key in use. This class updates it.
+        """
         self._lives = lives
         self._users = users
         self._first: LRUCache[tuple[bytes, str], Image] = LRUCache(REMEMBERED)
-        self.others: LRUCache[ImageKey, Image] = LRUCache(REMEMBERED)
-        self.found: list[tuple[ImageKey, Image]] = []
+        self.others: LRUCache[ImageKey, Image] = LRUCache(REMEMBERED)  # alias -> the image in use
+        self.found: list[tuple[ImageKey, Image]] = []  # new aliases, until `take_found`
 
     def arrived(self, image: Image, pixels: bytes) -> Image | None:
-        """Record the pixels' name for an image without an embedding.
+        """Record the hash of an image's pixels. The image has no embedding.
 
-        Returns the image whose embedding serves in its place from now on, if any.
+        If it is an alias, return the image whose embedding is used instead from now on.
         """
         name = pixels, image.key.salt
         first = self._first.get(name)
@@ -58,17 +58,17 @@ class ImageAliases:
         return first
 
     def learn(self, key: ImageKey, other: Image) -> None:
-        """Learn an alias that was found in an earlier run."""
+        """Add an alias that was found in an earlier run."""
         if key.salt == other.key.salt:
             self.others.setdefault(key, other)
 
     def take_found(self) -> tuple[tuple[ImageKey, Image], ...]:
-        """Return the aliases found since the last call, to be learned after a restart."""
+        """Return the aliases found since the last call. The front may store them for later runs."""
         found, self.found = tuple(self.found), []
         return found
 
     def joined(self, sequence: Sequence) -> None:
-        """Let a new sequence, with images by their own names, show aliases' embeddings."""
+        """Switch the aliases among a new sequence's images to the embeddings that they share."""
         for image in sequence.request.images:
             other = self.others.get(image.key)
             if (
@@ -80,9 +80,10 @@ class ImageAliases:
                 self._rename(sequence, image.key, other)
 
     def reclaim(self, sequence: Sequence) -> list[ImageKey]:
-        """Have a sequence use images' own names if the other embedding was evicted.
+        """Return a sequence's images to their own keys where the embedding of the other image was
+        evicted.
 
-        Returns the names that it has given up.
+        Returns the keys that the sequence no longer uses.
         """
         gone = [
             (own, other)

@@ -1,23 +1,24 @@
-"""Every image needed by some request, from absent to shown: one state machine each.
+"""Schedules the images of all requests. Each image has a state machine, from absent to used:
 
     absent ──ask──▶ asked ──pixels──▶ arrived ──begin──▶ encoding ──encoded──▶ ahead, unsaved
-       ▲              │ failed, unwanted   │ room is needed first                   │ shown, saved
+       ▲              │ failed, unwanted   │ space is needed sooner                │ shown, saved
        └──────────────┴────────────────────┘◀──────── evicted ────────────────────┐ ▼
                                                                                   device ◀─▶ host
                         disk ──read──▶ reading ──▶ staged ──shown──▶ device         └──────▶ disk
 
-ahead: encoded, but still to be shown by a plan. unsaved: encoded, but still to be written to disk
-by a plan. Both begin when an encoding ends and end by themselves, each in its own time. Until then
-the embedding is held on the device, and may be shown.
+An image is "shown" when a plan uses its embedding in a chunk of a prompt. ahead: encoded, but not
+shown yet. unsaved: encoded, but not written to disk yet. Both states start when an encoding ends,
+and each ends independently. Until then the embedding is held on the device, and plans may use it.
 
-Owns asked, arrived, encoding, ahead and unsaved, and the arena's slots (`slots.py`).
-`cache/embeddings.py` owns the tiers and reads from disk.
+This module manages the states asked, arrived, encoding, ahead and unsaved, and the arena's slots
+(`slots.py`). `cache/embeddings.py` manages the tiers and reads from disk.
 
-Everything is granted in order of need: running sequences, then waiting ones in turn order. This
-order rules out deadlock, because its first image may take anything lacking. It takes slots from
-pixels that arrived too early, and space of prefetched embeddings. The device's budget may be
-exceeded for a running sequence that would otherwise be stuck. A slot being written, or read by the
-vision tower, stays taken until the front, or the workers, have reported the end.
+Resources are granted in order of urgency: to running sequences first, then to waiting ones in the
+order of their turns. There is no deadlock, because the first image that is missing may take
+whatever it lacks: slots of pixels that arrived too early, and device memory of prefetched
+embeddings. If a running sequence would otherwise be stuck, the device's budget may be exceeded. A
+slot that is being written, or read by the vision encoder, stays in use until the front or the
+workers report the end.
 """
 
 from __future__ import annotations
@@ -36,21 +37,19 @@ from saccade.sched.images.slots import Notices, PixelSlots
 from saccade.sched.limits import Counts, SchedulerLimits
 from saccade.sched.sequence import EncodedImage, Run, Sequence, Source
 
-if TYPE_CHECKING:  # for what few servers have
+if TYPE_CHECKING:  # not imported unless a server needs them
     from saccade.sched.images.tiles import TileIndex
     from saccade.sched.step_pace import StepPace
 
 PREFETCH_CHUNKS = 2
-"""Images of so many chunks from a sequence's position on may be encoded."""
+"""Images may be encoded if they are within this many chunks from a sequence's position."""
 
 TOWER_STEPS = 8
-"""While a row decodes, a step does at most one part in so many of an image's encoding."""
+"""If the step also decodes, it does at most 1/TOWER_STEPS of an image's encoding."""
 
 
 class ImageScheduler:
-    """Single flight: an image is asked for, read and encoded once at a time, for any number of
-    sequences.
-    """
+    """Requests, reads and encodes each image once (single-flight), for any number of sequences."""
 
     def __init__(
         self,
@@ -62,7 +61,8 @@ class ImageScheduler:
     ) -> None:
         """Start without images.
 
-        pace: None where the tower's budget is a constant. tiles: None for a tower without.
+        pace: adapts the vision encoder's budget to measured times; None for a constant budget.
+        tiles: None unless the vision encoder encodes tiles independently.
         """
         self.slots = PixelSlots(limits.arena_bytes, limits.given_bytes)
         self._limits = limits
@@ -74,44 +74,47 @@ class ImageScheduler:
         self.aliases = ImageAliases(self._lives, self._users)
         self._under_way: dict[ImageKey, InFlightImage] = {}
         self._fresh: dict[ImageKey, Fresh] = {}
-        self._asking = True  # the last plan requested everything that is needed now
-        self._roomy = True  # nor was any request deferred for lack of space or time
+        self._asking = True  # in the last plan, every image that is needed soon could be requested
+        self._unconstrained = True  # and no encoding was deferred for lack of space or time
         self._moves: list[Move] = list(embeddings.beyond_budget)
         self._want: list[tuple[ImageKey, PixelSlot]] = []
-        self._unwanted: dict[ImageKey, None] = {}  # until the front answers
+        self._unwanted: dict[ImageKey, None] = {}  # decodes to cancel, in order
 
-    # ---- what an image is to others
+    # ---- queries
 
     @property
     def busy(self) -> bool:
-        """Return True if the workers have work to finish or memory to release.
-
-        Whatever a sequence shows is left out.
+        """Return True if an encoding, a read from disk or a move is in progress, or still to be
+        planned.
         """
         work = self._unsaved() or self._moves or self._embeddings.staged
         return bool(work) or self.waits_for_workers
 
     @property
     def waits_for_workers(self) -> bool:
-        """Return True if an encoding or a read from disk will end by itself."""
+        """Return True if an encoding or a read from disk is in progress."""
         return bool(self._patches_encoding() or self._embeddings.keys_being_read)
 
     def encodes_with(self, adapter: int) -> bool:
-        """Return True if an image is being encoded with the adapter of the given number."""
+        """Return True if an image is being encoded with the adapter of this index."""
         under_way = self._under_way.values()
         return any(each.stage == "encoding" and each.adapter == adapter for each in under_way)
 
     def showable(self, key: ImageKey) -> bool:
-        """Return True if a plan made now may show the image, given room on the device."""
+        """Return True if the image's embedding is available to the plan being made, if it fits on
+        the device.
+        """
         return key not in self._under_way and self._embeddings.ready(key)
 
     def missing(self, sequence: Sequence) -> ImageKey | None:
-        """Return the first missing image that the sequence has yet to show, if any."""
+        """Return the first image that the sequence still needs and that is not available, if
+        any.
+        """
         upcoming = sequence.upcoming(sequence.images_end)
         return next((image.key for _, image in upcoming if not self.showable(image.key)), None)
 
     def lacks(self, sequence: Sequence) -> bool:
-        """Return True if the sequence has yet to show a missing image."""
+        """Return True if the sequence still needs an image that is not available."""
         return self.missing(sequence) is not None
 
     # ---- adding and removing sequences
@@ -125,18 +128,20 @@ class ImageScheduler:
                 users.append(sequence)
 
     def ask_early(self, sequence: Sequence) -> None:
-        """Ask for a new sequence's images before the next plan, unless an earlier sequence lacks
-        room.
+        """Request a new sequence's images before the next plan, unless an earlier sequence could
+        not request all of its own.
         """
         self._reclaim(sequence)
         for _, image in sequence.upcoming(sequence.images_end) if self._asking else ():
             key = image.key
             there = key in self._under_way or key in self.slots or self._embeddings.locate(key)
-            if not there and not (self._in_flight() < self._limits.look_ahead and self._ask(image)):
+            if not there and not (
+                self._in_flight() < self._limits.look_ahead and self._request_pixels(image)
+            ):
                 return
 
     def leave(self, sequence: Sequence) -> None:
-        """Release the images of an ended sequence."""
+        """Release the images of a sequence that has ended."""
         for key in sequence.last_use:
             self._users[key].remove(sequence)
             if not self._users[key]:
@@ -144,9 +149,10 @@ class ImageScheduler:
             self.settle(key)
 
     def settle(self, key: ImageKey) -> None:
-        """Release the image's slot, encoding or embedding if every sequence is done with it.
+        """Release the image's slot, encoding or embedding if no sequence needs it any more.
 
-        A slot being written, an encoding and a read from disk end by themselves first.
+        If its slot is being written, it is being encoded, or it is being read from disk, that has
+        to end first.
         """
         if self._needed_by(key):
             return
@@ -156,15 +162,15 @@ class ImageScheduler:
             self._unwanted[key] = None
         elif under_way is not None and under_way.stage == "arrived":
             del self._under_way[key]
-            self._put_away(under_way)
+            self._release_slot(under_way)
         self._end_ahead(key)
         if key in self._embeddings.staged:
             self._moves.append(self._embeddings.unstage(key))
 
     def flush(self, disk: bool = True) -> None:
-        """Release embeddings and pixels cached only for later use.
+        """Remove embeddings and pixels that are not in use. disk: also clear the disk.
 
-        The disk is cleared only with `disk`. The next plan notifies the workers.
+        The moves are part of the next plan.
         """
         self._moves += self._embeddings.flush(disk)
         self.slots.drop_kept()
@@ -172,22 +178,23 @@ class ImageScheduler:
             self._tiles.forget()
 
     def drop_embeddings(self, nbytes: int) -> int:
-        """Release about `nbytes` of embeddings that are cached only for later use.
+        """Evict about `nbytes` of embeddings that are not in use. The moves are part of the next
+        plan.
 
-        The next plan notifies the workers. Returns the bytes.
+        Returns the evicted bytes.
         """
         moves = self._embeddings.shrink(nbytes)
         self._moves += moves
         return sum(move.num_tokens for move in moves) * self._embeddings.bytes_per_token
 
     def take_notices(self) -> Notices:
-        """Return the news for the front, and clear it."""
+        """Return the updates for the front since the last call."""
         aliases = self.aliases.take_found() if self.aliases.found else ()
         notices = Notices(tuple(self._want), tuple(self._unwanted), aliases)
         self._want, self._unwanted = [], {}
         return notices
 
-    # ---- the front and the workers have done something
+    # ---- events from the front and the workers
 
     def pixels_ready(
         self,
@@ -196,10 +203,11 @@ class ImageScheduler:
         pixels: bytes = b"",
         tiles: tuple[bytes, ...] = (),
     ) -> None:
-        """Take what the front has written to the image's slot, now that it is done.
+        """Record that the front has finished writing to the image's slot.
 
-        given: the slot holds an embedding made by another server, instead of pixels. pixels: their
-        name, or empty if they were left unnamed. tiles: the names of its tiles, if any.
+        given: the slot has an embedding computed by another server, instead of pixels.
+        pixels: the hash of the pixels, or b"" if none was computed.
+        tiles: the hashes of the image's tiles, if any.
         """
         under_way = self._under_way[key]
         assert under_way.stage == "asked", "pixels that were not asked for"
@@ -215,9 +223,11 @@ class ImageScheduler:
         self.settle(key)
 
     def pixels_failed(self, key: ImageKey) -> list[Sequence]:
-        """Free the slot that the front failed to fill. Returns the sequences that are stuck.
+        """Free the slot of an image that the front could not decode. Returns the sequences that
+        need it.
 
-        An unwanted image, needed again by now, is asked for again.
+        If decoding was cancelled and the image is needed again by now, returns none: it is
+        requested again.
         """
         under_way = self._under_way.pop(key)
         assert under_way.stage == "asked", "pixels that were not asked for"
@@ -226,20 +236,20 @@ class ImageScheduler:
         return [] if under_way.unwanted else self._needed_by(key)
 
     def encoded(self, key: ImageKey) -> None:
-        """Record that the embedding is on the device, and the pixels have been read."""
+        """Record that the embedding is on the device, so the pixels are no longer needed."""
         under_way = self._under_way.pop(key)
         assert under_way.stage == "encoding"
         if self._tiles is not None:
             self._tiles.ended(under_way.image, whole=True)
-        self._put_away(under_way)
-        self._fresh[key] = fresh = Fresh()  # `ahead` takes over what held it while it was encoded
+        self._release_slot(under_way)
+        self._fresh[key] = fresh = Fresh()  # `ahead` takes over the hold of the encoding
         if self._embeddings.disk is not None:
             self._embeddings.hold(key)
             fresh.unsaved = True
         self.settle(key)
 
     def encode_failed(self, key: ImageKey) -> list[Sequence]:
-        """Drop an image that the workers failed to encode. Returns the sequences that are stuck."""
+        """Drop an image that the workers could not encode. Returns the sequences that need it."""
         under_way = self._under_way.pop(key)
         assert under_way.stage == "encoding"
         if self._tiles is not None:
@@ -250,14 +260,18 @@ class ImageScheduler:
         return self._needed_by(key)
 
     def read_ended(self, key: ImageKey, whole: bool) -> None:
-        """Record that a read from disk has ended. After a failed read the image is absent again."""
+        """Record the end of a read from disk. If it failed (`whole` is False), the image is absent
+        again.
+        """
         self._embeddings.fetched(key, whole)
         self.settle(key)
 
-    # ---- images whose pixels are another's
+    # ---- aliases
 
     def _lives(self, key: ImageKey) -> bool:
-        """Return True if the embedding is cached, or available without the front."""
+        """Return True if the embedding is cached, or will be without another request to the
+        front.
+        """
         under_way = self._under_way.get(key)
         if under_way is not None:
             return under_way.stage != "asked"
@@ -271,18 +285,20 @@ class ImageScheduler:
     # ---- planning
 
     def begin_plan(self, builder: PlanBuilder) -> None:
-        """Save encoded embeddings. `end_plan` follows."""
+        """Add pending moves to the plan, and save embeddings that were just encoded. Call
+        `end_plan` afterwards.
+        """
         builder.moves += self._moves
         self._moves = []
         unsaved = self._unsaved()
         for key in unsaved:
             builder.save_embedding(key, *self._embeddings.save(key))
         for key in unsaved:
-            if key not in builder.save:  # or it would occupy device memory unused
+            if key not in builder.save:  # not worth saving, so release its hold on device memory
                 self._end_unsaved(key)
 
     def end_plan(self) -> None:
-        """Let embeddings saved by this plan leave the device from the next plan on."""
+        """Release the holds on embeddings that this plan saves."""
         for key in self._unsaved():
             self._end_unsaved(key)
 
@@ -296,11 +312,12 @@ class ImageScheduler:
         *,
         idle: bool = False,
     ) -> Place | None:
-        """Put an image on the device in this step, pinned for a running sequence.
+        """Put an image's embedding on the device in this step, pinned for a running sequence.
 
-        Returns the image's slot, or None if the image was evicted or the device has no space.
+        Returns where the embedding was before, or None if it is not available or does not fit.
 
-        `chunk`: images in the same chunk, which leave the device last. idle: as `Sequence.idle`.
+        chunk: the images of the same chunk, which are evicted after all others.
+        idle: as `Sequence.idle`.
         """
         key, embeddings = image.key, self._embeddings
         if not self.showable(key):
@@ -324,9 +341,11 @@ class ImageScheduler:
     def provide(
         self, order: Iterable[Sequence], match: Callable[[Sequence], int], builder: PlanBuilder
     ) -> None:
-        """Ask for images, begin to read them from disk and begin to encode them, in order of need.
+        """Request images, start to read them from disk, and start to encode them, the most urgent
+        first.
 
-        `match`: looks up a waiting sequence in the prefix cache.
+        order: the sequences, the most urgent first.
+        match: looks up a waiting sequence in the prefix cache.
         """
         walk = ImageScan(builder, match)
         for sequence in self._scan_upcoming(order, walk):
@@ -336,18 +355,18 @@ class ImageScheduler:
                 walk.seen.add(image.key)
                 if known:
                     continue
-                self._bring(image, walk)
+                self._load_image(image, walk)
                 if self._begin(sequence, start, image, walk):
                     walk.first = False
-        self._asking, self._roomy = walk.asking, walk.asking and walk.encoding
+        self._asking, self._unconstrained = walk.asking, walk.asking and walk.encoding
         if walk.starved is not None:
             self._reserve_slot(walk.starved)
 
     def _scan_upcoming(self, order: Iterable[Sequence], walk: ImageScan) -> Iterator[Sequence]:
-        """Yield sequences in order of need, as long as the plan can do anything for them.
+        """Yield sequences, the most urgent first, while the plan can do more for their images.
 
-        Each is looked up in the prefix cache. The number of waiting sequences with images is
-        bounded, and so is a plan's cost.
+        Each waiting sequence is looked up in the prefix cache. Their number is limited to bound the
+        cost of a plan.
         """
         looks = max(self._limits.look_ahead, self._limits.max_running)
         for sequence in order if self._users else ():
@@ -360,10 +379,10 @@ class ImageScheduler:
                 return
             yield sequence
 
-    def _bring(self, image: Image, walk: ImageScan) -> None:
-        """Move an image from absent to asked, arrived or reading.
+    def _load_image(self, image: Image, walk: ImageScan) -> None:
+        """Change an image's state from absent to asked, arrived or reading.
 
-        Once an image had to wait, later ones wait too, so that space is given in order.
+        If an image has to wait, later ones wait too, so that space is allocated in order.
         """
         if walk.asking and image.key not in self._under_way:
             walk.asking = self._fetch(image, walk.first, walk.builder)
@@ -371,10 +390,11 @@ class ImageScheduler:
                 walk.starved = image
 
     def _begin(self, sequence: Sequence, start: int, image: Image, walk: ImageScan) -> bool:
-        """Move a near image from arrived to encoding. `sequence` shows it from `start`.
+        """Change an image's state from arrived to encoding if it is needed soon. `sequence` needs
+        it at token `start`.
 
-        Returns False if another sequence has computed those tokens, so that `sequence` can do
-        without the image.
+        Returns False if `sequence` does not need the image any more, because another sequence has
+        computed these tokens.
         """
         here = self._under_way.get(image.key)
         horizon = sequence.position + PREFETCH_CHUNKS * self._limits.longest_chunk
@@ -397,9 +417,9 @@ class ImageScheduler:
         return True
 
     def _find_tiles(self, tiles: TileIndex, here: InFlightImage, builder: PlanBuilder) -> bool:
-        """Look for the rows of an arrived image's tiles, before its encoding begins.
+        """Look for cached tiles of an arrived image, before its encoding starts.
 
-        Returns False if some are being made for another image, which this one then waits for.
+        Returns False if another image with some of its tiles is being encoded. Then this one waits.
         """
         coming = {move.key for move in builder.moves if move.source == "staged"}
         found = None if here.given else tiles.find(here.image, {*self._under_way, *coming})
@@ -409,14 +429,14 @@ class ImageScheduler:
         return here.awaits is None
 
     def tower(self, decodes: bool, beside: bool) -> int:
-        """Compute `Plan.tower`, which is 0 also without an encoding.
+        """Compute `Plan.tower`. It is 0 for no limit, and also if no image is being encoded.
 
-        An unawaited image is encoded in parts. It rests `beside` awaited work, unless its room is
-        wanted.
+        An image that only background requests need is encoded in parts. It pauses if the step has
+        other work (`beside`), unless its space is needed.
         """
         patches = self._patches_encoding(awaited=True)
         if not patches and (idle := self._patches_encoding()):
-            if beside and self._roomy:
+            if beside and self._unconstrained:
                 return TOWER_RESTS
             part = -(-max(idle) * self._limits.tower_blocks // TOWER_STEPS)
             return min(part, self._limits.tower_budget or part)
@@ -428,23 +448,26 @@ class ImageScheduler:
         return min(budget, -(-max(patches) * self._limits.tower_blocks // TOWER_STEPS))
 
     def step_ended(self, plan: Plan, planned: float) -> None:
-        """Record that the oldest plan in flight, handed out at `planned`, has been executed."""
+        """Record that the oldest plan in flight, which was made at the time `planned`, has been
+        executed.
+        """
         assert self.pace is not None, "a tower keeps its pace on a GPU alone"
         self.pace.ended(plan, planned, bool(self._patches_encoding()))
 
     # ---- pixels
 
-    def _put_away(self, under_way: InFlightImage) -> None:
-        """Give up the slot. The pixels may serve another time."""
+    def _release_slot(self, under_way: InFlightImage) -> None:
+        """Release the slot. Its pixels are kept for a later use."""
         if under_way.given:
             self.slots.free(under_way.slot)
         else:
             self.slots.keep_pixels(under_way.image.key, under_way.slot)
 
     def _fetch(self, image: Image, first: bool, builder: PlanBuilder) -> bool:
-        """Have an absent image brought. Returns True if the next may be looked at.
+        """Start to load an absent image, from disk, kept pixels or the front. Returns True if later
+        images may be loaded as well.
 
-        Returns False with enough on their way, or without room in the arena.
+        Returns False if enough images are in flight, or the arena is full.
         """
         key, embeddings = image.key, self._embeddings
         if not first and self._in_flight() >= self._limits.look_ahead:
@@ -459,17 +482,19 @@ class ImageScheduler:
                 image, kept, "arrived", image.num_patches, reused=True
             )
             return True
-        return self._ask(image)
+        return self._request_pixels(image)
 
     def _in_flight(self) -> int:
-        """Count the images asked for, arrived, being read from disk, or staged."""
+        """Return the number of images that are requested, arrived, being read from disk, or
+        staged.
+        """
         pixels = sum(each.stage != "encoding" for each in self._under_way.values())
         return pixels + len(self._embeddings.keys_being_read) + len(self._embeddings.staged)
 
-    def _ask(self, image: Image) -> bool:
+    def _request_pixels(self, image: Image) -> bool:
         slot = self.slots.reserve(image)
         if slot is not None:
-            # The front knows each image by the names of those who asked it.
+            # The front can only decode images under the keys of the requests that contain them.
             for sequence in list(self._users.get(image.key, ())):
                 self._reclaim(sequence)
             self._under_way[image.key] = InFlightImage(image, slot, "asked", image.num_patches)
@@ -477,22 +502,23 @@ class ImageScheduler:
         return slot is not None
 
     def _reserve_slot(self, image: Image) -> None:
-        """Make room in the arena for the image needed first.
+        """Free space in the arena for the image that is needed first.
 
-        If every slot would stay taken, pixels that arrived too early are dropped, the latest
-        requested first. They will be requested again.
+        This is necessary if all slots are in use by pixels that arrived too early. Drop these, the
+        latest requested first. They will be requested again.
         """
         if any(each.stage != "arrived" for each in self._under_way.values()):
             return
         for key in list(self._under_way)[::-1]:
             self.slots.free(self._under_way.pop(key).slot)
-            if self._ask(image):
+            if self._request_pixels(image):
                 return
 
     def _patches_encoding(self, *, awaited: bool = False) -> list[int]:
-        """Return the patches in every unfinished encoding. awaited: only in awaited ones.
+        """Return the number of patches of each image that is being encoded.
 
-        An embedding from another server ends with its step.
+        Embeddings from another server are left out, as they are loaded within their step. awaited:
+        also leave out images that only background requests need.
         """
         encoding = (each for each in self._under_way.values() if each.stage == "encoding")
         return [
@@ -502,7 +528,9 @@ class ImageScheduler:
         ]
 
     def _awaited(self, key: ImageKey) -> bool:
-        """Return True if an awaited sequence needs the image, or another with tiles of it."""
+        """Return True if a sequence that is not `idle` needs the image, or one that waits for its
+        tiles.
+        """
         keys = [key, *(other for other, each in self._under_way.items() if each.awaits == key)]
         return any(not sequence.idle for each in keys for sequence in self._needed_by(each))
 
@@ -512,11 +540,11 @@ class ImageScheduler:
     # ---- embeddings
 
     def _within_step(self, here: InFlightImage, builder: PlanBuilder) -> bool:
-        """Return True if the step has patches left for the image.
+        """Return True if the step may start to encode the image.
 
-        A single image always fits, and more images fit up to the limit. An embedding from another
-        server is free. An encoding started while unawaited, and awaited by now, comes first, though
-        the workers still take it for unawaited.
+        One image always may. More may within the limit on patches. An embedding from another server
+        does not count. If an encoding was started for a background request, and other requests need
+        it by now, it must end first, because the workers still give it a low priority.
         """
         encoding = (each for each in self._under_way.values() if each.stage == "encoding")
         if any(each.idle and self._awaited(each.image.key) for each in encoding):
@@ -526,10 +554,11 @@ class ImageScheduler:
         return here.given or not spent or spent + here.patches <= most
 
     def _find_room(self, sequence: Sequence, start: int, image: Image, walk: ImageScan) -> bool:
-        """Return True if the device has room for the embedding.
+        """Return True if the embedding fits on the device.
 
-        The device exceeds its budget for a running sequence that would otherwise be stuck: for
-        one image per plan, the first missing one. A sequence without room is `cramped`.
+        For a running sequence that would otherwise be stuck, the device may exceed its budget: by
+        one image per plan, the first missing one. If there is no space, the sequence becomes
+        `cramped`.
         """
         fits, builder = self._embeddings.fits, walk.builder
         if fits(image.num_tokens):
@@ -544,32 +573,36 @@ class ImageScheduler:
             if stuck and not builder.exceeded:
                 builder.exceeded = True
                 return True
-        # The released space may be enough for another image.
+        # Another pass may find an image that fits in the released space.
         builder.again |= not sequence.cramped or self._count_ahead() < held
         sequence.cramped = True
         return False
 
     def _prefetch(self, sequence: Sequence, start: int, image: Image, builder: PlanBuilder) -> None:
-        """Give the room of embeddings encoded ahead to the first missing image.
+        """Free space for the first missing image, by releasing embeddings that were encoded in
+        advance.
 
-        Its own sequence's next images keep theirs, if anything in progress could still make room.
+        Those of the sequence's next images are kept, if work in progress could still free enough
+        space.
         """
         horizon = sequence.position + PREFETCH_CHUNKS * self._limits.longest_chunk
         self._release_prefetched({each.key for _, each in sequence.upcoming(horizon)})
         idle = sequence.run is None and not (builder.works or self._patches_encoding())
         if idle and not self._embeddings.fits(image.num_tokens):
-            # Encoded when more of its prefix was cached: no other event frees this memory.
+            # They were encoded while more of the sequence's prefix was cached. As nothing is in
+            # progress, no other event would free this memory.
             self._release_prefetched({each.key for _, each in sequence.upcoming(start)})
 
     def _encode(self, sequence: Sequence, here: InFlightImage, walk: ImageScan) -> None:
-        """Encode an arrived image whose embedding has room, and hold the embedding from now on.
+        """Start to encode an arrived image, and hold its embedding on the device from now on.
 
-        `seen` images leave the device last.
+        Images in `walk.seen` are evicted after all others.
         """
         image, embeddings, builder = here.image, self._embeddings, walk.builder
         here.stage = "encoding"
         adapter = sequence.request.adapter
-        # The sequence's own: the same adapter may have been loaded again since the image was named.
+        # Not from the image's key: the adapter may have been loaded again, with another index,
+        # since the key was computed.
         here.adapter = adapter.number if adapter.tower else 0
         here.idle = sequence.idle and not self._awaited(image.key)
         source: Source = "encoder" if here.given else "pixels" if here.reused else "none"
@@ -602,7 +635,7 @@ class ImageScheduler:
         self._counts.tiles_seen += len(here.copies)
         self._counts.images_pixels += here.reused
 
-    # ---- embeddings that were just encoded
+    # ---- just encoded embeddings
 
     def _unsaved(self) -> list[ImageKey]:
         return [key for key, fresh in self._fresh.items() if fresh.unsaved]
@@ -611,15 +644,14 @@ class ImageScheduler:
         return sum(fresh.ahead for fresh in self._fresh.values())
 
     def _end_unsaved(self, key: ImageKey) -> None:
-        """End the unsaved state: a plan saves the embedding, or it stays unsaved for good."""
+        """End the unsaved state: the current plan saves the embedding, or it will not be saved."""
         fresh = self._fresh[key]
         fresh.unsaved = False
         self._release(key, fresh)
 
     def _end_ahead(self, key: ImageKey) -> None:
-        """End the ahead state.
-
-        A plan shows the embedding, or every sequence is done with it, or its room is needed sooner.
+        """End the ahead state: a plan uses the embedding, no sequence needs it any more, or its
+        space is needed sooner.
         """
         fresh = self._fresh.get(key)
         if fresh is not None and fresh.ahead:
@@ -627,22 +659,23 @@ class ImageScheduler:
             self._release(key, fresh)
 
     def _release(self, key: ImageKey, fresh: Fresh) -> None:
-        """Release one hold on an embedding, as one of its two states has ended."""
+        """Release one hold on an embedding, after one of its two states has ended."""
         self._embeddings.release(key)
         if not (fresh.ahead or fresh.unsaved):
             del self._fresh[key]
 
     def _release_prefetched(self, but: Collection[ImageKey]) -> None:
-        """Let embeddings encoded ahead leave the device, except those in `but`."""
+        """Release the embeddings that were encoded in advance, except those in `but`."""
         for key in [key for key in self._fresh if key not in but]:
             self._end_ahead(key)
 
     # ---- for tests
 
     def audit(self) -> None:
-        """Assert that slots in use belong to images in progress.
+        """Assert that the slots in use are those of images in flight.
 
-        Also asserts that arrived pixels and embeddings held ahead are needed.
+        Also asserts that arrived pixels, and embeddings in the ahead state, are needed by some
+        sequence.
         """
         slots = sorted((each.slot.offset, each.slot.nbytes) for each in self._under_way.values())
         assert self.slots.bytes_in_use == sum(nbytes for _, nbytes in slots)

@@ -1,4 +1,6 @@
-"""The states in which the image scheduler keeps images. Owns no decision."""
+"""Records of the image scheduler: an image that is not on the device yet, one that was just
+encoded, and a pass over the images that are needed.
+"""
 
 from __future__ import annotations
 
@@ -14,43 +16,44 @@ from saccade.sched.sequence import Sequence
 
 @dataclass(slots=True)
 class InFlightImage:
-    """An image on its way to the device.
-
-    asked: the front writes to the slot. arrived: pixels are in the slot. encoding: the tower reads
-    the slot.
-    """
+    """An image that has a slot in the arena, until its embedding is on the device."""
 
     image: Image
     slot: PixelSlot
+    # asked: the front writes to the slot. arrived: the pixels are in the slot. encoding: the vision
+    # encoder reads the slot.
     stage: Literal["asked", "arrived", "encoding"]
-    patches: int  # for the tower
+    patches: int  # to encode
     reused: bool = False  # the pixels were still in the slot from an earlier use
-    unwanted: bool = False  # the front was notified to stop
-    given: bool = False  # the slot holds an embedding made by another server
-    adapter: int = 0  # its number, while the image is encoded with one
-    idle: bool = False  # the encoding began before anyone waited for it
-    copies: tuple[TileCopy, ...] = ()  # tiles that need no tower
-    # the image that is being encoded with tiles of this one, which then begins later
+    unwanted: bool = False  # the front was notified to stop decoding
+    given: bool = False  # the slot has an embedding computed by another server
+    adapter: int = 0  # index of the adapter that the image is encoded with, 0 for none
+    idle: bool = False  # when the encoding started, only background requests needed the image
+    copies: tuple[TileCopy, ...] = ()  # tiles that are copied instead of encoded
+    # An image that is being encoded and has tiles in common with this one, whose encoding starts
+    # later so that it can copy them.
     awaits: ImageKey | None = None
 
 
 @dataclass(slots=True)
 class Fresh:
-    """A newly encoded embedding. Each of its two states holds the embedding on the device once."""
+    """An embedding that was just encoded. While it is `ahead`, and while it is `unsaved`, it has
+    one hold on the device each.
+    """
 
-    ahead: bool = True
-    unsaved: bool = False
+    ahead: bool = True  # no plan has used it yet
+    unsaved: bool = False  # no plan has written it to disk yet
 
 
 @dataclass(slots=True)
 class ImageScan:
-    """One walk over the needed images, in order of need."""
+    """State of one pass over the needed images, the most urgent first."""
 
     builder: PlanBuilder
     match: Callable[[Sequence], int]  # looks up a waiting sequence in the prefix cache
-    asking: bool = True  # asking, encoding: more images may be asked for, or begin to be encoded
-    encoding: bool = True
-    first: bool = True  # every image so far was there
+    asking: bool = True  # more images may be requested
+    encoding: bool = True  # the encoding of more images may start
+    first: bool = True  # every image before the current one was available
     starved: Image | None = None  # the first missing image, if the arena was too full for it
-    # images passed by the walk, all needed sooner than the present image
+    # the images visited so far, all of which are needed before the current one
     seen: set[ImageKey] = field(default_factory=set)

@@ -1,10 +1,8 @@
-"""The pixel arena's bytes by image: the allocator, and pixels kept for another use.
+"""The pixel arena: allocates slots for images, and caches pixels for a later use.
 
-Owns every byte of the arena. Knows only keys and sizes, and leaves the need for images and the
-writing to others.
-
-A slot is in use from `reserve` or `reuse` until `keep_pixels` or `free`. Kept pixels are a cache.
-They serve a later need for the image, and make room when room is needed.
+The front and the workers write and read the slots. Only offsets and sizes are managed here. A slot
+is in use from `reserve` or `reuse` until `keep_pixels` or `free`. Kept pixels are a cache: they are
+evicted when space is needed.
 """
 
 from __future__ import annotations
@@ -18,31 +16,33 @@ from saccade.core.plan import PixelSlot
 from saccade.core.types import Image, ImageKey
 
 ALIGNMENT_BYTES = 4096
-"""Slots start on a page of memory, so that no two images share one."""
+"""Slots are aligned to memory pages, so that two images never share one."""
 GIVEN_SHARE = 4
-"""An embedding that would take more than one part in so many of the arena is not asked of another
-server: its pixels take a fifth or less of that.
+"""An embedding larger than 1/GIVEN_SHARE of the arena is not requested from the encoder server. Its
+pixels are requested instead, which take at most a fifth of the embedding's size.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Notices:
-    """News for the front."""
+    """Updates for the front."""
 
     want: tuple[tuple[ImageKey, PixelSlot], ...] = ()  # images to decode, each into its slot
-    unwanted: tuple[ImageKey, ...] = ()  # images being decoded that are needed no more
-    aliases: tuple[tuple[ImageKey, Image], ...] = ()  # images with another's pixels
+    unwanted: tuple[ImageKey, ...] = ()  # images no longer needed: cancel their decoding
+    aliases: tuple[tuple[ImageKey, Image], ...] = ()  # new aliases, as in `ipc.messages.Same`
 
 
 class Allocator:
-    """`size` bytes, first fit."""
+    """First-fit allocator for `size` bytes."""
 
     def __init__(self, size: int) -> None:
         self._holes = [(0, size)]  # (offset, length) by offset; no two touch
         self._taken: dict[int, int] = {}  # offset -> length
 
     def allocate(self, nbytes: int) -> int | None:
-        """Return the offset of `nbytes` fresh bytes, or None while every hole is too small."""
+        """Return the offset of `nbytes` newly allocated bytes, or None if no hole is large
+        enough.
+        """
         wanted = aligned(nbytes)
         for index, (offset, length) in enumerate(self._holes):
             if length >= wanted:
@@ -54,7 +54,7 @@ class Allocator:
 
     @property
     def taken(self) -> set[int]:
-        """The offsets returned by `allocate` and still in use."""
+        """The allocated offsets."""
         return set(self._taken)
 
     @property
@@ -74,14 +74,14 @@ class Allocator:
 
 
 class PixelSlots:
-    """The arena's book, by image."""
+    """The slots of the arena, by image."""
 
     def __init__(self, size: int, given_bytes: int = 0) -> None:
         """Start with an empty arena. `given_bytes`: as in `SchedulerLimits`."""
         self.size = aligned(size)
         self._given_bytes = given_bytes
         self.bytes_in_use = 0
-        """Bytes of slots in use; kept pixels do not count."""
+        """Bytes of slots in use, without kept pixels."""
         self._memory = Allocator(self.size)
         self._kept: dict[ImageKey, PixelSlot] = {}  # least recently used first
 
@@ -90,13 +90,14 @@ class PixelSlots:
         return key in self._kept
 
     def fits(self, image: Image) -> bool:
-        """Return True if an image has room in an otherwise empty arena."""
+        """Return True if the image fits in an empty arena."""
         return aligned(math.prod(image.canvas) * 3) <= self.size
 
     def reserve(self, image: Image) -> PixelSlot | None:
-        """Reserve a slot for writing, or return None if the slots in use leave too little.
+        """Reserve a slot that the front can write to, or return None if the slots in use leave too
+        little space.
 
-        Kept pixels make room.
+        Evicts kept pixels if necessary.
         """
         height, width = image.canvas
         embedding_bytes = image.num_tokens * self._given_bytes
@@ -111,22 +112,25 @@ class PixelSlots:
         return slot
 
     def reuse(self, key: ImageKey) -> PixelSlot | None:
-        """Return the slot with the kept pixels of `key`, now in use, or None."""
+        """Return the slot with the kept pixels of `key`, which is now in use, or None if there is
+        none.
+        """
         slot = self._kept.pop(key, None)
         if slot is not None:
             self.bytes_in_use += slot.nbytes
         return slot
 
     def keep_pixels(self, key: ImageKey, slot: PixelSlot) -> None:
-        """Keep a slot's pixels for `key`, now that the slot is out of use."""
+        """Keep a slot's pixels for `key`. The slot is no longer in use."""
         assert key not in self._kept
         self.bytes_in_use -= slot.nbytes
         self._kept[key] = slot
 
     def drop_kept(self, nbytes: int | None = None) -> int:
-        """Drop kept pixels, the least recently used first, until `nbytes` are free of them.
+        """Evict kept pixels, the least recently used first, until `nbytes` are freed. None evicts
+        all.
 
-        None means all. Returns the bytes.
+        Returns the freed bytes.
         """
         freed = 0
         while self._kept and (nbytes is None or freed < nbytes):
@@ -137,15 +141,15 @@ class PixelSlots:
 
     @property
     def holes(self) -> Sequence[tuple[int, int]]:
-        """The ranges without pixels, in use or kept: (offset, bytes)."""
+        """The ranges that contain no pixels, neither in use nor kept: (offset, bytes)."""
         return self._memory.holes
 
     def free(self, slot: PixelSlot) -> None:
-        """Free a slot and drop its content."""
+        """Free a slot and discard its content."""
         self.bytes_in_use -= slot.nbytes
         self._memory.free(slot.offset)
 
 
 def aligned(nbytes: int) -> int:
-    """Round `nbytes` up to whole pages of memory."""
+    """Round `nbytes` up to a multiple of `ALIGNMENT_BYTES`."""
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -1,13 +1,13 @@
-"""Tiles: which images' embeddings have the rows of which tile, so that the tower sees each tile
+"""An index of tiles: which images' embeddings contain which tile, so that each tile is encoded only
 once.
 
-    pixels arrive, with tiles' names ──▶ rows that some embedding has are copied from there
-                                     ├──▶ those being made for another image are awaited
-                                     └──▶ only the other tiles are encoded
+    pixels arrive, with tiles' hashes ──▶ rows in another image's embedding are copied from there
+                                      ├──▶ if another image with the tile is being encoded, wait
+                                      └──▶ only the other tiles are encoded
 
-Owns the map from tiles to images. A tile has no rows of its own: they are those of the images that
-contain it, and are removed with these. Tiles of different settings or tenants (salts) are
-different.
+The rows of a tile are stored only within the embeddings of the images that contain it, and are
+evicted with these. Tiles with different preprocessing settings, or of different tenants (salts),
+are different.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from saccade.core.plan import TileCopy
 from saccade.core.types import Grid, Image, ImageKey
 
 MAX_TILES = 1 << 17
-"""Names of tiles, and images with tiles, that are remembered."""
+"""Maximum number of tile hashes in the index, and of tiles of remembered images."""
 MAX_GRIDS = 256
-"""Grids whose tiles are remembered."""
+"""Number of grids whose tile layouts are cached."""
 MAX_IMAGES_PER_TILE = 4
-"""The latest images in which a tile is looked for."""
+"""Number of images recorded for each tile, the latest ones."""
 
 TileHash = tuple[bytes, bytes, str]
-"""The digest of its pixels, and the settings and the salt of its image."""
+"""(hash of the tile's pixels, preprocessing settings, salt)."""
 
 
 class TileHashes(NamedTuple):
-    """An image's grid, and its tiles' names in the tower's order."""
+    """An image's grid, and the hashes of its tiles in the vision encoder's order."""
 
     grid: Grid
     names: tuple[TileHash, ...] = ()
@@ -50,11 +50,11 @@ UNNAMED = TileHashes(())
 
 @dataclass(frozen=True, slots=True)
 class TilesFound:
-    """The part of an image that need not be encoded."""
+    """Which tiles of an image can be copied instead of encoded."""
 
-    copies: tuple[TileCopy, ...]  # tiles whose rows are there
-    patches: int  # of the others, for the tower
-    awaits: ImageKey | None  # another image that is being encoded, with tiles of this one
+    copies: tuple[TileCopy, ...]  # tiles whose rows are in memory
+    patches: int  # patches of the other tiles, to encode
+    awaits: ImageKey | None  # an image that is being encoded and has some of the other tiles
 
 
 class TileIndex:
@@ -63,7 +63,7 @@ class TileIndex:
     def __init__(
         self, layout: TileLayout, patches: Callable[[Grid], int], embeddings: EmbeddingCache
     ) -> None:
-        """Start without tiles. patches: as `FamilySpec.num_patches`."""
+        """Create an empty index. patches: as `FamilySpec.num_patches`."""
         self._tiles = lru_cache(MAX_GRIDS)(layout.tiles)
         self._starts = lru_cache(MAX_GRIDS)(lambda grid: row_starts(layout.tiles(grid)))
         self._patches = patches
@@ -71,19 +71,23 @@ class TileIndex:
         self._names: LRUCache[ImageKey, TileHashes] = LRUCache(
             MAX_TILES, getsizeof=lambda tiles: len(tiles.names)
         )
-        self._homes: LRUCache[TileHash, dict[ImageKey, tuple[Grid, int]]] = LRUCache(MAX_TILES)
+        self._images_by_tile: LRUCache[TileHash, dict[ImageKey, tuple[Grid, int]]] = LRUCache(
+            MAX_TILES
+        )
         self._encoding: dict[TileHash, ImageKey] = {}
 
     def arrived(self, image: Image, digests: Collection[bytes]) -> None:
-        """Add the names of an image's tiles, whose pixels have arrived."""
+        """Record the hashes of an image's tiles, as its pixels have arrived."""
         key = image.key
         names = tuple((digest, key.settings, key.salt) for digest in digests)
         self._names[key] = TileHashes(image.grid, names)
 
     def find(self, image: Image, away: Collection[ImageKey]) -> TilesFound | None:
-        """Look for the rows of an image's tiles. Returns None for an image without names.
+        """Look for the rows of an image's tiles. Returns None if the hashes of its tiles are
+        unknown.
 
-        away: images whose rows the workers lack when the step being planned begins.
+        away: images whose embeddings the workers do not have yet when the step being planned
+            starts.
         """
         known = self._names.get(image.key)
         if known is None:
@@ -91,7 +95,7 @@ class TileIndex:
         copies, patches, awaits = [], 0, None
         first: dict[TileHash, int] = {}
         for index, (name, tile) in enumerate(zip(known.names, self._tiles(image.grid))):
-            if (copy := self._home(name, index, away)) is not None:
+            if (copy := self._find_copy(name, index, away)) is not None:
                 copies.append(copy)
             elif name in first:
                 copies.append(TileCopy(index, image.key, image.grid, first[name]))
@@ -101,8 +105,8 @@ class TileIndex:
                 awaits = self._encoding.get(name, awaits)
         return TilesFound(tuple(copies), patches, awaits)
 
-    def _home(self, name: TileHash, index: int, away: Collection[ImageKey]) -> TileCopy | None:
-        homes = self._homes.get(name, {})
+    def _find_copy(self, name: TileHash, index: int, away: Collection[ImageKey]) -> TileCopy | None:
+        homes = self._images_by_tile.get(name, {})
         for key, (grid, place) in [*homes.items()][::-1]:
             tier = self._embeddings.locate(key)
             if tier in ("device", "host") and key not in away:
@@ -112,9 +116,9 @@ class TileIndex:
         return None
 
     def begin(self, image: Image, copies: Collection[TileCopy]) -> tuple[bool, ...]:
-        """Record that an image's encoding begins, which copies these tiles.
+        """Record that the encoding of an image starts, with these tiles copied.
 
-        Returns which of its tiles are new, empty for an image without names.
+        Returns for each tile whether it is encoded. The result is empty if the hashes are unknown.
         """
         names = self._names.get(image.key, UNNAMED).names
         seen = {copy.tile for copy in copies}
@@ -124,21 +128,22 @@ class TileIndex:
         return tuple(index not in seen for index in range(len(names)))
 
     def ended(self, image: Image, *, whole: bool) -> None:
-        """Record that an image's encoding has ended. whole: its rows are there now."""
+        """Record that the encoding of an image has ended. whole: it succeeded."""
         key = image.key
         for name in [name for name, other in self._encoding.items() if other == key]:
             del self._encoding[name]
         for index, name in enumerate(self._names.get(key, UNNAMED).names if whole else ()):
-            homes = self._homes.setdefault(name, {})
+            homes = self._images_by_tile.setdefault(name, {})
             homes.pop(key, None)
             homes[key] = image.grid, index
             if len(homes) > MAX_IMAGES_PER_TILE:
                 del homes[next(iter(homes))]
 
     def by_tiles(self, key: PageKey) -> TileKey | None:
-        """Return what a page shows by tiles, or None where an image's are unknown, or none's.
+        """Return a page's key in terms of tiles, or None if an image's tiles are unknown or not
+        contiguous.
 
-        Equal answers mean equal rows at equal places of the page.
+        Pages with equal results have equal embedding rows at equal positions.
         """
         tokens, shown = key
         pieces = []
@@ -155,16 +160,16 @@ class TileIndex:
         return tokens, tuple(pieces)
 
     def forget(self) -> None:
-        """Forget every tile, for embeddings are flushed."""
+        """Clear the index, as the embeddings were flushed."""
         self._names.clear()
-        self._homes.clear()
+        self._images_by_tile.clear()
         self._encoding.clear()
 
 
 def row_starts(tiles: Sequence[CanvasTile]) -> tuple[int, ...] | None:
-    """Return where each tile's rows begin in the embedding, and where the last one's end.
+    """Return the first embedding row of each tile, followed by the end of the last tile's rows.
 
-    Returns None unless tiles follow each other directly.
+    Returns None unless each tile has one run of rows, and the runs are consecutive.
     """
     runs = [run for tile in tiles for run in tile.rows]
     if len(runs) > len(tiles) or any(one.stop != next.start for one, next in pairwise(runs)):

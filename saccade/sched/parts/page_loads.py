@@ -1,6 +1,7 @@
-"""The interface for loading pages of waiting sequences from other tiers.
+"""The interface for loading KV pages of waiting sequences from other tiers.
 
-The pages on their way are the loads' own. Once a load has ended, the trie owns its pages.
+Pages that are being loaded belong to the loads. Once a load has ended, its pages belong to the
+prefix cache.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from saccade.sched.sequence import Sequence
 
 
 class PageLoads(Protocol):
-    """All pages that are loaded, or could be."""
+    """The pages that are being loaded from other tiers, or could be."""
 
     @property
     def busy(self) -> bool:
-        """Return True with a page on its way."""
+        """Return True if a page is being loaded."""
         ...
 
     @property
     def unsaved(self) -> bool:
-        """Return True with pages still to be handed over to another tier."""
+        """Return True if pages are still to be written to another tier."""
         ...
 
     @property
@@ -37,51 +38,63 @@ class PageLoads(Protocol):
 
     @property
     def lines(self) -> Iterator[int]:
-        """Yield the lines that loads have taken for states."""
+        """Yield the slots that loads have allocated for states."""
         ...
 
     def count_coming(self, sequence: Sequence, path: Seq[Node]) -> int:
-        """Count the pages after `path`, its cached ones, that can be loaded for a sequence."""
+        """Return the number of pages after `path`, the sequence's cached pages, that can be
+        loaded.
+        """
         ...
 
     def awaits(self, sequence: Sequence, path: Seq[Node], has_room: Callable[[], bool]) -> bool:
-        """Start reads if pages are worth waiting for. Returns True if the sequence should wait.
+        """Start to load pages if they are worth waiting for. Returns True if the sequence should
+        wait.
 
-        path: its cached pages. has_room: whether it is its turn for pages. If it should resume,
-        it runs without the pages that could be loaded.
+        path: its cached pages.
+        has_room: returns True if there are free pages for the sequence, so that it could be
+            admitted now.
+
+        If this returns False, the sequence continues without the pages that could be loaded.
         """
         ...
 
     def admitted(self, sequence: Sequence, computed: int) -> None:
-        """Record which of a sequence's cached tokens were loaded, as it gets a slot."""
+        """Record which cached tokens of a sequence were loaded, as it is being admitted."""
         ...
 
     def left(self, sequence: Sequence) -> None:
-        """Allow loads again for a sequence that has lost its slot."""
+        """Allow loads again for a sequence that was preempted or has finished."""
         ...
 
     def end_wait(self, sequence: Sequence) -> None:
-        """End a sequence's wait, if it waits. Loaded pages are cached."""
+        """Stop waiting for a sequence's loads, if there are any. Pages that have been loaded stay
+        cached.
+        """
         ...
 
     def begin_plan(self, *, idle: bool) -> None:
-        """Look at the loads. If idle, save pages that sequences have left."""
+        """Update the loads at the start of a planning pass. idle: also write pages of finished
+        sequences to other tiers.
+        """
         ...
 
     def take_moves(self) -> PageMoves:
-        """Return the plan's orders for pages beside the pool."""
+        """Return the moves of pages between tiers for the plan."""
         ...
 
     def applied(
         self, flight: InFlightPlan, result: StepResult, later: Iterable[InFlightPlan]
     ) -> None:
-        """Apply a plan's result. The plan was carried out before those in `later`."""
+        """Apply the result of a plan. later: the plans in flight after it."""
         ...
 
     def flush(self, disk: bool) -> None:
-        """End every load, and forget what is kept. The disk is cleared only with `disk`."""
+        """Cancel all loads, and clear the prefix cache and the other tiers. disk: also clear the
+        disk.
+        """
         ...
 
     def measure(self, metrics: Metrics, counts: Counts) -> None:
-        """Copy counts and levels into the metrics that users see."""
+        """Copy counters and gauges to the metrics."""
         ...

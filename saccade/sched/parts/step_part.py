@@ -1,8 +1,8 @@
-"""A part of a step: an optional feature of a scheduler that owns its state by sequence.
+"""Parts of a step: optional features of a scheduler, each with its own state per sequence.
 
-`Parts` builds those that the limits, the caches and the requests ask for. The scheduler calls its
-parts at the moments below, and knows none by name. A part answers the moments that it needs, and
-inherits the others.
+`Parts` creates the parts that the limits, the caches and the requests need. The scheduler calls the
+methods of `StepPart` on each, without depending on any particular part. A part overrides the
+methods that it needs.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PartContext:
-    """What a scheduler's parts are built from. prefix: None if the prefix cache is off."""
+    """The constructor argument of a part."""
 
     limits: SchedulerLimits
     pool: PagePool
-    prefix: PrefixCache | None
+    prefix: PrefixCache | None  # None if the prefix cache is disabled
     embeddings: EmbeddingCache
-    token_limit: int  # most tokens in one sequence, prompt and answer
+    token_limit: int  # maximum tokens in one sequence, prompt and generated tokens
 
 
 class StepPart:
-    """The moments of a run, from its admission to its end, and those of a plan in flight."""
+    """Callbacks during a run, from its admission to its end, and for plans in flight."""
 
     def admitted(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> None:
-        """Start a run, which resumes after the last of its cached pages."""
+        """A run starts, after the last of its cached pages."""
 
     def decode(
         self,
@@ -51,9 +51,10 @@ class StepPart:
         builder: PlanBuilder,  # noqa: ARG002
         parts: Iterable[StepPart],  # noqa: ARG002
     ) -> Row | None:
-        """Plan the newest token's row, and rows behind it. None leaves that to others.
+        """Plan the row of the newest token, and rows of draft tokens after it. Return None to let
+        another part, or the scheduler, plan it.
 
-        parts: all that the sequence has.
+        parts: all parts of the sequence.
         """
         return None
 
@@ -62,27 +63,27 @@ class StepPart:
         return most
 
     def first_shared(self, sequence: Sequence) -> int | None:  # noqa: ARG002
-        """Return after which tokens a waiting sequence's prefix can first be shared, or None for
-        after any page.
+        """Return the number of tokens after which a waiting sequence's prefix can first be shared,
+        or None if it can be shared after any page.
         """
         return None
 
     def cut(self, run: Run, end: int) -> int:  # noqa: ARG002
-        """Return the end, perhaps an earlier one, of a chunk that could extend to `end`."""
+        """Return the end of a chunk that could extend to `end`: `end`, or an earlier position."""
         return end
 
     def limit_steps(self, run: Run, most: int) -> int:  # noqa: ARG002
-        """Return how many steps, up to `most`, a plan may hold where the run only decodes.
+        """Return how many steps, up to `most`, a plan may contain while the run decodes.
 
-        `planned` and `decode` see the first step alone.
+        `planned` and `decode` are called for the first of these steps only.
         """
         return most
 
     def planned(self, run: Run, row: Row, builder: PlanBuilder) -> None:
-        """Take note of a planned row, the last in a chunk."""
+        """A row of a run was planned. For a chunk with several rows, this is the last one."""
 
     def mask(self, sequence: Sequence, run: Run, row: Row) -> bytes | None:  # noqa: ARG002
-        """Return the mask of a row in flight. None leaves it to the grammar alone."""
+        """Return the mask of a row in flight, or None to use the mask of the grammar."""
         return None
 
     def outcomes(
@@ -91,26 +92,30 @@ class StepPart:
         result: StepResult,  # noqa: ARG002
         outcomes: Iterable[PlannedOutcome],
     ) -> Iterable[PlannedOutcome]:
-        """Return the outcomes that count, for rows whose sequences may end meanwhile."""
+        """Filter the outcomes of a step. The scheduler applies those that are returned. Sequences
+        may end meanwhile.
+        """
         return outcomes
 
     def skipped(self, run: Run) -> None:
-        """Take back what was noted of tokens beyond `run.planned`, whose steps were skipped."""
+        """Steps were skipped: undo what was recorded for tokens from `run.planned` on."""
 
     def computed(self, sequence: Sequence, run: Run, before: int) -> None:
-        """Use KV, newly valid and findable from `before` up to `run.computed`."""
+        """The KV from `before` to `run.computed` is now valid, and its full pages are in the prefix
+        cache.
+        """
 
     def left(self, sequence: Sequence, run: Run, reason: FinishReason | None) -> None:
-        """End a run, whose last whole page is `run.node`. reason: None if preempted."""
+        """A run has ended. `run.node` is its last full page. reason: None if it was preempted."""
 
     def flush(self) -> None:
-        """Forget what the caches forget."""
+        """Drop state that refers to cached content, as the caches are being cleared."""
 
     def measure(self, metrics: Metrics) -> None:
-        """Copy counts and levels into the metrics that users see."""
+        """Copy counters and gauges to the metrics."""
 
     def audit(self, runs: Iterable[Run]) -> Iterable[int]:  # noqa: ARG002
-        """Assert the part's invariants. Returns the cache's lines that it holds for states."""
+        """Assert the part's invariants. Returns the slots of the state memory that it uses."""
         return ()
 
 
@@ -119,7 +124,7 @@ class Parts:
 
     def __init__(self, context: PartContext) -> None:
         self._context = context
-        # parts in each sequence's steps
+        # the parts that every sequence uses
         self.every: tuple[StepPart, ...] = tuple(
             build(context) for build in builders(lambda plugin: plugin.step_part, context)
         )
@@ -130,7 +135,9 @@ class Parts:
 
     @property
     def asking(self) -> tuple[StepPart, ...]:
-        """Return the parts for sequences that ask something from the caches: `every`, and more."""
+        """The parts for sequences with cache options: `every`, and some more, which are created on
+        first use.
+        """
         if not self._more:
             names = [plugin.cache_part for plugin in plugins() if plugin.cache_part]
             self._more = tuple(resolve_name(name)(self._context) for name in names)
@@ -138,5 +145,5 @@ class Parts:
 
     @property
     def built(self) -> tuple[StepPart, ...]:
-        """Return all parts built so far."""
+        """All parts created so far."""
         return (*self.every, *self._more)
