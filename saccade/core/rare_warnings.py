@@ -1,6 +1,6 @@
 """Rate-limited warnings: one line per interval for each kind, with a count.
 
-One thread; no locks.
+Not thread-safe.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ SECONDS = 60.0
 
 
 class RareWarnings:
-    """Warnings with a rate limit. The first of a kind is logged at once, later ones are counted for
-    the next line.
+    """Warnings with a rate limit. The first of a kind is logged at once. Later ones are counted,
+    and the next line that is logged includes the count.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,7 +34,7 @@ class RareWarnings:
         log.warning("%s%s", text, f" ({more} similar warnings suppressed)" if more else "")
 
     def close(self) -> None:
-        """Log the counts still held back."""
+        """Log the counts that have not been logged yet."""
         for kind, more in self._more.items():
             log.warning("%s: %d similar warnings suppressed", kind, more)
         self._more.clear()
