@@ -83,7 +83,7 @@ class ParallelConfig:
     encoder: EncoderMode
     all_reduce: AllReduce
     step_timeout: float  # in seconds
-    # number of expert-parallel groups; 1: experts are sharded like other weights
+    # expert parallelism: ranges that the experts are divided into; 1: sharded like other weights
     expert_runs: int = 1
 
     @property

@@ -11,7 +11,7 @@ SaccadeError
 │   ├── Forbidden         403  a web page that may not use the server
 │   ├── NotFound          404
 │   ├── TooSlow           408  the request did not arrive in time
-│   ├── Cancelled         409  canceled by the client
+│   ├── Cancelled         409  cancelled by the client
 │   ├── OtherTower        409  the requested embedding is of another vision encoder or settings
 │   ├── TooLarge          413  over a byte limit
 │   ├── UnsupportedMedia  415  a body in an unsupported encoding
@@ -137,7 +137,7 @@ class TooSlow(RequestError):
 
 
 class Cancelled(RequestError):
-    """409: the client canceled the request."""
+    """409: the client cancelled the request."""
 
     status = 409
     code = "cancelled"

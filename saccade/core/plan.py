@@ -335,7 +335,7 @@ class Plan:
     change: Change | None = None
     unused: FreeMemory | None = None
     # Steps that the plan covers. Each after the first decodes the token sampled before it.
-    # 0: the plan was canceled, and its rows are not computed.
+    # 0: the plan was cancelled, and its rows are not computed.
     steps: int = 1
 
     @property
@@ -379,7 +379,7 @@ class Plan:
 class CancelSteps:
     """Cancel the steps of all earlier plans that have not started, because new work has arrived.
 
-    Their rows are not computed. The first canceled step of each plan gets a result with `skipped`.
+    Their rows are not computed. The first cancelled step of each plan gets a result with `skipped`.
     """
 
 
@@ -470,4 +470,4 @@ class StepResult:
     pages: tuple[PageEvent, ...] = ()  # KV pages read or written since the last step
     unfinished: bool = False  # more graphs remain to be captured by `adapt`
     changed: Changed | None = None  # the outcome of the plan's change
-    skipped: bool = False  # this and the plan's later steps were canceled by `CancelSteps`
+    skipped: bool = False  # this and the plan's later steps were cancelled by `CancelSteps`

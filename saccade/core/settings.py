@@ -344,7 +344,7 @@ class QuantizationSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class SwitchSettings(SharedOptions):
-    """Optimizations that benchmarks can disable to measure their effect."""
+    """Optimisations that benchmarks can disable to measure their effect."""
 
     position_cache: bool = tuned(
         True, "For benchmarks. false: compute positions anew for each image, not once per size."
