@@ -64,6 +64,7 @@ class RopeConfig:
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
     """Mixture-of-experts MLPs, which replace the MLPs of `layers`."""
+
     layers: frozenset[int]
     count: int  # experts per layer
     top: int  # experts per token
