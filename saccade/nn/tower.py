@@ -23,7 +23,7 @@ from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
 PROJECTION = 4
-"""The QKV projection is estimated at 1 / PROJECTION of a block's cost, which is an upper bound."""
+"""The QKV projection takes about 1 / PROJECTION of a block's cost, or less."""
 Layer = Callable[[torch.Tensor], torch.Tensor]
 Norm = LayerNorm | RMSNorm
 
