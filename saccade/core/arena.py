@@ -65,9 +65,9 @@ class Arena:
         return np.frombuffer(self._memory, dtype=np.uint8)
 
     def release(self, ranges: Iterable[tuple[int, int]]) -> int:
-        """Return memory ranges (offset, bytes) to the operating system, and the bytes released.
+        """Release memory ranges (offset, bytes) to the operating system.
 
-        The ranges must not be written at the same time.
+        They must not be written at the same time. Returns the number of bytes released.
         """
         before = os.fstat(self.fd).st_blocks
         for offset, nbytes in ranges:

@@ -21,7 +21,7 @@ SHARE = 0.5
 bytes in flight, and the disk for uploaded files.
 """
 SALT_BYTES = 16
-"""Length of the salts used inside the server, whatever a client sends."""
+"""Length of the salts used inside the server, independent of what a client sends."""
 
 
 @dataclass(frozen=True, slots=True)

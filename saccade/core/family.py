@@ -211,7 +211,9 @@ class Cuts:
     encoder_width: int  # row width of the narrowest matrix of the vision encoder that is sharded
     experts: int = 0  # experts per layer
     expert_width: int = 0  # intermediate size of each expert
-    lasting: int = 0  # values per token that each rank holds through all layers, besides its row
+    lasting: int = (
+        0  # values per token that each rank holds through all layers, besides hidden states
+    )
 
     def obstacles(self, ranks: int, expert_slices: int | None = None) -> tuple[str, ...]:
         """Return the sizes that prevent sharding the language model over `ranks` ranks.
@@ -256,7 +258,7 @@ class Templates:
     marks: tuple[str, ...] = ()
     scores: ScoreTemplates | None = None  # None if no checkpoint of the family embeds or ranks
     # (what templates write for an image, what the family's processor replaces it with). The result
-    # is tokenized together with the surrounding text.
+    # is tokenised together with the surrounding text.
     shown: tuple[str, str] | None = None
     # the token that templates write for an image, if a space is inserted between it and a word
     spaced: str = ""
@@ -294,7 +296,7 @@ class TileLayout(Protocol):
     """How a family whose vision encoder encodes tiles independently splits images."""
 
     def tiles(self, grid: Grid) -> tuple[CanvasTile, ...]:
-        """Return an image's tiles in the vision encoder's order. A single tile counts as none."""
+        """Return an image's tiles in the vision encoder's order; empty if there is only one."""
         ...
 
 
@@ -366,7 +368,7 @@ class FamilySpec(Protocol):
     def with_options(self, options: Mapping[str, str]) -> FamilySpec:
         """Return the spec with the family's own options (`--family-option NAME=VALUE`).
 
-        Raises ConfigError, which lists the known options.
+        Raises ConfigError, which lists the supported options.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Declarations of all metrics, and `Metrics`, which has their values.
+"""Declarations of all metrics, and `Metrics`, which holds their values.
 
 The front, the engine and rank 0 each have a `Metrics`. For `GET /metrics`, the front requests the
 values that changed in the engine (`Metrics.changed`). `edge/metrics_text.py` renders the Prometheus

@@ -52,7 +52,7 @@ def check_revision(model: str, path: Path, revision: str | None) -> None:
 
 
 def _download(repo: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download  # here: it takes long to import
+    from huggingface_hub import snapshot_download  # imported here because it takes long
 
     with hub_errors(repo):
         folder = Path(snapshot_download(repo, revision=revision, allow_patterns=DOWNLOADED))
@@ -82,7 +82,7 @@ def hub_errors(repo: str) -> Iterator[None]:
             "directory either"
         ) from error
     except (errors.HfHubHTTPError, OSError) as error:
-        # The message below is clearer: the hub's own is a paragraph if it cannot be reached.
+        # A short message, as the hub's own is a paragraph if it cannot be reached.
         why = str(error.__cause__ or error).partition("\n")[0]
         raise CheckpointError(
             f"cannot download {repo} (you can download it elsewhere and pass its directory): {why}"

@@ -308,7 +308,7 @@ class Plan:
     The forward pass's batch is the concatenation of `rows`: decoding rows, then prefill chunks.
     """
 
-    # the arena
+    # sequences and embeddings
     step: int
     close: tuple[int, ...] = ()
     open: tuple[Open, ...] = ()

@@ -34,7 +34,7 @@ def cache_folder(name: str) -> Path:
     """
     root = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        if not root.is_absolute():  # the XDG specification requires to ignore relative paths
+        if not root.is_absolute():  # the XDG specification says to ignore relative paths
             root = Path.home() / ".cache"
     except RuntimeError as error:
         raise OSError(errno.ENOENT, str(error)) from None

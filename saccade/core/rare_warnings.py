@@ -21,20 +21,20 @@ class RareWarnings:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._said: dict[Hashable, float] = {}
-        self._more: dict[Hashable, int] = {}
+        self._last_logged: dict[Hashable, float] = {}
+        self._suppressed: dict[Hashable, int] = {}
 
     def warn(self, kind: Hashable, text: str) -> None:
         now = self._clock()
-        if kind in self._said and now - self._said[kind] < SECONDS:
-            self._more[kind] = self._more.get(kind, 0) + 1
+        if kind in self._last_logged and now - self._last_logged[kind] < SECONDS:
+            self._suppressed[kind] = self._suppressed.get(kind, 0) + 1
             return
-        self._said[kind] = now
-        more = self._more.pop(kind, 0)
+        self._last_logged[kind] = now
+        more = self._suppressed.pop(kind, 0)
         log.warning("%s%s", text, f" ({more} similar warnings suppressed)" if more else "")
 
     def close(self) -> None:
         """Log the counts that have not been logged yet."""
-        for kind, more in self._more.items():
+        for kind, more in self._suppressed.items():
             log.warning("%s: %d similar warnings suppressed", kind, more)
-        self._more.clear()
+        self._suppressed.clear()

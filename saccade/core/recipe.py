@@ -58,8 +58,8 @@ class ImageTile:
 class ImageView:
     """The image, or its region in `box`, resized to `size`.
 
-    The result is copied to the canvas with its (top, left) corner at `at`, or only its `tiles` are.
-    A thumbnail is a second view.
+    The result is copied to the canvas with its (top, left) corner at `at`. If it has `tiles`, only
+    these windows are copied instead. A thumbnail is a second view.
     """
 
     size: Size

@@ -34,7 +34,7 @@ UPLOADS = Claim(".saccade-files", re.compile(rf"lock|incoming|{BATCHES}|[0-9a-f]
 
 
 def file_name(key: ImageKey) -> str:
-    """Return an embedding's file name. It does not depend on the model, which has a directory."""
+    """Return an embedding's file name. Each model has a separate directory of such files."""
     name = blake2b(key.digest + key.settings + key.salt.encode(), digest_size=20)
     return name.hexdigest() + SUFFIX
 

@@ -82,7 +82,7 @@ def basic_options(kinds: Sequence[type]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class TuningValue:
-    """A tuning value that users can set."""
+    """The name, default, type and description of a tuning value."""
 
     name: str
     default: object

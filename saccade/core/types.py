@@ -85,8 +85,8 @@ class Span:
     image: int
     offset: int = 0
     # For a frame in a video whose frames share one range of positions: its temporal distance from
-    # the first frame. Spans of such a video are contiguous. None if the image has a position range
-    # for itself. Families that only need to distinguish frames from images use 0.
+    # the first frame. Spans of such a video are contiguous. None if the image has a separate range
+    # of positions. Families that only need to distinguish frames from images use 0.
     time: int | None = None
 
     @property
@@ -137,8 +137,8 @@ ONE_TOKEN = {"max_tokens": 1, "min_tokens": 0}
 """Overrides that limit a response to one token."""
 
 
-def _shown(value: object) -> str:
-    """Return a value's text for an error. An integer with thousands of digits lacks one."""
+def _value_text(value: object) -> str:
+    """Return a value as text for errors. Python does not convert integers with too many digits."""
     return "a larger one" if isinstance(value, int) and abs(value) >= 2**64 else repr(value)[:100]
 
 
@@ -177,19 +177,21 @@ def check_sampling(given: Mapping[str, Any], names: FieldNames = CHAT_NAMES) -> 
                 else "None or a whole number"
             )
             allowed = f"of at least {least}" if most == LARGEST else f"from {least} to {most}"
-            raise InvalidRequest(f"{field}: expected {what} {allowed}, got {_shown(value)}", field)
+            raise InvalidRequest(
+                f"{field}: expected {what} {allowed}, got {_value_text(value)}", field
+            )
     penalty, field = given.get("repetition_penalty", 1.0), names["repetition_penalty"]
     if penalty < MIN_REPETITION_PENALTY:
         raise InvalidRequest(
             f"{field}: expected a number above 0 (1 means no penalty; the minimum is "
-            f"{MIN_REPETITION_PENALTY}), got {_shown(penalty)}",
+            f"{MIN_REPETITION_PENALTY}), got {_value_text(penalty)}",
             field,
         )
     _check_lists(given, names)
 
 
 def _check_lists(given: Mapping[str, Any], names: FieldNames) -> None:
-    """Bound the lengths of lists, which each of a request's answers carries."""
+    """Check the lengths of lists, which every response to a request has a copy of."""
     for name, most in (("logit_bias", MAX_BIASED_TOKENS), ("stop_token_ids", MAX_STOP_TOKENS)):
         field, count = names[name], len(given.get(name, ()))
         if count > most:
@@ -198,7 +200,7 @@ def _check_lists(given: Mapping[str, Any], names: FieldNames) -> None:
     if not all(-MAX_BIAS <= bias <= MAX_BIAS for _, bias in given.get("logit_bias", ())):
         raise InvalidRequest(f"{field}: expected biases from {-MAX_BIAS} to {MAX_BIAS}", field)
     stop, field = given.get("stop", ()), names["stop"]
-    # A single string would pass for a tuple of its letters.
+    # A single string would be accepted as a sequence of its letters.
     known = all(isinstance(each, str) and each for each in stop)
     if isinstance(stop, str) or len(stop) > MAX_STOPS or not known:
         raise InvalidRequest(f"{field}: expected at most {MAX_STOPS} non-empty stop strings", field)
@@ -398,7 +400,7 @@ class Request:
     client: str = ""  # the unit of fair scheduling: an API key's name, a salt or an address
     group: str = ""  # shared by the responses to one HTTP request; "": a separate group
     # other options
-    grammar: str = ""  # serialized (`text.grammar.Grammar.text`); "": any text
+    grammar: str = ""  # serialised (`text.grammar.Grammar.text`); "": any text
     caching: Caching = Caching()
     # alternatives to return with each prompt token's log-probability; None: no prompt scores
     prompt_logprobs: int | None = None

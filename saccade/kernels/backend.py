@@ -32,7 +32,9 @@ class KernelBackend:
     towers: tuple[str, ...] = ("sdpa",)  # attention backends of the vision encoder
     pick_tower: PickTower | None = None  # None: the first of `towers`
     workspaces: Mapping[str, int] = field(default_factory=dict)  # bytes by language attention
-    remarks: Mapping[str, str] = field(default_factory=dict)  # start-up messages, by the same
+    remarks: Mapping[str, str] = field(
+        default_factory=dict
+    )  # start-up messages, by language attention
     resize: str | None = None
     """Function of (target, pixels, mode) that resizes like PyTorch, without importing it. Returns
     False if it does not support the mode.

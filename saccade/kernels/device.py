@@ -12,7 +12,7 @@ FIRST_FP8 = 89
 """GPU generation from which on values can be converted to and from FP8."""
 HOPPER = 90
 FIRST_SMALL = 120
-"""GPU generation with little shared memory: Blackwell for workstations and consumers."""
+"""GPU generation from which on shared memory is small again: Blackwell outside data centres."""
 
 
 def has_fp8(device: torch.device) -> bool:
@@ -24,7 +24,7 @@ def has_fp8(device: torch.device) -> bool:
 def generation(device: torch.device) -> int:
     """Return the GPU generation for which kernels choose tiles: ten times the compute capability.
 
-    Interpreted kernels use Hopper's tiles.
+    Kernels that are interpreted on a CPU use Hopper's tiles.
     """
     if device.type != "cuda" or not torch.cuda.is_available():
         return HOPPER

@@ -343,7 +343,7 @@ class Int4Matrix(Matrix):
 
 
 def whole_rows(x: Rows) -> torch.Tensor:
-    """Return rows that must not be quantised."""
+    """Return `x`, which must not be quantised."""
     assert isinstance(x, torch.Tensor), "rows in 8 bits are for matrices that want these"
     return x
 

@@ -65,7 +65,7 @@ class RoutedExperts:
         fused = weights.has(f"{name}.gate_up_proj")
         load = _load_fused if fused else _load_separate
         up, down = load(weights, name, shape, mine)
-        self.experts = _keep(self.ops, up, down, self.act)
+        self.experts = _pack_experts(self.ops, up, down, self.act)
 
     def __call__(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
         """Map [T, hidden] -> [T, hidden]."""
@@ -97,7 +97,7 @@ class SparseMLP:
         return self.experts(x, routes)
 
 
-def _keep(ops: Ops, up: Kept, down: Kept, act: Activation) -> Experts | StackedExperts:
+def _pack_experts(ops: Ops, up: Kept, down: Kept, act: Activation) -> Experts | StackedExperts:
     """Stack the experts if the device supports it, else pack them one by one.
 
     Raises CheckpointError if their formats allow neither.

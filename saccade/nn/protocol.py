@@ -229,7 +229,7 @@ class VisionNet(Protocol):
         ...
 
     def grid_facts(self, grid: Grid) -> GridFacts:
-        """Compute the facts of an image's grid without synchronizing with the device.
+        """Compute the facts of an image's grid without synchronising with the device.
 
         They are cached by `runtime/vision/positions.py`.
         """

@@ -214,12 +214,12 @@ def block_pieces(
     """
     projected = []
     for number, cut in enumerate(cuts):
-        yield _share(cut)
+        yield _projection_cost(cut)
         projected.append(project(x[cut.rows], number))
     qkv = together(projected)  # [N, 3 H, D]
     heads, found = qkv.shape[1] // 3, []
     for cut in cuts:
-        yield cut.rows.stop - cut.rows.start - _share(cut)
+        yield cut.rows.stop - cut.rows.start - _projection_cost(cut)
         attended = attention(
             qkv[cut.rows, :heads],
             qkv[cut.keys, heads : 2 * heads],
@@ -245,6 +245,6 @@ def run_blocks(
     return x
 
 
-def _share(cut: Cut) -> int:
+def _projection_cost(cut: Cut) -> int:
     """Return the part of a block's cost that its QKV projection has."""
     return (cut.rows.stop - cut.rows.start) // PROJECTION

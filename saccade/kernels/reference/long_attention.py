@@ -68,7 +68,7 @@ def attend(
     block = min(most, max(least, BLOCK_SCORES // (keys * group)))
     later = torch.ones(block, block, dtype=torch.bool).triu(1).unsqueeze(1) if causal else None
     out = torch.empty_like(q)
-    with _products_of_16_bits():
+    with _bfloat16_matmuls():
         for head in range(kv_heads):
             mine = slice(head * group, (head + 1) * group)
             turned = k[head].float().t().contiguous()  # [D, K]
@@ -86,7 +86,7 @@ def attend(
 
 
 @contextmanager
-def _products_of_16_bits() -> Iterator[None]:
+def _bfloat16_matmuls() -> Iterator[None]:
     """Run float32 matmuls with operands rounded to bfloat16.
 
     Except for the scaled queries, the operands are 16-bit values already. This is a setting of the

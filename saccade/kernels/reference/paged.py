@@ -42,7 +42,7 @@ class PagedRows:
     singles: int
     # on a GPU, for the decoding rows; computed once per step for each window size
     work: DecodeWork | None = None
-    # For layers with `AttentionShape.both_ways` in a step with images: how many keys of its
+    # In layers with `AttentionShape.both_ways`, for steps with images: how many keys of its
     # sequence each token attends to, which never decreases within a row. `None`: the keys up to
     # its own.
     sees: torch.Tensor | None = None  # [T] int64

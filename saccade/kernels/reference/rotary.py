@@ -87,14 +87,14 @@ def rotate_(rotation: Rotation, x: torch.Tensor) -> None:
         x = x[..., :size]
     step = max(1, CPU_VALUES // (x.shape[1] * size))
     if x.shape[0] <= step:
-        _turn(x, rotation.cos, rotation.sin, halves)
+        _rotate_values(x, rotation.cos, rotation.sin, halves)
         return
     for start in range(0, x.shape[0], step):
         rows = slice(start, start + step)
-        _turn(x[rows], rotation.cos[rows], rotation.sin[rows], halves)
+        _rotate_values(x[rows], rotation.cos[rows], rotation.sin[rows], halves)
 
 
-def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, halves: bool) -> None:
+def _rotate_values(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, halves: bool) -> None:
     """Rotate all values of heads [T, H, R] in place. cos, sin: [T, R]."""
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     wide = x.float()

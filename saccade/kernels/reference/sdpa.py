@@ -100,7 +100,9 @@ class SdpaAttention:
         self._strip = torch.zeros(2 * most, dtype=shape.dtype)
         self._strip[most:] = -torch.inf
         self._places = np.arange(most)
-        self._lies = np.divmod(self._places, shape.page_size)  # (page of a sequence, offset)
+        self._page_offsets = np.divmod(
+            self._places, shape.page_size
+        )  # (page of a sequence, offset)
 
     def plan(self, rows: PagedRows) -> None:
         host = HostRows(rows, rows.q_starts.tolist(), rows.lines.tolist(), rows.kv_lengths.tolist())
@@ -111,7 +113,7 @@ class SdpaAttention:
         """Return the calls for the rows from `row` on, with causal attention."""
         calls = []
         while row < len(host.lines):
-            end, attend = self._shared(host, row) or (row + 1, self._alone(host, row))
+            end, attend = self._shared(host, row) or (row + 1, self._single_call(host, row))
             calls.append((slice(host.starts[row], host.starts[end]), attend))
             row = end
         return calls
@@ -138,14 +140,14 @@ class SdpaAttention:
         if end - first < FEWEST_ABREAST:
             return None
         table = host.rows.page_table.numpy()
-        return end, self._together(table, host.lines[first:end], host.lengths[first:end])
+        return end, self._batched_call(table, host.lines[first:end], host.lengths[first:end])
 
-    def _together(
+    def _batched_call(
         self, table: npt.NDArray[np.int32], lines: list[int], lengths: list[int]
     ) -> Attend:
         """Return a call for decoding rows whose sequences have these page table rows."""
         counts, longest = np.array(lengths), max(lengths)
-        page, offset = self._lies
+        page, offset = self._page_offsets
         pages = table[np.array(lines)[:, None], page[:longest]]
         index = pages * np.int64(self._shape.page_size)
         index += offset[:longest]  # [R, longest]
@@ -160,7 +162,7 @@ class SdpaAttention:
             q, read(kv.keys), read(kv.values), mask, scale * kv.key_scale
         )
 
-    def _alone(self, host: HostRows, row: int) -> Attend:
+    def _single_call(self, host: HostRows, row: int) -> Attend:
         """Return a call for one sequence's last tokens."""
         length = host.lengths[row]
         if not length:  # padding, which attends to no keys

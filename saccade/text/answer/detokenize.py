@@ -146,7 +146,7 @@ class StopStrings:
             self._held = ""
             end, at, self.found = min(found)
             return text[: end if self._kept else at], True
-        safe = min((_beginning(stop, text) for stop in self._stops), default=len(text))
+        safe = min((_partial_match(stop, text) for stop in self._stops), default=len(text))
         self._held = text[safe:]
         return text[:safe], False
 
@@ -156,7 +156,7 @@ class StopStrings:
         return held
 
 
-def _beginning(stop: str, text: str) -> int:
+def _partial_match(stop: str, text: str) -> int:
     """Return the start of the longest suffix of `text` that is a prefix of `stop`.
 
     Returns the length of `text` if there is none.

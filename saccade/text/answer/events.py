@@ -42,7 +42,7 @@ class CallEnded:
 
 @dataclass(frozen=True, slots=True)
 class CallBroken:
-    """A call that was reported early (`eager`) is not a call. Its text follows as `Text`."""
+    """A call that was reported while it arrived is invalid. All its text follows as `Text`."""
 
     index: int
 

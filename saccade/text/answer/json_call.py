@@ -164,7 +164,7 @@ class JsonCall:
         return taken
 
     def feed(self, character: str) -> bool:
-        """Parse a character. Return False, without consuming it, if the text is not a call."""
+        """Parse a character. Return False, without consuming it, if the text cannot be a call."""
         if self._scanner is not None:
             return self._feed_scanner(self._scanner, character)
         if character in _SPACE and not self._matched:

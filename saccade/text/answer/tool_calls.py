@@ -21,7 +21,7 @@ from saccade.text.answer.tool_format import CallReader, ToolFormat
 
 _SPACE = " \t\r\n"
 _MAX_RESCANS = 4
-"""Invalid calls in a response whose text is searched for calls again, as each search costs time."""
+"""How many invalid calls of a response are searched for other calls, as each search takes time."""
 
 
 class ToolCalls:
@@ -79,7 +79,7 @@ class ToolCalls:
                 else self._read_call(data, events)
             )
         if self._started and self._call is not None:
-            self._tell_arguments(self._call, events)
+            self._emit_arguments(self._call, events)
         return events
 
     def end(self) -> list[Event]:
@@ -95,7 +95,7 @@ class ToolCalls:
                 )
         held, self._held = self._held, ""
         if held.strip(_SPACE) or not self._after_call:
-            self._tell_text(held, events)
+            self._emit_text(held, events)
         return events
 
     def _read_text(self, data: str, events: list[Event]) -> str:
@@ -110,10 +110,10 @@ class ToolCalls:
             cut = len(data) - _begun(data, self._open)
             cut = len(data[:cut].rstrip(_SPACE))
             self._held = data[cut:]
-            self._tell_text(data[:cut], events)
+            self._emit_text(data[:cut], events)
             return ""
         cut = len(data[:at].rstrip(_SPACE))
-        self._tell_text(data[:cut], events)
+        self._emit_text(data[:cut], events)
         self._begin_call(data[cut:at], self._open)
         return data[at + len(self._open) :]
 
@@ -147,7 +147,7 @@ class ToolCalls:
     def _end_call(self, call: CallReader, events: list[Event]) -> None:
         if not self._started:
             self._start(call, events)
-        self._tell_arguments(call, events)
+        self._emit_arguments(call, events)
         events.append(CallEnded(self._next - 1))
 
     def _start(self, call: CallReader, events: list[Event]) -> None:
@@ -166,14 +166,14 @@ class ToolCalls:
             return self._gap + raw + rest
         again = self._open in raw and self._rescans < _MAX_RESCANS
         self._rescans += again
-        self._tell_text(self._gap + self._tag + ("" if again else raw), events)
+        self._emit_text(self._gap + self._tag + ("" if again else raw), events)
         return raw + rest if again else rest
 
-    def _tell_arguments(self, call: CallReader, events: list[Event]) -> None:
+    def _emit_arguments(self, call: CallReader, events: list[Event]) -> None:
         if piece := call.take_arguments():
             events.append(CallArguments(self._next - 1, piece))
 
-    def _tell_text(self, text: str, events: list[Event]) -> None:
+    def _emit_text(self, text: str, events: list[Event]) -> None:
         if text:
             self._after_call = False
             events.append(Text(text))

@@ -36,7 +36,7 @@ class CallReader(Protocol):
         ...
 
     def feed(self, character: str) -> bool:
-        """Parse a character. Return False, without consuming it, if the text is not a call."""
+        """Parse a character. Return False, without consuming it, if the text cannot be a call."""
         ...
 
     def skip(self, data: str, at: int) -> int:
@@ -56,7 +56,7 @@ def any_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-def _nothing(_: CallReader) -> None:
+def _no_following(_: CallReader) -> None:
     return None
 
 
@@ -68,7 +68,7 @@ class CallSyntax:
     reader: Callable[[Mapping[str, Any]], CallReader]
     grammar: Callable[[Lexicon], CallGrammar]  # creates the grammar for a tokenizer
     # creates the parser for text that follows a call without a tag
-    following: Callable[[Any], CallReader | None] = _nothing
+    following: Callable[[Any], CallReader | None] = _no_following
     make_id: Callable[[], str] = any_id
 
 

@@ -14,7 +14,7 @@ Place = tuple[str | int, ...]
 
 
 def allowed_types(schema: Any, root: Any) -> set[str]:
-    """Return the types that `schema` allows: a string, if it does not restrict them.
+    """Return the types that `schema` allows, or only "string" if it does not specify types.
 
     root: the schema that contains the targets of `$ref`.
     """

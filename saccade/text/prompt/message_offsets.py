@@ -107,11 +107,11 @@ def find_offsets(
         if place < len(places):
             found.append(MessageOffset(*places[place], match.start() - number))
     bare = _FLAGS.sub("", marked)
-    known = len(text) if bare == text else _agreement(bare, text)
+    known = len(text) if bare == text else _common_prefix(bare, text)
     return [MessageOffset(each.message, each.part, min(each.end, known)) for each in found]
 
 
-def _agreement(one: str, other: str) -> int:
+def _common_prefix(one: str, other: str) -> int:
     """Return the length of the common prefix of two texts."""
     low, high = 0, min(len(one), len(other))
     while low < high:

@@ -3,8 +3,8 @@
 The name of a special token in a message is tokenised as plain text. To distinguish it from one that
 the template wrote, each special token has a key character (`|` for Qwen's `<|im_end|>`). During
 rendering, a random private-use character replaces every key character in the client's texts. These
-texts then cannot form a special token, however the template splits and joins them. Afterwards the
-special tokens of this marked text are those of the template, and both texts have equal offsets. If
+texts then cannot form a special token, however the template splits and joins them. The special
+tokens in the marked text are therefore the template's, and have the same offsets in the prompt. If
 messages contain no names of special tokens, the prompt is tokenised as usual.
 """
 
@@ -72,10 +72,10 @@ class Literals:
         variables: Mapping[str, Any] | None = None,
         names: FieldNames = CHAT_NAMES,
     ) -> Rendered:
-        """Render like `ChatTemplate.render`. All arguments contain only the client's texts."""
+        """Render like `ChatTemplate.render`. All text in the arguments counts as the client's."""
         written = {"messages": messages, "tools": tools, "variables": variables or {}}
         try:
-            pairs = self._draw(written, names["messages"])
+            pairs = self._choose_placeholders(written, names["messages"])
             given = _replace(written, pairs)
         except RecursionError:
             raise InvalidRequest(
@@ -149,8 +149,8 @@ class Literals:
             is not None
         ]
 
-    def _draw(self, written: object, param: str) -> list[tuple[str, str]]:
-        """Choose a random placeholder for each key character, which does not occur in the texts.
+    def _choose_placeholders(self, written: object, param: str) -> list[tuple[str, str]]:
+        """For each key character, choose a random placeholder that does not occur in the texts.
 
         Raises InvalidRequest with `param` if the texts use too many of these characters.
         """

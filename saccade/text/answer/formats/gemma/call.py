@@ -59,11 +59,11 @@ class GemmaCall:
         plain = _PLAIN.match(data, at) if self._quoted and not self._word else None
         if plain is None:
             return at
-        self._tell(plain.group())
+        self._emit_text(plain.group())
         return plain.end()
 
     def feed(self, character: str) -> bool:
-        """Parse a character. Return False, without consuming it, if the text is not a call."""
+        """Parse a character. Return False, without consuming it, if the text cannot be a call."""
         if self._quoted:
             return self._feed_quoted(character)
         if self._due == "head":
@@ -91,7 +91,7 @@ class GemmaCall:
     def _feed_quoted(self, character: str) -> bool:
         self._word += character
         while not QUOTE.startswith(self._word):
-            self._tell(self._word[0])
+            self._emit_text(self._word[0])
             self._word = self._word[1:]
         if self._word != QUOTE:
             return True
@@ -103,7 +103,7 @@ class GemmaCall:
         self._key = []
         return True
 
-    def _tell(self, text: str) -> None:
+    def _emit_text(self, text: str) -> None:
         if self._due == "colon":
             self._key.append(text)
         else:

@@ -38,7 +38,7 @@ class GlmCall(TypedCall):
         super().__init__(tools, "name")  # name, key, between (a key and its value), value
 
     def feed(self, character: str) -> bool:
-        """Parse a character. Return False, without consuming it, if the text is not a call."""
+        """Parse a character. Return False, without consuming it, if the text cannot be a call."""
         if self._phase == "value":
             if tag := self.feed_value(character):
                 self._after_value(tag)

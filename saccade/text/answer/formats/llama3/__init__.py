@@ -1,4 +1,4 @@
-"""The tool-call format of Llama 3.1 to 3.3, as their chat templates instruct them."""
+"""The tool-call format that the chat templates of Llama 3.1 to 3.3 request."""
 
 from saccade.text.answer.tool_format import ToolFormat
 

@@ -1,5 +1,5 @@
-"""Tool calls of Llama 3.1 to 3.3, as their chat templates instruct them ("Respond in the format
-{"name": function name, "parameters": dictionary of argument name and its value}"):
+"""Tool calls in the format that the chat templates of Llama 3.1 to 3.3 request ("Respond in the
+format {"name": function name, "parameters": dictionary of argument name and its value}"):
 
     {"name": NAME, "parameters": {...}}; {...}
 
@@ -49,7 +49,7 @@ class Llama3Call:
         return Llama3Call(first=False)
 
     def feed(self, character: str) -> bool:
-        """Parse a character. Return False, without consuming it, if the text is not a call."""
+        """Parse a character. Return False, without consuming it, if the text cannot be a call."""
         if self._begun or (character == "{" and self._may_begin):
             self._begun = True
             taken = self._object.feed(character)

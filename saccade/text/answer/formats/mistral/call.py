@@ -62,12 +62,12 @@ class MistralCall:
         return MistralCall(first=False) if self._list and self.name is not None else None
 
     def feed(self, character: str) -> bool:
-        """Parse a character. Return False, without consuming it, if the text is not a call."""
+        """Parse a character. Return False, without consuming it, if the text cannot be a call."""
         match self._phase:
             case "begin":
                 return character in _SPACE or self._begin(character)
             case "between":
-                return character in _SPACE or self._go_on(character)
+                return character in _SPACE or self._continue_list(character)
             case "name":
                 return self._feed_name(character)
             case "object":
@@ -93,7 +93,7 @@ class MistralCall:
         self._phase, self._word = ("object", "") if self._list else ("name", character)
         return True
 
-    def _go_on(self, character: str) -> bool:
+    def _continue_list(self, character: str) -> bool:
         self.done = character == "]"
         if character == ",":
             self._phase = "object"

@@ -36,7 +36,7 @@ class XmlCall(TypedCall):
         super().__init__(tools, "function")
 
     def feed(self, character: str) -> bool:
-        """Parse a character. Return False, without consuming it, if the text is not a call."""
+        """Parse a character. Return False, without consuming it, if the text cannot be a call."""
         match self._phase:
             case "function":
                 return self._feed_tag(character, {FUNCTION: "name"})
