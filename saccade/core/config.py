@@ -138,7 +138,7 @@ class SnapshotConfig:
     """
 
     count: int = 0  # number of snapshots
-    tokens: int = 0  # a long prompt gets a snapshot after every so many tokens
+    tokens: int = 0  # distance between the snapshots of a long prompt, in tokens
     between: int = 0  # further rows of state memory, for states between draft tokens
 
     @property

@@ -198,7 +198,7 @@ class InternalError(RequestError):
 
 
 class ReplicaLost(RequestError):
-    """502: the worker behind the router crashed during the request, or did not send HTTP."""
+    """502: a router's worker crashed during the request, or did not send HTTP."""
 
     status = 502
     type = "server_error"

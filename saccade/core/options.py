@@ -64,7 +64,7 @@ class ModelOptions:
     )
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
-    # prompts and answers
+    # prompts and responses
     chat_template: str | None = basic(None)
     """A file with a chat template to use instead of the checkpoint's."""
     tool_parser: ToolParser = "auto"
