@@ -14,7 +14,7 @@ SCORE_BLOCK_BYTES = 32 * MIB
 """Maximum size of float32 logits while a prompt is scored: 52 rows of 152,000 tokens."""
 
 POSITION_CACHE_BYTES = 256 * MIB
-"""Limit for positions and embeddings derived from image grids. With learned position embeddings,
+"""Size of the cache of positions and learned position embeddings, by image grid. With the latter,
 an image of 2560x1440 takes 33 MB on an 8B model.
 """
 

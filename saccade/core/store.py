@@ -109,7 +109,7 @@ class PageIdentity:
     layout: str  # each layer's caches on one rank, and the number of ranks
     page_size: int
     adapter: str = ""  # reserved; always empty
-    release: str = ""
+    release: str = ""  # Saccade's version
 
     def digest(self) -> bytes:
         """Return a 16-byte digest."""

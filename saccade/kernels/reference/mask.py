@@ -32,7 +32,7 @@ def mask_logits(
 def mask_logits_there(
     logits: torch.Tensor, masks: torch.Tensor, rows: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Do the same as `mask_logits` on any device, without synchronisation."""
+    """Do the same as `mask_logits` on any device, without waiting for it."""
     _check_words(logits, masks)
     if not len(masks):
         return logits
