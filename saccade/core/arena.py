@@ -1,9 +1,9 @@
 """The pixel arena: one bounded region of anonymous shared memory.
 
-The front creates the arena and passes its descriptor to the workers, who read pixels. The
-supervisor of image workers gets it too and copies pixels in (image workers never hold the arena).
-The memory has no name and ends with the last process that holds a descriptor, however the process
-ends. The engine decides which bytes hold which pixels (`sched/images/slots.py`).
+The front creates the arena and passes its file descriptor to the workers, which read pixels, and to
+the supervisor of image workers, which copies pixels in. Image workers have no access to it. The
+memory is freed once the last process with a descriptor has exited, even after a crash. The engine
+allocates its space (`sched/images/slots.py`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,7 @@ from saccade.core.plan import PixelSlot
 
 
 class Arena:
-    """Shared memory of `size` bytes.
-
-    `fd` is inheritable only through `pass_fds`.
-    """
+    """Shared memory of `size` bytes. Only `pass_fds` passes `fd` on to a child process."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd = fd
@@ -32,9 +29,9 @@ class Arena:
 
     @classmethod
     def create(cls, size: int, fd: int | None = None) -> Arena:
-        """Create an arena with at least `size` bytes, in the memory that `reserve` made, if any.
+        """Create an arena of at least `size` bytes, in the memory from `reserve` if `fd` is set.
 
-        The kernel commits memory page by page, at the first write.
+        The kernel commits each page of memory at its first write.
         """
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         fd = cls.reserve() if fd is None else fd
@@ -43,37 +40,34 @@ class Arena:
 
     @staticmethod
     def reserve() -> int:
-        """Return a descriptor of memory without a size, for processes that start before it has
-        one.
-        """
+        """Return a descriptor of empty memory, for processes started before its size is known."""
         return os.memfd_create("saccade-arena", os.MFD_CLOEXEC)
 
     @classmethod
     def attach(cls, fd: int, size: int | None = None) -> Arena:
-        """Open the arena behind an inherited descriptor, in another process."""
+        """Map the arena of an inherited descriptor."""
         return cls(fd, os.fstat(fd).st_size if size is None else size)
 
     def view(self, slot: PixelSlot) -> npt.NDArray[np.uint8]:
-        """Return a slot's pixels, [height, width, 3], without a copy.
+        """Return a slot's pixels [height, width, 3] without a copy.
 
-        Valid as long as the slot is the caller's.
+        The view is valid as long as the slot is allocated.
         """
         flat = np.frombuffer(self._memory, dtype=np.uint8, count=slot.nbytes, offset=slot.offset)
         return flat.reshape(slot.height, slot.width, 3)
 
     def flat(self, offset: int, nbytes: int) -> memoryview:
-        """Return `nbytes` bytes from `offset` on, without a copy. They are the caller's own."""
+        """Return `nbytes` bytes at `offset` without a copy. The caller must own this range."""
         return memoryview(self._memory)[offset : offset + nbytes]
 
     def whole(self) -> npt.NDArray[np.uint8]:
-        """Return the whole arena, for registering the memory with a device."""
+        """Return the entire arena, to register its memory with a GPU."""
         return np.frombuffer(self._memory, dtype=np.uint8)
 
     def release(self, ranges: Iterable[tuple[int, int]]) -> int:
-        """Return the memory of ranges (offset, bytes) to the system. They must not be written
-        meanwhile.
+        """Release memory ranges (offset, bytes) to the operating system.
 
-        Returns how many bytes that were.
+        They must not be written at the same time. Returns the number of bytes released.
         """
         before = os.fstat(self.fd).st_blocks
         for offset, nbytes in ranges:
@@ -84,11 +78,11 @@ class Arena:
         return max(0, 512 * (before - os.fstat(self.fd).st_blocks))
 
     def keep_from_children(self) -> None:
-        """Keep the memory from forked processes, which must leave the mapping open."""
+        """Exclude the memory from forked processes, which must not close the mapping."""
         self._memory.madvise(mmap.MADV_DONTFORK)
 
     def close(self) -> None:
-        """Release this process's mapping. Live views keep the memory until they end."""
+        """Unmap the memory in this process. Existing views keep it mapped."""
         with contextlib.suppress(BufferError):
             self._memory.close()
         os.close(self.fd)

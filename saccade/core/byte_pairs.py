@@ -1,4 +1,4 @@
-"""How byte-level BPE writes bytes as characters, and which pairs of tokens it joins."""
+"""Byte-level BPE: its characters for bytes, and the merges that a vocabulary implies."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def _alphabet() -> dict[str, int]:
 
 
 BYTE_OF = _alphabet()
-"""By character."""
+"""The byte of each character."""
 
 
 def merges_of(known: Mapping[str, int], ranked: Iterable[str]) -> list[tuple[str, str]]:
-    """Return every pair that makes a token, for the best token first.
+    """Return every pair of tokens that forms a token, in the order of `ranked`.
 
-    known: numbers by token, which order the pairs that make one token. ranked: tokens, the best
-    first.
+    known: token ids by text; pairs that form the same token are ordered by their ids. ranked: token
+    texts, the highest rank first.
     """
     return [
         pair

@@ -1,8 +1,8 @@
-"""Folders owned by servers, marked by a file inside, and safe ways to open files in folders that
-other users may write.
+"""Directories owned by servers, which mark them with a file, and safe ways to open files in
+directories where other users can write.
 
-A server removes files in its folder. So a folder without the marker is taken only if every name in
-it fits the claim (earlier versions left no marker).
+A server removes files in its directory. It therefore refuses a directory that has no marker and
+contains files of other names (earlier versions left no marker).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _UNITS = {"M": 1 << 20, "MiB": 1 << 20, "G": 1 << 30, "GiB": 1 << 30, "T": 1 << 
 
 @dataclass(frozen=True, slots=True)
 class DiskFolder:
-    """A folder, and the bytes that a server may fill there, None where it decides."""
+    """A directory, and the maximum bytes to store there (None: the server decides)."""
 
     path: str
     nbytes: int | None = None
 
     @classmethod
     def parse(cls, option: str, given: str) -> DiskFolder:
-        """Read FOLDER or FOLDER:SIZE, such as /var/cache/images:64GiB. Raises ConfigError."""
+        """Parse FOLDER or FOLDER:SIZE, such as /var/cache/images:64GiB. Raises ConfigError."""
         if (found := _SIZED.fullmatch(given)) is None:
             return cls(given)
         folder, text = found.groups()
@@ -53,15 +53,15 @@ class DiskFolder:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A kind of folder: its marker's name, and the pattern for all other names in it."""
+    """A type of directory: its marker's file name, and the pattern of all other names in it."""
 
     marker: str
     names: re.Pattern[str]
 
     def check(self, folder: Path) -> None:
-        """Raise OSError, with the reason, if a folder without the marker holds foreign names.
+        """Raise OSError, with the reason, if an unmarked directory contains other programs' files.
 
-        A missing folder passes.
+        A missing directory is accepted.
         """
         try:
             found = sorted(path.name for path in folder.iterdir())
@@ -76,10 +76,10 @@ class Claim:
             )
 
     def claim_folder(self, folder: Path) -> int:
-        """Create a missing `folder` and mark it.
+        """Create `folder` if it is missing, and mark it.
 
-        Returns the user id that owns new files there, as a network file system may map users.
-        Raises OSError, with the reason.
+        Returns the owner's user id of new files there, which a network file system may map to
+        another user. Raises OSError, with the reason.
         """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.check(folder)
@@ -94,7 +94,7 @@ class Claim:
 
 
 def check_folder(option: str, name: str, claim: Claim) -> None:
-    """Raise ConfigError unless the folder `name` is claimed by `claim`, or can be."""
+    """Raise ConfigError unless the directory `name` is marked for `claim`, or can be."""
     try:
         folder = Path(name).expanduser()
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -114,7 +114,7 @@ def check_folder(option: str, name: str, claim: Claim) -> None:
 
 
 def warn_of_others(option: str, folder: Path) -> None:
-    """Log a warning if other users can write into a folder."""
+    """Log a warning if other users can write to a directory."""
     found = folder.stat()
     mode = stat.S_IMODE(found.st_mode)
     if mode & OTHERS:
@@ -135,9 +135,9 @@ def warn_of_others(option: str, folder: Path) -> None:
 
 
 def beside(path: str, flags: int) -> int:
-    """Open a regular file in a folder that other users may write. Serves as an opener.
+    """Open a regular file in a directory where other users can write. Usable as `open`'s opener.
 
-    Raises OSError. Raises `Strange` unless the file is regular, because a link leads anywhere and
+    Raises OSError, and `Strange` unless the file is regular: a link could point anywhere, and
     opening a pipe blocks.
     """
     try:
@@ -147,7 +147,7 @@ def beside(path: str, flags: int) -> int:
             raise Strange(path) from None
         raise
     found = os.fstat(handle)
-    # What is written to has no other name, which could be that of somebody's file.
+    # A file to write must have no other hard link, which could be another user's file.
     if not stat.S_ISREG(found.st_mode) or (flags & os.O_RDWR and found.st_nlink > 1):
         os.close(handle)
         raise Strange(path)
@@ -155,12 +155,12 @@ def beside(path: str, flags: int) -> int:
 
 
 def made_beside(path: str, flags: int) -> int:
-    """Open like `beside`, but create a missing file. An existing file keeps its content."""
+    """Open a file like `beside`, but create it if it is missing. Existing content is kept."""
     return beside(path, flags | os.O_CREAT)
 
 
 class Strange(OSError):
-    """The path of one of our files is taken by something else."""
+    """The path of one of our files is not a regular file."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
@@ -170,7 +170,7 @@ class Strange(OSError):
 
 @contextmanager
 def opened_folder(path: Path) -> Iterator[int]:
-    """Yield a folder's descriptor. Raises OSError, also for a link."""
+    """Open a directory, and yield its descriptor. Raises OSError, also for a symbolic link."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | SAFELY)
     except NotADirectoryError:

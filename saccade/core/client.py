@@ -1,5 +1,5 @@
-"""The sender of a request: one identity, derived once, that decides cache, files and share. Also
-the number of requests in flight, in all and per client.
+"""The client that sent a request, which determines its cache, files and fair share. Also limits
+on the requests in flight, in total and per client.
 """
 
 from __future__ import annotations
@@ -17,46 +17,40 @@ from blake3 import blake3
 from saccade.core.errors import Overloaded
 
 SHARE = 0.5
-"""Where there are several keys: what one may have of the permits, of the bytes in flight, and of
-the disk for uploaded files.
+"""If there are several API keys: the fraction that one key can use of the requests in flight, the
+bytes in flight, and the disk for uploaded files.
 """
 SALT_BYTES = 16
-"""Length of a salt within the server, whatever the client sent."""
+"""Length of the salts used inside the server, independent of what a client sends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A request's sender.
+    """The client that sent a request."""
 
-    `name`: the key's name, "" for the key from --api-key, and without keys. `address`: the
-    connection's source, "" for calls from Python. `limited`: True if this is one among several
-    clients, each held to `SHARE` of the total.
-    """
-
-    name: str = ""
-    address: str = ""
+    name: str = ""  # the API key's name; "" for the key from --api-key, or without keys
+    address: str = ""  # where the connection comes from; "" for calls from Python
     shares_cache: bool = False
-    limited: bool = False
+    limited: bool = False  # one of several clients, each limited to `SHARE` of the total
 
     def salt(self, given: str) -> str:
-        """Return the salt that separates this client's cache, "" without name and `cache_salt`.
+        """Return the salt that separates this client's cache entries from others'.
 
-        It is hexadecimal with a fixed length, derived from the client's name and the given
-        `cache_salt`.
+        It is a hash of the client's name and of `cache_salt` in hexadecimal, or "" without both.
         """
         return _hashed("" if self.shares_cache else self.name, given)
 
     def tenant(self, given: str) -> str:
-        """Name those whose images may meet in one process.
+        """Return the group of clients whose images may be decoded in one process.
 
-        Like `salt`, but different for each key even if keys share a cache.
+        It is like `salt`, but keys differ even if they share a cache.
         """
         return _hashed(self.name, given)
 
     def share(self, given: str) -> str:
-        """Return the name under which the client's requests take turns.
+        """Return the name for fair scheduling: clients with the same name share one queue.
 
-        It is the key's name where there are several, else the salt's, else the address.
+        It is the API key's name if there are several keys, else the salt's, else the address.
         """
         if self.limited and self.name:
             return f"key {self.name}"
@@ -70,10 +64,10 @@ def _hashed(name: str, given: str) -> str:
 
 
 def client_address(host: str) -> str:
-    """Return the address that a client counts under.
+    """Return the address that a client's connections are counted under.
 
-    For IPv6 this is its 64-bit network, as a client owns all addresses there. An IPv4 address
-    mapped into IPv6 counts as the IPv4 address.
+    For IPv6 this is the /64 network, as one client usually has all of its addresses. An IPv4-mapped
+    IPv6 address is counted as the IPv4 address.
     """
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
@@ -86,14 +80,14 @@ def client_address(host: str) -> str:
 
 
 ANYBODY = Client()
-"""The group of all, where nobody is told from anybody else."""
+"""The only client of a server that does not distinguish clients."""
 
 
 class Permits:
-    """Permits for requests in flight, `most` in all.
+    """A limit of `most` requests in flight.
 
-    `option`: the limit's name on the command line, for errors. `told` is called with the number of
-    permits taken after each change. `idle` is set while all permits are free.
+    option: the command-line option that sets it, for errors. on_change: called with the number of
+    requests in flight after each change. `idle` is set while there are none.
     """
 
     def __init__(
@@ -105,10 +99,10 @@ class Permits:
         self._option = option
         self._on_change = on_change
         self._taken: Counter[str] = Counter()
-        """By the name of the client's key."""
+        """By the name of the client's API key."""
 
     def check(self, client: Client = ANYBODY) -> None:
-        """Raise Overloaded if `client` would get an error now."""
+        """Raise Overloaded if a request of `client` would be rejected now."""
         mine, taken = self._taken[client.name], self.taken
         if client.limited and mine >= max(1, self._most * SHARE):
             raise Overloaded(
@@ -123,12 +117,12 @@ class Permits:
 
     @property
     def taken(self) -> int:
-        """Return the number of requests in flight."""
+        """The number of requests in flight."""
         return self._taken.total()
 
     @contextmanager
     def acquire(self, client: Client = ANYBODY) -> Iterator[None]:
-        """Hold a permit. Raises as `check` does."""
+        """Count a request as in flight within the context. Raises as `check` does."""
         self.check(client)
         self._count(client, 1)
         try:

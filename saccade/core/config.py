@@ -1,4 +1,4 @@
-"""The resolved configuration, with properties of the host."""
+"""The resolved configuration, and properties of the host."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import Literal
 MIB = 1 << 20
 GIB = 1 << 30
 DISK_BLOCK = 4096
-"""Bytes of disk that a file takes at a time. The header of an embedding's file fills one."""
+"""The disk's allocation unit in bytes. The header of an embedding's file fills one block."""
 
 SCORE_BLOCK_BYTES = 32 * MIB
-"""Logits in float32 that exist at a time while a prompt is scored: 52 rows of 152,000 tokens."""
+"""Maximum size of float32 logits while a prompt is scored: 52 rows of 152,000 tokens."""
 
 POSITION_CACHE_BYTES = 256 * MIB
-"""For what follows from grids of images. With learned positions, one of 2560x1440 takes 33 MB of it
-on an 8B model.
+"""Size of the cache of positions and learned position embeddings, by image grid. With the latter,
+an image of 2560x1440 takes 33 MB on an 8B model.
 """
 
 PAGE_PIECE_BYTES, PAGE_PIECES = 16 * MIB, 3
-"""Of KV pages between a GPU and its host: copied at a time, and so many pieces under way each way.
+"""KV pages are copied between a GPU and the host in chunks of this size, with at most this many
+chunks in flight in each direction.
 """
 
 Dtype = Literal["bfloat16", "float16", "float32"]
@@ -29,19 +30,19 @@ TowerQuantization = Literal["none", "int8"]
 KVDtype = Literal["auto", "fp8_e4m3"]
 AllReduce = Literal["shm", "gloo", "nccl", "symm-mem"]
 Role = Literal["all", "encode", "language"]
-"""What a server does of a model: all of it; only its vision tower, for others; or all, with images
-encoded by others as long as they do.
+"""The part of a model that a server runs: all of it; only the vision encoder, for other servers; or
+all of it, but with images encoded by encoder servers while these are available.
 """
 PageView = Literal["text", "images", "both", "bare"]
-"""What a model sees of a document's pages. bare: images alone, without a word around them."""
+"""What the model gets of a document's pages. bare: only images, without any text around them."""
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentView:
-    """How documents are shown. `pages`: numbers from 1, in the order wanted. Empty: all pages."""
+    """How a document is given to the model."""
 
     shown: PageView = "both"
-    pages: tuple[int, ...] = ()
+    pages: tuple[int, ...] = ()  # page numbers from 1, in the requested order; empty: all pages
 
     @property
     def has_images(self) -> bool:
@@ -57,76 +58,62 @@ WHOLE_DOCUMENT = DocumentView()
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Machine facts that `resolve` needs.
-
-    `free_bytes` is what the device has left after the weights were loaded.
-    """
+    """Properties of the host that sizing depends on."""
 
     device: Literal["cpu", "cuda"]
     name: str
     total_bytes: int
-    free_bytes: int
+    free_bytes: int  # of the device, after the weights were loaded
     host_free_bytes: int = 0
-    """Memory beside the device's own; 0 where they are one."""
+    """Free memory of a GPU's host; 0 on a CPU, where device and host are one."""
     arch: int = 0
-    """Compute capability of a GPU, 90 for 9.0."""
+    """Compute capability of a GPU: 90 for 9.0."""
 
     @property
     def has_fp8(self) -> bool:
-        """Return True if our kernels for the device can read and write FP8."""
+        """True if Saccade's kernels for the device support FP8."""
         return self.device == "cpu" or self.arch >= 89
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelConfig:
-    """How ranks divide the work."""
+    """How ranks share the model."""
 
-    size: int  # slices for everything that is cut
+    size: int  # number of shards
     encoder: EncoderMode
     all_reduce: AllReduce
-    step_timeout: float
-    # how many runs of whole experts there are; with 1, experts are cut like the rest
+    step_timeout: float  # in seconds
+    # expert parallelism: ranges that the experts are divided into; 1: sharded like other weights
     expert_runs: int = 1
 
     @property
     def ranks(self) -> int:
-        """Return the number of processes. Beyond the slices, several hold the same slice."""
+        """The number of processes. If it exceeds `size`, shards are replicated."""
         return max(self.size, self.expert_runs)
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig:
-    """The vision tower's configuration.
-
-    `graph_sizes`: patch counts of CUDA graphs, ascending; empty without graphs. `role`: encode for
-    other servers, or with other servers' help. `position_cache_bytes`: 0 disables the cache.
-    `rotary_kernel`: False to rotate heads with PyTorch's operations.
-    """
+    """The vision encoder's configuration."""
 
     attention: str = "sdpa"
-    graph_sizes: tuple[int, ...] = ()
+    graph_sizes: tuple[int, ...] = ()  # patch counts of CUDA graphs, ascending; empty: no graphs
     role: Role = "all"
     quantization: TowerQuantization = "none"
-    position_cache_bytes: int = POSITION_CACHE_BYTES
-    rotary_kernel: bool = True
+    position_cache_bytes: int = POSITION_CACHE_BYTES  # 0: disabled
+    rotary_kernel: bool = True  # False: apply RoPE with PyTorch's operations
 
 
 @dataclass(frozen=True, slots=True)
 class PageTierConfig:
-    """Tiers for KV pages.
+    """Tiers for KV pages that are evicted from the device."""
 
-    `disk_bytes` in `folder`'s files (None: the disk is unused), and `host_bytes` in each rank's
-    host memory.
-    """
-
-    folder: str | None = None
+    folder: str | None = None  # the directory on disk; None: no disk tier
     disk_bytes: int = 0
-    # what the pages depend on (`store.PageIdentity.digest`). `ranks`: how many hold a part of
-    # each page.
-    identity: bytes = b""
-    ranks: int = 1
-    host_bytes: int = 0
-    store: str = "disk"  # the file of `plugins/tiers/` that keeps them in `folder`
+    identity: bytes = b""  # `store.PageIdentity.digest`: what the pages' content depends on
+    ranks: int = 1  # ranks that each hold a part of every page
+    host_bytes: int = 0  # host memory per rank
+    store: str = "disk"  # the module in `plugins/tiers/` that implements the disk tier
 
     def __bool__(self) -> bool:
         return self.folder is not None or self.host_bytes > 0
@@ -136,44 +123,43 @@ class PageTierConfig:
 class KVConfig:
     """Storage for keys and values."""
 
-    dtype: KVDtype = "auto"  # auto is the network's own
-    # divisors for each layer's keys and values in an 8-bit cache; if empty, all are 1
+    dtype: KVDtype = "auto"  # auto: the model's own
+    # divisors of each layer's keys and values in an 8-bit cache; empty: all are 1
     scales: tuple[tuple[float, float], ...] = ()
-    attention: str = "auto"  # the backend that reads them
-    pages: PageTierConfig = PageTierConfig()  # the tiers for evicted pages
+    attention: str = "auto"  # the attention backend
+    pages: PageTierConfig = PageTierConfig()
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotConfig:
-    """Snapshots for the prefix cache, taken from per-sequence states (`family.KVSpec.state_bytes`).
+    """Snapshots of per-sequence states (`family.KVSpec.state_bytes`) for the prefix cache.
 
-    Holds their count, and a long prompt's tokens per snapshot. between: lines behind the snapshots
-    for the states between draft tokens. All are 0 for a model without states.
+    All values are 0 for a model without states.
     """
 
-    count: int = 0
-    tokens: int = 0
-    between: int = 0
+    count: int = 0  # number of snapshots
+    tokens: int = 0  # distance between the snapshots of a long prompt, in tokens
+    between: int = 0  # further rows of state memory, for states between draft tokens
 
     @property
     def lines(self) -> int:
-        """Return the lines in the state memory, apart from the slots' own."""
+        """Rows of state memory, not counting the slots' own."""
         return self.count + self.between
 
     @property
     def without_drafts(self) -> SnapshotConfig:
-        """Return the same memory for a server without draft tokens."""
+        """The configuration with the same memory for a server without speculative decoding."""
         return SnapshotConfig(self.lines if self.count else 0, self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class StepGraphSizes:
-    """CUDA graph sizes for the language model; empty without graphs."""
+    """CUDA graph sizes of the language model, ascending; empty: no graphs."""
 
-    rows: tuple[int, ...] = ()  # row counts for steps that only decode
+    rows: tuple[int, ...] = ()  # batch sizes of decode-only steps
+    # For steps that also prefill: there is a graph for each number of decoding sequences in
+    # `mixed_rows` combined with each number of prefill tokens in `mixed_tokens`.
     mixed_rows: tuple[int, ...] = ()
-    # token counts for prefill rows, each combined with each count in `mixed_rows` for decoding
-    # rows. All ascending.
     mixed_tokens: tuple[int, ...] = ()
 
     @property
@@ -182,40 +168,30 @@ class StepGraphSizes:
 
     @property
     def most_tokens(self) -> int:
-        """Return the most tokens in a graph with prefill rows, or 0 without mixed graphs."""
+        """Maximum tokens of a graph that includes prefill; 0 without such graphs."""
         return max(self.mixed_rows) + max(self.mixed_tokens) if self.mixed_tokens else 0
 
 
 def embedding_file_bytes(nbytes: int) -> int:
-    """Return the disk bytes for an embedding's file: a header, and `nbytes` in whole blocks."""
+    """Return an embedding's size on disk: a header block, and `nbytes` rounded up to blocks."""
     return DISK_BLOCK + -(-nbytes // DISK_BLOCK) * DISK_BLOCK
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingBudgets:
-    """Bytes for image embeddings in each tier.
+    """Bytes for image embeddings in each tier."""
 
-    Budgets are per rank, except for the disk, which is in `folder`. `shared`: other servers write
-    to the folder, too, and `disk_bytes` covers all servers. store: the file of `plugins/tiers/`
-    that keeps them there.
-    """
-
-    device_bytes: int
-    host_bytes: int = 0
-    disk_bytes: int = 0
+    device_bytes: int  # per rank
+    host_bytes: int = 0  # per rank
+    disk_bytes: int = 0  # in `folder`, for all ranks, and for all servers if `shared`
     folder: str | None = None
-    shared: bool = False
-    store: str = "disk"
+    shared: bool = False  # other servers use the folder, too
+    store: str = "disk"  # the module in `plugins/tiers/` that implements the disk tier
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything the engine runs by.
-
-    `kv_pages` includes the dummy page 0. `tower_budget`: the vision encoder's patch-blocks in a
-    step; 0: unbounded. `prompt_pause`: seconds of a step with prompts beside decoding rows; 0:
-    unbounded. `chunk_aware`: as in `SchedulerLimits`.
-    """
+    """The engine's configuration."""
 
     # the device
     device: Literal["cpu", "cuda"]
@@ -226,14 +202,16 @@ class EngineConfig:
     chunk_tokens: int
     # the KV cache
     page_size: int
-    kv_pages: int
+    kv_pages: int  # including page 0, which is a dummy
     prefix_cache: bool
     # images
     embeddings: EmbeddingBudgets
     encode_patches: int
-    chunk_aware: bool = True
+    chunk_aware: bool = True  # `SchedulerLimits.chunk_aware`
     kv: KVConfig = KVConfig()
+    # the vision encoder's budget per step, in patches times blocks; 0: unlimited
     tower_budget: int = 0
+    # maximum seconds of a step that prefills while other requests decode; 0: unlimited
     prompt_pause: float = 0.0
     encoder: EncoderConfig = EncoderConfig()
     graphs: StepGraphSizes = StepGraphSizes()

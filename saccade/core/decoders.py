@@ -1,7 +1,7 @@
-"""Makes msgspec's decoders, in one thread at a time.
+"""Creates msgspec decoders, in one thread at a time.
 
-msgspec ends the process where a thread decodes a class whose fields another is looking up. It does
-so once, for the first decoder of the class or of what contains it.
+msgspec crashes the process if a thread decodes a class while another thread inspects its fields. It
+inspects them once, for the first decoder of the class or of a type that contains it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def json_decoder(kind: type[T]) -> msgspec.json.Decoder[T]: ...
 @overload
 def json_decoder(kind: object) -> msgspec.json.Decoder[Any]: ...
 def json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    """Return a decoder of JSON as `kind`: a class, or what else a field may be."""
+    """Return a JSON decoder for `kind`: a class, or any other type that a field can have."""
     with _LOOKING_UP:
         return msgspec.json.Decoder(kind)
 
@@ -32,13 +32,13 @@ def msgpack_decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]: ...
 @overload
 def msgpack_decoder(kind: object) -> msgspec.msgpack.Decoder[Any]: ...
 def msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """Return a decoder of MessagePack as `kind`."""
+    """Return a MessagePack decoder for `kind`."""
     with _LOOKING_UP:
         return msgspec.msgpack.Decoder(kind)
 
 
 def convert(value: object, kind: Any, *, strict: bool = True, str_keys: bool = False) -> Any:
-    """Convert a Python value to `kind`, as `msgspec.convert`. Raises msgspec.ValidationError."""
+    """Convert a value to `kind` as `msgspec.convert` does. Raises msgspec.ValidationError."""
     _look_up(kind)
     return msgspec.convert(value, kind, strict=strict, str_keys=str_keys)
 

@@ -1,30 +1,30 @@
-"""The exception tree. Whoever meets bad input raises one of these; `server/` turns it into OpenAI's
-error shape.
+"""The exception tree. Code that meets bad input raises one of these, and the API converts it to the
+error format of the client's dialect.
 
 SaccadeError
 ├── RequestError          the caller's request cannot be served; has an HTTP status
 │   ├── InvalidRequest    400  malformed or unsupported
-│   │   ├── ImageError    400  an image that cannot be fetched, read or afforded
-│   │   │   └── OversizedImages    400  images that may not be downsized, and would be
+│   │   ├── ImageError    400  an image that cannot be fetched or decoded, or is over a limit
+│   │   │   └── OversizedImages    400  images that must not be downsized, but are too large
 │   │   └── UnknownDigests 400 a body references bytes that were not sent or no longer stored
 │   ├── Unauthorized      401
 │   ├── Forbidden         403  a web page that may not use the server
 │   ├── NotFound          404
 │   ├── TooSlow           408  the request did not arrive in time
-│   ├── Cancelled         409  ended early by whoever made it
-│   ├── OtherTower        409  the embedding of another vision tower, or settings, is wanted
+│   ├── Cancelled         409  cancelled by the client
+│   ├── OtherTower        409  the requested embedding is of another vision encoder or settings
 │   ├── TooLarge          413  over a byte limit
-│   ├── UnsupportedMedia  415  a body in an encoding that is not read
+│   ├── UnsupportedMedia  415  a body in an unsupported encoding
 │   ├── HeadTooLarge      431  request line and headers over a limit
-│   ├── Overloaded        429  admission refused; `retry_after` seconds
+│   ├── Overloaded        429  the queue is full; retry after `retry_after` seconds
 │   ├── InternalError     500  a bug; see the log
-│   ├── ReplicaLost       502  a router's worker died under the request
-│   ├── EngineUnavailable 503  the engine is starting, stopping or dead
-│   ├── StorageBusy       503  the folder of uploaded files does not answer
-│   └── StorageFull       507  no disk to keep an upload on
-└── StartupError               the server cannot start; the message says what to do
+│   ├── ReplicaLost       502  a router's worker crashed during the request
+│   ├── EngineUnavailable 503  the engine is starting, stopping or has exited
+│   ├── StorageBusy       503  the directory of uploaded files does not respond
+│   └── StorageFull       507  the disk is full, so an upload cannot be stored
+└── StartupError               the server cannot start; the message explains how to fix it
     ├── ConfigError            a setting
-    └── CheckpointError        a file of the model: names file and tensor
+    └── CheckpointError        a model file; the message has the file and tensor
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from typing import Any
 
 
 class SaccadeError(Exception):
-    """Root of everything Saccade raises on purpose."""
+    """Base class of all exceptions that Saccade raises intentionally."""
 
 
 class RequestError(SaccadeError):
     """The request cannot be served.
 
-    `param` names the field as the client wrote it, e.g. "messages[2].content[0]".
+    `param` is the path of the field as the client wrote it, e.g. "messages[2].content[0]".
     """
 
     status = 400
@@ -54,26 +54,26 @@ class RequestError(SaccadeError):
 
     @property
     def details(self) -> dict[str, Any]:
-        """Return the error's fields in Anthropic's format."""
+        """Additional fields of the error in Anthropic's format."""
         return {}
 
 
 class InvalidRequest(RequestError):
-    """400: the request is malformed, or asks for something unsupported."""
+    """400: the request is malformed or unsupported."""
 
     code = "invalid_value"
 
 
 class ImageError(InvalidRequest):
-    """400: an image cannot be fetched, read or afforded. `param` names the message part."""
+    """400: an image cannot be fetched or decoded, or is over a limit. `param` is its field."""
 
     code = "invalid_image"
 
 
 class UnknownDigests(InvalidRequest):
-    """400: a body names bytes that its sender has not sent, or that are no longer kept.
+    """400: the body references digests that its sender never uploaded, or that have expired.
 
-    `digests` has all their names.
+    `digests` lists all of them.
     """
 
     code = "unknown_digests"
@@ -88,9 +88,9 @@ class UnknownDigests(InvalidRequest):
 
 
 class OversizedImages(ImageError):
-    """400: images that the client wants seen whole are larger than the model sees.
+    """400: images are too large for a model, and the client does not allow downsizing.
 
-    side: the longest side that fits. places: the images at fault, as the client wrote them.
+    side: the longest side that the model accepts, in pixels. places: the images' fields.
     """
 
     code = "image_dimensions_too_large"
@@ -115,7 +115,7 @@ class Unauthorized(RequestError):
 
 
 class Forbidden(RequestError):
-    """403: a web page asks without permission, or by a name foreign to the server."""
+    """403: a web page's origin is not allowed, or the Host header is not one of this server's."""
 
     status = 403
     type = "permission_error"
@@ -130,14 +130,14 @@ class NotFound(RequestError):
 
 
 class TooSlow(RequestError):
-    """408: the request's headers or body arrived too late."""
+    """408: the request's headers or body did not arrive in time."""
 
     status = 408
     code = "timeout"
 
 
 class Cancelled(RequestError):
-    """409: the client ended the request early."""
+    """409: the client cancelled the request."""
 
     status = 409
     code = "cancelled"
@@ -147,21 +147,21 @@ class Cancelled(RequestError):
 
 
 class OtherTower(RequestError):
-    """409: a server asks for an embedding from a different tower, or with different settings."""
+    """409: a server requests an embedding of a different vision encoder, or other settings."""
 
     status = 409
     code = "wrong_tower"
 
 
 class UnsupportedMedia(RequestError):
-    """415: the body's encoding is unsupported."""
+    """415: the encoding of the body is unsupported."""
 
     status = 415
     code = "unsupported_media_type"
 
 
 class HeadTooLarge(RequestError):
-    """431: request line and headers have more bytes, or more headers, than are read."""
+    """431: the request line and headers are too long, or there are too many headers."""
 
     status = 431
     code = "head_too_large"
@@ -175,7 +175,7 @@ class TooLarge(RequestError):
 
 
 class Overloaded(RequestError):
-    """429: admission refused; try again after `retry_after` seconds."""
+    """429: the server is overloaded; retry after `retry_after` seconds."""
 
     status = 429
     type = "rate_limit_error"
@@ -187,7 +187,7 @@ class Overloaded(RequestError):
 
 
 class InternalError(RequestError):
-    """500: our bug. The log has the details, the answer leaves them out."""
+    """500: a bug. The details are logged, and are not sent to the client."""
 
     status = 500
     type = "server_error"
@@ -198,7 +198,7 @@ class InternalError(RequestError):
 
 
 class ReplicaLost(RequestError):
-    """502: the worker behind a router died under the request, or speaks no HTTP."""
+    """502: a router's worker crashed during the request, or did not send HTTP."""
 
     status = 502
     type = "server_error"
@@ -206,7 +206,7 @@ class ReplicaLost(RequestError):
 
 
 class EngineUnavailable(RequestError):
-    """503: the engine is starting, stopping or dead."""
+    """503: the engine is starting, stopping or has exited."""
 
     status = 503
     type = "server_error"
@@ -214,7 +214,7 @@ class EngineUnavailable(RequestError):
 
 
 class StorageBusy(RequestError):
-    """503: the folder with uploaded files is unreadable, or another process holds its lock."""
+    """503: the directory of uploaded files cannot be read, or another process has locked it."""
 
     status = 503
     type = "server_error"
@@ -222,7 +222,7 @@ class StorageBusy(RequestError):
 
 
 class StorageFull(RequestError):
-    """507: an upload is refused, as the disk is full or unwritable."""
+    """507: an upload was rejected because the disk is full or cannot be written."""
 
     status = 507
     type = "server_error"
@@ -238,7 +238,7 @@ class ConfigError(StartupError):
 
 
 class CheckpointError(StartupError):
-    """A model file is missing, damaged or unfit.
+    """A model file is missing, damaged or unsupported.
 
-    The message names the file and, if known, the tensor.
+    The message has the file and, if known, the tensor.
     """

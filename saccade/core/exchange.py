@@ -1,10 +1,10 @@
 """Request and response of `ENCODE_PATH`, between a server of role language and an encoder.
 
-POST  `EmbeddingRequest` as JSON in a header; body: the encoded image, or the frames' one after
-      another, or empty if the encoder may have cached the image's key
-200   `EmbeddingResult` as JSON in a header; body: its values, row by row
-404   it does not know the image: send the bytes
-409   its vision tower, or what it makes of the settings, is another
+POST  `EmbeddingRequest` as JSON in a header. Body: the encoded image, or the concatenated images of
+      a video's frames, or empty if the encoder may have cached the embedding
+200   `EmbeddingResult` as JSON in a header. Body: the embedding's values, row by row
+404   the encoder does not have the image: send its bytes
+409   the encoder's weights differ, or it derives different settings from the request
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ RESULT_HEADER = "x-saccade-embedding"
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    """A request for the embedding of `image`, made by `tower`.
+    """A request for the embedding of `image` by the vision encoder `tower`.
 
-    The remaining fields are the request's size wishes, from which the encoder derives the settings.
-    frames: what decides frame sizes, for a video whose frames came as images. nbytes: the file size
-    of each image in the body.
+    The encoder derives the preprocessing settings from the other fields, which are those of the
+    client's request.
     """
 
     image: Image
@@ -34,19 +33,16 @@ class EmbeddingRequest:
     detail: Literal["auto", "low", "high", "original"] = "auto"
     min_pixels: int | None = None
     max_pixels: int | None = None
+    # for a video whose frames were sent as images: what determines the frames' size
     frames: FrameBudget | None = None
-    nbytes: tuple[int, ...] = ()
+    nbytes: tuple[int, ...] = ()  # size of each image in the body
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingResult:
-    """An embedding's header.
-
-    blake3: hexadecimal digest of its bytes. encode_ms: the tower's time for this request; 0.0 for a
-    cache hit.
-    """
+    """The header of an embedding."""
 
     tower: Tower
     num_tokens: int
-    blake3: str
-    encode_ms: float = 0.0
+    blake3: str  # hexadecimal digest of the embedding's bytes
+    encode_ms: float = 0.0  # time that the vision encoder took for this request; 0.0: cached

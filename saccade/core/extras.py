@@ -1,5 +1,5 @@
-"""How to install what a message misses: the line to type on this machine, for its operator; and
-a message for clients, without details of this host. Also which installed packages are too new.
+"""How to install a missing extra: the command for this machine's operator, and a message for
+clients without details of the host. Also finds installed packages that are too new.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2]
-"""The folder of Saccade's source, unless a wheel brought this file."""
+"""The directory of Saccade's source, if it runs from there and not from a wheel."""
 SCRIPT = "scripts/install.py"
-"""Works with pip and with uv, and keeps the versions that were tested."""
+"""Works with pip and uv, and installs the versions that were tested."""
 
 
 def how_to_install(what: str, source: Path = SOURCE) -> str:
-    """Return the line that installs `what`: `.[gguf]`, `./bench` or the name of a package."""
+    """Return the command that installs `what`: `.[gguf]`, `./bench` or a package's name."""
     if not (source / SCRIPT).is_file():
         return f"python {SCRIPT} {shlex.quote(what)} in Saccade's source directory"
     python = Path(sys.executable)
     if python.is_relative_to(source):
         python = python.relative_to(source)
-    # What runs from its source stays so.
+    # A source checkout stays editable.
     editable = ("-e",) if what.startswith(".[") else ()
     return f"cd {shlex.quote(str(source))} && {shlex.join((str(python), SCRIPT, *editable, what))}"
 
 
 def ask_operator(extra: str) -> str:
-    """Return what a client can do about a missing extra, as part of a sentence."""
+    """Return advice for a client about a missing extra, as part of a sentence."""
     line = f"python {SCRIPT} '.[{extra}]' in Saccade's source directory"
     return f"ask the server's operator to install the extra `{extra}` ({line})"
 
@@ -57,7 +57,7 @@ def describe_too_new(requirements: Iterable[str]) -> str:
 
 
 def _too_new(requirements: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield names, versions and bounds. A pre-release of a bound is as new as the bound."""
+    """Yield names, versions and bounds. A pre-release of a bound counts as the bound itself."""
     for bounded in map(_BOUND.match, requirements):
         with suppress(PackageNotFoundError):
             if bounded and _release(has := version(bounded[1])) >= _release(bounded[2]):
@@ -65,7 +65,7 @@ def _too_new(requirements: Iterable[str]) -> Iterator[tuple[str, str, str]]:
 
 
 def _release(text: str) -> list[int]:
-    """Return the numbers of a version, without the zeros at its end."""
+    """Return a version's numbers without trailing zeros."""
     numbers = [int(part) for part in re.findall(r"\d+", re.split(r"[^\d.]|\.[^\d]", text)[0])]
     while numbers and not numbers[-1]:
         numbers.pop()

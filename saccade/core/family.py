@@ -1,7 +1,7 @@
-"""Questions to a model family on the CPU: the `FamilySpec` protocol and its value types.
+"""What a model family defines on the CPU: the `FamilySpec` protocol and its value types.
 
-A spec answers from `config.json` and its neighbours alone: sizes, token counts, prompt expansion,
-positions. No tensors, no torch. The tensor side is `nn.protocol.FamilyNet`.
+A spec needs only `config.json` and the files next to it: it gives sizes, token counts, prompt
+expansion and positions, without tensors or torch. The tensor side is `nn.protocol.FamilyNet`.
 """
 
 from __future__ import annotations
@@ -24,40 +24,37 @@ from saccade.core.video import VideoRules
 
 @dataclass(frozen=True, slots=True)
 class PixelBounds:
-    """Bounds on height * width after resizing. Thumbnails stay outside them.
+    """Limits on an image's height * width after resizing. They do not apply to thumbnails."""
 
-    The model takes images from `least` pixels on.
-    """
-
-    least: int
+    least: int  # the smallest image that the model accepts
     min_pixels: int
     max_pixels: int
-    cut: int | None = None  # in a prompt with more images than this, each has at most `least`
-    # the checkpoint's own processor calls the bounds `shortest_edge` and `longest_edge` in its
-    # `size`
+    cut: int | None = None  # with more images than this in a prompt, each is limited to `least`
+    # True if the checkpoint's image processor has these bounds in `size`, as `shortest_edge` and
+    # `longest_edge`
     as_edges: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LargestImage:
-    """The largest image's size within the model's own bounds. pixels: those on the canvas."""
+    """The largest image within the model's own bounds. pixels: the size of its canvas."""
 
     pixels: int
     tokens: int
 
 
 CacheFormat = Literal["model", "float32", "int8", "float8_e4m3"]
-"""The format of a cache's values. model: as the weights are (`EngineConfig.dtype`)."""
+"""The dtype of cached values. model: the dtype of the weights (`EngineConfig.dtype`)."""
 FORMAT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "float8_e4m3": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """One named tensor in a layer: values with `shape` for each token, or for each sequence.
+    """One named cache of a layer: values of `shape` for each token, or for each sequence.
 
-    Per-token values are stored in pages. Per-sequence values (a state) have one row each, whatever
-    the sequence's length. Names: "k" and "v" (the heads' keys and values), "latent" (one row from
-    which keys and values are made), "k_scale" and "v_scale" (beside 8-bit values), "recurrent" and
+    Per-token values are stored in KV pages. Per-sequence values (a state) take one row, however
+    long the sequence is. Names: "k" and "v" (keys and values of the heads), "latent" (one row from
+    which keys and values are computed), "k_scale" and "v_scale" (for 8-bit values), "recurrent" and
     "conv" (states).
     """
 
@@ -67,7 +64,7 @@ class Cache:
     format: CacheFormat = "model"
 
     def nbytes(self, dtype: Dtype) -> int:
-        """Return the bytes for one token or sequence, where the model is in `dtype`."""
+        """Return the bytes per token or sequence, for a model in `dtype`."""
         return (
             math.prod(self.shape) * FORMAT_BYTES[dtype if self.format == "model" else self.format]
         )
@@ -77,20 +74,20 @@ BEHAVIOURS = {
     "latents": "the model caches latents (MLA)",
     "ranges": "the model's layers have windows, or bidirectional attention within images",
 }
-"""What layers may ask of attention beyond the causal attention of heads, in sentences."""
+"""Features of attention beyond plain causal attention over heads, described for error messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """One layer's attention on one rank: what it keeps per token, and what a token sees."""
+    """One layer's attention on one rank: its KV cache, and which tokens attend to which."""
 
-    heads: int  # heads, dim: for keys and values
-    dim: int
-    owns: bool = True  # False where the layer reads an earlier layer's cache
-    latent: bool = False  # one row is keys and values at once, for all query heads
-    window: int | None = None  # the last tokens that one sees, itself included; None: all
-    both_ways: bool = False  # an image's tokens also see each other's successors
-    format: CacheFormat = "model"  # the format that is kept
+    heads: int  # key/value heads
+    dim: int  # of each head
+    owns: bool = True  # False if the layer reads an earlier layer's cache
+    latent: bool = False  # one row serves as key and value for all query heads
+    window: int | None = None  # tokens in the sliding window, including the query; None: unlimited
+    both_ways: bool = False  # attention is bidirectional within each image
+    format: CacheFormat = "model"
 
     @property
     def caches(self) -> tuple[Cache, ...]:
@@ -100,32 +97,29 @@ class AttentionShape:
 
     @property
     def behaviours(self) -> frozenset[str]:
-        """Return what a backend must support, from `BEHAVIOURS`."""
+        """The features that an attention backend must support, from `BEHAVIOURS`."""
         ranges = self.window is not None or self.both_ways
         return frozenset(["latents"] * self.latent + ["ranges"] * ranges)
 
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """One rank's storage, layer by layer in the network's order.
+    """One rank's KV cache and states, layer by layer."""
 
-    Holds the shape of a layer's attention, or the states in a layer without attention. drafts: the
-    last layer belongs to an MTP head.
-    """
-
+    # each layer's attention, or the states of a layer without attention
     shapes: tuple[AttentionShape | tuple[Cache, ...], ...]
-    drafts: bool = False
+    drafts: bool = False  # the last layer belongs to an MTP head
 
     @property
     def layers(self) -> tuple[tuple[Cache, ...], ...]:
-        """Return each layer's caches, possibly empty."""
+        """Each layer's caches, possibly empty."""
         return tuple(
             each.caches if isinstance(each, AttentionShape) else each for each in self.shapes
         )
 
     @property
     def attention(self) -> dict[int, AttentionShape]:
-        """Return the attention shape for each layer that has one."""
+        """The attention shape of each layer that has attention."""
         return {
             layer: shape
             for layer, shape in enumerate(self.shapes)
@@ -134,15 +128,16 @@ class KVSpec:
 
     @property
     def whole_images(self) -> bool:
-        """Return True if an image's keys and values depend on the whole image.
+        """True if attention is bidirectional within images.
 
-        Chunks then end outside images.
+        An image's keys and values then depend on the entire image, so prefill chunks must not split
+        it.
         """
         return any(shape.both_ways for shape in self.attention.values())
 
     @property
     def sight(self) -> tuple[str, ...]:
-        """Describe what tokens see, for people, where that differs from all tokens before."""
+        """Describe for people how attention differs from causal attention to all tokens."""
         shapes = self.attention.values()
         windows = [shape.window for shape in shapes if shape.window is not None]
         near = f"the last {max(windows, default=0)} in {len(windows)} of {len(shapes)} layers"
@@ -150,24 +145,24 @@ class KVSpec:
 
     @property
     def latent(self) -> bool:
-        """Return True if layers keep latents instead of keys and values."""
+        """True if layers cache latents (MLA) instead of keys and values."""
         return any(shape.latent for shape in self.attention.values())
 
     @property
     def kv_layers(self) -> int:
-        """Count the layers that have keys and values of their own."""
+        """The number of layers that cache keys and values."""
         return sum(shape.owns and not shape.latent for shape in self.attention.values())
 
     def token_bytes(self, dtype: Dtype) -> int:
-        """Return the bytes per token on its page, over all layers."""
+        """Return the bytes per token in KV pages, over all layers."""
         return self._bytes("token", dtype)
 
     def state_bytes(self, dtype: Dtype) -> int:
-        """Return the bytes for one sequence's state, over all layers; 0 without states."""
+        """Return the bytes of one sequence's state, over all layers; 0 without states."""
         return self._bytes("sequence", dtype)
 
     def with_dtype(self, dtype: KVDtype) -> KVSpec:
-        """Return the same with keys and values in `dtype`; auto keeps the model's own."""
+        """Return this spec with keys and values in `dtype`; auto keeps it unchanged."""
         if dtype == "auto":
             return self
         shapes = tuple(
@@ -186,46 +181,44 @@ class KVSpec:
 def heads_cache(
     heads: int, dim: int, ranks: int, *, window: int | None = None, both_ways: bool = False
 ) -> AttentionShape:
-    """Return the attention shape on one of `ranks` ranks, which holds a share of the `heads`.
+    """Return the attention shape on one of `ranks` ranks, among which the heads are divided.
 
-    `heads` counts those with keys and values. With fewer heads than ranks, several ranks hold the
-    same head.
+    `heads` is the number of key/value heads. With fewer heads than ranks, heads are replicated.
     """
     return AttentionShape(max(1, heads // ranks), dim, window=window, both_ways=both_ways)
 
 
 def latent_cache(width: int) -> AttentionShape:
-    """Return the attention shape over latents: one head, which each rank has whole.
+    """Return the attention shape over latents (MLA): one head, which every rank holds in full.
 
-    All query heads make their keys and values from it.
+    All query heads compute their keys and values from it.
     """
     return AttentionShape(1, width, latent=True)
 
 
 Divisible = tuple[tuple[int, str], ...]
-"""Counts that must divide by the number of ranks, each with its name for people."""
+"""Sizes that must be divisible by the number of ranks, each with a name for error messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """The ways to cut a model among ranks.
-
-    `encoder_width`: the narrowest rows among the vision encoder's cut matrices.
-    """
+    """How a model can be sharded."""
 
     text: Divisible
-    heads: int  # attention's query heads
+    heads: int  # query heads
     kv_heads: int
     encoder: Divisible
-    encoder_width: int
-    experts: int = 0  # experts per layer, of `expert_width` values each
-    expert_width: int = 0
-    lasting: int = 0  # values per token that every rank keeps through all layers, beside its row
+    encoder_width: int  # row width of the narrowest matrix of the vision encoder that is sharded
+    experts: int = 0  # experts per layer
+    expert_width: int = 0  # intermediate size of each expert
+    lasting: int = (
+        0  # values per token that each rank holds through all layers, besides hidden states
+    )
 
     def obstacles(self, ranks: int, expert_slices: int | None = None) -> tuple[str, ...]:
-        """Return the sizes that prevent cutting the language model among `ranks` ranks.
+        """Return the sizes that prevent sharding the language model over `ranks` ranks.
 
-        Each expert is cut into `expert_slices` slices, by default as many as ranks.
+        `expert_slices` is the number of slices per expert, by default `ranks`.
         """
         found = [f"{count} {what}" for count, what in self.text if count % ranks]
         if self.expert_width % (ranks if expert_slices is None else expert_slices):
@@ -235,50 +228,50 @@ class Cuts:
         return tuple(found)
 
     def encoder_obstacles(self, ranks: int) -> tuple[str, ...]:
-        """Return the sizes that prevent cutting the vision encoder among `ranks` ranks."""
+        """Return the sizes that prevent sharding the vision encoder over `ranks` ranks."""
         return tuple(f"{count} {what}" for count, what in self.encoder if count % ranks)
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreTemplates:
-    """How a family's embedding and ranking checkpoints were trained to be asked."""
+    """The prompts with which a family's embedding and reranking checkpoints were trained."""
 
-    instruction: str  # the default system message for what is embedded
-    query: str  # the same for a search query
-    judge: str  # a ranker's system message
-    task: str  # its default instruction. The client's own override both defaults.
-    marks: tuple[str, str, str]  # prefixes of a ranker's instruction, query and document
+    instruction: str  # default system message for content to embed
+    query: str  # default system message for a search query
+    judge: str  # system message of a reranker
+    task: str  # default instruction of a reranker
+    marks: tuple[str, str, str]  # prefixes of a reranker's instruction, query and document
     empty: str  # replaces missing content
-    labels: tuple[str, str]  # for a document that answers, and for one that fails to
-    min_pixels: int  # min_pixels, max_pixels: for an image without bounds of its own
+    labels: tuple[str, str]  # for a relevant document, and for an irrelevant one
+    min_pixels: int  # min_pixels, max_pixels: used for images unless the request sets them
     max_pixels: int
 
 
 @dataclass(frozen=True, slots=True)
 class Templates:
-    """Chat templates that a family brings, as Jinja files."""
+    """Chat templates that a family provides, as Jinja files, and details of its templates."""
 
     default: Path | None = None  # for checkpoints without one
-    # for requests with tools, where a checkpoint's own template lacks them, but has all `marks` in
-    # it
+    # for requests with tools, if a checkpoint's own template does not support tools and contains
+    # all of `marks`
     tools: Path | None = None
     marks: tuple[str, ...] = ()
-    scores: ScoreTemplates | None = None  # None if the family lacks checkpoints that embed or rank
-    # the text that templates write for an image, and the text that the family's processor makes of
-    # it, which is tokenized together with the text around it
+    scores: ScoreTemplates | None = None  # None if no checkpoint of the family embeds or ranks
+    # (what templates write for an image, what the family's processor replaces it with). The result
+    # is tokenised together with the surrounding text.
     shown: tuple[str, str] | None = None
-    # the token that templates write for an image, behind which a space is put where a word follows
+    # the token that templates write for an image, if a space is inserted between it and a word
     spaced: str = ""
 
 
 FLAGS = "\U000f0000-\U000ffffd"
-"""Characters of the first private plane: marks of places in a text, which stand for nothing."""
+"""Private-use characters that mark offsets in a rendered prompt, and are removed again."""
 
 
 def put_spaces(text: str, mark: str, opening: str = "<") -> str:
-    """Put a space behind each `mark`, unless white space or a tag follows.
+    """Insert a space after each `mark`, unless white space or a tag follows.
 
-    opening: characters that begin a tag.
+    opening: the characters that can start a tag.
     """
     follows = rf"(?=[{FLAGS}]*[^\s{re.escape(opening)}{FLAGS}])"
     return re.sub(re.escape(mark) + follows, f"{mark} ", text)
@@ -293,52 +286,50 @@ class CanvasTile:
     """A part of an image that the vision encoder encodes separately."""
 
     window: Box  # its pixels on the canvas
-    grid: Grid  # what the family calls an image of this tile alone
-    # the rows of the image's embedding that are the tile's, in the tower's order
+    grid: Grid  # the grid of an image that consists of this tile only
+    # its rows in the image's embedding, in the vision encoder's order
     rows: tuple[range, ...]
-    part: Part | None = None  # the part of the image shown, if the recipe's views do not define it
+    part: Part | None = None  # the region it shows, if `PreprocessParams.views` does not define it
 
 
 class TileLayout(Protocol):
-    """The tiles of a family whose tower sees them apart."""
+    """How a family whose vision encoder encodes tiles independently splits images."""
 
     def tiles(self, grid: Grid) -> tuple[CanvasTile, ...]:
-        """Return an image's tiles in the tower's order. An image of a single tile has none."""
+        """Return an image's tiles in the vision encoder's order; empty if there is only one."""
         ...
 
 
 class FamilySpec(Protocol):
-    """One checkpoint's CPU facts."""
+    """One checkpoint's properties that need no tensors."""
 
     @property
     def family(self) -> str:
-        """Name the family for people and fingerprints, e.g. "qwen3_vl"."""
+        """The family's name in messages and fingerprints, e.g. "qwen3_vl"."""
         ...
 
     @property
     def unproven(self) -> str:
-        """Return the architecture's name if its answers are untested against transformers' own,
-        else "".
-        """
+        """The architecture's name if its output was not tested against transformers, else ""."""
         ...
 
     @property
     def supports_cuda_graphs(self) -> bool:
-        """Return True if steps and towers may be captured, as Saccade's own networks may."""
+        """True if steps and the vision encoder can be captured as CUDA graphs."""
         ...
 
     @property
     def sees_images(self) -> bool:
-        """Return True if the model has a vision encoder.
+        """True if the model has a vision encoder.
 
-        Without a tower, requests carry text alone. `recipe`, `sample` and `settings` stay uncalled,
-        and counts and sizes for images are 0.
+        Otherwise requests contain only text. `recipe`, `sample` and `settings` are not called, and
+        the sizes and counts of images are 0.
         """
         ...
 
     @property
     def pixel_bounds(self) -> PixelBounds:
-        """Return the model's own bounds. A request may narrow them."""
+        """The model's own bounds. A request can narrow them."""
         ...
 
     @property
@@ -346,16 +337,16 @@ class FamilySpec(Protocol):
 
     @property
     def sample(self) -> PreprocessParams:
-        """Return a small image's recipe. Its embedding is the tower weights' fingerprint."""
+        """A small image's preprocessing. Its embedding serves as a fingerprint of the weights."""
         ...
 
     @property
     def patch_unit(self) -> int:
-        """Return the unit that the vision encoder's patch counts are multiples of."""
+        """The vision encoder's patch counts are multiples of this."""
         ...
 
     def kv_spec(self, ranks: int = 1) -> KVSpec:
-        """Return the storage on one of `ranks` ranks, layer by layer."""
+        """Return the caches on one of `ranks` ranks, layer by layer."""
         ...
 
     @property
@@ -363,12 +354,12 @@ class FamilySpec(Protocol):
 
     @property
     def encoder_blocks(self) -> int:
-        """Return the number of blocks in the vision encoder. Each computes every patch."""
+        """The number of blocks in the vision encoder, each of which computes every patch."""
         ...
 
     @property
     def dtype(self) -> str:
-        """Return the weights' number format, by the checkpoint's name."""
+        """The dtype of the weights, as the checkpoint names it."""
         ...
 
     @property
@@ -377,7 +368,7 @@ class FamilySpec(Protocol):
     def with_options(self, options: Mapping[str, str]) -> FamilySpec:
         """Return the spec with the family's own options (`--family-option NAME=VALUE`).
 
-        Raises ConfigError, which lists the known options.
+        Raises ConfigError, which lists the supported options.
         """
         ...
 
@@ -386,7 +377,7 @@ class FamilySpec(Protocol):
 
     @property
     def context_length(self) -> int:
-        """Return the largest position the model was made for, in tokens."""
+        """The maximum sequence length that the model was trained for, in tokens."""
         ...
 
     @property
@@ -394,73 +385,67 @@ class FamilySpec(Protocol):
 
     @property
     def hidden_size(self) -> int:
-        """Return the values per token between the language model's layers."""
+        """The hidden size of the language model."""
         ...
 
     @property
     def embedding_width(self) -> int:
-        """Return the values per image token in an embedding: hidden size, times (1 + deepstack
-        levels).
-        """
+        """Values per image token in an embedding: the hidden size times (1 + deepstack levels)."""
         ...
 
     def recipe(self, height: int, width: int, bounds: PixelBounds) -> PreprocessParams:
-        """Return the recipe for an upright image with the given size.
+        """Return the preprocessing of an upright image of this size.
 
-        Raises ImageError for an aspect ratio beyond the family's limit.
+        Raises ImageError if the aspect ratio exceeds the family's limit.
         """
         ...
 
     def settings(self, recipe: PreprocessParams) -> bytes:
-        """Return 16 bytes that differ whenever the pixels handed to the encoder may differ."""
+        """Return 16 bytes that differ whenever the encoder's input pixels may differ."""
         ...
 
     @property
     def video(self) -> VideoRules | None:
-        """Return the rules for videos, or None for a model without video."""
+        """The rules for videos, or None if the model does not support video."""
         ...
 
     @property
     def tiles(self) -> TileLayout | None:
-        """Return the tiles that the tower sees apart, or None for a tower without."""
+        """The tile layout, or None if the vision encoder does not encode tiles independently."""
         ...
 
     def num_tokens(self, grid: Grid) -> int:
-        """Return the rows in an image's embedding."""
+        """Return the number of rows in an image's embedding."""
         ...
 
     def num_patches(self, grid: Grid) -> int:
-        """Return the patches that the vision encoder computes."""
+        """Return the number of patches that the vision encoder computes."""
         ...
 
     def expand_prompt(
         self, tokens: Sequence[int], images: Sequence[Image], times: Sequence[int | None] = ()
     ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-        """Replace the k-th image placeholder by all tokens of `images[k]`.
+        """Replace the k-th image placeholder by the tokens of `images[k]`, and by what the family
+        puts around them.
 
-        Adds what the family puts around them. `times`: `Span.time` for each image; if empty, all
-        are None.
-
-        Raises InvalidRequest unless placeholders and images correspond.
+        `times` is `Span.time` of each image; if empty, it is None for all. Raises InvalidRequest
+        if the numbers of placeholders and images differ.
         """
         ...
 
     def widened(self, at: int, spans: Sequence[Span], images: Sequence[Image]) -> int:
-        """Return the offset of prompt token `at` after `expand_prompt` has expanded the images.
-
-        It has expanded the placeholders for `images` into `spans`.
-        """
+        """Return the index of prompt token `at` after `expand_prompt` replaced the placeholders."""
         ...
 
     @property
     def position_axes(self) -> int:
-        """Return the axes that a token's rotary position has."""
+        """The number of axes of a token's rotary position."""
         ...
 
     def image_positions(self, grid: Grid) -> npt.NDArray[np.int64]:
         """Compute an image's rotary positions [axes, num_tokens] at the start of a prompt.
 
-        Computed anew at every call; frequent callers cache the result.
+        Results are not cached; callers that need them often should cache them.
         """
         ...
 
@@ -470,9 +455,9 @@ class FamilySpec(Protocol):
         spans: Sequence[Span],
         blocks: Sequence[npt.NDArray[np.int64]],
     ) -> tuple[npt.NDArray[np.int64], int]:
-        """Compute rotary positions [axes, T] for a prompt, and the next position.
+        """Compute the rotary positions [axes, T] of a prompt, and the position that follows it.
 
-        `blocks` are the `image_positions` for the images that spans name. An answer's tokens
-        advance all axes by one each.
+        `blocks` are the `image_positions` of the images that `spans` refer to. Generated tokens
+        advance by one on every axis.
         """
         ...

@@ -1,4 +1,4 @@
-"""User documentation of fields, from the strings below them in their class."""
+"""Documentation of fields for users, from the strings below them in their class."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from threading import Lock
 
 OURS = __name__.partition(".")[0]
 _PARSING = Lock()
-"""Python 3.11 counts the depth of all threads' trees as one, and fails where two make one at once
-(python/cpython#106905).
+"""Python 3.11 counts the recursion depth of parsers in all threads together, so that concurrent
+parsing can fail (python/cpython#106905).
 """
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """Return the text below each field of a class, by name. A class overrides its bases."""
+    """Return the text below each field of a class, by field name, including base classes."""
     found: dict[str, str] = {}
     for each in reversed(kind.__mro__):
         if each.__module__.partition(".")[0] == OURS:

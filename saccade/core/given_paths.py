@@ -1,7 +1,7 @@
-"""Paths that clients and operators give: opened without a wait, and refused in a sentence.
+"""Opens paths from clients and operators without blocking, and explains errors in a sentence.
 
-A path may be too long, form a symlink loop, or be on a failing disk. A pipe blocks, and a device
-never ends.
+Such a path may be too long, form a loop of symbolic links, or be on a failing disk. It may also be
+a pipe, which blocks, or a device, which never ends.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 from saccade.core.errors import CheckpointError, ConfigError
 
 MAX_TEXT = 64 << 20
-"""Bytes of a text that an operator names."""
+"""Maximum bytes of a text file that an operator specifies."""
 MAX_SHOWN = 300
 
 
 def regular(path: str, flags: int) -> int:
-    """Open a regular file without a wait. Serves as an opener. Raises OSError for anything else."""
+    """Open a regular file without blocking. Usable as `open`'s opener. Raises OSError otherwise."""
     handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -33,7 +33,7 @@ def regular(path: str, flags: int) -> int:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Read a regular file. Raises OSError, also if it has more than `most` bytes."""
+    """Read a regular file. Raises OSError, also if it is larger than `most` bytes."""
     with open(path, "rb", opener=regular) as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(most + 1) if size <= most else b""
@@ -48,7 +48,7 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
 
 
 def check_given(option: str, name: str, *, folder: bool = False) -> None:
-    """Raise ConfigError unless a path is a file, possibly missing, or with `folder` a folder."""
+    """Raise ConfigError unless a path is a file or missing, or a directory if `folder` is set."""
     wanted, right = ("folder", stat.S_ISDIR) if folder else ("file", stat.S_ISREG)
     try:
         if name and right(Path(name).stat().st_mode):
@@ -63,7 +63,7 @@ def check_given(option: str, name: str, *, folder: bool = False) -> None:
 
 @contextmanager
 def readable(what: str) -> Iterator[None]:
-    """Turn system errors within the context into CheckpointError that names path and reason."""
+    """Convert OSError within the context to CheckpointError with the path and the reason."""
     try:
         yield
     except OSError as error:
@@ -72,17 +72,17 @@ def readable(what: str) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """Return an error's words without its number and its path."""
+    """Return an error's message without its number and its path."""
     words = error.strerror if isinstance(error, OSError) else None
     return words or str(error) or type(error).__name__
 
 
 def shown(name: object) -> str:
-    """Return a path's beginning, for a message."""
+    """Return a path for a message, truncated to `MAX_SHOWN` characters."""
     text = str(name)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def sendable(words: str) -> str:
-    """Return words as UTF-8 can carry them, since file names may be any bytes."""
+    """Return text that can be encoded as UTF-8. File names may contain any bytes."""
     return words.encode("utf-8", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""The log of the commands that serve: lines on stderr, as text or as JSON."""
+"""The logs of server commands: lines on stderr, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TEXT = "%(levelname)s %(name)s: %(message)s"
 
 
 def configure_logging(log_format: LogFormat = "text") -> None:
-    """Write what is logged to stderr. Text has the time, unless systemd's journal adds it."""
+    """Log to stderr. Text lines include the time, unless systemd's journal adds it."""
     if log_format == "json":
         formatter: logging.Formatter = JsonFormatter()
     else:
@@ -30,10 +30,10 @@ def is_journal() -> bool:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line, with the time in UTC."""
+    """Formats each record as a JSON object on one line, with the time in UTC."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record."""
+        """Return a record's line."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line = {
             "time": f"{moment}.{int(record.msecs):03d}Z",

@@ -1,7 +1,7 @@
-"""Declarations of all metrics, and `Metrics` with their values.
+"""Declarations of all metrics, and `Metrics`, which holds their values.
 
-The front, the engine and rank 0 have one `Metrics` each. For `GET /metrics`, the front requests the
-changed values from the engine (`Metrics.changed`). `edge/metrics_text.py` renders the Prometheus
+The front, the engine and rank 0 each have a `Metrics`. For `GET /metrics`, the front requests the
+values that changed in the engine (`Metrics.changed`). `edge/metrics_text.py` renders the Prometheus
 format.
 """
 
@@ -448,14 +448,14 @@ ROUTED: tuple[Metric, ...] = (
         "Time from the complete body to the choice of a worker",
     ),
 )
-"""The counters of `saccade route`."""
+"""The metrics of `saccade route`."""
 
 Key = tuple[str, tuple[str, ...]]
-"""A metric's name and its label values in declared order."""
+"""A metric's name, and its label values in the declared order."""
 
 
 class Histogram:
-    """Cumulative-free bucket counts over `SECONDS` and the sum. The last bucket is +Inf."""
+    """Non-cumulative counts per bucket of `SECONDS`, and the sum. The last bucket is +Inf."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(SECONDS) + 1)
@@ -467,9 +467,9 @@ class Histogram:
 
 
 class Metrics:
-    """Values of the declared metrics.
+    """The values of the declared metrics.
 
-    An undeclared name, a wrong kind or wrong labels raise KeyError.
+    Methods raise KeyError for an undeclared name, the wrong kind of metric or wrong labels.
     """
 
     def __init__(self, declared: Sequence[Metric] = DECLARED) -> None:
@@ -500,7 +500,7 @@ class Metrics:
         self._values[self._key(name, labels)] = value
 
     def set_all(self, name: str, values: Mapping[str, float], **labels: str) -> None:
-        """Set a gauge by its first label's value. The others that it has had are 0.
+        """Set a gauge for each value of its first label, and to 0 for values that are missing.
 
         `labels`: all labels but the first.
         """

@@ -1,4 +1,4 @@
-"""Where a model's folder is: on this machine, or on the Hugging Face hub."""
+"""Finds a model's directory on this machine, or downloads it from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from pathlib import Path
 from saccade.core.errors import CheckpointError
 
 DEMO = Path(__file__).parents[1] / "demo" / "model"
-"""The built-in model's folder."""
+"""The directory of the built-in model."""
 ELSEWHERE = "weights.json"
-"""A folder's file that lists the files with its weights, in place of *.safetensors."""
+"""A file that lists the files with a model's weights, if these are not *.safetensors."""
 DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tiktoken.model"]
 
 
 def resolve_model(model: str, revision: str | None = None) -> Path:
-    """Return the folder of `model`: "demo", a folder, or a Hugging Face hub id.
+    """Return the directory of `model`: "demo", a directory, or a Hugging Face hub id.
 
-    A hub id is downloaded on first use, with the hub's own progress bars.
-
-    Raises CheckpointError that names the remedy.
+    A hub id is downloaded on first use, with the hub's own progress bars. Raises CheckpointError,
+    which explains what to do.
     """
-    # Processes in other folders read it.
+    # Absolute, because processes with another working directory open it.
     folder = DEMO if model == "demo" else Path(model).expanduser().absolute()
     check_revision(model, folder, revision)
     if folder.is_dir():
@@ -44,7 +43,7 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
 
 
 def check_revision(model: str, path: Path, revision: str | None) -> None:
-    """Raise CheckpointError if `revision` is given for a model on this machine."""
+    """Raise CheckpointError if `revision` is set for a model that is on this machine."""
     if revision is not None and path.exists():
         raise CheckpointError(
             f"--revision {revision}: {model} is on this machine, and only hub models have "
@@ -53,7 +52,7 @@ def check_revision(model: str, path: Path, revision: str | None) -> None:
 
 
 def _download(repo: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download  # here: it takes long to import
+    from huggingface_hub import snapshot_download  # imported here because it takes long
 
     with hub_errors(repo):
         folder = Path(snapshot_download(repo, revision=revision, allow_patterns=DOWNLOADED))
@@ -68,7 +67,7 @@ def _download(repo: str, revision: str | None) -> Path:
 
 @contextmanager
 def hub_errors(repo: str) -> Iterator[None]:
-    """Turn the hub's errors about a repository into CheckpointError that names the remedy."""
+    """Convert the hub's errors about a repository to CheckpointError, which explains what to do."""
     from huggingface_hub import errors
 
     try:
@@ -83,7 +82,7 @@ def hub_errors(repo: str) -> Iterator[None]:
             "directory either"
         ) from error
     except (errors.HfHubHTTPError, OSError) as error:
-        # The message below is clearer: the hub's own is a paragraph if it cannot be reached.
+        # A short message, as the hub's own is a paragraph if it cannot be reached.
         why = str(error.__cause__ or error).partition("\n")[0]
         raise CheckpointError(
             f"cannot download {repo} (you can download it elsewhere and pass its directory): {why}"

@@ -1,8 +1,8 @@
-"""The core's options of `saccade serve`, and the environment. Plugins bring their own.
+"""The core's options of `saccade serve`, and their environment variables. Plugins add their own.
 
-Each field of a dataclass here is one option, and the string below the field is its help. None means
-"derive it". A field made by `tuned` is a tuning value, set by --tune NAME=VALUE. Settings that the
-environment holds are read here alone. `engine/sizing.py` resolves unset options.
+Each field of a dataclass in this module is an option, and the string below the field is its help.
+If the default is None, `engine/sizing.py` derives a value at start-up. Fields made by `tuned` are
+tuning values, set with --tune NAME=VALUE. No other module reads these environment variables.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from saccade.core.settings import (
 from saccade.core.tuning import MAX_IMAGE_WORKERS, above, at_least, at_most, basic, named, tuned
 
 MAX_RUNNING = 65_536
-"""Requests side by side: each has its place in tables that are made at the start."""
+"""Maximum concurrent requests, because each takes space in tables allocated at start-up."""
 
 TOOL_FORMATS = Path(__file__).parents[1] / "text" / "answer" / "formats"
-"""A folder for each way to write tool calls: listed for its name, imported by `text/` alone."""
+"""Has a package for each tool-call format. Only its listing is used here; `text/` imports them."""
 if TYPE_CHECKING:
     ToolParser = str
 else:
@@ -50,7 +50,7 @@ Group = TypeVar("Group")
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """The model, its number formats, and how it reads and writes text."""
+    """The model, its data types, and its prompt and response formats."""
 
     # formats and device
     dtype: Literal["auto", Dtype] = basic("auto")
@@ -64,7 +64,7 @@ class ModelOptions:
     )
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
-    # prompts and answers
+    # prompts and responses
     chat_template: str | None = basic(None)
     """A file with a chat template to use instead of the checkpoint's."""
     tool_parser: ToolParser = "auto"
@@ -75,7 +75,7 @@ class ModelOptions:
     """Reasoning format. think: within think tags. channel: within <|channel>. none: reasoning is
     part of the answer. auto: detect it in the chat template.
     """
-    # the rest of the model
+    # length and family
     context_length: int | None = basic(None)
     """Maximum length of prompt and answer together, in tokens. Default: the model's own limit."""
     family_option: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How many requests and tokens the engine computes at a time, and their memory."""
+    """How many requests and tokens the engine processes at a time, and their memory."""
 
     # steps
     max_running_requests: int | None = basic(None)
@@ -138,7 +138,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
-    """The prompt and image caches: how large, how long, and where."""
+    """The sizes of the prompt and image caches."""
 
     disable_radix_cache: bool = tuned(False, "Disable the reuse of KV from earlier prompts.")
     embedding_cache_device_mb: int | None = basic(None)
@@ -152,15 +152,15 @@ class CacheOptions:
 
 @dataclass(frozen=True, slots=True)
 class MediaOptions:
-    """Bounds of images, and who decodes them."""
+    """Limits on images, and the processes that decode them."""
 
-    # bounds of an image, and of a request
+    # limits on an image, and on a request
     max_image_pixels: int = 178_956_970
     """Maximum image size in pixels, by its header. Larger images are rejected before decoding."""
     max_image_bytes: int = tuned(64 * MIB, "Maximum size of an encoded image, in bytes.")
     max_images_per_request: int = 256
     """Maximum images in one request."""
-    # who decodes, and where to
+    # image workers, and the memory for their results
     media_workers: int | None = None
     """Processes that decode images. Default: half the cores, at least 1."""
     arena_mb: int = tuned(
@@ -168,7 +168,7 @@ class MediaOptions:
         "MiB of shared memory for decoded images before they reach the engine. It holds at least "
         "the model's largest image.",
     )
-    # clocks and memory
+    # timeouts and memory
     decode_timeout: float = tuned(20.0, "Maximum seconds to decode one image.")
     decode_memory_mb: int = tuned(
         2560,
@@ -184,12 +184,12 @@ class MediaOptions:
 
     @property
     def decode_memory(self) -> int:
-        """Return the bytes for decoding, over all image workers."""
+        """Memory for decoding in bytes, over all image workers."""
         return self.decode_memory_mb * MIB
 
     @property
     def workers(self) -> int:
-        """Return the number of processes that decode images."""
+        """The number of processes that decode images."""
         return self.media_workers or min(MAX_IMAGE_WORKERS, max(1, usable_cores() // 2))
 
 
@@ -239,9 +239,7 @@ class ServerOptions:
 
     @property
     def key(self) -> str | None:
-        """Return the key that clients must send, or None. Raises ConfigError if SACCADE_API_KEY is
-        empty.
-        """
+        """The key that clients must send. Raises ConfigError if SACCADE_API_KEY is empty."""
         key = self.api_key or os.environ.get("SACCADE_API_KEY")
         if key == "":
             raise ConfigError(EMPTY_KEY)
@@ -249,13 +247,13 @@ class ServerOptions:
 
     @property
     def inflight_bytes(self) -> int:
-        """Return the byte limit for bodies and encoded images in flight."""
+        """Maximum bytes of bodies and encoded images in flight."""
         return share_of_memory(self.max_inflight_mb)
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """The HTTP server's connections: how many, how slow, and their end."""
+    """Limits and timeouts of HTTP connections."""
 
     max_connections: int | None = tuned(
         None,
@@ -293,7 +291,7 @@ class ConnectionOptions:
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """Answer settings that requests leave open."""
+    """Defaults for response settings that requests omit."""
 
     default_max_tokens: int | None = basic(None)
     """Maximum length of an answer if the request sets none (completions: 16, as in OpenAI's API).
@@ -307,7 +305,7 @@ class AnswerOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """`LLM` takes the first five: what a model needs without HTTP. Also the groups of plugins."""
+    """All options. `LLM` uses the first five groups, as the next two configure HTTP."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
@@ -319,24 +317,25 @@ class ServeOptions:
     extras: tuple[object, ...] = ()  # one dataclass per plugin with options (`Plugin.options`)
 
     def of(self, kind: type[Group]) -> Group:
-        """Return a plugin's options, also by their class in `core/settings.py`: defaults if none
-        were given.
+        """Return a plugin's options, or the defaults if none were set.
+
+        `kind` is the plugin's class, or the class in `core/settings.py` that it derives from.
         """
         return next((each for each in self.extras if isinstance(each, kind)), None) or kind()
 
     @property
     def role(self) -> Role:
-        """Return which part of the model this server runs."""
+        """The part of the model that this server runs."""
         return self.of(RoleSettings).role
 
     @property
     def asks_for_key(self) -> bool:
-        """Return True if clients must send a key."""
+        """True if clients must send a key."""
         return self.server.key is not None or self.of(KeySettings).api_keys_file is not None
 
     @property
     def engine_settings(self) -> EngineSettings:
-        """Return what plugins' options state for the engine."""
+        """The options of plugins that the engine reads."""
         return EngineSettings(
             self.of(ParallelSettings),
             self.of(TierSettings),
@@ -347,7 +346,7 @@ class ServeOptions:
         )
 
     def read_environment(self) -> ServeOptions:
-        """Return the options with the keys that the environment holds."""
+        """Return the options, with keys from environment variables."""
         server = replace(self.server, api_key=self.server.key)
         extras = tuple(
             each.read_environment() if isinstance(each, SharedOptions) else each
@@ -357,12 +356,12 @@ class ServeOptions:
 
 
 def share_of_memory(limit_mb: int | None) -> int:
-    """Return `limit_mb` MiB in bytes, or a quarter of memory for None."""
+    """Return `limit_mb` MiB in bytes, or a quarter of the host's memory for None."""
     if limit_mb is not None:
         return limit_mb * MIB
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
 
 
 def usable_cores() -> int:
-    """Count the cores available to this process."""
+    """Return the number of CPU cores available to this process."""
     return len(os.sched_getaffinity(0))

@@ -1,6 +1,5 @@
-"""Pixels as a checkpoint's own processor makes them: several tensors of one image, one behind
-another in the bytes of one canvas. Image workers write such canvases, the vision encoder reads
-them.
+"""Canvases that hold the tensors of a checkpoint's own image processor, one after another as bytes.
+Image workers write them, and the vision encoder reads them.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ import numpy.typing as npt
 from saccade.core.types import Size
 
 WIDTH = 1024
-"""Pixels of a canvas's row."""
+"""Width of such a canvas in pixels."""
 ROW_BYTES = 3 * WIDTH
 MIN_ROWS = 32
 STEP = 8
-"""Bytes: each tensor begins at a multiple."""
+"""Alignment of tensors in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PixelTensor:
-    """One tensor: `dtype` by numpy's name."""
+    """One tensor. `dtype` is the name of a numpy dtype."""
 
     name: str
     dtype: str
@@ -37,13 +36,13 @@ class PixelTensor:
 
 
 def canvas_size(tensors: Sequence[PixelTensor]) -> Size:
-    """Return the (height, width) of the canvas that holds the tensors."""
+    """Return the (height, width) of a canvas for these tensors."""
     end = max((start + each.nbytes for each, start in placed(tensors)), default=0)
     return max(MIN_ROWS, -(-end // ROW_BYTES)), WIDTH
 
 
 def placed(tensors: Sequence[PixelTensor]) -> Iterator[tuple[PixelTensor, int]]:
-    """Yield each tensor, and the byte on the canvas where it begins."""
+    """Yield each tensor with its byte offset on the canvas."""
     at = 0
     for each in tensors:
         yield each, at
@@ -55,9 +54,9 @@ def write_tensors(
     tensors: Sequence[PixelTensor],
     found: Mapping[str, npt.NDArray[Any]],
 ) -> None:
-    """Write a processor's output to a canvas uint8 [height, width, 3] and fill the rest with 0.
+    """Write a processor's output to a canvas uint8 [height, width, 3], and zero the rest.
 
-    Raises ValueError if the output differs from what was promised.
+    Raises ValueError if the output's names or shapes differ from `tensors`.
     """
     flat = canvas.reshape(-1)
     end = 0

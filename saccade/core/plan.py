@@ -1,11 +1,11 @@
-"""The messages from the scheduler to the workers: one immutable `Plan` per step, and the `Masks` of
-its rows under a grammar.
+"""The messages from the scheduler to the workers: one immutable `Plan` per step, and the `Masks`
+for its requests with a grammar.
 
-Ranks never decide: a plan specifies everything that a rank does in a step. A worker keeps, per
-slot, the content of `Open` and the tokens sampled since. So a plan names positions, and token
-values only if a grammar forced them. Two plans may be in flight: step n+1 is planned and sent while
-step n is computed, and a `StepResult` answers each, in order. A plan may hold several steps, where
-rows only decode and there is no other work. `CancelSteps` ends it early.
+A plan is a scheduler output: it specifies everything that a rank does in a step, so that ranks make
+no decisions. Workers keep, for each slot, the content of `Open` and the tokens sampled since. Plans
+therefore refer to positions, and contain token values only if a grammar forced them. Two plans may
+be in flight: step n+1 is planned and sent while step n is computed. A `StepResult` answers each
+step, in order. A plan that only decodes may cover several steps, which `CancelSteps` can cut short.
 """
 
 from __future__ import annotations
@@ -31,26 +31,23 @@ from saccade.core.types import (
 )
 
 TOWER_RESTS = -1
-"""As `Plan.tower`: no encoding goes on in this step."""
+"""A value of `Plan.tower`: do not run the vision encoder in this step."""
 
 NO_LINE = -1
-"""As `Row.keep`."""
+"""A value of `Row.keep`: do not copy the state."""
 
 PLANS_IN_FLIGHT = 2
-"""Plans that may be begun before the first one's result is known."""
+"""Plans that may be started before the first one's result arrives."""
 
 
 @dataclass(frozen=True, slots=True)
 class PixelSlot:
-    """The place for an image's canvas, uint8 RGB [height, width, 3], in the shared arena.
+    """An image's region of the shared arena, for its canvas: uint8 RGB [height, width, 3]."""
 
-    `offset` is in bytes. `embedding_bytes`: bytes from `offset` on for an embedding from another
-    server instead; 0: only pixels.
-    """
-
-    offset: int
+    offset: int  # in bytes
     height: int
     width: int
+    # size of an embedding from another server, stored at `offset` instead of pixels; 0: pixels
     embedding_bytes: int = 0
 
     @property
@@ -60,28 +57,25 @@ class PixelSlot:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """A sequence enters `slot`.
-
-    `tokens` are the prompt and, after a preemption, the answer so far; the first `prompt_length`
-    are the prompt. `pages` already hold KV for the first `len(pages) * page_size` tokens (the
-    cached prefix). `rules`: as in `Request`, if any. `adapter`: its number.
-    """
+    """Start a sequence in `slot`."""
 
     slot: int
+    # the prompt; after a preemption, also the tokens generated so far
     tokens: tuple[int, ...]
     prompt_length: int
     spans: tuple[Span, ...]
     images: tuple[Image, ...]
     sampling: SamplingParams
+    # the cached prefix: KV pages that hold the first `len(pages) * page_size` tokens
     pages: tuple[int, ...]
-    rules: TokenRules | None = None
-    adapter: int = 0
+    rules: TokenRules | None = None  # `Request.rules`, if any
+    adapter: int = 0  # `AdapterRef.number`
 
 
 class ScoreRun(msgspec.Struct, frozen=True, tag="score"):
-    """Score the prompt's tokens [first, end), each following a token in the row.
+    """Score the prompt tokens at [first, end), each of which follows a token in the row.
 
-    Name the `top` likeliest beside each.
+    `top` is the number of alternatives to return with each.
     """
 
     first: int
@@ -90,9 +84,9 @@ class ScoreRun(msgspec.Struct, frozen=True, tag="score"):
 
 
 class ReadRun(msgspec.Struct, frozen=True, tag="read"):
-    """Read the row's last `count` tokens.
+    """Return values for the row's last `count` tokens.
 
-    Gives the logits of `labels`, or the state where `labels` is empty.
+    These are the logits of `labels`, or the hidden states if `labels` is empty.
     """
 
     count: int
@@ -100,52 +94,52 @@ class ReadRun(msgspec.Struct, frozen=True, tag="read"):
 
 
 RowExtra = ScoreRun | ReadRun
-"""What a row may be asked for beside its token. Structs, for their tags tell them apart."""
+"""What a row can return in addition to its sampled token. These are msgspec structs because a union
+needs tags.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Compute tokens `[start, start + length)` in `slot`, after appending `pages` to its page
-    table.
-
-    `sample`: sample the next token. `masked`: the allowed tokens follow in `Masks`, once the tokens
-    from the step before are known; the worker waits for the mask before sampling, but computes
-    before. `tokens`: the row's last tokens, unless `Open` or a step has sent them. `draft`: its one
-    token is a draft for what an earlier row in the step draws; the row counts only if that is what
-    was drawn. `keep`: the state memory line that gets the sequence's state after the row, for
-    models with states; `NO_LINE`: only the slot's own. head_drafts: how many tokens the model's MTP
-    head drafts after the one drawn, by this row or by the last accepted draft behind it. `extras`:
-    what else is asked for.
-    """
+    """Compute tokens `[start, start + length)` of the sequence in `slot`."""
 
     slot: int
     start: int
     length: int
-    pages: tuple[int, ...]
-    sample: bool
+    pages: tuple[int, ...]  # appended to the slot's page table first
+    sample: bool  # sample the next token
+    # A grammar constrains the sampled token. `Masks` follows once the previous step's tokens are
+    # known. The worker computes logits without it, but waits for it before sampling.
     masked: bool = False
-    tokens: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()  # the row's last tokens, if the worker does not have them yet
+    # The row's single token is a draft for the token that an earlier row of this step samples. The
+    # row is ignored unless both tokens are equal.
     draft: bool = False
+    # index in state memory that receives a copy of the sequence's state after this row, for models
+    # with states; `NO_LINE`: no copy
     keep: int = NO_LINE
+    # how many tokens the model's MTP head drafts after the token sampled by this row, or after the
+    # last accepted draft that follows it
     head_drafts: int = 0
     extras: tuple[RowExtra, ...] = ()
 
 
 def following(row: Row) -> Row:
-    """Return the row for the token that a decoding row draws, on pages that the workers know."""
+    """Return the row that decodes the token sampled by `row`, without new KV pages."""
     return Row(row.slot, row.start + 1, 1, (), sample=True)
 
 
 Place = Literal["device", "host", "staged", "disk"]
-"""The places of an embedding. staged: read from disk, on its way to the device."""
+"""Where an embedding is stored. staged: read from disk, and about to be copied to the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Move the embedding of `key` from `source` to `target`; None: drop it from `source`.
+    """Move the embedding of `key` from `source` to `target`, or drop it from `source` if None.
 
-    device <-> host, staged -> device: the embedding leaves `source`. disk -> staged: the embedding
-    also stays on disk, and is read in the background, until `StepResult.disk` reports the outcome.
+    device <-> host, staged -> device: the embedding is removed from `source`. disk -> staged: the
+    embedding also stays on disk. It is read in the background, and `StepResult.disk` reports the
+    outcome.
     """
 
     key: ImageKey
@@ -156,10 +150,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class TileCopy:
-    """Tile `tile` of an image to encode has the same rows as tile `place` of `key`.
+    """Reuse the rows of tile `place` of image `key` for tile `tile` of an image to encode.
 
-    That is the image itself, or one whose embedding is on the device or on the host when the step
-    begins, before its moves. grid: that image's.
+    `key` is the image itself, or one whose embedding is on the device or on the host when the step
+    starts, before its moves. `grid` is the grid of `key`.
     """
 
     tile: int
@@ -170,24 +164,22 @@ class TileCopy:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Begin to run the vision encoder on one image.
+    """Start to encode one image, which may take several steps.
 
-    Encoding may take several steps. Once `StepResult.encoded` names `key`, the embedding is on the
-    device under `key` until moved.
-
-    Until then `pixels` stays unwritten otherwise, and every plan leaves the image out.
+    Once `StepResult.encoded` contains `key`, its embedding is on the device. Until then the pixels
+    must not be overwritten, and no plan may use the image.
     """
 
     key: ImageKey
     grid: Grid
     patches: int
     pixels: PixelSlot
-    # tokens in an embedding from another server, stored instead of the pixels; this step loads
-    # the embedding without encoding; 0: pixels
+    # rows of an embedding from another server, which is stored instead of the pixels and is loaded
+    # in this step without encoding; 0: encode pixels
     given: int = 0
-    adapter: int = 0  # number of the one that the tower has meanwhile, 0 without one
-    idle: bool = False  # no request waits for it, so others go first
-    # tiles that need no tower. `patches` are the others', and at least 1.
+    adapter: int = 0  # number of the adapter that the vision encoder uses; 0: none
+    idle: bool = False  # no request waits for it, so other images are encoded first
+    # tiles that need not be encoded. `patches` counts those of the other tiles, and is at least 1.
     copies: tuple[TileCopy, ...] = ()
 
 
@@ -202,9 +194,8 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Splice:
-    """Batch rows `[row, row + length)` come from the embedding of `key`.
-
-    They are its rows `[offset, offset + length)`, instead of the token table's.
+    """Use the embedding of `key` for batch rows `[row, row + length)`, instead of the token
+    embedding table: its rows `[offset, offset + length)`.
     """
 
     row: int
@@ -215,10 +206,9 @@ class Splice:
 
 @dataclass(frozen=True, slots=True)
 class StateCopy:
-    """Copy a sequence's state, for models with states (`family.KVSpec`).
+    """Copy a sequence's state between rows of the workers' state memory (`family.KVSpec`).
 
-    Copies line `source` in the workers' state memory to line `target`. The first lines are the
-    slots, then the snapshots, then the slots for states between draft tokens.
+    The memory contains the slots' states first, then snapshots, then states between draft tokens.
     """
 
     source: int
@@ -227,60 +217,58 @@ class StateCopy:
 
 @dataclass(frozen=True, slots=True)
 class PageCopy:
-    """The KV page called `name`, and the pool's page for the content.
-
-    With `state`, the named state, and its line in the state memory.
-    """
+    """The content of a KV page, identified by its key, and the page of the pool that it uses."""
 
     name: bytes
     place: int
-    state: bool = False
+    state: bool = False  # if True: the key of a state snapshot, and its row in state memory
 
 
 PageTier = Literal["host", "disk"]
-"""A place for KV pages beside the device."""
+"""A cache tier for KV pages, other than the device."""
 PAGE_TIERS: tuple[PageTier, ...] = get_args(PageTier)
-"""The quickest first."""
+"""The fastest tier first."""
 
 
 @dataclass(frozen=True, slots=True)
 class TierMoves:
-    """KV pages between the device and one tier, in this order."""
+    """Transfers of KV pages between the device and one tier, executed in this order."""
 
     drop: tuple[bytes, ...] = ()  # remove from the tier
-    # begin to write the page's present content, before anything else in the step
+    # start to write the page's present content, before anything else in the step
     save: tuple[PageCopy, ...] = ()
-    forget: tuple[bytes, ...] = ()  # drop the read that an earlier plan began, ended or not
-    # start to read; `StepResult.pages` reports the outcome. The page stays untouched until the read
-    # content is placed or forgotten.
+    forget: tuple[bytes, ...] = ()  # drop the read that an earlier plan started, finished or not
+    # Start to read. `StepResult.pages` reports the outcome. The pool's page does not change until
+    # `place` copies the data to it.
     fetch: tuple[PageCopy, ...] = ()
-    place: tuple[PageCopy, ...] = ()  # the page has the read content from now on
+    place: tuple[PageCopy, ...] = ()  # copy the data read to the page
 
     def __bool__(self) -> bool:
         return bool(self.save or self.drop or self.fetch or self.forget or self.place)
 
 
 PageMoves = tuple[tuple[PageTier, TierMoves], ...]
-"""KV pages between the device and each tier that has moves. Those of a tier that drop, save and
-forget come before any other tier's that fetch and place.
+"""The transfers of each tier that has any. Every tier's `drop`, `save` and `forget` are executed
+before any tier's `fetch` and `place`.
 """
 
 
 Memory = Literal["weights", "kv_cache"]
-"""What a sleeping model gives back: its weights; its KV pages and states."""
+"""Memory that a sleeping model releases: its weights, or its KV pages and states."""
 MEMORY: tuple[Memory, ...] = get_args(Memory)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change to the model's weights, made before anything else in the step.
+    """A change to the model's weights or memory, made before anything else in the step.
 
-    load adapter: from `folder`, as number `adapter`. drop adapter: all requests and encodings are
-    done with its number. weights: all of the model's, from `folder`; the step computes only this.
-    adapt: fit the vision encoder's graphs to the traffic, while all requests are done; weights
-    stay. sleep, wake: release `memory`, and allocate it again; nothing is computed in between.
-    Weights are read again; with `lightly` those in host memory are kept. may sleep: only the reason
-    against.
+    load adapter: load it from `folder` as number `adapter`.
+    drop adapter: unload `adapter`, which no request or encoding uses any longer.
+    weights: replace the model's weights by those in `folder`. The step computes nothing else.
+    adapt: recapture the vision encoder's CUDA graphs for recent traffic, while no request runs.
+    may sleep: only check, and report why the model cannot sleep.
+    sleep: release `memory`. With `lightly`, weights are released on a GPU only.
+    wake: allocate `memory` again, and load the weights.
     """
 
     kind: Literal["load adapter", "drop adapter", "weights", "adapt", "may sleep", "sleep", "wake"]
@@ -295,67 +283,64 @@ ADAPT = Change("adapt")
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A change's outcome."""
+    """The outcome of a change."""
 
-    error: str = ""  # the reason against, in words; "": the change was made
+    error: str = ""  # why it was not made; "": it was made
     fingerprint: str = ""  # identifies the loaded weights
-    tower: bool = False  # the vision encoder is concerned
-    rank: int = 0  # an adapter's largest rank
+    tower: bool = False  # it changed the vision encoder
+    rank: int = 0  # the adapter's largest rank
     nbytes: int = 0  # bytes on the device, on this rank
-    asleep: tuple[Memory, ...] = ()  # memory released
+    asleep: tuple[Memory, ...] = ()  # memory that is now released
 
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
-    """Unused memory to return to the system: freed blocks, and KV pages.
+    """Return unused memory to the operating system: freed blocks, and these KV pages."""
 
-    `pages`: runs (first page, pages).
-    """
-
-    pages: tuple[tuple[int, int], ...] = ()
+    pages: tuple[tuple[int, int], ...] = ()  # ranges: (first page, number of pages)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One step, executed in this order: change, close, open, pages, moves, restore, encode, one
-    forward over `rows`, snapshot, deliver, save, unused.
+    forward pass over `rows`, snapshot, deliver, save, unused.
 
-    Batch rows are the concatenation of `rows` in order: decoding rows first, then prefill chunks.
+    The forward pass's batch is the concatenation of `rows`: decoding rows, then prefill chunks.
     """
 
-    # the arena
+    # sequences and embeddings
     step: int
     close: tuple[int, ...] = ()
     open: tuple[Open, ...] = ()
     moves: tuple[Move, ...] = ()
     # images
     encode: tuple[Encode, ...] = ()
-    # patch-blocks (patches x vision tower blocks) that the step may spend on unfinished encodings,
-    # oldest first; 0: unbounded; `TOWER_RESTS`: the tower rests
+    # Budget for unfinished encodings in this step, in patches times blocks of the vision encoder.
+    # The oldest are encoded first. 0: unlimited; `TOWER_RESTS`: none.
     tower: int = 0
-    # embeddings on the device to write to disk, in the background, once encoded
+    # embeddings to write from the device to disk in the background, once they are encoded
     save: tuple[ImageKey, ...] = ()
     deliver: tuple[Deliver, ...] = ()
     # tokens
     rows: tuple[Row, ...] = ()
     splices: tuple[Splice, ...] = ()
     # states
-    restore: tuple[StateCopy, ...] = ()  # states from which slots resume
-    snapshot: tuple[StateCopy, ...] = ()  # slot states to keep, as the step's rows leave them
-    # the rest of the worker
-    # all other work waits for a read from disk or an encoding, so wait for either. An adapting plan
-    # has only that content.
+    restore: tuple[StateCopy, ...] = ()  # load slots' states before the forward pass
+    snapshot: tuple[StateCopy, ...] = ()  # save slots' states after it
+    # other work
+    # Block until a read from disk or an encoding finishes, because no other work can proceed. A
+    # plan with `adapt` contains nothing else.
     wait: bool = False
     pages: PageMoves = ()
     change: Change | None = None
     unused: FreeMemory | None = None
-    # further steps, each of which only decodes the token sampled before. 0: a
-    # `CancelSteps` arrived, and the rows are not computed.
+    # Steps that the plan covers. Each after the first decodes the token sampled before it.
+    # 0: the plan was cancelled, and its rows are not computed.
     steps: int = 1
 
     @property
     def rest(self) -> Plan:
-        """Return the steps after the first, which is all that a worker does at a time."""
+        """The plan for the steps after the first. Workers execute one step at a time."""
         rows = tuple(map(following, self.rows))
         return Plan(self.step + 1, rows=rows, steps=self.steps - 1)
 
@@ -365,22 +350,22 @@ class Plan:
 
     @property
     def images(self) -> bool:
-        """Return True if the step begins some work on images."""
+        """True if the step starts work on images."""
         return bool(self.moves or self.encode or self.save or self.deliver or self.adapt)
 
     @property
     def patches(self) -> int:
-        """Count the patches to run through the vision encoder."""
+        """The number of patches to run through the vision encoder."""
         return sum(encode.patches for encode in self.encode if not encode.given)
 
     @property
     def empty(self) -> bool:
-        """Return True if the step lacks work. A plan that only continues the tower has work."""
+        """True if there is no work. Continuing to encode images counts as work."""
         return not (self.planned or self.change)
 
     @property
     def planned(self) -> bool:
-        """Return True if the step has work beside a change."""
+        """True if the step has work other than a change."""
         work = self.rows or self.close or self.open or self.moves or self.encode
         beside = self.tower or self.save or self.deliver or self.pages
         return bool(work or beside or self.wait or self.unused)
@@ -392,34 +377,34 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class CancelSteps:
-    """Cancel all plans sent before, as new work has arrived: the step being computed is the last.
+    """Cancel the steps of all earlier plans that have not started, because new work has arrived.
 
-    Of later steps, rows stay uncomputed. The first such step of a plan is answered as `skipped`.
+    Their rows are not computed. The first cancelled step of each plan gets a result with `skipped`.
     """
 
 
 MAX_COMPARED = 16
-"""Lines of masks that a row is compared with: about a microsecond for each that is alike."""
+"""Recent masks that a new one is compared with. Comparing equal masks takes about a microsecond."""
 
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """The allowed tokens for a plan's masked rows, once the tokens from the step before are known.
+    """The tokens that grammars allow for a plan's masked rows, sent to the sampling rank only.
 
-    Only for the sampling rank.
+    It follows the plan, once the tokens of the previous step are known.
     """
 
     step: int
-    words: bytes  # int32 [L, ceil(V / 32)] as bytes; token t is bit t % 32 in word t // 32
-    # the line for each row with `masked`, in row order; equal rows, common within texts, share a
-    # line, as lines are long (19 KB for V = 152,064)
+    words: bytes  # int32 [L, ceil(V / 32)]; token t is bit t % 32 of word t // 32
+    # index in `words` for each row with `masked`, in order. Equal masks are common and stored once,
+    # as a mask is large (19 KB for V = 152,064).
     lines: tuple[int, ...]
 
     @classmethod
     def of(cls, step: int, rows: Sequence[bytes]) -> Masks:
-        """Pack the masks for `step`. rows: words [ceil(V / 32)] for each row."""
+        """Pack the masks for `step`. rows: int32 [ceil(V / 32)] as bytes, for each masked row."""
         kept: list[bytes] = []
-        late: list[int] = []  # lines of late, the last first: most rows are like one of these
+        late: list[int] = []  # recently used indices, as most masks repeat a recent one
         lines = []
         for row in rows:
             line = next((line for line in late if kept[line] == row), len(kept))
@@ -432,27 +417,27 @@ class Masks:
         return cls(step, b"".join(kept), tuple(lines))
 
     def rows(self) -> npt.NDArray[np.int32]:
-        """Return the masks as [M, ceil(V / 32)], the caller's own."""
+        """Return the mask of each masked row: a new array, int32 [M, ceil(V / 32)]."""
         count = max(self.lines) + 1
         return np.frombuffer(self.words, np.int32).reshape(count, -1)[list(self.lines)]
 
 
 Happened = Literal["read", "not read", "damaged", "missing", "not saved"]
-"""What became of a file. not read, damaged, missing: it counts as gone; it is there again once it
-has been made and saved again.
+"""The outcome of reading or writing a file. After "not read", "damaged" or "missing", the cache no
+longer lists its content, until it is computed and saved again.
 """
 DiskEvent = tuple[ImageKey, Happened]
-"""Of an embedding."""
+"""The outcome for an embedding."""
 PageOutcome = Happened | Literal["saved", "late", "slow"]
-"""late, slow: computed, for reading took, or would have taken, longer."""
+"""late, slow: the content was computed, as reading took, or would have taken, longer."""
 PAGE_OUTCOMES: tuple[PageOutcome, ...] = (*get_args(Happened), "saved", "late", "slow")
 PageEvent = tuple[bytes, Happened, PageTier]
-"""Of a KV page, or a state, by name."""
+"""The outcome for the key of a KV page, or of a state."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadDrafts:
-    """Draft tokens from the model's MTP head, for a sequence's tokens from `place` on."""
+    """Draft tokens from the model's MTP head, for a sequence's positions from `place` on."""
 
     place: int
     tokens: tuple[int, ...] = ()
@@ -460,38 +445,29 @@ class HeadDrafts:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The answer to the plan of `step`: one token per row with `sample`, in row order.
+    """The result of step `step`.
 
-    `logprobs`: where they are asked for, with the token's place in `tokens`. `scores`,
-    `pooled_outputs`: what rows with extras asked for, with the row's place in the plan.
-
-    `encoded`: images encoded since the last step, with the milliseconds (for the whole pack, shared
-    by patches) and the end time (`time.monotonic()`, common to all processes on a machine). Their
-    pixels have been read. Later plans may show only encoded images. `disk`: reads and writes
-    finished since the last step. `pages`: the same for KV pages. `unfinished`: more graphs are left
-    to adapt. `non_finite`: indices of non-finite rows, whose tokens and KV are meaningless.
-    `failed`: images left unencoded, with the reason ("": the device's memory ran out); their pixels
-    are free again. `exhausted`: the device lacked memory for the plan's rows, and all stayed
-    uncomputed. `changed`: the result of the plan's change, if it has one. `head_drafts`: one per
-    row with `head_drafts`, in row order. `skipped`: after a `CancelSteps`, rows stayed uncomputed
-    in this step, and in those of the same plan behind it.
+    Indices of rows are those in the plan, or in its `rest` for later steps of a plan.
     """
 
     step: int
-    # of rows
-    tokens: tuple[int, ...] = ()
-    logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
-    scores: tuple[tuple[int, PromptScores], ...] = ()
-    pooled_outputs: tuple[tuple[int, PooledOutput], ...] = ()
-    head_drafts: tuple[HeadDrafts, ...] = ()
-    non_finite: tuple[int, ...] = ()
-    exhausted: bool = False
-    # of images
+    # rows
+    tokens: tuple[int, ...] = ()  # one per row with `sample`, in order
+    logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()  # (index in `tokens`, values) if requested
+    scores: tuple[tuple[int, PromptScores], ...] = ()  # (row, values) per `ScoreRun`
+    pooled_outputs: tuple[tuple[int, PooledOutput], ...] = ()  # (row, values) per `ReadRun`
+    head_drafts: tuple[HeadDrafts, ...] = ()  # one per row with `head_drafts`, in order
+    non_finite: tuple[int, ...] = ()  # rows with NaN or inf, whose tokens and KV are invalid
+    exhausted: bool = False  # out of device memory: none of the rows was computed
+    # images
+    # (image, milliseconds, `time.monotonic()` at the end), for images encoded since the last step.
+    # The time of a batch is divided among its images by patches. Their pixels are no longer needed.
     encoded: tuple[tuple[ImageKey, float, float], ...] = ()
+    # images that failed, with the reason ("": out of device memory); their pixels are not needed
     failed: tuple[tuple[ImageKey, str], ...] = ()
-    # of what was done beside them
-    disk: tuple[DiskEvent, ...] = ()
-    pages: tuple[PageEvent, ...] = ()
-    unfinished: bool = False
-    changed: Changed | None = None
-    skipped: bool = False
+    # in the background
+    disk: tuple[DiskEvent, ...] = ()  # embeddings read or written since the last step
+    pages: tuple[PageEvent, ...] = ()  # KV pages read or written since the last step
+    unfinished: bool = False  # more graphs remain to be captured by `adapt`
+    changed: Changed | None = None  # the outcome of the plan's change
+    skipped: bool = False  # this and the plan's later steps were cancelled by `CancelSteps`

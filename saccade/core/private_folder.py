@@ -1,7 +1,8 @@
-"""Folders of this user alone, for what is trusted when it is read again: machine code, facts.
+"""Directories that only this user can write, for files that are trusted when they are read again,
+such as compiled kernels.
 
-Opened once, step by step from the root: only this user and root may own or replace any part
-of the path. Later operations use the descriptor, so that no path is looked at twice.
+A directory is opened component by component from the root. Only this user and root may own or
+replace any component. All later operations use the descriptor, so the path is not resolved twice.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ MAX_LINKS = 40
 NAME_BYTES = 32
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""No link is followed, and a pipe without a writer is not waited for."""
+"""Does not follow symbolic links, and does not block on pipes."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | SAFELY
 PARENT = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-"""A parent need not be readable: /home often is not."""
+"""O_PATH, because a parent directory may not be readable (/home often is not)."""
 
 
 def cache_folder(name: str) -> Path:
-    """Return the folder `name` in the user's cache folder. It may be missing.
+    """Return the path of `name` in the user's cache directory, which may not exist.
 
-    Raises OSError for a user without a home.
+    Raises OSError for a user without a home directory.
     """
     root = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        if not root.is_absolute():  # to be ignored, by the specification of these variables
+        if not root.is_absolute():  # the XDG specification says to ignore relative paths
             root = Path.home() / ".cache"
     except RuntimeError as error:
         raise OSError(errno.ENOENT, str(error)) from None
@@ -41,20 +42,20 @@ def cache_folder(name: str) -> Path:
 
 
 class PrivateFolder:
-    """An open folder. Names are those of files in it. Methods raise OSError."""
+    """An open directory. Methods take the names of files in it, and raise OSError."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
 
     def read(self, name: str) -> bytes:
-        """Return a regular file's content."""
+        """Return the content of a regular file."""
         with os.fdopen(self.open(name, os.O_RDONLY), "rb") as file:
             return file.read()
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file, which appears under its name when it is whole.
+        """Write a file atomically.
 
-        Until then it has a random name of 64 hexadecimal digits.
+        Until it is complete, it has a random name of 64 hexadecimal digits.
         """
         draft = secrets.token_hex(NAME_BYTES)
         try:
@@ -68,7 +69,7 @@ class PrivateFolder:
             raise
 
     def open(self, name: str, flags: int) -> int:
-        """Open a regular file, and no link. Returns the descriptor."""
+        """Open a regular file without following links. Returns the descriptor."""
         handle = os.open(name, flags | SAFELY, 0o600, dir_fd=self._handle)
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
@@ -76,7 +77,7 @@ class PrivateFolder:
         return handle
 
     def entries(self) -> list[tuple[str, os.stat_result]]:
-        """Return names and facts of all that is there. No link is followed."""
+        """Return the names and stat results of all entries, without following links."""
         found = []
         with os.scandir(self._handle) as scan:
             for entry in scan:
@@ -85,11 +86,11 @@ class PrivateFolder:
         return found
 
     def writable(self) -> bool:
-        """Return True if files can be made."""
+        """Return True if files can be created."""
         return os.access(".", os.W_OK | os.X_OK, dir_fd=self._handle)
 
     def touch(self, name: str) -> None:
-        """Record a use of a file."""
+        """Set a file's modification time to now, to record that it was used."""
         os.utime(name, dir_fd=self._handle, follow_symlinks=False)
 
     def remove(self, name: str) -> None:
@@ -99,7 +100,7 @@ class PrivateFolder:
 
 @contextmanager
 def private_folder(path: Path) -> Iterator[PrivateFolder]:
-    """Open a folder, made if missing. Raises OSError, also if other users could change it."""
+    """Open a directory, created if missing. Raises OSError, also if other users can change it."""
     handle = _open(path)
     try:
         yield PrivateFolder(handle)
@@ -115,7 +116,7 @@ def _open(path: Path) -> int:
         while pending:
             name = pending.pop()
             found = _look_or_make(handle, name)
-            if stat.S_ISLNK(found.st_mode) and pending:  # the folder itself is no link
+            if stat.S_ISLNK(found.st_mode) and pending:  # the last component must not be a link
                 links += 1
                 _check_owner(name, found, links)
                 target = Path(os.readlink(name, dir_fd=handle))
@@ -140,7 +141,7 @@ def _reversed(path: Path) -> list[str]:
 def _look_or_make(folder: int, name: str) -> os.stat_result:
     with suppress(FileNotFoundError):
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
-    with suppress(FileExistsError):  # by another process, meanwhile
+    with suppress(FileExistsError):  # another process created it at the same time
         os.mkdir(name, 0o700, dir_fd=folder)
     return os.stat(name, dir_fd=folder, follow_symlinks=False)
 
@@ -153,7 +154,7 @@ def _check_owner(name: str, found: os.stat_result, links: int) -> None:
 
 
 def _check_mode(name: str, found: os.stat_result, *, last: bool) -> None:
-    """Refuse a folder in which other users can make or replace what we read.
+    """Raise OSError if other users can create or replace files that we read.
 
     In a parent with the sticky bit, such as /tmp, other users cannot replace our files.
     """
@@ -164,8 +165,9 @@ def _check_mode(name: str, found: os.stat_result, *, last: bool) -> None:
 
 
 def _is_own_group(found: os.stat_result) -> bool:
-    """Return True if only the group may write too, and it is this user's own, as many systems
-    give every user one.
+    """Return True if only the owner and group can write, and the group is this user's private one.
+
+    Many systems create a private group for each user.
     """
     if found.st_mode & stat.S_IWOTH:
         return False

@@ -1,6 +1,6 @@
 """Rate-limited warnings: one line per interval for each kind, with a count.
 
-One thread; no locks.
+Not thread-safe.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ SECONDS = 60.0
 
 
 class RareWarnings:
-    """Warnings with a rate limit. The first of a kind is logged at once, later ones are counted for
-    the next line.
+    """Warnings with a rate limit. The first of a kind is logged at once. Later ones are counted,
+    and the next line that is logged includes the count.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._said: dict[Hashable, float] = {}
-        self._more: dict[Hashable, int] = {}
+        self._last_logged: dict[Hashable, float] = {}
+        self._suppressed: dict[Hashable, int] = {}
 
     def warn(self, kind: Hashable, text: str) -> None:
         now = self._clock()
-        if kind in self._said and now - self._said[kind] < SECONDS:
-            self._more[kind] = self._more.get(kind, 0) + 1
+        if kind in self._last_logged and now - self._last_logged[kind] < SECONDS:
+            self._suppressed[kind] = self._suppressed.get(kind, 0) + 1
             return
-        self._said[kind] = now
-        more = self._more.pop(kind, 0)
+        self._last_logged[kind] = now
+        more = self._suppressed.pop(kind, 0)
         log.warning("%s%s", text, f" ({more} similar warnings suppressed)" if more else "")
 
     def close(self) -> None:
-        """Log the counts still held back."""
-        for kind, more in self._more.items():
+        """Log the counts that have not been logged yet."""
+        for kind, more in self._suppressed.items():
             log.warning("%s: %d similar warnings suppressed", kind, more)
-        self._more.clear()
+        self._suppressed.clear()

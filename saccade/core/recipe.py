@@ -1,7 +1,7 @@
-"""The way from an image to the pixels of a vision encoder: operations that image workers carry out.
+"""Image preprocessing as data: the operations by which image workers make the encoder's pixels.
 
-Data only: families write recipes (`FamilySpec.recipe`), and `media/formats/pixel_operations.py` has
-what they name.
+Families choose the parameters (`FamilySpec.recipe`), and `media/formats/pixel_operations.py`
+implements the operations.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from saccade.core.types import Grid, Size
 
 Resample = str
-"""The name of a function that resizes: one of `media/formats/pixel_operations.py`."""
+"""The name of a resize function in `media/formats/pixel_operations.py`."""
 BLACK = (0, 0, 0)
 _FAMILY = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -28,27 +28,27 @@ class Box:
 
     @property
     def slices(self) -> tuple[slice, slice]:
-        """Return the index of these pixels in [H, W, ...]."""
+        """The index of these pixels in an array [H, W, ...]."""
         return slice(self.top, self.bottom), slice(self.left, self.right)
 
 
 @dataclass(frozen=True, slots=True)
 class PageDrawing:
-    """A document's page, drawn in (height, width) `size`. Its part in `box` is kept, or all."""
+    """A document page to render at `size` (height, width), and the `box` to crop, if any."""
 
     size: Size
     box: Box | None = None
 
     @property
     def kept(self) -> Size:
-        """Return (height, width) of what is kept."""
+        """The (height, width) of the result."""
         box = self.box
         return self.size if box is None else (box.bottom - box.top, box.right - box.left)
 
 
 @dataclass(frozen=True, slots=True)
 class ImageTile:
-    """A window of a resized image, placed on the canvas with its (top, left) corner at `at`."""
+    """A window of a resized image, copied to the canvas with its (top, left) corner at `at`."""
 
     window: Box
     at: tuple[int, int]
@@ -56,10 +56,10 @@ class ImageTile:
 
 @dataclass(frozen=True, slots=True)
 class ImageView:
-    """The image, or its part in `box`, resized to `size`.
+    """The image, or its region in `box`, resized to `size`.
 
-    The view is placed on the canvas at (top, left) `at`, or is replaced by its `tiles`. A thumbnail
-    is a second view.
+    The result is copied to the canvas with its (top, left) corner at `at`. If it has `tiles`, only
+    these windows are copied instead. A thumbnail is a second view.
     """
 
     size: Size
@@ -70,18 +70,17 @@ class ImageView:
 
 @dataclass(frozen=True, slots=True)
 class OwnPixels:
-    """One family's own operation: `draw` in the module that its `Family` names as `pixels`.
+    """A family's own operation, applied to the upright image first: the function `draw` in the
+    module `Family.pixels`.
 
-    It makes another image from an upright one. Raises ValueError for a name that no family can
-    have.
+    Raises ValueError if `family` is not a possible name.
     """
 
-    family: str  # the family's name
-    argument: str  # for `draw`, in the family's own words
-    size: Size  # (height, width) for the image that it makes
-    # source_bytes, other_bytes: the memory that it takes, for each source pixel and besides
-    source_bytes: int = field(default=0, repr=False)
-    other_bytes: int = field(default=0, repr=False)
+    family: str
+    argument: str  # passed to `draw`, in a format that the family defines
+    size: Size  # (height, width) of the image that it returns
+    source_bytes: int = field(default=0, repr=False)  # memory that it uses per source pixel
+    other_bytes: int = field(default=0, repr=False)  # other memory that it uses
 
     def __post_init__(self) -> None:
         if not _FAMILY.fullmatch(self.family):
@@ -90,22 +89,20 @@ class OwnPixels:
 
 @dataclass(frozen=True, slots=True)
 class PreprocessParams:
-    """The operations that make pixels from an upright image with one size, in this order."""
+    """The operations that make the encoder's pixels from an upright image of one size, in order."""
 
-    canvas: Size  # (height, width) for all pixels together, as in the arena
-    # numbers by which the family recognises the result and derives tokens, positions and cost
-    grid: Grid
-    # parts of the image so far, resized by `resample` and placed; if empty, the image is the canvas
-    # itself, made by the family
+    canvas: Size  # (height, width) of the result, as stored in the arena
+    grid: Grid  # from which the family derives tokens, positions and cost
+    # regions of the image, resized by `resample` and copied to the canvas; if empty, `own` makes
+    # the canvas itself
     views: tuple[ImageView, ...]
-    # the canvas colour outside views; None if they cover it
-    fill: tuple[int, int, int] | None = None
+    fill: tuple[int, int, int] | None = None  # colour outside the views; None: they cover it
     resample: Resample = "bicubic"
-    through: tuple[Size, ...] = ()  # sizes that the image is resized to in turn
-    own: OwnPixels | None = None  # the family's own comes first
+    through: tuple[Size, ...] = ()  # sizes to which the image is resized one after another first
+    own: OwnPixels | None = None  # a family's own operation, which is applied before the others
 
     def __repr__(self) -> str:
-        """Return the text that names stored embeddings: another text makes all of them useless."""
+        """Part of the cache key of stored embeddings: any change to it invalidates all of them."""
         own = "" if self.own is None else f", own={self.own!r}"
         return (
             f"ImageRecipe(canvas={self.canvas!r}, grid={self.grid!r}, views={self.views!r}, "
@@ -115,19 +112,19 @@ class PreprocessParams:
 
     @property
     def plain(self) -> bool:
-        """Return True if the canvas is the whole image, resized."""
+        """True if the canvas is the entire image, resized once."""
         return self.views == (ImageView(self.canvas),) and not (self.through or self.own)
 
 
 def whole(size: Size, grid: Grid = (), resample: Resample = "bicubic") -> PreprocessParams:
-    """Return a recipe that resizes the whole image to `size`."""
+    """Return parameters that resize the entire image to `size`."""
     return PreprocessParams(size, grid, (ImageView(size),), resample=resample)
 
 
 def stacked(upper: Size, lower: Size, grid: Grid, resample: Resample) -> PreprocessParams:
-    """Return a recipe that shows the whole image twice, in two sizes, one above the other.
+    """Return parameters that put the image on the canvas twice, at `upper` above `lower` size.
 
-    Beside the narrower of the two the canvas is black.
+    The canvas is black to the right of the narrower one.
     """
     canvas = (upper[0] + lower[0], max(upper[1], lower[1]))
     views = (ImageView(upper), ImageView(lower, at=(upper[0], 0)))

@@ -1,8 +1,8 @@
-"""Options that plugins bring and shared code reads.
+"""Options that plugins define and shared code reads.
 
-Each class is one plugin's options, or what other code reads of them: then the plugin derives its
-own options from it. Defaults hold where a plugin is missing. As in `core/options.py`, the string
-below a field is its help.
+Each class has one plugin's options, or the part of them that other code reads, from which the
+plugin derives its own options. If the plugin is missing, the defaults are used. As in
+`core/options.py`, the string below a field is its help.
 """
 
 import os
@@ -24,14 +24,14 @@ Speculative = Literal["auto", "always", "off"]
 
 
 class SharedOptions:
-    """Options of a plugin that change how shared code serves."""
+    """Options of a plugin that also affect shared code."""
 
     __slots__ = ()
     needs_server: ClassVar[bool] = False
-    """False: `LLM` takes these options, too."""
+    """False if `LLM` accepts these options, too."""
 
     def read_environment(self) -> Self:
-        """Return the options with what the environment alone holds."""
+        """Return the options, completed from environment variables."""
         return self
 
 
@@ -50,7 +50,7 @@ class CheckpointSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class ParitySettings(SharedOptions):
-    """Proof that answers are transformers' own."""
+    """How responses are verified against transformers."""
 
     parity: Parity = "auto"
     """How answers must be verified against transformers. auto: only serve architectures that tests
@@ -64,7 +64,7 @@ class ParitySettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class PoolingSettings(SharedOptions):
-    """Embeddings and ranks."""
+    """Embeddings and reranking."""
 
     pooling: Pooling = "auto"
     """How embeddings and ranks are computed. auto: by the checkpoint's files (Qwen3-VL-Embedding,
@@ -76,7 +76,7 @@ class PoolingSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class AdapterSettings(SharedOptions):
-    """Adapters (LoRA) that requests choose."""
+    """LoRA adapters that requests can select."""
 
     lora: tuple[str, ...] = ()
     """An adapter as PEFT writes it (LoRA), NAME=FOLDER. Repeat the option for several. Requests
@@ -90,7 +90,7 @@ class AdapterSettings(SharedOptions):
 
     @property
     def folders(self) -> dict[str, str]:
-        """Return absolute folders by name. Raises ConfigError."""
+        """Absolute paths of the adapters by name. Raises ConfigError."""
         found: dict[str, str] = {}
         for each in self.lora:
             name, sign, folder = each.partition("=")
@@ -104,7 +104,7 @@ class AdapterSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class FetchSettings(SharedOptions):
-    """Time for what another server sends."""
+    """Timeouts for data from other servers."""
 
     fetch_timeout: float = tuned(
         10.0,
@@ -125,7 +125,7 @@ class FileSettings(SharedOptions):
 
     @property
     def disk(self) -> DiskFolder:
-        """Return what the option says. Raises ConfigError for an unreadable size."""
+        """The directory and its size limit. Raises ConfigError if the size is invalid."""
         return DiskFolder.parse("--files-dir", self.files_dir or "")
 
     @property
@@ -134,7 +134,7 @@ class FileSettings(SharedOptions):
 
     @property
     def nbytes(self) -> int:
-        """Return how many bytes the files may take."""
+        """Maximum total size of the files, in bytes."""
         nbytes = self.disk.nbytes
         return 4 << 30 if nbytes is None else nbytes
 
@@ -151,7 +151,7 @@ class LogSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class KeySettings(SharedOptions):
-    """Several keys."""
+    """API keys in a file."""
 
     needs_server: ClassVar[bool] = True
     api_keys_file: str | None = None
@@ -188,7 +188,7 @@ class RoleSettings(SharedOptions):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Return the given files of encoders."""
+        """Those of `encoders` that are files with a list of encoders."""
         return tuple(each for each in self.encoders if "://" not in each)
 
     @property
@@ -202,7 +202,7 @@ class RoleSettings(SharedOptions):
 
     @property
     def key(self) -> str:
-        """Return the encoders' key, "" for none."""
+        """The API key of the encoders, "" if they need none."""
         return self.encoder_key or os.environ.get("SACCADE_ENCODER_KEY") or ""
 
     def read_environment(self) -> Self:
@@ -214,7 +214,7 @@ class RoleSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class ParallelSettings(SharedOptions):
-    """The processes that share one model."""
+    """The processes that one model is sharded over."""
 
     tp_size: int = basic(1)
     """Tensor parallelism: processes (on cuda: GPUs) that share one model."""
@@ -243,13 +243,13 @@ class ParallelSettings(SharedOptions):
 
     @property
     def ranks(self) -> int:
-        """Return the number of processes."""
+        """The number of processes."""
         return max(self.tp_size, self.ep_size)
 
 
 @dataclass(frozen=True, slots=True)
 class TierSettings(SharedOptions):
-    """Image embeddings and KV in host memory, on disk, and in a store that servers share."""
+    """Image embeddings and KV in host memory, on disk, and in a directory that servers share."""
 
     embedding_cache_host_mb: int | None = tuned(
         None,
@@ -280,12 +280,12 @@ class TierSettings(SharedOptions):
 
     @property
     def embedding_disk(self) -> DiskFolder | None:
-        """Return the folder of embeddings. Raises ConfigError for an unreadable size."""
+        """The directory for embeddings. Raises ConfigError if its size is invalid."""
         return _disk("--embedding-cache-dir", self.embedding_cache_dir)
 
     @property
     def kv_disk(self) -> DiskFolder | None:
-        """Return the folder of KV. Raises ConfigError for an unreadable size."""
+        """The directory for KV. Raises ConfigError if its size is invalid."""
         return _disk("--kv-cache-dir", self.kv_cache_dir)
 
 
@@ -319,7 +319,7 @@ class CudaSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class QuantizationSettings(SharedOptions):
-    """Bits of the model's matrices, and of keys and values."""
+    """Quantization of the model's weights, and of keys and values."""
 
     quantization: QuantizationMode = basic("auto")
     """Bits of the language model's matrices. auto: the checkpoint's own bits if the device supports
@@ -344,7 +344,7 @@ class QuantizationSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class SwitchSettings(SharedOptions):
-    """Mechanisms that benchmarks measure with and without."""
+    """Optimisations that benchmarks can disable to measure their effect."""
 
     position_cache: bool = tuned(
         True, "For benchmarks. false: compute positions anew for each image, not once per size."
@@ -364,7 +364,7 @@ class SwitchSettings(SharedOptions):
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """All that the engine reads."""
+    """All plugin options that the engine reads."""
 
     parallel: ParallelSettings = ParallelSettings()
     tiers: TierSettings = TierSettings()

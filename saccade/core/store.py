@@ -1,7 +1,7 @@
-"""The layout of embeddings, and of KV pages, in a folder: a folder for each model, a file for each.
+"""The files of embeddings and KV pages on disk: a directory for each model, a file for each item.
 
-It is the same for the engine that looks files up and the worker that writes them. Also the claims
-to folders that servers may share, and what KV pages in a folder depend on.
+The engine, which looks files up, and the worker, which writes them, share this layout. Also the
+claims of directories that servers may share, and the properties that KV pages on disk depend on.
 """
 
 from __future__ import annotations
@@ -22,48 +22,41 @@ from saccade.core.types import ImageKey
 SUFFIX = ".safetensors"
 DRAFT = ".draft"
 DRAFT_NAME = re.compile(r"\.[0-9a-f]{16}\.draft")
-"""One that several servers may find is being written."""
+"""A file that is being written, in a directory that several servers may use."""
 
 SHARED = Claim(".saccade-embeddings", re.compile(r"lock|cards|[0-9a-f]{32}"))
-"""The folder of embeddings, of one server or shared by several."""
+"""The directory of embeddings, used by one server or shared by several."""
 CARDS = "cards"
-"""The folder beside these of what the front knows of files (`media/metadata_store.py`)."""
+"""A subdirectory of it, with the front's metadata of media files (`media/metadata_store.py`)."""
 BATCHES = "batches"
 UPLOADS = Claim(".saccade-files", re.compile(rf"lock|incoming|{BATCHES}|[0-9a-f]{{64}}"))
-"""The folder of uploaded files, and of batches of requests in one below it."""
+"""The directory of uploaded files, with a subdirectory for batches of requests."""
 
 
 def file_name(key: ImageKey) -> str:
-    """Return an embedding's file name, from digest, settings and salt. The model has the folder."""
+    """Return an embedding's file name. Each model has a separate directory of such files."""
     name = blake2b(key.digest + key.settings + key.salt.encode(), digest_size=20)
     return name.hexdigest() + SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
 class FolderLayout:
-    """Names below a claimed folder.
-
-    folder: one for each model. file: one for each item. draft: one that is being written, in a
-    folder of one server.
-    """
+    """Patterns for the names in a claimed directory."""
 
     claim: Claim
-    folder: re.Pattern[str]
-    file: re.Pattern[str]
-    draft: re.Pattern[str]
+    folder: re.Pattern[str]  # a model's directory
+    file: re.Pattern[str]  # an item
+    draft: re.Pattern[str]  # an item that is being written, if the directory is not shared
 
     def folders(self, root: Path) -> Iterator[tuple[Path, int]]:
-        """Yield the models' folders below `root`, each with an open descriptor.
-
-        Links are skipped.
-        """
+        """Yield each model's directory below `root`, with an open descriptor. Links are skipped."""
         for folder in root.iterdir():
             if self.folder.fullmatch(folder.name):
                 with suppress(OSError), opened_folder(folder) as handle:
                     yield folder, handle
 
     def nbytes(self, root: Path) -> int:
-        """Return the disk bytes that items below `root` use, over all models."""
+        """Return the disk space that the items of all models below `root` use, in bytes."""
         total = 0
         for _, handle in self.folders(root):
             for file in os.scandir(handle):
@@ -82,22 +75,22 @@ EMBEDDING_FILES = FolderLayout(
 
 
 def on_disk(nbytes: int) -> int:
-    """Return the disk bytes for a file with `nbytes` bytes."""
+    """Return the disk space of a file with `nbytes` bytes."""
     return max(1, -(-nbytes // DISK_BLOCK)) * DISK_BLOCK
 
 
 def taken(found: os.stat_result) -> int:
-    """Return the disk bytes that a file takes. Holes take 0, whatever size the file states."""
+    """Return the disk space that a file uses, in bytes. Holes in a sparse file are not counted."""
     return min(on_disk(found.st_size), 512 * found.st_blocks)
 
 
 FORMAT = "saccade-page-1"
-"""Changes whenever bytes of a page, or what they mean, change in a way that no other part of an
-identity shows.
+"""Change this whenever the bytes of a page, or their meaning, change in a way that no field of
+`PageIdentity` reflects.
 """
 PAGE_SUFFIX = ".page"
 PAGES = Claim(".saccade-pages", re.compile(r"kv-[0-9a-f]{32}"))
-"""The folder of KV pages."""
+"""The directory of KV pages."""
 PAGE_FILES = FolderLayout(
     PAGES,
     PAGES.names,
@@ -108,24 +101,18 @@ PAGE_FILES = FolderLayout(
 
 @dataclass(frozen=True, slots=True)
 class PageIdentity:
-    """What any page's keys and values depend on, apart from the prompt.
+    """Everything that keys and values in a page depend on, other than the prompt."""
 
-    weights: a digest over the checkpoint's files, its configuration (rope, too) included. adapter:
-    a reserved field, so far empty. computed: how the weights are computed with (device, dtype,
-    quantisation, family options). layout: each layer's caches as one rank has them, and how many
-    ranks. kept: the cache's number format and scales.
-    """
-
-    weights: str
-    computed: str
-    kept: str
-    layout: str
+    weights: str  # digest of the checkpoint's files, including its configuration
+    computed: str  # how they are computed: device, dtype, quantization and family options
+    kept: str  # the dtype and scales of the cache
+    layout: str  # each layer's caches on one rank, and the number of ranks
     page_size: int
-    adapter: str = ""
-    release: str = ""
+    adapter: str = ""  # reserved; always empty
+    release: str = ""  # Saccade's version
 
     def digest(self) -> bytes:
-        """Compute a 16-byte digest."""
+        """Return a 16-byte digest."""
         return blake2b(repr((FORMAT, self)).encode(), digest_size=16).digest()
 
 
@@ -138,9 +125,9 @@ def page_file(name: bytes) -> str:
 
 
 def remove_others(root: Path, identity: bytes) -> int:
-    """Remove other identities' pages, unless a running server has the lock. Returns their number.
+    """Remove KV pages of other identities, such as models that were served earlier.
 
-    Pages of models served earlier are removed.
+    Directories that a running server has locked are skipped. Returns the number of pages removed.
     """
     count = 0
     for folder, _ in PAGE_FILES.folders(root):

@@ -1,8 +1,4 @@
-"""Tokens that an answer may not have, or must: rules beyond sampling, which depend on the tokens
-before.
-
-Owns the value types, in tokens.
-"""
+"""Rules that forbid or require tokens of a response depending on the tokens before them."""
 
 from __future__ import annotations
 
@@ -11,53 +7,47 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class NoRepeat:
-    """Each n-gram of `size` tokens may occur once within the last `window` tokens (0: all).
-
-    A run may repeat if its last token is in `spared`. prompt: the prompt's tokens count, as in
-    transformers' `no_repeat_ngram_size`; False: only the answer's, as in DeepSeek-OCR's processor
-    for vLLM.
-    """
+    """Allow each n-gram of `size` tokens only once within the last `window` tokens (0: all)."""
 
     size: int
     window: int = 0
-    spared: tuple[int, ...] = ()
+    spared: tuple[int, ...] = ()  # n-grams that end with one of these tokens may repeat
+    # True: prompt tokens count, as in transformers' `no_repeat_ngram_size`. False: only generated
+    # tokens count, as in DeepSeek-OCR's processor for vLLM.
     prompt: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingBudget:
-    """After `tokens` tokens of reasoning comes the token `close`.
-
-    begun: the prompt has opened the reasoning; otherwise the token `open` does.
-    """
+    """Force the token `close` after `tokens` tokens of reasoning."""
 
     tokens: int
-    open: int
+    open: int  # the token that starts reasoning
     close: int
-    begun: bool
+    begun: bool  # True if the prompt ends within reasoning
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRules:
-    """One answer's rules."""
+    """The rules for one response."""
 
-    allowed: tuple[int, ...] = ()  # the only tokens in the answer; if empty, all are
-    bad_words: tuple[tuple[int, ...], ...] = ()  # runs of tokens that the answer avoids
+    allowed: tuple[int, ...] = ()  # if not empty, only these tokens can be sampled
+    bad_words: tuple[tuple[int, ...], ...] = ()  # forbidden token sequences
     no_repeat: NoRepeat | None = None
     thinking: ThinkingBudget | None = None
-    # the same, also where a run begins in the prompt. A grammar wins where these and `no_repeat`
-    # forbid every token that it allows. Where they alone forbid every token, they are dropped for
-    # that token.
+    # Like `bad_words`, but a match may start in the prompt. If `banned` and `no_repeat` forbid
+    # every token that a grammar allows, the grammar wins. If they forbid every token, they are
+    # ignored for this position.
     banned: tuple[tuple[int, ...], ...] = ()
 
     @property
     def forbid(self) -> bool:
-        """Return True if they forbid tokens. Rules may also only demand one."""
+        """True if any token can be forbidden. Rules may also only force a token."""
         return bool(self.allowed or self.bad_words or self.banned or self.no_repeat)
 
     @property
     def depend(self) -> bool:
-        """Return True if they depend on the answer's tokens so far."""
+        """True if the rules depend on the tokens generated so far."""
         return bool(self.bad_words or self.banned or self.no_repeat or self.thinking)
 
 

@@ -1,8 +1,8 @@
-"""Marks on the fields of option dataclasses: basic options, and tuning values. Also the bounds that
-fields must keep, refused in the command line's words.
+"""Metadata for fields of option dataclasses, which marks basic options and tuning values. Also
+checks of their bounds, with errors in terms of the command line.
 
-`saccade serve --help` shows basic options alone. A tuning value is a figure that Saccade otherwise
-decides, here for measuring and tests: no option, but set by `--tune NAME=VALUE` or as a field.
+`saccade serve --help` lists only basic options. A tuning value is one that Saccade normally chooses
+itself. It exists for measurements and tests, and is set by `--tune NAME=VALUE` or as a field.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from saccade.core.errors import ConfigError
 
 T = TypeVar("T")
 BASIC, TUNING = "basic", "tuning"
-"""Keys of a field's metadata; the second one's value is the meaning of the tuning value."""
+"""Keys of a field's metadata. The value of `TUNING` is the description of the tuning value."""
 GONE = {
     "allow_unproven": "use --parity unproven",
     "check_parity": "use --parity generate",
@@ -49,32 +49,32 @@ GONE = {
     "vit_graph_buckets": "graphs are captured for the patch counts of images; "
     "--disable-cuda-graph disables them",
 }
-"""Options and tuning values of earlier versions, and what says the same or holds without them."""
+"""Removed options and tuning values, with their replacement or the present behaviour."""
 
 
 def basic(default: T) -> T:
-    """Return a basic option's field."""
+    """Return the field of a basic option."""
     return field(default=default, metadata={BASIC: True})
 
 
 def tuned(default: T, meaning: str) -> T:
-    """Return a tuning value's field. `meaning` is one line for people."""
+    """Return the field of a tuning value. `meaning` is a one-line description for users."""
     return field(default=default, metadata={TUNING: meaning})
 
 
 def option(name: str) -> str:
-    """Return the option as users type it."""
+    """Return the name of an option on the command line."""
     return f"--{name.replace('_', '-')}"
 
 
 def setting(options: object, name: str, value: object) -> str:
-    """Return a field and its value as users type them, for errors."""
+    """Return a field and its value as on the command line, for errors."""
     marks = next(each.metadata for each in _fields(options) if each.name == name)
     return f"--tune {name}={value}" if TUNING in marks else f"{option(name)} {value}"
 
 
 def basic_options(kinds: Sequence[type]) -> frozenset[str]:
-    """Return the basic options in these dataclasses, as users type them."""
+    """Return the names of basic options in these dataclasses, as on the command line."""
     return frozenset(
         option(each.name) for kind in kinds for each in _fields(kind) if BASIC in each.metadata
     )
@@ -82,7 +82,7 @@ def basic_options(kinds: Sequence[type]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class TuningValue:
-    """A tuning value by its name, its default, its type and its meaning."""
+    """The name, default, type and description of a tuning value."""
 
     name: str
     default: object
@@ -91,12 +91,12 @@ class TuningValue:
 
     @property
     def described(self) -> str:
-        """Describe the value in a line. The meaning covers a default that is None or "auto"."""
+        """Describe the value in a line. If its default is None or "auto", `meaning` explains it."""
         default = "" if self.default in (None, "auto") else f" ({self.default})"
         return f"{self.name}{default}: {self.meaning}"
 
     def parse(self, text: str) -> object:
-        """Parse `text` as this value. Raises ConfigError."""
+        """Parse `text` as a value of this type. Raises ConfigError."""
         try:
             return convert(text, self.hint, strict=False)
         except msgspec.ValidationError as error:
@@ -104,7 +104,7 @@ class TuningValue:
 
 
 def tuning_values(kinds: Sequence[type]) -> dict[str, TuningValue]:
-    """Return the dataclasses' tuning values by name, in field order."""
+    """Return the tuning values in these dataclasses by name, in field order."""
     found = {}
     for kind in kinds:
         hints = get_type_hints(kind)
@@ -115,10 +115,10 @@ def tuning_values(kinds: Sequence[type]) -> dict[str, TuningValue]:
 
 
 class Tuning:
-    """One command line's tuning values."""
+    """The tuning values of one command line."""
 
     def __init__(self, given: Sequence[str], kinds: Sequence[type]) -> None:
-        """Read `given`, each NAME=VALUE. Raises ConfigError for an unknown name or wrong value."""
+        """Parse `given`, each NAME=VALUE. Raises ConfigError for an unknown name or wrong value."""
         known = tuning_values(kinds)
         self._values: dict[str, object] = {}
         for each in given:
@@ -132,9 +132,9 @@ class Tuning:
             self._values[name] = known[name].parse(text)
 
     def of(self, options: T) -> T:
-        """Return `options` with this command line's tuning values.
+        """Return `options` with the tuning values from the command line.
 
-        Raises ConfigError for a value out of bounds.
+        Raises ConfigError if a value is out of bounds.
         """
         own = {each.name for each in _fields(options)} & self._values.keys()
         values = {name: self._values[name] for name in own}
@@ -142,7 +142,7 @@ class Tuning:
 
 
 def take_options(kind: type[T], named: dict[str, Any]) -> T:
-    """Return a `kind` with the values of its fields, which are removed from `named`."""
+    """Return a `kind` with the values in `named` for its fields, and remove them from `named`."""
     names = {each.name for each in _fields(kind)} & named.keys()
     return kind(**{name: named.pop(name) for name in names})
 
@@ -152,7 +152,7 @@ def _fields(options: object) -> Any:
 
 
 MAX_IMAGE_WORKERS = 240
-"""A message that passes descriptors holds 253: one of each worker, and a few more."""
+"""A Unix socket message passes at most 253 descriptors: one per worker, and a few others."""
 
 UNITS = {
     "b": 1,
@@ -165,12 +165,12 @@ UNITS = {
     "gb": 10**9,
     "tb": 10**12,
 }
-"""Bytes in a unit of a size that people write."""
+"""Bytes per unit."""
 _SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)\s*([a-z]+)", re.ASCII | re.IGNORECASE)
 
 
 def read_size(name: str, text: str) -> int:
-    """Return a size such as 40GiB or 1.5 TiB in bytes. `name`: the option or field, for people.
+    """Return a size such as 40GiB or 1.5 TiB in bytes. name: the option or field, for errors.
 
     Raises ConfigError.
     """
@@ -181,7 +181,7 @@ def read_size(name: str, text: str) -> int:
 
 
 def at_least(bound: float, options: object, *names: str) -> None:
-    """Raise ConfigError if a field is below `bound`. Unset values pass."""
+    """Raise ConfigError if a field is below `bound`. Fields that are None are accepted."""
     _check(options, names, lambda value: value >= bound, f"at least {bound}")
 
 
@@ -196,7 +196,7 @@ def above(bound: float, options: object, *names: str) -> None:
 
 
 def named(options: object, *names: str) -> None:
-    """Raise ConfigError if a list holds an empty text, as an unset variable makes one."""
+    """Raise ConfigError if a list contains "", as it does if an unset shell variable was used."""
     for name in names:
         if "" in getattr(options, name):
             raise ConfigError(f"{option(name)} is empty: set a value, or omit the option")

@@ -1,6 +1,6 @@
-"""A request: images by key, tokens, spans, sampling, and the parts of its answer.
+"""The types of a request and its response: image keys, spans, sampling parameters, deltas.
 
-Owns the value types shared by every room. All are frozen: built whole and never changed afterwards.
+Every package uses these types. All are frozen dataclasses.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from saccade.core.errors import InvalidRequest
 from saccade.core.token_rules import NO_RULES, TokenRules
 
 Grid = tuple[int, ...]
-"""Numbers of one image that only its model's family reads; for Qwen-VL its frames (a still image is
-one, a pair of a video two) and its patches along (height, width), before merging. What an image's
-tokens, positions and cost follow from.
+"""An image's dimensions in its model family's own terms, from which its tokens, positions and cost
+follow. Only the family interprets it. For Qwen-VL: the temporal patches (1 for an image or for a
+pair of video frames), then the patches along height and width, before merging.
 """
 Size = tuple[int, int]
 """(height, width) in pixels."""
@@ -26,14 +26,14 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class ImageKey:
-    """The name of an image: equal keys mean equal encoded bytes, processing settings and salt."""
+    """Identifies an image: equal keys mean equal encoded bytes, preprocessing settings and salt."""
 
     digest: bytes  # 32 bytes, blake3 of the encoded bytes
-    # 16 bytes, fingerprint of everything that decides the pixels the encoder sees
+    # 16 bytes, a fingerprint of everything that determines the pixels the vision encoder receives
     # (`FamilySpec.settings`)
     settings: bytes
-    # the request's `cache_salt`, hashed by the front; it separates tenants. It is followed by the
-    # fingerprint of the request's adapter, if that changes the vision encoder.
+    # The request's `cache_salt`, hashed by the front; it separates tenants. If the request's
+    # adapter changes the vision encoder, the adapter's fingerprint is appended.
     salt: str = ""
 
     def __str__(self) -> str:
@@ -41,60 +41,52 @@ class ImageKey:
 
     @property
     def identifier(self) -> str:
-        """The key without its salt, in hexadecimal digits, as vLLM's `mm_hash`."""
+        """The key without its salt, in hexadecimal, equivalent to vLLM's `mm_hash`."""
         return self.digest.hex() + self.settings.hex()
 
     def __hash__(self) -> int:
-        return hash(self.digest)  # which bytes remember
+        return hash(self.digest)  # bytes objects cache their hash
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One image as the engine knows it.
-
-    Holds a key, the family's grid, the number of tokens, the patches for the vision encoder, and
-    its canvas size.
-    """
+    """One image as the engine sees it: its key and sizes, without its pixels."""
 
     key: ImageKey
     grid: Grid
-    num_tokens: int
-    num_patches: int
-    canvas: Size
+    num_tokens: int  # rows in the embedding, which are also its prompt tokens
+    num_patches: int  # patches that the vision encoder computes
+    canvas: Size  # of the preprocessed image
 
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """What a server's vision tower puts out: rows of `width` values in `dtype`.
+    """The output of a server's vision encoder: rows of `width` values in `dtype`."""
 
-    `fingerprint` (hexadecimal) is equal on two servers if their towers are the same, bit for bit;
-    "" unless it was asked for.
-    """
-
+    # hexadecimal, equal on two servers if their vision encoders are bit-identical; "" if it was
+    # not requested
     fingerprint: str = ""
     dtype: str = ""
     width: int = 0
 
     def nbytes(self, num_tokens: int) -> int:
-        """Return an embedding's bytes."""
+        """Return the size in bytes of an embedding with `num_tokens` rows."""
         return num_tokens * self.width * (4 if self.dtype == "float32" else 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Prompt tokens `[start, start + length)` come from the embedding of `images[image]`.
-
-    They are its rows `[offset, offset + length)`.
-
-    time: for an image in a video whose images share one stretch of positions, its distance from the
-    first of them. None: it has a stretch of its own. Spans in one such video touch. It is 0 where a
-    family needs to distinguish video frames from images.
+    """Prompt tokens `[start, start + length)`, which take the rows `[offset, offset + length)` of
+    the embedding of `images[image]`.
     """
 
     start: int
     length: int
     image: int
     offset: int = 0
+    # For a frame in a video whose frames share one range of positions: its temporal distance from
+    # the first frame. Spans of such a video are contiguous. None if the image has a separate range
+    # of positions. Families that only need to distinguish frames from images use 0.
     time: int | None = None
 
     @property
@@ -111,9 +103,11 @@ MAX_BIAS = 100
 MAX_BIASED_TOKENS = 1024
 
 MIN_TEMPERATURE = 1e-6
-"""What is less is greedy: float32 logits divided by it need not be finite."""
+"""Lower temperatures mean greedy sampling, as dividing float32 logits by them could overflow."""
 MIN_REPETITION_PENALTY = 1e-6
-"""What is less could be 0 where logits are computed, and 0 times a banned token's is no number."""
+"""A smaller penalty could round to 0 in the logits' dtype, and 0 times a banned token's -inf is
+NaN.
+"""
 
 SAMPLING_BOUNDS: dict[str, tuple[type | UnionType, float, float]] = {
     "max_tokens": (int, 1, LARGEST),
@@ -128,7 +122,7 @@ SAMPLING_BOUNDS: dict[str, tuple[type | UnionType, float, float]] = {
     "seed": (int, -(2**63), LARGEST),
     "logprobs": (int | None, 0, MAX_LOGPROBS),
 }
-"""Field: what it is, the least and the most it may be."""
+"""Field name -> (type, minimum, maximum)."""
 STORED_SAMPLING = {
     "max_tokens": ("max_new_tokens", ""),
     "min_tokens": ("min_new_tokens", ""),
@@ -140,19 +134,19 @@ STORED_SAMPLING = {
 }
 """Fields that a checkpoint may set: their names in generation_config.json and, if any, in GGUF."""
 ONE_TOKEN = {"max_tokens": 1, "min_tokens": 0}
-"""Fields of an answer that ends at once."""
+"""Overrides that limit a response to one token."""
 
 
-def _shown(value: object) -> str:
-    """Return a value's text for an error. An integer with thousands of digits lacks one."""
+def _value_text(value: object) -> str:
+    """Return a value as text for errors. Python does not convert integers with too many digits."""
     return "a larger one" if isinstance(value, int) and abs(value) >= 2**64 else repr(value)[:100]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FieldNames:
-    """A dialect's names for chat completion fields that later checks may refuse.
+    """A dialect's names for the chat completion fields that error messages mention.
 
-    A field outside `renamed` has the same name in both.
+    Fields that are not in `renamed` have the same name in chat completions and in the dialect.
     """
 
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -165,9 +159,9 @@ CHAT_NAMES = FieldNames()
 
 
 def check_sampling(given: Mapping[str, Any], names: FieldNames = CHAT_NAMES) -> None:
-    """Check some fields' values for `SamplingParams`.
+    """Check the values of some `SamplingParams` fields.
 
-    Raises InvalidRequest that names the field as the client does.
+    Raises InvalidRequest, which uses the client's name for the field.
     """
     for name, (kind, least, most) in SAMPLING_BOUNDS.items():
         if name not in given:
@@ -183,19 +177,21 @@ def check_sampling(given: Mapping[str, Any], names: FieldNames = CHAT_NAMES) -> 
                 else "None or a whole number"
             )
             allowed = f"of at least {least}" if most == LARGEST else f"from {least} to {most}"
-            raise InvalidRequest(f"{field}: expected {what} {allowed}, got {_shown(value)}", field)
+            raise InvalidRequest(
+                f"{field}: expected {what} {allowed}, got {_value_text(value)}", field
+            )
     penalty, field = given.get("repetition_penalty", 1.0), names["repetition_penalty"]
     if penalty < MIN_REPETITION_PENALTY:
         raise InvalidRequest(
             f"{field}: expected a number above 0 (1 means no penalty; the minimum is "
-            f"{MIN_REPETITION_PENALTY}), got {_shown(penalty)}",
+            f"{MIN_REPETITION_PENALTY}), got {_value_text(penalty)}",
             field,
         )
     _check_lists(given, names)
 
 
 def _check_lists(given: Mapping[str, Any], names: FieldNames) -> None:
-    """Bound the lengths of lists, which each of a request's answers carries."""
+    """Check the lengths of lists, which every response to a request has a copy of."""
     for name, most in (("logit_bias", MAX_BIASED_TOKENS), ("stop_token_ids", MAX_STOP_TOKENS)):
         field, count = names[name], len(given.get(name, ()))
         if count > most:
@@ -204,7 +200,7 @@ def _check_lists(given: Mapping[str, Any], names: FieldNames) -> None:
     if not all(-MAX_BIAS <= bias <= MAX_BIAS for _, bias in given.get("logit_bias", ())):
         raise InvalidRequest(f"{field}: expected biases from {-MAX_BIAS} to {MAX_BIAS}", field)
     stop, field = given.get("stop", ()), names["stop"]
-    # A single string would pass for a tuple of its letters.
+    # A single string would be accepted as a sequence of its letters.
     known = all(isinstance(each, str) and each for each in stop)
     if isinstance(stop, str) or len(stop) > MAX_STOPS or not known:
         raise InvalidRequest(f"{field}: expected at most {MAX_STOPS} non-empty stop strings", field)
@@ -217,78 +213,75 @@ def _check_lists(given: Mapping[str, Any], names: FieldNames) -> None:
 
 
 NO_PENALTIES = 1.0, 0.0, 0.0
-"""`SamplingParams.penalties` that change nothing."""
+"""The value of `SamplingParams.penalties` that leaves logits unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How answer tokens are sampled. Raises InvalidRequest, naming the field, for HTTP and Python
-    alike.
+    """How response tokens are sampled. Raises InvalidRequest if a value is out of bounds.
 
-    temperature 0, as all below 1e-6, is greedy. top_k 0 or -1 means unlimited. `logprobs` is the
-    number of alternatives to report beside the sampled token, None to leave log-probabilities out.
-    The front watches `stop` strings (the engine sees tokens only), the engine all other fields.
-    `seed` alone decides the random draws. A request's n-th token depends on (seed, n) and its
-    logits, and is independent of the rest of the batch.
+    A request's n-th token depends only on its logits and on (`seed`, n), whatever the rest of the
+    batch is. The front handles `stop` strings, as the engine sees only tokens; the engine handles
+    all other fields.
     """
 
     # length
     max_tokens: int = 256
     min_tokens: int = 0
-    # the draw
-    temperature: float = 0.0
+    # distribution
+    temperature: float = 0.0  # below 1e-6: greedy
     top_p: float = 1.0
-    top_k: int = 0
+    top_k: int = 0  # 0 or -1: unlimited
     min_p: float = 0.0
     # penalties
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    # chance and bias
+    # seed and bias
     seed: int = 0
     logit_bias: tuple[tuple[int, float], ...] = ()
-    # the end
+    # stop conditions
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    # the report
+    # log-probabilities: the number of alternatives to return with each token; None: disabled
     logprobs: int | None = None
 
     @property
     def columns(self) -> tuple[float, int, float, float]:
-        """Return what the draw depends on, as `kernels.reference.sample` orders it."""
+        """The parameters of the distribution, in the order of `kernels.reference.sample`."""
         return self.temperature, self.top_k, self.top_p, self.min_p
 
     @property
     def penalties(self) -> tuple[float, float, float]:
-        """Return the repetition, presence and frequency penalties."""
+        """The repetition, presence and frequency penalties."""
         return self.repetition_penalty, self.presence_penalty, self.frequency_penalty
 
     @property
     def edits(self) -> bool:
-        """Return True if penalties, biases, or bans on an end change the logits before the draw."""
+        """True if penalties, biases or `min_tokens` change the logits before sampling."""
         return self.penalties != NO_PENALTIES or bool(self.logit_bias) or self.min_tokens > 0
 
     @property
     def is_greedy(self) -> bool:
-        """Return True for greedy sampling."""
+        """True if the likeliest token is always chosen."""
         return self.temperature == 0.0
 
     @property
     def listed_tokens(self) -> dict[str, tuple[int, ...]]:
-        """Return the tokens that fields list, by field."""
+        """The token ids that clients list, by field."""
         biased = tuple(token for token, _ in self.logit_bias)
         return {"logit_bias": biased, "stop_token_ids": self.stop_token_ids}
 
     @property
     def limits(self) -> dict[str, int | float]:
-        """Return the parameters that a trace shows."""
+        """The parameters that are recorded in a trace."""
         names = ("max_tokens", "temperature", "top_p", "top_k")
         penalties = ("frequency_penalty", "presence_penalty")
         return {name: getattr(self, name) for name in (*names, *penalties)}
 
     def tokens_due(self, count: int) -> int:
-        """Return how many more tokens an answer of `count` must have before it may end."""
+        """Return how many more tokens are required after `count` tokens to reach `min_tokens`."""
         return max(0, self.min_tokens - count)
 
     def __post_init__(self) -> None:
@@ -300,9 +293,9 @@ class SamplingParams:
 def fill_sampling(
     given: Mapping[str, Any], defaults: SamplingParams, left: int, seed: int
 ) -> SamplingParams:
-    """Fill in what a request leaves open. left: the most tokens of its answer. seed: unless given.
+    """Complete a request's sampling fields from the defaults, with `seed` if it has none.
 
-    Raises InvalidRequest that names the field.
+    left: the maximum number of tokens in the response. Raises InvalidRequest, naming the field.
     """
     usual = max(defaults.max_tokens, given.get("min_tokens", 0))
     filled = {"max_tokens": usual, "seed": seed, **given}
@@ -311,7 +304,7 @@ def fill_sampling(
     filled["seed"] %= 2**63
     filled["top_k"] = max(0, filled.get("top_k", defaults.top_k))
     if filled.get("top_p", defaults.top_p) == 0.0:
-        # top_p = 0 still keeps the likeliest token.
+        # top_p = 0 still allows the likeliest token.
         filled |= {"top_p": 1.0, "top_k": 1}
     sampling = replace(defaults, **filled)
     if sampling.min_tokens > most:
@@ -323,32 +316,29 @@ def fill_sampling(
 
 
 def forbid_token(given: Mapping[str, Any], token: int) -> dict[str, Any]:
-    """Return the given fields with a bias against a token, instead of its own."""
+    """Return the fields with a bias that bans `token`, replacing any other bias for it."""
     others = (each for each in given.get("logit_bias", ()) if each[0] != token)
     return {**given, "logit_bias": (*others, (token, -MAX_BIAS))}
 
 
 MAX_BREAKPOINTS = 4
-"""Places of a prompt up to which one request may ask for it to be kept."""
+"""Cache breakpoints per request."""
 
 MAX_TTL = 24 * 3600
-"""Seconds."""
+"""The maximum lifetime of a cache breakpoint, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterRef:
-    """A loaded LoRA adapter: its number, unique in a server's run, and its files' fingerprint.
+    """A loaded LoRA adapter, or the base model."""
 
-    0 is the base model. tower: it changes the vision encoder. name: as clients call it.
-    """
-
-    number: int = 0
-    fingerprint: str = ""
-    tower: bool = False
-    name: str = ""
+    number: int = 0  # unique while the server runs; 0: the base model
+    fingerprint: str = ""  # of its files
+    tower: bool = False  # True if it changes the vision encoder
+    name: str = ""  # as clients call it
 
     def salted(self, salt: str) -> str:
-        """Return the salt for a request's images: the fingerprint joins it if the tower differs."""
+        """Return the salt for image keys, with the fingerprint if the vision encoder differs."""
         return f"{salt}+{self.fingerprint}" if self.tower else salt
 
 
@@ -357,35 +347,36 @@ NO_ADAPTER = AdapterRef()
 
 @dataclass(frozen=True, slots=True)
 class Caching:
-    """A request's place in the caches, and its wishes for them."""
+    """A request's cache options, and the other values that determine how it is cached."""
 
-    # (tokens, seconds), sorted by tokens. Once this many prompt tokens are computed, keep their
-    # whole KV pages, and the embeddings of the images before them, for this long.
+    # (tokens, seconds), sorted by tokens. Once the first `tokens` of the prompt are computed, their
+    # full KV pages, and the embeddings of the images in them, are cached for `seconds`.
     breakpoints: tuple[tuple[int, int], ...] = ()
-    # explain why the prefix cache had less than an earlier prompt from this client would have left
+    # report why the prefix cache had less than an earlier prompt from this client should have left
     diagnose: bool = False
-    family: str = ""  # the client's name for prompts with a common beginning
-    # what computes the KV beside the model; KV from different ones is apart
+    family: str = ""  # the client's name for a group of prompts with a common prefix
+    # the adapter whose weights compute the KV; adapters do not share cached KV
     adapter: AdapterRef = NO_ADAPTER
-    # a background request: it runs only while there are no others, and what it
-    # adds to the caches is evicted first until another request uses it.
+    # A background request: it runs only if there are no others, and what it adds to the caches is
+    # evicted first unless another request uses it.
     idle: bool = False
-    # tokens that the client expects in the answer, a source of draft tokens
+    # tokens that the client expects in the response, used as draft tokens
     prediction: tuple[int, ...] = ()
-    branch: int = 0  # prompt tokens that a later prompt will have in common with this one, if known
+    # length of the prefix that later prompts are expected to share with this one; 0: unknown
+    branch: int = 0
 
     @property
     def is_reported(self) -> bool:
-        """Return True if the answer reports what was kept, or why a prefix was missed."""
+        """True if the response reports what was cached, or why a prefix was missed."""
         return bool(self.breakpoints) or self.diagnose
 
 
 @dataclass(frozen=True, slots=True)
 class PromptReading:
-    """What a request reads from its prompt, instead of an answer. All sampling is skipped.
+    """A request for values computed from the prompt, instead of generated tokens.
 
-    Each of the `last` tokens gives the logits of `labels`. If `labels` is empty, it gives the state
-    after the last layer and its norm.
+    The logits of `labels` are returned for each of the `last` prompt tokens. If `labels` is empty,
+    the hidden states after the final norm are returned instead.
     """
 
     labels: tuple[int, ...] = ()
@@ -394,55 +385,46 @@ class PromptReading:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One answer to generate. `tokens` are token ids only, image placeholders included.
-
-    Hashes and sentinels stay out of `tokens`. `spans` are ordered by `start` and disjoint; several
-    may name one image. `arrival` is `time.monotonic()` seconds. `client`: the sharer of turns (an
-    API key's name, a salt or an address). `group`: common to the answers to one HTTP request; "": a
-    group of its own. `grammar`: the answer's form (`text.grammar.Grammar.text`); "": any text.
-    `prompt_logprobs`: alternatives to report beside each prompt token and its log-probability;
-    None: prompt scores are off. `reading`: the request ends with its prompt, without an answer.
-    `priority`: among one client's requests, those with a lesser number are served first.
-    `streamed`: the client reads the answer token by token; otherwise updates may be batched.
-    """
+    """One response to generate. Several of them may belong to one HTTP request."""
 
     # the prompt
     id: str
-    tokens: tuple[int, ...]
-    spans: tuple[Span, ...]
+    tokens: tuple[int, ...]  # token ids, including each image's placeholder tokens
+    spans: tuple[Span, ...]  # ordered by `start` and disjoint; several may refer to one image
     images: tuple[Image, ...]
-    # the answer
+    # the response
     sampling: SamplingParams
     # the client
     cache_salt: str = ""
-    arrival: float = 0.0
-    client: str = ""
-    group: str = ""
-    # what else is asked of prompt and answer
-    grammar: str = ""
+    arrival: float = 0.0  # `time.monotonic()`, in seconds
+    client: str = ""  # the unit of fair scheduling: an API key's name, a salt or an address
+    group: str = ""  # shared by the responses to one HTTP request; "": a separate group
+    # other options
+    grammar: str = ""  # serialised (`text.grammar.Grammar.text`); "": any text
     caching: Caching = Caching()
+    # alternatives to return with each prompt token's log-probability; None: no prompt scores
     prompt_logprobs: int | None = None
-    reading: PromptReading | None = None
+    reading: PromptReading | None = None  # if set, no tokens are generated
     rules: TokenRules = NO_RULES
-    priority: int = 0
-    streamed: bool = True
+    priority: int = 0  # among one client's requests, lower values are served first
+    streamed: bool = True  # False if the client does not stream, so that updates may be batched
 
     @property
     def adapter(self) -> AdapterRef:
-        """Return the request's LoRA adapter."""
+        """The request's LoRA adapter."""
         return self.caching.adapter
 
     @property
     def most_tokens(self) -> int:
-        """Return the answer's maximum tokens."""
+        """The maximum number of tokens to generate."""
         return self.sampling.max_tokens if self.reading is None else 0
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probability for the chosen token and for the best others.
+    """Log-probabilities of the sampled token and of the likeliest alternatives.
 
-    Natural logarithms, from the model's own distribution before penalties.
+    They are natural logarithms of the model's own distribution, before penalties.
     """
 
     token: int
@@ -452,17 +434,18 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """The model's scores for C prompt tokens from `start` on, each given the tokens before.
+    """The model's scores for C prompt tokens from index `start`, each given the tokens before it.
 
-    `start` is 1 or more, as the first token lacks context. Packed, for a prompt may be long.
+    `start` is at least 1, as the first token has no context. Scores are packed into bytes because
+    prompts may be long.
     """
 
     start: int
-    # ids, logprobs: int32 and float32 [C, 1 + K], row by row: the token itself, then the K best,
-    # best first
+    # int32 and float32 [C, 1 + K], row-major: the token itself, then the K likeliest tokens in
+    # descending order
     ids: bytes
     logprobs: bytes
-    ranks: bytes  # int32 [C], 1 unless another token is likelier
+    ranks: bytes  # int32 [C]: 1 if the token is the likeliest one, 2 for the second, and so on
 
     @property
     def count(self) -> int:
@@ -471,7 +454,7 @@ class PromptScores:
     def rows(
         self, first: int = 0, last: int | None = None
     ) -> Iterator[tuple[list[int], list[float], int]]:
-        """Yield (ids, logprobs, rank) for each token, or for tokens [first, last), in order."""
+        """Yield (ids, logprobs, rank) of each token, or only of tokens [first, last)."""
         begin, end, _ = slice(first, last).indices(self.count)
         width = len(self.ids) // len(self.ranks) if self.ranks else 1
         ids, ranks = memoryview(self.ids).cast("i"), memoryview(self.ranks).cast("i")
@@ -483,7 +466,7 @@ class PromptScores:
 
 @dataclass(frozen=True, slots=True)
 class PooledOutput:
-    """The values of a `PromptReading` for C tokens from index `start` on: float32 [C, width]."""
+    """The values for a `PromptReading`, for C tokens from index `start`: float32 [C, width]."""
 
     start: int
     width: int
@@ -499,39 +482,35 @@ Missed = Literal[
     "other prompt or evicted",
     "prefix cache off",
 ]
-"""The reason for which an image was not found at a level.
+"""Why an image was not found at a cache level.
 
-never seen: not under this salt. What was sent under another is another's, and never said.
-no full page: the page with its last tokens is not cached, for it was not full, or went on
-differently.
-other prompt: something else stood before it. From the first eviction on nobody can tell: it may
-have gone since.
-prefix cache off: for all, or for a request whose prompt is scored.
+never seen: not sent under this cache salt. Images under other salts are never revealed.
+no full page: the KV page with its last tokens is not cached, because it was not full or because
+different tokens followed the image.
+other prompt: different content preceded the image.
+other prompt or evicted: one of these. After the first eviction the two cannot be distinguished.
+prefix cache off: disabled for the server, or for this request because its prompt is scored.
 """
 
 
 Tier = Literal["device", "host", "disk"]
-"""The tiers of embeddings."""
+"""Cache tiers for embeddings and KV, fastest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageOutcome:
-    """One image's source.
-
-    `kv`: its tokens lay wholly in the cached prefix. `embedding`: its embedding was cached.
-    `pixels`: encoded from pixels still in the arena. `encoder`: another server gave its embedding.
-    `none`: decoded and encoded.
-
-    `missed_kv`, `missed_embedding`: the reason for a miss; None at the hit's level and below.
-    `tier`: the embedding's tier. `tiles`: of an encoded image whose tiles have names, which of them
-    were new, in the tower's order.
-    """
+    """Where the result for one image of a prompt came from."""
 
     image: int
+    # kv: all its tokens were in the cached prefix. embedding: its embedding was cached.
+    # pixels: it was encoded from pixels still in the arena. encoder: another server supplied the
+    # embedding. none: it was decoded and encoded.
     level: Literal["kv", "embedding", "pixels", "encoder", "none"]
+    # the reasons for the misses before `level`; None from the level of the hit on
     missed_kv: Missed | None = None
     missed_embedding: Missed | None = None
-    tier: Tier | None = None
+    tier: Tier | None = None  # where the embedding was found
+    # for an encoded image with cacheable tiles: whether each was new, in the vision encoder's order
     tiles: tuple[bool, ...] = ()
 
 
@@ -546,68 +525,64 @@ CacheMissReason = Literal[
     "too_short",
     "cache_off",
 ]
-"""Why the prefix cache had less of a prompt than it might.
+"""Why the prefix cache held less of a prompt than expected.
 
-prompt_changed: an earlier prompt of this client goes on differently from a place on.
-other_settings: the first difference is an image of the same bytes at another size (`detail`,
+prompt_changed: an earlier prompt of this client has different tokens from some point on.
+other_settings: the first difference is an image with the same bytes at another size (`detail`,
 `min_pixels`, `max_pixels`).
-evicted: it was there, and made room for others. read_too_slow: it lies in host memory or on disk,
-but computing it was quicker, or it came late or damaged. expired: it was kept by a breakpoint whose
-time is over, and made room since. flushed: somebody flushed the cache.
-never_seen: no earlier prompt of this client, under this salt, that is remembered begins like it.
-too_short: it fills no page. cache_off: the server keeps no prompts.
+evicted: it was cached, but was evicted to free space.
+read_too_slow: it is in host memory or on disk, but computing it was faster, or the read was late or
+found damaged data.
+expired: it was cached by a breakpoint that has expired, and was evicted since.
+flushed: an operator flushed the cache.
+never_seen: no earlier prompt that is remembered, from this client and salt, has the same beginning.
+too_short: it does not fill one KV page.
+cache_off: the server does not cache prompts.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class CacheMiss:
-    """Why prompt tokens were computed despite a similar earlier prompt."""
+    """Why prompt tokens were computed although an earlier prompt had a similar beginning."""
 
     reason: CacheMissReason
     token: int  # the first token that differs from the earlier prompt, or was evicted
-    tokens: int  # prompt tokens from there on
-    # the client's name for the part with the first of these tokens; filled in by the front
+    tokens: int  # prompt tokens from that one on
+    # the client's name for the part of the prompt with that token; filled in by the front
     place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """What became of a request's breakpoints and of its question about the cache."""
+    """The outcome of a request's cache breakpoints, and the cache diagnosis it requested."""
 
-    # (seconds, tokens) by seconds, for prompt tokens computed by this request and now kept this
-    # long; tokens kept before are left out
+    # (seconds, tokens), sorted by seconds: how many prompt tokens this request computed and cached
+    # for that long. Tokens that were already cached are not counted.
     written: tuple[tuple[int, int], ...] = ()
-    missed: CacheMiss | None = None  # None if the hit was complete, or unless the client asked
+    missed: CacheMiss | None = None  # None if the hit was complete or no diagnosis was requested
 
 
 DraftSource = Literal["text", "image", "prediction", "head"]
-"""Where a draft token was found: in the sequence's own tokens, in an earlier answer about an image,
-in the client's prediction of the answer, or by the model's MTP head.
+"""The source of a draft token: the sequence's own tokens, an earlier response about an image, the
+client's predicted output, or the model's MTP head.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCounts:
-    """One source's draft tokens in an answer: accepted (`right`) and rejected ones (`wrong`)."""
+    """The draft tokens from one source in a response."""
 
     source: DraftSource
-    right: int
-    wrong: int
+    right: int  # accepted
+    wrong: int  # rejected
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """News for one request: tokens generated since the last delta. The last delta has `finish` set.
+    """An update for one request: what was generated since the last delta.
 
-    `cached_tokens` (prompt tokens from the prefix cache; `restored`: those among them that came
-    from outside the device, by tier), `images` and `caching` (None for requests without cache
-    options) are in the first delta with a token or a finish. `error` is set if and only if `finish
-    == "error"`; `code` with it if the request itself is at fault, and "internal_error" if its end
-    concerns this request alone. `scores` continue the last ones, and come before any token.
-    `admitted`: `time.monotonic()` when the request got its first slot, beside `images`; 0.0 if it
-    is still without one. `embedding`: offset and bytes in the arena, for a request for this alone;
-    the embedding stays until the request is aborted. `pooled_output`: continues the last one; the
-    last one comes with the finish. `draft_counts`: totals so far, by source.
+    The last delta has `finish` set. `cached_tokens`, `restored`, `images`, `caching` and `admitted`
+    are set in the first delta with a token or a finish.
     """
 
     # the next tokens
@@ -616,16 +591,19 @@ class Delta:
     logprobs: tuple[TokenLogprobs, ...] = ()
     # the end
     finish: FinishReason | None = None
-    error: str | None = None
+    error: str | None = None  # set if and only if `finish` is "error"
     # the caches
-    cached_tokens: int = 0
+    cached_tokens: int = 0  # prompt tokens from the prefix cache
     images: tuple[ImageOutcome, ...] = ()
+    # set with `error` if the request was invalid, or "internal_error" if only this request failed
     code: str | None = None
-    caching: CacheReport | None = None
+    caching: CacheReport | None = None  # None for requests without cache options
     # the prompt
-    scores: PromptScores | None = None
-    admitted: float = 0.0
+    scores: PromptScores | None = None  # the scores that follow the last ones, before any token
+    admitted: float = 0.0  # `time.monotonic()` when it first got a slot; 0.0 if it never did
+    # (offset, bytes) in the arena, for a request for an embedding only; the embedding stays there
+    # until the request is aborted
     embedding: tuple[int, int] | None = None
-    pooled_output: PooledOutput | None = None
-    restored: tuple[tuple[Tier, int], ...] = ()
-    draft_counts: tuple[DraftCounts, ...] = ()
+    pooled_output: PooledOutput | None = None  # follows the last one; the final one has `finish`
+    restored: tuple[tuple[Tier, int], ...] = ()  # `cached_tokens` loaded from each other tier
+    draft_counts: tuple[DraftCounts, ...] = ()  # totals so far, by source

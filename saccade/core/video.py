@@ -1,8 +1,8 @@
-"""A video as a row of images: the frames looked at, their size, their times, and the prompt's words
-for them. `VideoRules` is a model family's answer (`FamilySpec.video`).
+"""Videos as sequences of images: which frames to sample, their size and times, and the text around
+them in the prompt. A model family implements `VideoRules` (`FamilySpec.video`).
 
-In every served family, a tower's rows depend on `frames` neighbouring frames alone, so such frames
-are one `Image`, which costs its work once.
+In all supported families, a row of an embedding depends only on a group of `VideoRules.frames`
+consecutive frames. Each such group is one `Image`, so that it is cached like an image.
 """
 
 from __future__ import annotations
@@ -15,52 +15,44 @@ from saccade.core.recipe import ImageView, PreprocessParams
 from saccade.core.types import Grid
 
 MAX_FRAMES = 768
-"""Of one video, whoever asks for more."""
+"""Maximum frames sampled from one video."""
 MAX_FPS = 10_000.0
-"""Frames a second of any file: as many as may be looked at."""
+"""Maximum frame rate of a video file."""
 
 MIN_FPS = 1e-6
-"""A frame in eleven days: with less, times of frames overflow."""
+"""Minimum frame rate. With less than a frame in eleven days, times of frames overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class VideoOptions:
-    """A request's options for one video. None: as in the model's own configuration.
+    """A request's options for one video. None: as in the model's own configuration."""
 
-    fps: frames to look at for each second; for frames sampled by the client, frames as taken.
-    num_frames: frames altogether. max_frames: at most, if `fps` decides. min_pixels, max_pixels:
-    for each frame after resizing. total_pixels: over all frames.
-    """
-
-    fps: float | None = None
-    num_frames: int | None = None
-    max_frames: int | None = None
-    min_pixels: int | None = None
+    fps: float | None = None  # frames to sample per second, or at which the client sampled them
+    num_frames: int | None = None  # frames to sample in total
+    max_frames: int | None = None  # maximum number of frames, if `fps` is used
+    min_pixels: int | None = None  # min_pixels, max_pixels: of each frame after resizing
     max_pixels: int | None = None
-    total_pixels: int | None = None
+    total_pixels: int | None = None  # maximum over all frames
 
 
 @dataclass(frozen=True, slots=True)
 class FrameBudget:
-    """What decides a frame's size apart from its own: the number of frames, and options.
+    """What determines the size of a frame in addition to its original size.
 
-    Encoders receive these fields, so their names stay.
+    It is part of the protocol with encoders, so fields cannot be renamed.
     """
 
-    count: int
+    count: int  # number of frames
     wishes: VideoOptions
 
 
 @dataclass(frozen=True, slots=True)
 class FrameTimes:
-    """When frames were taken. Frame `indices[k]` belongs to a video with `fps` frames per second.
+    """The times of a video's sampled frames."""
 
-    sampled: chosen frames per second.
-    """
-
-    indices: tuple[int, ...]
-    fps: float
-    sampled: float
+    indices: tuple[int, ...]  # of the sampled frames in the video
+    fps: float  # of the video
+    sampled: float  # frames sampled per second
 
     @property
     def seconds(self) -> tuple[float, ...]:
@@ -68,25 +60,25 @@ class FrameTimes:
 
 
 class VideoRules(Protocol):
-    """One family's videos, from its checkpoint's own configuration."""
+    """How a model family processes videos, according to the checkpoint's configuration."""
 
     @property
     def frames(self) -> int:
-        """Return the frames in one image: 2 if a row of patches covers two frames, else 1."""
+        """Frames per image: 2 if a patch covers two frames, else 1."""
         ...
 
     @property
     def fps(self) -> float:
-        """Return the default frames for each second."""
+        """The default number of frames to sample per second."""
         ...
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Return the marks that chat templates write for a video. The first present counts."""
+        """Placeholders that chat templates write for a video. The first one found is used."""
         ...
 
     def sample(self, total: int, fps: float, options: VideoOptions) -> tuple[int, ...]:
-        """Choose the frames to look at in a file with `total` frames, `fps` a second.
+        """Choose the frames to sample from a file with `total` frames at `fps` per second.
 
         Raises InvalidRequest.
         """
@@ -95,31 +87,31 @@ class VideoRules(Protocol):
     def recipe(
         self, count: int, height: int, width: int, options: VideoOptions, /
     ) -> PreprocessParams:
-        """Return the recipe for each of `count` frames with the given size.
+        """Return the preprocessing of each of `count` frames of this size.
 
         Raises ImageError or InvalidRequest.
         """
         ...
 
     def grid(self, recipe: PreprocessParams) -> Grid:
-        """Return the grid for `frames` different frames with one recipe, one below another."""
+        """Return the grid of an image of `frames` different frames, stacked vertically."""
         ...
 
     def begin(self, number: int) -> str:
-        """Return the text before the prompt's video with this number."""
+        """Return the text before the video with this index in the prompt."""
         ...
 
     def text(self, times: FrameTimes) -> str:
-        """Return the prompt text for the mark, with one placeholder for each image."""
+        """Return the text that replaces the placeholder, with one placeholder for each image."""
         ...
 
     def steps(self, times: FrameTimes) -> tuple[int | None, ...]:
-        """Return `Span.time` for each image."""
+        """Return `Span.time` of each image."""
         ...
 
 
 def stacked(recipe: PreprocessParams, grid: Grid, frames: int) -> PreprocessParams:
-    """Return a recipe that stacks several frames on one canvas, one below another."""
+    """Return parameters that stack several frames on one canvas vertically."""
     height, width = recipe.canvas
     views = tuple(ImageView((height, width), at=(height * k, 0)) for k in range(frames))
     return PreprocessParams((height * frames, width), grid, views, resample=recipe.resample)
@@ -146,7 +138,7 @@ def check_video_options(options: VideoOptions, param: str) -> None:
 
 
 def images_of(times: FrameTimes, frames: int) -> tuple[tuple[int, ...], ...]:
-    """Return each image's frames as places in `times.indices`. The last frame is repeated."""
+    """Return each image's frames as indices in `times.indices`. The last frame may be repeated."""
     last = len(times.indices) - 1
     return tuple(
         tuple(min(first + k, last) for k in range(frames)) for first in range(0, last + 1, frames)

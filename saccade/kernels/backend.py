@@ -1,7 +1,7 @@
-"""What start-up knows of kernels for a kind of device: found by plugins, read without PyTorch.
+"""The kernel backends that plugins provide for each type of device, described without PyTorch.
 
-Owns the choice of backend. Operations are the backend's `Ops` (`kernels/ops.py`). A machine without
-a plugin for its device computes by PyTorch (`kernels/reference/`).
+A backend's operations are its `Ops` (`kernels/ops.py`). If no plugin provides a backend for the
+device, PyTorch's operations are used (`kernels/reference/`).
 """
 
 from __future__ import annotations
@@ -16,42 +16,44 @@ from pkgutil import resolve_name
 from saccade.plugins import plugins
 
 PickTower = Callable[[str, int, bool], str]
-"""Takes one of a backend's `towers` or "auto", a GPU's compute capability (90 for 9.0), and whether
-the dtype has 16 bits. Returns the attention's name. Raises ConfigError.
+"""Chooses the vision encoder's attention. Takes one of a backend's `towers` or "auto", a GPU's
+compute capability (90 for 9.0), and whether the dtype has 16 bits. Raises ConfigError.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class KernelBackend:
-    """Kernels for a kind of device. Names are written "module:name"."""
+    """Kernels for a type of device. Names are written "module:name"."""
 
     ops: str  # class of `Ops`
-    ops_by_dtype: Mapping[str, str] = field(default_factory=dict)  # others, by a network's dtype
-    packages: tuple[str, ...] = ()  # all that it needs
-    machines: tuple[str, ...] = ()  # those it runs on, as `platform.machine` calls them; none: any
-    towers: tuple[str, ...] = ("sdpa",)  # attention in the vision encoder by name
-    pick_tower: PickTower | None = None  # default: the first of them
+    ops_by_dtype: Mapping[str, str] = field(default_factory=dict)  # overrides, by dtype
+    packages: tuple[str, ...] = ()  # packages that it requires
+    machines: tuple[str, ...] = ()  # supported values of `platform.machine()`; empty: all
+    towers: tuple[str, ...] = ("sdpa",)  # attention backends of the vision encoder
+    pick_tower: PickTower | None = None  # None: the first of `towers`
     workspaces: Mapping[str, int] = field(default_factory=dict)  # bytes by language attention
-    remarks: Mapping[str, str] = field(default_factory=dict)  # what start-up adds, by the same
+    remarks: Mapping[str, str] = field(
+        default_factory=dict
+    )  # start-up messages, by language attention
     resize: str | None = None
-    """Function of (target, pixels, mode) that resizes as PyTorch does, without PyTorch. Returns
-    False where it cannot.
+    """Function of (target, pixels, mode) that resizes like PyTorch, without importing it. Returns
+    False if it does not support the mode.
     """
-    step_graphs: str | None = None  # function like `runtime.graphs.OpenStepGraphs`
-    pack_graphs: str | None = None  # function like `runtime.graphs.OpenPackGraphs`
+    step_graphs: str | None = None  # a `runtime.graphs.OpenStepGraphs`
+    pack_graphs: str | None = None  # a `runtime.graphs.OpenPackGraphs`
 
     @property
     def installed(self) -> bool:
-        """Return True if it runs on this machine. Imports none of its packages."""
+        """True if it can run on this machine. Does not import its packages."""
         here = not self.machines or platform.machine() in self.machines
         return here and all(find_spec(package) is not None for package in self.packages)
 
 
 @cache
 def find_backend(device: str, *, installed: bool = True) -> KernelBackend | None:
-    """Return the first backend for a kind of device, such as "cpu", or `None`.
+    """Return the first backend for a type of device, such as "cpu", or `None`.
 
-    installed: only one that runs on this machine, or also one that start-up will refuse.
+    installed: only return a backend that can run on this machine.
     """
     for plugin in plugins():
         if (name := dict(plugin.backends).get(device)) is not None:

@@ -1,4 +1,4 @@
-"""What a device can do, the code compiled for it, and copies to it."""
+"""GPU properties that kernels depend on, and copies to devices."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import numpy.typing as npt
 import torch
 
 FIRST_FP8 = 89
-"""GPU generation from which on numbers are converted from and to FP8."""
+"""GPU generation from which on values can be converted to and from FP8."""
 HOPPER = 90
 FIRST_SMALL = 120
-"""Generations from which on multiprocessors are small again: Blackwell's outside data centres."""
+"""GPU generation from which on shared memory is small again: Blackwell outside data centres."""
 
 
 def has_fp8(device: torch.device) -> bool:
-    """Return True if kernels on a GPU read and write FP8. Ask only while a model loads."""
+    """Return True if kernels on this GPU support FP8. Slow: call only while a model loads."""
     return device.type == "cuda" and generation(device) >= FIRST_FP8
 
 
 @cache
 def generation(device: torch.device) -> int:
-    """Return the GPU generation whose tiles kernels take: compute capability times ten.
+    """Return the GPU generation for which kernels choose tiles: ten times the compute capability.
 
-    Interpreted kernels take Hopper's.
+    Kernels that are interpreted on a CPU use Hopper's tiles.
     """
     if device.type != "cuda" or not torch.cuda.is_available():
         return HOPPER
@@ -34,45 +34,45 @@ def generation(device: torch.device) -> int:
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """Return how many multiprocessors a GPU has; an H100's count where kernels are interpreted."""
+    """Return a GPU's number of multiprocessors, or an H100's if kernels are interpreted."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return 132
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def has_room(device: torch.device) -> bool:
-    """Return True if a multiprocessor has 227 KB of shared memory.
+    """Return True if a kernel can use 227 KB of shared memory.
 
-    Data centre GPUs have it from Hopper on. Elsewhere a kernel may have 99 KB.
+    Data centre GPUs have that since Hopper. Others have 99 KB.
     """
     return HOPPER <= generation(device) < FIRST_SMALL
 
 
 def multiplies_fp8(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True if PyTorch multiplies FP8 by FP8 on the device, giving values in the dtype.
+    """Return True if PyTorch supports FP8 matmuls with a scale per row and output on this device.
 
-    Each row on either side has a scale. Ask while a model loads.
+    dtype: that of the result. Slow: call only while a model loads.
     """
     return has_fp8(device) and dtype == torch.bfloat16
 
 
 def multiplies_blocks(device: torch.device) -> bool:
-    """Return True if FP8 products may have scales in blocks. PyTorch asks for Hopper."""
+    """Return True if FP8 matmuls support block scales, which PyTorch implements for Hopper."""
     return is_hopper(device)
 
 
 def is_hopper(device: torch.device) -> bool:
-    """Return True if a warp group multiplies from shared memory into registers."""
+    """Return True if the GPU has Hopper's warp group matmuls (wgmma)."""
     return HOPPER <= generation(device) < HOPPER + 10
 
 
 def send(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Copy `array` to the device for work on the current stream, without making the host wait.
+    """Copy `array` to the device on the current stream, without blocking the host.
 
-    On a CPU the result is the array's own memory.
+    On a CPU the result shares the array's memory.
     """
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)
-    # From pageable memory a copy would wait for all that the stream was given before.
+    # A copy from pageable memory would wait for all earlier work on the stream.
     return tensor.pin_memory().to(device, non_blocking=True)

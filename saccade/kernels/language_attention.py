@@ -1,7 +1,7 @@
-"""The language model's attention backends by name: the rows of `Ops.attention`, and PyTorch's.
+"""The language model's attention backends by name: those of `Ops.attention`, and PyTorch's.
 
-To add one: a class that answers `reference.paged.AttentionBackend`, and a row in the table of a
-backend's operations. `auto` takes the first row that runs.
+To add one, implement `reference.paged.AttentionBackend`, and add a row to the table of a backend's
+`Ops`. `auto` selects the first row that is supported.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from saccade.kernels.reference.sdpa import SdpaAttention
 
 @dataclass(frozen=True, slots=True)
 class LanguageAttention:
-    """An attention backend over pages, with the operations whose table lists it."""
+    """An attention backend over paged KV, and what it supports."""
 
     make: Callable[[PagedShape], AttentionBackend]
-    # a step may be a graph, because everything that changes between steps is read on the device, in
-    # `plan` as well
+    # steps can be captured as CUDA graphs, because everything that changes between steps is read on
+    # the device, also in `plan`
     captured: bool
-    # True if it works on a device, for queries in a dtype
+    # True if it supports a device, with queries of a dtype
     runs: Callable[[torch.device, torch.dtype], bool] = lambda *_: True
-    # rows with one token each take the same calls in every step, as far as a layer's window reaches
+    # True if a decode-only batch makes the same calls in every step, up to the layer's window
     steady: Callable[[PagedShape], bool] = lambda _: False
-    package: str = ""  # the library's name, if it comes from another distribution
-    find: Callable[[], object] | None = None  # returns whether it is installed
-    install: str = ""  # the way to get it
-    kept: bool = True  # the cache may have another dtype than queries
-    # what layers may ask beyond causal attention, from `core.family.BEHAVIOURS`
+    package: str = ""  # the library's name, if it is a separate package
+    find: Callable[[], object] | None = None  # returns None if the library is not installed
+    install: str = ""  # how to install it
+    kept: bool = True  # the cache may have another dtype than the queries
+    # supported features beyond causal attention, from `core.family.BEHAVIOURS`
     knows: frozenset[str] = frozenset()
 
     def lacks(self, shapes: Collection[AttentionShape]) -> str:
-        """Return why layers with these shapes are beyond this attention; "" if it knows them."""
+        """Return why layers with these shapes are not supported; "" if they are."""
         asked = {each for shape in shapes for each in shape.behaviours - self.knows}
         why = next((why for each, why in BEHAVIOURS.items() if each in asked), "")
         return why and f"{why}, which this attention does not know"
 
     @property
     def installed(self) -> bool:
-        """Return True if the library is found. Skips the import, which may take seconds."""
+        """True if the library is found. Does not import it, which may take seconds."""
         return self.find is None or self.find() is not None
 
 
@@ -62,10 +62,10 @@ def possible(
     graphs: bool = False,
     shapes: Collection[AttentionShape] = (),
 ) -> tuple[str, ...]:
-    """Return which of a table run on the device, in `auto`'s order of preference.
+    """Return the names in `table` that support the device, in `auto`'s order of preference.
 
-    graphs: only those that run in graphs. shapes: only those that compute layers with all these
-    shapes.
+    graphs: only those that can be captured as CUDA graphs. shapes: only those that support layers
+    with all of these shapes.
     """
     return tuple(
         name

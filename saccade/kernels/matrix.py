@@ -1,9 +1,8 @@
-"""A network's kinds of matrices: layout in memory, padding, and each kind's product on a backend.
+"""Matrix formats: their layout in memory, their padding, and how each is multiplied by a backend.
 
-A matrix is loaded as one kind (`runtime/weights/checkpoint_weights.py`), padded if a device wants
-padding, made ready once, and multiplied from then on. Holders never ask for the kind. Owns what
-fields mean. Leaves computing to backends: `MatmulOps` is what matrices demand from one
-(`reference/ops.py` and its siblings).
+A matrix is loaded in one format (`runtime/weights/checkpoint_weights.py`), padded if the device
+requires it, packed once by `ready`, and then used for matmuls. Layers do not depend on the format.
+Backends implement `MatmulOps` (`reference/ops.py` and its subclasses).
 """
 
 from __future__ import annotations
@@ -20,36 +19,36 @@ from saccade.kernels.reference.activation import Activation
 
 FP8 = torch.float8_e4m3fn
 MIN_FP8_GROUP = 16
-"""Inputs of an Fp8Matrix that share a scale divide by this, as a product on tensor cores has so
-many at least.
+"""An Fp8Matrix's number of inputs per scale is a multiple of this, the smallest depth of a tensor
+core's matmul.
 """
 MAX_UNQUANTIZED_ROWS = 16
-"""Rows of a product up to which they are not made 8 bits. An H200 takes 24 microseconds for 16 rows
-in 8 bits and 30 for unchanged ones (19,456 x 2,560), whose error is fifteen times less. For 64 it
-takes 23 and 72.
+"""Batches up to this size are not quantised to 8 bits. For 16 rows (19,456 x 2,560), an H200 takes
+24 microseconds in 8 bits and 30 unquantised, with a fifteenth of the error. For 64 rows it takes 23
+and 72.
 """
 CHUNK = 128
-"""Inputs of an output of an Int4Matrix that lie in neighbouring words; matrices are padded to whole
-chunks.
+"""Inputs of an Int4Matrix that are stored in adjacent words. Matrices are padded to a multiple of
+this.
 """
 EACH = 8
-"""Numbers of a word of an Int4Matrix."""
+"""Values per word of an Int4Matrix."""
 
 
 class Fp8Rows(NamedTuple):
-    """Rows in FP8 with scales: `rows[t, i] = values[t, i] * scales[t, i // group]`.
+    """Rows quantised to FP8: `rows[t, i] = values[t, i] * scales[t, i // group]`.
 
-    This holds for the first `rows` rows; others pad, and hold anything.
+    Only the first `rows` rows are valid. The others are padding.
     """
 
     values: torch.Tensor  # FP8 [R, in]
-    scales: torch.Tensor  # float32 [R, groups], with one group's rows back to back
-    group: int
+    scales: torch.Tensor  # float32 [R, groups], column-major
+    group: int  # inputs per scale
     rows: int
-    dtype: torch.dtype  # that of the rows before, and of their products
+    dtype: torch.dtype  # of the unquantised rows, and of matmul results
 
     def dense(self) -> torch.Tensor:
-        """Return the rows in float32."""
+        """Return the dequantised rows in float32, without padding."""
         wide = self.values.float() * self.scales.repeat_interleave(self.group, 1)
         return wide[: self.rows]
 
@@ -59,7 +58,7 @@ Rows = torch.Tensor | Fp8Rows
 
 
 class Fp8Experts(NamedTuple):
-    """E experts' matrices, each as in an Fp8Matrix."""
+    """The FP8 matrices of E experts, each in the format of an Fp8Matrix."""
 
     values: torch.Tensor  # FP8 [E, out, in]
     scales: torch.Tensor  # float32 [E, out, groups]
@@ -67,33 +66,33 @@ class Fp8Experts(NamedTuple):
 
 
 Stack = torch.Tensor | Fp8Experts
-"""One matrix for each expert: [E, out, in] in the network's dtype, or in FP8."""
+"""One matrix per expert, as one tensor [E, out, in]: in the network's dtype, or in FP8."""
 
 
 class MatmulOps(Protocol):
-    """What matrices demand from a backend.
+    """The matmuls that a backend implements.
 
-    Each product with rows x [T, in] is `x @ matrix.T + bias`, [T, out] in x's dtype (or in
-    `dtype`).
+    For rows x [T, in], each returns `x @ matrix.T + bias` [T, out], in x's dtype unless `dtype` is
+    set.
     """
 
     @property
     def stacks(self) -> bool:
-        """Return True if a layer's experts are one tensor."""
+        """True if a layer's experts are stacked in one tensor."""
         ...
 
     def activate(self, x: torch.Tensor, activation: Activation, /) -> torch.Tensor: ...
 
     def prepack_dense(self, matrix: DenseMatrix, /) -> Matrix:
-        """Return the matrix laid out for this backend's products."""
+        """Return the matrix packed for this backend's matmuls."""
         ...
 
     def prepack_int8(self, matrix: Int8Matrix, /) -> Matrix:
-        """Return the matrix laid out for this backend's 8-bit products."""
+        """Return the matrix packed for this backend's 8-bit matmuls."""
         ...
 
     def prepack_int4(self, matrix: Int4Matrix, /) -> Matrix:
-        """Return the matrix laid out for this backend's 4-bit products."""
+        """Return the matrix packed for this backend's 4-bit matmuls."""
         ...
 
     def dense_linear(
@@ -104,7 +103,7 @@ class MatmulOps(Protocol):
         activation: Activation = "none",
         /,
     ) -> torch.Tensor:
-        """Return the activation of the product with a laid out matrix's values."""
+        """Return the activation of the matmul, for a matrix from `prepack_dense`."""
         ...
 
     def int8_linear(
@@ -126,49 +125,47 @@ class MatmulOps(Protocol):
 
 
 class Matrix(ABC):
-    """A weight [out, in] for products.
+    """A weight [out, in] for matmuls.
 
-    The methods here suit a matrix packed at load, a CPU's: without padding, and with experts one by
-    one.
+    The defaults of these methods are for formats that are already packed when loaded, which do not
+    support padding or stacking.
     """
 
     __slots__ = ()
 
     def pad_outputs(self, _sizes: Sequence[int], _more: int, /) -> Matrix:
-        """Return the matrix with `more` zero outputs after each part.
+        """Return the matrix with `more` zero outputs after each part. Call before `ready`.
 
-        sizes: the parts' outputs; parts are stacked. Call before `ready`.
+        sizes: the numbers of outputs of the parts, of which the matrix is a concatenation.
         """
         raise AssertionError(f"a {type(self).__name__} is packed")
 
     def pad_inputs(self, _more: int, /) -> Matrix:
-        """Return the matrix with `more` zero inputs after its own. Call before `ready`."""
+        """Return the matrix with `more` zero inputs at the end. Call before `ready`."""
         raise AssertionError(f"a {type(self).__name__} is packed")
 
     def stack(self, _matrices: Sequence[Matrix], _ops: MatmulOps, /) -> Stack | None:
-        """Stack a layer's experts, this matrix first, into one tensor.
+        """Stack a layer's experts, of which this is the first, into one tensor.
 
-        Returns `None` if the backend lacks products with such tensors.
+        Returns `None` if the backend does not support such tensors.
         """
         return None
 
     def ready(self, _ops: MatmulOps, /) -> Matrix:
-        """Return the matrix in the form for the given backend's products alone."""
+        """Return the matrix packed for the backend. Other backends cannot read the result."""
         return self
 
     def rows_group(self) -> int:
-        """Return how many inputs share a scale, if products with many rows take rows in 8 bits;
-        else 0.
-        """
+        """Return the inputs per scale if large batches may be quantised to 8 bits, else 0."""
         return 0
 
     @abstractmethod
     def multiply(
         self, ops: MatmulOps, x: Rows, bias: torch.Tensor | None = None, /
     ) -> torch.Tensor:
-        """Return `x @ matrix.T + bias` [T, out]. Call once the matrix is ready.
+        """Return `x @ matrix.T + bias` [T, out]. Call on the result of `ready`.
 
-        Rows in 8 bits are for matrices that want 8 bits.
+        Only formats with a `rows_group` accept rows in 8 bits.
         """
 
     def product(
@@ -178,17 +175,17 @@ class Matrix(ABC):
         return ops.activate(self.multiply(ops, x, bias), activation)
 
     def logits(self, ops: MatmulOps, x: torch.Tensor, /) -> torch.Tensor:
-        """Return `x @ matrix.T`, in float32 if the product is made in float32."""
+        """Return `x @ matrix.T`, in float32 if that is the precision of the kernel."""
         return self.multiply(ops, x)
 
     def dense(self) -> torch.Tensor:
-        """Return [out, in], made anew if need be."""
+        """Return the matrix [out, in], dequantised or unpacked if necessary."""
         raise AssertionError(f"a {type(self).__name__} is not dense")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseMatrix(Matrix):
-    """A matrix in the network's dtype. values: [out, in], until laid out."""
+    """A matrix in the network's dtype. values: [out, in], unless packed."""
 
     values: torch.Tensor
 
@@ -216,18 +213,18 @@ class DenseMatrix(Matrix):
     def product(
         self, ops: MatmulOps, x: Rows, bias: torch.Tensor | None, activation: Activation, /
     ) -> torch.Tensor:
-        """Apply the activation where the product is made."""
+        """Apply the activation within the matmul."""
         return ops.dense_linear(whole_rows(x), self.values, bias, activation)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Int8Matrix(Matrix):
-    """An 8-bit matrix: `matrix[o, i]` is about `values[o, i] * scales[o]`."""
+    """An 8-bit matrix: `matrix[o, i]` is approximately `values[o, i] * scales[o]`."""
 
-    values: torch.Tensor  # int8 [out, in], until laid out
+    values: torch.Tensor  # int8 [out, in], unless packed
     scales: torch.Tensor  # float32 [out]
-    # inputs are in whole blocks of `hadamard.py`, and this is the transform of a matrix, divided by
-    # the inputs of a block
+    # the stored matrix is the Hadamard transform (`hadamard.py`) of the weight divided by the block
+    # size, with inputs padded to complete blocks
     transformed: bool = False
 
     def ready(self, ops: MatmulOps, /) -> Matrix:
@@ -248,9 +245,9 @@ class Fp8Matrix(Matrix):
 
     values: torch.Tensor  # FP8 [out, in]
     scales: torch.Tensor  # float32 [out, groups]
-    group: int  # inputs per scale, a multiple of `MIN_FP8_GROUP`; all inputs for a single group
-    scaled: bool = False  # products with many rows may take rows in 8 bits
-    # the scales then read if weights have scales in blocks, from `fp8.block_scales`
+    group: int  # inputs per scale, a multiple of `MIN_FP8_GROUP`; all inputs if there is one scale
+    scaled: bool = False  # large batches may be quantised to 8 bits
+    # for a `scaled` matrix with block scales: these scales in the format of `fp8.block_scales`
     blocks: torch.Tensor | None = None
 
     def pad_outputs(self, sizes: Sequence[int], more: int, /) -> Fp8Matrix:
@@ -287,23 +284,23 @@ class Fp8Matrix(Matrix):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Int4Matrix(Matrix):
-    """A matrix with 4-bit numbers:
+    """A 4-bit matrix:
 
     matrix[o, order[i]] = (number[o, i] - zeros[i // group, o]) * scales[i // group, o]
     """
 
-    # int32 [out, chunks * 16], a chunk being 128 inputs. In a chunk's word j, bits 4 p to 4 p + 3
-    # (p from 0 to 3) are the number for the chunk's input 32 p + 2 j, and the bits 16 above are the
-    # next input's: so a shift and a mask make two neighbours with 16 bits each.
+    # int32 [out, chunks * 16], where a chunk has 128 inputs. In word j of a chunk, bits 4 p to
+    # 4 p + 3 (p from 0 to 3) hold the number for input 32 p + 2 j of the chunk, and the bits 16
+    # above hold that of the next input. A shift and a mask therefore extract two adjacent inputs.
     words: torch.Tensor
-    scales: torch.Tensor  # [groups, out] in the checkpoint's own float format
-    # uint8 [groups, out], 0 to 16, or any float32 in a matrix that CPUs alone multiply; `None`: all
-    # are `int4.MIDDLE`. Padding inputs may have any, multiplied by 0.
+    scales: torch.Tensor  # [groups, out] in the checkpoint's own float dtype
+    # uint8 [groups, out], 0 to 16, or arbitrary float32 values if only CPUs use the matrix. `None`:
+    # all are `int4.ZERO_POINT`. Values for padding inputs are arbitrary.
     zeros: torch.Tensor | None
-    # inputs per scale, a multiple of `int4.MIN_GROUP`; all, in whole chunks, for a single group
+    # inputs per scale, a multiple of `int4.MIN_GROUP`; the padded number of inputs if there is one
     group: int
     inputs: int  # without padding
-    # int64 [inputs], the matrix's input at the layout's i-th place; `None`: in order
+    # int64 [inputs]: the input that is stored at position i; `None`: in order
     order: torch.Tensor | None = None
 
     @property
@@ -319,7 +316,7 @@ class Int4Matrix(Matrix):
         return replace(self, words=words, scales=widen(self.scales), zeros=zeros)
 
     def pad_inputs(self, more: int, /) -> Int4Matrix:
-        """Add padding inputs, for rows with 0 in the same places."""
+        """Add padding inputs, which rows must set to 0."""
         scales, zeros, order = self.scales, self.zeros, self.order
         now = self.inputs + more
         chunks = -(-now // CHUNK)
@@ -346,16 +343,16 @@ class Int4Matrix(Matrix):
 
 
 def whole_rows(x: Rows) -> torch.Tensor:
-    """Return rows that are not in 8 bits."""
+    """Return `x`, which must not be quantised."""
     assert isinstance(x, torch.Tensor), "rows in 8 bits are for matrices that want these"
     return x
 
 
 def _pad_parts(values: torch.Tensor, sizes: Sequence[int], more: int) -> torch.Tensor:
-    """Pad values [out, ...] with `more` zero outputs after each part. sizes: the parts' outputs."""
+    """Append `more` zero outputs to each part of values [out, ...]. sizes: outputs per part."""
     return torch.cat([F.pad(part, (0, 0, 0, more)) for part in values.split([*sizes])])
 
 
 def bytes_of(*tensors: torch.Tensor | None) -> int:
-    """Count the tensors' bytes."""
+    """Return the total size of the tensors in bytes."""
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)

@@ -1,6 +1,4 @@
-"""The one choice of kernels: by the device and the dtype that a model is loaded for, and what is
-installed there.
-"""
+"""Chooses a model's kernels by device, by dtype, and by what is installed."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from saccade.kernels.reference.ops import Ops
 
 
 def pick_ops(place: torch.device, dtype: torch.dtype) -> Ops:
-    """Return the kernels of the device's backend, and without one PyTorch's.
+    """Return the kernels of the device's backend, or else PyTorch's.
 
     Raises ConfigError for a GPU without a backend.
     """

@@ -1,7 +1,7 @@
-"""The instructions that kernels may use on this processor.
+"""The CPU instructions that kernels may use.
 
-PyTorch's own switch hides them from all kernels: `ATEN_CPU_CAPABILITY=avx2` simulates a CPU
-without AVX-512. oneDNN has its own switch, `ONEDNN_MAX_CPU_ISA=AVX2`.
+PyTorch's switch applies to all kernels: `ATEN_CPU_CAPABILITY=avx2` simulates a CPU without
+AVX-512. oneDNN has a separate switch, `ONEDNN_MAX_CPU_ISA=AVX2`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 @cache
 def has_avx512() -> bool:
-    """Return True if vectors may have 512 bits."""
+    """Return True if the CPU supports AVX-512."""
     return (
         platform.machine() == "x86_64"
         and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
@@ -24,19 +24,19 @@ def has_avx512() -> bool:
 
 @cache
 def has_vnni() -> bool:
-    """Return True if 8-bit products are summed without overflow."""
+    """Return True if the CPU sums 8-bit products without overflow (VNNI)."""
     return has_avx512() and bool(torch.cpu._is_vnni_supported())
 
 
 @cache
 def has_bf16() -> bool:
-    """Return True if bfloat16 numbers are multiplied in pairs."""
+    """Return True if the CPU has bfloat16 dot products (AVX-512 BF16)."""
     return has_avx512() and bool(torch.cpu._is_avx512_bf16_supported())
 
 
 def runs_int8() -> bool:
-    """Return True if this processor sums 8-bit products without overflow, and torch has the kernel.
+    """Return True if PyTorch has 8-bit kernels that this CPU runs without overflow.
 
-    The processor needs VNNI or AMX.
+    The CPU needs VNNI or AMX.
     """
     return has_vnni() and torch.backends.mkldnn.is_available()

@@ -1,8 +1,8 @@
-"""Adapters (LoRA) as PEFT writes them: `adapter_config.json` and `adapter_model.safetensors` in a
-folder.
+"""Reads LoRA adapters in PEFT's format: a directory with `adapter_config.json` and
+`adapter_model.safetensors`.
 
-Anything unsupported is refused by name, from the header, before tensors are read. A file is then
-read whole, within `MAX_BYTES`, so that hashed bytes and used bytes are the same.
+Unsupported features are rejected by name from the header, before tensors are read. The file is then
+read into memory at once, within `MAX_BYTES`, so that the bytes hashed are the bytes used.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ MAX_BYTES = 2 << 30
 MAX_RANK = 256
 FINGERPRINT_BYTES = 16
 DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
-"""Bytes of a value."""
+"""Bytes per value."""
 TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
 PLAIN_STARTS = (True, False, "true", "false", "gaussian", "orthogonal", "eva")
-"""`init_lora_weights` that leave the model's own weights alone."""
+"""Values of `init_lora_weights` that do not change the model's own weights."""
 
 
 class AdapterConfig(Struct, rename={"rank": "r", "alpha": "lora_alpha"}):
-    """The fields that decide what an adapter adds."""
+    """The fields of `adapter_config.json` that determine an adapter's effect."""
 
     rank: int
     alpha: float
@@ -52,21 +52,21 @@ class AdapterConfig(Struct, rename={"rank": "r", "alpha": "lora_alpha"}):
 
 
 ABOUT = {
-    # what AdapterConfig has
+    # the fields of AdapterConfig
     *("r", "lora_alpha", "peft_type", "use_rslora", "init_lora_weights"),
-    # fields about the adapter's origin and training, or redundant with its file
+    # fields about the adapter's origin and training, or that only repeat what the file shows
     *("auto_mapping", "base_model_name_or_path", "exclude_modules", "inference_mode"),
     *("layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core", "peft_version"),
     *("qalora_group_size", "rank_pattern", "revision", "runtime_config", "target_modules"),
     *("task_type", "eva_config", "loftq_config"),
 }
 NEUTRAL = {"bias": "none"}
-"""What the other fields may be, beside nothing at all."""
+"""The supported values of all other fields, which may also be empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadAdapter:
-    """A folder's content, by modules' canonical names."""
+    """An adapter's content, by canonical names of modules."""
 
     fingerprint: str
     factors: dict[str, Factors]
@@ -77,7 +77,7 @@ class ReadAdapter:
 
     @property
     def tower(self) -> bool:
-        """Return True if the adapter changes the vision encoder."""
+        """True if the adapter changes the vision encoder."""
         return not all(name.startswith(LANGUAGE) for name in self.factors)
 
 
@@ -86,9 +86,9 @@ def read_adapter(
     modules: Mapping[str, tuple[int, int]],
     canonical_name: Callable[[str], str],
 ) -> ReadAdapter:
-    """Read a folder's adapter. Raises CheckpointError, OSError.
+    """Read the adapter in a directory. Raises CheckpointError or OSError.
 
-    modules: possible targets, [out, in] by canonical name.
+    modules: the supported target modules: [out, in] by canonical name.
     """
     if not (folder / WEIGHTS).exists() and (folder / "adapter_model.bin").exists():
         raise CheckpointError(
@@ -135,7 +135,7 @@ def read_adapter(
 
 
 class StoredHalf(Struct):
-    """Half a module's addition, in a file's header."""
+    """The header's entry for one of the two matrices that an adapter has per module."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -157,9 +157,7 @@ def _read_config(path: Path) -> bytes:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a file of at most `MAX_BYTES`. Raises CheckpointError, also for errors while it is
-    read.
-    """
+    """Open a file of at most `MAX_BYTES`. Raises CheckpointError, also for later read errors."""
     try:
         with open(path, "rb", opener=regular) as file:
             if (size := os.fstat(file.fileno()).st_size) > MAX_BYTES:
@@ -170,7 +168,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _header(path: Path, file: BinaryIO, most: int) -> tuple[bytes, dict[str, StoredHalf]]:
-    """Read the file's first bytes and its tensors: `most` at most. Raises CheckpointError."""
+    """Read the header: its bytes, and at most `most` tensors. Raises CheckpointError."""
     first = file.read(8)
     length = int.from_bytes(first, "little")
     if length > MAX_HEADER_BYTES:
@@ -193,7 +191,7 @@ def _header(path: Path, file: BinaryIO, most: int) -> tuple[bytes, dict[str, Sto
 
 
 def _whole(path: Path, file: BinaryIO, header: bytes, stored: Mapping[str, StoredHalf]) -> bytes:
-    """Read the whole file, which ends with its last tensor. Raises CheckpointError."""
+    """Read the entire file, whose size must match its header. Raises CheckpointError."""
     size = os.fstat(file.fileno()).st_size
     wanted = len(header) + sum(each.nbytes for each in stored.values())
     if size != wanted:
@@ -234,7 +232,7 @@ def _unsupported(fields: Mapping[str, Any], config: AdapterConfig) -> Iterator[s
 def _check_shapes(
     path: Path, name: str, halves: Mapping[str, StoredHalf], shape: tuple[int, int]
 ) -> None:
-    """Raise CheckpointError unless a module's matrices fit its own, [out, in]."""
+    """Raise CheckpointError unless an adapter's matrices fit the module's shape [out, in]."""
     if halves.keys() != {"A", "B"}:
         raise CheckpointError(f"{path}: {name} has lora_{min(halves)} alone")
     a, b = halves["A"].shape, halves["B"].shape
@@ -254,7 +252,7 @@ def _check_shapes(
 def _factors(
     path: Path, name: str, halves: Mapping[str, torch.Tensor], config: AdapterConfig
 ) -> Factors:
-    """Return one module's matrices. Raises CheckpointError unless all values are finite."""
+    """Return one module's matrices. Raises CheckpointError if a value is not finite."""
     for half, tensor in halves.items():
         if not tensor.isfinite().all():
             raise CheckpointError(f"{path}: {name}: lora_{half} has values that are no numbers")

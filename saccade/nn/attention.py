@@ -1,4 +1,4 @@
-"""The projections around causal self-attention in a layer."""
+"""The projections of causal self-attention."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from saccade.parallel import Shard
 
 @dataclass(frozen=True, slots=True)
 class HeadsConfig:
-    """Attention's heads, counted over all ranks."""
+    """The shape of attention over all ranks."""
 
     hidden: int
     heads: int
     kv_heads: int
     head_dim: int
     qkv_bias: bool
-    qk_norm_eps: float | None  # with `None`, queries and keys are left as they are
-    # the norm's weights are as in `RMSNorm`. Then query_factor scales queries.
+    qk_norm_eps: float | None  # `None`: queries and keys are not normalised
+    # The norm's weights are stored as `RMSNorm` documents, and queries are scaled by query_factor.
     around_one: bool = False
     query_factor: float = 1.0
 
     @classmethod
     def of(cls, config: TextConfig) -> HeadsConfig:
-        """Return the heads of a language model whose layers are alike."""
+        """Return the shape for a language model whose layers are all alike."""
         return cls(
             hidden=config.hidden,
             heads=config.heads,
@@ -44,16 +44,14 @@ class HeadsConfig:
 
 
 class CausalAttention:
-    """Self-attention's projections. Query, key and value are one multiplication, and share its
-    `group`.
-    """
+    """The projections of self-attention. Query, key and value are one matrix; it has `group`."""
 
     __slots__ = ("group", "heads", "kv_heads", "layer", "out", "qk_norm", "qkv")
 
     def __init__(
         self, weights: Weights, name: str, shape: HeadsConfig, shard: Shard, layer: int
     ) -> None:
-        """Load one layer's projections. `layer`: whose keys and values these are."""
+        """Load one layer's projections. layer: its index in the KV cache."""
         self.layer = layer
         q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         self.heads = shard.divide(shape.heads, "attention heads")

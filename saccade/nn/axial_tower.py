@@ -1,5 +1,4 @@
-"""A tower for packed images of any sizes, whose heads are turned by row and column, and the merger
-behind it. A family loads the parts.
+"""A vision encoder with 2D RoPE for images of any size, and its merger. A family loads the parts.
 
 A token's patches are contiguous, so merging them is a view.
 """
@@ -20,9 +19,9 @@ from saccade.nn.tower import AxialRope, Norm, TowerBlock, run_blocks
 
 
 class AxialTower:
-    """Turns uint8 pixels into embeddings. Implements `nn.protocol.VisionNet`.
+    """Maps uint8 pixels to embeddings. Implements `nn.protocol.VisionNet`.
 
-    last_norm: normalises the last block's rows. merger: maps these [N, hidden] to tokens [M, out].
+    last_norm: applied after the last block. merger: maps rows [N, hidden] to tokens [M, out].
     """
 
     __slots__ = ("depth", "hidden", "kernel", "last_norm", "layers", "merge", "merger", "rope")
@@ -46,9 +45,9 @@ class AxialTower:
         return patches // self.merge**2
 
     def grid_facts(self, grid: Grid) -> GridFacts:
-        """Return the facts of a grid that ends with rows and columns of patches."""
+        """Return the facts of a grid whose last two numbers are rows and columns of patches."""
         *_, height, width = grid
-        # The row rotates a head's first half, the column its second.
+        # The row rotates the first half of a head, the column the second.
         places = np.stack(merged_order(height, width, self.merge))  # [2, N]
         return GridFacts(send(places, self.rope.cos.device), ((height * width,),))
 
@@ -61,5 +60,5 @@ class AxialTower:
         return self.merger(x if self.last_norm is None else self.last_norm(x))
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """Split the embeddings by image, in reading order."""
+        """Split the embeddings into images. They are already in reading order."""
         return copy_images(self, embeddings, facts)

@@ -1,8 +1,8 @@
-"""The language model of the Qwen-VL families: Qwen2 (biases on query, key, value) and Qwen3
+"""The language models of the Qwen-VL families: Qwen2 (biases on query, key and value) and Qwen3
 (normalised queries and keys), the latter also with experts.
 
-Rotary tables are computed once per forward and shared by all layers. Only rows whose logits are
-asked for go through the last norm and the head.
+Rotary tables are computed once per forward pass and shared by all layers. Only rows whose logits
+are requested go through the final norm and the head.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from saccade.parallel import Shard
 
 
 class MultiRope:
-    """Rotary tables over positions' axes. Each frequency belongs to one axis (mRoPE)."""
+    """Computes rotary tables from multi-axis positions. Each frequency uses one axis (mRoPE)."""
 
     __slots__ = ("amplitude", "axis", "inv_freq", "pairs")
 
@@ -44,7 +44,7 @@ class MultiRope:
         self.axis = section_axes(config.sections, interleaved=config.interleaved).to(device)
 
     def __call__(self, positions: torch.Tensor) -> Rotation:
-        """Compute the angles by which positions [axes, T] turn queries and keys."""
+        """Compute the rotation of queries and keys at positions [axes, T]."""
         angles = positions.t().index_select(1, self.axis) * self.inv_freq  # float32
         cos, sin = rotary_tables(angles, self.pairs)
         if self.amplitude != 1.0:
@@ -53,11 +53,11 @@ class MultiRope:
 
 
 Rope = Callable[[torch.Tensor], Rotation]
-"""Computes the angles by which positions [axes, T] turn queries and keys."""
+"""Computes the rotation of queries and keys at positions [axes, T]."""
 
 
 class Mixer(Protocol):
-    """Mixes tokens: attention, or a layer in its place. group: as in `nn.linear.Linear`."""
+    """Mixes tokens: attention, or a layer that replaces it. group: as in `nn.linear.Linear`."""
 
     @property
     def group(self) -> int: ...
@@ -66,7 +66,7 @@ class Mixer(Protocol):
 
 
 class FeedForward(Protocol):
-    """An MLP, or experts."""
+    """An MLP, or a mixture of experts."""
 
     @property
     def group(self) -> int: ...
@@ -78,7 +78,7 @@ M = TypeVar("M", bound=Mixer)
 
 
 class ThenNorm:
-    """A mixer or an MLP, whose result is normalised."""
+    """A mixer or an MLP, followed by a norm of its output."""
 
     __slots__ = ("group", "norm", "part")
 
@@ -91,9 +91,10 @@ class ThenNorm:
 
 
 class DecoderLayer(Generic[M]):
-    """Pre-norm layer: a token mixer, then an MLP or experts, each with a residual.
+    """A pre-norm layer: a token mixer, then an MLP or experts, each with a residual connection.
 
-    name: the layer's name in the checkpoint.
+    name: the layer's name in the checkpoint. mixer, mlp: build the two parts from that name.
+    mlp_norm: the name of the second norm. around_one: as in `RMSNorm`.
     """
 
     __slots__ = ("mixer", "mixer_norm", "mlp", "mlp_norm")
@@ -113,19 +114,18 @@ class DecoderLayer(Generic[M]):
             sizes = (config.hidden, config.rms_eps)
             return RMSNorm(weights, f"{name}.{part}", *sizes, around_one=around_one)
 
-        # In the order in which checkpoints of random numbers are drawn.
+        # Keep this order, in which checkpoints with random weights are generated.
         self.mixer_norm = norm("input_layernorm")
-        self.mixer = mixer(name)  # mixer, mlp: make the two from it
-        # what the second norm is called. around_one: norms hold their weights minus 1.
+        self.mixer = mixer(name)
         self.mlp_norm = norm(mlp_norm)
         self.mlp = mlp(name)
 
     def __call__(
         self, x: torch.Tensor, delta: torch.Tensor | None, rotation: Rotation, attention: Attention
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Pass the stream [T, hidden], as x + delta both before and after.
+        """Map the residual stream [T, hidden], given and returned as the two terms of a sum.
 
-        What follows adds the two as it normalises.
+        The next norm computes the sum as it normalises. `delta` is None if there is only one term.
         """
         normed: Rows
         if delta is None:
@@ -138,14 +138,14 @@ class DecoderLayer(Generic[M]):
 
 
 def layer_name(layer: int) -> str:
-    """Return how a checkpoint names a language model's layer."""
+    """Return the name of a language model's layer in a checkpoint."""
     return f"language_model.layers.{layer}"
 
 
 class Decoder(Generic[M]):
-    """Tokens and spliced image rows to states, states to logits.
+    """Maps tokens and image embeddings to hidden states, and hidden states to logits.
 
-    Implements `nn.protocol.LanguageModel`. `layer` makes each layer from its number.
+    Implements `nn.protocol.LanguageModel`. `layer` builds a layer from its index.
     """
 
     __slots__ = ("embedding", "head", "hidden", "layers", "norm", "rope")
@@ -160,9 +160,9 @@ class Decoder(Generic[M]):
         rope: Rope,
         around_one: bool = False,
     ) -> None:
-        """Build the embedding, the layers, the norm and the head.
+        """Build the embedding, the layers, the final norm and the head.
 
-        `around_one`: as in DecoderLayer.
+        around_one: as in `RMSNorm`.
         """
         table = (config.vocab_size, config.hidden)
         self.hidden = config.hidden
@@ -179,10 +179,10 @@ class Decoder(Generic[M]):
         self.rope = rope
 
     def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
-        """Return the states [T, hidden] after the last layer.
+        """Return the hidden states [T, hidden] after the last layer.
 
-        Image rows take the first level of their embedding instead of the token's, and level i + 1
-        is added after layer i.
+        Image rows take the first level of their embedding instead of the token embedding. Level
+        i + 1 (deepstack) is added after layer i.
         """
         x = self.embedding(batch.tokens)  # [T, hidden]
         deep: list[torch.Tensor] = []
@@ -199,7 +199,7 @@ class Decoder(Generic[M]):
         return x if delta is None else x + delta
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
-        """Normalise [R, hidden] -> [R, hidden]."""
+        """Apply the final norm to [R, hidden]."""
         return self.norm(states)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
@@ -210,7 +210,7 @@ class Decoder(Generic[M]):
 def attention_decoder(
     weights: Weights, config: TextConfig, shard: Shard
 ) -> Decoder[CausalAttention]:
-    """Build Qwen2's or Qwen3's decoder, by its configuration."""
+    """Build the decoder of Qwen2 or Qwen3, according to the configuration."""
     heads = HeadsConfig.of(config)
 
     def mixer(layer: int, name: str) -> CausalAttention:
@@ -227,10 +227,10 @@ def plain_decoder(
     *,
     rope: Rope | None = None,
 ) -> Decoder[M]:
-    """Build a decoder whose layers differ in their mixers, and have the MLPs or experts of Qwen.
+    """Build a decoder with Qwen's MLPs or experts, and with custom mixers.
 
-    mixer: makes a layer's from its number and its name. rope: by default, the configuration's over
-    whole heads.
+    mixer: builds a layer's mixer from the layer's index and its name. rope: by default, the
+    configuration's RoPE over entire heads.
     """
     return Decoder(
         weights,

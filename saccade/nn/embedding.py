@@ -1,6 +1,4 @@
-"""The two ends of a language model, cut among ranks by vocabulary: tokens to rows, rows to
-logits.
-"""
+"""The token embedding and the head of a language model, which are sharded by vocabulary."""
 
 from __future__ import annotations
 
@@ -18,10 +16,10 @@ logger = logging.getLogger("saccade")
 
 
 class TokenEmbedding:
-    """A row per token.
+    """The token embedding table.
 
-    A rank holds consecutive tokens. Where the vocabulary does not divide evenly, the last ranks
-    hold fewer.
+    Each rank holds consecutive tokens. If the vocabulary is not divisible by the number of ranks,
+    the last ranks hold fewer.
     """
 
     __slots__ = ("first", "part", "shard", "share", "table", "vocab_size")
@@ -36,7 +34,7 @@ class TokenEmbedding:
         self.shard = shard
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Look up [T] int64 -> [T, hidden], owned."""
+        """Look up [T] int64 -> [T, hidden], in a new tensor."""
         if self.shard.size == 1:
             return F.embedding(tokens, self.table)
         local = tokens - self.first
@@ -46,11 +44,10 @@ class TokenEmbedding:
 
 
 class TokenHead:
-    """Logits: products with every row in an embedding's table.
+    """Computes logits, by multiplying with a table that may also be the token embedding.
 
-    The table may also be the token embedding's own. Where weights are packed or in 8 bits, the head
-    has a copy in that form, for the embedding reads single rows. That trades memory for time: the
-    products take half the time (decision 003).
+    If weights are packed or quantised, the head has its own copy, as the embedding needs plain
+    rows. This trades memory for time: multiplying takes half the time (decision 003).
     """
 
     __slots__ = ("ops", "shard", "share", "vocab_size", "weight")
@@ -59,15 +56,12 @@ class TokenHead:
         self.vocab_size = rows.vocab_size
         self.share = rows.share
         self.shard = rows.shard
-        # this rank's rows [share, hidden]
+        # this rank's rows: [share, hidden]
         self.ops = weights.ops
         self.weight = weights.matrix(rows.table, rows.part.name).ready(self.ops)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [R, hidden] -> [R, vocab_size] on every rank.
-
-        From 8 bits, the logits are in float32.
-        """
+        """Map [R, hidden] -> [R, vocab_size] on every rank. 8-bit weights give float32."""
         logits = self.weight.logits(self.ops, x)
         if self.shard.size == 1:
             return logits
@@ -77,10 +71,10 @@ class TokenHead:
 
 
 def make_head(weights: Weights, embedding: TokenEmbedding, *, tied: bool) -> TokenHead:
-    """Make the head behind `embedding`, whose table it shares if `tied`.
+    """Build the head that follows `embedding`, and shares its table if `tied`.
 
-    A stored head with other values is used even if `tied`, as in transformers 5. Each rank compares
-    its own rows: sharing equal ones changes no logits.
+    As in transformers 5, a stored head is used even if `tied`, unless its values equal the table.
+    Each rank compares its own rows, as sharing equal rows does not change logits.
     """
     shape = embedding.vocab_size, embedding.table.shape[1]
     if tied and weights.has(HEAD):

@@ -1,9 +1,7 @@
-"""A model family's network half: how a checkpoint's network is built, and what its tensors are
-called.
+"""A model family's network: how it is built from a checkpoint, and the names of its tensors.
 
-A family gives names and patterns as data, and makes its tower and its language model. Also the
-networks that it makes: a vision tower and a language model, the tower alone, or a language model
-alone.
+A family provides names and patterns as data, and builds its vision encoder and its language model.
+`FullNet` and `VisionOnlyNet` combine them to the networks that workers run.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ class VisionOnlyNet:
 class NoVision:
     """Replaces the vision encoder of a text-only model (`FamilySpec.sees_images`).
 
-    Implements `VisionNet`. Images never come this far.
+    Implements `VisionNet`, but its methods must not be called, as requests contain no images.
     """
 
     __slots__ = ()
@@ -121,21 +119,20 @@ class FullNet:
 
 
 def without_weights(spec: FamilySpec, ops: Ops) -> FullNet:
-    """Return the placeholder of a network while it sleeps."""
+    """Return a placeholder for the network of a sleeping model."""
     return FullNet(spec, ops, NoVision(), NoText(), Adapters())
 
 
 BUFFERS = re.compile(r"rotary_(pos_)?emb\.|inv_freq$|\.position_ids$|\.embed_scale$")
-"""Buffers that the configuration decides anyway."""
+"""Buffers that are computed from the configuration instead of loaded."""
 DENSE_LAYER = r"(self_attn|mlp)\.[a-z]+_proj\.weight"
-"""The matrices of a layer with attention and an MLP."""
+"""The matrices of a decoder layer with attention and an MLP."""
 
 
 def language_matrices(of_layer: str, *others: str) -> re.Pattern[str]:
-    """Return the pattern for a language model's matrices: its embedding, its head, and each
-    layer's.
+    """Return a pattern for the names of a language model's matrices: embedding, head and layers.
 
-    `of_layer`: the pattern for what follows a layer's number. `others`: patterns for whole names.
+    of_layer: a pattern for what follows a layer's index. others: patterns for entire names.
     """
     layers = rf"language_model\.layers\.\d+\.({of_layer})"
     ends = r"language_model\.embed_tokens\.weight", r"lm_head\.weight"
@@ -143,55 +140,55 @@ def language_matrices(of_layer: str, *others: str) -> re.Pattern[str]:
 
 
 class FamilyModel:
-    """One checkpoint's network half. Families derive from it, and set their spec."""
+    """One checkpoint's network. Families derive from it and set `spec`."""
 
     spec: FamilySpec
 
-    # pattern and replacement, in order, from a file's name to the layers' own (the canonical name)
+    # (pattern, replacement), applied in order, which map a file's tensor names to canonical names
     names: ClassVar[tuple[tuple[str, str], ...]] = ()
     # canonical names of the matrices that may be quantised
     quantisable: ClassVar[re.Pattern[str]] = language_matrices(DENSE_LAYER)
-    # prefixes of the tower's tensors, which a text-only model may carry
+    # prefixes of the vision encoder's tensors, which a text-only checkpoint may contain
     seeing: ClassVar[tuple[str, ...]] = ()
-    unused: ClassVar[tuple[str, ...]] = ()  # prefixes of tensors that answers can do without
+    unused: ClassVar[tuple[str, ...]] = ()  # prefixes of tensors that are not needed for inference
 
     def __init__(self, spec: FamilySpec) -> None:
         self.spec = spec
 
     def tower(self, weights: Weights, shard: Shard) -> VisionNet:
-        """Make the vision encoder. Raises as `build` does."""
+        """Build the vision encoder. Raises as `build` does."""
         raise NotImplementedError
 
     def text(self, weights: Weights, shard: Shard) -> LanguageModel:
-        """Make the language model. Raises as `build` does."""
+        """Build the language model. Raises as `build` does."""
         raise NotImplementedError
 
     def build(self, weights: Weights, shard: Shard, encoder_shard: Shard) -> FullNet:
-        """Build the whole network. `encoder_shard` is the vision encoder's.
+        """Build the network, with the vision encoder sharded by `encoder_shard`.
 
-        Raises CheckpointError where a tensor is missing or misshapen.
+        Raises CheckpointError if a tensor is missing or has the wrong shape.
         """
         tower = self.tower(weights, encoder_shard) if self.spec.sees_images else NoVision()
         text = self.text(weights, shard)
         return FullNet(self.spec, weights.ops, tower, text, weights.adapters)
 
     def build_tower(self, weights: Weights, encoder_shard: Shard) -> VisionOnlyNet:
-        """Build the vision encoder alone, reading only its tensors. Raises as `build` does."""
+        """Build only the vision encoder, reading only its tensors. Raises as `build` does."""
         tower = self.tower(weights, encoder_shard)
         return VisionOnlyNet(self.spec, weights.ops, tower, weights.adapters)
 
     @classmethod
     def canonical_name(cls, name: str) -> str:
-        """Return the layers' name for the tensor called `name` in a file."""
+        """Return the canonical name of a tensor with this name in a file."""
         for pattern, replacement in cls.names:
             name = re.sub(pattern, replacement, name, count=1)
         return name
 
     def harmless(self, name: str) -> bool:
-        """Return True for a canonical name that may be skipped in silence if unused by layers."""
+        """Return True if a tensor may be ignored without a warning when no layer uses it."""
         unused = self.unused if self.spec.sees_images else self.unused + self.seeing
         return name.startswith(unused) or BUFFERS.search(name) is not None
 
     def projection(self, name: str) -> bool:
-        """Return True for the canonical name of a matrix that may be quantised."""
+        """Return True if this is the canonical name of a matrix that may be quantised."""
         return self.quantisable.fullmatch(name) is not None

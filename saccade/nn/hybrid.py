@@ -1,9 +1,9 @@
-"""Qwen3.5's language model, which MiniCPM-V 4.6 has too. Its layers use the gated delta rule, or
-attention whose output is gated. Each is followed by an MLP, or by experts and one that is shared. A
-family reads its shape (`families/kit/hybrid.py`).
+"""The language model of Qwen3.5 and MiniCPM-V 4.6. Its layers use the gated delta rule, or
+attention with an output gate. Each is followed by an MLP, or by experts and a shared expert.
+Families read its shape from checkpoints (`families/kit/hybrid.py`).
 
-Norms hold their weights minus 1. Rotary tables are computed once per forward and shared by all
-attention layers.
+Norms store their weights minus 1. Rotary tables are computed once per forward pass and shared by
+all attention layers.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from saccade.parallel import Shard
 
 
 class GatedAttention:
-    """Causal self-attention, with each output multiplied by the sigmoid of a gate.
+    """Causal self-attention whose outputs are multiplied by the sigmoid of a gate.
 
-    The checkpoint has each head's query and gate side by side. Here all queries, keys, values and
-    gates are one product, in that order.
+    The checkpoint interleaves queries and gates by head. Here one matrix computes all queries, then
+    keys, values and gates.
     """
 
     __slots__ = ("group", "heads", "kv_heads", "layer", "ops", "out", "qk_norm", "wide")
@@ -79,7 +79,7 @@ class GatedAttention:
 
 
 class GatedDelta:
-    """Linear attention by the gated delta rule. What it reads is normalised, and gated."""
+    """Linear attention by the gated delta rule. Its output is normalised and gated."""
 
     __slots__ = (
         "bias",
@@ -96,7 +96,7 @@ class GatedDelta:
         "wide",
     )
 
-    group = 0  # what is thin reads rows as they are
+    group = 0  # `thin` needs unquantised rows
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class GatedDelta:
         self.wide = Linear(weights.ops, weights.load_matrix(*parts), low_rank=added)
         heads = share(shard, 0, delta.value_heads, "linear attention value heads")
         thin = (delta.value_heads, config.hidden)
-        # Few rows, and their outputs are exponentiated: never in 8 bits.
+        # Never quantised: there are few rows, and their outputs are exponentiated.
         few = [Part(f"{name}.in_proj_{each}.weight", thin, (heads,)) for each in "ba"]
         self.thin = DenseMatrix(weights.load(*few)).ready(self.ops)
         self.thin_added = weights.adapters.product(few)
@@ -140,7 +140,7 @@ class GatedDelta:
         )
 
     def __call__(self, x: Rows, _: Rotation, attention: Attention) -> torch.Tensor:
-        """Map x [T, hidden] -> [T, hidden], whatever the positions."""
+        """Map x [T, hidden] -> [T, hidden], independent of positions."""
         assert isinstance(x, torch.Tensor)
         wide = self.wide(x)
         mixed, gate = wide.split((wide.shape[1] - self.gate_width, self.gate_width), dim=1)
@@ -154,7 +154,7 @@ class GatedDelta:
 
 
 def _cuts(delta: DeltaConfig, shard: Shard) -> tuple[slice, slice, slice]:
-    """Return this rank's rows for queries, keys and values."""
+    """Return this rank's rows of the query, key and value projections."""
     return (
         share(shard, 0, delta.keys, "linear attention queries"),
         share(shard, delta.keys, delta.keys, "linear attention keys"),
@@ -163,11 +163,11 @@ def _cuts(delta: DeltaConfig, shard: Shard) -> tuple[slice, slice, slice]:
 
 
 class SharedSparseMLP:
-    """Experts, plus one that all rows go to, weighted by a gate."""
+    """Experts, plus a shared expert for all rows, which is weighted by a gate."""
 
     __slots__ = ("gate", "ops", "shared", "sparse")
 
-    group = 0  # router and gate read rows as they are
+    group = 0  # router and gate need unquantised rows
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ def hybrid_layer(
 ) -> DecoderLayer[GatedAttention | GatedDelta]:
     """Build one layer.
 
-    name: the layer's name if it follows the language model's own. Such a layer has attention.
+    name: the name of a layer that is not one of the language model's, and has attention.
     """
 
     def mixer(name: str) -> GatedAttention | GatedDelta:
@@ -231,7 +231,7 @@ def hybrid_model(
     hybrid: HybridConfig,
     shard: Shard,
 ) -> Decoder[GatedAttention | GatedDelta]:
-    """Make the whole language model."""
+    """Build the language model."""
     return Decoder(
         weights,
         config,

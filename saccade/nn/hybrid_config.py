@@ -1,5 +1,5 @@
-"""The shape of a language model with two kinds of layers, beyond `TextConfig`. A family reads it
-from a checkpoint, and `nn/hybrid.py` builds it.
+"""The shape of a language model with full and linear attention, in addition to `TextConfig`.
+Families read it from checkpoints, and `nn/hybrid.py` builds the model.
 """
 
 from __future__ import annotations
@@ -9,21 +9,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DeltaConfig:
-    """The gated delta rule's heads, over all ranks.
+    """The heads of gated delta rule layers, over all ranks.
 
-    Each head of queries and keys serves `value_heads / key_heads` neighbouring heads of values.
-    taps: how many inputs the convolution has.
+    Each query and key head serves `value_heads / key_heads` neighbouring value heads.
     """
 
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
-    taps: int
+    taps: int  # kernel size of the convolution
 
     @property
     def keys(self) -> int:
-        """Return how many values a token's keys have together. Its queries have as many."""
+        """Values of all keys of a token. Its queries have the same number."""
         return self.key_heads * self.key_dim
 
     @property
@@ -33,10 +32,10 @@ class DeltaConfig:
 
 @dataclass(frozen=True, slots=True)
 class HybridConfig:
-    """What the language model has beyond `TextConfig`."""
+    """What such a language model has in addition to `TextConfig`."""
 
-    full: tuple[bool, ...]  # which layers have full attention. The others have the delta rule.
+    full: tuple[bool, ...]  # for each layer: True: full attention; False: the gated delta rule
     delta: DeltaConfig
-    rotary_dim: int  # how many values per head, its first ones, are turned
-    shared: int  # values in the expert that all rows go to besides, or 0 without experts
-    drafting: int = 0  # the MTP head's layers, or 0 if unknown here
+    rotary_dim: int  # RoPE rotates the first `rotary_dim` values of a head
+    shared: int  # intermediate size of the shared expert, or 0 without experts
+    drafting: int = 0  # number of layers of the MTP head; 0: not determined here

@@ -1,8 +1,9 @@
-"""Attention over latents (multi-head latent attention). For each token the cache keeps one short
-row, from which every head makes its keys and values, and one turned key that all heads share.
+"""Multi-head latent attention (MLA). For each token the cache stores one short row (the latents),
+from which every head computes its keys and values, and one key with RoPE that all heads share.
 
-What makes keys is multiplied with the queries instead, and what makes values with what was attended
-to. The cached rows are therefore used as they are: query heads share one head of latents.
+Cached latents are not expanded to keys and values. Instead, the key projection is applied to the
+queries, and the value projection to the output of attention. All query heads then share one KV head
+of latents.
 """
 
 from __future__ import annotations
@@ -20,10 +21,7 @@ from saccade.parallel import UNSHARDED, Shard
 
 
 class LatentAttention:
-    """Implements `nn.decoder.Mixer`.
-
-    Every rank has the latents whole, and its share of the heads.
-    """
+    """Implements `nn.decoder.Mixer`. Heads are sharded; every rank has all latents."""
 
     __slots__ = ("down", "group", "heads", "keys", "latent_norm", "layer", "ops", "out", "queries",
                  "query_norm", "shape", "values")  # fmt: skip
@@ -39,7 +37,7 @@ class LatentAttention:
     ) -> None:
         """Load one layer's projections.
 
-        sizes: the layer's input, and heads over all ranks. layer: whose latents these are.
+        sizes: the hidden size, and heads over all ranks. layer: the layer's index in the KV cache.
         """
         hidden, heads = sizes
         self.layer, self.shape, self.ops = layer, shape, weights.ops
@@ -57,7 +55,7 @@ class LatentAttention:
             )
             column = Column(f"{name}.q_b_proj", made, shard)
             self.queries = Linear.columns(weights, [column], shape.query_latent, bias=False)
-        # Queries, or what they are made of, and latents are one multiplication.
+        # Queries (or their latents) and the cached latents are computed by one matrix.
         self.down = Linear.columns(weights, [first, latents], hidden, bias=False)
         self.group = self.down.group
         self.latent_norm = RMSNorm(weights, f"{name}.kv_a_layernorm", shape.latent, shape.eps)
@@ -78,10 +76,10 @@ class LatentAttention:
         first, latents = made.split((made.shape[1] - shape.width, shape.width), dim=1)
         if self.queries is not None and self.query_norm is not None:
             first = self.queries(self.query_norm(first.contiguous()))
-        heads = first.unflatten(1, (self.heads, -1))  # [T, H, plain + turned]
+        heads = first.unflatten(1, (self.heads, -1))  # [T, H, plain + rotated]
         plain, rotated = heads.split((shape.plain, shape.rotated), dim=2)
         low, shared = latents.split((shape.latent, shape.rotated), dim=1)
-        both = torch.cat((rotated, shared.unsqueeze(1)), dim=1)  # [T, H + 1, turned]
+        both = torch.cat((rotated, shared.unsqueeze(1)), dim=1)  # [T, H + 1, rotated]
         self.ops.rotate_(rotation, both)
         queries = torch.bmm(plain.transpose(0, 1), self.keys).transpose(0, 1)
         queries = torch.cat((queries, both[:, :-1]), dim=2).mul_(shape.query_factor)

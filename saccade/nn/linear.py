@@ -1,6 +1,6 @@
-"""Matrix multiplications, and their cut among ranks.
+"""Linear layers, and how they are sharded over ranks.
 
-Each constructor names the checkpoint tensors of its matrix and this rank's slice.
+Each constructor takes the checkpoint tensors of its matrix and loads this rank's slice.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from saccade.parallel import Shard
 
 
 def share(shard: Shard, start: int, n: int, what: str) -> slice:
-    """Return this rank's slice of `n` things from `start` on."""
+    """Return this rank's slice of the range `[start, start + n)`. what: its name for errors."""
     mine = shard.divide(n, what)
     return slice(start + shard.rank * mine, start + (shard.rank + 1) * mine)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A projection to `outputs` values over all ranks. `shard` gives this rank's part."""
+    """A projection to `outputs` values in total, of which `shard` determines this rank's part."""
 
     name: str
     outputs: int
@@ -40,7 +40,7 @@ class Column:
 
 
 class Linear:
-    """activation(x @ weight.T + bias), whose `weight` is ready for products."""
+    """activation(x @ weight.T + bias), with `weight` packed for the device's kernels."""
 
     __slots__ = ("activation", "bias", "group", "low_rank", "ops", "weight")
 
@@ -53,9 +53,9 @@ class Linear:
         low_rank: LowRank | None = None,
     ) -> None:
         self.ops = ops
-        self.low_rank = low_rank  # adapters' additions, or `None` for a product without
+        self.low_rank = low_rank  # LoRA adapters; `None` if the layer does not support them
         self.weight = weight.ready(ops)
-        # inputs per scale if many rows may come in 8 bits, else 0
+        # activations per scale if large batches may come quantised to 8 bits, else 0
         self.group = self.weight.rows_group()
         self.bias = bias
         self.activation = activation
@@ -78,10 +78,10 @@ class Linear:
         activation: Activation = "none",
         inner: bool = False,
     ) -> Linear:
-        """Load several projections from one input as one multiplication.
+        """Load several projections of one input as one matrix, each sharded by its outputs.
 
-        A rank holds its slice of each one's outputs. `inner`: each slice is padded with zeros if
-        the device's products want padding. An `inner` RowLinear takes padded rows.
+        inner: pad each slice with zeros if the device's kernels require it. The following RowLinear
+        must be `inner`, too.
         """
         parts = [column.part("weight", inputs) for column in columns]
         biases = [column.part("bias") for column in columns] if bias else []
@@ -119,7 +119,7 @@ class Linear:
         bias: bool = True,
         inner: bool = False,
     ) -> Linear:
-        """Load `pieces` projections of `outputs` each, stored as one tensor.
+        """Load `pieces` projections of `outputs` values each, which are stored as one tensor.
 
         Otherwise it is like `columns`.
         """
@@ -140,9 +140,10 @@ class Linear:
         shape: tuple[int, int, int, int],
         activation: Activation = "none",
     ) -> Linear:
-        """Load a convolution whose stride is its kernel. It takes a token's patches side by side.
+        """Load a convolution whose stride equals its kernel size, and which takes the concatenated
+        patches of a token.
 
-        shape: the tensor's, (outputs, values of a patch, rows, columns). Every rank has it whole.
+        shape: that of the tensor, (outputs, values of a patch, rows, columns). It is not sharded.
         """
         part = Part(f"{name}.weight", shape)
         kernel = weights.load(part).permute(0, 2, 3, 1).reshape(shape[0], -1)
@@ -151,10 +152,10 @@ class Linear:
 
 
 class RowLinear:
-    """A projection whose inputs are cut among ranks.
+    """A projection that is sharded by its inputs.
 
-    Each rank multiplies its slice, and the sum over ranks is the answer. group, low_rank: as in
-    Linear. Adapters' additions are summed too.
+    Ranks multiply their slices, and an all-reduce sums the results, including those of adapters.
+    `group` and `low_rank` are as in `Linear`.
     """
 
     __slots__ = ("bias", "group", "low_rank", "ops", "shard", "weight")
@@ -170,7 +171,7 @@ class RowLinear:
         bias: bool,
         inner: bool = False,
     ) -> None:
-        """Load this rank's slice. inner: the inputs come from an `inner` Linear."""
+        """Load this rank's slice. inner: the inputs are the outputs of an `inner` Linear."""
         mine = share(shard, 0, inputs, f"inputs of {name}")
         part = Part(f"{name}.weight", (outputs, inputs), (slice(None), mine))
         matrix = weights.load_matrix(part)

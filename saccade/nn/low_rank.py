@@ -1,9 +1,9 @@
-"""What adapters (LoRA) add to products. An adapter's rows x get scale * (x @ A.T) @ B.T beside x @
-weight.T, for a weight packed in any way.
+"""LoRA adapters in linear layers. For rows x of an adapter, scale * (x @ A.T) @ B.T is added to
+x @ weight.T, whatever the format of the weight.
 
-`Adapters` is made with a network. New layers ask `Adapters` for the `LowRank` of their products.
-`plugins/changes/adapters.py` puts matrices in and takes matrices out. `assign` gives rows their
-adapters before a forward pass. Without adapters, a layer has no extra work.
+`Adapters` is created with a network, and each new linear layer gets its `LowRank` from it.
+`plugins/changes/adapters.py` adds and removes adapters. `assign` sets which rows use which adapter
+before a forward pass. Without adapters, layers do no extra work.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ if TYPE_CHECKING:  # imported with the first adapter
     from saccade.kernels.reference.low_rank import AdapterRows, Additions, Pair, Present
 
 LANGUAGE = "language_model."
-"""Canonical names of the language model's layers begin so; of the tower's none does."""
+"""Prefix of the canonical names of the language model's layers, and of no vision encoder's."""
 
 
 def of_language(name: str) -> bool:
-    """Return True for a canonical tensor name in the language model, head included.
+    """Return True if a canonical tensor name belongs to the language model, including its head.
 
-    All others are the vision encoder's.
+    All other tensors are the vision encoder's.
     """
     return name.startswith((LANGUAGE, "lm_head."))
 
 
 class Active:
-    """The rows of the running forward pass, by adapter. Each index occurs once.
+    """The rows of each adapter in the current forward pass. A row has at most one adapter.
 
-    `now` is None while all rows are without an adapter.
+    `now` is None if no row has an adapter.
     """
 
     __slots__ = ("_places", "now")
 
     def __init__(self, places: Mapping[int, int]) -> None:
-        """Begin without rows. places: the place in `Present` for each adapter's number."""
+        """Start without rows. places: the index in `Present` by adapter number."""
         self._places = places
         self.now: Present | None = None
 
     @contextmanager
     def assign(self, rows: Sequence[AdapterRows]) -> Iterator[None]:
-        """Give these rows these adapters while the context lasts."""
+        """Assign adapters to rows within the context."""
         if rows:
             from saccade.kernels.reference.low_rank import Present
 
@@ -62,13 +62,13 @@ class Active:
             self.now = None
 
     def all(self, adapter: int) -> AbstractContextManager[None]:
-        """Give all rows this adapter while the context lasts. With 0 they have none."""
+        """Assign one adapter to all rows within the context, or none if `adapter` is 0."""
         return self.assign([(adapter, slice(None))] if adapter else [])
 
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """The factors for one module: scale * b @ a is added to the matrix."""
+    """One module's matrices: scale * b @ a is added to its weight."""
 
     a: torch.Tensor  # [rank, in]
     b: torch.Tensor  # [out, rank]
@@ -76,9 +76,9 @@ class Factors:
 
 
 class LowRank:
-    """The additions to one product, made from slices of checkpoint matrices one below another.
+    """Adapters' additions to one matrix, which concatenates slices of checkpoint tensors.
 
-    padding: empty outputs behind each slice. inputs: empty inputs behind all.
+    padding: unused outputs after each slice. inputs: unused inputs at the end.
     """
 
     __slots__ = ("_additions", "_outputs", "_parts", "active", "inputs")
@@ -94,7 +94,7 @@ class LowRank:
         self._additions: Additions | None = None  # before the first adapter
 
     def add_to_product(self, ops: Ops, x: Rows, y: torch.Tensor, present: Present) -> torch.Tensor:
-        """Add the rows' adapters to x's product `y`, in place."""
+        """Add the adapters' additions for rows x to the product `y`, in place."""
         if self._additions is None:
             return y
         if isinstance(x, Fp8Rows):
@@ -103,9 +103,9 @@ class LowRank:
         return y
 
     def cut(self, found: dict[str, Factors], like: torch.Tensor) -> Pair:
-        """Return this rank's part of an adapter's factors, by module.
+        """Return this rank's slice of an adapter's factors, which are given by module.
 
-        They have the dtype and the device of `like`.
+        They have the dtype and device of `like`.
         """
         downs: list[torch.Tensor] = []
         ranks: dict[str, slice] = {}
@@ -138,9 +138,9 @@ class LowRank:
 
 
 class Adapters:
-    """Every product of a network that is open to adapters.
+    """All matrices of a network that support adapters.
 
-    language, tower: adapters' rows in each one's running pass.
+    language, tower: the rows of adapters in the current forward pass of each part.
     """
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class Adapters:
         self._products: dict[str, list[LowRank]] = {}
 
     def product(self, parts: Sequence[Part], padding: int = 0, inputs: int = 0) -> LowRank:
-        """Return the additions for a layer's product of these parts. Parameters are LowRank's."""
+        """Create the `LowRank` of a matrix that concatenates `parts`. Parameters as in LowRank."""
         language = parts[0].name.startswith(LANGUAGE)
         made = LowRank(self.language if language else self.tower, parts, padding, inputs)
         for part in parts:
@@ -163,7 +163,7 @@ class Adapters:
         return made
 
     def put(self, number: int, found: dict[str, Factors], like: torch.Tensor) -> int:
-        """Add an adapter, and return its bytes. After an error, the adapter is not added."""
+        """Add an adapter, and return its size in bytes. After an error, it is not added."""
         products = {id(each): each for name in found for each in self._products[name]}
         pairs = [(each, each.cut(found, like)) for each in products.values()]
         place = next(at for at in count() if at not in self._places.values())
@@ -174,7 +174,7 @@ class Adapters:
 
     @contextmanager
     def blank(self, number: int, like: torch.Tensor) -> Iterator[None]:
-        """Add a zero adapter to every product while the context lasts."""
+        """Add an adapter of zeros to every matrix within the context."""
         found = {
             name: Factors(torch.zeros(1, inputs), torch.zeros(outputs, 1), 1.0)
             for name, (outputs, inputs) in self.modules.items()

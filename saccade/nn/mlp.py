@@ -1,6 +1,6 @@
-"""The two-layer networks between attentions, and the activations that checkpoints name.
+"""MLPs of transformer layers, and their activations by the names that checkpoints use.
 
-All of these activations map zero to zero, so padding in inner values has no effect.
+All of these activations map zero to zero, so zero padding of the intermediate values has no effect.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def activation(name: str) -> Activation:
-    """Return the kernel for what a checkpoint calls `name`.
+    """Return the activation that a checkpoint calls `name`.
 
-    Raises CheckpointError that lists what is known.
+    Raises CheckpointError, which lists the supported names.
     """
     if name not in ACTIVATIONS:
         raise CheckpointError(
@@ -38,7 +38,7 @@ def activation(name: str) -> Activation:
 class MLP:
     """down(act(up(x))).
 
-    names: of up and down. sizes: values per row of inputs, within, and of outputs.
+    names: of up and down. sizes: number of inputs, intermediate values and outputs.
     """
 
     __slots__ = ("down", "up")
@@ -69,7 +69,7 @@ class MLP:
 
 
 class GatedMLP:
-    """down(act(gate(x)) * up(x)). Gate and up are one multiplication, and share its `group`."""
+    """down(act(gate(x)) * up(x)). Gate and up are one matrix; it has `group`."""
 
     __slots__ = ("act", "down", "gate_up", "group", "ops")
 
@@ -84,7 +84,7 @@ class GatedMLP:
         bias: bool,
         fused: bool = False,
     ) -> None:
-        """Load the products. fused: files have gate and up as one matrix."""
+        """Load the matrices. fused: gate and up are stored as one tensor."""
         hidden, intermediate = sizes
         if fused:
             self.gate_up = Linear.fused_columns(

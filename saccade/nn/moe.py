@@ -1,9 +1,9 @@
-"""A layer's experts and the router, which sends each row to a few.
+"""Mixture-of-experts layers, and the router, which sends each row to a few experts.
 
-Experts are cut among ranks by width (each rank has a slice of every expert), or divided (each has
-some whole), or both. Every rank has all rows, which attention has summed over ranks anyway. So the
-sum over ranks is the answer, and rows stay where they are. Checkpoints keep experts fused (one
-tensor for all) or apart.
+Experts are sharded by width (each rank has a slice of every expert), divided among ranks (each has
+some complete experts), or both. Attention's all-reduce leaves all rows on every rank, so rows are
+not exchanged, and the sum over ranks is the result. Checkpoints store experts fused (one tensor for
+all of them) or separately.
 """
 
 from __future__ import annotations
@@ -27,21 +27,19 @@ from saccade.parallel import Shard
 
 @dataclass(frozen=True, slots=True)
 class MoEShape:
-    """`experts` gated MLPs with `width` values each, over all ranks. A row goes to `top` experts.
-
-    outputs_first: where the file leaves it open, the family's fused matrices are [out, in] each.
-    """
+    """The shape of a layer's gated MLP experts, over all ranks."""
 
     hidden: int
-    width: int
-    experts: int
-    top: int
+    width: int  # intermediate size of each expert
+    experts: int  # number of experts
+    top: int  # experts per row
     act: str
+    # If a fused tensor fits both layouts, assume [out, in] matrices, else [in, out].
     outputs_first: bool = False
 
 
 class LocalExperts(NamedTuple):
-    """The experts that a rank holds, and its values in each."""
+    """The experts that a rank holds, and its slice of their width."""
 
     experts: slice
     width: slice
@@ -52,7 +50,7 @@ Kept = Sequence[Matrix] | Stack
 
 
 class RoutedExperts:
-    """A layer's experts. The caller routes the rows."""
+    """A layer's experts, without the router."""
 
     __slots__ = ("act", "experts", "first", "ops", "shard")
 
@@ -67,7 +65,7 @@ class RoutedExperts:
         fused = weights.has(f"{name}.gate_up_proj")
         load = _load_fused if fused else _load_separate
         up, down = load(weights, name, shape, mine)
-        self.experts = _keep(self.ops, up, down, self.act)
+        self.experts = _pack_experts(self.ops, up, down, self.act)
 
     def __call__(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
         """Map [T, hidden] -> [T, hidden]."""
@@ -80,11 +78,11 @@ class RoutedExperts:
 
 
 class SparseMLP:
-    """Router and experts, instead of a layer's MLP."""
+    """A router and experts, which replace a layer's MLP."""
 
     __slots__ = ("experts", "ops", "router", "top")
 
-    group = 0  # the router reads rows as they are
+    group = 0  # the router needs unquantised rows
 
     def __init__(self, weights: Weights, name: str, shape: MoEShape, shard: Shard) -> None:
         self.top, self.ops = shape.top, weights.ops
@@ -99,10 +97,10 @@ class SparseMLP:
         return self.experts(x, routes)
 
 
-def _keep(ops: Ops, up: Kept, down: Kept, act: Activation) -> Experts | StackedExperts:
-    """Stack the experts where the device can, else pack them one by one.
+def _pack_experts(ops: Ops, up: Kept, down: Kept, act: Activation) -> Experts | StackedExperts:
+    """Stack the experts if the device supports it, else pack them one by one.
 
-    Raises CheckpointError for what could be neither.
+    Raises CheckpointError if their formats allow neither.
     """
     left, right = _stack(ops, up), _stack(ops, down)
     if left is not None and right is not None:
@@ -128,10 +126,7 @@ def _stack(ops: Ops, matrices: Kept) -> Stack | None:
 def _load_fused(
     weights: Weights, name: str, shape: MoEShape, mine: LocalExperts
 ) -> tuple[Kept, Kept]:
-    """Load `gate_up_proj` [E, 2 I, H] and `down_proj` [E, H, I], or both transposed.
-
-    Each is read once.
-    """
+    """Load `gate_up_proj` [E, 2 I, H] and `down_proj` [E, H, I], or both transposed."""
     up, down = f"{name}.gate_up_proj", f"{name}.down_proj"
     outer, inner = (2 * shape.width, shape.hidden), (shape.hidden, shape.width)
 
@@ -139,7 +134,7 @@ def _load_fused(
         sizes = (outer[::-1], inner[::-1]) if turned else (outer, inner)
         return Part(up, (shape.experts, *sizes[0])), Part(down, (shape.experts, *sizes[1]))
 
-    # One of the two may be square, never both. If neither layout fits, loading reports why.
+    # At most one of the two is square, so only one layout fits. If none does, loading reports why.
     usual = not shape.outputs_first
     ways = (way for way in (usual, not usual) if all(map(weights.fits, whole(way))))
     turned = next(ways, usual)
@@ -150,7 +145,7 @@ def _load_fused(
 
     ups, downs = whole(turned)
     start, stop = mine.width.start, mine.width.stop
-    halves = (mine.width, slice(shape.width + start, shape.width + stop))  # of the gates, and of up
+    halves = (mine.width, slice(shape.width + start, shape.width + stop))  # of gate and up
     return (
         _load_tensors(weights, [part(ups, cut, rows=not turned) for cut in halves], turned=turned),
         _load_tensors(weights, [part(downs, mine.width, rows=turned)], turned=turned),
@@ -158,7 +153,7 @@ def _load_fused(
 
 
 def _load_tensors(weights: Weights, parts: Sequence[Part], *, turned: bool) -> Kept:
-    """Load one matrix [out, in] per expert: its pieces one below another."""
+    """Load one matrix [out, in] per expert, which concatenates `parts` by outputs."""
     if (kept := weights.load_experts(parts, turned)) is not None:
         return kept
     matrices: list[Matrix] = []
@@ -171,7 +166,7 @@ def _load_tensors(weights: Weights, parts: Sequence[Part], *, turned: bool) -> K
 def _load_separate(
     weights: Weights, name: str, shape: MoEShape, mine: LocalExperts
 ) -> tuple[Kept, Kept]:
-    """Load three matrices for each expert."""
+    """Load three matrices per expert."""
     up: list[Matrix] = []
     down: list[Matrix] = []
     outer, inner = (shape.width, shape.hidden), (shape.hidden, shape.width)

@@ -1,4 +1,4 @@
-"""A checkpoint's tensor, or a slice of it, as layers ask for it."""
+"""A slice of a checkpoint's tensor, as layers request it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One checkpoint tensor: its canonical name, its whole shape, and the slice that is wanted.
-
-    The slice is the whole unless given. limit: a number that may be infinite, and is no weight.
-    """
+    """One checkpoint tensor by canonical name and full shape, and the slice of it to load."""
 
     name: str
     shape: tuple[int, ...]
-    index: tuple[slice, ...] = ()
-    limit: bool = field(default=False, repr=False)  # not in fingerprints
+    index: tuple[slice, ...] = ()  # the slice; empty: the entire tensor
+    # an activation limit, which may be infinite, and not a weight; not in fingerprints
+    limit: bool = field(default=False, repr=False)
 
     @property
     def wanted(self) -> tuple[int, ...]:
-        """Return the slice's shape."""
+        """The shape of the slice."""
         cut = (len(range(*index.indices(size))) for index, size in zip(self.index, self.shape))
         return (*cut, *self.shape[len(self.index) :])

@@ -1,4 +1,4 @@
-"""Input and output of vision encoders: pixels as rows, the order of patches, rows by image."""
+"""Inputs and outputs of vision encoders: patch embedding, patch order, and rows per image."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from saccade.nn.weights import Part, Weights
 
 
 def merged_order(height: int, width: int, merge: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return each patch's row and column, [height * width] each.
+    """Return the row and the column of each patch [height * width], in merged order.
 
-    A token's merge x merge patches are contiguous.
+    In merged order, the merge x merge patches of a token are contiguous.
     """
     places = np.indices((height, width)).reshape(2, height // merge, merge, width // merge, merge)
     row, column = places.transpose(0, 1, 3, 2, 4).reshape(2, -1)
@@ -29,10 +29,10 @@ def merged_order(height: int, width: int, merge: int) -> tuple[np.ndarray, np.nd
 
 
 def region_blocks(*regions: tuple[int, int, int, int]) -> np.ndarray:
-    """Return each token's block on a canvas [M], a block being a token's pixels.
+    """Return each token's block on a canvas [M], where a block is the pixels of one token.
 
-    regions: one above the other, each with equal views side by side: how many down and across, and
-    a view's tokens down and across. Tokens come view by view.
+    regions: stacked vertically, each a grid of equal views: (views down, views across, tokens down
+    per view, tokens across per view). Tokens are ordered by view.
     """
     width = max(across * wide for _, across, _, wide in regions)
     found, above = [], 0
@@ -47,9 +47,9 @@ def region_blocks(*regions: tuple[int, int, int, int]) -> np.ndarray:
 def fit_positions(
     square: torch.Tensor, size: Size, merge: int, mode: str, *, antialias: bool = False
 ) -> torch.Tensor:
-    """Fit learned positions [rows, columns, hidden] to an image of `size` patches [N, hidden].
+    """Resize learned positions [rows, columns, hidden] to an image of `size` patches [N, hidden].
 
-    They come in merged order.
+    The result is in merged order.
     """
     flat = square.flatten(0, 1)
     if square.shape[:2] != size:
@@ -61,7 +61,7 @@ def fit_positions(
 
 
 class PatchKernel:
-    """A checkpoint's convolution over normalised pixels, as a matrix. Its stride is its kernel."""
+    """The patch embedding: a convolution over normalised pixels whose stride is its kernel size."""
 
     __slots__ = ("dtype", "linear", "mean", "merge", "patch", "std")
 
@@ -77,9 +77,9 @@ class PatchKernel:
     ) -> None:
         """Load the kernel.
 
-        sizes: values per row, pixels along a patch's edge, patches along a token's edge. flat: the
-        file has a matrix, with a pixel's colours side by side. frames: slices of the file's kernel,
-        summed because a still image's frames are equal.
+        sizes: hidden size, pixels along a patch's edge, patches along a token's edge. flat: the
+        file stores a matrix whose inputs are channels-last. frames: temporal size of the stored
+        kernel, over which it is summed, because a still image repeats its only frame.
         """
         hidden, self.patch, self.merge = sizes
         self.dtype = weights.dtype
@@ -99,7 +99,7 @@ class PatchKernel:
         self.linear = Linear(weights.ops, DenseMatrix(kernel.view(hidden, -1)), bias)
 
     def cut(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Cut uint8 [H, W, 3] into patches [N, 3 * patch^2], in merged order, normalised."""
+        """Split uint8 [H, W, 3] into normalised patches [N, 3 * patch^2], in merged order."""
         return patchify(pixels, self.patch, self.merge, 1, self.mean, self.std, self.dtype)
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -110,7 +110,7 @@ class PatchKernel:
 def split_images(
     net: VisionNet, embeddings: torch.Tensor, facts: Sequence[GridFacts]
 ) -> tuple[torch.Tensor, ...]:
-    """Split a pack's rows among its images."""
+    """Split the rows of a pack by image."""
     counts = [net.rows(fact.num_patches) for fact in facts]
     return embeddings[: sum(counts)].split(counts)
 
@@ -118,5 +118,5 @@ def split_images(
 def copy_images(
     net: VisionNet, embeddings: torch.Tensor, facts: Sequence[GridFacts]
 ) -> list[torch.Tensor]:
-    """Copy each image's rows out of a pack. Answers `VisionNet.split` for rows in their order."""
+    """Implement `VisionNet.split` by copying each image's rows, without reordering them."""
     return [rows.clone() for rows in split_images(net, embeddings, facts)]

@@ -1,7 +1,7 @@
-"""A forward pass's inputs (`Batch`, `Pack`), its attention (`Attention`), and the contract with a
-family's network (`FamilyNet`, `VisionNet`).
+"""The inputs of a forward pass (`Batch`, `Pack`), its attention (`Attention`), and the protocol of
+a family's network (`FamilyNet`, `VisionNet`).
 
-All are passed as arguments and stay out of globals. `runtime/` builds them.
+All of them are passed as arguments, never as globals. `runtime/` builds them.
 """
 
 from __future__ import annotations
@@ -26,69 +26,70 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """T tokens in R rows, back to back, on the device at a fixed address.
+    """T tokens of R sequences, concatenated, in device tensors with fixed addresses.
 
-    Row r is a sequence's last `q_starts[r + 1] - q_starts[r]` tokens. Once the row's own are
-    cached, that sequence's first `kv_lengths[r]` tokens are in the KV cache, on the pages
-    `page_table[slots[r]]`, in order. The page table's lines are slots, so that a step writes only
-    new pages.
+    Row r is a sequence's last `q_starts[r + 1] - q_starts[r]` tokens. Once this step has cached
+    their keys and values, the KV cache holds `kv_lengths[r]` tokens of that sequence, in the KV
+    pages `page_table[slots[r]]`, in order. The page table is indexed by slot, so that a step only
+    writes the entries of new pages.
     """
 
-    # each token
+    # per token
     tokens: torch.Tensor  # [T] int64
     positions: torch.Tensor  # [A, T] int64
-    out_slots: torch.Tensor  # [T] int64: kv slot that each token's key and value go to
-    # each row
+    out_slots: torch.Tensor  # [T] int64: KV cache slot for each token's key and value
+    # per row
     slots: torch.Tensor  # [R] int64
     page_table: torch.Tensor  # [slots, pages] int32
     q_starts: torch.Tensor  # [R + 1] int32
     kv_lengths: torch.Tensor  # [R] int32
-    singles: int  # how many rows, the first ones, have one token each
-    # some of them
+    singles: int  # number of rows with a single token, which are the first ones
+    # for some tokens
     splice_rows: torch.Tensor  # [S] int64
-    # image rows to put instead of token embeddings at `splice_rows`, with all deepstack levels
-    # side by side
+    # image embeddings that replace the token embeddings at `splice_rows`, with all deepstack levels
+    # concatenated
     embeddings: torch.Tensor  # [S, embedding_width]
-    sample_rows: torch.Tensor  # [D] int64; the rows before a draw
+    sample_rows: torch.Tensor  # [D] int64: tokens whose logits are sampled from
     adapters: tuple[AdapterRows, ...] = ()  # the tokens with an adapter
-    # by a row's first token, the line in the state memory that gets the sequence's state after the
-    # row
+    # index of a row's first token -> row of state memory that receives a copy of the sequence's
+    # state after this batch row
     kept: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaInputs:
-    """What a layer with the gated delta rule takes in, for T tokens."""
+    """The inputs of a gated delta rule layer for T tokens."""
 
-    # queries, keys and values, before the convolution with weights `taps`, the newest input's last
+    # queries, keys and values before the convolution
     mixed: torch.Tensor  # [T, 2 Hk Dk + Hv Dv]
+    # weights of the convolution, the newest input's last
     taps: torch.Tensor  # [K, 2 Hk Dk + Hv Dv]
     decay: torch.Tensor  # [T, Hv] float32; logarithms, at most 0
-    beta: torch.Tensor  # [T, Hv] float32; the part of a correction that is made
+    beta: torch.Tensor  # [T, Hv] float32; the update's strength, 0 to 1
 
 
 class Recurrence(Protocol):
-    """Linear attention by the gated delta rule (`kernels/delta.py`), or a short convolution alone.
+    """Linear attention by the gated delta rule (`kernels/delta.py`), or only a short convolution.
 
-    It remembers each sequence by a state, which it brings up to date.
+    Updates each sequence's state.
     """
 
     def __call__(self, inputs: DeltaInputs, layer: int) -> torch.Tensor:
-        """Compute each token's values [T, Hv, Dv] from its sequence's state, the token included."""
+        """Compute each token's values [T, Hv, Dv] from its sequence's state after this token."""
         ...
 
     def convolve(self, x: torch.Tensor, taps: torch.Tensor, layer: int) -> torch.Tensor:
-        """Compute each channel's sum over its sequence's last K inputs, for x [T, C].
+        """Convolve x [T, C] with each sequence's last K inputs, channel by channel.
 
-        `taps`: the weights [K, C], the newest input's last.
+        `taps`: weights [K, C], the newest input's last.
         """
         ...
 
 
 class Attention(Protocol):
-    """Causal self-attention over the paged KV cache, writing keys and values.
+    """Causal self-attention over the paged KV cache, to which it also writes keys and values.
 
-    Also its substitute in layers with states.
+    `recurrence` replaces it in layers with states.
     """
 
     @property
@@ -101,52 +102,52 @@ class Attention(Protocol):
     def __call__(
         self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QKNorm | None, layer: int
     ) -> torch.Tensor:
-        """Attend with projected heads for queries, keys and values [T, Hq + 2 Hkv, D].
+        """Attend with projected queries, keys and values [T, Hq + 2 Hkv, D].
 
-        Returns each query's attention [T, Hq, D]. Queries and keys are normalised and turned, and
-        keys and values are cached. Then each query sees its own sequence's cached tokens, up to its
-        own. May change `qkv`.
+        Queries and keys are normalised and rotated, and keys and values are cached. Each query then
+        attends to the cached tokens of its sequence up to its own. Returns [T, Hq, D]. May modify
+        `qkv`.
         """
         ...
 
     def attend_cached(
         self, q: torch.Tensor, rotation: Rotation, q_norm: QKNorm, layer: int
     ) -> torch.Tensor:
-        """Attend with queries alone [T, Hq, D], which see what `layer` has cached in the step.
+        """Attend with queries [T, Hq, D] to the keys and values that `layer` cached in this step.
 
-        This is for a layer without its own keys and values.
+        Used by layers that share an earlier layer's KV cache.
         """
         ...
 
     def over_latents(self, q: torch.Tensor, latents: torch.Tensor, layer: int) -> torch.Tensor:
-        """Attend over latents [T, L], in a layer that keeps these (`core.family.latent_cache`).
+        """Attend over latents [T, L] (MLA; `core.family.latent_cache`), which are cached.
 
-        Maps each head's query [T, Hq, L] to the mean [T, Hq, L] over the latents that it sees.
-        Scores are divided by the root of L.
+        Maps each head's queries [T, Hq, L] to weighted means of latents [T, Hq, L]. Scores are
+        divided by sqrt(L).
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GridFacts:
-    """All that a vision encoder needs to know about one grid of N patches (M tokens).
+    """Everything that a vision encoder derives from a grid of N patches (M tokens).
 
-    Tensors are on the tower's device. Rows are in the order of the vision encoder's blocks, unless
-    noted otherwise.
+    Tensors are on the vision encoder's device. Unless noted otherwise, patches are in the order in
+    which the encoder's blocks compute them.
     """
 
-    # each patch's place on each axis in the tower's rotary embedding
+    # each patch's position on each axis of the rotary embedding
     places: torch.Tensor  # [A, N] int64
-    # per kind of attention in the tower, how many patches each run has. Patches in a run attend to
-    # each other.
+    # for each type of attention in the encoder: the lengths of the segments of patches that attend
+    # to each other
     segments: tuple[tuple[int, ...], ...]
-    # learned positions at the patches, in merged order, before `order` is applied, or `None`
-    # without
+    # learned position embeddings of the patches, in merged order (before `order`), if any
     position_embedding: torch.Tensor | None = None  # [N, hidden]
-    # the token, or the canvas block that becomes it, at each place in the tower's own order
+    # index of the token, or of the canvas block that becomes it, for each position in the encoder's
+    # order
     order: torch.Tensor | None = None  # [M] int64
-    # the inverse, or for `split` alone each token's row among its image's. `None` means
-    # reading order.
+    # the inverse of `order`, or, if only `split` needs it, each token's row in its image; None:
+    # reading order
     restore: torch.Tensor | None = None  # [M] int64
 
     @property
@@ -155,7 +156,7 @@ class GridFacts:
 
     @property
     def nbytes(self) -> int:
-        """Return the memory in bytes, nearly all on the device."""
+        """The memory in bytes, nearly all of it on the device."""
         tensors = (self.places, self.position_embedding, self.order, self.restore)
         return sum(each.nbytes for each in tensors if each is not None) + 32 * sum(
             map(len, self.segments)
@@ -164,10 +165,10 @@ class GridFacts:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Rows `rows` in a pack, which attend to its rows `keys`, within `segments`.
+    """Rows `rows` of a pack, which attend to the rows `keys` within `segments`.
 
-    Segments count from the first of `rows`. If `keys` are more than `rows`, all belong to one
-    segment.
+    Segments are relative to the start of `rows`. If `keys` is longer than `rows`, all rows belong
+    to one segment.
     """
 
     rows: slice
@@ -177,93 +178,89 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Several images' rows, back to back, as a vision encoder's blocks take them. They are on the
-    device.
-
-    cuts: per kind of attention in the tower, as in `GridFacts.segments`, the pieces in which a
-    block does its work. Pieces depend on the pack alone, so that embeddings have the same bits
-    whenever the pieces are computed.
-    """
+    """Several images' rows, concatenated on the device, as the input of the encoder's blocks."""
 
     rows: torch.Tensor  # [N, hidden]
     places: torch.Tensor  # [A, N] int64
+    # For each type of attention (as in `GridFacts.segments`): the chunks in which a block is
+    # computed. They depend only on the pack, so embeddings do not depend on when a chunk runs.
     cuts: tuple[tuple[Cut, ...], ...]
     attention: TowerAttention
 
 
 Pieces = Generator[int, None, torch.Tensor]
-"""Work in pieces: yields what the next piece costs in patch-blocks, does it when resumed, and
-returns embeddings [M, embedding_width] of all images of a pack, in the tower's order, for
-`VisionNet.split`; owned.
+"""Work that can pause between chunks. The generator yields the cost of the next chunk in patches
+times blocks, and computes it when resumed. It returns the embeddings [M, embedding_width] of all
+images in a pack, in the encoder's order, as the input of `VisionNet.split`; owned by the caller.
 """
 
 
 class VisionNet(Protocol):
-    """One checkpoint's vision tower.
+    """One checkpoint's vision encoder.
 
-    `blocks` reads only its argument, so that graphs can be captured.
+    `blocks` only reads its argument, so that it can be captured as a CUDA graph.
     """
 
     @property
     def hidden(self) -> int:
-        """Return how many values a row has."""
+        """The number of values per row."""
         ...
 
     @property
     def axes(self) -> int:
-        """Return how many axes a patch's place has."""
+        """The number of axes of a patch's position."""
         ...
 
     def rows(self, patches: int) -> int:
-        """Return how many rows `blocks` makes from a pack of `patches`."""
+        """Return the number of rows that `blocks` returns for a pack of `patches` patches."""
         ...
 
     @property
     def depth(self) -> int:
-        """Return how many blocks each patch passes."""
+        """The number of blocks that compute each patch."""
         ...
 
     @property
     def longest_segments(self) -> tuple[int | None, ...]:
-        """Return the most patches that may see each other, for each kind of attention.
+        """The maximum segment length in patches, for each type of attention.
 
-        `None` means all patches in an image.
+        `None` means that a segment covers an entire image.
         """
         ...
 
     def grid_facts(self, grid: Grid) -> GridFacts:
-        """Compute an image's facts anew, without making the host wait.
+        """Compute the facts of an image's grid without synchronising with the device.
 
-        `runtime/vision/positions.py` keeps results.
+        They are cached by `runtime/vision/positions.py`.
         """
         ...
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
-        """Turn an image's canvas, uint8 [H, W, 3], into rows [N, hidden] on the device."""
+        """Map an image's canvas, uint8 [H, W, 3], to rows [N, hidden] on the device."""
         ...
 
     def blocks(self, pack: Pack) -> Pieces:
-        """Run the tower's blocks, N x depth patch-blocks in all."""
+        """Run the encoder's blocks, which cost N x depth in total."""
         ...
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """Split the output of `blocks` for a pack of these images, image by image.
+        """Split the output of `blocks` into images.
 
-        Each has [num_tokens, embedding_width], ordered as an image's tokens in a prompt, separators
-        included, in its own memory.
+        Each result is a separate tensor [num_tokens, embedding_width] in prompt order, including
+        separators.
         """
         ...
 
 
 class TowerNet(Protocol):
-    """The tensors of one checkpoint's vision tower, made as `nn.family_model.VisionOnlyNet`."""
+    """The tensors of one checkpoint's vision encoder (`nn.family_model.VisionOnlyNet`)."""
 
     @property
     def spec(self) -> FamilySpec: ...
 
     @property
     def ops(self) -> Ops:
-        """Return the network's kernels."""
+        """The network's kernels."""
         ...
 
     @property
@@ -271,7 +268,7 @@ class TowerNet(Protocol):
 
     @property
     def adapters(self) -> Adapters:
-        """Return the adapters' additions to products."""
+        """The LoRA adapters of the network's linear layers."""
         ...
 
 
@@ -280,15 +277,15 @@ class LanguageModel(Protocol):
 
     @property
     def hidden(self) -> int:
-        """Return how many values a state has."""
+        """The hidden size."""
         ...
 
     def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
-        """Compute states as `FamilyNet.forward` does."""
+        """Compute hidden states as `FamilyNet.forward` does."""
         ...
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
-        """Normalise states as `FamilyNet.normed` does."""
+        """Normalise hidden states as `FamilyNet.normed` does."""
         ...
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
@@ -297,56 +294,56 @@ class LanguageModel(Protocol):
 
 
 class DraftHead(Protocol):
-    """An MTP head: drafts the token after next, token by token.
+    """An MTP head, which drafts tokens one by one, each from the one before.
 
-    Its layer is the last of `KVSpec.layers`.
+    It is the last layer in `KVSpec.layers`.
     """
 
     def __call__(self, batch: Batch, states: torch.Tensor, attention: Attention) -> torch.Tensor:
-        """Compute the head's states [T, hidden].
+        """Compute the head's hidden states [T, hidden].
 
-        `batch`: the step's, but each token and image row is the next one's. `states`: [T, hidden],
-        from `FamilyNet.normed` or the head's own.
+        `batch` is that of the step, but with tokens and image rows shifted by one: those that
+        follow. `states` [T, hidden] are from `FamilyNet.normed`, or from the head itself.
         """
         ...
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Map the head's states [R, hidden] -> [R, vocab_size] in float32."""
+        """Map the head's states [R, hidden] to logits [R, vocab_size] in float32."""
         ...
 
 
 class FamilyNet(TowerNet, Protocol):
     """One checkpoint's tensors.
 
-    A family makes a `VisionNet` and a `LanguageModel`, and `nn.family_model.FullNet` the rest.
+    A family builds a `VisionNet` and a `LanguageModel`; `nn.family_model.FullNet` adds the rest.
     """
 
     @property
     def hidden(self) -> int:
-        """Return how many values a state has."""
+        """The hidden size."""
         ...
 
     @property
     def head(self) -> DraftHead | None: ...
 
     def forward(self, batch: Batch, attention: Attention) -> torch.Tensor:
-        """Compute all T tokens' states, [T, hidden], after the last layer.
+        """Compute the hidden states [T, hidden] of all tokens after the last layer.
 
-        `attention` has planned for `batch`. Reads only the arguments, so that a graph can be
-        captured.
+        `attention.plan` was called with `batch`. Only the arguments are read, so that the pass can
+        be captured as a CUDA graph.
         """
         ...
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
-        """Apply the last norm to some states [R, hidden] from `forward`.
+        """Apply the final norm to states [R, hidden] from `forward`.
 
-        The result is the head's input.
+        The result is the input of the MTP head.
         """
         ...
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Compute logits [R, vocab_size] in float32 for some states from `forward`.
+        """Compute logits [R, vocab_size] in float32 for states from `forward`.
 
-        Every rank takes part.
+        Every rank must call it.
         """
         ...

@@ -1,5 +1,5 @@
-"""The shapes of language models and vision towers. Families read them from checkpoints;
-`nn/decoder.py` and `nn/tower.py` build them.
+"""Shapes of language models and vision encoders. Families read them from checkpoints, and
+`nn/decoder.py` and `nn/tower.py` build the networks.
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Yarn:
-    """YaRN's long rope (arXiv 2309.00071).
+    """YaRN's scaling of RoPE to long contexts (arXiv 2309.00071).
 
-    Frequencies that turn at least `fast` times within the `original` positions stay. Those with at
-    most `slow` turns are divided by `factor`, and others are between.
+    Frequencies with at least `fast` rotations over the `original` positions are unchanged. Those
+    with at most `slow` rotations are divided by `factor`. Between the two, both are interpolated.
     """
 
     factor: float
-    original: float
+    original: float  # the context length before scaling
     fast: float
     slow: float
-    amplitude: float  # factor on the tables
-    whole: bool  # the bounds are rounded outwards to whole frequencies
+    amplitude: float  # the cos and sin tables are multiplied by it
+    whole: bool  # round the bounds outwards to integers
 
     def bounds(self, theta: float, dim: int) -> tuple[float, float]:
-        """Find which of `dim / 2` frequencies changes first, and which is first divided in full."""
+        """Return the index of the first frequency that changes, and of the first divided by
+        `factor`, among `dim / 2` frequencies.
+        """
 
         def place(turns: float) -> float:
             return dim * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(theta))
@@ -38,68 +40,67 @@ class Yarn:
 
 
 def yarn_scale(factor: float, weight: float = 1.0) -> float:
-    """Return how much larger scores' roots become with `factor` times as many positions.
+    """Return YaRN's attention factor (mscale) for a context `factor` times as long.
 
-    It is the paper's figure, weighed.
+    weight: the factor that a checkpoint's configuration calls `mscale`.
     """
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary embedding."""
+    """Rotary position embedding."""
 
     theta: float
-    # frequencies per axis (in Qwen-VL time, height, width), in blocks or interleaved
+    # number of frequencies per axis (in Qwen-VL time, height, width); the axes' frequencies are
+    # contiguous, or interleaved
     sections: tuple[int, ...]
     interleaved: bool
     factor: float = 1.0  # positions are divided by it (linear scaling)
-    pairs: Literal["halves", "neighbours"] = "halves"  # as `kernels.reference.rotary.Pairs`
-    yarn: Yarn | None = None  # long rope, or `None`
+    pairs: Literal["halves", "neighbours"] = "halves"  # `kernels.reference.rotary.Pairs`
+    yarn: Yarn | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """The experts in place of MLPs in `layers`: `count` with `width` values each. A row goes to
-    `top`.
-    """
+    """Mixture-of-experts MLPs, which replace the MLPs of `layers`."""
 
     layers: frozenset[int]
-    count: int
-    top: int
-    width: int
+    count: int  # experts per layer
+    top: int  # experts per token
+    width: int  # intermediate size of each expert
 
 
 @dataclass(frozen=True, slots=True)
 class LatentConfig:
-    """Attention over latents (`nn/latent.py`)."""
+    """Multi-head latent attention (`nn/latent.py`)."""
 
-    latent: int  # values per token from which each head makes its keys and values
-    plain: int  # values in a head's queries and keys that stay as they are
-    rotated: int  # those that are turned
-    values: int  # the size of a head's values
-    # values from which queries are made, or `None` if from the layer's input
+    latent: int  # latent values per token, from which each head computes its keys and values
+    plain: int  # values of a head's queries and keys without RoPE
+    rotated: int  # values of a head's queries and keys with RoPE
+    values: int  # size of a head's values
+    # latent values per token from which queries are computed; `None`: from the layer's input
     query_latent: int | None
-    eps: float  # for the norms within
-    sharpness: float = 1.0  # scores are multiplied by it
+    eps: float  # of the norms
+    sharpness: float = 1.0  # attention scores are multiplied by it
 
     @property
     def width(self) -> int:
-        """Return how many values the cache keeps per token."""
+        """The number of values that the cache stores per token."""
         return self.latent + self.rotated
 
     @property
     def query_factor(self) -> float:
-        """Return the factor on queries.
+        """The factor by which queries are multiplied.
 
-        Attention divides scores by the root of `width`, the model by the root of a head's size.
+        The kernel divides scores by sqrt(`width`), the model by the root of a head's size.
         """
         return self.sharpness * float((self.width / (self.plain + self.rotated)) ** 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class TextConfig:
-    """The language model. With `experts` None, each layer has an MLP of its own."""
+    """The shape of a language model. If `experts` is None, each layer has its own MLP."""
 
     # sizes
     vocab_size: int
@@ -122,12 +123,12 @@ class TextConfig:
 
 
 Colours = tuple[tuple[float, float, float], tuple[float, float, float]]
-"""Mean and deviation of red, green and blue, of 0 to 1, by which pixels are normalised."""
+"""Mean and standard deviation of red, green and blue (0 to 1) for normalising pixels."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksConfig:
-    """A tower's blocks."""
+    """A vision encoder's blocks."""
 
     depth: int
     hidden: int
@@ -143,7 +144,7 @@ class BlocksConfig:
 
 @dataclass(frozen=True, slots=True)
 class MergedConfig(BlocksConfig):
-    """A tower that sees images of any sizes, and the merger behind it.
+    """A vision encoder for images of any size, and its merger.
 
     merge x merge neighbouring patches become one token with `out_hidden` values.
     """
@@ -155,9 +156,9 @@ class MergedConfig(BlocksConfig):
 
 @dataclass(frozen=True, slots=True)
 class TileConfig(BlocksConfig):
-    """A tower that sees one tile of `side` x `side` pixels at a time, and the connector behind it.
+    """A vision encoder for tiles of `side` x `side` pixels, and its connector.
 
-    Pixels at a tile's far edges are left out where they fill no whole patch. merge x merge
+    Pixels at a tile's right and bottom edges that do not fill a patch are ignored. merge x merge
     neighbouring patches become one token with `out_hidden` values.
     """
 
@@ -168,36 +169,34 @@ class TileConfig(BlocksConfig):
 
     @property
     def across(self) -> int:
-        """Return the patches along a tile's edge."""
+        """Patches along a tile's edge."""
         return self.side // self.patch
 
     @property
     def covered(self) -> int:
-        """Return the pixels along a tile's edge that its patches cover."""
+        """Pixels along a tile's edge that patches cover."""
         return self.across * self.patch
 
     @property
     def patches(self) -> int:
-        """Return the patches per tile."""
+        """Patches per tile."""
         return self.across**2
 
     @property
     def rows(self) -> int:
-        """Return the rows per tile that the blocks compute."""
+        """Rows per tile that the blocks compute."""
         return self.patches
 
     @property
     def tokens(self) -> int:
-        """Return the tokens per tile."""
+        """Tokens per tile."""
         return self.patches // self.merge**2
 
 
 @dataclass(frozen=True, slots=True)
 class SiglipConfig(TileConfig):
-    """SigLIP.
+    """The shape of a SigLIP vision encoder."""
 
-    fused: files have a block's queries, keys and values as one matrix, and one image's learned
-    positions, as timm has them.
-    """
-
+    # Checkpoint files store QKV as one matrix, and the learned positions with a batch dimension, as
+    # timm does.
     fused: bool = False

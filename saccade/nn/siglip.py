@@ -1,4 +1,4 @@
-"""SigLIP, for packed tiles from any number of images. A family brings the connector behind it.
+"""SigLIP for tiles of any number of images in one pack. A family adds the connector.
 
 A token's merge x merge patches are contiguous in its tile, so merging them is a view.
 """
@@ -23,7 +23,7 @@ TOWER = "vision_model"
 def siglip_block(
     weights: Weights, name: str, config: BlocksConfig, shard: Shard, *, fused: bool = False
 ) -> TowerBlock:
-    """Load one block. Raises CheckpointError where a tensor is missing or misshapen.
+    """Load one block. Raises CheckpointError if a tensor is missing or has the wrong shape.
 
     fused: as in `SiglipConfig`.
     """
@@ -38,7 +38,7 @@ def siglip_block(
 
 
 class SiglipEmbed:
-    """Turns pixels of tiles into rows of patches, with their learned positions."""
+    """Maps pixels of tiles to rows of patches, and adds learned positions."""
 
     __slots__ = ("config", "kernel", "positions")
 
@@ -63,7 +63,7 @@ class SiglipEmbed:
 
 
 class SiglipTower(TileTower):
-    """SigLIP, and the connector that a family brings."""
+    """SigLIP, followed by a family's connector."""
 
     __slots__ = ("connector", "norm", "tile_embed")
 
@@ -76,10 +76,10 @@ class SiglipTower(TileTower):
         connector: Layer,
         shard: Shard,
     ) -> None:
-        """Build the tower.
+        """Build the encoder.
 
-        `order`: the index of each patch in a tile, in merged order, in the table of learned
-        positions. `connector`: maps tokens' patches [M, merge^2, hidden] to embeddings [M, out].
+        order: for each patch of a tile in merged order, its index in the table of learned
+        positions. connector: maps tokens' patches [M, merge^2, hidden] to embeddings [M, out].
         """
         self.tile_embed = SiglipEmbed(weights, config, colours, order)
         names = (f"{TOWER}.encoder.layers.{i}" for i in range(config.depth))
@@ -93,7 +93,7 @@ class SiglipTower(TileTower):
         return self.tile_facts(rows * columns + 1)
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
-        """Turn a canvas into rows. It has tiles side by side, the whole image last, and no more."""
+        """Map a canvas to rows. Its tiles are side by side, with the thumbnail last."""
         side, covered, (segments,) = self.config.side, self.config.covered, facts.segments
         across = pixels.shape[1] // side
         apart = pixels.view(-1, side, across, side, 3).transpose(1, 2).reshape(-1, side, side, 3)

@@ -1,6 +1,6 @@
-"""Towers over packed tiles from any number of images. Each tile is its own segment.
+"""Vision encoders for tiles of any number of images in one pack. Each tile is a separate segment.
 
-A family defines how a canvas becomes rows, and rows become tokens.
+A family defines how pixels become rows, and how rows become tokens.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from saccade.nn.tower import TowerBlock, run_blocks
 
 
 class TileTower:
-    """uint8 pixels to embeddings. Implements `nn.protocol.VisionNet`.
+    """Maps uint8 pixels to embeddings. Implements `nn.protocol.VisionNet`.
 
-    A family derives from it, and adds `grid_facts`, `embed` and `to_tokens`. Learned positions are
-    added before the first block, so rows need no places.
+    A family derives from it and adds `grid_facts`, `embed` and `to_tokens`. Learned positions are
+    added before the first block, so `GridFacts.places` has no axes.
     """
 
     __slots__ = ("config", "depth", "device", "hidden", "layers", "longest_segments")
@@ -38,7 +38,7 @@ class TileTower:
         return patches // self.config.rows * self.config.tokens
 
     def tile_facts(self, tiles: int) -> GridFacts:
-        """Return the facts of a grid with so many tiles."""
+        """Return the facts of an image with this number of tiles."""
         rows = self.config.rows
         places = torch.zeros((0, tiles * rows), dtype=torch.int64).to(self.device)
         return GridFacts(places, segments=((rows,) * tiles,))
@@ -50,12 +50,12 @@ class TileTower:
         raise NotImplementedError
 
     def to_tokens(self, rows: torch.Tensor) -> torch.Tensor:
-        """Turn the last block's rows [tiles * rows, hidden] into embeddings."""
+        """Map the last block's rows [tiles * rows, hidden] to embeddings."""
         raise NotImplementedError
 
     def blocks(self, pack: Pack) -> Pieces:
         return self.to_tokens((yield from run_blocks(self.layers, pack)))
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """Split embeddings tile by tile, as tiles follow each other directly."""
+        """Split the embeddings into images, whose tiles are contiguous."""
         return copy_images(self, embeddings, facts)

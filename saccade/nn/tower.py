@@ -1,8 +1,8 @@
-"""Blocks of vision encoders: attention, then an MLP, each on normalised rows and with a residual.
-Also the merger that makes tokens of the last block's rows.
+"""Transformer blocks of vision encoders, each with pre-norm attention and MLP and with residual
+connections, and the merger that makes tokens of the last block's rows.
 
-A family defines the names of a block's tensors, and how its attention's rows are computed. A
-block's work comes in pieces, so that an encoding can pause between them.
+A family defines the names of a block's tensors, and how queries, keys and values are computed. A
+block is computed in chunks, so that encoding can pause between them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from saccade.nn.weights import Part, Weights
 from saccade.parallel import Shard
 
 PROJECTION = 4
-"""A block's projection to queries, keys and values is about this part of its cost, or less."""
+"""The QKV projection takes about 1 / PROJECTION of a block's cost, or less."""
 Layer = Callable[[torch.Tensor], torch.Tensor]
 Norm = LayerNorm | RMSNorm
 
 
 class BlockParts:
-    """Loads the parts of one block, whose tensors' names begin with `name`."""
+    """Loads the parts of one block, whose tensor names start with `name`."""
 
     __slots__ = ("config", "heads", "name", "shard", "weights")
 
@@ -38,23 +38,23 @@ class BlockParts:
         self.heads = shard.divide(config.heads, "vision attention heads")
 
     def norms(self, kind: type[Norm], *parts: str) -> list[Norm]:
-        """Load the norms before attention and MLP."""
+        """Load the norms before attention and before the MLP."""
         hidden, eps = self.config.hidden, self.config.norm_eps
         return [kind(self.weights, f"{self.name}.{part}", hidden, eps) for part in parts]
 
     def separate_heads(self, part: str, *, bias: bool = True) -> Linear:
-        """Load queries, keys and values, stored as three tensors."""
+        """Load queries, keys and values that are stored as three tensors."""
         hidden = self.config.hidden
         columns = [Column(f"{self.name}.{part}.{each}_proj", hidden, self.shard) for each in "qkv"]
         return Linear.columns(self.weights, columns, hidden, bias=bias)
 
     def fused_heads(self, part: str, *, bias: bool = True) -> Linear:
-        """Load queries, keys and values, stored as one tensor."""
+        """Load queries, keys and values that are stored as one tensor."""
         name, hidden = f"{self.name}.{part}", self.config.hidden
         return Linear.fused_columns(self.weights, name, hidden, 3, hidden, self.shard, bias=bias)
 
     def out(self, part: str, *, bias: bool = True) -> RowLinear:
-        """Load attention's output projection."""
+        """Load the output projection of attention."""
         name, hidden = f"{self.name}.{part}", self.config.hidden
         return RowLinear(self.weights, name, hidden, hidden, self.shard, bias=bias)
 
@@ -65,13 +65,13 @@ class BlockParts:
         return MLP(self.weights, names, sizes, config.activation, self.shard)
 
     def scales(self, *parts: str) -> list[torch.Tensor]:
-        """Load a factor for each channel."""
+        """Load vectors of scale factors, one factor per channel."""
         shape = (self.config.hidden,)
         return [self.weights.load(Part(f"{self.name}.{part}", shape)) for part in parts]
 
 
 class TowerBlock:
-    """A block with norms before attention and MLP."""
+    """A block with norms before attention and before the MLP."""
 
     __slots__ = ("heads", "mlp", "norm1", "norm2", "ops", "out", "qkv", "scale")
 
@@ -90,7 +90,7 @@ class TowerBlock:
         attention: TowerAttention,
         rotations: Sequence[Rotation] = (),
     ) -> Pieces:
-        """Run as `block_pieces` does. rotations: each cut's; none: heads are not rotated."""
+        """Run as `block_pieces` does. rotations: one per cut; if empty, RoPE is not applied."""
 
         def project(rows: torch.Tensor, cut: int) -> torch.Tensor:
             qkv = self.qkv(self.norm1(rows)).view(len(rows), 3 * self.heads, -1)
@@ -106,7 +106,7 @@ class TowerBlock:
 
 
 class ScaledBlock(TowerBlock):
-    """A block that scales what attention and MLP add, by channel."""
+    """A block that scales the outputs of attention and MLP by channel (LayerScale)."""
 
     __slots__ = ("scales",)
 
@@ -122,9 +122,9 @@ class ScaledBlock(TowerBlock):
 
 
 class PatchMerger:
-    """Merges every `unit` contiguous rows into a token, by an MLP over their concatenation.
+    """Merges every `unit` consecutive rows into a token, by an MLP over their concatenation.
 
-    norm: normalises each row, or if `late` those side by side.
+    norm: applied to each row, or to the concatenation if `late`.
     """
 
     __slots__ = ("late", "mlp", "norm", "unit")
@@ -151,12 +151,10 @@ def load_merger(
     eps: float,
     shard: Shard,
 ) -> PatchMerger:
-    """Load a merger with LayerNorm and GELU. Every row is normalised.
+    """Load a merger with LayerNorm on each row and GELU.
 
-    Raises CheckpointError where a tensor is missing or misshapen.
-
-    names: of the norm and of the two products. sizes: a row's values, a token's rows, and a token's
-    values.
+    names: of the norm and the two matrices. sizes: the hidden size, rows per token, and values per
+    token. Raises CheckpointError if a tensor is missing or has the wrong shape.
     """
     hidden, unit, out = sizes
     norm = LayerNorm(weights, names[0], hidden, eps)
@@ -165,7 +163,7 @@ def load_merger(
 
 
 class AxialRope:
-    """Rotates a head's first half by a patch's place on one axis, its second by that on another.
+    """2D RoPE: rotates the first half of a head by the patch's row, and the second by its column.
 
     Both axes share one table.
     """
@@ -175,7 +173,7 @@ class AxialRope:
     def __init__(
         self, weights: Weights, head_dim: int, theta: float, longest: int, pairs: Pairs = "halves"
     ) -> None:
-        """Build the table for `longest` places on an axis."""
+        """Build the table for positions 0 to `longest` - 1 on each axis."""
         angles = axial_angles(head_dim // 2, theta, longest, weights.device)
         self.cos, self.sin = rotary_tables(angles.repeat(1, 2), pairs)  # [P, D]
         sections = (head_dim // 4, head_dim // 4)
@@ -184,20 +182,20 @@ class AxialRope:
         self.looked_up = weights.ops.looks_up
 
     def rotation(self, places: torch.Tensor) -> Rotation:
-        """Return the rotation at places [2, N]."""
+        """Return the rotation for positions [2, N]."""
         rotation = Rotation(self.cos, self.sin, places, self.axis, self.pairs)
-        # Else rows would be looked up again in every layer.
+        # Looked up here unless the kernel does so, to avoid a lookup in every layer.
         return rotation if self.looked_up else rotation.ready()
 
 
 def axial_angles(size: int, theta: float, longest: int, device: torch.device) -> torch.Tensor:
-    """Return the angles [longest, size / 2] of one axis, which rotates `size` values of a head."""
+    """Return the angles [longest, size / 2] of one axis that rotates `size` values of a head."""
     steps = torch.arange(0, size, 2, dtype=torch.float32, device=device) / size
     return torch.arange(longest, device=device)[:, None] * (1.0 / theta**steps)
 
 
 def together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Put tensors of rows one below another. A single one is returned without a copy."""
+    """Concatenate tensors along the first dimension. A single one is returned without a copy."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
@@ -209,19 +207,19 @@ def block_pieces(
     project: Callable[[torch.Tensor, int], torch.Tensor],
     finish: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> Pieces:
-    """Do one block's work on x [N, hidden], cut by cut. Costs N, and returns [N, hidden].
+    """Compute one block on x [N, hidden], chunk by chunk. Costs N in total, returns [N, hidden].
 
-    project: maps a cut's rows and its number to queries, keys and values [n, 3 H, D]. finish: maps
-    a cut's rows and what they attended to [n, H * D] to the block's output.
+    project: maps a chunk's rows and its index to queries, keys and values [n, 3 H, D]. finish: maps
+    a chunk's rows and the output of attention [n, H * D] to the block's output.
     """
     projected = []
     for number, cut in enumerate(cuts):
-        yield _share(cut)
+        yield _projection_cost(cut)
         projected.append(project(x[cut.rows], number))
     qkv = together(projected)  # [N, 3 H, D]
     heads, found = qkv.shape[1] // 3, []
     for cut in cuts:
-        yield cut.rows.stop - cut.rows.start - _share(cut)
+        yield cut.rows.stop - cut.rows.start - _projection_cost(cut)
         attended = attention(
             qkv[cut.rows, :heads],
             qkv[cut.keys, heads : 2 * heads],
@@ -236,9 +234,9 @@ def block_pieces(
 def run_blocks(
     layers: Sequence[TowerBlock], pack: Pack, rotation: Rotation | None = None
 ) -> Pieces:
-    """Run a pack through blocks that cut it alike. Returns rows [N, hidden].
+    """Run a pack through blocks that all use the same cuts. Returns rows [N, hidden].
 
-    rotation: turns heads, row by row.
+    rotation: RoPE for each row.
     """
     x, (cuts,) = pack.rows, pack.cuts
     rotations = [] if rotation is None else [rotation.part(cut.rows) for cut in cuts]
@@ -247,6 +245,6 @@ def run_blocks(
     return x
 
 
-def _share(cut: Cut) -> int:
-    """Return the projection's share of a block's cost."""
+def _projection_cost(cut: Cut) -> int:
+    """Return the part of a block's cost that its QKV projection has."""
     return (cut.rows.stop - cut.rows.start) // PROJECTION

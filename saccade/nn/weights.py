@@ -1,7 +1,7 @@
-"""The source of a network's tensors, as its layers see it. `runtime/weights/checkpoint_weights.py`
-implements it for files and for random numbers.
+"""The source of tensors from which layers are built. `runtime/weights/checkpoint_weights.py`
+implements it for files and for random weights.
 
-Layers ask for tensors in the form needed, so a network is whole as soon as built.
+Layers request tensors in their final form, so a network is ready as soon as it is constructed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Weights(Protocol):
 
     @property
     def ops(self) -> Ops:
-        """Return the kernels for the layers being built."""
+        """The kernels for the layers being built."""
         ...
 
     @property
@@ -33,54 +33,54 @@ class Weights(Protocol):
 
     @property
     def adapters(self) -> Adapters:
-        """Return the adapters' additions to products in the layers being built."""
+        """The adapters of the layers being built."""
         ...
 
     def load(self, *parts: Part) -> torch.Tensor:
-        """Load the parts one below another (along the first dimension).
+        """Load slices of tensors, concatenated along the first dimension.
 
-        The result is owned, in the network's dtype, on its device. Only the wanted slices are read.
-        Raises CheckpointError naming file and tensor for a missing or misshapen tensor.
+        The result is owned by the caller, in the network's dtype, on its device. Only these slices
+        are read. Raises CheckpointError with file and tensor if one is missing or has the wrong
+        shape.
         """
         ...
 
     def load_matrix(self, *parts: Part) -> Matrix:
-        """Load the parts as `load` does, in their final form for products."""
+        """Load slices as `load` does, in the packed form for matrix multiplication."""
         ...
 
     def load_experts(self, parts: Sequence[Part], turned: bool, /) -> Fp8Experts | None:
-        """Load tensors [experts, out, in] as matrices for products, if they stay in FP8.
+        """Load the matrices of experts, or return `None` unless they stay in FP8.
 
-        They are stacked by outputs. turned: the tensors are [experts, in, out]. Returns
-        `None` if `load` is to make them whole.
+        parts: tensors [experts, out, in], concatenated by outputs. turned: they are [experts, in,
+        out].
         """
         ...
 
     def has(self, name: str, /) -> bool:
-        """Return True for a tensor's canonical name. Random weights have any."""
+        """Return True if there is a tensor with this canonical name. Random weights have all."""
         ...
 
     def equals(self, part: Part, values: torch.Tensor, /) -> bool:
-        """Return True if the stored tensor's wanted slice has these values. Random weights do.
+        """Return True if the stored slice equals `values`, which have the form that `load` returns.
 
-        values: as `load` would return them. Raises CheckpointError as `load` does.
+        Always True for random weights. Raises CheckpointError as `load` does.
         """
         ...
 
     def fits(self, part: Part, /) -> bool:
-        """Return True for a tensor with the given shape. Random weights have any."""
+        """Return True if a tensor has this shape. Always True for random weights."""
         ...
 
     def matrix(self, weight: torch.Tensor, name: str, /) -> Matrix:
-        """Return a matrix [out, in] cut from the loaded tensor `name`, or the whole tensor.
-
-        It has the form that `load_matrix` gives.
+        """Return the packed form of a matrix [out, in], which is the loaded tensor `name` or a part
+        of it. It has the form that `load_matrix` returns.
         """
         ...
 
     def found(self, name: str, values: torch.Tensor, /) -> None:
-        """Record that the network has the tensor `name`, read by others.
+        """Record that the network contains the tensor `name`, which was read elsewhere.
 
-        The tower's fingerprint needs it.
+        It is part of the vision encoder's fingerprint.
         """
         ...

@@ -1,4 +1,4 @@
-"""Activations after products. Stateless."""
+"""Activation functions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """Compute GELU with the tanh approximation in float32. Returns x's dtype.
 
-    With `0.5 (1 + tanh(z)) = sigmoid(2 z)` it is `x * sigmoid(SLOPE * (x + 0.044715 x^3))`, which
-    takes half as long as torch's on a CPU.
+    Uses `0.5 (1 + tanh(z)) = sigmoid(2 z)`, so `x * sigmoid(SLOPE * (x + 0.044715 x^3))`, which
+    takes half as long as PyTorch's function on a CPU.
     """
     wide = x.float()
     gate = (wide * wide).mul_(0.044715 * SLOPE).add_(SLOPE).mul_(wide).sigmoid_()
@@ -24,7 +24,7 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
 
 
 def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """Apply the activation alone."""
+    """Apply an activation."""
     match activation:
         case "none":
             return x

@@ -1,7 +1,7 @@
-"""Causal attention over sequences' keys and values, by PyTorch on a CPU.
+"""Causal attention over contiguous keys and values, by PyTorch on a CPU.
 
-Stateless, and unaware of pages. Only windows, and images that see themselves, have masks. Grouped
-queries share their keys without copies.
+Only sliding windows and bidirectional images need masks. Grouped queries share their keys without
+copies.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from saccade.kernels.reference import long_attention as blockwise
 
 MASKED_QUERIES = 256
-"""Queries that share a mask: what is kept for a step stays small."""
+"""Queries per mask, to limit the memory for a step's masks."""
 
 
 def causal_attention(
@@ -27,21 +27,21 @@ def causal_attention(
 ) -> torch.Tensor:  # [L, Hq, D]
     """Attend causally (lower right) with q [L, Hq, D] to one sequence's k, v [1, Hkv, K, D].
 
-    The queries are its last L tokens, the keys all K. softmax: for many of both.
+    The queries belong to the last L of K tokens. softmax: used if there are many queries and keys.
     """
     length, heads, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     group = heads // kv_heads
     if length == 1:
-        # One query sees every key: the queries that share a key head become rows of one unmasked
+        # A single query attends to all keys, so the queries of a group become rows of one unmasked
         # problem.
         return F.scaled_dot_product_attention(
             q.view(1, kv_heads, group, dim), k, v, scale=scale
         ).reshape(1, heads, dim)
     if blockwise.pays(q, length * group, keys):
         return blockwise.attend(q, k[0], v[0], scale, causal=True, softmax=softmax)
-    # The members of a group become the batch, over which keys and values are expanded without a
-    # copy.
+    # The queries of a group become the batch, over which keys and values are expanded without
+    # copies.
     queries = q.view(length, kv_heads, group, dim).permute(2, 1, 0, 3)  # [G, Hkv, L, D]
     k, v = k.expand(group, -1, -1, -1), v.expand(group, -1, -1, -1)
     if keys == length:
@@ -56,20 +56,20 @@ def decode_attention(
 ) -> torch.Tensor:  # [R, Hq, D]
     """Attend with q [R, Hq, D], one query per sequence, to k, v [R, Hkv, K, D], in one call.
 
-    mask [R, K]: added to the scores; -inf where a sequence lacks the key.
+    mask [R, K]: added to the scores; -inf for keys that a sequence does not have.
     """
     rows, heads, dim = q.shape
     kv_heads = k.shape[1]
-    # The queries that share a key head become rows of one problem.
+    # The queries of a group become rows of one problem.
     queries = q.view(rows, kv_heads, heads // kv_heads, dim)
     out = F.scaled_dot_product_attention(queries, k, v, mask[:, None, None], scale=scale)
     return out.reshape(rows, heads, dim)
 
 
 class Block(NamedTuple):
-    """Some of a row's queries, and the keys that any of them sees.
+    """Some of a row's queries, and the range of keys that at least one of them attends to.
 
-    The third field is the mask of the keys that each query sees [B, K]; `None`: all.
+    seen: [B, K] bool, which queries attend to which keys; `None`: all to all.
     """
 
     queries: slice
@@ -78,7 +78,7 @@ class Block(NamedTuple):
 
 
 def blocks_of(first: torch.Tensor, end: torch.Tensor) -> list[Block]:
-    """Cut a row into blocks. Query t sees the keys [first[t], end[t])."""
+    """Split a row into blocks. Query t attends to keys [first[t], end[t])."""
     found = []
     for start in range(0, len(first), MASKED_QUERIES):
         queries = slice(start, min(start + MASKED_QUERIES, len(first)))
@@ -108,11 +108,10 @@ def block_attention(
 
 
 def _merged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """Attend causally with q [G, Hkv, L, D] in two parts and merge them.
+    """Attend causally with q [G, Hkv, L, D] in two parts, and merge the results.
 
-    One part is the prefix, which every row sees whole; the other is the rows themselves. Each
-    part's softmax has its own denominator, whose log gives its weight (Milakov & Gimelshein 2018,
-    online softmax).
+    One part is the prefix, to which all queries attend; the other is the causal part. The log of
+    each part's softmax denominator gives its weight (online softmax, Milakov & Gimelshein 2018).
     """
     prefix = k.shape[2] - q.shape[2]
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default

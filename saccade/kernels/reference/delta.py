@@ -1,13 +1,12 @@
-"""The gated delta rule: attention that remembers a sequence in one matrix per head, at any length;
-and the short causal convolution before.
+"""The gated delta rule, which is linear attention with one state matrix per head, and the short
+causal convolution before it.
 
-Owns what both mean in plain PyTorch, for packed rows that continue states in memory lines: a scan
-in chunks for rows with many tokens, one recurrent step for rows with one. Unaware of sequences,
-worker slots and plans.
+This is the definition in plain PyTorch, for packed rows that update states in a state memory:
+chunked scans for rows with many tokens, and a recurrent step for rows with one.
 
-With a state S [Dk, Dv], each token does S = exp(g) S; S += k (beta (v - S'k))'; out = S'q, where
-queries and keys have length one (Yang et al., "Gated Delta Networks", 2024). States and all
-computing are float32.
+With a state S [Dk, Dv], each token computes S = exp(g) S; S += k (beta (v - S'k))'; out = S'q,
+where queries and keys are normalised to length one (Yang et al., "Gated Delta Networks", 2024).
+States and computation are in float32.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ import torch
 from torch.nn import functional as F
 
 CHUNK = 64
-"""Tokens whose updates of a state are one product."""
+"""Tokens per chunk of the scan."""
 LENGTH_EPS = 1e-6
 LOOP_VALUES = 64
-"""A multiple of the values that PyTorch's loops take at a time on any processor."""
+"""A multiple of the vector length of PyTorch's loops on any CPU."""
 
 
 class HostRow(NamedTuple):
-    """A row as the host reads it: tokens [start, end) in a batch continue line `line`.
+    """A row as read on the host: tokens [start, end) of the batch update the state at `line`.
 
-    A sequence's first tokens start from zero. keep: another line that gets the state after them.
+    fresh: the sequence starts here, with a state of zeros. keep: where to copy the state after it.
     """
 
     line: int
@@ -41,18 +40,17 @@ class HostRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StateRows:
-    """R rows with T packed tokens, and the memory line with each sequence's state.
+    """R rows with T packed tokens, and the index of each sequence's state in state memory.
 
-    Row r has the tokens `[q_starts[r], q_starts[r + 1])`, the last among its sequence's first
-    `kv_lengths[r]` tokens. A row with `kv_lengths` 0 is padding, and leaves states alone.
+    Row r has tokens `[q_starts[r], q_starts[r + 1])`, the last of its sequence's first
+    `kv_lengths[r]` tokens. A row with `kv_lengths` 0 is padding, and does not change states.
     """
 
     q_starts: torch.Tensor  # [R + 1] int32
     kv_lengths: torch.Tensor  # [R] int32
     lines: torch.Tensor  # [R] int64
-    singles: int  # this many rows, the first ones, have one token each
-    # the rows without padding, if known to the host; rows with one line continue each other, in
-    # order
+    singles: int  # number of rows with a single token, which are the first ones
+    # the rows without padding, if the host reads them; rows with equal `line` continue each other
     host: tuple[HostRow, ...] = ()
 
     @classmethod
@@ -63,7 +61,7 @@ class StateRows:
         lines: torch.Tensor,
         singles: int,
     ) -> StateRows:
-        """Build the rows. The host's leave out padding."""
+        """Build the rows. `host` does not include padding."""
         starts = q_starts.tolist()
         host = tuple(
             HostRow(line, start, end, length == end - start)
@@ -75,9 +73,9 @@ class StateRows:
         return cls(q_starts, kv_lengths, lines, singles, host)
 
     def with_kept(self, kept: Mapping[int, int]) -> StateRows:
-        """Return the same rows, keeping the states after some.
+        """Return the same rows, which also copy some states.
 
-        kept: the memory line by a row's first token.
+        kept: index of a row's first token -> index in state memory of the copy.
         """
         assert self.host, "where rows are computed side by side, none goes on from another"
         host = tuple(row._replace(keep=kept.get(row.start)) for row in self.host)
@@ -85,11 +83,10 @@ class StateRows:
 
 
 def softplus(x: torch.Tensor) -> torch.Tensor:
-    """Apply PyTorch's softplus to float32 values, with the same bits at any length.
+    """Apply PyTorch's softplus to float32 values, with results independent of their number.
 
-    PyTorch's loop takes the last values, fewer than it takes at a time, by themselves and rounds
-    them otherwise, so that a row's bits would depend on how many rows there are. Padding avoids
-    this.
+    PyTorch's loop rounds differently for the remainder after complete vectors, so a row's result
+    would depend on the batch size. Padding to complete vectors avoids this.
     """
     flat = F.pad(x.flatten(), (0, -x.numel() % LOOP_VALUES))
     return F.softplus(flat)[: x.numel()].view(x.shape)
@@ -103,10 +100,10 @@ def causal_conv(
     *,
     silu: bool = True,
 ) -> torch.Tensor:  # [T, C]
-    """Apply SiLU to a convolution of each channel in x [T, C] over its own last K inputs.
+    """Convolve each channel of x [T, C] with its sequence's last K inputs, and apply SiLU.
 
-    weight [K, C], the newest input's last. states [lines, K - 1, C]: a sequence's last inputs, the
-    oldest first; updated. silu: False leaves the sums as they are.
+    weight: [K, C], the newest input's last. states: [lines, K - 1, C], the sequences' last inputs,
+    oldest first; updated. silu: False skips the activation.
     """
     wide = weight.to(_wide(x))
     out = torch.zeros_like(x)
@@ -136,9 +133,9 @@ def gated_delta(
 ) -> torch.Tensor:  # [T, Hv, Dv]
     """Apply the gated delta rule to packed rows, in v's dtype.
 
-    q, k [T, Hk, Dk], at any length; v [T, Hv, Dv]: Hv / Hk neighbouring value heads share a query
-    and key head. decay (logarithms, at most 0), beta [T, Hv] float32. states [lines, Hv, Dk, Dv]
-    float32 are updated.
+    q, k: [T, Hk, Dk], not normalised. v: [T, Hv, Dv]; Hv / Hk adjacent value heads share a query
+    and key head. decay (logarithms, at most 0), beta: [T, Hv] float32. states: [lines, Hv, Dk, Dv]
+    float32; updated.
     """
     q, k = _unit(q, v.shape[1]), _unit(k, v.shape[1])
     q = q * q.shape[2] ** -0.5
@@ -166,7 +163,7 @@ def recurrent_step(
 ) -> torch.Tensor:
     """Apply the rule to one token: q, k [1, H, Dk], v [1, H, Dv], decay, beta [1, H].
 
-    Changes state [H, Dk, Dv].
+    Updates state [H, Dk, Dv].
     """
     state.mul_(decay[0].exp()[:, None, None])
     known = torch.bmm(k[0].unsqueeze(1), state)  # [H, 1, Dv]
@@ -183,7 +180,7 @@ def recurrent_reference(
     beta: torch.Tensor,
     state: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the result of `chunked_scan`, computed token by token."""
+    """Do the same as `chunked_scan` token by token, for tests."""
     at = [slice(t, t + 1) for t in range(len(q))]
     parts = [recurrent_step(q[t], k[t], v[t], decay[t], beta[t], state) for t in at]
     return torch.cat(parts)
@@ -199,15 +196,15 @@ def chunked_scan(
 ) -> torch.Tensor:  # [L, H, Dv]
     """Apply the rule to one sequence: q, k [L, H, Dk], v [L, H, Dv], decay, beta [L, H].
 
-    Changes state [H, Dk, Dv].
+    Updates state [H, Dk, Dv].
 
     Within a chunk, the tokens' corrections u solve `(I + A) u = beta (v - decayed S'k)`, where A
-    matches each token's key with earlier ones. So a chunk is a few products (the WY form of the
-    paper above, section 3.2).
+    contains products of each key with earlier keys. A chunk therefore takes a few matmuls (the WY
+    form of section 3.2 in the paper above).
     """
     length, size = len(q), min(CHUNK, len(q))
     q, k, v, decay, beta = _chunks((q, k, v, decay, beta), size)  # [H, N, C, ...]
-    since = decay.cumsum(-1)  # [H, N, C]: from the chunk's beginning to each token
+    since = decay.cumsum(-1)  # [H, N, C]: from the start of the chunk to each token
     between = since.unsqueeze(-1) - since.unsqueeze(-2)
     later = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
     between = between.masked_fill_(later, -torch.inf).exp_()  # [H, N, C, C]
@@ -230,7 +227,7 @@ def chunked_scan(
 
 
 def _chunks(tensors: Sequence[torch.Tensor], size: int) -> list[torch.Tensor]:
-    """Cut [L, H, ...] into [H, N, size, ...]. Padding is 0, which leaves states unchanged."""
+    """Split [L, H, ...] into [H, N, size, ...], padded with 0, which does not change states."""
     rest = -len(tensors[0]) % size
     found = []
     for x in tensors:
@@ -240,7 +237,7 @@ def _chunks(tensors: Sequence[torch.Tensor], size: int) -> list[torch.Tensor]:
 
 
 def _unit(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """Return heads [T, Hk, D], normalised to length one and repeated: [T, heads, D]."""
+    """Return heads [T, Hk, D] normalised to length one, and repeated: [T, heads, D]."""
     x = x.to(_wide(x))
     x = x * torch.rsqrt((x * x).sum(-1, keepdim=True) + LENGTH_EPS)
     return x.repeat_interleave(heads // x.shape[1], dim=1) if heads != x.shape[1] else x

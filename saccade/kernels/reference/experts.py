@@ -1,7 +1,7 @@
-"""A layer's experts as one tensor, and what they make of rows: what a GPU's kernel computes, in
-plain PyTorch.
+"""An MoE layer's experts stacked in one tensor, and their MLPs, in plain PyTorch. A GPU backend
+computes the same in one kernel.
 
-Stateless. `moe.py` decides which experts a row goes to.
+`moe.py` decides which experts each row is routed to.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def stacked_mlp(
     before: int = 0,
     act: Activation = "silu",
 ) -> torch.Tensor:
-    """Sum `share * down(act(gate) * up)` over each row's experts, for rows x [T, H].
+    """Sum `share * down(act(gate) * up)` over the experts of each row of x [T, H] -> [T, H].
 
-    Returns [T, H]. experts: int64 [T, K], distinct within a row. shares: [T, K]. up: [E, 2 I, H],
-    the gate's outputs, then up's. down: [E, H, I]. There are `before` experts before the first of
-    these E. A row's experts outside these E add 0.
+    experts: int64 [T, K], distinct within a row. shares: [T, K]. up: [E, 2 I, H], the gate's
+    outputs first. down: [E, H, I]. These E experts start at index `before`; experts outside this
+    range contribute 0.
     """
     each = x.new_zeros(*experts.shape, expert(down, 0).shape[0])
     for number in range(count_of(up)):
@@ -43,7 +43,7 @@ def count_of(experts: Stack) -> int:
 
 
 def expert(experts: Stack, number: int) -> torch.Tensor:
-    """Return one expert's matrix, in float32 where it is in 8 bits."""
+    """Return one expert's matrix, dequantised to float32 if it is in FP8."""
     if isinstance(experts, torch.Tensor):
         return experts[number]
     return dense(Fp8Matrix(experts.values[number], experts.scales[number], experts.group))

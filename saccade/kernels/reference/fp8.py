@@ -1,11 +1,10 @@
-"""FP8 (e4m3: four exponent bits, three mantissa bits): its range, how values are converted, and
-products with FP8 matrices.
+"""FP8 (e4m3: four exponent bits, three mantissa bits): conversion, and matmuls with FP8 matrices,
+in plain PyTorch.
 
-Owns what a product means in plain PyTorch, and the choice of its form. Few rows stay unchanged:
-their cost is reading the weights, and a GPU's kernel reads them in 8 bits. Many rows become 8
-bits too, each with own scales, on devices that multiply FP8 (`torch`'s scaled products). A row's
-answer depends on how many rows a product has, never on their content. PyTorch lacks index_copy_ for
-such tensors: their bytes are copied.
+Small batches are not quantised: reading the weights dominates their cost, and GPU kernels read
+these in 8 bits. Large batches are quantised, with separate scales per row, on devices with FP8
+matmuls (`torch`'s scaled matmuls). The choice depends only on the batch size. Tensors are copied as
+bytes because PyTorch has no index_copy_ for FP8.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from saccade.kernels import device
 from saccade.kernels.matrix import FP8, MAX_UNQUANTIZED_ROWS, Fp8Experts, Fp8Matrix, Fp8Rows
 
 LARGEST = 448.0
-"""Largest value, of either sign. What is beyond becomes it: the format has no infinity."""
+"""The largest value. Larger ones are clamped to it, as the format has no infinity."""
 BLOCK = 128
-"""Rows and columns of the blocks of weights that scaled products take, and inputs of a row that
-then share a scale.
+"""Rows and columns of weight blocks with one scale, as scaled matmuls require, and inputs per scale
+of the quantised rows.
 """
 MIN_AMOUNT = 1e-12
-"""A group of smaller values than that has the scale of one with this value."""
+"""The minimum absolute maximum of a group for computing its scale, to avoid a division by 0."""
 TRIED_ROWS = 2 * MAX_UNQUANTIZED_ROWS
-"""Rows of the product that tells whether a device multiplies in 8 bits."""
+"""Batch size of the matmul that tests whether a device supports FP8."""
 ROWS_UNIT = 4
-"""cuBLAS reads scales of rows 16 bytes at a time: rows are padded to a multiple of this."""
+"""Rows are padded to a multiple of this, because cuBLAS reads their scales 16 bytes at a time."""
 
 
 def to_fp8(x: torch.Tensor, scale: float | torch.Tensor = 1.0) -> torch.Tensor:
-    """Return `x / scale`, rounded to the nearest."""
+    """Return `x / scale`, rounded to nearest."""
     wide = x.float()
     return wide.div(scale).clamp_(-LARGEST, LARGEST).to(FP8)
 
@@ -43,9 +42,9 @@ def padded_rows(count: int) -> int:
 
 
 def quantise_rows(x: torch.Tensor, group: int) -> Fp8Rows:
-    """Quantise x [T, in] to 8 bits, with a scale for each `group` inputs in each row.
+    """Quantise x [T, in] to FP8, with a scale for each group of `group` inputs in each row.
 
-    A group's largest value becomes FP8's largest.
+    The scale maps a group's largest absolute value to FP8's largest.
     """
     parts = x.float().unflatten(1, (-1, group))
     scales = parts.abs().amax(2).clamp_(min=MIN_AMOUNT) / LARGEST
@@ -56,9 +55,9 @@ def quantise_rows(x: torch.Tensor, group: int) -> Fp8Rows:
 
 
 def prepare(matrix: Fp8Matrix, dtype: torch.dtype) -> Fp8Matrix:
-    """Return the matrix for products with rows in the dtype.
+    """Return the matrix prepared for rows of this dtype.
 
-    It is `scaled` if PyTorch multiplies rows in 8 bits by it, which is tried once.
+    It is `scaled` if PyTorch supports 8-bit matmuls with it, which is tested by doing one.
     """
     place = matrix.values.device
     if not device.multiplies_fp8(place, dtype):
@@ -71,7 +70,7 @@ def prepare(matrix: Fp8Matrix, dtype: torch.dtype) -> Fp8Matrix:
 
 
 def _multiplies(matrix: Fp8Matrix, dtype: torch.dtype) -> bool:
-    # cuBLAS refuses a scale for each row on some GPUs that have FP8: sm_100, sm_110, sm_120
+    # On some GPUs with FP8, cuBLAS does not support a scale per row: sm_100, sm_110, sm_120
     # (pytorch/pytorch 160693, 192707).
     rows = torch.zeros(
         (TRIED_ROWS, matrix.values.shape[1]), dtype=dtype, device=matrix.values.device
@@ -86,10 +85,10 @@ def _multiplies(matrix: Fp8Matrix, dtype: torch.dtype) -> bool:
 
 
 def block_scales(scales: torch.Tensor) -> torch.Tensor | None:
-    """Return scales for output blocks [groups, out / 128], as for cuBLAS, from [out, groups].
+    """Return block scales [groups, out / 128] for cuBLAS, from scales [out, groups].
 
     Groups are padded to a multiple of 4, and a block's scales are contiguous. Returns `None` if
-    the outputs within a block differ in scales.
+    the outputs in a block have different scales.
     """
     if scales.shape[0] % BLOCK:
         return None
@@ -102,14 +101,14 @@ def block_scales(scales: torch.Tensor) -> torch.Tensor | None:
 def whole_linear(
     x: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return `x @ matrix.T + bias`, [T, out] in x's dtype, for x [T, in], with rows unchanged."""
+    """Return `x @ matrix.T + bias` [T, out] in x's dtype, for x [T, in], without quantising x."""
     return F.linear(x, dense(matrix).to(x.dtype), bias)
 
 
 def scaled_linear(rows: Fp8Rows, matrix: Fp8Matrix, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return `rows @ matrix.T + bias`, both sides in 8 bits, for a `scaled` matrix.
+    """Return `rows @ matrix.T + bias` with an FP8 matmul, for a `scaled` matrix.
 
-    A CPU lacks products by blocks.
+    On a CPU, which has no block-scaled matmuls, both are dequantised.
     """
     weights = matrix.values.t()
     if matrix.blocks is None:
@@ -140,6 +139,6 @@ def scaled_linear(rows: Fp8Rows, matrix: Fp8Matrix, bias: torch.Tensor | None) -
 
 
 def dense(matrix: Fp8Matrix | Fp8Experts) -> torch.Tensor:
-    """Return the matrix, or the matrices, in float32."""
+    """Return the matrix, or the experts' matrices, dequantised to float32."""
     values, scales, group = matrix.values, matrix.scales, matrix.group
     return values.float() * scales.repeat_interleave(group, -1)[..., : values.shape[-1]]

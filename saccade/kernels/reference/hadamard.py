@@ -1,8 +1,8 @@
-"""Hadamard's transform of neighbouring inputs, block by block: it spreads a large value over its
-block.
+"""The Hadamard transform of blocks of adjacent inputs, which spreads outliers over their block.
 
-Rows and matrices that are both transformed have the same product as before. Rounded to 8 bits, both
-then lose less: a row with one large value no longer rounds all its others coarsely.
+If rows and matrix are both transformed, their product is unchanged except for a constant factor.
+But quantising them to 8 bits loses less, because an outlier no longer forces a coarse scale on all
+other values of its row.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from torch.nn import functional as F
 BLOCKS = (64, 128, 256, 512)
 """Supported block sizes of the transform."""
 MIN_BLOCK = BLOCKS[0]
-"""Inputs are padded to a multiple of so many."""
+"""Inputs are padded to a multiple of this."""
 
 
 def block_of(inputs: int) -> int:
-    """Return how many of the inputs, a multiple of `MIN_BLOCK`, are transformed together.
+    """Return the block size for this number of inputs, a multiple of `MIN_BLOCK`.
 
-    More spread a large value further. Only all inputs in whole blocks are transformed.
+    Larger blocks spread outliers further, but must divide the number of inputs.
     """
     return min(inputs & -inputs, BLOCKS[-1])
 
 
 def transform(x: torch.Tensor) -> torch.Tensor:
-    """Return float32 [T, inputs to whole blocks], each block by sums and differences.
+    """Return float32 [T, inputs], padded to complete blocks and transformed.
 
-    Done twice, a block is as many times what it was as it has inputs (`block_of`). The order is the
-    x86 code's, to the bit.
+    Transforming twice multiplies values by the block size (`block_of`). The order of operations
+    makes the result bit-identical to the x86 kernel's.
     """
     wide = F.pad(x.float(), (0, -x.shape[1] % MIN_BLOCK))
     shape, block, step = wide.shape, block_of(wide.shape[1]), 1
@@ -40,5 +40,5 @@ def transform(x: torch.Tensor) -> torch.Tensor:
 
 
 def transform_back(x: torch.Tensor, inputs: int) -> torch.Tensor:
-    """Return what `transform(...)` was made of, divided by a block's inputs, without padding."""
+    """Invert `transform`, up to a factor of the block size, and remove the padding."""
     return transform(x)[:, :inputs]

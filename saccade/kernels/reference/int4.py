@@ -1,7 +1,7 @@
-"""4-bit matrices (AWQ, GPTQ, compressed-tensors' pack-quantized): numbers packed as they are in
-memory, and products with them in plain PyTorch. Backends' kernels read them in 4 bits.
+"""4-bit matrices (AWQ, GPTQ, compressed-tensors' pack-quantized): packing, and matmuls in plain
+PyTorch. Backends' kernels read the packed format.
 
-Owns the packing. Leaves checkpoints' layouts to `runtime/packed.py`.
+`runtime/packed.py` reads the formats of checkpoints.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from torch.nn import functional as F
 from saccade.kernels.matrix import CHUNK, EACH, Int4Matrix, Matrix
 
 MIN_GROUP = 32
-"""Inputs that share a scale divide by this: so many are multiplied at a time."""
+"""Inputs per scale must be a multiple of this, which kernels multiply at a time."""
 ZERO_POINT = 8
-"""The number that means 0 where a matrix has no zero points."""
+"""The number that represents 0 in a matrix without zero points."""
 LARGEST = 15
-"""Largest number."""
+"""The largest 4-bit number."""
 MIN_SCALE = 1e-30
-"""In place of 0, for groups of zeros."""
+"""The scale of groups that are all zeros, to avoid a division by 0."""
 MAX_ZERO = 1 << 15
-"""Largest zero: panels have them as float16."""
+"""The largest zero point, as packed panels store them in float16."""
 BLOCK_VALUES = 1 << 17
-"""Values that are quantised at a time: what is made of them on the way stays in a core's cache."""
+"""Values quantised at a time, so that intermediate results stay in a core's cache."""
 
 
 def holds(group: int, inputs: int) -> bool:
-    """Return True if the layout has matrices where this many inputs share a scale."""
+    """Return True if the format supports this group size for a matrix with this many inputs."""
     return group >= inputs or group % MIN_GROUP == 0
 
 
@@ -39,8 +39,8 @@ def pack_int4(
 ) -> Int4Matrix:
     """Pack 4-bit numbers into a matrix, on the device of `numbers`.
 
-    numbers: uint8 [out, in], 0 to 15, in the order in which `group` neighbours share a scale.
-    scales: [out, groups]. zeros: in that shape, or `None`. order: as in Int4Matrix.
+    numbers: uint8 [out, in], 0 to 15, in an order in which each `group` adjacent inputs share a
+    scale. scales: [out, groups]. zeros: [out, groups] or `None`. order: as in Int4Matrix.
     """
     outputs, inputs = numbers.shape
     chunks = -(-inputs // CHUNK)
@@ -61,7 +61,7 @@ def pack_int4(
 
 
 def numbers_of(matrix: Int4Matrix) -> torch.Tensor:
-    """Return the numbers as `pack_int4` got them: uint8 [out, in]."""
+    """Invert `pack_int4`: return its numbers, uint8 [out, in]."""
     outputs, words = matrix.words.shape
     halves = matrix.words.view(torch.uint8).view(outputs, words // 16, 16, 2, 2)
     halves = halves.permute(0, 1, 4, 2, 3)  # [out, chunks, p // 2, j, neighbour]
@@ -70,7 +70,7 @@ def numbers_of(matrix: Int4Matrix) -> torch.Tensor:
 
 
 def dense(matrix: Int4Matrix) -> torch.Tensor:
-    """Return the matrix [out, in] in float32, its inputs in their own order."""
+    """Return the dequantised matrix [out, in] in float32, with inputs in their original order."""
     scales, zeros, order = matrix.scales, matrix.zeros, matrix.order
 
     def spread(values: torch.Tensor) -> torch.Tensor:
@@ -86,9 +86,10 @@ def dense(matrix: Int4Matrix) -> torch.Tensor:
 
 
 def quantise_int4(weight: torch.Tensor, group: int) -> Int4Matrix:
-    """Quantise `weight` [out, in]: each `group` neighbours from their least to their largest value.
+    """Quantise `weight` [out, in] in groups of `group` inputs, each from its minimum to maximum.
 
-    For CPUs: zeros are float32, so that both ends are numbers, and blocks of Q4_1 stay as they are.
+    For CPUs: zero points are float32, so that minimum and maximum are represented exactly, and
+    blocks of GGUF's Q4_1 are not changed.
     """
     outputs, inputs = weight.shape
     groups = -(-inputs // group)
@@ -109,9 +110,9 @@ def quantise_int4(weight: torch.Tensor, group: int) -> Int4Matrix:
 
 
 def steps_from(least: torch.Tensor, step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return float32 (scales, zeros) of groups whose numbers mean `least + number * step`.
+    """Return float32 (scales, zeros) for groups whose numbers represent `least + number * step`.
 
-    A group whose values hardly differ becomes a constant. Its numbers must then be 0.
+    A group with nearly equal values becomes a constant. Its numbers must then be 0.
     """
     flat = step.abs() * MAX_ZERO <= least.abs()
     scales = torch.where(flat, -least, step)
@@ -120,12 +121,12 @@ def steps_from(least: torch.Tensor, step: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def prepack_int4(matrix: Int4Matrix) -> Matrix:
-    """Return the matrix as it is."""
+    """Return the matrix unchanged."""
     return matrix
 
 
 def int4_linear(
     x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return `x @ matrix.T + bias`, [T, out] in x's dtype, for x [T, in]."""
+    """Return `x @ matrix.T + bias` [T, out] in x's dtype, for x [T, in]."""
     return F.linear(x, dense(matrix).to(x.dtype), bias)

@@ -1,8 +1,8 @@
-"""8-bit products on a CPU: matrices with a scale per output, rows quantised as they come, each by
-its own largest value. Both are transformed before where the matrix is made here (`hadamard.py`).
+"""8-bit matmuls on a CPU. Matrices have a scale per output, and rows are quantised dynamically with
+a scale each. Matrices that are quantised here are Hadamard-transformed first, as are the rows that
+are multiplied by them (`hadamard.py`).
 
-A product reads half the bytes of bfloat16. Sums are whole numbers, so that a row has the same bits
-in any batch. Stateless.
+A matmul reads half the bytes of bfloat16. Its sums are integers, so results are batch-invariant.
 """
 
 from __future__ import annotations
@@ -15,21 +15,19 @@ from saccade.kernels.matrix import Int8Matrix, Matrix
 from saccade.kernels.reference.hadamard import MIN_BLOCK, block_of, transform, transform_back
 
 LARGEST = 127
-"""Largest value of a quantised row's number, of either sign."""
+"""The largest absolute value of a quantised row."""
 MIN_SCALE = 1e-30
-"""In place of 0, for rows of zeros."""
+"""The scale of rows that are all zeros, to avoid a division by 0."""
 ZERO = 128
-"""What stands for 0 in a quantised row: oneDNN is fast for unsigned rows on every processor with
-VNNI, for signed ones with AMX only.
+"""The zero point of quantised rows. They are unsigned because oneDNN is fast for unsigned rows on
+every CPU with VNNI, but for signed ones only with AMX.
 """
 BLOCK_VALUES = 1 << 17
-"""Values that are quantised at a time: what is made of them on the way stays in a core's cache."""
+"""Values quantised at a time, so that intermediate results stay in a core's cache."""
 
 
 def quantise_matrix(weight: torch.Tensor) -> Int8Matrix:
-    """Transform and quantise `weight` [out, in] by each output's largest value, a few rows at a
-    time.
-    """
+    """Transform and quantise `weight` [out, in] by each output's largest value."""
     outputs, inputs = weight.shape
     whole = -(-inputs // MIN_BLOCK) * MIN_BLOCK
     values = torch.empty(outputs, whole, dtype=torch.int8)
@@ -43,20 +41,20 @@ def quantise_matrix(weight: torch.Tensor) -> Int8Matrix:
 
 
 def restore_matrix(matrix: Int8Matrix, inputs: int) -> torch.Tensor:
-    """Return an unpacked matrix dequantised to float32 [out, in]."""
+    """Dequantise a matrix that is not packed to float32 [out, in]."""
     whole = matrix.values.float().mul_(matrix.scales.unsqueeze(1))
     return transform_back(whole, inputs) if matrix.transformed else whole
 
 
 def prepack_int8(matrix: Int8Matrix) -> Matrix:
-    """Return `matrix` in the form that `int8_linear` takes. Only `int8_linear` can read it."""
+    """Return `matrix` packed for `int8_linear`, which alone can read it."""
     return replace(matrix, values=torch.ops.onednn.qlinear_prepack(matrix.values, None))
 
 
 def quantise_rows(x: torch.Tensor, transformed: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise rows to uint8 [T, in], where `ZERO` means 0, and float32 scales [T, 1].
+    """Quantise rows to uint8 [T, in] with zero point `ZERO`, and float32 scales [T, 1].
 
-    transformed: in whole blocks, as of a matrix that is `transformed`.
+    transformed: apply the Hadamard transform first, which pads rows to complete blocks.
     """
     count = max(1, BLOCK_VALUES // max(1, x.shape[1]))
     if x.shape[0] <= count:
@@ -69,7 +67,7 @@ def quantise_rows(x: torch.Tensor, transformed: bool) -> tuple[torch.Tensor, tor
 def _quantise_block(x: torch.Tensor, transformed: bool) -> tuple[torch.Tensor, torch.Tensor]:
     wide = transform(x) if transformed else x.float()
     scales = wide.abs().amax(-1, keepdim=True).div_(LARGEST).clamp_min_(MIN_SCALE)
-    # PyTorch casts to signed numbers four times as fast; their top bit, turned, adds `ZERO`.
+    # PyTorch converts to int8 four times as fast as to uint8. Flipping the top bit adds `ZERO`.
     signed = (wide / scales).round_().to(torch.int8)
     return signed.view(torch.uint8).bitwise_xor_(ZERO), scales
 
@@ -80,9 +78,9 @@ def int8_linear(
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Return `x @ matrix.T + bias`, [T, out], for x [T, in] and a matrix from `prepack_int8`.
+    """Return `x @ matrix.T + bias` [T, out], for x [T, in] and a matrix from `prepack_int8`.
 
-    dtype: the result's; `None`: x's.
+    dtype: the dtype of the result; `None`: x's.
     """
     rows, scales = quantise_rows(x, matrix.transformed)
     products: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
@@ -106,7 +104,7 @@ def int8_linear(
 def int8_linear_reference(
     x: torch.Tensor, matrix: Int8Matrix, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Do as `int8_linear` in plain PyTorch, with an unpacked matrix. For tests."""
+    """Do the same as `int8_linear` with a matrix that is not packed. For tests."""
     rows, scales = quantise_rows(x, matrix.transformed)
     sums = (rows.long() - ZERO) @ matrix.values.long().t()
     return _scale(sums.float() * matrix.scales, scales, bias, x.dtype)

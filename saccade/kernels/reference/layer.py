@@ -1,7 +1,7 @@
-"""The operations between the matmuls of a language model's layer, each in one pass: queries and
-keys normalised, rotated and cached; a residual added and normalised; a gate applied.
+"""The operations between a decoder layer's matmuls, in plain PyTorch: normalise, rotate and cache
+queries and keys; add a residual and normalise; apply a gate.
 
-Owns what each means in plain PyTorch. Backends have each as one launch, or one loop over rows.
+Backends fuse each of them into one kernel launch, or one loop over rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from saccade.kernels.reference.rotary import Rotation, rotate_
 
 
 class QKNorm(NamedTuple):
-    """RMS norm for queries and keys: weights [Hq + Hkv, D], query heads first, then keys."""
+    """RMS norm for queries and keys: weights [Hq + Hkv, D], first of query heads, then of keys."""
 
     weight: torch.Tensor
     eps: float
@@ -32,11 +32,10 @@ def rope_and_cache(
     cache: PagedCache,
     out_slots: torch.Tensor,
 ) -> torch.Tensor:  # [T, Hq, D]
-    """Return queries ready for attention, and cache keys and values.
+    """Normalise and rotate queries and keys, and write keys and values to the cache.
 
-    Keys and values go to kv slots `out_slots` [T] in the cache, in its dtype. qkv [T, Hq + 2 Hkv,
-    D]: heads for queries, keys and values; it may be changed. Queries and keys are normalised
-    before they are turned.
+    qkv [T, Hq + 2 Hkv, D]: heads of queries, keys and values; may be modified. out_slots [T]: KV
+    slots in the cache, which converts to its dtype. Returns the queries.
     """
     rotated = qkv.shape[1] - kv_heads
     heads = rotated - kv_heads
@@ -50,7 +49,7 @@ def rope_and_cache(
 
 
 def put_rows(kept: torch.Tensor, places: torch.Tensor, rows: torch.Tensor, scale: float) -> None:
-    """Set `kept[places] = rows`, in `kept`'s dtype. FP8 values are divided by `scale`."""
+    """Set `kept[places] = rows` in `kept`'s dtype. For FP8, values are divided by `scale`."""
     if kept.dtype == FP8:
         from saccade.kernels.reference.fp8 import to_fp8
 
@@ -76,7 +75,7 @@ def add_layer_norm(
 
 
 def gate(gate_up: torch.Tensor, act: Activation) -> torch.Tensor:
-    """Return `act(gate) * up` [T, I] from gate_up [T, 2 I]: the gate's values, then up's."""
+    """Return `act(gate) * up` [T, I] from gate_up [T, 2 I], which holds the gate's values first."""
     left, right = gate_up.chunk(2, dim=-1)
     return activate(left, act) * right
 

@@ -1,8 +1,8 @@
-"""Products with weight matrices, and the activation after them.
+"""Matmuls with dense weights, followed by an activation.
 
-On x86 processors a weight is kept in oneDNN's blocks, and the activation is applied where the
-product is made. So calls skip any reordering, which counts most for few rows (decision 003).
-Stateless.
+On x86 CPUs weights are packed in oneDNN's blocked format, and the activation is fused into the
+matmul. Packing at load avoids reordering in each call, which matters most for small batches
+(decision 003).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from saccade.kernels.matrix import DenseMatrix, Matrix
 from saccade.kernels.reference.activation import Activation, activate
 
 ROWS_FORESEEN = 1024
-"""oneDNN chooses its blocks for products of so many rows; others are right too, and as fast."""
+"""oneDNN optimises its packed format for this batch size. Other sizes work, and are as fast."""
 MIN_VALUES = 160_000
-"""A float32 weight of fewer values stays as it is: for one row, the call of oneDNN takes longer
-than the product (measured: decision 003).
+"""Float32 weights with fewer values are not packed: for one row, calling oneDNN takes longer than
+the matmul (measured in decision 003).
 """
 PADDED = ("cuda",)
 UNIT = 64
-"""Devices whose products want slices of whole units, in values: cuBLAS leaves its Hopper kernels
-for rows that are no multiple of 16 bytes, and its tiles are of 64 and more.
+"""Devices whose matmuls need slices padded to a multiple of UNIT values: cuBLAS does not use its
+Hopper kernels unless rows are a multiple of 16 bytes, and its tiles have at least 64 values.
 """
 FUSED: dict[Activation, tuple[str, str]] = {
     "none": ("none", ""),
@@ -32,16 +32,16 @@ FUSED: dict[Activation, tuple[str, str]] = {
     "gelu_tanh": ("gelu", "tanh"),
     "silu": ("swish", ""),
 }
-"""What oneDNN calls them: (operation, algorithm)."""
+"""oneDNN's names: (operation, algorithm)."""
 
 
 def missing(values: int, device: torch.device) -> int:
-    """Return how many zeros products on that device want after a slice with this many values."""
+    """Return the number of zeros needed to pad a slice with this many values on the device."""
     return -values % UNIT if device.type in PADDED else 0
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """Return `weight` [out, in] in the form fastest for products. Only products can read it."""
+    """Return `weight` [out, in] in the fastest format for `dense_linear`, which may be opaque."""
     if not _packs(weight):
         return weight
     packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(

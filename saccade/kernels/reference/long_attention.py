@@ -1,9 +1,9 @@
-"""Attention with many queries on CPUs that multiply 16-bit numbers but lack AMX: a block of queries
-at a time, by oneDNN's products.
+"""Attention with many queries on CPUs with bfloat16 matmuls but without AMX, computed for a block
+of queries at a time by oneDNN's matmuls.
 
-PyTorch's own attention packs its operands anew for each small tile on such CPUs, and takes 1.7 to
-2.8 times as long (decision 006). Scores and softmax are in float32 here as there: products of
-16-bit numbers are summed, and kept, in float32. Stateless; unaware of pages and segments.
+On such CPUs PyTorch's attention repacks its operands for each small tile, and takes 1.7 to 2.8
+times as long (decision 006). As in PyTorch, scores and softmax are in float32: matmuls of 16-bit
+values accumulate in float32, and return it.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import torch
 from saccade.kernels.processor import has_bf16
 
 Softmax = Callable[[torch.Tensor], torch.Tensor]
-"""Of scores float32 [R, K], which it may overwrite, to weights in bfloat16."""
+"""Maps scores float32 [R, K], which it may overwrite, to weights in bfloat16."""
 
 MIN_QUERIES = 64
-"""Rows of a key head's products below which PyTorch's attention is as fast."""
+"""With fewer queries per key head, PyTorch's attention is as fast."""
 MIN_KEYS = 256
 BLOCK_SCORES = 1 << 19
-"""Scores of a block: 2 MiB in float32, a part of a core's share of the last cache."""
+"""Scores per block: 2 MiB in float32, less than a core's share of the last-level cache."""
 BLOCK_QUERIES = (32, 256)
-"""Rows of a block's products, at least and at most."""
+"""Minimum and maximum queries per block, over the heads that share a key head."""
 
 
 def pays(q: torch.Tensor, queries: int, keys: int) -> bool:
-    """Return True if `attend` is faster here, for so many keys, and queries that share a key head.
+    """Return True if `attend` is faster on this CPU than PyTorch's attention.
 
-    q: a tensor like the queries.
+    q: a tensor with the queries' dtype and device. queries: those that share a key head.
     """
     return (
         q.dtype == torch.bfloat16
@@ -43,7 +43,7 @@ def pays(q: torch.Tensor, queries: int, keys: int) -> bool:
 
 
 def softmax(scores: torch.Tensor) -> torch.Tensor:
-    """Implement `Softmax` by PyTorch."""
+    """A `Softmax` in PyTorch."""
     return torch.softmax(scores, -1, out=scores).bfloat16()
 
 
@@ -58,8 +58,8 @@ def attend(
 ) -> torch.Tensor:  # [L, Hq, D]
     """Attend with q [L, Hq, D] to k, v [Hkv, K, D].
 
-    causal: the queries are the last L of K tokens, and see themselves and those before them;
-    otherwise all see all.
+    causal: the queries belong to the last L of K tokens, and attend to keys up to their own;
+    otherwise, all attend to all keys.
     """
     length, heads, dim = q.shape
     kv_heads, keys, _ = k.shape
@@ -68,7 +68,7 @@ def attend(
     block = min(most, max(least, BLOCK_SCORES // (keys * group)))
     later = torch.ones(block, block, dtype=torch.bool).triu(1).unsqueeze(1) if causal else None
     out = torch.empty_like(q)
-    with _products_of_16_bits():
+    with _bfloat16_matmuls():
         for head in range(kv_heads):
             mine = slice(head * group, (head + 1) * group)
             turned = k[head].float().t().contiguous()  # [D, K]
@@ -86,11 +86,11 @@ def attend(
 
 
 @contextmanager
-def _products_of_16_bits() -> Iterator[None]:
-    """Round only the operands of float32 matmuls to bfloat16.
+def _bfloat16_matmuls() -> Iterator[None]:
+    """Run float32 matmuls with operands rounded to bfloat16.
 
-    The operands are 16-bit numbers already, except for the scaled queries. The setting is the
-    process's, whose products a worker makes in one thread.
+    Except for the scaled queries, the operands are 16-bit values already. This is a setting of the
+    process, in which only one thread runs matmuls.
     """
     products = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = products.fp32_precision

@@ -1,8 +1,8 @@
-"""What LoRA adapters add to one product: for an adapter's rows x, `scale * (x @ A.T) @ B.T`. Many
-adapters may have rows in a batch; a row has at most one.
+"""LoRA adapters' additions to a matmul: `scale * (x @ A.T) @ B.T` for the rows x of an adapter.
+A batch may contain rows of several adapters; a row has at most one.
 
-An adapter is called by its place, a small number. Owns the layout for kernels that compute all
-adapters at once.
+Adapters are identified by small integers here (`place`). `PackedPairs` is the layout for kernels
+that compute all adapters at once.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import torch
 from torch.nn import functional as F
 
 AdapterRows = tuple[int, slice | torch.Tensor]
-"""An adapter, and the batch rows that have it: a run, or int64 [n]."""
+"""An adapter's `place`, and its batch rows: a slice, or int64 [n]."""
 GROUP_ROWS = 16
-"""Rows of one adapter that a kernel computes together, at most."""
+"""Maximum rows of one adapter that a kernel computes together."""
 ALIGNED = 16
 PART_FIELDS = 4
 
 
 class Groups(NamedTuple):
-    """A batch's rows grouped by adapter."""
+    """A batch's rows, grouped by adapter."""
 
-    rows: torch.Tensor  # int64 [N], the rows with an adapter, by adapter
-    groups: torch.Tensor  # int32 [G, 3]: an adapter's place, its first row in `rows`, and how many
+    rows: torch.Tensor  # int64 [N]: the rows that have an adapter, sorted by adapter
+    groups: torch.Tensor  # int32 [G, 3]: an adapter's place, its first index in `rows`, and length
 
 
 class Present:
-    """A forward pass's rows by adapter's place."""
+    """The rows of each adapter in a forward pass."""
 
     __slots__ = ("_groups", "each")
 
@@ -39,7 +39,7 @@ class Present:
         self._groups: dict[int, Groups] = {}
 
     def groups(self, rows: int, device: torch.device) -> Groups:
-        """Return the groups for a product with this many rows. A pass lays them out once."""
+        """Return the groups for a matmul with this many rows. They are computed once per pass."""
         if rows not in self._groups:
             found: list[torch.Tensor] = []
             groups: list[tuple[int, int, int]] = []
@@ -58,7 +58,7 @@ class Present:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """All that one adapter adds to one product. ups: (the product's outputs, ranks, [o, r])."""
+    """One adapter's matrices for one matmul. ups: (outputs, ranks, B [o, r]) for each part."""
 
     down: torch.Tensor  # [R, in]
     ups: tuple[tuple[slice, slice, torch.Tensor], ...]
@@ -69,20 +69,20 @@ class Pair:
 
 
 class PackedPairs(NamedTuple):
-    """All adapters in two tensors."""
+    """All adapters' matrices in two tensors."""
 
     downs: torch.Tensor  # [all ranks, in]
-    ups: torch.Tensor  # each `up` transposed, its lines padded to whole `ALIGNED` values
-    # int64 [places, 2 + 4 * parts]. An adapter's line has its first `downs`, and how many. For each
-    # part of its outputs there follow the first rank, how many, the first value in `ups`, and
-    # values per line.
+    ups: torch.Tensor  # each `up` transposed, its rows padded to a multiple of `ALIGNED` values
+    # int64 [places, 2 + 4 * parts], with a row per adapter: its first row in `downs` and their
+    # number, then for each part of the outputs: the first rank, their number, the offset in `ups`
+    # and the row length there
     table: torch.Tensor
-    parts: torch.Tensor  # int64 [parts, 2]: the first output, and how many
-    ranks: int  # an adapter's, at most
+    parts: torch.Tensor  # int64 [parts, 2]: the first output, and the number of outputs
+    ranks: int  # the maximum of all adapters
 
 
 class Additions:
-    """What all adapters add to one product, by place. parts: its runs of outputs."""
+    """All adapters' additions to one matmul, by place. parts: slices of its outputs."""
 
     __slots__ = ("_packed", "pairs", "parts")
 
@@ -93,12 +93,12 @@ class Additions:
 
     @property
     def widest(self) -> int:
-        """Return how many outputs the largest part has."""
+        """The number of outputs of the largest part."""
         return max(part.stop - part.start for part in self.parts)
 
     @property
     def even(self) -> bool:
-        """Return True if parts begin and end at multiples of `ALIGNED`."""
+        """True if all parts start and stop at multiples of `ALIGNED`."""
         return not any(part.start % ALIGNED or part.stop % ALIGNED for part in self.parts)
 
     def put(self, place: int, pair: Pair) -> None:
@@ -107,13 +107,11 @@ class Additions:
 
     def drop(self, place: int) -> None:
         if self.pairs.pop(place, None) is not None:
-            # The others are views of what holds it: they are copied, so that its memory goes.
+            # The other pairs are views of a tensor that includes this one. Copy them to free it.
             self._packed = self._pack() if self._packed and self.pairs else None
 
     def packed(self) -> PackedPairs:
-        """Return the layout for kernels. The first call after a change makes it; pairs become
-        views.
-        """
+        """Return the packed matrices. After a change, they are repacked and pairs become views."""
         if self._packed is None:
             self._packed = self._pack()
         return self._packed
@@ -157,7 +155,7 @@ class Additions:
 
 
 def add_low_rank(x: torch.Tensor, y: torch.Tensor, additions: Additions, present: Present) -> None:
-    """Add what each row's adapter contributes to y [T, out], the product of x [T, in], in place."""
+    """Add the adapters' additions for rows x [T, in] to the result y [T, out], in place."""
     for place, rows in present.each:
         if (pair := additions.pairs.get(place)) is None:
             continue

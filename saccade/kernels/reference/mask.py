@@ -1,4 +1,4 @@
-"""Masks over logits: tokens that a grammar forbids are never drawn. Stateless."""
+"""Masks over logits, so that tokens that a grammar forbids are never sampled."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ def mask_logits(
 ) -> torch.Tensor:
     """Set every logit whose bit is 0 to -inf, in place, and return `logits`.
 
-    logits: [R, V] floating. masks: [M, ceil(V / 32)] int32; token t is bit t % 32 in word t // 32;
-    bits beyond V are ignored. rows: [M] int64, the masks' rows in `logits`, each at most once;
-    `None`: all, in order.
+    logits: [R, V] floating point. masks: [M, ceil(V / 32)] int32; token t is bit t % 32 of word
+    t // 32, and bits beyond V are ignored. rows: [M] int64, the distinct rows of `logits` that the
+    masks are for; `None`: all rows in order.
     """
     _check_words(logits, masks)
     vocab = logits.shape[-1]
     if not len(masks):
         return logits
-    octets = masks.contiguous().view(torch.uint8)  # [M, 4 W]; the least significant comes first
+    octets = masks.contiguous().view(torch.uint8)  # [M, 4 W], the least significant byte first
     bits = np.unpackbits(~octets.numpy(), axis=1, count=vocab, bitorder="little")
     banned = torch.from_numpy(bits.view(np.bool_))  # [M, V]
     for mask, row in enumerate(range(len(masks)) if rows is None else rows.tolist()):
@@ -32,7 +32,7 @@ def mask_logits(
 def mask_logits_there(
     logits: torch.Tensor, masks: torch.Tensor, rows: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Do as `mask_logits`, by operations that any device has, and without a wait."""
+    """Do the same as `mask_logits` on any device, without waiting for it."""
     _check_words(logits, masks)
     if not len(masks):
         return logits
@@ -55,7 +55,7 @@ def _check_words(logits: torch.Tensor, masks: torch.Tensor) -> None:
 def mask_logits_reference(
     logits: torch.Tensor, masks: torch.Tensor, rows: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Do as `mask_logits`, with a shift per bit."""
+    """Do the same as `mask_logits`, with a shift per bit. For tests."""
     rows = torch.arange(len(masks), device=logits.device) if rows is None else rows
     bits = (masks.unsqueeze(-1) >> torch.arange(WORD_BITS, device=masks.device)) & 1  # [M, W, 32]
     allowed = bits.flatten(1)[:, : logits.shape[-1]].bool()
@@ -64,6 +64,6 @@ def mask_logits_reference(
 
 
 def _banned_by_octet(device: torch.device) -> torch.Tensor:
-    """Return [256, 8] bool: which of eight tokens each octet bans."""
+    """Return [256, 8] bool: which of eight tokens each byte bans."""
     octets = torch.arange(256, device=device).unsqueeze(1)
     return (octets >> torch.arange(8, device=device)) & 1 == 0

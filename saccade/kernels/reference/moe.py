@@ -1,8 +1,8 @@
-"""Mixtures of experts: which experts a row goes to, and the products of all rows with theirs.
+"""Mixture of experts: routing, and the experts' MLPs.
 
-Rows are put in their experts' order. Each expert that has rows is one product over them, and an
-expert without rows is left alone: decoding one row reads as many experts as it goes to.
-`experts.py` does the same where lengths stay on the device. Stateless.
+Rows are sorted by expert, and each expert with rows takes one matmul over them. Decoding one row
+thus reads only the weights of its experts. `experts.py` does the same without reading the number of
+rows on the host.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from saccade.kernels.reference.activation import Activation
 
 
 class Routes(NamedTuple):
-    """Where each of T rows goes: `experts` [T, K] int64.
+    """The experts of each of T rows, and their weights in the sum.
 
-    shares [T, K], in the rows' dtype: how much each counts.
+    experts: [T, K] int64. shares: [T, K] in the rows' dtype.
     """
 
     experts: torch.Tensor
@@ -28,15 +28,15 @@ class Routes(NamedTuple):
 
 
 class Sorted(NamedTuple):
-    """Visits by rows to one rank's experts, in the experts' order."""
+    """The assignments of rows to one rank's experts, sorted by expert."""
 
-    order: list[int]  # visits' numbers, row * K + which of the row's
-    runs: list[tuple[int, int]]  # (expert, rows), for experts with rows
-    visits: int  # those to all ranks' experts
+    order: list[int]  # assignments, as row * K + index among the row's experts
+    runs: list[tuple[int, int]]  # (expert, number of rows), for experts with rows
+    visits: int  # number of assignments, including those to other ranks' experts
 
 
 class Addresses(NamedTuple):
-    """Addresses of experts' matrices with `width` values each."""
+    """Addresses of experts' packed matrices, with `width` values each."""
 
     up: tuple[int, ...]
     down: tuple[int, ...]
@@ -44,10 +44,9 @@ class Addresses(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """E experts' matrices, each one packed.
+    """E experts' separately packed matrices: up [2 I, H] (the gate's outputs first), down [H, I].
 
-    up [2 I, H] (the gate's outputs, then up's), down [H, I]. places: the address of each, for
-    compiled products with a few rows (`Ops.locate`).
+    places: their addresses, for compiled kernels for small batches (`Ops.locate`).
     """
 
     up: Sequence[Matrix]
@@ -56,7 +55,7 @@ class Experts(NamedTuple):
 
 
 class StackedExperts(NamedTuple):
-    """All experts as one tensor [E, ...], and what gates take."""
+    """All experts in two tensors [E, ...], and the activation of the gate."""
 
     up: Stack
     down: Stack
@@ -64,7 +63,7 @@ class StackedExperts(NamedTuple):
 
 
 def route(logits: torch.Tensor, top: int) -> Routes:
-    """Return each row's `top` likeliest experts by router logits [T, E]. Shares sum to one.
+    """Return each row's `top` experts by router logits [T, E]. Their shares sum to 1.
 
     As in transformers' `Qwen3VLMoeTextTopKRouter`.
     """
@@ -74,9 +73,9 @@ def route(logits: torch.Tensor, top: int) -> Routes:
 
 
 def sort_visits(routes: Routes, first: int, count: int) -> Sorted:
-    """Sort the visits to the `count` experts from number `first` on."""
-    # Routed on the host: sorting a few dozen numbers takes less time than one
-    # operation on tensors takes, and the lengths are needed there anyway.
+    """Sort the assignments to the `count` experts from index `first`."""
+    # On the host, because sorting a few dozen integers is faster than one tensor operation, and
+    # the host needs the numbers of rows anyway.
     numbers = routes.experts.flatten().tolist()
     mine = (index for index, one in enumerate(numbers) if first <= one < first + count)
     order = sorted(mine, key=numbers.__getitem__)  # stable
@@ -95,7 +94,7 @@ def expert_mlp(
     product: Callable[[torch.Tensor, Matrix], torch.Tensor],
     gate: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Sum `share * down(gate(up))` over each row's experts, for rows x [T, H]. Returns [T, H].
+    """Sum `share * down(gate(up))` over the experts of each row of x [T, H] -> [T, H].
 
     shares: [T, K].
     """
@@ -105,7 +104,7 @@ def expert_mlp(
     top = shares.shape[1]
 
     def each(rows: torch.Tensor, matrices: Sequence[Matrix]) -> torch.Tensor:
-        """Multiply each expert's rows by its matrix, back to back."""
+        """Multiply each expert's rows by its matrix, and concatenate the results."""
         lengths = [count for _, count in visits.runs]
         parts = [
             product(some, matrices[expert])

@@ -1,4 +1,4 @@
-"""Normalisation by root mean square, and by mean and variance. Stateless."""
+"""RMS norm and layer norm."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import torch
 from torch.nn import functional as F
 
 FEW_VALUES = 4096
-"""On a CPU, PyTorch's RMS norm is a chain of ten operations, whose calls are all that a few values
-cost (measured: decision 010).
+"""Up to this many values, the calls dominate the cost of PyTorch's RMS norm on a CPU, which is a
+chain of ten operations (measured in decision 010).
 """
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Compute `x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in float32.
 
-    Returns x's dtype. weight: [D], or [H, D] where x's last two dimensions are heads that have
-    their own weights. It has x's dtype, or float32, with which the product is rounded once.
+    weight: [D], or [H, D] if x's last two dimensions are heads with separate weights. It has x's
+    dtype, or float32 to round only the final result. Returns x's dtype.
     """
     if weight.dtype != x.dtype:
         return rms_norm(x.float(), weight, eps).to(x.dtype)
@@ -25,7 +25,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def whole_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Compute `rms_norm` by PyTorch's own function, at any size."""
+    """Compute `rms_norm` with PyTorch's own function, whatever the size."""
     if weight.dtype != x.dtype:
         return whole_rms_norm(x.float(), weight, eps).to(x.dtype)
     if weight.dim() == 1:
@@ -46,7 +46,7 @@ def layer_norm(
 def _by_layer_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
     """Compute `x / sqrt(mean(x^2) + eps)` in one PyTorch operation.
 
-    (x, -x) has the mean 0 and the variance mean(x^2).
+    This works because (x, -x) has mean 0 and variance mean(x^2).
     """
     size = x.shape[-1]
     return F.layer_norm(torch.cat((x, x.neg()), dim=-1), (2 * size,), eps=eps)[..., :size]

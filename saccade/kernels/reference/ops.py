@@ -1,9 +1,9 @@
-"""All operations that layers ask from a device, in plain PyTorch, as on CPUs: replaced in other
-backends, and their reference in tests.
+"""All operations that layers request from a device, in plain PyTorch. Backends override them, and
+tests use them as the reference.
 
-`Ops` is chosen once, when a model is loaded (`kernels/ops.py`), and handed to new layers.
-Stateless: an operation is a function from its own file, which is the only place with its
-signature. The methods are composed of other operations.
+An `Ops` is chosen once, when a model is loaded (`kernels/ops.py`), and passed to its layers. An
+operation is a function in another file, where its signature is documented. Only operations that
+combine others are methods here.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Work = Callable[[], tuple[torch.Tensor, ...]]
 Compile = Callable[[Callable[[], object]], object]
-"""Compiles the kernels of some work, and may do it."""
+"""Compiles the kernels that some work needs, possibly by doing the work."""
 
 
 class Captured(Protocol):
-    """Work that can be repeated over the memory that it was done with, `results` included."""
+    """Work that can be replayed on the same memory, including its `results`."""
 
     @property
     def results(self) -> tuple[torch.Tensor, ...]: ...
@@ -46,7 +46,7 @@ class Captured(Protocol):
 
 
 class LazyModule:
-    """A module that is imported when an attribute of it is first read."""
+    """A module that is imported when one of its attributes is first used."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -77,71 +77,67 @@ class _Later:
 
 
 def later(find: Callable[[], Callable[P, R]]) -> staticmethod[P, R]:
-    """Return an operation that `find` imports when a layer first asks for it.
+    """Return an operation that `find` imports at its first use.
 
-    From then on it is an attribute of its class like any other.
+    After that, it is a normal attribute of its class.
     """
     return cast("staticmethod[P, R]", _Later(find))
 
 
 class Ops:
-    """PyTorch's operations. Stateless: any number of networks may share one.
+    """PyTorch's operations. Stateless, so that networks can share an instance.
 
-    Other backends derive from the class and replace operations by functions with the same
-    signatures.
-
-    name: as messages call them.
+    Other backends derive from this class and override operations with functions of the same
+    signature.
     """
 
-    name = "PyTorch's"
-    # attention, towers: the language model's and the vision encoder's, by name. stacks: a layer's
-    # experts are one tensor. looks_up: a rotation's rows are looked up as heads are turned.
-    # folds_towers: a tower's first product takes bytes whose normalisation is folded into the
-    # weights. sequential_states: states are computed token by token, in one order for prompts and
-    # decode, and rows are read from the batch's memory alone, so that steps can be recorded.
+    name = "PyTorch's"  # in messages
+    # attention backends of the language model and of the vision encoder, by name
     attention: Mapping[str, LanguageAttention] = REFERENCE
     towers: Mapping[str, TowerAttention] = {"sdpa": sdpa_segments}
-    stacks = False
-    looks_up = False
+    stacks = False  # a layer's experts are stacked in one tensor
+    looks_up = False  # `rotate_` looks up table rows itself
+    # the vision encoder's first matmul can take bytes, with normalisation folded into its weights
     folds_towers = False
+    # Recurrent states are computed token by token, in the same order for prefill and decode, and
+    # only from device memory, so that steps can be captured.
     sequential_states = False
-    # "module:name" of a `runtime.start.Prepare`, for kernels that are compiled when they are first
-    # launched
+    # "module:name" of a `runtime.start.Prepare`, for kernels that are compiled at first launch
     prepare: str | None = None
     # "module:name" of a `runtime.row_parts.SamplePart` that edits the logits of all rows at once
     slot_edits: str | None = None
 
     @property
     def takes_int4(self) -> bool:
-        """Return True if products take 4-bit matrices unchanged."""
+        """True if matmuls take 4-bit matrices without conversion."""
         return False
 
     def compiler(self, _device: torch.device, _ranks: int, /) -> Compile | None:
-        """Return what compiles the kernels of some work, several at a time.
+        """Return a function that compiles the kernels of some work in parallel.
 
-        Returns `None` if none are compiled so. ranks: those on this machine, which compile at the
-        same time.
+        Returns `None` if the kernels are not compiled that way. ranks: the number of ranks on this
+        machine, which compile at the same time.
         """
         return None
 
     def compile_in_background(self) -> Callable[[], None]:
-        """Begin to compile missing kernels in a process of its own, and return what ends it."""
+        """Start to compile missing kernels in another process. Returns a function that stops it."""
         return lambda: None
 
     def precompile(self, _like: torch.Tensor, /) -> None:
-        """Compile what long attention will need for tensors like this one.
+        """Compile the kernels for long attention on tensors like this one.
 
-        Otherwise the first long prompt, or large image, would wait for it.
+        Otherwise the first long prompt or large image would wait for them.
         """
 
     def record(self, _work: Work, /) -> Captured | None:
-        """Do the work, and return what repeats it.
+        """Do the work and capture it for replays.
 
-        Returns `None` if it cannot be repeated. The work may have been done in part.
+        Returns `None` if it cannot be captured. Parts of it may then have been done.
         """
         return None
 
-    # ---- products (`matrix.Products`)
+    # ---- matmuls (`matrix.MatmulOps`)
 
     activate = staticmethod(activate)
     prepack_dense = staticmethod(linear.prepack_dense)
@@ -153,7 +149,7 @@ class Ops:
     prepack_int4 = later(lambda: int4.prepack_int4)
     int4_linear = later(lambda: int4.int4_linear)
     quantise_rows = later(lambda: fp8.quantise_rows)
-    few_fp8_linear = later(lambda: fp8.whole_linear)  # rows stay as they are
+    few_fp8_linear = later(lambda: fp8.whole_linear)  # with unquantised rows
     scaled_fp8_linear = later(lambda: fp8.scaled_linear)
 
     def fp8_linear(
@@ -170,7 +166,7 @@ class Ops:
             return self.scaled_fp8_linear(x, matrix, bias)
         return self.few_fp8_linear(x, matrix, bias)
 
-    # ---- between products
+    # ---- between matmuls
 
     centre_patches = staticmethod(centre_patches)
     add_low_rank = later(lambda: low_rank.add_low_rank)
@@ -187,16 +183,16 @@ class Ops:
     ) -> torch.Tensor:
         """Compute `rms_norm(x) * silu(gate)` over the last dimension, in x's dtype.
 
-        The gate is in float32.
+        The gate is computed in float32.
         """
         return (self.rms_norm(x, weight, eps) * F.silu(gate.float())).to(x.dtype)
 
     def delta_gates(
         self, both: torch.Tensor, bias: torch.Tensor, rate: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the delta rule's decay (logarithms) and beta, [T, H] float32 each.
+        """Return the delta rule's decay (as logarithms) and beta, both [T, H] float32.
 
-        both [T, 2 H]: the projections for beta, then those for the decay. bias, rate [H] float32.
+        both: [T, 2 H], the projections for beta, then for the decay. bias, rate: [H] float32.
         """
         betas, steps = both.chunk(2, dim=1)
         decay = self.softplus(steps.float() + bias) * rate
@@ -205,10 +201,9 @@ class Ops:
     def add_rms_norm_rows(
         self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, group: int
     ) -> tuple[torch.Tensor, Rows]:
-        """Do as `add_rms_norm`; if there are many rows, return their norm in 8 bits.
+        """Do the same as `add_rms_norm`, but quantise the norm of large batches to 8 bits.
 
-        For a product that takes many rows in 8 bits. group: inputs per scale (`Matrix.rows_group`);
-        0: without 8 bits.
+        group: inputs per scale of the next matrix (`Matrix.rows_group`); 0: never quantise.
         """
         if not group or len(x) <= MAX_UNQUANTIZED_ROWS:
             return self.add_rms_norm(x, delta, weight, eps)
@@ -221,7 +216,7 @@ class Ops:
         return total, self.quantise_rows(normed, group)
 
     def gate_rows(self, gate_up: torch.Tensor, act: Activation, group: int) -> Rows:
-        """Do as `gate`, for a product like that after `add_rms_norm_rows`."""
+        """Do the same as `gate`, but quantise like `add_rms_norm_rows`."""
         if not group or len(gate_up) <= MAX_UNQUANTIZED_ROWS:
             return self.gate(gate_up, act)
         return self.gate_many(gate_up, act, group)
@@ -233,7 +228,7 @@ class Ops:
 
     rotate_ = staticmethod(rotate_)
     rope_and_cache = staticmethod(layer.rope_and_cache)
-    state_rows = later(lambda: delta.StateRows.of)  # for the last two, once a step
+    state_rows = later(lambda: delta.StateRows.of)  # input of the next three, built once per step
     softplus = later(lambda: delta.softplus)
     causal_conv = later(lambda: delta.causal_conv)
     gated_delta = later(lambda: delta.gated_delta)
@@ -244,16 +239,15 @@ class Ops:
     stacked_mlp = later(lambda: experts.stacked_mlp)
 
     def locate(self, _up: Sequence[Matrix], _down: Sequence[Matrix], /) -> Addresses | None:
-        """Return packed matrices' addresses if products with them are compiled; else `None`."""
+        """Return the packed matrices' addresses for compiled kernels; `None` if there are none."""
         return None
 
     def expert_mlp(
         self, x: torch.Tensor, routes: Routes, experts: Experts, act: Activation, first: int = 0
     ) -> torch.Tensor:
-        """Sum `share * down(act(gate) * up)` over each row's experts, for rows x [T, H].
+        """Sum `share * down(act(gate) * up)` over the experts of each row of x [T, H] -> [T, H].
 
-        Returns [T, H]. `experts` are a run among all, from number `first` on. A row's other experts
-        add 0.
+        `experts` start at index `first` of all experts. Experts outside them contribute 0.
         """
         visits = moe.sort_visits(routes, first, len(experts.up))
         return moe.expert_mlp(

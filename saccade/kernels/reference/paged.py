@@ -1,7 +1,5 @@
-"""Packed rows attend causally to keys and values on pages.
-
-Owns the way to a row's pages, the meaning in plain PyTorch, and the contract with those that
-replace it (by name in `language_attention.py`). Unaware of sequences, worker slots and plans.
+"""Causal attention of packed rows to a paged KV cache: its inputs, the protocol of attention
+backends (by name in `language_attention.py`), and a reference implementation.
 """
 
 from __future__ import annotations
@@ -16,22 +14,21 @@ from saccade.core.family import AttentionShape
 
 @dataclass(frozen=True, slots=True)
 class DecodeWork:
-    """How keys are divided among a GPU's programs, for a step's rows with one token."""
+    """How a GPU's programs divide the keys of a step's decoding rows (split-KV)."""
 
-    items: torch.Tensor  # [room] int32; pieces of rows, in the order of taking
-    begins: torch.Tensor  # [singles] int32; where each row's pieces begin in `items`
-    # how many pieces there are, and how many are taken by key head
-    counts: torch.Tensor  # [1 + Hkv] int32
-    piece: int  # keys in one, at least
-    window: int = 0  # that in its layers; 0: unlimited
+    items: torch.Tensor  # [capacity] int32: splits, in the order in which programs take them
+    begins: torch.Tensor  # [singles] int32: the index in `items` of each row's first split
+    counts: torch.Tensor  # [1 + Hkv] int32: number of splits, and how many are taken per key head
+    piece: int  # minimum keys per split
+    window: int = 0  # the sliding window of the layers; 0: unlimited
 
 
 @dataclass(frozen=True, slots=True)
 class PagedRows:
-    """R rows with T packed tokens, and the places of their keys and values.
+    """R rows with T packed tokens, and their KV pages.
 
-    Row r has the tokens `[q_starts[r], q_starts[r + 1])`, the last among its sequence's first
-    `kv_lengths[r]` tokens, on the pages `page_table[lines[r]]`, in order.
+    Row r has tokens `[q_starts[r], q_starts[r + 1])`, the last of its sequence's first
+    `kv_lengths[r]` tokens, which are cached in the KV pages `page_table[lines[r]]`, in order.
     """
 
     q_starts: torch.Tensor  # [R + 1] int32
@@ -39,25 +36,24 @@ class PagedRows:
     lines: torch.Tensor  # [R] int64
     page_table: torch.Tensor  # [lines, pages] int32
     page_size: int
-    # this many rows, the first ones, have one token each (they decode); the rest may have any
-    # number. Launches depend only on `singles`, T and R, rather than values on the device, so that
-    # a graph can be captured.
+    # Number of decoding rows, which have a single token each and come first. Other rows may have
+    # any number of tokens. Launches depend only on `singles`, T and R, not on values in device
+    # memory, so that a graph can be captured.
     singles: int
-    # on a GPU, for the decoding rows, made once a step for each window size
+    # on a GPU, for the decoding rows; computed once per step for each window size
     work: DecodeWork | None = None
-    # how many keys in its sequence each token sees in layers with `AttentionShape.both_ways`, in a
-    # step with images whose tokens see each other's successors there; within a row at least as many
-    # as the token before. `None`: those up to its own.
+    # In layers with `AttentionShape.both_ways`, for steps with images: how many keys of its
+    # sequence each token attends to, which never decreases within a row. `None`: the keys up to
+    # its own.
     sees: torch.Tensor | None = None  # [T] int64
 
 
 @dataclass(frozen=True, slots=True)
 class PagedCache:
-    """One layer's keys and values, [kv slots, kv heads, head dim] each.
+    """One layer's keys and values, [KV slots, KV heads, head dim] each.
 
-    A kv slot is page * page_size + offset in page. The scales turn kept numbers into their values
-    (8-bit caches). Latents are both, one tensor. `PagedRows.sees` is the layer's if its shape has
-    `both_ways`.
+    A KV slot is page * page_size + offset in the page. Values of an 8-bit cache are multiplied by
+    the scales. For latents, keys and values are the same tensor.
     """
 
     keys: torch.Tensor
@@ -68,7 +64,7 @@ class PagedCache:
 
 
 def plain_shape(keys: torch.Tensor, values: torch.Tensor) -> AttentionShape:
-    """Return the shape for causal attention over a cache with these tensors."""
+    """Return the shape of causal attention over these cache tensors."""
     heads, dim = keys.shape[1:]
     return AttentionShape(heads, dim, latent=values is keys)
 
@@ -76,23 +72,23 @@ def plain_shape(keys: torch.Tensor, values: torch.Tensor) -> AttentionShape:
 def plain_cache(
     keys: torch.Tensor, values: torch.Tensor, key_scale: float = 1.0, value_scale: float = 1.0
 ) -> PagedCache:
-    """Return the cache for a layer whose attention is causal."""
+    """Return the cache of a layer with causal attention."""
     return PagedCache(keys, values, key_scale, value_scale, shape=plain_shape(keys, values))
 
 
 @dataclass(frozen=True, slots=True)
 class PagedShape:
-    """What an attention backend must satisfy."""
+    """What an attention backend is built for."""
 
     kv_heads: int
     head_dim: int
     page_size: int
-    kept: torch.dtype  # the cache's dtype;
-    dtype: torch.dtype  # the queries'
+    kept: torch.dtype  # dtype of the cache
+    dtype: torch.dtype  # dtype of the queries
 
     @property
     def halves(self) -> bool:
-        """Return True if queries and cache are in bfloat16, which x86's kernels take."""
+        """True if queries and cache are in bfloat16, as x86 kernels require."""
         return self.kept == self.dtype == torch.bfloat16
 
     @property
@@ -101,30 +97,28 @@ class PagedShape:
 
 
 class AttentionBackend(Protocol):
-    """Causal (lower right) attention for packed rows, each to its own sequence.
+    """Causal (lower right) attention of packed rows, each to its own sequence.
 
-    A row's own keys and values are in the cache already, and included. What else `PagedCache.shape`
-    asks is for attention that knows it (`LanguageAttention.knows`) alone.
+    The rows' own keys and values are already in the cache. Other features of `PagedCache.shape`
+    are only required of backends that declare them (`LanguageAttention.knows`).
     """
 
     def plan(self, rows: PagedRows) -> None:
-        """Prepare for a step's rows. Call once, before its first layer.
+        """Prepare for a step's rows. Called once, before the first layer.
 
-        A captured graph includes the call.
+        Captured graphs include this call.
         """
         ...
 
     def __call__(self, q: torch.Tensor, cache: PagedCache) -> torch.Tensor:
-        """Return the attention [T, Hq, D] for one layer's queries [T, Hq, D], with the layer's
-        cache.
-        """
+        """Return the attention [T, Hq, D] of one layer's queries [T, Hq, D]."""
         ...
 
 
 class ReferenceAttention:
-    """Row by row in float32: the reference when other backends are tested.
+    """Attention row by row in float32, which is the reference for tests of other backends.
 
-    Runs on a CPU alone, because the host reads where rows begin.
+    Only runs on a CPU, because the host reads the rows' offsets.
     """
 
     def __init__(self, shape: PagedShape) -> None:
@@ -142,9 +136,9 @@ class ReferenceAttention:
 def paged_attention_reference(
     q: torch.Tensor, cache: PagedCache, rows: PagedRows, scale: float
 ) -> torch.Tensor:
-    """Attend causally with q [T, Hq, D], row by row, in float32 (float64 where `q` is).
+    """Attend causally with q [T, Hq, D], row by row, in float32 (float64 if `q` is).
 
-    A token sees the layer's window, and beyond its own place as far as `rows.sees`.
+    A layer's window limits the keys of a token, and `rows.sees` extends them beyond its own.
     """
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     out = torch.zeros_like(q)

@@ -1,6 +1,6 @@
-"""Pixels to patches: rescale, normalise and cut up on the network's device. Stateless.
+"""Splits pixels into normalised patches, on the network's device.
 
-Bit-identical in float32 to transformers' image processor for these models (tested).
+In float32, results are bit-identical to transformers' image processors (tested).
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ def patchify(
 ) -> torch.Tensor:
     """Return normalised patches [N, 3 * frames * patch * patch] in merged order.
 
-    image: a still image, uint8 [H, W, 3], or a video's frames, uint8 [frames, H, W, 3].
+    In merged order, the merge x merge patches of a token are contiguous, row by row.
 
-    Merged order: the merge x merge patches of a token are contiguous, row by row. A
-    still image fills all frames of a patch.
-
-    mean, std: [3] float32, on the 0..255 scale.
+    image: a still image, uint8 [H, W, 3], which is repeated for all frames of a patch; or a video's
+    frames, uint8 [frames, H, W, 3]. mean, std: [3] float32, for pixel values from 0 to 255.
     """
     stack = image if image.dim() == 4 else image[None]
     channels = image.shape[-1]
-    # Bytes are moved before they become four times as large.
+    # Reorder pixels while they are bytes, before conversion makes them four times as large.
     cut = [cut_patches(each, patch, merge).view(-1, channels, 1, patch * patch) for each in stack]
     pixels = (cut[0] if len(cut) == 1 else torch.cat(cut, dim=2)).float()
     normal = pixels.sub_(mean.view(channels, 1, 1)).div_(std.view(channels, 1, 1)).to(dtype)
@@ -38,19 +36,19 @@ def patchify(
 def centre_patches(
     frames: torch.Tensor, patch: int, merge: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return each patch's bytes less 128, which are exact in any float dtype.
+    """Return each patch's bytes minus 128, which any float dtype represents exactly.
 
-    Takes uint8 frames [F, H, W, 3] and returns [N, F * 3 * patch * patch], a frame's bytes
-    together, in merged order.
+    frames: uint8 [F, H, W, 3]. Returns [N, F * 3 * patch * patch] in merged order, frame by frame
+    within a patch.
     """
     cut = [cut_patches(frame, patch, merge) for frame in frames]
     return (cut[0] if len(cut) == 1 else torch.cat(cut, dim=1)).to(dtype).sub_(128)
 
 
 def cut_patches(image: torch.Tensor, patch: int, merge: int) -> torch.Tensor:
-    """Return each patch's bytes [N, 3 * patch * patch] in merged order.
+    """Return the bytes of each patch of an image, uint8 [H, W, 3], in merged order.
 
-    Takes an image, uint8 [H, W, 3].
+    Returns [N, 3 * patch * patch].
     """
     height, width, channels = image.shape
     cut = image.view(

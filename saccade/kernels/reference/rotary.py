@@ -1,8 +1,4 @@
-"""Rotary position embedding: turns pairs of a head's values by angles that depend on the token's
-place.
-
-Stateless. Works for any even head size, and for heads where only the first values are turned.
-"""
+"""Rotary position embedding (RoPE), for any even head size and for partial rotation of heads."""
 
 from __future__ import annotations
 
@@ -13,19 +9,19 @@ from typing import Literal
 import torch
 
 Pairs = Literal["halves", "neighbours"]
-"""Which values are rotated together: i and i + R / 2 (neox), or 2 i and 2 i + 1."""
+"""Which values are rotated together: i and i + R / 2 (as in GPT-NeoX), or 2 i and 2 i + 1."""
 
 CPU_VALUES = 1 << 17
-"""Values turned at a time on a CPU: what is made in between stays in its cache."""
+"""Values rotated at a time on a CPU, so that intermediate results stay in its cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """The rotation of the first R values in each token's heads.
+    """The rotation of the first R values of each token's heads.
 
-    cos, sin: tables [P, R] float32 as `rotary_tables` makes them. Without `index`, row t is token
-    t's. With `index` [A, T], token t takes row index[a, t], where a is 0, or axis[j] for the j-th
-    among its R / 2 angles: several position axes (mRoPE) are turned from one table.
+    cos, sin: tables [P, R] float32 from `rotary_tables`. Without `index`, row t belongs to token t.
+    With `index` [A, T], token t uses row index[a, t], where a is axis[j] for the j-th of its R / 2
+    angles, or 0 without `axis`. Several position axes (mRoPE) can thus share one table.
     """
 
     cos: torch.Tensor  # [P, R] float32
@@ -35,7 +31,7 @@ class Rotation:
     pairs: Pairs = "halves"
 
     def ready(self) -> Rotation:
-        """Return the same rotation, with all tokens' rows looked up."""
+        """Return the same rotation with the table rows of all tokens looked up."""
         if self.index is None:
             return self
         if self.axis is None:
@@ -56,9 +52,9 @@ class Rotation:
 def rotary_tables(
     angles: torch.Tensor, pairs: Pairs = "halves"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (cos, sin) [P, R] float32 from angles [P, R / 2], a column per value.
+    """Return (cos, sin) [P, R] float32 for angles [P, R / 2].
 
-    `sin` carries the sign with which the partner is added.
+    `sin` includes the sign with which the other value of the pair is added.
     """
     cos, sin = angles.cos(), angles.sin()
     if pairs == "halves":
@@ -67,10 +63,10 @@ def rotary_tables(
 
 
 def section_axes(sections: Sequence[int], *, interleaved: bool) -> torch.Tensor:
-    """Return which axis each of the sum(sections) angles belongs to (mRoPE), int64.
+    """Return the axis of each of the sum(sections) angles (mRoPE), as int64.
 
-    In blocks (Qwen2-VL): the first `sections[0]` angles are axis 0's, and so on. Interleaved
-    (Qwen3-VL): 0 1 2 0 1 2 ... as far as the axes 1 and 2 have sections, then axis 0.
+    Contiguous (Qwen2-VL): the first `sections[0]` angles belong to axis 0, and so on. Interleaved
+    (Qwen3-VL): 0 1 2 0 1 2 ... until the sections of axes 1 and 2 are used up, then axis 0.
     """
     if not interleaved:
         return torch.tensor([axis for axis, count in enumerate(sections) for _ in range(count)])
@@ -81,10 +77,9 @@ def section_axes(sections: Sequence[int], *, interleaved: bool) -> torch.Tensor:
 
 
 def rotate_(rotation: Rotation, x: torch.Tensor) -> None:
-    """Rotate heads [T, H, D] in place. Their values are contiguous.
+    """Rotate heads [T, H, D] in place. Only their last dimension must be contiguous.
 
-    x: queries and keys; a view into a larger tensor will do. Computes in float32, and rounds once
-    to the heads' dtype.
+    x: queries and keys, possibly a view of a larger tensor. Computes in float32 and rounds once.
     """
     rotation = rotation.ready()
     size, halves = rotation.cos.shape[1], rotation.pairs == "halves"
@@ -92,15 +87,15 @@ def rotate_(rotation: Rotation, x: torch.Tensor) -> None:
         x = x[..., :size]
     step = max(1, CPU_VALUES // (x.shape[1] * size))
     if x.shape[0] <= step:
-        _turn(x, rotation.cos, rotation.sin, halves)
+        _rotate_values(x, rotation.cos, rotation.sin, halves)
         return
     for start in range(0, x.shape[0], step):
         rows = slice(start, start + step)
-        _turn(x[rows], rotation.cos[rows], rotation.sin[rows], halves)
+        _rotate_values(x[rows], rotation.cos[rows], rotation.sin[rows], halves)
 
 
-def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, halves: bool) -> None:
-    """Turn all values of heads [T, H, R] in place; cos, sin: [T, R]."""
+def _rotate_values(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, halves: bool) -> None:
+    """Rotate all values of heads [T, H, R] in place. cos, sin: [T, R]."""
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     wide = x.float()
     partner = (

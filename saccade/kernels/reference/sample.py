@@ -1,7 +1,7 @@
-"""Sampling: one token from each row of logits, by a few columns of parameters and a uniform number.
+"""Sampling: one token from each row of logits, by a few parameters and a uniform random number.
 
-`core.types.SamplingParams.columns` fills the columns. The uniform number selects from the row's own
-cumulative distribution, the most likely token first. Stateless.
+`core.types.SamplingParams.columns` are the parameters. The random number selects a token by the
+row's cumulative distribution, in which the most likely token is first.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ import numpy.typing as npt
 import torch
 
 FACTOR, LIMIT, SHARE, FLOOR = range(4)
-"""Columns. FACTOR: what divides the logits; 0 is greedy. Then the filters, in the order in which
-they apply: FLOOR (min-p), the minimum probability relative to the best token's; LIMIT (top-k), 0:
-all; SHARE (top-p), the mass of the nucleus.
+"""Indices of the parameters. FACTOR: the divisor of logits; 0 is greedy. Filters, in the order in
+which they apply: FLOOR (min-p), the minimum probability relative to the best token's; LIMIT
+(top-k), 0 for all tokens; SHARE (top-p), the probability mass of the nucleus.
 """
 COLUMNS = 4
 NEUTRAL = 1.0, 0, 1.0, 0.0
-"""Columns that sample from the unchanged distribution."""
+"""Parameters that sample from the unchanged distribution."""
 Columns = tuple[float, float, float, float]
 
 ROUNDING = 1e-5
-"""Probability mass that rounding may move across a bound."""
+"""Probability mass by which rounding may move the bounds between tokens."""
 MAX_SMALL_BATCH = 8
-"""Larger batches are sampled faster in one pass over all."""
+"""Larger batches are sampled faster in one pass over all rows."""
 MAX_SORTED = 4096
 """Maximum number of tokens to sort."""
 UNLIKELY = 3e-4
-"""Tokens less likely than this, relative to the best one, stay unsorted in a large vocabulary."""
+"""In a large vocabulary, tokens less likely than this, relative to the best one, are not sorted."""
 NUCLEUS_TOKENS = 1024
-"""A row whose sample is among this many top tokens needs no full sort."""
+"""A row is not fully sorted if its sample is among this many top tokens."""
 SMALL_LIMIT = 64
-"""The same with a smaller top-k."""
+"""The same for a small top-k."""
 
 Weights = npt.NDArray[np.float64]
 SampleRow = Callable[[torch.Tensor, Columns, float], int | None]
-"""As `sample_row`."""
+"""A function like `sample_row`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowMasks:
-    """Allowed tokens of some rows."""
+    """The allowed tokens of some rows."""
 
     masks: torch.Tensor  # int32 [M, ceil(V / 32)], a bit per allowed token, at least one
     rows: Sequence[int]  # [M]
@@ -55,7 +55,7 @@ class SamplingRows:
 
     columns: Sequence[Columns]  # by row, on the host
     table: torch.Tensor  # float32 [slots, COLUMNS]: the same on the device, for all slots
-    slots: torch.Tensor  # int64 [D]: the rows' indices in `table`
+    slots: torch.Tensor  # int64 [D]: index of each row in `table`
     points: torch.Tensor  # float64 [D]: uniform numbers
     masks: RowMasks | None = None
 
@@ -66,7 +66,7 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
 
 
 def sample_with(sample_row: SampleRow, logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    """Do as `sample`, with small batches row by row."""
+    """Do the same as `sample`, using `sample_row` for each row of a small batch."""
     if rows.masks is not None:
         from saccade.kernels.reference.mask import mask_logits
 
@@ -89,7 +89,7 @@ def sample_with(sample_row: SampleRow, logits: torch.Tensor, rows: SamplingRows)
 def _sample_row_by_row(
     sample_row: SampleRow, logits: torch.Tensor, rows: SamplingRows
 ) -> torch.Tensor:
-    """Sample row by row on the host. PyTorch samples where rounding could decide."""
+    """Sample row by row on the host. Rows where rounding could matter are sampled by PyTorch."""
     tokens = np.zeros(len(logits), np.int64)
     uncertain = []
     points = rows.points.tolist()
@@ -109,7 +109,7 @@ def _sample_row_by_row(
 def _sample_batch(logits: torch.Tensor, rows: SamplingRows, sampled: Sequence[int]) -> torch.Tensor:
     """Sample tokens [D] for the `sampled` rows, all with a factor above 0.
 
-    How many top tokens are examined depends only on a row's own columns.
+    The number of top tokens examined for a row depends only on the row's own parameters.
     """
     vocab, every = logits.shape[-1], len(sampled) == len(rows.columns)
     slots, points = (
@@ -151,21 +151,21 @@ def sample_among(
     columns: torch.Tensor,
     points: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample a token [D] for each row of `scaled` [D, V] among its `size` top tokens.
+    """Sample a token [D] for each row of `scaled` [D, V] from its `size` top tokens.
 
-    Also returns whether these include all candidates [D]. Otherwise the token is meaningless.
+    Also returns [D] whether these include all candidates. Otherwise the token is meaningless.
 
-    limits [D]: as LIMIT, at most V. columns: float32 [D, COLUMNS]. points [D]: uniform numbers.
+    limits [D]: LIMIT, at most V. columns: float32 [D, COLUMNS]. points [D]: uniform numbers.
     """
     vocab = scaled.shape[1]
     _, _, share, floor = columns.split(1, dim=1)
     points, few = points.unsqueeze(1), limits.unsqueeze(1) < vocab
     best, order = torch.topk(scaled, size, dim=-1)
-    # softmax over all tokens, for batch invariance: `sum` of one row has another reduction order.
+    # Softmax over all tokens is batch-invariant, unlike `sum`, which reduces one row differently.
     of_all = SMALL_LIMIT < size < vocab
     probs = torch.softmax(scaled, -1).gather(1, order) if of_all else torch.softmax(best, -1)
     mass = probs.sum(dim=-1, keepdim=True)
-    # min-p comes first: top-p is relative to what it keeps.
+    # min-p is applied first, as top-p is relative to the mass that it keeps.
     nucleus = (floor == 0.0) & (mass > share + ROUNDING)
     cut = few | nucleus | (probs[:, -1:] < floor * probs[:, :1])
     whole = ~few & (floor == 0.0) & (share >= 1.0)
@@ -173,7 +173,7 @@ def sample_among(
     left = (probs >= floor * probs[:, :1]) & (
         torch.arange(size, device=scaled.device) < limits.unsqueeze(1)
     )
-    # An unfiltered row need not have all its tokens here.
+    # For a row without filters, `size` tokens may not include all candidates.
     probs = torch.where(few | (floor > 0.0), renormalise(probs * left), probs)
     keep = left & (probs.cumsum(dim=-1) - probs < share)
     keep[:, 0] = True
@@ -183,8 +183,8 @@ def sample_among(
         certain = torch.ones_like(certain)
     else:
         total = torch.where(whole, 1.0, total)
-    # The smallest index whose cumulative probability exceeds the point; rounding may leave the
-    # sum just below it.
+    # The smallest index whose cumulative probability exceeds the point. Because of rounding, the
+    # total may be slightly below it.
     found = torch.searchsorted(cumulative, points * total, right=True)
     last = keep.int().cumsum(dim=-1).argmax(dim=-1, keepdim=True)
     return order.gather(1, torch.minimum(found, last)).squeeze(1), certain.squeeze(1)
@@ -195,11 +195,11 @@ def renormalise(probs: torch.Tensor) -> torch.Tensor:
 
 
 def sample_row(logits: torch.Tensor, columns: Columns, point: float) -> int | None:
-    """Sample from one row's logits [V]: one pass, and a sort of its likely tokens only. The token
-    equals `sample_among`'s.
+    """Sample from one row's logits [V] in one pass, sorting only its likely tokens. The token is
+    the same as from `sample_among`.
 
-    Returns `None` if too many tokens are likely, or if rounding could decide: within `ROUNDING` of
-    a bound, `sample_among` samples instead. FACTOR is above 0.
+    Returns `None` if too many tokens are likely, or if the point is within `ROUNDING` of a bound,
+    so that `sample_among` must decide. FACTOR is above 0.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         return _sample_one(logits.numpy(), columns, point)
@@ -223,7 +223,7 @@ def _sample_one(logits: npt.NDArray[np.float32], columns: Columns, point: float)
         return None
     neighbours = scaled[order[max(0, at - 1) : at + 2]]
     if np.count_nonzero(neighbours == scaled[order[at]]) > 1:
-        return None  # PyTorch decides the order of ties
+        return None  # PyTorch determines the order of ties
     return int(order[at])
 
 
@@ -242,7 +242,7 @@ def _range(
 ) -> tuple[int, float, float] | None:
     """Return the number of candidates, their mass, and the tolerance.
 
-    Returns `None` if rounding could decide, or if candidates are missing from `best`.
+    Returns `None` if rounding could matter, or if candidates are missing from `best`.
     """
     count, vocab = len(best), len(weights)
     _, limit, share, floor = columns

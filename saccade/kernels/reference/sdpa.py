@@ -1,7 +1,7 @@
-"""The language model's attention on CPUs by PyTorch's scaled dot products: a sequence at a time,
-but sequences that decode after few tokens share a call.
+"""The language model's attention on CPUs by PyTorch's scaled dot product attention: one call per
+sequence, except that short decoding sequences share a call.
 
-Consecutive pages are read in place, others are gathered. Owns how a step is cut into calls.
+Consecutive KV pages are read in place. Others are gathered.
 """
 
 from __future__ import annotations
@@ -25,22 +25,20 @@ from saccade.kernels.reference.long_attention import Softmax, softmax
 from saccade.kernels.reference.paged import PagedCache, PagedRows, PagedShape
 
 Read = Callable[[torch.Tensor], torch.Tensor]
-"""A sequence's keys or values, of a layer's whole cache."""
+"""Reads a sequence's keys or values from a layer's cache."""
 Attend = Callable[[torch.Tensor, PagedCache], torch.Tensor]
-"""Attention of some of a step's queries, given a layer's whole cache."""
+"""Computes the attention of some of a step's queries, with a layer's cache."""
 
 ABREAST_VALUES = 1 << 14
-"""Keys of a sequence that decodes, in values: up to so many it costs less to copy them beside those
-of others than to have a call of its own (measured: decision 002).
+"""Maximum size of a decoding sequence's keys, in values, for a shared call. Below it, copying them
+into a batch takes less time than a separate call (measured in decision 002).
 """
 FEWEST_ABREAST = 4
-"""Sequences that a shared call is worth while for."""
+"""Minimum number of sequences for a shared call."""
 
 
 class HostRows(NamedTuple):
-    """A step's rows as the host reads them: where each begins, its line in the page table, and its
-    keys.
-    """
+    """A step's rows as read on the host: their offsets, page table rows and numbers of keys."""
 
     rows: PagedRows
     starts: list[int]
@@ -53,31 +51,29 @@ class HostRows(NamedTuple):
         return HostRows(self.rows, *kept)
 
     def reach(self, row: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return where each token in a row is in its sequence, and how many keys it sees."""
+        """Return each token's position in a row's sequence, and how many keys it attends to."""
         start, end, length = self.starts[row], self.starts[row + 1], self.lengths[row]
         place = torch.arange(length - (end - start), length)
         return place, place + 1 if self.rows.sees is None else self.rows.sees[start:end]
 
     def causally(self) -> HostRows:
-        """Return the same rows for a layer whose images see themselves in one direction."""
+        """Return the same rows for a layer that is causal within images, too."""
         if self.rows.sees is None:
             return self
         return self._replace(rows=replace(self.rows, sees=None))
 
     def all_causal(self, window: int | None) -> bool:
-        """Return True if each token sees all the step's keys up to its own, in a layer with this
-        window.
-        """
+        """Return True if each token attends to all keys up to its own, with this window."""
         return self.rows.sees is None and (window is None or max(self.lengths) <= window)
 
     def causal(self, row: int, window: int | None) -> bool:
-        """Return True if a row's tokens see all tokens up to their own, with this window."""
+        """Return True if a row's tokens attend to all keys up to their own, with this window."""
         place, sees = self.reach(row)
         near = not len(place) or window is None or self.lengths[row] <= window
         return near and torch.equal(sees, place + 1)
 
     def decoding(self, first: int, most: int | None = None) -> int:
-        """Return where the run of one-token rows from `first` on ends. most: their keys at most."""
+        """Return the end of the decoding rows that start at `first`. most: their maximum keys."""
         at, starts, lengths = first, self.starts, self.lengths
         while (
             at < len(lengths)
@@ -97,14 +93,16 @@ class SdpaAttention:
         self._strides = (0, shape.head_dim, shape.kv_heads * shape.head_dim, 1)
         self._calls: list[tuple[slice, Attend]] = []
         self._host: HostRows | None = None
-        # by layers' windows, and whether all of their tokens see none but those up to themselves
+        # the calls by window, and by whether attention is causal within images
         self._within: dict[tuple[int | None, bool], list[tuple[slice, Attend]]] = {}
-        # A window of it that begins `length` before the middle masks all but `length` keys.
+        # The slice of the strip that starts `length` before its middle masks all but `length` keys.
         self._abreast_keys = most = max(1, ABREAST_VALUES // (shape.kv_heads * shape.head_dim))
         self._strip = torch.zeros(2 * most, dtype=shape.dtype)
         self._strip[most:] = -torch.inf
         self._places = np.arange(most)
-        self._lies = np.divmod(self._places, shape.page_size)  # page of a sequence, offset in it
+        self._page_offsets = np.divmod(
+            self._places, shape.page_size
+        )  # (page of a sequence, offset)
 
     def plan(self, rows: PagedRows) -> None:
         host = HostRows(rows, rows.q_starts.tolist(), rows.lines.tolist(), rows.kv_lengths.tolist())
@@ -112,10 +110,10 @@ class SdpaAttention:
         self._calls = self._cut(host, 0)
 
     def _cut(self, host: HostRows, row: int) -> list[tuple[slice, Attend]]:
-        """Return the calls for the rows from `row` on, which see all tokens up to their own."""
+        """Return the calls for the rows from `row` on, with causal attention."""
         calls = []
         while row < len(host.lines):
-            end, attend = self._shared(host, row) or (row + 1, self._alone(host, row))
+            end, attend = self._shared(host, row) or (row + 1, self._single_call(host, row))
             calls.append((slice(host.starts[row], host.starts[end]), attend))
             row = end
         return calls
@@ -130,30 +128,30 @@ class SdpaAttention:
             attended = calls[0][1](q, cache)
         else:
             attended = torch.cat([attend(q[rows], cache) for rows, attend in calls])
-        # Each is a mean of values: their scale may come last.
+        # Attention is a weighted mean of values, so their scale can be applied at the end.
         return attended if cache.value_scale == 1.0 else attended * cache.value_scale
 
     def _shared(self, host: HostRows, first: int) -> tuple[int, Attend] | None:
         """Return the end of the rows from `first` on that share a call, and the call.
 
-        Returns `None` if the first row is to have its own.
+        Returns `None` if the first row should have a separate call.
         """
         end = host.decoding(first, self._abreast_keys)
         if end - first < FEWEST_ABREAST:
             return None
         table = host.rows.page_table.numpy()
-        return end, self._together(table, host.lines[first:end], host.lengths[first:end])
+        return end, self._batched_call(table, host.lines[first:end], host.lengths[first:end])
 
-    def _together(
+    def _batched_call(
         self, table: npt.NDArray[np.int32], lines: list[int], lengths: list[int]
     ) -> Attend:
-        """Return the call for one-token rows whose sequences have these page table lines."""
+        """Return a call for decoding rows whose sequences have these page table rows."""
         counts, longest = np.array(lengths), max(lengths)
-        page, offset = self._lies
+        page, offset = self._page_offsets
         pages = table[np.array(lines)[:, None], page[:longest]]
         index = pages * np.int64(self._shape.page_size)
         index += offset[:longest]  # [R, longest]
-        # What is masked is read all the same, and the rest of a page may hold anything.
+        # Masked positions are read, too. Read the first key there, as unused slots may hold NaN.
         index = np.where(self._places[:longest] < counts[:, None], index, index[:, :1])
         windows = torch.from_numpy(len(self._places) - counts)
         mask = self._strip.unfold(0, longest, 1).index_select(0, windows)
@@ -164,10 +162,10 @@ class SdpaAttention:
             q, read(kv.keys), read(kv.values), mask, scale * kv.key_scale
         )
 
-    def _alone(self, host: HostRows, row: int) -> Attend:
-        """Return the call for one sequence's last tokens."""
+    def _single_call(self, host: HostRows, row: int) -> Attend:
+        """Return a call for one sequence's last tokens."""
         length = host.lengths[row]
-        if not length:  # padding, which sees no keys
+        if not length:  # padding, which attends to no keys
             return lambda q, _: torch.zeros_like(q)
         line = host.rows.page_table.numpy()[host.lines[row]]
         read, scale = self._reader(line, length), self._shape.scale
@@ -176,7 +174,7 @@ class SdpaAttention:
         )
 
     def _reader(self, line: npt.NDArray[np.int32], length: int) -> Read:
-        """Return a reader for the first tokens on the pages that begin `line`."""
+        """Return a reader for the first `length` tokens in the KV pages that `line` starts with."""
         size = self._shape.page_size
         pages = line[: -(-length // size)]
         first = int(pages[0])
@@ -186,9 +184,9 @@ class SdpaAttention:
         return self._reads(partial(self._gather_pages, torch.from_numpy(pages), length))
 
     def _ranged(self, host: HostRows, window: int | None) -> list[tuple[slice, Attend]]:
-        """Return the calls for layers with this window, made when the first asks.
+        """Return the calls for layers with this window. They are cached for the step.
 
-        A row that sees all up to its own has the bits that it has in a step without others.
+        Causal rows are computed as in a step without other rows, with bit-identical results.
         """
         kind = window, host.rows.sees is None
         if (found := self._within.get(kind)) is not None:
@@ -209,11 +207,11 @@ class SdpaAttention:
         return found
 
     def _within_reach(self, host: HostRows, row: int, window: int | None) -> Attend:
-        """Return the call for one row whose tokens see only keys within the window."""
+        """Return a call for one row whose tokens attend to limited ranges of keys."""
         place, sees = host.reach(row)
         first = place - place if window is None else (place + 1 - window).clamp_(min=0)
         size, line = self._shape.page_size, host.rows.page_table.numpy()[host.lines[row]]
-        skipped = int(first[0]) // size  # pages that no token sees
+        skipped = int(first[0]) // size  # pages to which no token attends
         unseen = skipped * size
         read = self._reader(line[skipped:], host.lengths[row] - unseen)
         blocks, scale = blocks_of(first - unseen, sees - unseen), self._shape.scale
@@ -222,7 +220,7 @@ class SdpaAttention:
         )
 
     def _reads(self, read: Read) -> Read:
-        """Convert what `read` returns to the queries' dtype."""
+        """Return a reader that converts to the queries' dtype."""
         if self._shape.kept == self._shape.dtype:
             return read
         return lambda kept: read(kept).to(self._shape.dtype)
@@ -231,13 +229,13 @@ class SdpaAttention:
         self, shape: tuple[int, int, int, int], first: int, cache: torch.Tensor
     ) -> torch.Tensor:
         """Return one sequence's keys or values [1, Hkv, K, D], from kv slot `first` on."""
-        # One call where slicing and turning would be four: this runs twice per layer, sequence and
-        # token.
+        # One call instead of four for slicing and transposing, as this runs twice per layer,
+        # sequence and token.
         start = cache.storage_offset() + first * self._strides[2]
         return cache.as_strided(shape, self._strides, start)
 
     def _gather_pages(self, pages: torch.Tensor, length: int, cache: torch.Tensor) -> torch.Tensor:
-        """Gather page by page. At worst this takes half the time of token by token."""
+        """Gather page by page, which takes at most half the time of gathering token by token."""
         size, heads, dim = self._shape.page_size, self._shape.kv_heads, self._shape.head_dim
         paged = cache.view(-1, size, heads, dim).index_select(0, pages)
         return paged.view(-1, heads, dim)[:length].transpose(0, 1).unsqueeze(0)
@@ -246,7 +244,7 @@ class SdpaAttention:
 def _gather(
     index: torch.Tensor, shape: tuple[int, int, int, int], cache: torch.Tensor
 ) -> torch.Tensor:
-    """Gather keys or values [R, Hkv, K, D] from the kv slots `index` [R * K].
+    """Gather keys or values [R, Hkv, K, D] from the KV slots `index` [R * K].
 
     shape: [R, K, Hkv, D].
     """

@@ -1,4 +1,4 @@
-"""Attention within segments (vision tower), by PyTorch. Owns what segments are."""
+"""Attention within segments, for vision encoders, in PyTorch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from saccade.kernels.reference import long_attention as blockwise
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Runs of rows that attend to each other: rows [bounds[i], bounds[i + 1]).
+    """Segments of rows that attend to each other: rows [bounds[i], bounds[i + 1]).
 
-    Each is at most `longest` long, and may be empty. A captured graph reads the bounds anew at
-    every replay.
+    A segment has at most `longest` rows, and may be empty. Captured graphs read the bounds at each
+    replay.
     """
 
     bounds: torch.Tensor  # [S + 1] int32, on the rows' device
@@ -25,8 +25,8 @@ class Segments:
 
 
 TowerAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Segments, float], torch.Tensor]
-"""Attends both ways with q, k, v [T, H, D], by a scale: rows see only their own segment. If k and v
-have more rows than q, all belong to one segment. Returns [T, H, D].
+"""Bidirectional attention with q, k, v [T, H, D] and a scale, where rows attend only within their
+segment. If k and v have more rows than q, there is only one segment. Returns [T, H, D].
 """
 
 
@@ -38,9 +38,10 @@ def sdpa_segments(
     scale: float,
     softmax: blockwise.Softmax = blockwise.softmax,
 ) -> torch.Tensor:
-    """Implement `TowerAttention`. Neighbours with equal length share a call, unless each is long.
+    """Implement `TowerAttention`. Adjacent segments of equal length share a call, unless they are
+    long.
 
-    softmax: for many keys.
+    softmax: used if there are many keys.
     """
     if len(k) > len(q):
         return _whole(q, k, v, scale, softmax)

@@ -1,6 +1,7 @@
-"""A model's way to write tool calls and reasoning: given by the operator, or found in the template.
+"""The formats in which a model writes tool calls and reasoning: set by the operator, or detected in
+the chat template.
 
-Owns the formats that there are: the modules of `formats/`.
+The supported tool-call formats are the packages in `formats/`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from saccade.text.answer.tool_format import ToolFormat
 
 
 def find_formats() -> dict[str, ToolFormat]:
-    """Return the formats by name, in the order in which a template is asked for them."""
+    """Return the formats by name, in the order in which they are looked for in a template."""
     names = [module.name for module in iter_modules(formats.__path__)]
     found: list[ToolFormat] = [import_module(f"{formats.__name__}.{n}").FORMAT for n in names]
     return {each.name: each for each in sorted(found, key=lambda each: each.order)}
@@ -26,21 +27,20 @@ def find_formats() -> dict[str, ToolFormat]:
 
 FORMATS: Mapping[str, ToolFormat] = find_formats()
 CALL_TAGS = frozenset[str]().union(*(each.tags for each in FORMATS.values()))
-"""Tags that are read where calls are, special tokens or not."""
+"""Tags of tool calls. They are kept in the text to parse even if they are special tokens."""
 THOUGHTS = (THINK, *(each.thoughts for each in FORMATS.values() if each.thoughts is not None))
-"""All tags of reasoning."""
+"""The tags of all reasoning formats."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """How a model writes tool calls and reasoning."""
+    """The formats in which a model writes tool calls and reasoning."""
 
-    calls: ToolFormat | None = None  # the format for calls, or `None` if unknown
-    # the tags around reasoning before an answer, or `None` if unknown
-    reasoning: Tags | None = None
+    calls: ToolFormat | None = None  # the tool-call format, or `None` if unknown
+    reasoning: Tags | None = None  # the tags around reasoning, or `None` if unknown
 
     def described(self) -> tuple[tuple[str, str], ...]:
-        """Return (name, value) pairs for people to read."""
+        """Return (name, value) pairs for the start-up report."""
         calls = "none: tools are refused"
         if self.calls is not None:
             calls = f"{self.calls.name} ({self.calls.note})" if self.calls.note else self.calls.name
@@ -51,15 +51,16 @@ class AnswerFormat:
 
 
 SILENT = AnswerFormat()
-"""A model that is not known to do either."""
+"""The format of a model without known tool calls and reasoning."""
 
 
 def find_answer_format(
     templates: Iterable[str], tool_parser: ToolParser, reasoning_parser: ReasoningParser
 ) -> AnswerFormat:
-    """Return the format that `templates` show, for each parser that is "auto".
+    """Return the formats, and detect those whose parser is "auto" in the templates.
 
-    `templates` are the checkpoint's and ours for tools. Raises ConfigError for an unknown parser.
+    `templates`: the checkpoint's, and the family's own template for tools. Raises ConfigError for
+    an unknown parser.
     """
     text = "\n".join(templates)
     if tool_parser in FORMATS:

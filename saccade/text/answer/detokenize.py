@@ -1,7 +1,7 @@
-"""Tokens out, text out: incremental detokenising, and stop strings.
+"""Incremental detokenisation, and stop strings.
 
-Owns each token's bytes, and the state of one answer's text. A delta holds whole characters. An
-answer's deltas add up to the decoding of all its tokens at once.
+Each update of a response contains only complete characters. Together, the updates are the text that
+decoding all tokens at once would return.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from tokenizers import Tokenizer as Backend
 from saccade.core.byte_pairs import BYTE_OF
 from saccade.core.errors import CheckpointError
 
-_SPACE = "\u2581"  # SentencePiece's visible space
+_SPACE = "\u2581"  # how SentencePiece writes a space
 
 
 class Vocabulary:
-    """Each token's bytes, as the tokenizer's decoder would write them.
+    """Maps each token to its bytes, as the tokenizer's decoder would.
 
-    Reads two types of tokenizer: byte-level BPE (each character in a token represents one byte) and
-    SentencePiece's BPE (a visible space for a space, `<0xE4>` for a byte).
+    Supports byte-level BPE (each character of a token stands for a byte) and SentencePiece BPE
+    (U+2581 stands for a space, and `<0xE4>` for a byte).
     """
 
     def __init__(self, backend: Backend) -> None:
-        """Read the tokenizer's decoder. Raises CheckpointError for an unknown kind."""
+        """Inspect the tokenizer's decoder. Raises CheckpointError if its type is unsupported."""
         decoder = (
             json.loads(backend.decoder.__getstate__())
             if backend.decoder is not None
@@ -54,9 +54,7 @@ class Vocabulary:
         self._named: dict[frozenset[str], Mapping[int, bytes]] = {frozenset(): {}}
 
     def bytes_of(self, token: int) -> bytes:
-        """Return the bytes that `token` adds to the answer. Special tokens and unknown ids add
-        none.
-        """
+        """Return the bytes of a token's text. Special tokens and unknown ids have none."""
         known = self._bytes.get(token)
         if known is None:
             piece = self._backend.id_to_token(token)
@@ -64,9 +62,7 @@ class Vocabulary:
         return known
 
     def name_of(self, token: int) -> bytes:
-        """Return a special token's name, as log-probabilities report it, or any other token's
-        bytes.
-        """
+        """Return the name of a special token, for log-probabilities, or another token's bytes."""
         return (
             (self._backend.id_to_token(token) or "").encode()
             if token in self.special
@@ -74,7 +70,7 @@ class Vocabulary:
         )
 
     def named(self, names: frozenset[str]) -> Mapping[int, bytes]:
-        """Return the special tokens with these names."""
+        """Return the special tokens among these names, by id."""
         if (known := self._named.get(names)) is None:
             ids = {self._backend.token_to_id(name): name.encode() for name in names}
             known = {token: ids[token] for token in self.special & ids.keys()}
@@ -87,19 +83,19 @@ class Vocabulary:
             return bytes.fromhex(piece[3:5]) if is_byte else piece.replace(_SPACE, " ").encode()
         try:
             return bytes(BYTE_OF[character] for character in piece)
-        except KeyError:  # an added token, written as it reads
+        except KeyError:  # an added token, which is not byte-level
             return piece.encode()
 
 
 class Detokenizer:
-    """One answer's text, delta by delta, with constant work per token."""
+    """The text of one response, update by update, with constant work per token."""
 
     def __init__(
         self, vocabulary: Vocabulary, special: bool = False, tags: frozenset[str] = frozenset()
     ) -> None:
-        """Begin an answer.
+        """Start a response.
 
-        special: show all special tokens by name. Otherwise only those named in `tags` are shown.
+        special: include all special tokens by name. Otherwise, only those in `tags` are included.
         """
         shown, bytes_of = vocabulary.named(tags), vocabulary.bytes_of
         self._bytes_of: Callable[[int], bytes] = bytes_of
@@ -111,11 +107,11 @@ class Detokenizer:
         self._strip = vocabulary.strips_first_space
 
     def feed(self, tokens: Iterable[int]) -> str:
-        """Return the whole characters that `tokens` complete."""
+        """Return the characters that `tokens` complete."""
         return self._stripped(self._decoder.decode(b"".join(map(self._bytes_of, tokens))))
 
     def end(self) -> str:
-        """Return the text left when the answer ends: U+FFFD after half a character."""
+        """Return the remaining text at the end: U+FFFD for an incomplete character."""
         return self._stripped(self._decoder.decode(b"", final=True))
 
     def _stripped(self, text: str) -> str:
@@ -126,44 +122,44 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Watches an answer for stop strings, across tokens.
+    """Finds stop strings in a response, also across tokens.
 
-    The first complete stop string ends the answer. If several are complete at once, the longest
-    counts. The answer is the text before it, plus the stop string itself if `kept`. Only text that
-    may still become a stop string is held back.
+    The first complete stop string ends the response. If several end at the same character, the
+    longest counts. The response is the text before it, plus the stop string itself if `kept`. Text
+    is held back only while it may be the beginning of a stop string.
     """
 
     def __init__(self, stops: Sequence[str], kept: bool = False) -> None:
-        """Watch for `stops`, all non-empty."""
+        """Start a response. `stops` are not empty strings."""
         assert all(stops)
         self.found: str | None = None
-        """The one that ended the answer."""
+        """The stop string that ended the response."""
         self._stops = stops
         self._kept = kept
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """Return the text certain to be in the answer, and whether a stop string is complete."""
+        """Return the text that belongs to the response, and whether a stop string is complete."""
         text = self._held + text
         found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             self._held = ""
             end, at, self.found = min(found)
             return text[: end if self._kept else at], True
-        safe = min((_beginning(stop, text) for stop in self._stops), default=len(text))
+        safe = min((_partial_match(stop, text) for stop in self._stops), default=len(text))
         self._held = text[safe:]
         return text[:safe], False
 
     def end(self) -> str:
-        """Return the held-back text when the answer ends without a stop string."""
+        """Return the text held back, when the response ends without a stop string."""
         held, self._held = self._held, ""
         return held
 
 
-def _beginning(stop: str, text: str) -> int:
-    """Return the start of the longest suffix of `text` that begins `stop`.
+def _partial_match(stop: str, text: str) -> int:
+    """Return the start of the longest suffix of `text` that is a prefix of `stop`.
 
-    Returns the length of `text` if no suffix does.
+    Returns the length of `text` if there is none.
     """
     at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while at >= 0 and not stop.startswith(text[at:]):

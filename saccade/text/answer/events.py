@@ -1,4 +1,4 @@
-"""What an answer is read as: reasoning, text, and calls as they come."""
+"""The events that a response is parsed to: reasoning, text and tool calls."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text of the answer."""
+    """Text of the response."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A call to the tool `name` has started. Its index counts every started call.
+    """A call to the tool `name` has started. Indices count all calls that started.
 
     toolset: the client's set of tools that it belongs to, if any.
     """
@@ -27,7 +27,7 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A piece of a call's arguments. Together, the pieces are a JSON object."""
+    """A part of a call's arguments. All parts together are a JSON object."""
 
     index: int
     text: str
@@ -35,14 +35,14 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """A call is whole."""
+    """A call is complete."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class CallBroken:
-    """A started call (only if `eager`) turns out to be none. All its text follows as text."""
+    """A call that was reported while it arrived is invalid. All its text follows as `Text`."""
 
     index: int
 

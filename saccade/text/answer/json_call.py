@@ -1,7 +1,7 @@
-"""One call as a JSON object, character by character: {"name": ..., "arguments": {...}}.
+"""Parses a tool call as a JSON object, character by character: {"name": ..., "arguments": {...}}.
 
-Owns a scanner that knows after every character whether a JSON document can still follow. Control
-characters within strings, which models write, pass and are written as escapes.
+After every character, the scanner checks whether a JSON document can still follow. Control
+characters in strings, which models write, are accepted and replaced by escapes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 _SPACE = " \t\r\n"
 MAX_DEPTH = 128
 _MAX_NUMBER = 400
-"""Characters of one number."""
+"""Maximum characters in a number."""
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _NUMERIC = frozenset("0123456789+-.eE")
@@ -21,18 +21,20 @@ _LITERALS = ("true", "false", "null")
 
 
 class JsonScanner:
-    """Scans one object, list or string (or null), ended by its own last character."""
+    """Scans one object, list or string (or null), which ends with its own last character."""
 
     def __init__(self) -> None:
-        self._stack: list[str] = []  # the closing brackets that are due, innermost last
-        self._due = "value"  # value, first (value or ]), key, first key (key or }), colon, next
+        self._stack: list[str] = []  # expected closing brackets, innermost last
+        # expected next: value, first (value or ]), key, first key (key or }), colon, or next (a
+        # comma or a closing bracket)
+        self._due = "value"
         self._in_string = False
-        self._escape = -1  # characters of an escape that are due after \; -1: in none
-        self._word = ""  # a number or a literal that is being read
+        self._escape = -1  # expected characters of an escape after \; -1: not in an escape
+        self._word = ""  # the number or literal that is being read
         self.done = False
 
     def feed(self, character: str) -> str | None:
-        """Return `character` in strict JSON, or `None` if it cannot continue the document."""
+        """Return `character` as strict JSON, or `None` if it cannot continue the document."""
         assert not self.done
         if self._in_string:
             return self._feed_string(character)
@@ -46,9 +48,7 @@ class JsonScanner:
         return character if self._feed_mark(character) else None
 
     def skip(self, data: str, at: int) -> int:
-        """Return the index in `data` behind the characters from `at` on that only lengthen a
-        string.
-        """
+        """Return the index in `data` after the plain characters of a string that start at `at`."""
         plain = _PLAIN.match(data, at) if self._in_string and self._escape < 0 else None
         return at if plain is None else plain.end()
 
@@ -81,7 +81,7 @@ class JsonScanner:
         return character if numeric or begun else None
 
     def _end_word(self) -> bool:
-        """End a number. Return True if it is complete."""
+        """End a number. Return True if it is valid."""
         whole = NUMBER.fullmatch(self._word) is not None
         self._word = ""
         self._end_value()
@@ -112,7 +112,7 @@ class JsonScanner:
         if character == '"':
             self._in_string = True
         elif character in "-0123456789tfn":
-            # A number has no closing character, so it cannot be the whole value here.
+            # A number has no closing character, so it is not supported as the entire value.
             self._word = character
             return bool(self._stack) or character == "n"
         else:
@@ -134,10 +134,10 @@ class JsonScanner:
 
 
 class JsonCall:
-    """A call being read."""
+    """A tool call that is being parsed."""
 
     def __init__(self, close: str, alias: str = "arguments") -> None:
-        """Begin a call. close: the tag that ends it. alias: the key of the arguments."""
+        """Start a call. close: the tag that ends it. alias: the key of the arguments."""
         self.name: str | None = None
         self._close = close
         self._alias = alias
@@ -145,10 +145,10 @@ class JsonCall:
         self._first = True
         self._scanner: JsonScanner | None = None
         self._key: str | None = None
-        self._text: list[str] = []  # the string or value being read
+        self._text: list[str] = []  # the string or value that is being read
         self._seen: set[str] = set()
-        self._ready: list[str] = []  # arguments to be taken
-        self._matched = 0  # characters of the tag
+        self._ready: list[str] = []  # arguments to return from `take_arguments`
+        self._matched = 0  # matched characters of the closing tag
 
     @property
     def done(self) -> bool:
@@ -164,7 +164,7 @@ class JsonCall:
         return taken
 
     def feed(self, character: str) -> bool:
-        """Read on. Return False, and leave `character` out, if the text stops being a call."""
+        """Parse a character. Return False, without consuming it, if the text cannot be a call."""
         if self._scanner is not None:
             return self._feed_scanner(self._scanner, character)
         if character in _SPACE and not self._matched:
@@ -190,9 +190,9 @@ class JsonCall:
         return character == self._close[self._matched - 1]
 
     def skip(self, data: str, at: int) -> int:
-        """Take the characters in `data` from `at` on that only lengthen a string.
+        """Consume the plain characters of a string in `data` that start at `at`.
 
-        Returns the index behind them.
+        Returns the index after them.
         """
         end = at if self._scanner is None else self._scanner.skip(data, at)
         if end > at:
@@ -252,9 +252,9 @@ class JsonCall:
 
 
 def _as_object(text: str) -> str | None:
-    """Return arguments as an object's text.
+    """Return arguments as the text of a JSON object, or `None` if they are invalid.
 
-    They may be an object, an object's text in a string, or null.
+    They may be an object, a string that contains an object as JSON, or null.
     """
     if text.startswith("{"):
         return text
@@ -273,7 +273,7 @@ def _as_object(text: str) -> str | None:
 
 
 def _is_text(text: Any) -> bool:
-    """Return False for half a surrogate pair, which JSON can name but an answer cannot hold."""
+    """Return False if the text contains a lone surrogate, which UTF-8 cannot encode."""
     try:
         str(text).encode()
     except UnicodeEncodeError:

@@ -1,6 +1,6 @@
-"""The parts of an answer as they come: reasoning, text and tool calls.
+"""Parses a response incrementally to reasoning, text and tool calls.
 
-Owns their order: reasoning first, calls in either.
+Reasoning comes first. Calls may be in the reasoning, or in the text.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ if TYPE_CHECKING:
 
 
 class EventReader(Protocol):
-    """Reads one answer."""
+    """Parses one response."""
 
     def feed(self, text: str) -> list[AnswerEvent]:
-        """Return the events made certain by `text`."""
+        """Return the events that `text` completes."""
         ...
 
     def end(self) -> list[AnswerEvent]:
-        """Return the events left when the answer ends."""
+        """Return the remaining events when the response ends."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReadAs:
-    """How to read an answer, known in advance."""
+    """How to parse a response, which is determined by the request."""
 
-    # `reasoning_at` the prompt, in `tags`. With `None` the model's reasoning tags are text.
+    # `reasoning_at` the prompt, for reasoning in `tags`; `None`: reasoning tags are text
     where: Where | None = None
-    form: ToolFormat | None = None  # how the model writes calls. With `None` calls are text.
+    form: ToolFormat | None = None  # the tool-call format; `None`: calls are text
     tools: Mapping[str, Any] = field(default_factory=dict)  # each tool's schema, by name
-    # a grammar holds the model to its calls, which are therefore reported as they come
+    # a grammar ensures that calls are valid, so they are reported as they arrive
     certain: bool = False
-    single: bool = False  # the answer ends with its first call
-    special: bool = False  # special tokens are text, by name
-    with_stop: bool = False  # so is the stop string or token that ends the answer
+    single: bool = False  # the response ends with its first call
+    special: bool = False  # special tokens are included in the text by name
+    with_stop: bool = False  # the stop string or token is included in the text
     tags: Tags = THINK
-    translate: Callable[[EventReader], EventReader] | None = None  # translates the events
+    translate: Callable[[EventReader], EventReader] | None = None  # wraps the parser
 
     def reader(self) -> EventReader:
-        """Return a reader for one answer."""
+        """Return a parser for one response."""
         certain = self.certain
         reader = AnswerReader(
             self.where, self.form, self.tools, eager=certain, certain=certain, tags=self.tags
@@ -65,18 +65,18 @@ class ReadAs:
 
     @property
     def read_tags(self) -> frozenset[str]:
-        """Return the tags that are read in the answer, special tokens or not."""
+        """Tags that the parser needs in the text even if they are special tokens."""
         reasoning = frozenset({self.tags.open, self.tags.close} if self.where else ())
         return reasoning if self.form is None else reasoning | CALL_TAGS
 
 
 PLAIN = ReadAs()
-"""All of an answer is text."""
+"""Parses all of a response as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call. Its `arguments` are a JSON object, cut off only where the answer was."""
+    """A tool call. `arguments` is a JSON object, possibly truncated at the end of the response."""
 
     id: str
     name: str
@@ -85,7 +85,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class WholeAnswer:
-    """A whole answer."""
+    """A complete response."""
 
     text: str
     reasoning: str
@@ -93,7 +93,7 @@ class WholeAnswer:
 
 
 class AnswerReader:
-    """Reads one answer. Features missing in the request or the model are `None`."""
+    """Parses one response."""
 
     def __init__(
         self,
@@ -106,11 +106,11 @@ class AnswerReader:
         make_id: Callable[[], str] | None = None,
         tags: Tags = THINK,
     ) -> None:
-        """Begin an answer.
+        """Start a response.
 
-        where: `reasoning_at` the prompt. With `None` the model's reasoning tags are text. form: how
-        the model writes calls. With `None` calls are text. `tools`, `eager`: as in `ToolCalls`.
-        certain: calls break only where the answer ends.
+        where: `reasoning_at` the prompt; `None`: reasoning tags are text. form: the tool-call
+        format; `None`: calls are text. tools, eager: as in `ToolCalls`. certain: a call is invalid
+        only if the end of the response truncates it.
         """
         self._reasoning = None if where is None else Reasoning(where, tags)
         self._form = form
@@ -122,15 +122,14 @@ class AnswerReader:
         self._calls = self._reader(0)
 
     def feed(self, text: str) -> list[AnswerEvent]:
-        """Return the events made certain by `text`."""
+        """Return the events that `text` completes."""
         pieces = [Piece(text, False)] if self._reasoning is None else self._reasoning.feed(text)
         return self._events(pieces)
 
     def end(self) -> list[AnswerEvent]:
-        """Return the events left when the answer ends.
+        """Return the remaining events when the response ends.
 
-        Under `certain`, a call reported in part stays without an end. Any other incomplete call is
-        text.
+        If `certain`, a truncated call gets no end event. Otherwise an incomplete call is text.
         """
         events = self._events([] if self._reasoning is None else self._reasoning.end())
         if self._calls is None or (self._certain and self._calls.within):
@@ -160,13 +159,13 @@ class AnswerReader:
             return None
         from saccade.text.answer.tool_calls import ToolCalls
 
-        # No grammar holds reasoning to anything.
+        # A grammar does not constrain reasoning.
         eager = self._eager and not (self._certain and self._reasons)
         return ToolCalls(self._form, self._tools, eager=eager, first=first, make_id=self._make_id)
 
 
 def gather(events: Sequence[AnswerEvent]) -> WholeAnswer:
-    """Return the whole answer from its `events`. A call without an end keeps the part received."""
+    """Return the response that `events` describe. A truncated call keeps its partial arguments."""
     text, reasoning = list[str](), list[str]()
     calls: dict[int, tuple[str, str, list[str]]] = {}
     for event in events:

@@ -1,6 +1,5 @@
-"""Reasoning apart from the answer, as both come: `Reasoning.feed`.
-
-Owns the usual tags around it, and the line breaks that the templates put there.
+"""Separates reasoning from the rest of a response incrementally, without the line breaks that chat
+templates put between them.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """What opens and closes reasoning."""
+    """The tags around reasoning."""
 
     open: str
     close: str
-    title: str = ""  # text behind the opening tag
-    name: str = ""  # the parser's name in `--reasoning-parser`
+    title: str = ""  # text that follows the opening tag
+    name: str = ""  # the value of `--reasoning-parser`
 
     @property
     def begin(self) -> str:
@@ -30,17 +29,17 @@ Where = Literal["open", "closed", "either"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text of the answer, or of the reasoning before it."""
+    """Text of the reasoning, or of the response after it."""
 
     text: str
     reasoning: bool
 
 
 def reasoning_at(prompt: str, tags: Tags = THINK) -> Where:
-    """Return the state after a rendered prompt.
+    """Return whether the response starts within reasoning, after a rendered prompt.
 
-    `open`: the template opened reasoning. `closed`: the template closed it. `either`: the answer
-    may begin with or without it.
+    `open`: the template opened reasoning. `closed`: the template opened and closed it. `either`:
+    the response may start with or without reasoning.
     """
     end = prompt.rstrip()
     return (
@@ -49,21 +48,21 @@ def reasoning_at(prompt: str, tags: Tags = THINK) -> Where:
 
 
 class Reasoning:
-    """Splits one answer. However its text is cut, reasoning and rest are the same."""
+    """Splits one response. The result does not depend on how its text is divided into updates."""
 
     def __init__(self, where: Where, tags: Tags = THINK) -> None:
         self._where: Where = where
         self._tags = tags
         self._held = ""
-        self._begun = False  # part of the current text was emitted
+        self._begun = False  # part of the current section was returned
 
     @property
     def reasons(self) -> bool:
-        """Return True while the answer is in its reasoning."""
+        """True while the response is in its reasoning."""
         return self._where == "open"
 
     def feed(self, text: str) -> list[Piece]:
-        """Return the pieces that `text` makes certain."""
+        """Return the text that can be assigned to reasoning or response."""
         self._held += text
         pieces: list[Piece] = []
         while self._step(pieces):
@@ -71,14 +70,14 @@ class Reasoning:
         return pieces
 
     def end(self) -> list[Piece]:
-        """Return the held-back text when the answer ends."""
+        """Return the text held back when the response ends."""
         held, self._held = self._held, ""
         if self._where == "either":
             return [Piece(held, False)] if held else []
         return self._piece(held if held.strip("\n") else "")
 
     def _step(self, pieces: list[Piece]) -> bool:
-        """Read on. Return True if more is left to read."""
+        """Parse on. Return True if text remains to be parsed."""
         if self._where == "either":
             start = self._held.lstrip()
             begin = self._tags.begin
@@ -87,7 +86,7 @@ class Reasoning:
             if start.startswith(begin):
                 self._where, self._held = "open", start[len(begin) :]
             else:
-                # An answer without reasoning is unchanged, including line breaks.
+                # A response without reasoning is unchanged, including line breaks.
                 self._where, self._begun = "closed", True
             return True
         if self._where == "closed":
@@ -118,7 +117,7 @@ class Reasoning:
 
 
 def _begun(text: str, tag: str) -> int:
-    """Return how many characters at the end of `text` begin `tag`."""
+    """Return the length of the longest suffix of `text` that is a prefix of `tag`."""
     for length in range(min(len(tag) - 1, len(text)), 0, -1):
         if text.endswith(tag[:length]):
             return length

@@ -1,7 +1,7 @@
-"""Tool calls in an answer's text, read as they come: `ToolCalls.feed`.
+"""Parses tool calls in a response's text incrementally, in any format (`tool_format.py`).
 
-Owns the way from text to calls, in any format (`tool_format.py`). Anything but a perfect call is
-text, however the answer is cut. White space around a call belongs to the call.
+Anything but a valid call is text. The result does not depend on how the text is divided into
+updates. White space around a call is removed with it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from saccade.text.answer.tool_format import CallReader, ToolFormat
 
 _SPACE = " \t\r\n"
 _MAX_RESCANS = 4
-"""Broken calls of one answer in which calls are looked for again: each costs their length."""
+"""How many invalid calls of a response are searched for other calls, as each search takes time."""
 
 
 class ToolCalls:
-    """Reads one answer, or one part of it."""
+    """Parses one response, or a part of it."""
 
     def __init__(
         self,
@@ -36,13 +36,11 @@ class ToolCalls:
         first: int = 0,
         make_id: Callable[[], str] | None = None,
     ) -> None:
-        """Begin an answer, or a part of it.
+        """Start a response, or a part of it.
 
-        `tools`: the schema of each tool's parameters, by name. `first`: index of the first call.
-
-        `eager`: with False, a call is reported once it is complete and right, and stays so. With
-        True, it is reported as it comes. Such a call is certain if a grammar holds the model to
-        calls. Otherwise it may turn out to be broken.
+        tools: the schema of each tool's parameters, by name. first: index of the first call.
+        eager: report calls while they arrive, instead of when they are complete and valid. Unless a
+        grammar ensures valid calls, a reported call may then turn out to be invalid.
         """
         self._form = form
         self._tools = tools
@@ -50,28 +48,28 @@ class ToolCalls:
         self._next = first
         self._make_id = make_id or form.syntax.make_id
         self._open = form.opens
-        self._held = ""  # white space and the beginning of a tag, which may yet belong to a call
+        self._held = ""  # white space and the start of a tag, which may belong to a call
         self._after_call = False
-        self._bare = form.bare  # an object at the start is a call
+        self._bare = form.bare  # an object at the start of the response is a call
         self._rescans = 0
         self._call: CallReader | None = None
         self._gap = ""  # white space before the call being read
-        self._tag = ""  # that the call being read has begun with
-        self._raw: list[str] = []  # the call being read, from behind its tag
+        self._tag = ""  # the tag before the call being read
+        self._raw: list[str] = []  # the text of the call being read, after its tag
         self._started = False
 
     @property
     def started(self) -> int:
-        """Return the index that the next call will have."""
+        """The index of the next call."""
         return self._next
 
     @property
     def within(self) -> bool:
-        """Return True between the start and the end of a call."""
+        """True between the start and the end of a call."""
         return self._call is not None and self._started
 
     def feed(self, text: str) -> list[Event]:
-        """Return the events made certain by `text`."""
+        """Return the events that `text` completes."""
         events: list[Event] = []
         data = text
         while data:
@@ -81,11 +79,11 @@ class ToolCalls:
                 else self._read_call(data, events)
             )
         if self._started and self._call is not None:
-            self._tell_arguments(self._call, events)
+            self._emit_arguments(self._call, events)
         return events
 
     def end(self) -> list[Event]:
-        """Return the events left when the answer ends. An incomplete call is text."""
+        """Return the remaining events when the response ends. An incomplete call is text."""
         events: list[Event] = []
         while self._call is not None:
             data = self._break(events, "")
@@ -97,7 +95,7 @@ class ToolCalls:
                 )
         held, self._held = self._held, ""
         if held.strip(_SPACE) or not self._after_call:
-            self._tell_text(held, events)
+            self._emit_text(held, events)
         return events
 
     def _read_text(self, data: str, events: list[Event]) -> str:
@@ -112,10 +110,10 @@ class ToolCalls:
             cut = len(data) - _begun(data, self._open)
             cut = len(data[:cut].rstrip(_SPACE))
             self._held = data[cut:]
-            self._tell_text(data[:cut], events)
+            self._emit_text(data[:cut], events)
             return ""
         cut = len(data[:at].rstrip(_SPACE))
-        self._tell_text(data[:cut], events)
+        self._emit_text(data[:cut], events)
         self._begin_call(data[cut:at], self._open)
         return data[at + len(self._open) :]
 
@@ -149,7 +147,7 @@ class ToolCalls:
     def _end_call(self, call: CallReader, events: list[Event]) -> None:
         if not self._started:
             self._start(call, events)
-        self._tell_arguments(call, events)
+        self._emit_arguments(call, events)
         events.append(CallEnded(self._next - 1))
 
     def _start(self, call: CallReader, events: list[Event]) -> None:
@@ -159,30 +157,30 @@ class ToolCalls:
         self._started = True
 
     def _break(self, events: list[Event], rest: str) -> str:
-        """Turn a supposed call into text. Return the text to read (again) after its tag."""
+        """Treat a supposed call as text. Return the text to parse (again) after its tag."""
         if self._started:
             events.append(CallBroken(self._next - 1))
         self._call, self._started = None, False
         raw, self._raw = "".join(self._raw), []
-        if not self._tag:  # no call was sure to be there
+        if not self._tag:  # text without a tag that started like a call
             return self._gap + raw + rest
         again = self._open in raw and self._rescans < _MAX_RESCANS
         self._rescans += again
-        self._tell_text(self._gap + self._tag + ("" if again else raw), events)
+        self._emit_text(self._gap + self._tag + ("" if again else raw), events)
         return raw + rest if again else rest
 
-    def _tell_arguments(self, call: CallReader, events: list[Event]) -> None:
+    def _emit_arguments(self, call: CallReader, events: list[Event]) -> None:
         if piece := call.take_arguments():
             events.append(CallArguments(self._next - 1, piece))
 
-    def _tell_text(self, text: str, events: list[Event]) -> None:
+    def _emit_text(self, text: str, events: list[Event]) -> None:
         if text:
             self._after_call = False
             events.append(Text(text))
 
 
 def _begun(text: str, tag: str) -> int:
-    """Return how many characters at the end of `text` begin `tag`."""
+    """Return the length of the longest suffix of `text` that is a prefix of `tag`."""
     for length in range(min(len(tag) - 1, len(text)), 0, -1):
         if text.endswith(tag[:length]):
             return length

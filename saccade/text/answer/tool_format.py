@@ -1,8 +1,8 @@
-"""The socket for tool formats: what one brings to be found, read and held to by a grammar.
+"""The interface of tool-call formats: detection in templates, parsing, and grammar.
 
-A format is a folder in `formats/`: its `__init__.py` has the format as data, which every server
-reads, and another module the code, which is imported once an answer may have calls.
-`answer_format.py` finds it there, and no other file names it.
+A format is a package in `formats/`. Its `__init__.py` describes the format as data, which every
+server imports. Its code is in another module, which is imported when a response may contain calls.
+`answer_format.py` lists these packages, and no other file refers to them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from saccade.text.grammar.call_grammar import CallGrammar, Lexicon
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-"""The tags of several formats."""
+"""Tags that several formats use."""
 
 
 class CallReader(Protocol):
-    """Reads one call, from behind the tag that opens it."""
+    """Parses one call, starting after its opening tag."""
 
     name: str | None
 
@@ -32,63 +32,63 @@ class CallReader(Protocol):
 
     @property
     def certain(self) -> bool:
-        """Return True once the name and the start of the arguments were read, in this order."""
+        """True once the name, and then the start of the arguments, were parsed."""
         ...
 
     def feed(self, character: str) -> bool:
-        """Read on. Return False, and leave `character` out, if the text stops being a call."""
+        """Parse a character. Return False, without consuming it, if the text cannot be a call."""
         ...
 
     def skip(self, data: str, at: int) -> int:
-        """Take the characters in `data` from `at` on that only lengthen a string, at once.
+        """Consume the plain characters of a string in `data` that start at `at`.
 
-        Returns the index behind them.
+        Returns the index after them.
         """
         ...
 
     def take_arguments(self) -> str:
-        """Return the arguments read since the last call, as JSON."""
+        """Return the arguments parsed since the last call of this method, as JSON."""
         ...
 
 
 def any_id() -> str:
-    """Return a new identifier for a call."""
+    """Return a new call id."""
     return f"call_{secrets.token_hex(12)}"
 
 
-def _nothing(_: CallReader) -> None:
+def _no_following(_: CallReader) -> None:
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """The reader and the grammar of a format's calls."""
+    """The parser and the grammar of a format."""
 
-    # makes one call's reader from each tool's schema
+    # creates the parser of one call, given each tool's schema
     reader: Callable[[Mapping[str, Any]], CallReader]
-    grammar: Callable[[Lexicon], CallGrammar]  # makes the calls' grammar, in a tokenizer's terms
-    # creates the reader for text after a call without a tag
-    following: Callable[[Any], CallReader | None] = _nothing
+    grammar: Callable[[Lexicon], CallGrammar]  # creates the grammar for a tokenizer
+    # creates the parser for text that follows a call without a tag
+    following: Callable[[Any], CallReader | None] = _no_following
     make_id: Callable[[], str] = any_id
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model writes tool calls: `FORMAT` in a folder of that name."""
+    """A tool-call format: the value of `FORMAT` in the package of that name."""
 
     name: str
-    # in a chat template
-    marks: tuple[str, ...]  # texts, each of which shows the format in a chat template
-    # formats are tried from the lowest. A format that shares another's marks therefore comes later.
+    # detection
+    marks: tuple[str, ...]  # texts, any of which in a chat template indicates the format
+    # Formats are tried in ascending order, so a format whose marks another one shares comes later.
     order: int
-    # in an answer
-    opens: str  # the tag that opens a call
-    tags: frozenset[str]  # all that are read where calls are, special tokens or not
+    # parsing
+    opens: str  # the tag that starts a call
+    tags: frozenset[str]  # tags to keep in the text even if they are special tokens
     code: str  # the `CallSyntax`, as "module:name"
-    # where it differs from most
-    bare: bool = False  # an object at the answer's beginning is a call without a tag
-    thoughts: Tags | None = None  # the reasoning tags of this format only
-    note: str = ""  # for people, behind the name
+    # optional
+    bare: bool = False  # an object at the start of a response is a call without a tag
+    thoughts: Tags | None = None  # reasoning tags that only this format uses
+    note: str = ""  # shown after the name in the start-up report
 
     @property
     def syntax(self) -> CallSyntax:

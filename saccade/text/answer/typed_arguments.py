@@ -1,6 +1,4 @@
-"""A call's arguments, sent as texts by name. Each becomes JSON in the type that the
-tool's schema gives it.
-"""
+"""Converts a call's arguments from named texts to JSON, with types from the tool's schema."""
 
 from __future__ import annotations
 
@@ -13,24 +11,24 @@ from saccade.text.grammar.schema_types import allowed_types, types_of
 
 
 class TypedArguments:
-    """A call's arguments as JSON, written name by name.
+    """Writes a call's arguments as JSON, one after another.
 
-    Each value has the type that the tool's schema gives it. Strings are passed on as they come.
+    Each value gets a type that the tool's schema allows. Strings are returned as they arrive.
     """
 
     def __init__(self, tools: Mapping[str, Any]) -> None:
-        """Begin a call. `tools`: parameters' schemas by tool."""
+        """Start a call. tools: the schema of each tool's parameters, by name."""
         self.tool = ""
         self._tools = tools
         self._keys: set[str] = set()
         self._key = ""
         self._value: list[str] = []
-        self._streams = False  # the value is a string, passed on as it comes
+        self._streams = False  # the value is a string, which is returned as it arrives
         self.ready: list[str] = []
-        """To be taken."""
+        """JSON to return from `take_arguments`."""
 
     def begin_value(self, key: str) -> bool:
-        """Begin a value. Return False if its name is empty or was written before."""
+        """Start a value. Return False if its name is empty or a duplicate."""
         if not key or key in self._keys:
             return False
         self.ready.append(f"{', ' if self._keys else '{'}{_dump(key)}: ")
@@ -71,21 +69,21 @@ class TypedArguments:
 
 
 class TypedCall:
-    """A call being read, whose arguments are texts by name.
+    """A call that is being parsed, with arguments as named texts.
 
-    A format derives from it, defines the end of a value, and reads the text around values.
+    A format derives from it, detects the end of a value, and parses the text around values.
     """
 
     plain: ClassVar[re.Pattern[str]]
-    """Characters that begin no end of a value."""
+    """Matches characters that cannot start the end of a value."""
 
     def __init__(self, tools: Mapping[str, Any], phase: str) -> None:
-        """Begin a call. `tools`: parameters' schemas by tool. `phase`: what is read first."""
+        """Start a call. tools: as in `TypedArguments`. phase: the first state."""
         self.name: str | None = None
         self.done = False
         self._phase = phase
-        self._word = ""  # what is being read, but values
-        self._tail = ""  # the end of a value, or part of one
+        self._word = ""  # the text being read outside of values
+        self._tail = ""  # possibly the end of a value, or a part of it
         self._arguments = TypedArguments(tools)
         self.take_arguments = self._arguments.take_arguments
 
@@ -94,9 +92,9 @@ class TypedCall:
         return self.name is not None and bool(self._arguments.ready)
 
     def skip(self, data: str, at: int) -> int:
-        """Take the characters in `data` from `at` on that only lengthen a value.
+        """Consume the characters in `data` from `at` on that cannot end a value.
 
-        Returns the index behind them.
+        Returns the index after them.
         """
         reading = self._phase == "value" and not self._tail
         plain = self.plain.match(data, at) if reading else None
@@ -106,7 +104,7 @@ class TypedCall:
         return plain.end()
 
     def feed_value(self, character: str) -> str:
-        """Read on in a value. Return the tag after it, or an empty string if it continues."""
+        """Parse a character of a value. Return the tag that ended the value, or "" if none did."""
         self._tail += character
         while (end := self.value_end(self._tail)) is None:
             self._arguments.add_text(self._tail[0])
@@ -117,17 +115,17 @@ class TypedCall:
         return end
 
     def value_end(self, tail: str) -> str | None:
-        """Return the tag after a value that ends in `tail`.
+        """Return the tag after a value if `tail` is the end of one.
 
-        Returns an empty string if more input is needed, and `None` if the value continues.
+        Returns "" if more input is needed to decide, and `None` if the value continues.
         """
         raise NotImplementedError
 
 
 def typed(text: str, schema: Any, root: Any) -> Any:
-    """Return the value that `text` writes in a type that `schema` allows, else `text` itself.
+    """Return the value of `text` as a type that `schema` allows, or else `text` itself.
 
-    `root`: the schema that references lead into.
+    root: the schema that contains the targets of `$ref`.
     """
     kinds = allowed_types(schema, root)
     word = text.strip()
@@ -137,7 +135,7 @@ def typed(text: str, schema: Any, root: Any) -> Any:
         return None
     try:
         value = json.loads(word, parse_constant=_refuse)
-        # Neither infinite numbers nor lone surrogates can be encoded.
+        # Infinite numbers and lone surrogates cannot be encoded.
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return text

@@ -1,4 +1,4 @@
-"""The socket for grammars of tool calls, and what several formats' grammars have in common."""
+"""The interface of grammars for tool calls, and rules that several formats share."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from saccade.text.grammar.parts import Part, quoted, schema_part
 from saccade.text.grammar.tools import Tool
 
 MAX_CHARACTERS = 524_288
-"""Of the schemas within one grammar, which takes about a second to compile then. Where arguments
-stand one by one, each value that refers to others has them all in a schema of its own.
+"""Maximum size of the schemas in one grammar, which then takes about a second to compile. For
+formats with separate arguments, every value with references has a copy of their targets.
 """
 
 Need = Literal["may", "must"]
 
 
 class ValueParts:
-    """Grammars for values, within bounds. param: the requesting field."""
+    """Collects the grammars of values. param: the request's field, for errors."""
 
     def __init__(self, param: str) -> None:
         self.made: list[Part] = []
@@ -29,7 +29,7 @@ class ValueParts:
         self._characters = 0
 
     def add(self, part: Part) -> None:
-        """Add a grammar. Raises InvalidRequest when all are too large together."""
+        """Add a grammar. Raises InvalidRequest if they become too large in total."""
         self._characters += extent(part).characters
         if self._characters > MAX_CHARACTERS:
             raise InvalidRequest(
@@ -42,7 +42,7 @@ class ValueParts:
 
 
 class Lexicon(Protocol):
-    """A tokenizer's tokens, as the library that follows grammars reads them (`LLTokenizer`)."""
+    """A tokenizer's vocabulary, as the grammar library presents it (`LLTokenizer`)."""
 
     def tokenize_str(self, text: str, *, parse_special: bool = False) -> Sequence[int]: ...
 
@@ -50,26 +50,27 @@ class Lexicon(Protocol):
 
 
 class CallGrammar(Protocol):
-    """Rules for one format's calls, in Lark, for one tokenizer."""
+    """Builds Lark rules for one format's calls and one tokenizer."""
 
     def tool_rules(self, index: int, tool: Tool, schema: Any, parts: ValueParts) -> list[str]:
-        """Return the rule `tool_INDEX`, a call without its tags, and the rules that it needs.
+        """Return the rule `tool_INDEX`, a call without its tags, and the rules that it uses.
 
-        Raises InvalidRequest that names the place within the schema.
+        Raises InvalidRequest with the field of the schema.
         """
         ...
 
     def answer_rules(self, need: Need, parallel: bool, answer: bool) -> list[str]:
-        """Return the rules for a whole answer, `start` first. `called` is any tool's call.
+        """Return the rules for a response, with `start` first. `called` is a call of any tool.
 
-        must: one call, or several in a row with `parallel`, or else `@answer` if there is one. may:
-        text in which every tag that opens a call begins one.
+        need: "must" requires one call, or one or more if `parallel`, or else the alternative
+        `@answer` if `answer` is True. "may" allows any text in which each opening tag is followed
+        by a call.
         """
         ...
 
 
 class TaggedCalls:
-    """Calls between two tags. gap: text behind the first. between: text from a call to the next."""
+    """Calls between two tags. gap: text after the opening tag. between: text between two calls."""
 
     def __init__(
         self, lexicon: Lexicon, opens: str, closes: str, gap: str = "", between: str = ""
@@ -95,10 +96,10 @@ class TaggedCalls:
 
 
 def tag_term(lexicon: Lexicon, tag: str) -> str:
-    """Return the term for `tag` in a Lark grammar.
+    """Return the Lark term for `tag`.
 
-    llguidance treats every added token that looks like a tag as special. So the token alone
-    matches, unlike the tag's letters and free text.
+    llguidance treats every added token that looks like a tag as special. Such a token is only
+    matched by its own term, never by its letters or by free text.
     """
     tokens = lexicon.tokenize_str(tag, parse_special=True)
     if len(tokens) == 1 and lexicon.is_special_token(tokens[0]):
@@ -120,29 +121,29 @@ def pattern(tag: str) -> str:
 
 
 def text_without(tag: str, more: str = "") -> str:
-    """Return the rule for text without any `tag`. more: a further restriction."""
+    """Return the rule for text that does not contain `tag`. more: a further restriction."""
     return f"AFTER: /(?s:.*)/ & ~/(?s:.*){pattern(tag)}(?s:.*)/{more}"
 
 
 def begun_rule(tag: str, term: str, gap: str = "") -> str:
-    """Return the rule for text up to the first tag that opens a call."""
+    """Return the rule for text up to and including the first opening tag."""
     if term == quoted(tag):
         return f"begun: before\nbefore[suffix={quoted(tag + gap)}]: /(?s:.*)/"
     return f"begun: AFTER {opening(term, gap)}"
 
 
 def arguments_of(index: int, schema: Any, parts: ValueParts) -> str:
-    """Return the term for a tool's arguments as JSON."""
+    """Return the term for a tool's arguments as a JSON object."""
     parts.add(schema_part(f"arguments_{index}", as_object(schema)))
     return f"@arguments_{index}"
 
 
 def json_call(name: str, arguments: str, end: str = "}") -> str:
-    """Return the terms for a call as an object with a name and arguments."""
+    """Return the terms for a call as a JSON object with a name and arguments."""
     head = f'{{"name": {json.dumps(name)}, "arguments": '
     return f"{quoted(head)} {arguments} {quoted(end)}"
 
 
 def as_object(schema: Any) -> dict[str, Any]:
-    """Return the schema restricted to objects, the only form that arguments take."""
+    """Return the schema restricted to objects, as arguments must be one."""
     return {"type": "object", **(schema if isinstance(schema, dict) else {})}

@@ -1,4 +1,4 @@
-"""The form that a request asks of its answer, in every spelling: OpenAI's `response_format`, vLLM's
+"""Reads the output format that a request requires, from OpenAI's `response_format` and vLLM's
 `structured_outputs` and `guided_*`.
 """
 
@@ -13,21 +13,23 @@ from typing import Any, Literal
 from saccade.core.errors import InvalidRequest
 
 MAX_BREAKS_CHARACTERS = 200
-"""Of a pattern for white space, which stands between any two parts of a document."""
+"""Maximum length of a pattern for white space, which may match between any two tokens of JSON."""
 MAX_CHOICES = 1_000
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _MODES = ("json", "regex", "choice", "grammar", "json_object")
 _ANY_OBJECT = {"type": "object"}
 _BREAKS = r"[ \t\n\r]{0,40}"
-"""White space between the parts of a document: bounded, or a model may write it until the end."""
+"""Default white space between tokens of JSON. It is bounded, so that a model cannot write white
+space until the end.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Spacing:
-    """White space within JSON."""
+    """The white space in JSON."""
 
-    separators: tuple[str, str] = (", ", ": ")  # after an item, after a key
-    breaks: str | None = None  # a regular expression for other text between two parts
+    separators: tuple[str, str] = (", ", ": ")  # after an item, and after a key
+    breaks: str | None = None  # a regular expression for other white space between tokens
 
     def options(self) -> dict[str, Any]:
         item, key = self.separators
@@ -42,31 +44,29 @@ class Spacing:
 
 
 AS_DUMPED = Spacing()
-"""As Python's json.dumps writes it, and models learn it; all but the values is then forced."""
+"""The spacing of Python's json.dumps, which models are trained on. Only values are then sampled."""
 COMPACT = Spacing((",", ":"))
 FREE = Spacing((",", ":"), _BREAKS)
 
 
 @dataclass(frozen=True, slots=True)
 class OutputConstraint:
-    """An answer's form. `param`: the field that asks for the form, as the client wrote it.
-
-    json: `value` is a schema. regex, lark: their text. choice: the possible answers. parts: ready
-    grammars, ours and never a client's, the first for the whole, made from the schemas in `inner`.
-    """
+    """The required format of a response."""
 
     kind: Literal["json", "regex", "lark", "choice", "parts"]
+    # json: the schema. regex, lark: the pattern or grammar. choice: the list of possible responses.
+    # parts: compiled by the server from `inner`; the first part is the response's grammar.
     value: Any
-    param: str
+    param: str  # the request's field that requires the format, as the client wrote it
     spacing: Spacing = AS_DUMPED
     inner: tuple[OutputConstraint, ...] = ()
 
 
 def read_constraint(fields: Mapping[str, Any]) -> OutputConstraint | None:
-    """Read the form that a request asks for, in any spelling.
+    """Return the output format that a request requires, or `None` if any text is allowed.
 
-    The spellings are `response_format`, `structured_outputs` and `guided_*`. Returns `None` if any
-    text will do. Raises InvalidRequest that names the field, also if two fields ask for a form.
+    It is in `response_format`, `structured_outputs` or `guided_*`. Raises InvalidRequest with the
+    field, also if more than one of them is set.
     """
     structured = fields.get("structured_outputs")
     constraints = [
@@ -87,7 +87,7 @@ def read_constraint(fields: Mapping[str, Any]) -> OutputConstraint | None:
 def read_response_format(
     value: Mapping[str, Any] | None, param: str = "response_format"
 ) -> OutputConstraint | None:
-    """Read OpenAI's `response_format` at `param`. Return `None` if any text will do.
+    """Read OpenAI's `response_format` at `param`. Returns `None` if any text is allowed.
 
     Raises InvalidRequest.
     """
@@ -116,9 +116,9 @@ def read_response_format(
 
 
 def read_json_schema(value: Mapping[str, Any], param: str) -> OutputConstraint:
-    """Read the named schema of `response_format.json_schema`, or of Responses' `text.format`.
+    """Read the named schema of `response_format.json_schema`, or of `text.format` in Responses.
 
-    `strict` may be either, as a schema is always kept to. Raises InvalidRequest.
+    `strict` has no effect, as schemas are always enforced. Raises InvalidRequest.
     """
     name = value.get("name")
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
@@ -133,8 +133,8 @@ def read_json_schema(value: Mapping[str, Any], param: str) -> OutputConstraint:
 def read_structured_outputs(value: Mapping[str, Any], param: str) -> OutputConstraint | None:
     """Read vLLM's `structured_outputs`.
 
-    It holds one of json, regex, choice, grammar (Lark) or json_object, and how JSON is spaced.
-    Raises InvalidRequest.
+    It has one of json, regex, choice, grammar (Lark) or json_object, and options for the white
+    space in JSON. Raises InvalidRequest.
     """
     given = [mode for mode in _MODES if value.get(mode) is not None]
     if len(given) != 1:
@@ -151,9 +151,9 @@ def read_structured_outputs(value: Mapping[str, Any], param: str) -> OutputConst
 
 
 def read_guided(fields: Mapping[str, Any]) -> OutputConstraint | None:
-    """Read vLLM's older fields.
+    """Read vLLM's older fields: guided_json, guided_regex, guided_choice, guided_grammar,
+    guided_json_object and guided_whitespace_pattern.
 
-    They are guided_json, guided_regex, guided_choice, guided_grammar and guided_whitespace_pattern.
     Raises InvalidRequest.
     """
     given = [mode for mode in _MODES if fields.get(f"guided_{mode}") is not None]
@@ -193,7 +193,7 @@ def _read_mode(mode: str, value: Any, param: str, spacing: Spacing) -> OutputCon
 
 
 def _spacing(compact: Any, breaks: Any, where: str) -> Spacing:
-    """Return the white space for JSON answers. `where`: the client's name for `breaks`."""
+    """Return the spacing of JSON. where: the client's name for `breaks`."""
     if breaks is not None:
         if not isinstance(breaks, str):
             raise InvalidRequest(f"{where}: expected a regular expression", where)

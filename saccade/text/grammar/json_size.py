@@ -1,4 +1,4 @@
-"""The size of a JSON value, without recursion: a client may nest values arbitrarily."""
+"""Measures JSON values without recursion, as clients may nest them arbitrarily."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 class Extent:
     """The size of a JSON value."""
 
-    # those in all strings, keys included, plus two per pair of brackets and one per other value
+    # the lengths of all strings and keys, plus 2 per list or object and 1 per other value
     characters: int
-    depth: int  # lists and objects within each other. It is 0 for a value that is neither.
+    depth: int  # nesting of lists and objects; 0 for other values
 
 
 def extent(value: Any) -> Extent:
-    """Measure strings, numbers, lists and dictionaries."""
+    """Measure a value of strings, numbers, lists and dictionaries."""
     characters = depth = 0
     left = [(value, 0)]
     while left:

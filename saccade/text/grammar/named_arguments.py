@@ -1,5 +1,5 @@
-"""Rules for calls whose arguments follow one by one, each after its name. Strings are verbatim, all
-else is JSON.
+"""Grammars for formats that write each argument separately, after its name. Strings are verbatim,
+other values are JSON.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ _REFERENCE = '"$ref"'
 
 
 class NamedArguments(TaggedCalls):
-    """Calls with arguments in their schema's order, optional ones present or absent.
+    """Calls with arguments in the order of their schema, where optional ones may be omitted.
 
-    Bounds on a string are left unenforced, apart from its list of values.
+    For strings, only `enum` and `const` are enforced, not other bounds.
     """
 
     def around_call(self, name: str) -> tuple[str, list[str]]:
-        """Return the term before a call's arguments, and the terms behind them."""
+        """Return the term before a call's arguments, and the terms after them."""
         raise NotImplementedError
 
     def around_value(self, name: str) -> tuple[str, str]:
-        """Return the terms before and behind an argument's value."""
+        """Return the terms before and after an argument's value."""
         raise NotImplementedError
 
     def text_rules(self, rule: str, head: str, tail: str) -> list[str]:
-        """Return the rules for text up to `tail`, verbatim."""
+        """Return the rules for verbatim text up to `tail`."""
         return [f"{rule}: {head} {rule}_text", f"{rule}_text[suffix={tail}]: /(?s:.*)/"]
 
     def tool_rules(self, index: int, tool: Tool, schema: Any, parts: ValueParts) -> list[str]:
@@ -63,7 +63,7 @@ class NamedArguments(TaggedCalls):
 
 
 def _string_values(schema: Any) -> list[str] | None:
-    """Return the texts in an enum or a const, or `None` if it has other values."""
+    """Return the texts of an enum or a const, or `None` if any value is not a string."""
     if not isinstance(schema, dict):
         return None
     values = [schema["const"]] if "const" in schema else schema.get("enum")

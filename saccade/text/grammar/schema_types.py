@@ -1,6 +1,4 @@
-"""JSON schemas as requests send them: their bounds, the places in them, and the types that they
-allow a value.
-"""
+"""JSON schemas in requests: limits, paths in a schema, and the types that it allows."""
 
 from __future__ import annotations
 
@@ -10,15 +8,15 @@ from urllib.parse import quote
 
 MAX_SCHEMA_BYTES = 131_072
 MAX_SCHEMA_DEPTH = 64
-"""Schemas within schemas."""
+"""Maximum nesting of schemas."""
 Place = tuple[str | int, ...]
-"""Keys and indices from the root of a schema to a schema within it."""
+"""A path in a schema: the keys and indices from its root."""
 
 
 def allowed_types(schema: Any, root: Any) -> set[str]:
-    """Return the types that `schema` allows. A schema that leaves them open allows a string.
+    """Return the types that `schema` allows, or only "string" if it does not specify types.
 
-    root: the schema that references lead into.
+    root: the schema that contains the targets of `$ref`.
     """
     kinds: set[str] = set()
     pending, seen = [schema], set[int]()
@@ -33,7 +31,7 @@ def allowed_types(schema: Any, root: Any) -> set[str]:
 
 
 def _own_types(schema: Any, root: Any) -> tuple[set[str], list[Any]]:
-    """Return the types that a schema itself names, or else the schemas that decide."""
+    """Return the types that a schema specifies, or else the schemas that it refers to."""
     if not isinstance(schema, Mapping):
         return {"string"}, []
     kinds = schema.get("type")
@@ -56,7 +54,7 @@ def _own_types(schema: Any, root: Any) -> tuple[set[str], list[Any]]:
 
 
 def follow(reference: str, root: Any) -> Any:
-    """Return the schema that `$ref` means, or `None` if it is missing."""
+    """Return the target of a `$ref`, or `None` if it is missing."""
     found = root
     for part in reference.removeprefix("#").split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
@@ -65,7 +63,7 @@ def follow(reference: str, root: Any) -> Any:
 
 
 def types_of(value: Any) -> set[str]:
-    """Return the types that a value has."""
+    """Return the JSON types of a value."""
     match value:
         case None:
             return {"null"}
@@ -83,12 +81,12 @@ def types_of(value: Any) -> set[str]:
 
 
 def place_name(param: str, place: Place) -> str:
-    """Return a place's name in errors: `param`.properties.x.anyOf[0]."""
+    """Return the path of a place for errors: `param`.properties.x.anyOf[0]."""
     return param + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
 
 
 def as_root(schema: Any, place: Place) -> Any:
-    """Return the schema at `place` within `schema` as a schema of its own, with its references."""
+    """Return the schema at `place` in `schema` as a standalone schema, including its references."""
 
     def moved(node: Any) -> Any:
         if isinstance(node, dict):

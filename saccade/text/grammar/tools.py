@@ -1,7 +1,5 @@
-"""A request's tools, and how the model may use them.
-
-Owns OpenAI's `tools`, the bounds on them, and their form for chat templates. `tool_grammar.py`
-turns a choice into a grammar.
+"""A request's tools: OpenAI's `tools` and `tool_choice`, their limits, and how chat templates get
+them. `tool_grammar.py` converts a choice to a grammar.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ MAX_DESCRIPTION_CHARACTERS = 16_384
 MAX_TOOLS_CHARACTERS = 524_288
 """Maximum characters of all names, descriptions and schemas in a request."""
 _MAX_DEPTH = 2 * MAX_SCHEMA_DEPTH
-"""Lists and objects within each other in a schema: each level of it takes two, e.g. `properties`
-and the property.
+"""Maximum nesting of lists and objects in a schema. Each level of schemas takes two, such as
+`properties` and a property.
 """
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
@@ -31,20 +29,20 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool in a request."""
+    """One tool of a request."""
 
     name: str
     parameters: Any
     strict: bool
-    place: str  # place, param: field paths of its name and its parameters' schema in the request
-    param: str
+    place: str  # the tool's field in the request
+    param: str  # the field of its parameters' schema
     description: str | None
-    num_characters: int  # how long name, description and schema are
-    # schemas of which one applies, if they are stricter than `parameters`
+    num_characters: int  # total length of name, description and schema
+    # alternative schemas, one of which applies, if they are stricter than `parameters`
     cases: tuple[Any, ...] = ()
 
     def for_template(self) -> dict[str, Any]:
-        """Return the tool for chat templates, without fields for the server alone."""
+        """Return the tool in OpenAI's format, for chat templates."""
         described = {} if self.description is None else {"description": self.description}
         function = {"name": self.name, **described, "parameters": self.parameters}
         return {"type": "function", "function": function}
@@ -52,38 +50,38 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolSet:
-    """A request's tools and `choice` among them."""
+    """A request's tools and tool choice."""
 
     tools: tuple[Tool, ...] = ()
-    choice: Any = None  # OpenAI's `tool_choice`, as the client wrote it. `None` means "auto".
-    parallel: bool = True  # an answer may have more than one call
-    hidden: bool = False  # the messages describe the tools instead of the template
-    # schemas depend on the request's images, so that no grammar is compiled before these are open
+    choice: Any = None  # OpenAI's `tool_choice` as the client wrote it; `None`: "auto"
+    parallel: bool = True  # the response may have more than one call
+    hidden: bool = False  # the messages describe the tools, so the template must not
+    # schemas depend on the request's images, so grammars are compiled after these were opened
     late: bool = False
 
     @property
     def open(self) -> bool:
-        """Return True if a call is allowed."""
+        """True if calls are allowed."""
         return bool(self.tools) and self.choice != "none"
 
     @property
     def held(self) -> bool:
-        """Return True if a grammar is needed, or the choice is malformed."""
+        """True if a grammar is needed, or if the choice is malformed."""
         return self.choice not in (None, "auto", "none") or (
             self.open and any(tool.strict for tool in self.tools)
         )
 
     @property
     def schemas(self) -> dict[str, Any]:
-        """Return the schema of each tool's parameters, by name."""
+        """The schema of each tool's parameters, by name."""
         return {tool.name: tool.parameters for tool in self.tools}
 
 
 def read_each(given: Sequence[T] | None, read: Callable[[T, str], Tool | None]) -> tuple[Tool, ...]:
-    """Read a request's tools in any dialect.
+    """Read a request's tools, in any dialect.
 
-    `read` makes a tool from the value at a place, or None if it is no function. Raises
-    InvalidRequest for too many, for equal names, and for too much text.
+    `read` converts the value at a field path to a tool, or to None if it is not a function. Raises
+    InvalidRequest for too many tools, duplicate names, or too much text.
     """
     if given is not None and len(given) > MAX_TOOLS:
         raise InvalidRequest(f"tools: {len(given)} tools; the limit is {MAX_TOOLS}", "tools")
@@ -106,7 +104,7 @@ def read_each(given: Sequence[T] | None, read: Callable[[T, str], Tool | None]) 
 
 
 def not_run(kind: str, where: str, run: str = '"function" is') -> InvalidRequest:
-    """Return the error for a tool that is no function. `run`: the types that are supported."""
+    """Return the error for a tool that is not a function. run: the supported types."""
     return InvalidRequest(
         f"{where}.type: {kind[:100]!r} is a tool that this server does not run: only {run} "
         "supported, which your program runs",
@@ -116,7 +114,7 @@ def not_run(kind: str, where: str, run: str = '"function" is') -> InvalidRequest
 
 
 def read_tool(tool: Any, where: str) -> Tool:
-    """Read a chat's tool. Raises InvalidRequest that names the fault's place."""
+    """Read a chat completion's tool. Raises InvalidRequest with the field at fault."""
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or tool.get("type") != "function":
         raise InvalidRequest(
@@ -126,9 +124,9 @@ def read_tool(tool: Any, where: str) -> Tool:
 
 
 def read_function(function: Mapping[str, Any], where: str, schema: str = "parameters") -> Tool:
-    """Read a tool from its name, description, strict and its input's schema.
+    """Read a tool from its name, description, strict and the schema of its input.
 
-    `schema` is that schema's key. Raises InvalidRequest that names the fault's place below `where`.
+    schema: the key of that schema. Raises InvalidRequest with the field at fault, below `where`.
     """
     name, description = function.get("name"), function.get("description")
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
@@ -151,9 +149,9 @@ def read_function(function: Mapping[str, Any], where: str, schema: str = "parame
 
 
 def _check_parameters(schema: Any, where: str) -> int:
-    """Check a schema's basics, and return how many characters it has.
+    """Check a schema's size and outer structure, and return its number of characters.
 
-    A grammar needs more (`schema.prepare_schema`).
+    `schema.prepare_schema` checks the rest, if a grammar is compiled.
     """
     size = extent(schema)
     for has, most, what in (

@@ -1,8 +1,8 @@
-"""The shape in which a chat template shows a message's content: one string, or a list of parts.
+"""Detects whether a chat template expects a message's content as a string or as a list of parts,
+and converts messages accordingly.
 
-Owns the search for it, once per template. A made-up conversation is rendered in both shapes, and a
-shape counts where its words come out as they went in. Owns also how messages are fitted to what was
-found.
+This is done once per template. A test conversation is rendered with both shapes, and a shape is
+supported if its text appears unchanged in the output.
 """
 
 from __future__ import annotations
@@ -13,40 +13,38 @@ from itertools import product
 from typing import Any, Literal
 
 TemplateMessage = dict[str, Any]
-"""A message as templates read it: `role`, `content` (a string, or parts {"type": "text", "text":
-...} and {"type": "image"}), and more.
+"""A message as templates expect it: `role`, `content` (a string, or parts {"type": "text", "text":
+...} and {"type": "image"}), and other fields.
 """
 TOOLS = -1
-"""The message that stands for everything before the talk: tools, which the template may show before
-or after the system's messages.
+"""The index that stands for everything before the first non-system message. This includes tools,
+which templates may write before or after the system messages.
 """
 Shape = Literal["text", "parts"]
 Render = Callable[[Sequence[TemplateMessage]], str | None]
-"""The text of messages; None where the template refuses them."""
+"""Renders messages. Returns None if the template rejects them."""
 
 _SHAPES: tuple[Shape, Shape] = ("text", "parts")
 _BETWEEN = "\n"
-"""Separator of text parts that are joined to one string, as in vLLM and llama.cpp."""
+"""Separator when text parts are joined to a string, as in vLLM and llama.cpp."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContentShapes:
-    """The shapes that one template takes."""
+    """The content shapes that one template supports."""
 
-    # the only shape that a role's texts may have. `None` allows either.
+    # the only shape that works for texts of a role; `None`: both work
     texts: Mapping[str, Shape | None]
-    walked: frozenset[str]  # roles whose parts the template iterates over, at least once
-    others: Shape | None = None  # the shape for roles that it never showed
-    fills: bool = False  # a message without content is given an empty one
+    walked: frozenset[str]  # roles for which the template iterates over parts in some case
+    others: Shape | None = None  # the shape for roles that were not detected
+    fills: bool = False  # messages without content must get an empty one
 
     def fit(self, messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-        """Return the messages as the template takes them."""
+        """Return the messages with content in the shape that the template expects."""
         return [self._fit(message) for message in messages]
 
     def hidden(self, messages: Sequence[TemplateMessage]) -> tuple[int, int] | None:
-        """Return the place (message, part) of the first image or video that the template cannot
-        show.
-        """
+        """Return (message, part) of the first image or video that the template cannot render."""
         for index, message in enumerate(messages):
             media = _first_media(message.get("content"))
             if media is not None and self._joins(message["role"]):
@@ -75,7 +73,7 @@ def _first_media(content: object) -> int | None:
 
 
 def find_shapes(render: Render) -> ContentShapes:
-    """Find the shapes that a template takes, by how it renders conversations."""
+    """Detect the shapes that a template supports, by rendering test conversations."""
     found = _Found(render)
     whole, short = [_said("system"), *_TALK], _TALK
     calling = [_said("user"), {"role": "assistant", "tool_calls": [_CALL]}, _said("tool")]
@@ -91,16 +89,14 @@ def find_shapes(render: Render) -> ContentShapes:
 
 
 class _Found:
-    """Collects the shapes in which each role's words came out, conversation by conversation."""
+    """Collects the shapes in which each role's text was rendered, for several conversations."""
 
     def __init__(self, render: Render) -> None:
         self._render = render
         self._best: dict[str, set[frozenset[Shape]]] = {}
 
     def look(self, talk: Sequence[TemplateMessage]) -> bool:
-        """Render a conversation in every mix of shapes. Return False if the template refuses them
-        all.
-        """
+        """Render a conversation with all combinations of shapes. Return False if none works."""
         roles = sorted({each["role"] for each in talk if "content" in each})
         counts: dict[tuple[str, Shape], int] = {}
         accepted = False
@@ -111,7 +107,7 @@ class _Found:
                 continue
             accepted = True
             for role, shape in shapes.items():
-                # With a seal, the list was printed as a list; without a word, a part got lost.
+                # A seal means that the list itself was printed. A missing word means a lost part.
                 words = [_word(role)] if shape == "text" else [_word(role), _other(role)]
                 count = 0 if _seal(role) in text else min(map(text.count, words))
                 counts[role, shape] = max(count, counts.get((role, shape), 0))
@@ -125,7 +121,7 @@ class _Found:
     def shapes(self, fills: bool) -> ContentShapes:
         """Return the shapes to use.
 
-        A role's shape is the one that all conversations show most often.
+        A role's shape is the one that rendered its text most often in every conversation.
         """
         texts: dict[str, Shape | None] = {}
         for role, best in self._best.items():
@@ -139,7 +135,7 @@ class _Found:
 
 
 _CALL = {"id": "callprobe", "type": "function", "function": {"name": "look", "arguments": {}}}
-"""An id of nine letters, as some templates demand."""
+"""Its id has nine letters, as some templates require."""
 
 
 def _word(role: str) -> str:
@@ -151,7 +147,7 @@ def _other(role: str) -> str:
 
 
 def _seal(role: str) -> str:
-    """Return a field of a made-up part, which comes out only where a part is printed whole."""
+    """Return an extra field's value, which is rendered only if a part is printed as a dict."""
     return f"sealed{role}"
 
 

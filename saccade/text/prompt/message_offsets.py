@@ -1,9 +1,9 @@
-"""Where a chat's parts end in the text that the template renders.
+"""Finds where the parts of a chat end in the rendered prompt.
 
-Owns the search. The chat is rendered once more, with a private character after each text's last
-visible character, and as a separate text after each image. Without private characters, both
-renderings are the same text, unless the template looks at how texts end. From the first difference
-on, all offsets are unknown. An unknown offset counts as being there.
+The chat is rendered a second time with flags: a private-use character after the last visible
+character of each text, and as a separate text after each image. Without the flags, both renderings
+are equal, unless the template depends on how texts end. Offsets after the first difference are
+unknown, and are replaced by the offset of that difference.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FLAGS = re.compile(f"[{FLAGS}]")
 
 @dataclass(frozen=True, slots=True)
 class MessageOffset:
-    """The end of a part, or of a message with one text. `message`, `part` are as in the chat."""
+    """The end of a part, or of a message with a single text (`part` is None), in the prompt."""
 
     message: int
     part: int | None
@@ -33,9 +33,9 @@ class MessageOffset:
 def flagged(
     messages: Sequence[TemplateMessage],
 ) -> tuple[list[TemplateMessage], list[tuple[int, int | None]]]:
-    """Return the messages with flags, and (message, part) for each flag.
+    """Return the messages with flags, and (message, part) of each flag.
 
-    The first message that is not the system's also begins with one.
+    The first message that is not a system message also starts with a flag (`TOOLS`).
     """
     places: list[tuple[int, int | None]] = []
 
@@ -59,9 +59,9 @@ def flagged(
 def _flag_parts(
     parts: Sequence[dict[str, Any]], begin: str, flag: Callable[[int], str]
 ) -> list[dict[str, Any]]:
-    """Return parts with a flag after each, in its text or, after an image, as a text.
+    """Return parts with a flag after each: in its text, or as a separate text after an image.
 
-    An empty text stays one, and its flag joins the one before.
+    An empty text stays empty, and its flag is added to the part before it.
     """
     marked: list[dict[str, Any]] = []
     flagged_at = -1
@@ -89,7 +89,7 @@ def _before(text: str, mark: str) -> str:
 
 
 def _after(text: str, mark: str) -> str:
-    """Put a mark after the last visible character, so that a template that trims trims the same."""
+    """Add a mark after the last visible character, so that templates still trim the same text."""
     visible = len(text.rstrip())
     return text[:visible] + mark + text[visible:]
 
@@ -97,9 +97,9 @@ def _after(text: str, mark: str) -> str:
 def find_offsets(
     text: str, marked: str, places: Sequence[tuple[int, int | None]]
 ) -> list[MessageOffset]:
-    """Return where parts end in `text`, in its order.
+    """Return where parts end in `text`, in order.
 
-    `marked` is its rendering with flags.
+    `marked` is the rendering with flags.
     """
     found: list[MessageOffset] = []
     for number, match in enumerate(_FLAGS.finditer(marked)):
@@ -107,12 +107,12 @@ def find_offsets(
         if place < len(places):
             found.append(MessageOffset(*places[place], match.start() - number))
     bare = _FLAGS.sub("", marked)
-    known = len(text) if bare == text else _agreement(bare, text)
+    known = len(text) if bare == text else _common_prefix(bare, text)
     return [MessageOffset(each.message, each.part, min(each.end, known)) for each in found]
 
 
-def _agreement(one: str, other: str) -> int:
-    """Return the length of two texts' common beginning."""
+def _common_prefix(one: str, other: str) -> int:
+    """Return the length of the common prefix of two texts."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

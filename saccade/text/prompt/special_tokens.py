@@ -1,12 +1,11 @@
-"""Clients' texts are data: only the chat template can add special tokens.
+"""Keeps clients from writing special tokens: only the chat template can.
 
-Owns the distinction between a special token's name in a message and one from the template. Owns
-also how such a name is tokenised, as plain text. This uses placeholders. Each special token has a
-key character (`|` for Qwen's `<|im_end|>`). During rendering, a private character replaces every
-key character in the client's texts. So the texts cannot form a special token, however the template
-cuts and joins. Both texts have the same length, so that the marked text's special tokens are the
-template's own, at the same places. Without special tokens' names in messages, the tokens are the
-reference's.
+The name of a special token in a message is tokenised as plain text. To distinguish it from one that
+the template wrote, each special token has a key character (`|` for Qwen's `<|im_end|>`). During
+rendering, a random private-use character replaces every key character in the client's texts. These
+texts then cannot form a special token, however the template splits and joins them. The special
+tokens in the marked text are therefore the template's, and have the same offsets in the prompt. If
+messages contain no names of special tokens, the prompt is tokenised as usual.
 """
 
 from __future__ import annotations
@@ -31,10 +30,9 @@ _DRAWS = 16
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt as the template wrote it, and a copy with placeholders for the client's key
-    characters.
+    """A rendered prompt, and a copy with placeholders for the key characters of the client's texts.
 
-    Both match character for character.
+    Both have the same length.
     """
 
     text: str
@@ -42,7 +40,7 @@ class Rendered:
 
 
 class Literals:
-    """Renders and tokenises chats for one tokenizer."""
+    """Renders and tokenises chats with one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -50,8 +48,8 @@ class Literals:
         self._plain.encode_special_tokens = True
         added = tokenizer.backend.get_added_tokens_decoder()
         self._special = {token.content: i for i, token in added.items() if token.special}
-        # As the tokenizer looks for them: leftmost, then longest. A neighbouring space may belong
-        # to the token.
+        # As the tokenizer searches for them: the leftmost, then the longest. Adjacent white space
+        # may belong to the token.
         names = sorted(added.values(), key=lambda token: -len(token.content))
         self._pattern = re.compile(
             "|".join(
@@ -74,10 +72,10 @@ class Literals:
         variables: Mapping[str, Any] | None = None,
         names: FieldNames = CHAT_NAMES,
     ) -> Rendered:
-        """Render as `ChatTemplate.render`. All strings but the template's own are the client's."""
+        """Render like `ChatTemplate.render`. All text in the arguments counts as the client's."""
         written = {"messages": messages, "tools": tools, "variables": variables or {}}
         try:
-            pairs = self._draw(written, names["messages"])
+            pairs = self._choose_placeholders(written, names["messages"])
             given = _replace(written, pairs)
         except RecursionError:
             raise InvalidRequest(
@@ -103,7 +101,7 @@ class Literals:
     ) -> list[int]:
         """Return token ids. Raises TooManyTokens.
 
-        `special` and `most` are as in `Tokenizer.encode`.
+        special, most: as in `Tokenizer.encode`.
         """
         text, marked = rendered.text, rendered.marked
         if marked == text or self._specials(text) == (written := self._specials(marked)):
@@ -120,7 +118,7 @@ class Literals:
         return [*before, *tokens, *after]
 
     def ends(self, rendered: Rendered, special: bool = False) -> list[int]:
-        """Return where each token of `encode` ends in the text, or 0 for tokens around a text."""
+        """Return each token's end offset in the text, or 0 for tokens added around it."""
         text, marked = rendered.text, rendered.marked
         if marked == text or self._specials(text) == (written := self._specials(marked)):
             return self._tokenizer.ends(text, special)
@@ -134,7 +132,7 @@ class Literals:
         return [0] * len(before) + ends[:-1] + [0] * len(after)
 
     def _around(self) -> tuple[list[int], list[int]]:
-        """Return the tokens that the tokenizer puts before and after a bare text."""
+        """Return the tokens that the tokenizer adds before and after a text."""
         bare, whole = self._tokenizer.encode("x"), self._tokenizer.encode("x", special=True)
         at = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
         return whole[:at], whole[at + len(bare) :]
@@ -151,10 +149,10 @@ class Literals:
             is not None
         ]
 
-    def _draw(self, written: object, param: str) -> list[tuple[str, str]]:
-        """Choose a random placeholder for each key character that does not occur in the texts.
+    def _choose_placeholders(self, written: object, param: str) -> list[tuple[str, str]]:
+        """For each key character, choose a random placeholder that does not occur in the texts.
 
-        Raises InvalidRequest that names `param` if the texts leave too few such characters.
+        Raises InvalidRequest with `param` if the texts use too many of these characters.
         """
         for _ in range(_DRAWS):
             drawn = set[str]()
@@ -170,9 +168,9 @@ class Literals:
 
 
 def _key_characters(names: Sequence[str]) -> list[str]:
-    """Choose characters such that each name contains at least one.
+    """Choose characters such that each name contains at least one of them.
 
-    They are few, and rarely used in templates' logic.
+    They should be few, and rare in the logic of templates.
     """
     keys: list[str] = []
     for name in names:

@@ -1,8 +1,7 @@
-"""Chat in, tokens out: the checkpoint's tokenizer and chat template.
+"""The checkpoint's tokenizer and chat template, which convert a chat to tokens.
 
-Owns loading the tokenizer and the template from any place in a checkpoint. Renders as transformers'
-`apply_chat_template` does: the same text, token for token. The template writes one placeholder per
-image, and `FamilySpec.expand_prompt` does the rest.
+Rendering is equivalent to transformers' `apply_chat_template`, token for token. The template writes
+one placeholder per image, which `FamilySpec.expand_prompt` expands.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _REFUSALS = (
     ArithmeticError,
     RecursionError,
 )
-"""Exceptions of templates that cannot render the messages."""
+"""Exceptions that templates raise if they cannot render the messages."""
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _SOME_TOOL = {
     "type": "function",
@@ -61,13 +60,13 @@ _SOME_TOOL = {
 }
 _CONTINUE_HERE = "CONTINUE_FINAL_MESSAGE_TAG "
 _PRIVATE = re.compile(r"\\udb[c-f][0-9a-f]\\ud[c-f][0-9a-f]{2}")
-"""Escaped characters of the private planes: `literal.py`'s stand-ins, which must stay whole."""
+"""JSON escapes of private-use characters, which are the placeholders of `special_tokens.py`."""
 
 
 class Tokenizer:
     """A checkpoint's tokenizer.
 
-    `named_tokens` are its special tokens by role (`eos_token`, ...), as templates may use them.
+    `named_tokens` are its special tokens by role (`eos_token`, ...), as templates use them.
     """
 
     def __init__(self, backend: Backend, named_tokens: Mapping[str, str]) -> None:
@@ -78,9 +77,9 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> Tokenizer:
-        """Read `tokenizer.json`, or else tiktoken's file, and `tokenizer_config.json`, if present.
+        """Load `tokenizer.json` or a tiktoken file, and `tokenizer_config.json` if present.
 
-        Raises CheckpointError naming the file.
+        Raises CheckpointError with the file.
         """
         path = directory / "tokenizer_config.json"
         config = _read_json(path)
@@ -94,47 +93,46 @@ class Tokenizer:
 
     @cached_property
     def json(self) -> str:
-        """The tokenizer as JSON, for grammars. A large vocabulary takes 0.2 s."""
+        """The tokenizer as JSON, for grammars. Takes 0.2 s for a large vocabulary."""
         return self.backend.to_str()
 
     @cached_property
     def longest_token(self) -> int:
-        """Return the most characters that one token has."""
+        """The length of the longest token in characters."""
         return max(map(len, self.backend.get_vocab()))
 
     def encode(self, text: str, special: bool = False, most: int | None = None) -> list[int]:
-        """Return the token ids for `text`. Raises TooManyTokens.
+        """Return the token ids of `text`. Raises TooManyTokens if there are more than `most`.
 
-        `special` adds what the tokenizer puts around a bare text (templates write that themselves).
-        Other threads run meanwhile, as the library releases the interpreter, which it does for
-        batches alone. The list is made only where it has at most `most` tokens.
+        special: add the tokens that the tokenizer puts around a text (chat templates write these
+        themselves). Encodes as a batch, because the library releases the GIL only for batches.
         """
         encoding = self.backend.encode_batch_fast([text], add_special_tokens=special)[0]
         return listed(encoding, most)
 
     def ends(self, text: str, special: bool = False) -> list[int]:
-        """Return where each token of `encode` ends in the text, or 0 for tokens around a text."""
+        """Return each token's end offset in the text, or 0 for tokens added around it."""
         offsets = self.backend.encode_batch([text], add_special_tokens=special)[0].offsets
         return [end for _, end in offsets]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text for token ids, special tokens included. Unknown ids are left out."""
+        """Return the text of token ids, including special tokens. Unknown ids are ignored."""
         return self.backend.decode(list(tokens), skip_special_tokens=False)
 
     def string(self, token: int) -> str:
-        """Return a token in the vocabulary's spelling, or "" for an unknown id."""
+        """Return a token's text in the vocabulary, or "" for an unknown id."""
         return self.backend.id_to_token(token) or ""
 
 
 def listed(encoding: Encoding, most: int | None = None) -> list[int]:
-    """Return an encoding's ids. Raises TooManyTokens before building the list."""
+    """Return an encoding's ids. Raises TooManyTokens before it builds the list."""
     if most is not None and len(encoding) > most:
         raise TooManyTokens(len(encoding))
     return encoding.ids
 
 
 class TooManyTokens(Exception):
-    """A text has at least `count` tokens, more than allowed."""
+    """A text has at least `count` tokens, which is more than allowed."""
 
     def __init__(self, count: int) -> None:
         super().__init__(f"at least {count} tokens")
@@ -143,8 +141,8 @@ class TooManyTokens(Exception):
 class ChatTemplate:
     """A checkpoint's chat template, or its named templates.
 
-    They are "default", and "tool_use" for requests with tools. names: the variables that templates
-    look at.
+    "default" is required, and "tool_use" is used for requests with tools. `names` are the variables
+    that the templates read.
     """
 
     def __init__(
@@ -156,11 +154,11 @@ class ChatTemplate:
         shown: tuple[str, str] | None = None,
         spaced: str = "",
     ) -> None:
-        """Compile the templates. Raises CheckpointError for one that fails to compile.
+        """Compile the templates. Raises CheckpointError if one does not compile.
 
         sources: Jinja text by name. variables: `Tokenizer.named_tokens`. shows_calls: "default"
-        writes calls and their results. Otherwise messages with calls also use "tool_use". `shown`,
-        `spaced`: as in `Templates`.
+        renders calls and their results; otherwise messages with calls also use "tool_use". shown,
+        spaced: as in `Templates`.
         """
         self._sources = dict(sources)
         self._variables = dict(variables)
@@ -192,7 +190,7 @@ class ChatTemplate:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Return the text of all templates."""
+        """The text of all templates."""
         return tuple(self._sources.values())
 
     @classmethod
@@ -203,11 +201,11 @@ class ChatTemplate:
         override: Path | None,
         own: Templates,
     ) -> ChatTemplate:
-        """Load the first template that exists, or else the family's `own`.
+        """Load the first of `override`, `chat_template.jinja`, `chat_template.json` and
+        `tokenizer_config.json` that exists, or else the family's `own` template.
 
-        The order is `override`, `chat_template.jinja`, `chat_template.json`,
-        `tokenizer_config.json`. A template without tools that writes messages as the family does
-        gets the family's tool template.
+        If the template does not support tools, but otherwise writes messages as the family does,
+        the family's tool template is added.
         """
         sources, origin = _find_sources(directory, override, own.default)
         reads: Any = {"shown": own.shown, "spaced": own.spaced}
@@ -228,12 +226,12 @@ class ChatTemplate:
         names: FieldNames = CHAT_NAMES,
         opening: str = "<",
     ) -> str:
-        """Return the prompt's text. Raises InvalidRequest with the template's words for refused
-        messages.
+        """Return the prompt's text. Raises InvalidRequest, with the template's message if it
+        rejects the messages.
 
-        variables: the request's own (`chat_template_kwargs`). names: the client's names for fields,
-        for errors. opening: placeholders of <. With `continue_final_message` the text
-        ends with the last message's content, for the model to continue.
+        variables: the request's `chat_template_kwargs`. names: the client's names for fields, for
+        errors. opening: the characters that stand for <. If `continue_final_message` is set, the
+        text ends with the last message's content, which the model continues.
         """
         own = dict(variables or {})
         if reserved := _RESERVED & own.keys():
@@ -262,17 +260,16 @@ class ChatTemplate:
     def hidden(
         self, messages: Sequence[TemplateMessage], tools: Sequence[dict[str, Any]] | None
     ) -> tuple[int, int] | None:
-        """Return the place (message, part) of the first image or video that the template cannot
-        show.
+        """Return (message, part) of the first image or video that the template cannot render.
 
-        The template joins strings there.
+        That is the case for roles whose content it joins as strings.
         """
         return self._shapes[self._name(messages, tools), tools is not None].hidden(messages)
 
     def _name(
         self, messages: Sequence[TemplateMessage], tools: Sequence[dict[str, Any]] | None
     ) -> str:
-        # Checkpoints with several templates have one for tools.
+        # Checkpoints with several templates have a separate one for tools.
         calls = tools is not None or (not self._shows_calls and _has_calls(messages))
         return "tool_use" if calls and "tool_use" in self._compiled else "default"
 
@@ -294,7 +291,7 @@ class ChatTemplate:
         )
 
     def _find_shapes(self, name: str, offered: bool) -> ContentShapes:
-        """Find the shapes that a template takes. offered: beside tools."""
+        """Detect the shapes that a template supports. offered: in prompts with tools."""
         tools = [_SOME_TOOL] if offered else None
 
         def render(messages: Sequence[TemplateMessage]) -> str | None:
@@ -309,9 +306,9 @@ class ChatTemplate:
 def _find_sources(
     directory: Path, override: Path | None, default: Path | None
 ) -> tuple[dict[str, str], str]:
-    """Return templates by name, and their origin. Raises CheckpointError.
+    """Return the templates by name, and their origin. Raises CheckpointError.
 
-    `default` is used where there is no other.
+    default: used if the checkpoint has none.
     """
     if override is not None:
         if not override.is_file():
@@ -360,7 +357,7 @@ def _has_calls(messages: Sequence[TemplateMessage]) -> bool:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks answers for training. The renderer passes its body unchanged."""
+    """`{% generation %}` marks responses for training. Only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class declares it so
 
@@ -378,7 +375,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     def strftime_now(pattern: str) -> str:
         return datetime.now().strftime(pattern)
 
-    # Jinja's own tojson escapes HTML and sorts keys.
+    # Jinja's own tojson filter escapes HTML and sorts keys.
     def tojson(
         x: Any,
         ensure_ascii: bool = False,
@@ -401,9 +398,9 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _mark_end(messages: Sequence[TemplateMessage], param: str) -> tuple[list[TemplateMessage], str]:
-    """Return the messages with a mark after the last text in the last one, and that text.
+    """Return the messages with a mark after the last text of the last one, and that text.
 
-    Raises InvalidRequest that names `param` unless the last message ends in text.
+    Raises InvalidRequest with `param` unless the last message ends with text.
     """
     final = dict(messages[-1])
     content = final.get("content")
@@ -427,8 +424,8 @@ def _cut_at_mark(text: str, last: str, param: str) -> str:
             "the model's chat template does not render the last message, so it cannot be continued",
             param,
         )
-    # A template that trims content has trimmed the mark's trailing space; then the text before the
-    # mark would be trimmed as well.
+    # A template that trims content has also trimmed the mark's trailing space. The text before the
+    # mark must then be trimmed as well.
     return text[:at] if text.startswith(_CONTINUE_HERE, at) else text[:at].rstrip()
 
 
@@ -450,7 +447,7 @@ def _read_backend(directory: Path, config: Mapping[str, Any]) -> Backend:
 
 
 def _add_late(backend: Backend, tokens: Mapping[str, Any]) -> None:
-    """Add the tokens that tokenizer.json lacks, ordered by id."""
+    """Add the tokens that tokenizer.json does not have, ordered by id."""
     known = backend.get_added_tokens_decoder()
     late = sorted((int(i), token) for i, token in tokens.items() if int(i) not in known)
     for _, token in late:
@@ -472,7 +469,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Return the object in `path`, empty for a missing file."""
+    """Return the object in `path`, or an empty one if the file is missing."""
     if not path.is_file():
         return {}
     try:

@@ -1,7 +1,7 @@
-"""A tokenizer from tiktoken's file, where a checkpoint has no tokenizer.json.
+"""Builds a tokenizer from a tiktoken file, for checkpoints without tokenizer.json.
 
-Such a file has tokens and ranks. How text is cut before is code of the model's own, which Saccade
-never runs: this module has the rules of the supported classes.
+Such a file only has tokens and ranks. Text is split first, by code of the checkpoint that Saccade
+never runs. This module has the equivalent rules for supported tokenizer classes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,9 @@ _CHARACTERS = {byte: character for character, byte in BYTE_OF.items()}
 class CutRules:
     """Settings of a tokenizer class that are not in its file."""
 
-    split: str  # the pattern of a text's pieces
-    # tokens behind those of the file. Those without a name in tokenizer_config.json are called by
-    # `unnamed` and their number.
-    reserved: int
-    unnamed: str
+    split: str  # the regular expression that splits text into pieces
+    reserved: int  # number of special tokens that follow those of the file
+    unnamed: str  # format of their names, if tokenizer_config.json does not have them
 
 
 RULES = {
@@ -50,15 +48,15 @@ RULES = {
                 r"\s+",
             )
         ),
-        reserved=256,  # two more have names there, and no place in the model
+        reserved=256,  # tokenizer_config.json names two more, which the model does not have
         unnamed="<|reserved_token_{}|>",
     )
 }
-"""By the `tokenizer_class` in tokenizer_config.json."""
+"""By `tokenizer_class` in tokenizer_config.json."""
 
 
 def read_tiktoken(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
-    """Make the tokenizer. settings: tokenizer_config.json's. Raises CheckpointError."""
+    """Build the tokenizer. settings: tokenizer_config.json. Raises CheckpointError."""
     kind = settings.get("tokenizer_class")
     if not isinstance(kind, str) or kind not in RULES:
         raise CheckpointError(
@@ -77,7 +75,7 @@ def read_tiktoken(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
 
 
 def _read_ranks(path: Path) -> dict[str, int]:
-    """Return numbers by token, in their order. Raises CheckpointError for a damaged file."""
+    """Return ids by token, in ascending order. Raises CheckpointError if the file is damaged."""
     try:
         lines = read_text(path).splitlines()
     except (OSError, ValueError) as error:
@@ -103,7 +101,7 @@ def _read_ranks(path: Path) -> dict[str, int]:
 def _reserved(
     path: Path, rules: CutRules, first: int, settings: Mapping[str, Any]
 ) -> list[AddedToken]:
-    """Return the tokens behind the file's. Raises CheckpointError naming the settings' file."""
+    """Return the tokens that follow those of the file. path: the settings' file, for errors."""
     names = {first + at: rules.unnamed.format(first + at) for at in range(rules.reserved)}
     plain = set[int]()
     try:

@@ -1,4 +1,4 @@
-"""Calls as Gemma 4 writes them, and the tags of its reasoning."""
+"""The tool-call format of Gemma 4, and its reasoning tags."""
 
 from saccade.text.answer.reasoning import Tags
 from saccade.text.answer.tool_format import ToolFormat

@@ -1,9 +1,10 @@
-"""One call as Gemma 4 writes it, character by character:
+"""Parses a tool call of Gemma 4, character by character:
 
     call:NAME{KEY:VALUE,KEY:VALUE}<tool_call|>
 
-behind <|tool_call>: strings verbatim within <|"|>, keys bare or within <|"|>, all else as in JSON,
-as Gemma 4's chat_template.jinja writes past calls (`format_argument`).
+It follows <|tool_call>. Strings are verbatim between <|"|>, keys bare or between <|"|>, and
+everything else is as in JSON. Gemma 4's chat_template.jinja writes past calls like this
+(`format_argument`).
 """
 
 from __future__ import annotations
@@ -21,19 +22,20 @@ _SPACE = " \t\r\n"
 _MARKS = frozenset("{}[],:")
 _WORDS = {"true": "true", "false": "false", "null": "null", "None": "null"}
 MAX_WORD = 400
-"""Characters of a name, a bare key or a number."""
+"""Maximum characters of a name, a bare key or a number."""
 
 
 class GemmaCall:
-    """A call being read. Its arguments become JSON as they come."""
+    """A call that is being parsed. Its arguments are converted to JSON as they arrive."""
 
     def __init__(self) -> None:
         self.name: str | None = None
-        self._word = ""  # bare text being read, or the call's head; a tag, or part of one
+        self._word = ""  # bare text that is being read; or the start of the call, or of a tag
         self._quoted = False
-        self._stack: list[str] = []  # the closing brackets that are due, innermost last
-        self._due = "head"  # head, first key, key, colon, first, value, next, close
-        self._key: list[str] = []  # the quoted key being read
+        self._stack: list[str] = []  # expected closing brackets, innermost last
+        # expected next: head, first key, key, colon, first, value, next, close
+        self._due = "head"
+        self._key: list[str] = []  # the quoted key that is being read
         self._ready: list[str] = []
 
     @property
@@ -50,18 +52,18 @@ class GemmaCall:
         return taken
 
     def skip(self, data: str, at: int) -> int:
-        """Take the characters in `data` from `at` on that only lengthen a string, at once.
+        """Consume the plain characters of a string in `data` that start at `at`.
 
-        Returns the index behind them.
+        Returns the index after them.
         """
         plain = _PLAIN.match(data, at) if self._quoted and not self._word else None
         if plain is None:
             return at
-        self._tell(plain.group())
+        self._emit_text(plain.group())
         return plain.end()
 
     def feed(self, character: str) -> bool:
-        """Read on. Return False, and leave `character` out, if the text stops being a call."""
+        """Parse a character. Return False, without consuming it, if the text cannot be a call."""
         if self._quoted:
             return self._feed_quoted(character)
         if self._due == "head":
@@ -89,7 +91,7 @@ class GemmaCall:
     def _feed_quoted(self, character: str) -> bool:
         self._word += character
         while not QUOTE.startswith(self._word):
-            self._tell(self._word[0])
+            self._emit_text(self._word[0])
             self._word = self._word[1:]
         if self._word != QUOTE:
             return True
@@ -101,7 +103,7 @@ class GemmaCall:
         self._key = []
         return True
 
-    def _tell(self, text: str) -> None:
+    def _emit_text(self, text: str) -> None:
         if self._due == "colon":
             self._key.append(text)
         else:
@@ -119,7 +121,7 @@ class GemmaCall:
         return True
 
     def _end_word(self) -> bool:
-        """End the bare text before a mark: a key, a number, a JSON word, or empty text."""
+        """End the bare text before a bracket, comma or colon: a key, number or literal, if any."""
         word, self._word = self._word.rstrip(_SPACE), ""
         if not word:
             return True

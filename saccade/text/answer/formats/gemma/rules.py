@@ -1,9 +1,9 @@
-"""Lark rules for a tool's arguments, in Gemma 4's spelling (`call.py`).
+"""Lark rules for a tool's arguments in the format of Gemma 4 (`call.py`).
 
-Numbers follow their schema exactly. Other values follow its structure: types, alternatives,
-constants, array lengths, and objects' properties, required or optional. Further bounds are dropped.
-Properties have the order in which the chat templates sort them. A value that would be read back
-differently from how it was written is refused.
+Numbers follow their schema exactly. For other values, the rules enforce types, alternatives,
+constants, array lengths, and required and optional properties; other bounds are ignored.
+Properties are in the order in which the chat templates sort them. Values that would be parsed
+differently from how they are written are rejected.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from saccade.text.grammar.parts import Part, quoted, schema_part
 from saccade.text.grammar.schema_types import Place, follow, place_name
 
 _UNWRITABLE = frozenset('{}[],:<>"\r\n')
-"""Characters that would end a bare key, or begin a quoted one."""
+"""Characters that would end a bare key, or start a quoted one."""
 _PLAIN_QUOTE = json.dumps(QUOTE)
 
 
 class GemmaRules:
-    """Rules for one tool's values. `rules` and `parts` grow as values are asked for."""
+    """The rules for one tool's values. `rules` and `parts` grow as values are requested."""
 
     def __init__(self, prefix: str, root: Any, param: str, quote: str) -> None:
-        """Begin the rules of one tool.
+        """Start the rules of one tool.
 
-        `prefix` begins its rules' names. `root` is the whole schema, which references point into.
-        `param` is the schema's field in the request. `quote` is the term for the tag around
-        strings.
+        prefix: prefix of the rules' names. root: the schema that contains the targets of `$ref`.
+        param: the schema's field in the request. quote: the term for the tag around strings.
         """
         self.rules: list[str] = []
         self.parts: list[Part] = []
@@ -42,9 +41,7 @@ class GemmaRules:
         self._text = ""
 
     def object(self, schema: Any, place: Place = ()) -> str:
-        """Return the rule for an object. Raises InvalidRequest for a property that cannot be
-        written.
-        """
+        """Return the rule for an object. Raises InvalidRequest if a property cannot be written."""
         properties, needed = schema.get("properties", {}), schema.get("required", ())
         names = {*properties, *needed}
         if not names:
@@ -60,7 +57,7 @@ class GemmaRules:
     def _key(self, name: str, place: Place) -> str:
         """Return the term for a bare key and its colon.
 
-        Raises InvalidRequest for a key that `GemmaCall` would refuse.
+        Raises InvalidRequest for a key that `GemmaCall` would reject.
         """
         plain = bool(name) and name == name.strip() and not set(name) & _UNWRITABLE
         if not plain or len(name) > MAX_WORD:
@@ -69,9 +66,9 @@ class GemmaRules:
         return quoted(f"{name}:")
 
     def _members(self, pairs: Sequence[tuple[str, bool]]) -> str:
-        """Return the rule for pairs in their order, optional ones among them."""
-        after = self._rule('""')  # what may follow a member
-        first = after  # the alternatives before the first member
+        """Return the rule for (pair, required) members in this order, separated by commas."""
+        after = self._rule('""')  # the members that may follow one
+        first = after  # the members, if none precedes them
         for pair, needed in reversed(pairs):
             one = self._rule(pair)
             ways = f'"," {one} {after}', f"{one} {after}"

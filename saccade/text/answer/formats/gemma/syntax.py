@@ -1,4 +1,4 @@
-"""How Gemma 4's calls are read (`call.py`) and held to, with its values in `rules.py`."""
+"""The parser (`call.py`) and the grammar of Gemma 4's tool calls, with values in `rules.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from saccade.text.grammar.tools import Tool
 
 
 class GemmaGrammar(TaggedCalls):
-    """Grammar for calls that follow each other directly."""
+    """Grammar for calls without text between them."""
 
     def __init__(self, lexicon: Lexicon) -> None:
         super().__init__(lexicon, OPEN, CLOSE)

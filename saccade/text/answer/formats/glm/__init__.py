@@ -1,4 +1,4 @@
-"""Calls as GLM-4.5, GLM-4.6 and their vision models write them."""
+"""The tool-call format of GLM-4.5, GLM-4.6 and their vision models."""
 
 from saccade.text.answer.tool_format import CLOSE, OPEN, ToolFormat
 

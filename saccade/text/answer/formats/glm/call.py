@@ -1,12 +1,12 @@
-"""Calls as GLM-4.5, GLM-4.6 and their vision models write them:
+"""Tool calls of GLM-4.5, GLM-4.6 and their vision models:
 
     <tool_call>NAME
     <arg_key>KEY</arg_key>
     <arg_value>VALUE</arg_value></tool_call>
 
-with or without the line breaks: as zai-org/GLM-4.5V's chat_template.jinja shows its model ("output
-the function name and arguments within the following XML format"), strings verbatim and all else in
-JSON.
+The line breaks are optional. Strings are verbatim, other values are JSON. This is what
+zai-org/GLM-4.5V's chat_template.jinja instructs the model to write ("output the function name and
+arguments within the following XML format").
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from saccade.text.grammar.parts import quoted
 VALUE, VALUE_END = "<arg_value>", "</arg_value>"
 _SPACE = " \t\r\n"
 _MAX_GAP = 64
-"""White space between two arguments, in characters; with more, it is part of a value."""
+"""Maximum white space between two arguments, in characters. More is part of a value."""
 _MAX_NAME = 256
 
 
 class GlmCall(TypedCall):
-    """A call being read."""
+    """A call that is being parsed."""
 
     plain = re.compile(r"[^<]+")
 
@@ -38,7 +38,7 @@ class GlmCall(TypedCall):
         super().__init__(tools, "name")  # name, key, between (a key and its value), value
 
     def feed(self, character: str) -> bool:
-        """Read on. Return False, and leave `character` out, if the text stops being a call."""
+        """Parse a character. Return False, without consuming it, if the text cannot be a call."""
         if self._phase == "value":
             if tag := self.feed_value(character):
                 self._after_value(tag)
@@ -56,7 +56,7 @@ class GlmCall(TypedCall):
         return VALUE.startswith(tag)
 
     def _feed_name(self) -> bool:
-        """Read a name and what follows: a key or the end."""
+        """Parse the name, and the start of the first key or the end of the call."""
         name, mark, rest = self._word.strip(_SPACE).partition("<")
         tag = mark + rest
         name = name.rstrip(_SPACE)
@@ -93,7 +93,7 @@ class GlmCall(TypedCall):
 
 
 class GlmGrammar(NamedArguments):
-    """Grammar for calls on lines of their own. The tags around names and values may be tokens."""
+    """Grammar for calls on separate lines. The tags around names and values may be tokens."""
 
     def __init__(self, lexicon: Lexicon) -> None:
         super().__init__(lexicon, OPEN, CLOSE, between="\n")

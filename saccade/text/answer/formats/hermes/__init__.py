@@ -1,4 +1,4 @@
-"""Calls as Qwen2.5, Qwen3-VL and others write them, in JSON."""
+"""The JSON tool-call format of Qwen2.5, Qwen3-VL and others."""
 
 from saccade.text.answer.tool_format import CLOSE, OPEN, ToolFormat
 

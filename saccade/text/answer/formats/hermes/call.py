@@ -1,4 +1,4 @@
-"""Calls as Qwen2.5, Qwen3-VL and others write them, in JSON:
+"""Tool calls in JSON, as Qwen2.5, Qwen3-VL and others write them:
 
 <tool_call>
 {"name": NAME, "arguments": {...}}
@@ -16,7 +16,7 @@ from saccade.text.grammar.tools import Tool
 
 
 class HermesGrammar(TaggedCalls):
-    """Grammar for calls on lines of their own."""
+    """Grammar for calls on separate lines."""
 
     def tool_rules(self, index: int, tool: Tool, schema: Any, parts: ValueParts) -> list[str]:
         call = json_call(tool.name, arguments_of(index, schema, parts), end="}\n")

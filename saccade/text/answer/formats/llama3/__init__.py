@@ -1,4 +1,4 @@
-"""Calls as the chat templates of Llama 3.1 to 3.3 ask for them."""
+"""The tool-call format that the chat templates of Llama 3.1 to 3.3 request."""
 
 from saccade.text.answer.tool_format import ToolFormat
 

@@ -1,9 +1,9 @@
-"""Calls as the chat templates of Llama 3.1 to 3.3 ask for them ("Respond in the format {"name":
-function name, "parameters": dictionary of argument name and its value}"), closed by no tag:
+"""Tool calls in the format that the chat templates of Llama 3.1 to 3.3 request ("Respond in the
+format {"name": function name, "parameters": dictionary of argument name and its value}"):
 
     {"name": NAME, "parameters": {...}}; {...}
 
-at the answer's beginning, or behind <|python_tag|>.
+They have no closing tag, and are at the start of the response or after <|python_tag|>.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _SPACE = " \t\r\n"
 
 
 class Llama3Call:
-    """A call being read."""
+    """A call that is being parsed."""
 
     def __init__(self, first: bool = True) -> None:
-        """Begin a call. first: it has no call before it."""
+        """Start a call. first: it is the first one."""
         self.name: str | None = None
         self.done = False
-        self._may_begin = first  # else a semicolon is due
+        self._may_begin = first  # otherwise, a semicolon is expected
         self._begun = False
         self._object = JsonCall("", "parameters")
         self.take_arguments = self._object.take_arguments
@@ -45,11 +45,11 @@ class Llama3Call:
         return self._object.certain
 
     def following(self) -> Llama3Call:
-        """Return the reader for what may follow without a tag."""
+        """Return the parser for text that follows without a tag."""
         return Llama3Call(first=False)
 
     def feed(self, character: str) -> bool:
-        """Read on. Return False, and leave `character` out, if the text stops being a call."""
+        """Parse a character. Return False, without consuming it, if the text cannot be a call."""
         if self._begun or (character == "{" and self._may_begin):
             self._begun = True
             taken = self._object.feed(character)
@@ -62,11 +62,11 @@ class Llama3Call:
 
 
 class Llama3Grammar:
-    """Grammar for calls that make up a whole answer."""
+    """Grammar for responses that consist only of calls."""
 
     def tool_rules(self, index: int, tool: Tool, schema: Any, parts: ValueParts) -> list[str]:
         arguments = arguments_of(index, schema, parts)
-        # No tag: word by word, as another answer in JSON would begin.
+        # Without a tag, tokenise it word by word, as the start of any JSON response would be.
         words = ("{", '"name"', ": ", json.dumps(tool.name), ", ", '"parameters"', ": ")
         return [f'tool_{index}: {" ".join(map(quoted, words))} {arguments} "}}"']
 

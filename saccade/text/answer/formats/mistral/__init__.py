@@ -1,4 +1,4 @@
-"""Calls as mistral-common's tokenizers write them."""
+"""The tool-call formats of mistral-common's tokenizers."""
 
 from saccade.text.answer.tool_format import ToolFormat
 

@@ -1,9 +1,9 @@
-"""Calls as mistral-common's tokenizers write them, closed by no tag:
+"""Tool calls of mistral-common's tokenizers, which have no closing tag:
 
     [TOOL_CALLS][{"name": NAME, "arguments": {...}}, {...}]      versions 3 and 7
-    [TOOL_CALLS]NAME[ARGS]{...}                                  11 and later
+    [TOOL_CALLS]NAME[ARGS]{...}                                  versions 11 and later
 
-with [CALL_ID]ID before [ARGS] or not.
+Before [ARGS], [CALL_ID]ID is optional.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _NAMED = re.compile(r"([\w.\-]+)\s*(?:\[CALL_ID\][\w\-]+)?(?:\[ARGS\])?\s*")
 
 
 class MistralCall:
-    """A call being read, or what ends a list of calls: then `name` is None."""
+    """A call that is being parsed, or the end of a list of calls, whose `name` is None."""
 
     def __init__(self, first: bool = True) -> None:
-        """Begin a call. first: it has no call before it."""
+        """Start a call. first: it is the first one."""
         self.name: str | None = None
         self.done = False
         self._phase = "begin" if first else "between"  # begin, between, name, object, arguments
@@ -58,16 +58,16 @@ class MistralCall:
         return taken
 
     def following(self) -> MistralCall | None:
-        """Return the reader for what may follow without a tag."""
+        """Return the parser for text that follows without a tag."""
         return MistralCall(first=False) if self._list and self.name is not None else None
 
     def feed(self, character: str) -> bool:
-        """Read on. Return False, and leave `character` out, if the text stops being a call."""
+        """Parse a character. Return False, without consuming it, if the text cannot be a call."""
         match self._phase:
             case "begin":
                 return character in _SPACE or self._begin(character)
             case "between":
-                return character in _SPACE or self._go_on(character)
+                return character in _SPACE or self._continue_list(character)
             case "name":
                 return self._feed_name(character)
             case "object":
@@ -77,9 +77,9 @@ class MistralCall:
         return self._feed_arguments(character)
 
     def skip(self, data: str, at: int) -> int:
-        """Take the characters in `data` from `at` on that only lengthen a string, at once.
+        """Consume the plain characters of a string in `data` that start at `at`.
 
-        Returns the index behind them.
+        Returns the index after them.
         """
         if self._phase == "object":
             return self._object.skip(data, at)
@@ -93,7 +93,7 @@ class MistralCall:
         self._phase, self._word = ("object", "") if self._list else ("name", character)
         return True
 
-    def _go_on(self, character: str) -> bool:
+    def _continue_list(self, character: str) -> bool:
         self.done = character == "]"
         if character == ",":
             self._phase = "object"
@@ -119,14 +119,14 @@ class MistralCall:
 
 
 class MistralGrammar:
-    """Grammar for calls that end an answer.
+    """Grammar for calls at the end of a response.
 
-    Each follows a tag. Before version 11, one tag precedes a list.
+    Each has a tag, except that before version 11 a list of calls has a single tag.
     """
 
     def __init__(self, lexicon: Lexicon) -> None:
         self._opening, self._arguments = tag_term(lexicon, OPEN), tag_term(lexicon, ARGUMENTS)
-        self._lists = self._arguments == quoted(ARGUMENTS)  # the tokenizer has no such tag
+        self._lists = self._arguments == quoted(ARGUMENTS)  # the tokenizer does not have that tag
 
     def tool_rules(self, index: int, tool: Tool, schema: Any, parts: ValueParts) -> list[str]:
         arguments = arguments_of(index, schema, parts)

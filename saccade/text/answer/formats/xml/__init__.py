@@ -1,4 +1,4 @@
-"""Calls in XML, as Qwen3.5 writes them."""
+"""The XML tool-call format of Qwen3.5."""
 
 from saccade.text.answer.tool_format import CLOSE, OPEN, ToolFormat
 

@@ -1,4 +1,4 @@
-"""Calls in XML, as Qwen3.5 writes them:
+"""Tool calls in XML, as Qwen3.5 writes them:
 
 <tool_call><function=NAME><parameter=NAME>
 VALUE
@@ -22,12 +22,12 @@ _SPACE = " \t\r\n"
 _FUNCTION_END = "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _MAX_GAP = 64
-"""White space between two parameters, in characters; with more, it is part of a value."""
+"""Maximum white space between two parameters, in characters. More is part of a value."""
 _MAX_NAME = 256
 
 
 class XmlCall(TypedCall):
-    """A call being read."""
+    """A call that is being parsed."""
 
     plain = re.compile(r"[^\n<]+")
 
@@ -36,7 +36,7 @@ class XmlCall(TypedCall):
         super().__init__(tools, "function")
 
     def feed(self, character: str) -> bool:
-        """Read on. Return False, and leave `character` out, if the text stops being a call."""
+        """Parse a character. Return False, without consuming it, if the text cannot be a call."""
         match self._phase:
             case "function":
                 return self._feed_tag(character, {FUNCTION: "name"})
@@ -57,7 +57,7 @@ class XmlCall(TypedCall):
         return self._feed_tag(character, {CLOSE: "done"})
 
     def _feed_tag(self, character: str, tags: Mapping[str, str]) -> bool:
-        """Read white space, then one of `tags`, which decides the next state."""
+        """Parse white space, then one of `tags`, which map to the next state."""
         if character in _SPACE and not self._word:
             return True
         self._word += character
@@ -105,7 +105,7 @@ class XmlCall(TypedCall):
 
 
 class XmlGrammar(NamedArguments):
-    """Grammar of calls on lines of their own, like all within them."""
+    """Grammar for calls on separate lines, with all of their tags on separate lines, too."""
 
     def __init__(self, lexicon: Lexicon) -> None:
         super().__init__(lexicon, OPEN, CLOSE, gap="\n", between="\n")
