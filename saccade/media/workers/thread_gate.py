@@ -60,7 +60,7 @@ def receive_listener(connection: socket.socket, pid: int) -> ThreadGate | None:
     """
     try:
         _, listeners, _, _ = socket.recv_fds(connection, len(PAYLOAD), 1)
-    except OSError:  # the process has ended
+    except OSError:  # the process has exited
         return None
     return ThreadGate(listeners[0], pid) if listeners else None
 
@@ -93,8 +93,10 @@ class ThreadGate:
         self._notifications = 0
 
     def answer(self, max_threads: int) -> bool:
-        """Allow or deny a thread, up to `max_threads` per order. Returns False if the worker must
-        be killed for too many denied ones.
+        """Allow or deny the start of a thread. Up to `max_threads` per order are allowed, and at
+        most
+        `MAX_THREADS` at a time. Returns False if so many were denied that the worker must be
+        killed.
         """
         notification = bytearray(NOTIFICATION.size)
         self._notifications += 1
@@ -111,7 +113,7 @@ class ThreadGate:
                 SECCOMP_USER_NOTIF_FLAG_CONTINUE if allowed else 0,
             )
             fcntl.ioctl(self._listener, SECCOMP_IOCTL_NOTIF_SEND, reply)
-        except OSError:  # the worker has ended meanwhile
+        except OSError:  # the worker has exited in the meantime
             return True
         return self._notifications <= max_threads + MAX_DENIED
 
