@@ -1,6 +1,5 @@
 """What the front computes from an image's encoded bytes and header: digest, key, resized size,
-token
-count.
+token count.
 
 This module parses no image format, because the bytes may be hostile. An image worker reads the
 header (`media/formats/header.py`) and returns a `Probe`.

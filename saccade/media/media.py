@@ -195,10 +195,10 @@ class Media:
     ) -> OpenedImage:
         """Fetch an image, and compute its key and its cost without decoding it.
 
-        Bytes that are fetched or read from a file are counted in the requester's budget before
-        they are read. Raises ImageError, TooLarge or NotFound, with `param` set, if the fetch
-        fails, the bytes are not an image, or a limit is exceeded. Raises Overloaded if the budget
-        is used up or the request has waited too long in a queue.
+        Bytes that are fetched or read from a file are counted in the requester's budget before they
+        are read. Raises ImageError, TooLarge or NotFound, with `param` set, if the fetch fails, the
+        bytes are not an image, or a limit is exceeded. Raises Overloaded if the budget is used up
+        or the request has waited too long in a queue.
         """
         (opened,) = await self.open_all((source,), salt, requester)
         assert isinstance(opened, OpenedImage)

@@ -1,6 +1,5 @@
 """Caches of metadata by digest, so that a file that was sent before is not opened again. Metadata
-is
-an image's header, a video's frame count and frame rate, or the page sizes of a document.
+is an image's header, a video's frame count and frame rate, or the page sizes of a document.
 
     MetadataCache   metadata of one kind, typed, in memory: the most recently used entries
     MetadataStore   metadata of all kinds in one database, in a directory of its own that outlives
@@ -242,8 +241,7 @@ class FileCache:
 
     async def recall_same(self, opened: Sequence[OpenedImage]) -> None:
         """Read from disk which images an earlier run found to have the same pixels as these. Each
-        key
-        is looked up once.
+        key is looked up once.
         """
         new = [each.image.key for each in opened if each.image.key not in self._asked]
         if len(self._asked) + len(new) > MAX_ENTRIES:

@@ -107,8 +107,7 @@ class Regions:
 
     def _cut_job(self, job: Job, image: OpenedImage, pixels: bytes) -> Job | None:
         """Return the job that resizes a region cropped from `pixels`, or `None` if too many bytes
-        of
-        cropped regions are waiting already.
+        of cropped regions are waiting already.
         """
         part = image.frames[0].part
         assert part is not None

@@ -79,13 +79,12 @@ class SentFiles:
         fits: Callable[[Sequence[int]], None] = lambda _: None,
     ) -> list[tuple[OpenedPage, ...] | ImageSource]:
         """Return the pages of each file, or an `ImageSource` for a file that is an image. A file
-        that
-        occurs several times is read once.
+        that occurs several times is read once.
 
         Before pages are read, `fits` is called with the number of image tokens of each file, and
         may raise. `others` is the number of the prompt's other images, which the budget of each
-        page may depend on. Raises the errors of `Media.open`. Damaged images are only detected
-        when their source is opened.
+        page may depend on. Raises the errors of `Media.open`. Damaged images are only detected when
+        their source is opened.
         """
         media = self._media
         media.check_count(len(sources), sources[-1].param)

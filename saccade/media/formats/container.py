@@ -3,11 +3,9 @@
 `video`.
 
 A file is read from memory and cannot open other files. Only the containers and codecs listed in
-this
-module are enabled, which excludes playlists, session descriptions and lists of files. If a
-container
-refers to another file, opening it fails. Decoders start no threads. Frames are indexed in the order
-in which they are displayed.
+this module are enabled, which excludes playlists, session descriptions and lists of files. If a
+container refers to another file, opening it fails. Decoders start no threads. Frames are indexed in
+the order in which they are displayed.
 
 Frames are converted by PyAV's `to_ndarray(format="rgb24")`, as in transformers' `load_video`. Then
 they are rotated by the file's display matrix, which players apply but `load_video` ignores. A phone
@@ -52,8 +50,7 @@ MAX_UNDECODED = 256
 """Maximum packets to decode until the first frame, because a file may start between key frames."""
 SKEW = 50
 """A display matrix counts as a rotation by quarter turns if its two large elements are at least
-this
-many times larger than the others, which allows an error of about one degree.
+this many times larger than the others, which allows an error of about one degree.
 """
 BROKEN = (av.FFmpegError, ArithmeticError, LookupError, TypeError)
 """The exceptions that PyAV raises for malformed bytes."""
@@ -101,11 +98,10 @@ def _orientation(data: mmap.mmap) -> int:
 
 def orientation_of(matrix: bytes) -> int:
     """Return the EXIF orientation for a display matrix of quarter turns and flips, or 1 for any
-    other
-    matrix.
+    other matrix.
 
-    The matrix has nine int32 values in row order. A stored point (x, y) is displayed at
-    (ax + cy, bx + dy).
+    The matrix has nine int32 values in row order. A stored point (x, y) is displayed at (ax + cy,
+    bx + dy).
     """
     a, b, _, c, d, *_ = struct.unpack("=9i", matrix)
     sideways, straight = min(abs(b), abs(c)), min(abs(a), abs(d))

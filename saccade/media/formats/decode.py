@@ -1,16 +1,14 @@
 """Decodes an image and resizes it to uint8 RGB pixels, bit-identical to Hugging Face's processors
-with
-a PIL image. Runs in image workers only.
+with a PIL image. Runs in image workers only.
 
 The reference is `PIL.Image.open` -> `ImageOps.exif_transpose` -> RGB -> torch's antialiased
-bicubic,
-bilinear or Lanczos interpolation on uint8, which `torchvision.transforms.v2.functional.resize`
-calls. (Lanczos requires torchvision 0.27. With earlier versions and on GPUs, transformers'
-`TorchvisionBackend.resize` uses bicubic instead.) If a processor supports only Pillow's resizing,
-Saccade uses Pillow too. The conversion to RGB is that of transformers' image processors:
-transparency (an alpha channel or a tRNS chunk) is blended over white. (transformers'
-`load_image(url)` drops the alpha channel instead.) JPEG's draft mode, which decodes at a reduced
-size, is not used because it would change pixels.
+bicubic, bilinear or Lanczos interpolation on uint8, which
+`torchvision.transforms.v2.functional.resize` calls. (Lanczos requires torchvision 0.27. With
+earlier versions and on GPUs, transformers' `TorchvisionBackend.resize` uses bicubic instead.) If a
+processor supports only Pillow's resizing, Saccade uses Pillow too. The conversion to RGB is that of
+transformers' image processors: transparency (an alpha channel or a tRNS chunk) is blended over
+white. (transformers' `load_image(url)` drops the alpha channel instead.) JPEG's draft mode, which
+decodes at a reduced size, is not used because it would change pixels.
 
 Pillow decodes all images except RGB and grayscale JPEG and 8-bit RGB(A) PNG. simplejpeg and libspng
 decode these to the same pixels in less time. Later steps (orientation, color conversion, the
@@ -64,8 +62,7 @@ STRIP_PIXELS = 1 << 20
 """The number of source pixels that are converted and resized at a time."""
 
 BACKWARDS = (3, 4, 7, 8)
-"""EXIF orientations in which upright rows are in the reverse order of the stored rows or
-columns.
+"""EXIF orientations in which upright rows are in the reverse order of the stored rows or columns.
 """
 
 FORMATS = (
@@ -171,8 +168,7 @@ def _strips_of_array(pixels: Pixels) -> Strips:
 
 def _strips_of_image(image: PIL.Image.Image, orientation: int) -> tuple[tuple[int, int], Strips]:
     """Return an image's upright size, and a function that returns upright strips of it. Each strip
-    is
-    cropped from the stored rows or columns before it is rotated.
+    is cropped from the stored rows or columns before it is rotated.
     """
     width, height = image.size
     sideways = orientation >= 5
@@ -189,8 +185,7 @@ def _strips_of_image(image: PIL.Image.Image, orientation: int) -> tuple[tuple[in
 
 def _decode_jpeg(data: memoryview, target: Pixels | None) -> Pixels | None:
     """Decode a YCbCr or grayscale JPEG to RGB, into `target` if it is not `None`. Returns `None`
-    for
-    all other images and for damaged files, which Pillow then decodes.
+    for all other images and for damaged files, which Pillow then decodes.
     """
     if bytes(data[:3]) != b"\xff\xd8\xff":
         return None
@@ -225,8 +220,7 @@ def check_scans(data: memoryview) -> None:
 
 def _decode_png(data: memoryview) -> Pixels | None:
     """Decode an 8-bit PNG to RGB or RGBA. Returns `None` for all other images and for damaged
-    files,
-    which Pillow then decodes.
+    files, which Pillow then decodes.
     """
     plain = _plain_png(data)
     if plain is None:
@@ -240,8 +234,7 @@ def _decode_png(data: memoryview) -> Pixels | None:
 
 def _plain_png(data: memoryview) -> bytes | None:
     """Return an 8-bit RGB or RGBA image as a PNG file with only its header and pixels. Returns
-    `None`
-    if it has another format, or is interlaced, animated or damaged.
+    `None` if it has another format, or is interlaced, animated or damaged.
 
     Other chunks are removed because libspng has had bugs with some. Checksums are verified here
     because libspng ignores wrong ones.
@@ -353,9 +346,9 @@ def resize_into(parts: Sequence[Resizing], upright: tuple[int, int], strips: Str
     """Resize parts of an image, bit-identical to torchvision's antialiased resize of uint8 or to
     Pillow's resize.
 
-    torch resizes each row first, and then the columns of the uint8 result. Rows are independent,
-    so working in strips does not change the result. Pillow may resize columns first, so it needs
-    all rows at once.
+    torch resizes each row first, and then the columns of the uint8 result. Rows are independent, so
+    working in strips does not change the result. Pillow may resize columns first, so it needs all
+    rows at once.
     """
     height, width = upright
     step = max(1, STRIP_PIXELS // width)

@@ -4,9 +4,8 @@ only.
 The bytes may be hostile, and some parsers are native code or take quadratic time. So headers are
 read in a process that may crash, and Pillow gets only the parts that specify size, mode and
 orientation. Compressed text, repeated metadata, and excessive numbers of segments are left out.
-Some
-formats are parsed without Pillow (`header_parsers.py`). The worker has a CPU time limit for parsers
-that still take long.
+Some formats are parsed without Pillow (`header_parsers.py`). The worker has a CPU time limit for
+parsers that still take long.
 """
 
 from __future__ import annotations
@@ -271,7 +270,7 @@ REDUCERS: dict[str, Callable[[Encoded], bytes]] = {
     "HEIF": _all_bytes,
 }
 """Functions that reduce a file to what Pillow needs for the header. This bounds the time of
-Pillow's
-parsers, which are Python loops, for a file that consists of headers. AVIF and HEIF files are not
+Pillow's parsers, which are Python loops, for a file that consists of headers. AVIF and HEIF files
+are not
 reduced: libavif and libheif give up early on such files, and the worker has a time limit.
 """

@@ -1,7 +1,6 @@
 """A decoder for PBM, PGM and PPM images that Pillow decodes in a Python loop, which takes a second
-for
-0.1 Mpx. These are text files, and files whose maximum value does not use the full range. The pixels
-are identical to Pillow's. Runs in image workers only.
+for 0.1 Mpx. These are text files, and files whose maximum value does not use the full range. The
+pixels are identical to Pillow's. Runs in image workers only.
 """
 
 from __future__ import annotations

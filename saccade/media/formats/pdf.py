@@ -97,8 +97,7 @@ def read_page(
     data: mmap.mmap, index: int, drawing: PageDrawing | None, text: bool
 ) -> tuple[str, bytes]:
     """Return a page's text, or "" unless `text` is true, and its image as a PNG, or b"" if
-    `drawing`
-    is `None`.
+    `drawing` is `None`.
 
     Raises Unreadable.
     """
@@ -155,8 +154,7 @@ def _text(page: Any, index: int) -> str:
 
 def _draw(page: Any, form: Any, drawing: PageDrawing) -> bytes:
     """Render a page as a PNG. A region is cropped from the full page, because PDFium's pixels
-    differ
-    if only the region is rendered.
+    differ if only the region is rendered.
     """
     pdf = library()
     height, width = drawing.size

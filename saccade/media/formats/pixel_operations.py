@@ -1,6 +1,5 @@
 """The operations on pixels that preprocessing parameters refer to by name: the functions that
-resize,
-and the operations of model families.
+resize, and the operations of model families.
 
 `RESAMPLERS` has the functions that resize. A family's operation is a module with `warm_up` and
 `draw`, which its `Family` names. Only image workers import that module, and only if the
@@ -99,8 +98,8 @@ class OwnModule(Protocol):
         ...
 
     def draw(self, out: Pixels, argument: str, pixels: Pixels, /) -> None:
-        """Process the upright image `pixels`, and write the result to `out`. Both are
-        [height, width, 3].
+        """Process the upright image `pixels`, and write the result to `out`. Both are [height,
+        width, 3].
 
         Raises ValueError if the operation rejects the image.
         """

@@ -232,8 +232,7 @@ class FileStore:
 
     def find_content(self, name: str, owner: str = "") -> str | None:
         """Return the id of one of the owner's uploads whose content has this digest, or `None`.
-        Only
-        blake3 digests are found.
+        Only blake3 digests are found.
         """
         found = CONTENT_NAME.fullmatch(name)
         if found is None:

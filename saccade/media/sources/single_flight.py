@@ -44,8 +44,7 @@ class ByteFlight:
 
     def grow(self, nbytes: int) -> None:
         """Reserve `nbytes` in total in each waiting requester's budget, before the bytes are read.
-        A
-        requester whose budget is used up gets the error.
+        A requester whose budget is used up gets the error.
 
         Raises CancelledError if no requester is waiting any longer.
         """

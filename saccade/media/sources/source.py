@@ -182,8 +182,8 @@ def beside(budget: Budget, images: int, bounds: PixelBounds) -> Budget:
 
 
 def source_from_object(image: object, param: str) -> ImageSource:
-    """Convert a Python object to a source: encoded bytes, a Pillow image, a uint8 array
-    [height, width, 3], or a path.
+    """Convert a Python object to a source: encoded bytes, a Pillow image, a uint8 array [height,
+    width, 3], or a path.
 
     Raises ImageError for any other object, and if the file cannot be read.
     """

@@ -261,8 +261,7 @@ class SourceReader:
 
     async def _upload(self, id: str, requester: Requester) -> bytes:
         """Return the content of one of the requester's files. It is read only if no request in
-        flight
-        has the same bytes in memory.
+        flight has the same bytes in memory.
         """
         stored = await self.files.find(id, requester.owner)
         if (held := self._encoded.get(stored.digest)) is not None:
@@ -318,8 +317,7 @@ class Reads:
         brought: Callable[[], list[asyncio.Task[R]]],
     ) -> R:
         """Return the result of `reading`, a read by digest. If the digest is unknown, use a source
-        of
-        the same request that has it. Raises the errors of `reading`.
+        of the same request that has it. Raises the errors of `reading`.
         """
         try:
             return await reading
@@ -362,8 +360,7 @@ class Reads:
 
     async def frames(self, urls: Sequence[Address]) -> list[SourceRead]:
         """Read a video's frames that the client sent as images. It yields to the event loop every
-        few
-        frames, and reads headers concurrently.
+        few frames, and reads headers concurrently.
         """
         reader, requester = self.reader, self.requester
         found: dict[Hashable, SourceRead | asyncio.Task[SourceRead]] = {}

@@ -40,8 +40,7 @@ hold five copies of a WebP image. A video decoder holds up to sixteen reference 
 """
 THREADS = {"HEIF": 1024}
 """How many threads decoding may start in total, by format. libde265 starts one per tile, and a
-photo
-of 48 Mpx has 192 tiles.
+photo of 48 Mpx has 192 tiles.
 """
 RESIZE_BYTES = 12
 """Memory per resized pixel: the output of the second resizing pass, before it is copied."""
@@ -92,8 +91,7 @@ class Job:
 
 def decoding_bytes(probe: Probe, nbytes: int, recipes: Iterable[PreprocessParams]) -> int:
     """Return the bytes of memory for decoding an image of `nbytes` once, and resizing it for each
-    of
-    `recipes`.
+    of `recipes`.
     """
     pixels = probe.height * probe.width
     usual = BYTES_PER_PIXEL.get(probe.format, 0)
@@ -178,8 +176,7 @@ class Shares(Generic[Key]):
 
     def leave(self, key: Key, price: float) -> None:
         """Remove one waiting job of `key`, and charge its cost. A `price` of 0 means that the job
-        was
-        not started.
+        was not started.
         """
         if price:
             self._starts[key] += price

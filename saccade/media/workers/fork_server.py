@@ -75,8 +75,7 @@ class ForkServer:
 
     def fork(self, wanted: SupervisorOptions, memory_files: Sequence[int]) -> SupervisorLink:
         """Request a new supervisor. `memory_files` are the file descriptors to pass: the arena's,
-        if
-        any, and each worker's inbox.
+        if any, and each worker's inbox.
         """
         ours, theirs = socket.socketpair()
         lifeline, held = os.pipe()

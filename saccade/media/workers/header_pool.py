@@ -6,8 +6,7 @@ tenant only.
 
 Bytes that crashed a worker, or made it exceed a limit, are rejected for a while without trying them
 again (`RefusedBytes`). This is recorded per tenant, because a compromised worker may lie about
-other
-bytes.
+other bytes.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ REFUSED_SECONDS = 600.0
 
 class RefusedBytes:
     """Errors of bytes that are rejected without trying them again. `use` distinguishes operations
-    on
-    the same bytes.
+    on the same bytes.
     """
 
     def __init__(self) -> None:
@@ -167,8 +165,7 @@ class HeaderPool:
 
     def _next(self) -> list[Reading]:
         """Choose the headers of the next order: round-robin between requests of one tenant, up to
-        the
-        batch limits.
+        the batch limits.
         """
         batch: list[Reading] = []
         most = 1 if self._videos else BATCH_IMAGES
@@ -235,8 +232,7 @@ class HeaderPool:
 
     def _try_again(self, reading: Reading, error: Exception | None) -> bool:
         """Count a lost worker. Returns True if all tries are used up, after failing the reading
-        with
-        `error` if there is one.
+        with `error` if there is one.
         """
         reading.tries += 1
         if reading.tries < TRIES:

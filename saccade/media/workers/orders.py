@@ -24,8 +24,7 @@ HEADER_CPU_SECONDS = 0.25
 
 KEPT_BYTES = 64 << 20
 """Freed memory up to this size is kept for the next job, because zeroing new pages in the kernel
-can
-take as long as decoding.
+can take as long as decoding.
 """
 
 OUTBOX_SPARE = 1 << 20
@@ -39,8 +38,7 @@ MAX_RETURNED = 64 << 20
 """Maximum bytes of pixels that one order can return to the front."""
 
 SIZES_HEAD_BYTES, SIZE_BYTES = 64, 18
-"""Outbox bytes for a document's page sizes: the msgpack header, and the two numbers of each
-page.
+"""Outbox bytes for a document's page sizes: the msgpack header, and the two numbers of each page.
 """
 TEXT_BYTES = 1 << 20
 """Outbox bytes for a page's text. This is far more than `pdf.MAX_TEXT` characters need."""

@@ -3,8 +3,7 @@ headers.
 
 If an image crashes its worker, only requests with this image fail. Concurrent decodes of the same
 bytes from one tenant share one decode. If every request for a decode is cancelled, it is dropped,
-or
-its worker is stopped. The caller has to reserve the arena memory that workers write to.
+or its worker is stopped. The caller has to reserve the arena memory that workers write to.
 
 `Decoders` tracks the decodes into the engine's slots in the arena, one per image. An image has one
 frame, or the two frames of a video that one canvas holds.
@@ -287,8 +286,7 @@ class DecodePool:
 
     def _late(self, batch: DecodeBatch, cpu: float) -> str | None:
         """Handle a worker that exceeded the time limit and used `cpu` seconds of CPU time. Returns
-        the
-        error for the image's calls, or `None` if these were handled otherwise.
+        the error for the image's calls, or `None` if these were handled otherwise.
         """
         limit = self._options.decode_timeout
         if cpu >= BLAME * limit:
@@ -300,8 +298,7 @@ class DecodePool:
 
     def _left(self, batch: DecodeBatch) -> list[Decoding] | None:
         """Count a lost worker. Queues the batch's calls again and returns `None`, unless one of
-        them
-        has used up its tries. In that case, returns the calls that still wait.
+        them has used up its tries. In that case, returns the calls that still wait.
         """
         left = [work for work in batch.works if not work.done.done()]
         for work in left:
@@ -357,8 +354,7 @@ class Decoders:
 
     async def decode(self, key: ImageKey, jobs: Sequence[Job], slot: PixelSlot) -> None:
         """Decode the jobs into `slot`, one below another. The slot is not written after the call
-        has
-        ended.
+        has ended.
 
         Raises ImageError for bytes that cannot be decoded, EngineUnavailable if image workers fail
         to start, CancelledError after `call_off`.

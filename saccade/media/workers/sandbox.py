@@ -1,6 +1,5 @@
 """The sandbox of a process that reads untrusted bytes. It can only compute and exchange messages
-with
-its supervisor.
+with its supervisor.
 
 A seccomp filter allows a list of system calls until the process exits. Other calls fail with EPERM,
 so that libraries fall back. (A deny-list would have to include every call of later kernels.) The
@@ -222,8 +221,7 @@ def program(threads: bool) -> list[Instruction]:
 
 def _one_of(argument: int, *values: int) -> list[Instruction]:
     """Allow the call if the lower 32 bits of an argument equal one of `values`. The kernel ignores
-    the
-    upper bits of these arguments.
+    the upper bits of these arguments.
     """
     checks: list[Instruction] = [
         (BPF_JEQ, len(values) - index, 0, value) for index, value in enumerate(values)

@@ -1,13 +1,11 @@
 """Fork servers and supervisors: the processes that fork image workers, and that pass messages
-between
-the workers and the front.
+between the workers and the front.
 
 `media/workers/fork_server.py` starts this module as a process. It is a fork server: it loads the
 workers' libraries and forks supervisors, which fork the workers. So the libraries need not be
-loaded
-again after a worker or a supervisor was killed. There are two fork servers. One is for workers that
-read headers or documents, and starts quickly because it does not import torch. The other is for
-workers that decode.
+loaded again after a worker or a supervisor was killed. There are two fork servers. One is for
+workers that read headers or documents, and starts quickly because it does not import torch. The
+other is for workers that decode.
 
 A supervisor forwards orders to workers, and the answers that match the order. It copies pixels from
 a worker's outbox into the arena, and results of documents into the inbox. It kills a worker on
@@ -81,8 +79,7 @@ from saccade.media.workers.worker import Bytes, WorkerResources, serve
 
 KEPT_BYTES = 64 << 20
 """Freed memory up to this size is kept for the next job, because zeroing new pages in the kernel
-can
-take as long as decoding.
+can take as long as decoding.
 """
 MAX_SAID = 1 << 16
 """Maximum bytes of a worker's message."""
@@ -97,8 +94,7 @@ M_ARENA_MAX = -8
 
 class Outbox:
     """Shared memory to which one worker writes its results. The supervisor resizes it for each
-    order,
-    since the worker has no file descriptor of it.
+    order, since the worker has no file descriptor of it.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -363,8 +359,7 @@ class Supervisor:
         self, worker: ImageWorker, order: Decode | ReadDocument, start: int, end: int
     ) -> None:
         """Copy from a worker's outbox to its inbox. The data must not pass through this process's
-        own
-        memory, which workers that are forked later inherit. So it is copied by the kernel.
+        own memory, which workers that are forked later inherit. So it is copied by the kernel.
         """
         assert worker.outbox is not None
         inbox, offset = self._files.inboxes[worker.number], order.answer_at
@@ -385,8 +380,7 @@ class Supervisor:
 
     def _bury(self, worker: ImageWorker) -> tuple[int, float]:
         """Wait until a worker has exited, and release its resources. Returns its wait status and
-        its
-        CPU time in seconds.
+        its CPU time in seconds.
         """
         self._selector.unregister(worker.socket)
         worker.channel.close()

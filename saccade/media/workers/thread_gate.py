@@ -94,8 +94,7 @@ class ThreadGate:
 
     def answer(self, max_threads: int) -> bool:
         """Allow or deny the start of a thread. Up to `max_threads` per order are allowed, and at
-        most
-        `MAX_THREADS` at a time. Returns False if so many were denied that the worker must be
+        most `MAX_THREADS` at a time. Returns False if so many were denied that the worker must be
         killed.
         """
         notification = bytearray(NOTIFICATION.size)

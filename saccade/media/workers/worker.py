@@ -1,14 +1,12 @@
 """The main loop of an image worker: a process that reads headers, decodes images or reads
-documents,
-one order at a time. Hostile bytes may crash it or take control of it.
+documents, one order at a time. Hostile bytes may crash it or take control of it.
 
 `media/workers/supervisor.py` forks workers. Before its first order, a worker is sandboxed
 (`sandbox.py`). It then has only a socket to the supervisor, a read-only inbox with the encoded
-bytes,
-and an outbox for its results. The outbox is private memory, from which the supervisor copies pixels
-into the arena. Workers cannot access the arena. A worker reads bytes of one tenant, and is replaced
-before it would get another's (`ReplaceWorker`). So the effects of hostile bytes (a crash, a hang,
-injected code) end with the process.
+bytes, and an outbox for its results. The outbox is private memory, from which the supervisor copies
+pixels into the arena. Workers cannot access the arena. A worker reads bytes of one tenant, and is
+replaced before it would get another's (`ReplaceWorker`). So the effects of hostile bytes (a crash,
+a hang, injected code) end with the process.
 """
 
 from __future__ import annotations
@@ -196,8 +194,7 @@ def _decode_video(order: Decode, held: mmap.mmap, targets: Sequence[Target]) -> 
 @contextmanager
 def limited_memory(more: int, statm: int) -> Iterator[None]:
     """Limit the growth of this process's address space to `more` bytes. `statm` is a file
-    descriptor
-    of /proc/self/statm.
+    descriptor of /proc/self/statm.
     """
     pages = int(os.pread(statm, 64, 0).split()[0])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)

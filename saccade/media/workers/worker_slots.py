@@ -50,8 +50,7 @@ other processes of the server start at the same time.
 FAILED_STARTS = 2
 """After this many consecutive failed starts, waiting calls get an error."""
 RESTART_SECONDS = 1.0
-"""The pause after failed starts. A supervisor that was killed by a signal is restarted
-immediately.
+"""The pause after failed starts. A supervisor that was killed by a signal is restarted immediately.
 """
 END_SECONDS = 5.0
 """How long the supervisor may take to stop its workers."""
@@ -108,8 +107,7 @@ class WorkerSlot:
 
     def begin_order(self, life: int) -> None:
         """Assign the next serial number. Answers to earlier orders are dropped. `life` identifies
-        the
-        current supervisor.
+        the current supervisor.
         """
         self.serial += 1
         self.life = life
@@ -211,8 +209,7 @@ class WorkerSlots:
 
     def idle(self, tenant: str = "") -> WorkerSlot | None:
         """Return an idle slot. Slots that `tenant` used last are preferred, then unused ones, then
-        the
-        least recently used. Returns `None` if all are busy or the workers are not ready.
+        the least recently used. Returns `None` if all are busy or the workers are not ready.
         """
 
         def cost(slot: WorkerSlot) -> tuple[bool, bool, int]:
@@ -245,8 +242,8 @@ class WorkerSlots:
         self, slot: WorkerSlot, parts: Sequence[bytes], tenant: str, name: bytes = b""
     ) -> Places:
         """Prepare a slot for its next order, and fill its inbox with the tenant's bytes. The worker
-        is
-        replaced first if it has read another tenant's bytes. Returns (offset, bytes) of each part.
+        is replaced first if it has read another tenant's bytes. Returns (offset, bytes) of each
+        part.
 
         `name` identifies parts that several orders read, to write them once. Raises WorkerLost if
         the supervisor has exited, and EngineUnavailable if the system is out of memory or file
@@ -338,8 +335,7 @@ class WorkerSlots:
 
     async def _talk(self, supervisor: SupervisorLink) -> bool:
         """Receive the supervisor's messages until it exits. Returns False if it did not become
-        ready
-        in time.
+        ready in time.
         """
         channel = await AsyncChannel.open(supervisor.socket, FRONT)
         try:
