@@ -15,7 +15,7 @@ __all__ = ["LLM", "Answer", "AsyncSendOnce", "SamplingParams", "SendOnce", "__ve
 
 
 def __getattr__(name: str) -> Any:
-    # The parts that import a server's libraries are loaded when they are first used.
+    # Modules that import a server's libraries are loaded when they are first used.
     if name in ("LLM", "Answer"):
         import saccade.llm
 

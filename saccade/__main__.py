@@ -1,5 +1,5 @@
-"""`saccade`, from its first moment. Ctrl-C while the commands are being loaded ends the process
-with a sentence. The commands are in `commands.py`.
+"""The entry point of `saccade`. Ctrl-C while the commands are being imported stops the process with
+a message instead of a traceback. The commands are in `commands.py`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import sys
 from saccade.ipc.memory import begin_imports, end_imports
 
 INTERRUPTED = 128 + signal.SIGINT
-"""The exit status of what Ctrl-C ended, as shells have it."""
+"""The exit status after Ctrl-C, as in shells."""
 
 
 def leave(*_: object) -> None:
-    """End at once, during any import. The kernel ends children with their parent."""
+    """Exit immediately, even during an import. The kernel kills child processes with their
+    parent.
+    """
     os.write(2, b"\nstopped before it had started\n")
     os._exit(INTERRUPTED)
 
@@ -23,8 +25,8 @@ def leave(*_: object) -> None:
 def main() -> None:
     """Run the command line.
 
-    A command that starts a server keeps the handler until the server has its own. Any other command
-    is interrupted as usual.
+    The handler of Ctrl-C stays in place until a server installs its own. Other commands raise
+    KeyboardInterrupt as usual.
     """
     signal.signal(signal.SIGINT, leave)
     try:
@@ -43,7 +45,7 @@ def main() -> None:
             raise
         print(f"error: {why}", file=sys.stderr)
         status = 1
-    if status == INTERRUPTED:  # the interpreter would take most of a second to put itself away
+    if status == INTERRUPTED:  # skip the interpreter's shutdown, which takes most of a second
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -1,7 +1,4 @@
-"""How dataclasses of options become a command's arguments.
-
-Knows no option and no command.
-"""
+"""Converts dataclasses of options to a command's arguments."""
 
 from __future__ import annotations
 
@@ -18,24 +15,26 @@ Tuned = Annotated[tuple[str, ...], Parameter(name="--tune", group="Tuning", cons
 
 
 def flat(kind: type[Any], group: str) -> Parameter:
-    """Make a dataclass's fields separate options, under a heading in the help.
-
-    Tuning values are left out.
+    """Return the cyclopts parameter that makes each field of a dataclass an option, under the
+    heading `group` in the help. Tuning values are excluded.
     """
     tuning = "|".join(tuning_values([kind]))
     return Parameter(name="*", group=group, parse=re.compile(f"^(?!({tuning})$)"))
 
 
 def joined(groups: Sequence[tuple[str, type[Any], str]]) -> type[Any]:
-    """Return a dataclass of option dataclasses: (name of its field, dataclass, heading)."""
+    """Return a dataclass whose fields are dataclasses of options. `groups` has the name, the
+    dataclass and the heading in the help of each.
+    """
     fields = [
         (name, Annotated[kind, flat(kind, heading)], kind()) for name, kind, heading in groups
     ]
-    # A class of the module `types`, which it would have, is a builtin to cyclopts.
+    # Without __module__, the class would belong to `types`, whose classes cyclopts treats as
+    # builtins.
     return make_dataclass("Options", fields, namespace={"__module__": __name__}, frozen=True)
 
 
 def tuning_help(kinds: Sequence[type]) -> str:
-    """List the tuning values with their meanings, for the end of the help."""
+    """Return a list of the tuning values with their meanings, for the end of the help."""
     lines = (f"* {each.described}" for each in tuning_values(kinds).values())
     return "\n".join(("Tuning values, for --tune NAME=VALUE:", "", *lines))

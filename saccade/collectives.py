@@ -1,7 +1,8 @@
-"""The ways in which several ranks reach each other: memory shared by processes (CPU),
-torch.distributed (gloo, NCCL), or torch's symmetric memory (CUDA). One rank imports none.
+"""Collectives between several ranks: in shared memory (CPU), by torch.distributed (gloo, NCCL), or
+in torch's symmetric memory (CUDA). This module is not imported with a single rank.
 
-They meet over an inherited descriptor of an anonymous file, without names or ports.
+Ranks find each other through an anonymous file, whose descriptor their processes inherit. So no
+names or ports are needed.
 """
 
 from __future__ import annotations
@@ -24,28 +25,31 @@ Backend = Literal["shm", "gloo", "nccl", "symm-mem"]
 
 PAGE = 4096
 LINE = 8
-"""Counters of one cache line, so that no two ranks write the same line."""
+"""The number of counters in a cache line. Ranks' counters are in separate lines, to avoid false
+sharing.
+"""
 SLOT = 1 << 20
-"""Bytes of one rank's slot of shared memory; larger tensors go in pieces."""
+"""The bytes of one rank's slot in shared memory. Larger tensors are split."""
 PATIENT_SPINS = 200
-"""Looks at the others before a rank sleeps in between: where cores are fewer than ranks, spinning
-takes time from whom it waits for.
+"""How often a rank polls the counters before it sleeps in between. If there are fewer cores than
+ranks, spinning slows down the rank that it waits for.
 """
 SYMMETRIC_BYTES = 64 << 20
-"""Largest tensor reduced in symmetric memory: a sum of 8,192 tokens of a hidden size of 4,096."""
+"""The largest tensor that is reduced in symmetric memory: 8,192 tokens of hidden size 4,096."""
 ONE_SHOT_BYTES = 256 << 10
 CONNECT_SECONDS = 120
-"""Ranks meet within so long."""
+"""How long ranks wait for each other to connect."""
 COLLECTIVE_SECONDS = 600
-"""A collective waits so long for a rank that still compiles or captures. A rank that dies ends the
-others at once, through the engine.
+"""How long a collective waits for another rank, which may still be compiling or capturing. If a
+rank crashes, the engine stops the others immediately.
 """
 
 
 def join(backend: Backend, rank: int, size: int, fd: int) -> Shard:
-    """Join the other ranks over `fd`, an empty memory file inherited by every rank's process.
+    """Connect to the other ranks through `fd`, an empty memory file that all ranks' processes
+    inherit.
 
-    Each calls this function once. On CUDA, the rank's device is the current one.
+    Each rank calls this function once. On CUDA, it uses the current device.
     """
     if backend == "shm":
         return Shard(rank, size, SharedMemory(rank, size, fd))
@@ -63,20 +67,20 @@ def join(backend: Backend, rank: int, size: int, fd: int) -> Shard:
 
 
 def leave() -> None:
-    """Leave the other ranks in order."""
+    """Disconnect from the other ranks."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 class SharedMemory:
-    """Collectives through memory mapped by all ranks' processes.
+    """Collectives in memory that all ranks' processes map.
 
-    They wait for each other by watching counters. Rank r's counter is the number of its messages so
-    far. Messages alternate between two slots per rank: the writer of message n + 2 has seen
-    everybody's counter at n + 1, so everybody is done with message n.
+    Each rank has a counter of the messages that it has written, and ranks wait by polling the
+    counters. Messages alternate between two slots per rank. A rank writes message n + 2 only after
+    all counters have reached n + 1, so all ranks have finished reading message n.
 
-    A counter must become visible only after its message. x86 keeps stores in order, other
-    processors may not.
+    A counter must become visible after its message. x86 guarantees the order of stores, but other
+    CPUs may not.
     """
 
     def __init__(self, rank: int, size: int, fd: int) -> None:
@@ -87,7 +91,7 @@ class SharedMemory:
         os.ftruncate(fd, nbytes)
         self._memory = mmap.mmap(fd, nbytes)
         self._counters = np.frombuffer(self._memory, np.int64, count=size * LINE)[::LINE]
-        self._slots: dict[torch.dtype, torch.Tensor] = {}  # [2, size, values of a slot] by dtype
+        self._slots: dict[torch.dtype, torch.Tensor] = {}  # by dtype: [2, size, values per slot]
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         flat = x.view(-1)
@@ -120,9 +124,9 @@ class SharedMemory:
         return x
 
     def _exchange(self, piece: torch.Tensor, *, speaks: bool = True) -> torch.Tensor:
-        """Return everyone's piece [size, n], in shared memory. Read it before the next exchange.
-
-        A silent rank's piece is left undefined.
+        """Write this rank's piece, and return all ranks' pieces [size, n] in shared memory. They
+        must be read before the next exchange. The piece of a rank for which `speaks` is False is
+        undefined.
         """
         if piece.dtype not in self._slots:
             values = torch.frombuffer(self._memory, dtype=piece.dtype, offset=PAGE)
@@ -143,8 +147,8 @@ class SharedMemory:
 
 
 class Distributed:
-    """torch.distributed's collectives: gloo between CPU ranks, NCCL between GPUs (also inside CUDA
-    graphs).
+    """The collectives of torch.distributed: gloo between CPU ranks, and NCCL between GPUs, which
+    can be captured in CUDA graphs.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -152,7 +156,7 @@ class Distributed:
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         options = dist.AllreduceOptions()
-        options.asyncOp = False  # NCCL computes on the current stream, without events in between
+        options.asyncOp = False  # makes NCCL use the current stream, without events
         self._finish(lambda: self.group.allreduce([x], options))
         return x
 
@@ -164,11 +168,11 @@ class Distributed:
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         gathered = torch.empty((self.group.size(), *x.shape), dtype=x.dtype, device=x.device)
-        if not x.numel():  # gloo cuts what has none in one piece
+        if not x.numel():  # gloo does not support empty tensors
             return gathered
         options = AllgatherOptions()
         options.asyncOp = False
-        # Into one tensor: into a list of them, NCCL's pieces would be copied once more.
+        # Gather into a single tensor, since NCCL would copy to a list of tensors once more.
         flat, mine = gathered.view(-1), x.view(-1)
         self._finish(lambda: self.group._allgather_base(flat, mine, options))
         return gathered
@@ -176,19 +180,19 @@ class Distributed:
     def _finish(self, start: Callable[[], dist.Work | None]) -> None:
         try:
             work = start()
-            if work is not None:  # else it has ended already, or is in stream order
+            if work is not None:  # otherwise it has finished, or is in stream order
                 work.wait()
         except RuntimeError as error:
             raise PeerLost(str(error)) from error
 
 
 class SymmetricMemory:
-    """All-reduce in memory mapped by every GPU (torch symmetric memory).
+    """All-reduce in memory that all GPUs map (torch symmetric memory).
 
-    It makes no call to NCCL, and takes a few microseconds for a decode step's sums. Small tensors
-    are read by every rank at once. Larger ones are reduced in the switch if able (NVLink SHARP),
-    else in two shots. NOT YET RUN: written against the documented operators of torch 2.11 to 2.13,
-    on a machine without GPUs.
+    It does not use NCCL, and takes a few microseconds in a decode step. Each rank reads small
+    tensors of all ranks directly (one-shot). Larger ones are reduced in the switch if it supports
+    that (NVLink SHARP), otherwise by the two-shot algorithm. NOT YET RUN: this was written against
+    the documentation of torch 2.11 to 2.13, on a machine without GPUs.
     """
 
     def __init__(self, fallback: Distributed) -> None:
@@ -202,7 +206,7 @@ class SymmetricMemory:
         self._multicast = symmetric.rendezvous(self._bytes, self._name).multicast_ptr != 0
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        # torch's kernels are made for these types alone.
+        # torch's kernels support only these dtypes.
         known = x.dtype in (torch.bfloat16, torch.float32)
         if not known or x.nbytes > SYMMETRIC_BYTES or x.nbytes % self._unit:
             return self._fallback.all_reduce(x)

@@ -1,8 +1,8 @@
-"""The commands: `saccade serve` and `version`, and the names of others, which are imported when
-they are called: the core's, those of plugins, and those joined by other distributions' entry
-points (`tools/brought.py`).
+"""The command line: `saccade serve`, `saccade version`, and a list of other commands, which are
+imported when they are called. These are commands of the core, of plugins, and of other
+distributions (`tools/brought.py`).
 
-Options come from the dataclasses in `core/options.py` and those of plugins.
+The options of `serve` are the fields of dataclasses in `core/options.py` and in plugins.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ COMMANDS = (
         "Serve the demo model and ask it about three images. Show the answers and what was cached.",
     ),
 )
-"""Commands whose modules are imported when they are called. Plugins have more."""
+"""The core's commands whose modules are imported when they are called."""
 
 
 def explain(error: CycloptsError) -> RenderableType:
-    """Return the message for an unreadable command line. A misspelt --help comes first."""
+    """Return the message for an invalid command line. A misspelled --help has priority."""
     for token in {*sys.argv[1:]}.difference(HELP):
         if token.startswith("-") and (meant := get_close_matches(token, HELP, n=1, cutoff=0.75)):
             return CycloptsPanel(f"Unknown option: {token}. Did you mean {meant[0]}?")
@@ -88,7 +88,7 @@ for plugin in plugins():
 join(app)
 
 ADVANCED = "--help-advanced" in sys.argv
-"""True if the help is to show every option."""
+"""True if the help must show all options."""
 
 HEADINGS = {
     "model": "Model",
@@ -99,7 +99,9 @@ HEADINGS = {
     "edge": "Connections",
     "answers": "Answers",
 }
-"""Headings of the groups of `ServeOptions` in --help. A plugin's group has the plugin's name."""
+"""The headings of option groups in --help, by the field of `ServeOptions`. The heading of a
+plugin's options is the plugin's name.
+"""
 GROUPS = [
     *((name, type(getattr(ServeOptions(), name)), HEADINGS[name]) for name in HEADINGS),
     *(
@@ -132,7 +134,7 @@ OTHER_COMMANDS = {
     "help": "`saccade --help` lists the commands.",
     **dict.fromkeys(("batch", "run-batch"), _BATCH),
 }
-"""Commands of other servers and of earlier versions, and what to do instead."""
+"""Commands of other servers and of earlier versions, and what to use instead."""
 EXAMPLES = """\
 Examples:
 
@@ -145,7 +147,7 @@ All options: `--help-advanced`"""
 
 
 class BasicOptions(DefaultFormatter):
-    """Shows basic options only, in the panels that have any."""
+    """A help formatter that shows only basic options, and only panels that have any."""
 
     def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
         shown = [entry for entry in panel.entries if not entry.names or BASIC & {*entry.names}]
@@ -154,7 +156,7 @@ class BasicOptions(DefaultFormatter):
 
 
 def check_spelling(tokens: Sequence[str]) -> None:
-    """Raise ConfigError for an option from earlier versions, with its words of today."""
+    """Raise ConfigError for an option of an earlier version, with its replacement."""
     for token, after in zip(tokens, (*tokens[1:], "")):
         name, _, value = token.partition("=")
         field = name.removeprefix("--").replace("-", "_")
@@ -171,7 +173,7 @@ def check_spelling(tokens: Sequence[str]) -> None:
 
 
 def check_command(command: str) -> None:
-    """Raise ConfigError for a command that does not exist, with what to type instead."""
+    """Raise ConfigError for a command that does not exist, with a suggestion."""
     names = [name for name in app if not name.startswith("-")]
     if not command or command.startswith("-") or command in names:
         return
@@ -186,7 +188,7 @@ def check_command(command: str) -> None:
 
 
 def check_words(tokens: Sequence[str]) -> None:
-    """Raise ConfigError for a word that is not UTF-8, which no message could carry."""
+    """Raise ConfigError for an argument that is not UTF-8, which messages cannot contain."""
     for token in tokens:
         if token != sendable(token):
             raise ConfigError(f"{shown(token)} is not UTF-8: rename the file or directory")
@@ -261,9 +263,9 @@ def version() -> None:
 def run() -> int:
     """Run the command line and return its exit status.
 
-    A start-up error prints one line instead of a traceback.
+    For a startup error, it prints one line instead of a traceback.
     """
-    if sys.argv[1:2] != ["serve"]:  # whose server takes Ctrl-C over, once it can end in order
+    if sys.argv[1:2] != ["serve"]:  # a server handles Ctrl-C itself
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         check_command(command := next(iter(sys.argv[1:]), ""))
@@ -296,7 +298,7 @@ def _in_our_words(arguments: Sequence[str]) -> list[str]:
 
 
 def _configured(arguments: Sequence[str]) -> Iterator[Env | Toml]:
-    """Yield where else options are read from: the environment, then the file of --config."""
+    """Yield the other sources of options: the environment, then the file of --config."""
     yield Env("SACCADE_", command=False, show=False)
     for word, after in zip(arguments, (*arguments[1:], "")):
         name, equals, value = word.partition("=")

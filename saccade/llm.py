@@ -1,5 +1,5 @@
-"""`LLM`: Saccade from Python, without HTTP. The same front, engine process and caches as the
-server; only the way in differs.
+"""`LLM`: run Saccade from Python, without HTTP. It uses the same front, engine process and caches
+as a server.
 
 from saccade import LLM
 with LLM("demo") as llm:
@@ -80,20 +80,17 @@ MESSAGE = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer, and its cost.
+    """The answer to one conversation, and its cost."""
 
-    `text` excludes the reasoning and the calls, which have their own fields. `prompt_logprobs`: one
-    per prompt token if requested, None for the first.
-    """
-
-    text: str
+    text: str  # without the reasoning and the tool calls
     finish_reason: Finish | Literal["tool_calls"]
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int
+    cached_tokens: int  # the prompt tokens that were cached
     logprobs: tuple[TokenLogprobs, ...] = ()
     reasoning: str = ""
     tool_calls: tuple[Call, ...] = ()
+    # If requested, one for each prompt token, where the first is None.
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
 
 
@@ -114,11 +111,11 @@ class ChatOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """Settings for every conversation in a call. variables: the client's own template variables."""
+    """The options of one call of `chat`, which apply to all of its conversations."""
 
     sampling: SamplingParams
     tools: ToolSet
-    variables: Mapping[str, Any]
+    variables: Mapping[str, Any]  # for the chat template
     constraint: OutputConstraint | None
     prompt_logprobs: int | None
     rules: AnswerRules
@@ -126,11 +123,12 @@ class _Settings:
 
 
 class LLM:
-    """A model that answers chats. `options` are fields of ModelOptions, EngineOptions,
-    CacheOptions, MediaOptions and AnswerOptions, e.g. `tp_size=2`, and of plugins'
-    options.
+    """A model that you can chat with, and that can compute embeddings and scores.
 
-    Raises StartupError when the model cannot be loaded. Close it, or use it as a context manager.
+    `options` are the server's options, for example `tp_size=2`: fields of ModelOptions,
+    EngineOptions, CacheOptions, MediaOptions and AnswerOptions, and options of plugins. Raises
+    StartupError if the model cannot be loaded. Call `close` when you have finished, or use it as a
+    context manager.
     """
 
     def __init__(self, model: str | Path = "demo", **options: Any) -> None:
@@ -195,19 +193,23 @@ class LLM:
         lora: str | None = None,
         progress: bool = True,
     ) -> Answer | list[Answer]:
-        """Answer one conversation, or many side by side (then with a progress bar, in the order
-        given).
+        """Answer one conversation, or a batch of conversations concurrently. A batch shows a
+        progress bar, and its answers are in the order of the conversations.
 
-        `response_format`: as OpenAI's, e.g. {"type": "json_schema", "json_schema": {"name": "x",
-        "schema": {...}}}. structured_outputs: as vLLM's, one of json, regex, choice and grammar
-        (Lark). The answers then have that form, unless they end for their length. tools,
-        tool_choice, parallel_tool_calls and chat_template_kwargs are OpenAI's. prompt_logprobs: as
-        vLLM's, from 0 to 20. rules: words and tokens that the answers may not have, and more. lora:
-        an adapter's name (`LLM(..., lora=("NAME=FOLDER",))`). All of these hold for every
-        conversation.
+        sampling: the sampling parameters; by default, those of SamplingParams.
+        tools, tool_choice, parallel_tool_calls: as in OpenAI's API.
+        chat_template_kwargs: variables for the chat template, as in vLLM.
+        response_format: as in OpenAI's API, for example {"type": "json_schema", "json_schema":
+        {"name": "x", "schema": {...}}}. Answers match the schema, unless they reach their maximum
+        length.
+        structured_outputs: as in vLLM, with one of json, regex, choice and grammar (Lark).
+        prompt_logprobs: as in vLLM, from 0 to 20.
+        rules: further constraints, such as words and tokens that answers must not contain.
+        lora: the name of an adapter, which was loaded by `LLM(..., lora=("NAME=FOLDER",))`.
+        progress: whether to show the progress bar.
 
-        Raises a RequestError that names the field when a conversation cannot be served. The others
-        of the batch are then given up.
+        All of these apply to every conversation. Raises a RequestError with the field if a
+        conversation is invalid or cannot be answered. The others of its batch are then cancelled.
         """
         given = {"response_format": response_format, "structured_outputs": structured_outputs}
         set_to = _Settings(
@@ -259,7 +261,7 @@ class LLM:
             tools=set_to.tools,
             variables=set_to.variables,
         )
-        # The front's view of the conversation.
+        # Prepare the request.
         params = set_to.sampling
         set_fields = {field.name: getattr(params, field.name) for field in fields(SamplingParams)}
         prepared = await self._front.prepare(
@@ -272,7 +274,7 @@ class LLM:
                 adapter=set_to.adapter,
             )
         )
-        # Gather the events of the one answer.
+        # Collect the events of the answer.
         finish, tokens, cached = None, 0, 0
         parts: list[AnswerEvent] = []
         logprobs: list[TokenLogprobs] = []
@@ -316,12 +318,12 @@ class LLM:
         instruction: str | None = None,
         dimensions: int | None = None,
     ) -> Vectors:
-        """Return embeddings [N, D] for texts, images, or lists of both, each with length 1.
+        """Return embeddings [N, D] of N texts, images, or lists of both, normalized to length 1.
 
-        `dimensions`: keep only the first `dimensions` values, scaled to length 1 again.
+        `dimensions` keeps only the first values of each, which are normalized again.
 
-        The model is a Qwen3-VL-Embedding checkpoint, or any with `pooling="last"`, whose embeddings
-        are not calibrated. Raises a RequestError that names the field.
+        The model must be a Qwen3-VL-Embedding checkpoint, or was created with `pooling="last"`, in
+        which case it was not trained for embeddings. Raises a RequestError with the field.
         """
         scoring = self._front.scoring or CHATS
         scoring.check_embeds()
@@ -342,10 +344,10 @@ class LLM:
     def score(
         self, query: Content, documents: Sequence[Content], *, instruction: str | None = None
     ) -> list[float]:
-        """Return how well each document answers the query, from 0 to 1.
+        """Return how relevant each document is to the query, from 0 to 1.
 
-        Documents are texts, images, or lists of both. The model is a Qwen3-VL-Reranker checkpoint.
-        Raises a RequestError that names the field.
+        Documents are texts, images, or lists of both. The model must be a Qwen3-VL-Reranker
+        checkpoint. Raises a RequestError with the field.
         """
         scoring = self._front.scoring or CHATS
         scoring.check_ranks()
@@ -360,9 +362,8 @@ class LLM:
         return rank_scores(self._wait(self._reader.read_prompts(reads)) if reads else [])
 
     def metrics(self) -> dict[str, float]:
-        """Return the counters and gauges of a server's /metrics, by name.
-
-        Metrics with labels are left out.
+        """Return the counters and gauges that a server has at /metrics, by name. Metrics with
+        labels are not included.
         """
         return {
             metric.name: values[()]
@@ -371,7 +372,7 @@ class LLM:
         }
 
     def close(self) -> None:
-        """End the engine and free what it holds. Safe to call twice."""
+        """Stop the engine and release its memory. You can call it more than once."""
         if self._thread.is_alive():
             self._wait(self._front.stop())
             self._end_loop()
@@ -413,11 +414,11 @@ async def _start(model: str, options: ServeOptions) -> RequestManager:
 
 
 def check_image(path: Path) -> None:
-    """Check that a file's header is an image's, by the default limits.
+    """Check that a file has an image's header, within the default limits.
 
-    Raises ImageError that names the file.
+    Raises ImageError with the file's name.
     """
-    # here, not above: servers, which import this module too, leave headers to image workers
+    # Imported here because servers import this module too, but parse headers in image workers only.
     from saccade.media.formats.header import probe
 
     try:
@@ -443,7 +444,7 @@ def _serves_python(plugin: Plugin, kind: type[Any]) -> bool:
 
 
 def _parts(content: Content, place: str, scoring: Scoring) -> tuple[Part, ...]:
-    """Read a text, an image, or several of both, as parts."""
+    """Convert a text, an image, or a list of both to content parts."""
     if isinstance(content, str):
         return read_parts(content, place, PartDefaults.of(scoring.limits, None))
     listed = content if isinstance(content, list | tuple) else [content]
@@ -452,10 +453,10 @@ def _parts(content: Content, place: str, scoring: Scoring) -> tuple[Part, ...]:
 
 
 def _typed(kind: Any, value: Any, name: str) -> Any:
-    """Return a value whose fields have the types that are written.
+    """Check that `value` is of type `kind`, and that its fields have the declared types.
 
-    The engine process, which is sent them, ends where it cannot read one. Raises InvalidRequest
-    that names the field.
+    Dataclasses do not check this, and the engine process would exit if it cannot decode a field.
+    Raises InvalidRequest with the field.
     """
     if not isinstance(value, kind):
         what = kind.__name__ if isinstance(kind, type) else kind
@@ -469,7 +470,7 @@ def _typed(kind: Any, value: Any, name: str) -> Any:
 
 
 def _check_list(conversation: object) -> None:
-    """Raise InvalidRequest for a text or a single message, which Python would iterate over."""
+    """Raise InvalidRequest for a string or a single message, over which Python can iterate too."""
     if not isinstance(conversation, Sequence) or isinstance(conversation, str):
         kind = type(conversation).__name__
         raise InvalidRequest(

@@ -10,7 +10,7 @@ from saccade.route.options import RelayOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyOptions(RelayOptions):
-    """Where `saccade proxy` listens, and which server it asks."""
+    """Where `saccade proxy` listens, and to which server it sends requests."""
 
     upstream: str
     """The server's URL: http://HOST:PORT or https://HOST, with or without a path and /v1."""

@@ -1,7 +1,8 @@
-"""Requests for every worker: uploaded files, their deletion, and flushed caches.
+"""Requests that are sent to all workers: uploads and deletions of files, flushing of caches, and
+loading of adapters.
 
-An upload has one id everywhere: the id holds the content's digest, and its random end is chosen by
-the router. Either all ready workers keep the file, or it is taken back.
+An upload has the same id on all workers: it contains the content's digest, and a random suffix that
+the router chooses. Either all ready workers store the file, or it is deleted again.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ EVERYONE = frozenset(
         ("POST", "/v1/unload_lora_adapter"),
     )
 )
-"""Methods and paths; one that ends in / stands for all below it."""
+"""Methods and paths. A path that ends in "/" includes all paths below it."""
 MAX_ANSWER = 1 << 20
-"""Bytes of an answer to these; none is longer."""
+"""The maximum bytes of a response to these requests."""
 
 
 def is_for_everyone(method: str, path: str) -> bool:
@@ -47,7 +48,7 @@ def is_for_everyone(method: str, path: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """A worker's whole answer."""
+    """A worker's complete response."""
 
     replica: Backend
     head: Head
@@ -59,10 +60,11 @@ class _Said:
 
 
 async def broadcast(fleet: Fleet, scope: Scope, body: bytearray, send: Send) -> None:
-    """Send the request to all ready workers, and one of their answers to the client.
+    """Send the request to all ready workers, and one of their responses to the client.
 
-    An upload refused by any worker is taken back from the rest, and refused. A file counts as
-    deleted if any worker has deleted it. Raises ReplicaLost if all have died.
+    If one worker rejects an upload, it is deleted from the others, and the client gets the error. A
+    deletion succeeds if any worker has deleted the file. Raises ReplicaLost if all workers have
+    disconnected.
     """
     upload = (scope["method"], scope["path"]) == UPLOAD
     extra = [(SUFFIX_HEADER.encode(), secrets.token_hex(4).encode())] if upload else []
@@ -106,7 +108,7 @@ async def _ask(
 
 
 async def _take_back(fleet: Fleet, scope: Scope, kept: Sequence[_Said]) -> None:
-    """Delete an upload that some worker could not keep."""
+    """Delete an upload from the workers that stored it, because another one rejected it."""
     try:
         id = str(msgspec.json.decode(kept[0].body)["id"])
     except (msgspec.DecodeError, LookupError, TypeError):

@@ -1,8 +1,7 @@
-"""Options of programs in front of servers: those of any relay, and the distribution of requests
-over several servers.
+"""The options of routers and proxies.
 
-Written as in `core/options.py`: a field is an option, the string below the field its help, None
-means "derive it".
+As in `core/options.py`, each field is an option, the string below it is its help text, and None
+means that the default is computed.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from saccade.core.tuning import at_least, at_most, named
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayOptions:
-    """What a relay takes from clients."""
+    """The options that routers and proxies share."""
 
     max_body_mb: int = 256
     """Maximum request body, in MiB."""
@@ -42,13 +41,13 @@ class RelayOptions:
 
     @property
     def inflight_bytes(self) -> int:
-        """Return the bytes that bodies may hold."""
+        """The maximum bytes of request bodies in memory."""
         return share_of_memory(self.max_inflight_mb)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadOptions(RelayOptions):
-    """How any router spreads requests over servers."""
+    """The options that all routers share."""
 
     affinity: Literal["image", "none"] = "image"
     """Which server gets a request. image: the one that has seen its oldest image or the beginning
@@ -58,7 +57,7 @@ class SpreadOptions(RelayOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteOptions(SpreadOptions):
-    """How `saccade route` spreads requests over servers."""
+    """The options of `saccade route`."""
 
     workers: tuple[str, ...] = ()
     """The servers, as one or more http://HOST:PORT. Every router must use the same names."""
