@@ -1,10 +1,11 @@
 """`LLM`: run Saccade from Python, without HTTP. It uses the same front, engine process and caches
 as a server.
 
-from saccade import LLM
-with LLM("demo") as llm:
-    print(llm.chat([{"role": "user", "content": [Image.open("cat.png"), "What is in the
-    image?"]}]).text)
+    from saccade import LLM
+
+    with LLM("demo") as llm:
+        content = [Image.open("cat.png"), "What is in the image?"]
+        print(llm.chat([{"role": "user", "content": content}]).text)
 """
 
 from __future__ import annotations
@@ -196,7 +197,8 @@ class LLM:
         """Answer one conversation, or a batch of conversations concurrently. A batch shows a
         progress bar, and its answers are in the order of the conversations.
 
-        sampling: the sampling parameters; by default, those of SamplingParams.
+        sampling: the sampling parameters; by default, those of SamplingParams, and the maximum
+        length of the option default_max_tokens.
         tools, tool_choice, parallel_tool_calls: as in OpenAI's API.
         chat_template_kwargs: variables for the chat template, as in vLLM.
         response_format: as in OpenAI's API, for example {"type": "json_schema", "json_schema":
@@ -213,7 +215,7 @@ class LLM:
         """
         given = {"response_format": response_format, "structured_outputs": structured_outputs}
         set_to = _Settings(
-            _typed(SamplingParams, sampling or self._usual, "sampling"),
+            _typed(SamplingParams, sampling or self._default_sampling, "sampling"),
             ToolSet(read_tools(tools), read_choice(tool_choice), parallel_tool_calls),
             chat_template_kwargs or {},
             read_form(given),
@@ -227,7 +229,7 @@ class LLM:
         return self._wait(self._answer_all(messages, set_to, progress))  # type: ignore[arg-type]
 
     @property
-    def _usual(self) -> SamplingParams:
+    def _default_sampling(self) -> SamplingParams:
         most = self._answers.default_max_tokens
         return SamplingParams() if most is None else SamplingParams(max_tokens=most)
 

@@ -159,7 +159,7 @@ class Encoders:
         """
         key = wanted.image.key
         assert key not in self._tasks, "the engine asks for an image once at a time"
-        task = asyncio.create_task(self._ask(wanted, data, slot))
+        task = asyncio.create_task(self._request(wanted, data, slot))
         self._tasks[key] = task
         try:
             answer = await task
@@ -186,7 +186,9 @@ class Encoders:
         """Return True if encoders can be used and the embedding fits in the slot."""
         return 0 < self.tower.nbytes(num_tokens) <= slot.embedding_bytes
 
-    async def _ask(self, wanted: EmbeddingRequest, data: bytes, slot: PixelSlot) -> EncoderOutcome:
+    async def _request(
+        self, wanted: EmbeddingRequest, data: bytes, slot: PixelSlot
+    ) -> EncoderOutcome:
         begun = time.monotonic()
         if (file := self._settings.file) is not None:
             async with self._looking:  # concurrent callers wait for the same read

@@ -6,7 +6,7 @@ For each source, these methods are called in order:
     check        reject what the model or the options forbid, before anything is fetched
     begin_reads  start fetching the source's bytes
     metadata     read digests and sizes from the bytes, without decoding pixels
-    units        compute what the model is shown, with a content hash and a cost for each image
+    units        compute the images that the model sees, with a key and a cost for each
     pixels       return the decode jobs for one of these images
 """
 
@@ -52,7 +52,7 @@ class MediaKind(Protocol[S_contra, C, U_co]):
         ...
 
     async def units(self, source: S_contra, metadata: C, reads: Reads) -> U_co:
-        """Return the images that the model is shown of a source, with their keys.
+        """Return the images of a source that the model sees, with their keys and costs.
 
         Raises ImageError, InvalidRequest.
         """

@@ -66,7 +66,7 @@ class CachedFrame:
 
 @dataclass(frozen=True, slots=True)
 class ReadTimes:
-    """How long it took to read a source."""
+    """The time spent on reading a source."""
 
     fetch_ms: float
     digest_ms: float

@@ -47,7 +47,7 @@ def is_for_everyone(method: str, path: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _WorkerReply:
     """A worker's complete response."""
 
     replica: Backend
@@ -68,7 +68,7 @@ async def broadcast(fleet: Fleet, scope: Scope, body: bytearray, send: Send) -> 
     """
     upload = (scope["method"], scope["path"]) == UPLOAD
     extra = [(SUFFIX_HEADER.encode(), secrets.token_hex(4).encode())] if upload else []
-    asking = (_ask(fleet, each, scope, body, extra) for each in fleet.ready)
+    asking = (_request(fleet, each, scope, body, extra) for each in fleet.ready)
     answers = [said for said in await asyncio.gather(*asking) if said is not None]
     if not answers:
         raise ReplicaLost("all workers disconnected before responding: send the request again")
@@ -84,13 +84,13 @@ async def broadcast(fleet: Fleet, scope: Scope, body: bytearray, send: Send) -> 
     await send({"type": "http.response.body", "body": chosen.body})
 
 
-async def _ask(
+async def _request(
     fleet: Fleet,
     replica: Backend,
     scope: Scope,
     body: bytearray,
     extra: Sequence[tuple[bytes, bytes]] = (),
-) -> _Said | None:
+) -> _WorkerReply | None:
     head = request_head(scope, replica.authority, len(body), extra)
     received = bytearray()
     try:
@@ -104,10 +104,10 @@ async def _ask(
     except WorkerDisconnected as gone:
         fleet.lost(replica, str(gone))
         return None
-    return _Said(replica, answer, bytes(received))
+    return _WorkerReply(replica, answer, bytes(received))
 
 
-async def _take_back(fleet: Fleet, scope: Scope, kept: Sequence[_Said]) -> None:
+async def _take_back(fleet: Fleet, scope: Scope, kept: Sequence[_WorkerReply]) -> None:
     """Delete an upload from the workers that stored it, because another one rejected it."""
     try:
         id = str(msgspec.json.decode(kept[0].body)["id"])
@@ -120,4 +120,4 @@ async def _take_back(fleet: Fleet, scope: Scope, kept: Sequence[_Said]) -> None:
         "raw_path": f"/v1/files/{id}".encode(),
         "headers": [pair for pair in scope["headers"] if pair[0] != b"content-type"],
     }
-    await asyncio.gather(*(_ask(fleet, said.replica, delete, bytearray()) for said in kept))
+    await asyncio.gather(*(_request(fleet, said.replica, delete, bytearray()) for said in kept))

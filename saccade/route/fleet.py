@@ -45,7 +45,7 @@ State = Literal["unknown", "ready", "starting", "silent", "down"]
 ASKED: tuple[State, ...] = ("ready", "silent")
 
 
-class _Said(msgspec.Struct):
+class _WorkerReply(msgspec.Struct):
     """The health report of a worker that is not ready."""
 
     status: str
@@ -82,7 +82,7 @@ class Backend:
         if head.status == 200:
             return "ready", ""
         try:
-            said = json_decoder(_Said).decode(content)
+            said = json_decoder(_WorkerReply).decode(content)
         except (msgspec.DecodeError, ValueError, RecursionError):
             return "down", f"/health returned {head.status}"
         state: State = "starting" if said.status == "starting" else "down"
@@ -93,7 +93,7 @@ class Fleet:
     """All workers, in the order of the command line."""
 
     def __init__(self, workers: Sequence[Backend], metrics: Metrics) -> None:
-        """Raises ConfigError if two workers have the same name."""
+        """Create a fleet of `workers`. Raises ConfigError if two have the same name."""
         self.replicas = [*workers]
         names = [replica.name for replica in workers]
         if twice := {name for name in names if names.count(name) > 1}:

@@ -222,8 +222,8 @@ class PagedAttention:
 
 
 def keys_seen(batch: Batch) -> torch.Tensor:  # [T] int64
-    """Return how many keys of its sequence each token attends to, for models in which the tokens of
-    an image attend to each other in both directions.
+    """Return how many keys of its sequence each token attends to, in models with bidirectional
+    attention between the tokens of an image.
 
     A text token attends to all keys up to its own. An image token attends to all keys up to the
     last consecutive image token.

@@ -86,14 +86,14 @@ class PageTable:
         self.array = on_host.numpy()
         self.lists: list[list[int]] = [[] for _ in range(slots)]
         self.on_device = on_host if device.type == "cpu" else on_host.to(device)
-        self._apart = self.on_device is not on_host
+        self._separate = self.on_device is not on_host
         self._updates: list[int] = []  # flat indices of entries that have changed on the host only
 
     def open(self, slot: int, pages: Sequence[int]) -> None:
         """Set the pages of a new sequence in `slot`."""
         self.array[slot, : len(pages)] = pages
         self.lists[slot] = list(pages)
-        if self._apart and pages:
+        if self._separate and pages:
             self._updates = [at for at in self._updates if at // self.array.shape[1] != slot]
             self._send(slot, 0, len(pages))
 
@@ -102,7 +102,7 @@ class PageTable:
         start = len(self.lists[slot])
         self.array[slot, start : start + len(pages)] = pages
         self.lists[slot] += pages
-        if not self._apart:
+        if not self._separate:
             return
         if len(self._updates) + len(pages) > UPDATES:
             self._send(slot, start, len(pages))
@@ -240,7 +240,7 @@ class Staging:
         self._device = (
             torch.empty(words, dtype=torch.int64, device=device) if apart else self._hosts[0]
         )
-        self._apart = apart
+        self._separate = apart
         self._copied: list[torch.cuda.Event | None] = [None] * len(self._hosts)
         self._turn = 0
         self._layout = Layout(1, 0, 0, 0, 0, 0)
@@ -260,7 +260,7 @@ class Staging:
 
     def send(self, words: int) -> None:
         """Copy the first `words` of the host memory to the device."""
-        if self._apart:
+        if self._separate:
             self._device[:words].copy_(self._hosts[self._turn][:words], non_blocking=True)
             self._copied[self._turn] = copied = torch.cuda.Event()
             copied.record()

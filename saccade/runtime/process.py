@@ -174,7 +174,7 @@ def _prepare(
     tally = LoadTally()
     make: Callable[..., StepWorker]
     scales: tuple[tuple[float, float], ...] = ()
-    on_progress = partial(_tell, engine) if boot.rank == 0 else ignore_progress
+    on_progress = partial(_report, engine) if boot.rank == 0 else ignore_progress
     attention = "auto"
     place, dtype = torch.device(load.device), DTYPES[load.dtype]
     folder = Path(load.folder)
@@ -306,7 +306,7 @@ def _beat(engine: Engine) -> None:
             time.sleep(HEARTBEAT_SECONDS)
 
 
-def _tell(engine: Engine, done: int, total: int) -> None:
+def _report(engine: Engine, done: int, total: int) -> None:
     engine.send(Loading("weights", done, total))
 
 

@@ -247,12 +247,12 @@ def print_stream(response: httpx.Response) -> tuple[str, list[str]]:
             print(piece, end="", flush=True)
             text += piece
         if event.get("usage") or event.get("saccade"):
-            told = list(_fate(event))
+            told = list(_describe_hits(event))
     print()
     return text, told
 
 
-def _fate(event: dict[str, Any]) -> Iterator[str]:
+def _describe_hits(event: dict[str, Any]) -> Iterator[str]:
     """Yield lines that describe the cache hits reported in a stream's last chunk."""
     usage = event.get("usage") or {}
     if (total := usage.get("prompt_tokens")) is not None:

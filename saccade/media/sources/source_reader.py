@@ -199,7 +199,7 @@ class SourceReader:
         if found is None:
             if video:
                 found = await self._pool.video_headers.read_header(name, data, requester)
-            elif data.startswith(RAW_MAGIC):  # our own format, without a parser
+            elif data.startswith(RAW_MAGIC):  # Saccade's own format needs no image parser
                 found = read_raw(data)
             else:
                 found = await self._pool.headers.read_header(name, data, requester)

@@ -208,7 +208,7 @@ class HeaderPool:
                 async with asyncio.timeout(self._seconds):
                     header = await slot.answer()
                 assert isinstance(header, Header)
-                self._tell(reading, header)
+                self._report(reading, header)
                 read += 1
         except TimeoutError:
             if await self.slots.kill(slot) >= BLAME * self._seconds:
@@ -241,7 +241,7 @@ class HeaderPool:
             fail(reading.done, error)
         return True
 
-    def _tell(self, reading: Reading, header: Header) -> None:
+    def _report(self, reading: Reading, header: Header) -> None:
         self._metrics.inc("saccade_headers_read_total")
         if header.slow:
             self._refuse(reading, Reason("header time"))

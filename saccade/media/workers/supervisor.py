@@ -222,7 +222,7 @@ class Supervisor:
         with contextlib.nullcontext() if outbox is None else outbox.lent():
             pid = os.fork()
         if not pid:
-            self._be_worker(number, theirs, outbox, supervisor)
+            self._run_worker(number, theirs, outbox, supervisor)
         theirs.close()
         ours.settimeout(ORDER_SECONDS)
         gate = thread_gate.receive_listener(ours, pid) if self._decodes_heic else None
@@ -244,7 +244,7 @@ class Supervisor:
                     elif key.fileobj is key.data.gate:
                         self._begin_thread(key.data)
                     else:
-                        self._hear(key.data)
+                        self._receive_answer(key.data)
                 for worker in [*self._workers.values()]:
                     if worker.left <= 0:
                         os.kill(worker.pid, signal.SIGKILL)
@@ -269,7 +269,7 @@ class Supervisor:
             return
         if isinstance(order, ReplaceWorker):
             os.kill(worker.pid, signal.SIGKILL)
-            self._bury(worker)
+            self._reap(worker)
             self.fork(worker.number)
             self._front.send(WorkerReplaced(order.worker, order.serial))
             return
@@ -283,7 +283,7 @@ class Supervisor:
         except Disconnected:  # it has exited, or it does not read its socket
             os.kill(worker.pid, signal.SIGKILL)
 
-    def _hear(self, worker: ImageWorker) -> None:
+    def _receive_answer(self, worker: ImageWorker) -> None:
         """Receive a worker's message. The worker is killed unless it is a valid answer to its
         order.
         """
@@ -371,14 +371,14 @@ class Supervisor:
         """Replace a worker that has exited or was killed. `late` means that it was killed for
         exceeding the CPU time of its order.
         """
-        status, used = self._bury(worker)
+        status, used = self._reap(worker)
         self.fork(worker.number)
         fate = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         cpu = max(0.0, used - worker.cpu)
         fate = signal.SIGSYS if worker.strange else fate
         self._front.send(Lost(worker.number, worker.serial, fate, cpu, late))
 
-    def _bury(self, worker: ImageWorker) -> tuple[int, float]:
+    def _reap(self, worker: ImageWorker) -> tuple[int, float]:
         """Wait until a worker has exited, and release its resources. Returns its wait status and
         its CPU time in seconds.
         """
@@ -392,7 +392,7 @@ class Supervisor:
             raise RuntimeError("an image worker failed to start")
         return status, used.ru_utime + used.ru_stime
 
-    def _be_worker(
+    def _run_worker(
         self, number: int, connection: socket.socket, outbox: Outbox | None, supervisor: int
     ) -> NoReturn:
         """Run a worker in this newly forked process. Does not return."""

@@ -102,7 +102,9 @@ class WorkerSlot:
         self.tenant: str | None = None
         self.serial = self.life = self.turn = 0
         self._content: tuple[bytes, Places] = b"", ()
-        """The inbox's current content: its name, if it has one, and the places of its parts."""
+        """The inbox's current content: its name, if it has one, and (offset, bytes) of its
+        parts.
+        """
         self._answers: asyncio.Queue[WorkerAnswer | Lost] = asyncio.Queue()
 
     def begin_order(self, life: int) -> None:
@@ -303,7 +305,7 @@ class WorkerSlots:
 
     async def _live(self) -> int:
         """Run one supervisor until it and all its workers have exited. Returns its exit status."""
-        supervisor, begun = self._ask(), self._life
+        supervisor, begun = self._request(), self._life
         try:
             try:
                 in_time = await self._talk(supervisor)
@@ -324,7 +326,7 @@ class WorkerSlots:
         finally:
             supervisor.close()
 
-    def _ask(self) -> SupervisorLink:
+    def _request(self) -> SupervisorLink:
         inboxes = tuple(slot.inbox for slot in self._slots)
         if self._arena is None:
             wanted = SupervisorOptions(self._memory, outbox_bytes=self._outbox)
@@ -341,12 +343,12 @@ class WorkerSlots:
         try:
             async with asyncio.timeout(START_SECONDS):
                 ready = await channel.receive()
-            self._tell(ready)
+            self._report(ready)
             self._channel = channel
             self._life += 1
             self._changed()
             while True:
-                self._hear(await channel.receive())
+                self._receive_answer(await channel.receive())
         except Disconnected:
             return True
         except TimeoutError:
@@ -355,7 +357,7 @@ class WorkerSlots:
             self._channel = None
             channel.close()
 
-    def _tell(self, ready: Answer) -> None:
+    def _report(self, ready: Answer) -> None:
         """Handle a supervisor's first message. Missing sandbox restrictions are logged once."""
         assert isinstance(ready, WorkersReady)
         if ready.exposed and not self._life:
@@ -364,7 +366,7 @@ class WorkerSlots:
                 ", ".join(ready.exposed),
             )
 
-    def _hear(self, answer: Answer) -> None:
+    def _receive_answer(self, answer: Answer) -> None:
         assert not isinstance(answer, WorkersReady)
         if isinstance(answer, Lost):
             self._metrics.inc("saccade_image_worker_restarts_total")

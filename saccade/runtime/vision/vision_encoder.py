@@ -60,7 +60,7 @@ class Encoding:
     cost: int  # on the rank with the most work
     watch: Stopwatch
     seen: Mapping[ImageKey, CachedTiles]  # tiles of images that are partly cached
-    spent: int = 0  # part of `cost` that steps were given so far
+    spent: int = 0  # part of `cost` that steps have been assigned
     done: int = 0  # cost of the pieces that were computed
     following: int | None = 0  # cost of the next piece; `None` at the end
     rows: list[torch.Tensor] = field(default_factory=list)
