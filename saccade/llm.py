@@ -64,13 +64,13 @@ from saccade.text.grammar.tools import ToolSet
 
 T = TypeVar("T")
 Conversation = Sequence[Mapping[str, Any]]
-"""OpenAI messages.
+"""A list of OpenAI messages.
 
 A content part may also be a plain string, a PIL image, a uint8 array [H, W, 3], or a path.
 """
 Content = Any
-"""A text, an image (a PIL image, a uint8 array [H, W, 3], a path, a content part), or a list of
-both.
+"""A text, an image (a PIL image, a uint8 array [H, W, 3], a path, or a content part), or a list of
+texts and images.
 """
 Form = Mapping[str, Any]
 """The response format, as in a request's JSON."""
@@ -96,7 +96,7 @@ class Answer:
 
 
 class ChatOptions(TypedDict, total=False):
-    """The keyword arguments of `LLM.chat`, which describes them and has their defaults."""
+    """The keyword arguments of `LLM.chat`, where they are documented."""
 
     tools: Sequence[Mapping[str, Any]] | None
     tool_choice: str | Mapping[str, Any]

@@ -151,7 +151,7 @@ def ask(client: httpx.Client, model: str, messages: Sequence[dict[str, Any]]) ->
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    # Stream the answer, with the time of its first text.
+    # Stream the answer, and measure the time to its first text.
     start = time.perf_counter()
     first, text = 0.0, ""
     usage: dict[str, Any] = {}
@@ -167,7 +167,7 @@ def ask(client: httpx.Client, model: str, messages: Sequence[dict[str, Any]]) ->
                     text += piece
     total = time.perf_counter() - start
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-    # What the question cost, by the server's own counters.
+    # The cost of the question, by the server's counters.
     after = image_counts(client)
     spent = {name: after[name] - before[name] for name in COUNTED}
     return DemoAnswer(

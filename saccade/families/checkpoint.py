@@ -262,10 +262,7 @@ def _has_any(data: Mapping[str, Any], names: Collection[str]) -> bool:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read the JSON files in `folder`.
-
-    Raises CheckpointError naming the file.
-    """
+    """Read the JSON files in `folder`. Raises CheckpointError with the file's name."""
     own = read_json(folder / "processor_config.json", required=False)
     config = read_json(folder / "config.json")
     return Checkpoint(

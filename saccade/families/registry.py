@@ -98,7 +98,7 @@ def load_spec(folder: Path, options: Sequence[str] = (), *, checked: bool = Fals
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.config.where}: {error}") from None
     spec: FamilySpec = resolve_name(family.spec)(checkpoint)
-    if not (family.package or checked):  # transformers' modules read all fields themselves
+    if not (family.package or checked):  # transformers' modules read all fields
         from saccade.families.unread_fields import refuse_unread
 
         refuse_unread(checkpoint)

@@ -175,7 +175,7 @@ ONE_DRAW = Unread("an answer is drawn token by token, without beams", (1,))
 
 GENERATION: Fields = {
     **dict.fromkeys(("bos_token_id", "pad_token_id", "decoder_start_token_id"), NOT_A_MODEL),
-    # the length
+    # length
     "max_length": Unread("bounds prompt and answer together, as --context-length does"),
     "min_length": Unread("counts the prompt; use min_new_tokens", (0,)),
     "max_time": SAMPLING,
@@ -207,7 +207,7 @@ GENERATION: Fields = {
     "force_words_ids": SAMPLING,
     "length_penalty": BEAMS,
     "early_stopping": BEAMS,
-    # how it is computed and returned
+    # computation and format of the result
     "is_assistant": Unread("a draft model for another model", (False,)),
     **dict.fromkeys(
         (

@@ -231,7 +231,7 @@ def read_raw(data: bytes | mmap.mmap) -> Probe:
 
 
 def check_pixels(found: Probe, max_pixels: int) -> None:
-    """Raise Unreadable if an image has less than one pixel or more than `max_pixels`."""
+    """Raise Unreadable if an image has no pixels or more than `max_pixels`."""
     pixels = found.height * found.width
     if pixels < 1:
         raise Unreadable("no pixels", found.width, found.height)

@@ -77,7 +77,7 @@ CARDS = (
 HEAD_BYTES = 1024
 """A file's signature is searched for in this many bytes at its start, as PDF readers do."""
 IMAGES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*")
-"""Magic numbers of images."""
+"""Magic numbers of common image formats."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +95,7 @@ class KindContext:
 
 
 class MediaKinds:
-    """The kinds of one server, by name."""
+    """The kinds of media that a server supports, by name. They are imported when first used."""
 
     def __init__(
         self,

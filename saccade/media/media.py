@@ -110,7 +110,7 @@ class Media:
             cards,
         )
         self._held: dict[ImageKey, list[OpenedImage]] = {}
-        self._spent: dict[ImageKey, Spent] = {}  # same keys
+        self._spent: dict[ImageKey, Spent] = {}  # has the same keys as `_held`
         self._prints: PixelPrints | None = None
 
     @property
@@ -179,7 +179,7 @@ class Media:
         )
 
     def check_count(self, count: int, param: str) -> None:
-        """Raise InvalidRequest for more images than one request may have."""
+        """Raise InvalidRequest if `count` exceeds `--max-images-per-request`."""
         limit = self._options.max_images_per_request
         if count > limit:
             raise InvalidRequest(
@@ -205,7 +205,7 @@ class Media:
         return opened
 
     def check_seen(self, param: str) -> None:
-        """Raise InvalidRequest if the model lacks a vision encoder."""
+        """Raise InvalidRequest if the model has no vision encoder."""
         if not self.spec.sees_images:
             raise InvalidRequest(
                 f"{param}: this model has no vision: it takes text only; send no images, or ask a "

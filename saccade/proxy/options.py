@@ -15,7 +15,7 @@ class ProxyOptions(RelayOptions):
     upstream: str
     """The server's URL: http://HOST:PORT or https://HOST, with or without a path and /v1."""
     host: str = "127.0.0.1"
-    """Address to listen on. The server checks keys. The proxy passes them on."""
+    """Address to listen on. The proxy forwards API keys, which the server checks."""
     port: int = 8200
     """Port to listen on. 0 picks a free port."""
 

@@ -46,7 +46,7 @@ ASKED: tuple[State, ...] = ("ready", "silent")
 
 
 class _WorkerReply(msgspec.Struct):
-    """The health report of a worker that is not ready."""
+    """The body of /health of a worker that is not ready."""
 
     status: str
     reason: str = ""

@@ -41,7 +41,7 @@ class RouterContext:
 
 
 class Upstreams(Protocol):
-    """The servers behind a router, and the application that sends requests to them."""
+    """The servers of a router, and the application that forwards requests to them."""
 
     app: ASGIApp
 

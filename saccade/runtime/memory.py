@@ -67,7 +67,8 @@ def return_free(caches: Iterable[torch.Tensor], pages: int, free: FreeMemory) ->
     before = resident_bytes()
     for cache in caches:
         each = cache.nbytes // pages
-        for first, count in free.pages if cache.untyped_storage().nbytes() else ():  # not asleep
+        # empty while asleep
+        for first, count in free.pages if cache.untyped_storage().nbytes() else ():
             release_pages(cache.data_ptr() + first * each, count * each)
     freed = max(0, before - resident_bytes())
     trim()

@@ -35,7 +35,7 @@ def load(image: ImageFile.ImageFile, data: memoryview) -> PIL.Image.Image:
     width, height = image.size
     bands = len(image.getbands())
     count = width * height * bands
-    if image.mode == "1":  # 1 is black
+    if image.mode == "1":  # bits, where 1 is black
         bits = _read_bits(data[tile.offset :], count)
         return PIL.Image.fromarray((1 - bits).reshape(height, width) * np.uint8(255))
     assert isinstance(tile.args, tuple)

@@ -16,7 +16,9 @@ import pybase64
 from saccade.core.errors import ImageError, TooLarge
 
 INLINE_CHARACTERS = 1 << 20
-"""Base64 text decoded on the event loop (0.2 ms); more goes to a thread."""
+"""Base64 text of up to this length is decoded on the event loop (0.2 ms), longer text on a
+thread.
+"""
 FILE_ID = re.compile(r"file-([0-9a-f]{64})-([0-9a-f]{8})")
 """An uploaded file's id: the digest of its content, and a suffix for each upload of that content.
 """

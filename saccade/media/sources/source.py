@@ -28,7 +28,7 @@ NO_VIDEO_OPTIONS = VideoOptions()
 
 @dataclass(frozen=True, slots=True)
 class FileId:
-    """An uploaded file."""
+    """The id of an uploaded file."""
 
     id: str
 

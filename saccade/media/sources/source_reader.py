@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from saccade.media.sources.uploads import Uploads
 
 INLINE_BYTES = 1 << 20
-"""Bytes hashed on the event loop (0.2 ms); more go to a thread."""
+"""Up to this many bytes are hashed on the event loop (0.2 ms), more on a thread."""
 FRAMES_A_TURN = 32
 """The number of a video's frames that are read before yielding to the event loop."""
 UNKNOWN = "unknown_digest"

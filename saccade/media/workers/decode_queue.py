@@ -45,7 +45,7 @@ photo of 48 Mpx has 192 tiles.
 RESIZE_BYTES = 12
 """Memory per resized pixel: the output of the second resizing pass, before it is copied."""
 STRIP_BYTES = 48 * MIB
-"""Memory for the strip that is being converted and resized."""
+"""Memory for the strip of an image that is being converted and resized."""
 
 PART = 16
 """Maximum jobs in one order. With a long video, its first frames are ready before later ones are

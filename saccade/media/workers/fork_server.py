@@ -84,7 +84,7 @@ class ForkServer:
             with self._lock:
                 child = self._running()
                 descriptors = (theirs.fileno(), held, status, *memory_files)
-                with suppress(OSError):  # it has just exited: the pipes report it
+                with suppress(OSError):  # if it has just exited, the pipes report that
                     socket.send_fds(child.socket, [msgspec.msgpack.encode(wanted)], descriptors)
         finally:
             theirs.close()

@@ -240,7 +240,7 @@ class Supervisor:
                     if key.data is None:
                         self._pass_on(self._front.receive())
                     elif key.data is not self._workers[key.data.number]:
-                        continue  # it was replaced a moment ago
+                        continue  # the worker was replaced by an earlier event
                     elif key.fileobj is key.data.gate:
                         self._begin_thread(key.data)
                     else:

@@ -44,7 +44,7 @@ from saccade.media.workers.orders import (
 
 Bytes = npt.NDArray[np.uint8]
 Target = tuple[Bytes, PreprocessParams]
-"""As in `media/formats/decode.py`."""
+"""A canvas [height, width, 3], and the parameters for the image that is written to it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +80,7 @@ class TimeUp(BaseException):
 
 
 def read_header(order: ReadHeaders, place: int, resources: WorkerResources) -> Header:
-    """Read one header of an order."""
+    """Read the header at index `place` of an order."""
     # Imported here so that importing this module does not load image parsers.
     from saccade.media.formats.header import probe
 

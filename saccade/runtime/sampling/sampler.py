@@ -306,7 +306,7 @@ class Sampler:
         tokens = torch.zeros(len(draws.rows), dtype=torch.int64, device=logits.device)
         drawn: dict[
             int, int
-        ] = {}  # by slot, the newest token, as long as draft tokens are accepted
+        ] = {}  # by slot, the last sampled token, while draft tokens are accepted
         left = list(range(len(draws.rows)))
         while left:
             turn, waiting, slots = list[int](), list[int](), set[int]()

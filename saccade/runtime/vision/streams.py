@@ -27,7 +27,7 @@ def put_first(device: torch.device) -> None:
     free.
     """
     if device.type == "cuda":
-        torch.cuda.synchronize(device)  # what was launched before, such as copies of weights
+        torch.cuda.synchronize(device)  # wait for earlier work, such as copies of weights
         torch.cuda.set_stream(torch.cuda.Stream(device, priority=FIRST))
 
 
@@ -190,7 +190,7 @@ class Pinned:
                 )
                 with suppress(
                     RuntimeError
-                ):  # CUDA would report the same error again, for the next kernel
+                ):  # clear the error, which CUDA would report again for the next kernel
                     torch.zeros(1, device=device).add_(1)
                 return
         # Unpin the memory before it is unmapped, or the next mapping at its address cannot be
