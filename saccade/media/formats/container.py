@@ -139,13 +139,13 @@ def decode_frames(
         while left and container.format.name != "mpegts":
             key = max((each for each in keys if each <= left[0]), default=0)
             container.seek(times[key][0], backward=True, any_frame=False, stream=stream)
-            _decode_wanted(container, stream, numbers, left, keys, stored, take)
+            _decode_requested(container, stream, numbers, left, keys, stored, take)
     if left:
         with opened(data, Undecodable) as container:
-            _decode_wanted(container, _video(container), numbers, left, (), stored, take)
+            _decode_requested(container, _video(container), numbers, left, (), stored, take)
 
 
-def _decode_wanted(
+def _decode_requested(
     container: InputContainer,
     stream: VideoStream,
     numbers: Mapping[int, int],
