@@ -261,7 +261,9 @@ class HeaderPool:
 
 
 def _credible(probe: Probe, video: bool) -> bool:
-    """Return True if the values are plausible. A worker that hostile bytes control can send any."""
+    """Return True if the values are plausible. They may be forged if hostile bytes have taken
+    control of the worker.
+    """
     return (
         probe.format in BYTES_PER_PIXEL
         and min(probe.height, probe.width) >= 0

@@ -137,7 +137,7 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class PageWanted:
-    """A page of a document: its text, or its image, or both."""
+    """What to read of a document's page: its text, its image (`drawing`), or both."""
 
     index: int
     drawing: PageDrawing | None

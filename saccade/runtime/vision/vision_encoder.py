@@ -49,7 +49,8 @@ class Encoded:
 
 @dataclass(slots=True, eq=False)
 class Encoding:
-    """Images that are encoded together, and their progress. Costs are in patch-blocks.
+    """Images that are encoded together, and their progress. Costs are in patch-blocks: patches
+    times blocks of the vision encoder.
 
     `cost` and `spent` are equal on all ranks, so that the encoding ends in the same step on all of
     them. `done` and `following` concern this rank.
