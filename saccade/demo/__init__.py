@@ -1,11 +1,10 @@
-"""The demo model, its committed weights, and the three images that `saccade demo` asks it about.
-
-`train/` trains the model and measures its accuracy.
+"""The demo model with its weights, and the three images of `saccade demo`. The code in `train/`
+trains the model and measures its accuracy.
 """
 
 from pathlib import Path
 
 MODEL_DIR = Path(__file__).parent / "model"
-"""The committed Hugging Face folder of the trained demo model."""
+"""The demo model's checkpoint, in Hugging Face format."""
 PICTURES = tuple(Path(__file__).parent / "pictures" / f"picture-{n}.png" for n in (1, 2, 3))
-"""A number, and two images of shapes, as `saccade_bench.drawn` draws them."""
+"""An image of a number and two images of shapes, created by `saccade_bench.drawn`."""

@@ -1,7 +1,7 @@
-"""`saccade demo`: serve the demo model, ask it about three images, show answers and cache hits,
-keep serving.
+"""`saccade demo`: serve the demo model, ask it about three images, show the answers and cache hits,
+and continue serving.
 
-An HTTP client like any other: everything shown came through the API.
+It is an ordinary HTTP client: everything that it shows comes from the API.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from saccade.demo import PICTURES
 from saccade.ipc.own_server import free_port, own_server, wait_until_ready
 
 SCRIPT = Path(sys.executable).with_name("saccade")
-"""Where installers put the command."""
+"""The path at which installers create the command."""
 COUNTED = {"encoded": "saccade_images_encoded_total", "reused": "saccade_image_hits_total"}
 
 
 @dataclass(frozen=True)
 class DemoTurn:
-    """A question of the chat, its one right answer, and the images that come with it."""
+    """A question of the chat."""
 
     question: str
-    answer: str
-    images: tuple[Path, ...] = ()
+    answer: str  # the only answer that counts as right
+    images: tuple[Path, ...] = ()  # sent with the question
 
 
 QUESTIONS = (
@@ -54,23 +54,24 @@ QUESTIONS = (
         "Picture 3 shows a purple square, a green star and a white square.",
     ),
 )
-"""One chat, the same for everyone; the later questions go back to earlier images.
+"""The questions of one chat. The later ones refer to earlier images.
 
-It asks for the model's strengths (see its card): text is large, and nothing is counted.
+They are limited to what the model does well (see its model card): text in the images is large, and
+no objects are counted.
 """
 
 
 @dataclass(frozen=True)
 class DemoAnswer:
-    """The answer to one question, and its cost. `ttft` and `total` are seconds."""
+    """The answer to one question, and its cost."""
 
     text: str
-    ttft: float
-    total: float
+    ttft: float  # seconds to the first text
+    total: float  # seconds
     prompt_tokens: int
     cached_tokens: int
-    encoded: int
-    reused: int
+    encoded: int  # images that were encoded
+    reused: int  # images that were cached
 
 
 def run(
@@ -80,9 +81,9 @@ def run(
     out: Path = Path("out/demo"),
     starter: int | None = None,
 ) -> int:
-    """Serve, ask, show. Returns the exit status: 0 only if every answer was right.
+    """Run the demo. Returns the exit status, which is 0 only if all answers were right.
 
-    The server ends with this process, and both with `starter`, another process.
+    The server exits with this process, and both exit with the process `starter`, if it is set.
     """
     console = Console()
     port = free_port(port)
@@ -99,9 +100,8 @@ def run(
 
 
 def converse(client: httpx.Client, console: Console, turns: Sequence[DemoTurn], out: Path) -> bool:
-    """Ask all turns as one chat, print each, then the table.
-
-    Returns True if every answer was the expected one.
+    """Ask all questions in one chat, and print each answer, then a table of costs. Returns True if
+    all answers were right.
     """
     model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
     messages: list[dict[str, Any]] = []
@@ -139,7 +139,9 @@ def user_message(turn: DemoTurn) -> dict[str, Any]:
 
 
 def ask(client: httpx.Client, model: str, messages: Sequence[dict[str, Any]]) -> DemoAnswer:
-    """Ask for one streamed, greedy answer. Raises httpx.HTTPStatusError when the server refuses."""
+    """Request one answer, streamed and greedy. Raises httpx.HTTPStatusError for an error
+    response.
+    """
     before = image_counts(client)
     body = {
         "model": model,
@@ -149,7 +151,7 @@ def ask(client: httpx.Client, model: str, messages: Sequence[dict[str, Any]]) ->
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    # Stream the answer, with the time of its first text.
+    # Stream the answer, and measure the time to its first text.
     start = time.perf_counter()
     first, text = 0.0, ""
     usage: dict[str, Any] = {}
@@ -165,7 +167,7 @@ def ask(client: httpx.Client, model: str, messages: Sequence[dict[str, Any]]) ->
                     text += piece
     total = time.perf_counter() - start
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-    # What the question cost, by the server's own counters.
+    # The cost of the question, by the server's counters.
     after = image_counts(client)
     spent = {name: after[name] - before[name] for name in COUNTED}
     return DemoAnswer(
@@ -187,7 +189,7 @@ def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
 
 
 def image_counts(client: httpx.Client) -> dict[str, int]:
-    """Read from its metrics how many images the server has encoded and reused so far."""
+    """Read how many images the server has encoded and reused so far from its metrics."""
     totals = dict.fromkeys(COUNTED, 0)
     for line in client.get("/metrics").raise_for_status().text.splitlines():
         for name, metric in COUNTED.items():
@@ -197,10 +199,7 @@ def image_counts(client: httpx.Client) -> dict[str, int]:
 
 
 def print_table(console: Console, answers: Sequence[DemoAnswer]) -> None:
-    """Print the cost of each turn, in a terminal of 80 columns.
-
-    The questions and answers, printed above, are left out.
-    """
+    """Print the cost of each question, in a table that fits in 80 columns."""
     table = Table("turn", "TTFT ms", "prompt tokens", "cached", "encoded", "reused")
     for index, answer in enumerate(answers, 1):
         figures = (
@@ -219,7 +218,7 @@ def print_table(console: Console, answers: Sequence[DemoAnswer]) -> None:
 
 
 def show(console: Console, source: Path, path: Path, number: int) -> None:
-    """Copy the image to `path`, and draw it in a terminal with true colour."""
+    """Copy the image to `path`, and draw it if the terminal supports true color."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(source.read_bytes())
     image = Image.open(path)
@@ -229,7 +228,7 @@ def show(console: Console, source: Path, path: Path, number: int) -> None:
 
 
 def half_blocks(image: Image.Image, width: int) -> Text:
-    """Return the picture as text. Each character cell shows two pixels, one above the other."""
+    """Return the image as text. Each character cell shows two pixels, one above the other."""
     height = max(1, round(image.height * width / image.width / 2))
     small = image.convert("RGB").resize((width, 2 * height), Image.Resampling.LANCZOS)
     text = Text()
@@ -247,7 +246,7 @@ def half_blocks(image: Image.Image, width: int) -> Text:
 
 
 def serve_on(console: Console, server: subprocess.Popen[bytes], port: int, out: Path) -> None:
-    """Wait for Ctrl-C, or for the server to end."""
+    """Wait for Ctrl-C, or until the server exits."""
     url = f"http://127.0.0.1:{port}"
     words = (*program(), "chat", "--base-url", f"{url}/v1", "--image", str(out / "picture-2.png"))
     line = escape(shlex.join((*words, "Describe the picture.")))
@@ -258,7 +257,7 @@ def serve_on(console: Console, server: subprocess.Popen[bytes], port: int, out: 
 
 
 def program(path: Path = SCRIPT) -> tuple[str, ...]:
-    """Return the command line of the `saccade` script at `path`, from this directory."""
+    """Return the command with which a user in this directory can run the script at `path`."""
     if shutil.which("saccade") == str(path):
         return ("saccade",)
     if not path.exists():

@@ -1,8 +1,7 @@
-"""What the JSON files of a model's folder hold.
+"""Reads the JSON files of a checkpoint: `config.json`, `generation_config.json`, and the image and
+video processors' files. Errors name the file and the field.
 
-Owns how `config.json`, `generation_config.json` and the image processor's file are read, and how
-faults are worded. Leaves tensors to `runtime/weights/checkpoint_weights.py`, and the use of fields
-to families.
+Families interpret the fields. `runtime/weights/checkpoint_weights.py` reads the tensors.
 """
 
 from __future__ import annotations
@@ -21,36 +20,39 @@ from saccade.core.given_paths import read_text
 from saccade.core.model_folder import ELSEWHERE
 
 LARGEST = 2**31 - 1
-"""No integer of a configuration is larger."""
+"""The maximum absolute value of an integer in a configuration."""
 MAX_LAYERS = 1000
-"""Each is counted on start-up before any tensor is looked for."""
+"""The maximum number of layers. A limit is needed because layers are processed one by one at
+startup, before any tensor is read.
+"""
 QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
-"""The section of config.json; the second is the older name."""
+"""The names of the quantization section in config.json. The second one is the older name."""
 IMAGES_ADAPTER = "vision-lora"
-"""A folder beside the weights with an adapter (LoRA) that images are meant to be asked with."""
+"""A subdirectory with a LoRA adapter that the model requires for prompts with images."""
 
 
 def digest_weights(folder: Path) -> str:
-    """Return a digest over all sources of a checkpoint's weights, byte for byte.
+    """Return a hash of all files that determine a checkpoint's weights.
 
-    The sources are the *.safetensors files, or files elsewhere, an adapter for images, and
-    config.json. Runs on all cores, as fast as they are read.
+    These are the *.safetensors files or the files listed by `weights_elsewhere`, the adapter for
+    images, and config.json. Hashing uses all cores. Raises CheckpointError.
     """
     digest = blake3(max_threads=blake3.AUTO)
     files = weights_elsewhere(folder) or folder.glob("*.safetensors")
     adapter = (folder / IMAGES_ADAPTER).glob("adapter_*")
     for path in sorted([*files, *adapter, folder / "config.json"]):
         if not path.is_file():
-            raise CheckpointError(f"{path} is not a file")  # opening a pipe would wait
+            raise CheckpointError(f"{path} is not a file")  # opening a pipe would block
         digest.update(f"{path.name} {path.stat().st_size} ".encode(errors="surrogateescape"))
         digest.update_mmap(path)
     return digest.hexdigest()
 
 
 def weights_elsewhere(folder: Path) -> list[Path]:
-    """Return the files behind a folder that was made for them, or an empty list.
+    """Return the weight files outside of `folder` that it refers to, as directories created for
+    GGUF files do. Returns an empty list for an ordinary checkpoint.
 
-    Raises CheckpointError if a file is gone.
+    Raises CheckpointError if a file was removed.
     """
     names = read_json(folder / ELSEWHERE, required=False).data.get("files", [])
     files = [Path(str(name)) for name in names]
@@ -61,37 +63,39 @@ def weights_elsewhere(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One JSON object in a file, read field by field. A field that is null counts as absent.
+    """One JSON object in a file, with methods that check a field's type. Null counts as missing.
 
-    Methods take alternative names for moved fields, and the first present wins. They raise
-    CheckpointError naming file and field.
-
-    used: each field of the file that was looked up, with its section.
+    Methods accept several names of the same field, of which the first that is present is used. They
+    raise CheckpointError with the file and the field if a field has the wrong type, or is missing
+    and there is no default.
     """
 
-    where: str
+    where: str  # the file and the section, for errors
     data: Mapping[str, Any]
+    # (section, field) of all lookups in this file
     used: set[tuple[str, str]] = field(default_factory=set, compare=False, repr=False)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the value of any type as in the file, also null, or `default` if it is absent."""
+        """Return a value as in the file, which may be null, or `default` if the field is
+        missing.
+        """
         self.used.add((self.where, name))
         return self.data.get(name, default)
 
     def looked_up(self, name: str) -> bool:
-        """Return True for a field that a method has looked for, present or absent."""
+        """Return True if any method has looked for the field, whether it exists or not."""
         return (self.where, name) in self.used
 
     def has(self, name: str) -> bool:
         return self.get(name) is not None
 
     def filled(self, absent: Mapping[str, Any]) -> Section:
-        """Return this section with values for its absent fields."""
+        """Return a copy of this section, in which missing fields have the values in `absent`."""
         missing = {name: value for name, value in absent.items() if not self.has(name)}
         return self.changed(missing)
 
     def changed(self, values: Mapping[str, Any]) -> Section:
-        """Return this section with other values."""
+        """Return a copy of this section in which fields have the given values."""
         return replace(self, data={**self.data, **values})
 
     def section(self, name: str) -> Section:
@@ -176,7 +180,7 @@ class Section:
 
 
 def _is_finite(value: object) -> bool:
-    """Return True for a number that is a finite float or can become one."""
+    """Return True if `value` is a number that can be converted to a finite float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
@@ -187,21 +191,17 @@ def _is_finite(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The JSON side of one model.
-
-    `generation`, `processor` and `video` (the video processor's) are empty where their files are
-    missing.
-    """
+    """The JSON files of one model. Sections of missing files are empty."""
 
     folder: Path
     config: Section
     generation: Section
-    processor: Section
-    video: Section
+    processor: Section  # of the image processor
+    video: Section  # of the video processor
 
     @property
     def mentions_quantization(self) -> bool:
-        """Return True if config.json has settings of a quantisation, at any depth."""
+        """Whether config.json has a quantization section, at any depth."""
         return mentions_quantization(self.config)
 
     def architecture(self) -> str:
@@ -212,20 +212,18 @@ class Checkpoint:
         return self.config.text("model_type")
 
     def dtype(self, text: Section) -> str:
-        """Return the number format of the weights, "bfloat16" by default.
-
-        Files name it at the top of config.json or in `text`, the language model's section.
+        """Return the data type of the weights: of the top level of config.json, or of `text`, the
+        language model's section. The default is "bfloat16".
         """
         return self.config.text(
             "dtype", "torch_dtype", default=text.text("dtype", "torch_dtype", default="bfloat16")
         )
 
     def eos_token_ids(self, text: Section) -> tuple[int, ...]:
-        """Return the tokens that end an answer.
+        """Return the end tokens from generation_config.json.
 
-        They are in generation_config.json, or else in config.json, at its top and in the language
-        model's section `text`, and in the tokenizer's file. Raises CheckpointError if all are
-        silent.
+        If it has none, return those of config.json (at the top level and in `text`, the language
+        model's section) and of the tokenizer's file. Raises CheckpointError if no file has any.
         """
         if self.generation.has("eos_token_id"):
             return self.generation.integers("eos_token_id")
@@ -254,7 +252,7 @@ class Checkpoint:
 
 
 def mentions_quantization(config: Section) -> bool:
-    """Return True if a JSON file has settings of a quantisation, at any depth."""
+    """Return True if a JSON file has a quantization section, at any depth."""
     return _has_any(config.data, QUANTIZATION_FIELDS)
 
 
@@ -264,10 +262,7 @@ def _has_any(data: Mapping[str, Any], names: Collection[str]) -> bool:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read the JSON files in `folder`.
-
-    Raises CheckpointError naming the file.
-    """
+    """Read the JSON files in `folder`. Raises CheckpointError with the file's name."""
     own = read_json(folder / "processor_config.json", required=False)
     config = read_json(folder / "config.json")
     return Checkpoint(
@@ -280,28 +275,24 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _processor(own: Section, name: str, older: Path) -> Section:
-    """Return what processor_config.json has under `name`, or else the older file.
-
-    transformers 5 has this order for images and for videos.
+    """Return the section `name` of processor_config.json, or if it is missing the older file. This
+    is the order of transformers 5.
     """
     return own.section(name) if own.has(name) else read_json(older, required=False)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolingFiles:
-    """The task, embedding or ranking, that sentence-transformers' files name.
-
-    labels: token ids for a ranker's answers, yes and no. Empty: the files name none.
-    """
+    """The task that sentence-transformers' files specify."""
 
     task: Literal["embed", "rank"]
-    labels: tuple[int, ...] = ()
+    labels: tuple[int, ...] = ()  # a ranker's token ids for "yes" and "no", if specified
 
 
 def read_pooling(folder: Path) -> PoolingFiles | None:
-    """Return the task that the checkpoint was trained for beyond chats, if any.
+    """Return the task of an embedding or ranking model, or `None` for other models.
 
-    Raises CheckpointError if embeddings are made from more than the last token.
+    Raises CheckpointError if embeddings are not computed from the last token.
     """
     for path in sorted(folder.glob("*_LogitScore/config.json")):
         scores = read_json(path)
@@ -320,9 +311,9 @@ def read_pooling(folder: Path) -> PoolingFiles | None:
 
 
 def read_json(path: Path, *, required: bool = True) -> Section:
-    """Return the object in a JSON file, empty for a missing optional file.
+    """Read the object in a JSON file. Returns an empty section if an optional file is missing.
 
-    Raises CheckpointError naming the file.
+    Raises CheckpointError with the file's name.
     """
     if not path.is_file():
         if required:

@@ -1,8 +1,8 @@
-"""Layouts that pack several few-bit numbers into each int32: AWQ, GPTQ, and compressed-tensors'
-pack-quantized.
+"""The layouts of quantized matrices that pack several values into each int32: AWQ, GPTQ, and
+compressed-tensors' pack-quantized. This module has the names and shapes of the tensors that store
+one matrix.
 
-Owns the names and shapes of the tensors that make up one matrix. Leaves config.json to
-`quantization.py` and numbers to `runtime/weights/unpack.py`.
+`quantization.py` reads config.json, and `runtime/weights/unpack.py` unpacks the values.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Literal
 
 Layout = Literal["compressed-tensors", "gptq", "awq"]
 Role = Literal["values", "scales", "zeros", "order", "shape"]
-"""order: each input's group. shape: rows and columns of the matrix."""
+"""What a stored tensor contains. "order" is the group of each input, and "shape" the number of rows
+and columns of the matrix.
+"""
 
 FLOATS = ("F32", "F16", "BF16")
 INTEGERS = ("I32", "I64")
@@ -27,32 +29,31 @@ SUFFIXES: dict[Layout, dict[Role, str]] = {
     "gptq": {"values": "qweight", "scales": "scales", "zeros": "qzeros", "order": "g_idx"},
     "awq": {"values": "qweight", "scales": "scales", "zeros": "qzeros"},
 }
-"""The names in place of `weight`."""
+"""Name suffixes of the tensors that replace `weight`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedPiece:
-    """One stored tensor.
-
-    stored: the formats that it may have, by safetensors' names.
-    """
+    """One stored tensor of a packed matrix."""
 
     suffix: str
     shape: tuple[int, ...]
-    stored: tuple[str, ...]
+    stored: tuple[str, ...]  # allowed dtypes (safetensors' names)
     optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """value[o, i] = (stored[o, i] - zero[o, g]) * scale[o, g], g being input i's group."""
+    """How a packed matrix is quantized: value[o, i] = (stored[o, i] - zero[o, g]) * scale[o, g],
+    where g is the group of input i.
+    """
 
     layout: Layout
     bits: int
-    group: int  # neighbouring inputs that share a scale. 0: all.
-    zeros: bool  # zero points are stored. Otherwise each is the middle.
+    group: int  # consecutive inputs that share a scale; 0 means all inputs
+    zeros: bool  # whether zero points are stored; otherwise they are 2 ** (bits - 1)
     zero_shift: int = 0  # added to stored zero points
-    order: bool = False  # each input's group must be stored. Otherwise it may be.
+    order: bool = False  # whether each input's group must be stored; otherwise it is optional
 
     @property
     def values_suffix(self) -> str:
@@ -62,7 +63,7 @@ class Packed:
         return -(-inputs // self.group) if self.group else 1
 
     def pieces(self, outputs: int, inputs: int) -> dict[Role, PackedPiece]:
-        """Return the tensors that make up a matrix [outputs, inputs]."""
+        """Return the tensors that store a matrix [outputs, inputs]."""
         each = 32 // self.bits
         count = self.groups(inputs)
         few_in, few_out = -(-inputs // each), -(-outputs // each)

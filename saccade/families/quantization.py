@@ -1,8 +1,7 @@
-"""The quantization of a checkpoint's matrices, from config.json.
+"""Reads how a checkpoint is quantized from `quantization_config` in config.json.
 
-Reads block-wise FP8, compressed-tensors in int8, FP8 or packed ints, AWQ and GPTQ. Owns how
-`quantization_config` is read, and how errors are worded. Leaves tensors to
-`plugins/quantized/scaled.py` and `plugins/quantized/packed.py`.
+Supported are block-wise FP8, compressed-tensors (int8, FP8 and packed integers), AWQ and GPTQ. The
+tensors are read by `plugins/quantized/scaled.py` and `plugins/quantized/packed.py`.
 """
 
 from __future__ import annotations
@@ -24,41 +23,41 @@ SUPPORTED = (
 REMEDY = f"{SUPPORTED}: use such a checkpoint, or the model's unquantised one"
 
 GPTQ_SHIFTS = {"gptq": 1, "gptq_v2": 0}
-"""By checkpoint_format: what stored zero points are less than those that are meant."""
+"""What must be added to stored zero points, by checkpoint_format."""
 Stored = Literal["F8_E4M3", "I8"]
-"""Formats of quantised weights, as safetensors calls them."""
+"""The dtypes of quantized weights (safetensors' names)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How one group's matrices [out, in] are stored: value = stored * scale."""
+    """How the matrices [out, in] of one group are quantized: value = stored * scale."""
 
     stored: Stored
-    block: tuple[int, int]  # rows and columns per scale. 0: all.
-    suffix: str  # the scale's name, instead of `weight`
-    # made for products that quantise rows to int8, each by its largest value
+    block: tuple[int, int]  # rows and columns that share a scale; 0 means all
+    suffix: str  # the scales' name suffix, instead of `weight`
+    # Whether the checkpoint expects activations to be quantized to int8, per token.
     int8_rows: bool = False
 
     def scales(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """Return the rows and columns of the scales for a matrix with this shape."""
+        """Return the shape of the scales for a matrix of this shape."""
         rows, columns = (-(-size // of) if of else 1 for size, of in zip(shape, self.block))
         return rows, columns
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """The quantised matrices, and their schemes.
-
-    groups: (names or patterns, scheme). The first that names a module holds, or else the group for
-    every linear layer. `ignored`: modules left out.
-    """
+    """Which modules of a checkpoint are quantized, and how."""
 
     method: str
+    # (targets, scheme). Targets are names or patterns of modules. The first group with a target
+    # that matches is used, otherwise the group with the target "Linear".
     groups: tuple[tuple[tuple[str, ...], Scheme | Packed], ...]
-    ignored: tuple[str, ...]
+    ignored: tuple[str, ...]  # modules that are not quantized
 
     def scheme(self, *names: str) -> Scheme | Packed | None:
-        """Return the storage for the module with these names, or None if it is unquantised."""
+        """Return how the module with these alternative names is quantized, or `None` if it
+        is not.
+        """
         if any(_means(target, name) for target in self.ignored for name in names):
             return None
         for targets, scheme in self.groups:
@@ -67,17 +66,16 @@ class Quantization:
         return next((scheme for targets, scheme in self.groups if "Linear" in targets), None)
 
     def leftover(self, name: str) -> bool:
-        """Return True if tensor `name` belongs to a scheme's activations or KV cache.
-
-        These are not quantised as the checkpoint asks.
+        """Return True if tensor `name` is a scale of activations or of the KV cache. These are
+        ignored, since Saccade does not quantize them as the checkpoint specifies.
         """
         return name.endswith((".input_scale", ".output_scale", ".k_scale", ".v_scale"))
 
 
 def read_quantization(config: Section) -> Quantization | None:
-    """Return the quantisation that config.json describes, or None for an unquantised checkpoint.
+    """Read the quantization from config.json. Returns `None` for an unquantized checkpoint.
 
-    Raises CheckpointError for an unsupported method or setting, by name.
+    Raises CheckpointError with the method or setting if it is not supported.
     """
     for name, value in config.data.items():
         if name not in NAMES and isinstance(value, dict):
@@ -107,7 +105,7 @@ def read_quantization(config: Section) -> Quantization | None:
 
 
 def _refuse_nested(section: Section) -> None:
-    """Raise CheckpointError if only a part of the model is quantised."""
+    """Raise CheckpointError if a nested section has a quantization of its own."""
     for name, value in section.data.items():
         if name in NAMES and value is not None:
             method = value.get("quant_method") if isinstance(value, dict) else value
@@ -174,7 +172,7 @@ def _read_gptq(settings: Section) -> Quantization:
 
 
 def _packed_group(settings: Section, *names: str) -> int:
-    """Return the inputs per scale. 0: all."""
+    """Return the group size (inputs per scale), or 0 if all inputs share a scale."""
     size = settings.integer(*names)
     if size == 0 or size < -1:
         raise CheckpointError(f"{settings.where}: {names[0]} must be at least 1, or -1, not {size}")
@@ -271,9 +269,9 @@ def _block(weights: Section, strategy: str) -> tuple[int, int]:
 
 
 def _names(section: Section, field: str) -> tuple[str, ...]:
-    """Return a list of names and patterns.
+    """Read a list of names and patterns.
 
-    Raises CheckpointError if it is malformed or a pattern is invalid.
+    Raises CheckpointError if the list is malformed or a pattern is invalid.
     """
     values = section.data.get(field) or []
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
@@ -290,7 +288,9 @@ def _names(section: Section, field: str) -> tuple[str, ...]:
 
 
 def _means(target: str, name: str) -> bool:
-    """Return True if `target` names module `name`, a module around it, or the name's last parts."""
+    """Return True if `target` is a pattern that matches module `name`, the module's full name, that
+    of an enclosing module, or the last parts of its name.
+    """
     if target.startswith("re:"):
         return re.match(target.removeprefix("re:"), name) is not None
     return name == target or name.startswith(f"{target}.") or name.endswith(f".{target}")

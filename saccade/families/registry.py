@@ -1,9 +1,9 @@
-"""Architecture name -> family: each `Family` in the `__init__.py` of a folder next to this file, or
-of one that a plugin names. Also a model's folder, and the format of its files, in formats of
-plugins too (`Plugin.formats`).
+"""Finds the model family of an architecture. Families are the `Family` records in the `__init__.py`
+of the directories next to this file, and of packages that plugins list. Also finds a model's
+directory, and the format of its weight files, which plugins can add too (`Plugin.formats`).
 
-The records of plugins are imported if no family of the core's has the name, and then the modules of
-the one family that is asked for. Only `family_model` imports torch.
+Plugins' records are imported only if no core family supports the architecture. Then only the
+modules of the family that is used are imported. Only `family_model` imports torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def stated_in(name: str) -> Iterator[Family]:
-    """Yield the families that a package states, and those of its folders, by their names."""
+    """Yield the `Family` records in a package's `__init__.py`, and in those of its subpackages."""
     package = import_module(name)
     folders = [each.name for each in iter_modules(package.__path__, f"{name}.") if each.ispkg]
     for module in (package, *map(import_module, folders)):
@@ -38,7 +38,7 @@ def stated_in(name: str) -> Iterator[Family]:
 
 @cache
 def core_families() -> tuple[Family, ...]:
-    """Return the families that are no plugin's."""
+    """Return the families of the core, without those of plugins."""
     return tuple(stated_in("saccade.families"))
 
 
@@ -50,14 +50,16 @@ def families() -> tuple[Family, ...]:
 
 
 def architectures() -> tuple[str, ...]:
-    """Return the config.json names of all architectures with a family of their own."""
+    """Return the names (in config.json) of all architectures that a family lists."""
     return tuple(name for family in families() for name in family.architectures)
 
 
 def find_family(name: str) -> Family:
-    """Return the family for an architecture or a model type, or else the one for all others.
+    """Return the family that lists an architecture or a model type. For others, return the family
+    that runs any model with another package's code.
 
-    Raises CheckpointError, which lists the known ones, if there is none, or its package is missing.
+    Raises CheckpointError with a list of the supported architectures if there is no such family, or
+    its package is not installed.
     """
     for known in (core_families, families):
         for family in known():
@@ -76,14 +78,14 @@ def find_family(name: str) -> Family:
 
 
 def load_spec(folder: Path, options: Sequence[str] = (), *, checked: bool = False) -> FamilySpec:
-    """Read the facts of the checkpoint in `folder`.
+    """Read the spec of the checkpoint in `folder`: its sizes, images, prompts and so on.
 
-    options: the family's own, NAME=VALUE. checked: another process has done so with success, and
-    what is only refused need not be looked for.
+    options: family options, as NAME=VALUE.
+    checked: another process has read the spec successfully, so checks for unsupported settings are
+    skipped.
 
-    Raises CheckpointError. For an unknown architecture it lists the known ones, for an unreadable
-    quantised checkpoint the known methods. Raises ConfigError for an option that the family does
-    not have.
+    Raises CheckpointError, with a list of supported architectures or quantization methods if that
+    is the reason, and ConfigError if the family has no such option.
     """
     checkpoint = read_checkpoint(folder)
     if checkpoint.mentions_quantization and not checked:
@@ -96,7 +98,7 @@ def load_spec(folder: Path, options: Sequence[str] = (), *, checked: bool = Fals
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.config.where}: {error}") from None
     spec: FamilySpec = resolve_name(family.spec)(checkpoint)
-    if not (family.package or checked):  # transformers' modules read all fields themselves
+    if not (family.package or checked):  # transformers' modules read all fields
         from saccade.families.unread_fields import refuse_unread
 
         refuse_unread(checkpoint)
@@ -118,15 +120,15 @@ def _read_options(options: Sequence[str]) -> dict[str, str]:
 
 
 def family_model(spec: FamilySpec) -> FamilyModel:
-    """Return the network half of the family that read `spec`. Imports torch."""
+    """Return the `FamilyModel` of `spec`, which builds the network. Imports torch."""
     model: FamilyModel = resolve_name(find_family(spec.family).model)(spec)
     return model
 
 
 def find_format(path: Path) -> CheckpointFormat | None:
-    """Return the format of a file with weights. None: safetensors."""
+    """Return the format of a weight file, or `None` for safetensors."""
     if path.suffix == ".safetensors":
-        return None  # without a look at plugins
+        return None  # does not import plugins
     formats = (each for plugin in plugins() for each in plugin.formats)
     return next((each for each in formats if each.suffix == path.suffix), None)
 
@@ -134,9 +136,10 @@ def find_format(path: Path) -> CheckpointFormat | None:
 def resolve_checkpoint(
     model: str, revision: str | None = None, tower_file: str | None = None
 ) -> Path:
-    """Return the checkpoint folder of `model`: "demo", a folder, a hub id, or a file or name that a
-    plugin's format (GGUF) turns into a folder. `tower_file`: the separate file of the vision
-    encoder (--mmproj), for formats that have one.
+    """Return the directory of the checkpoint `model`, which may be "demo", a directory, a hub id,
+    or a file or name in a plugin's format (GGUF). For the latter, a directory is created.
+
+    tower_file: a separate file with the vision encoder (--mmproj), for formats that have it.
 
     Raises CheckpointError.
     """
@@ -154,7 +157,7 @@ def resolve_checkpoint(
 
 
 def _may_be(each: CheckpointFormat, model: str, tower_file: str | None) -> bool:
-    """Return True if a model may be in a format, so that its modules have to be asked."""
+    """Return True if a model may have this format, so that the plugin's module must be imported."""
     path = Path(model).expanduser()
     if path.is_dir() and not (path / "config.json").is_file():
         return any(path.glob(f"*{each.suffix}"))

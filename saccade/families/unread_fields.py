@@ -1,8 +1,9 @@
-"""Fields of a checkpoint's JSON files that transformers reads and a family's spec does not.
+"""Fields of a checkpoint's JSON files that transformers reads but families do not.
 
-One table lists why each may stay unread, and for which values. Any other value is rejected by
-name, in every family, so that no field is ignored in silence. `tests/families/
-test_unread_fields.py` compares the table with transformers' classes. Runs without torch.
+These tables list why a field may be ignored, and for which values. With any other value, the
+checkpoint is rejected with the field's name, so that no field is silently ignored.
+`tests/families/test_unread_fields.py` compares the tables with transformers' classes. Runs without
+torch.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from saccade.families.checkpoint import Checkpoint, Section
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Why a field may stay unread. neutral: the values for which it may, by default all."""
+    """Why a field may be ignored."""
 
     why: str
-    neutral: tuple[Any, ...] | None = None
+    neutral: tuple[Any, ...] | None = None  # the values for which it may be; `None` means all
 
     def allows(self, value: Any) -> bool:
-        """Return True for a neutral value, or a list of neutral values."""
+        """Return True if the field may be ignored with this value, or a list of such values."""
         if self.neutral is None or value is None:
             return True
         if isinstance(value, list):
@@ -75,7 +76,7 @@ PIXELS: Fields = {
     "disable_grouping": TENSORS,
     "return_tensors": TENSORS,
 }
-"""Of an image processor's file, and a video processor's."""
+"""Fields of the image processor's file and of the video processor's file."""
 
 VIDEOS: Fields = PIXELS | {
     "do_sample_frames": Unread("frames are sampled by fps, num_frames and the request"),
@@ -84,7 +85,7 @@ VIDEOS: Fields = PIXELS | {
     "video_metadata": TENSORS,
     "return_metadata": TENSORS,
     "use_image_id": Unread("read from the image processor's file"),
-    # of transformers' classes for videos that no family here takes
+    # fields of video processors that no family supports
     "max_image_size": Unread("videos of these models are not taken"),
     "max_duration": Unread("videos of these models are not taken"),
     "max_soft_tokens": Unread("videos of these models are not taken"),
@@ -98,7 +99,7 @@ SIZE: Fields = dict.fromkeys(
     ),
     AS_SIZES,
 )
-"""Of an object that says a size, where the family reads others of its words."""
+"""Fields of the object `size`, if the family reads other fields of it."""
 
 TEXT: Fields = {
     "attention_dropout": TRAINING,
@@ -123,7 +124,7 @@ TEXT: Fields = {
     "top_k_experts": Unread("used with enable_moe_block alone"),
     "moe_intermediate_size": Unread("used with enable_moe_block alone"),
 }
-"""Of the language model's section of config.json."""
+"""Fields of the language model's section of config.json."""
 
 VISION: Fields = {
     "attention_dropout": TRAINING,
@@ -146,7 +147,7 @@ VISION: Fields = {
     "out_hidden_size": Unread("the language model's width counts, as the tensors have it"),
     "text_hidden_size": Unread("the language model's width counts, as the tensors have it"),
 }
-"""Of the tower's section of config.json."""
+"""Fields of the vision encoder's section of config.json."""
 
 TOP: Fields = TEXT | {
     "audio_config": Unread("sounds are not taken"),
@@ -164,7 +165,7 @@ TOP: Fields = TEXT | {
     "vision_end_token_id": NOT_A_MODEL,
     "image_size": Unread("the tower's section counts"),
 }
-"""Of config.json outside its sections. Older files have the language model's fields there."""
+"""Fields at the top level of config.json, where older files have the language model's fields."""
 
 NOT_AN_ANSWER = Unread("about how transformers computes, not what")
 DRAFTS = Unread("drafts change no answer")
@@ -174,12 +175,12 @@ ONE_DRAW = Unread("an answer is drawn token by token, without beams", (1,))
 
 GENERATION: Fields = {
     **dict.fromkeys(("bos_token_id", "pad_token_id", "decoder_start_token_id"), NOT_A_MODEL),
-    # the length
+    # length
     "max_length": Unread("bounds prompt and answer together, as --context-length does"),
     "min_length": Unread("counts the prompt; use min_new_tokens", (0,)),
     "max_time": SAMPLING,
     "exponential_decay_length_penalty": SAMPLING,
-    # what is drawn
+    # sampling
     "begin_suppress_tokens": SAMPLING,
     "forced_bos_token_id": SAMPLING,
     "forced_eos_token_id": SAMPLING,
@@ -206,7 +207,7 @@ GENERATION: Fields = {
     "force_words_ids": SAMPLING,
     "length_penalty": BEAMS,
     "early_stopping": BEAMS,
-    # how it is computed and returned
+    # computation and format of the result
     "is_assistant": Unread("a draft model for another model", (False,)),
     **dict.fromkeys(
         (
@@ -228,7 +229,9 @@ GENERATION: Fields = {
         NOT_AN_ANSWER,
     ),
 }
-"""Of generation_config.json, beside what `front/answer_defaults.py` and eos_token_id have."""
+"""Fields of generation_config.json, except eos_token_id and those that `front/answer_defaults.py`
+reads.
+"""
 
 SECTIONS: Mapping[str, Fields] = {
     "text_config": TEXT,
@@ -238,16 +241,19 @@ SECTIONS: Mapping[str, Fields] = {
 
 
 def refuse_unread(checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError for a field whose value matters, and that the family did not look up.
+    """Raise CheckpointError if a field that the family has not read may not be ignored with its
+    value.
 
-    Files that the family did not open are left out.
+    Files that the family has not read are skipped.
     """
     for section, fields in _sections(checkpoint):
         _refuse(section, fields)
 
 
 def refuse_generation(generation: Section) -> None:
-    """Raise CheckpointError for a field of generation_config.json that would change answers."""
+    """Raise CheckpointError for an unsupported field of generation_config.json that changes
+    outputs.
+    """
     _refuse(generation, GENERATION, "; without the field the model is served without it")
 
 

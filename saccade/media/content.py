@@ -1,7 +1,8 @@
-"""The front's knowledge about encoded bytes: digest, key, size after resizing, token count.
+"""What the front computes from an image's encoded bytes and header: digest, key, resized size,
+token count.
 
-Reads no format. A `Probe` (a header's facts) comes from an image worker
-(`media/formats/header.py`), for the bytes may be hostile.
+This module parses no image format, because the bytes may be hostile. An image worker reads the
+header (`media/formats/header.py`) and returns a `Probe`.
 """
 
 from __future__ import annotations
@@ -30,65 +31,57 @@ from saccade.media.reasons import Unreadable
 Detail = Literal["auto", "low", "high", "original"]
 
 LOW_DETAIL_PIXELS = 512 * 512
-"""OpenAI's `detail: "low"` looks at an image at 512 x 512. The others mean the model's own
-bounds.
+"""The maximum pixels for OpenAI's `detail: "low"`. With any other value, the model's bounds apply.
 """
 
 RAW = "RAW"
-"""The format of pixels that are decoded already."""
+"""`Probe.format` of images that are already decoded to RGB."""
 VIDEO = "VIDEO"
-"""The format of a video file, whatever its container."""
+"""`Probe.format` of all video files, regardless of the container."""
 IMAGE_BRANDS = frozenset(
     (b"avif", b"avis", b"mif1", b"msf1", b"miaf", b"heic", b"heix", b"heim", b"heis", b"hevc")
 )
-"""AVIF and HEIC are boxes as mp4 is, and say so by these."""
+"""`ftyp` brands of AVIF and HEIC images, which use the same box structure as MP4 videos."""
 _SIZES = ThreadPoolExecutor(1, "saccade-sizes")
 RAW_HEADER = struct.Struct("<8sII")
 RAW_MAGIC = b"\x93SACRAW\n"
-"""Our own format for pixels that enter behind the front: this magic, height, width, then RGB bytes.
+"""Starts an image in Saccade's own uncompressed format: this magic, height, width, RGB bytes. It is
+used for decoded images that are passed in from Python.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The header's facts. `height` and `width` are in pixels as stored. `orientation` is EXIF's, 1
-    to 8, 1 being upright. For a video it is what the file asks of a player.
-
-    `frames` is `None` if counting them would require reading the whole file. Only the first is ever
-    used. In a video file (`VIDEO`) all are counted, `fps` is frames per second, and `sound` is True
-    if there is something to be heard.
-    """
+    """What the header of an image or video file states."""
 
     format: str
-    height: int
+    height: int  # pixels, as stored
     width: int
-    mode: str
-    orientation: int
-    frames: int | None
-    fps: float = 0.0
-    sound: bool = False
+    mode: str  # Pillow's mode, such as "RGB"
+    orientation: int  # EXIF's, 1 to 8, where 1 is upright; for a video, the display rotation
+    frames: int | None  # None for an image if counting requires reading the entire file
+    fps: float = 0.0  # videos only
+    sound: bool = False  # whether a video has an audio track
 
     @property
     def upright(self) -> tuple[int, int]:
-        """Return (height, width) once the orientation is applied."""
+        """(height, width) after the orientation is applied."""
         return (self.width, self.height) if self.orientation >= 5 else (self.height, self.width)
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """One image's own wishes for its size: OpenAI's `detail`, and bounds on height * width after
-    resizing. as_edges: the client called these edges, as some checkpoints' processors do.
-    """
+    """The size options that a request sets for one image."""
 
-    detail: Detail = "auto"
-    min_pixels: int | None = None
+    detail: Detail = "auto"  # OpenAI's option
+    min_pixels: int | None = None  # bounds on height * width after resizing
     max_pixels: int | None = None
-    as_edges: bool = False
+    as_edges: bool = False  # whether the client sent the bounds as shortest_edge and longest_edge
 
     def apply(self, bounds: PixelBounds) -> PixelBounds:
         """Return the bounds for resizing this image.
 
-        Raises ImageError if the wishes contradict each other or the model's limit.
+        Raises ImageError if the options contradict each other or exceed the model's limits.
         """
         if self.as_edges and not bounds.as_edges:
             raise ImageError(
@@ -116,7 +109,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class SizedImage:
-    """An image as the engine will know it, and the recipe for its pixels."""
+    """An image as it is sent to the engine, and the parameters for preprocessing its pixels."""
 
     image: Image
     recipe: PreprocessParams
@@ -133,7 +126,7 @@ def digest(data: bytes) -> bytes:
 def identify(
     digest: bytes, probe: Probe, budget: Budget, salt: str, spec: FamilySpec
 ) -> SizedImage:
-    """Name an image and its cost.
+    """Compute an image's key, its token and patch counts, and its preprocessing parameters.
 
     Raises ImageError if a budget or an aspect ratio is out of bounds.
     """
@@ -147,8 +140,8 @@ def identify(
 async def identify_soon(
     digest: bytes, probe: Probe, budget: Budget, salt: str, spec: FamilySpec
 ) -> SizedImage:
-    """Name an image as `identify` does. Models with an operation of their own may ask another
-    process for the size, so they use a thread.
+    """Call `identify` without blocking the event loop. It runs on a thread if the model has its own
+    preprocessing operation, which may query another process for the size.
     """
     name = partial(identify, digest, probe, budget, salt, spec)
     if spec.sample.own is None:
@@ -158,7 +151,7 @@ async def identify_soon(
 
 @cache
 def video_reader() -> str:
-    """Return the version of the video reader's distribution, or "" if missing."""
+    """Return the version of PyAV, which reads videos, or "" if it is not installed."""
     try:
         return version("av")
     except PackageNotFoundError:
@@ -166,7 +159,7 @@ def video_reader() -> str:
 
 
 def looks_like_video(data: bytes) -> bool:
-    """Return True if the data begins like a readable video container."""
+    """Return True if the data starts with the signature of a supported video container."""
     head = data[:12]
     if head[4:8] == b"ftyp" and head[8:12] in IMAGE_BRANDS:
         return False
@@ -179,15 +172,15 @@ def looks_like_video(data: bytes) -> bool:
 
 
 class PixelNames(NamedTuple):
-    """The names of a canvas and of its tiles, in the tower's order. tiles: empty without names."""
+    """Content hashes of an image's resized pixels."""
 
-    whole: bytes
-    tiles: tuple[bytes, ...] = ()
+    whole: bytes  # of all pixels
+    tiles: tuple[bytes, ...] = ()  # of each tile, in the vision encoder's order; empty if not tiled
 
 
 def name_pixels(pixels: memoryview, image: Image, frames: int) -> bytes:
-    """Name a canvas that holds `frames` images, one below another. Canvases that the vision encoder
-    cannot distinguish share a name. One image repeated has the same name as the single image.
+    """Hash a canvas that holds `frames` images, one below another. Canvases that the vision encoder
+    cannot distinguish get the same hash, such as an image and the same image repeated.
     """
     size = len(pixels) // frames
     parts = {blake3(pixels[size * k : size * (k + 1)]).digest(): None for k in range(frames)}
@@ -197,7 +190,9 @@ def name_pixels(pixels: memoryview, image: Image, frames: int) -> bytes:
 
 
 def encode_array(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """Encode RGB pixels [height, width, 3] in our format, for images from behind the front."""
+    """Encode RGB pixels [height, width, 3] in Saccade's own format. Raises ImageError for an array
+    of another type or shape.
+    """
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
         raise ImageError(
             f"an array must be uint8 [height, width, 3], not {pixels.dtype} {list(pixels.shape)}"
@@ -207,15 +202,15 @@ def encode_array(pixels: npt.NDArray[np.uint8]) -> bytes:
 
 
 def encode_image(image: PIL.Image.Image) -> bytes:
-    """Encode a Pillow image in our own format. The image is made upright and RGB, with transparency
-    laid over white.
+    """Encode a Pillow image in Saccade's own format. The image is rotated upright and converted to
+    RGB, with transparency blended over white.
     """
     return encode_array(to_rgb(PIL.ImageOps.exif_transpose(image)))
 
 
 def to_rgb(image: PIL.Image.Image) -> npt.NDArray[np.uint8]:
-    """Return RGB pixels [height, width, 3], transparency laid over white. This is what
-    transformers' `convert_to_rgb` does.
+    """Return RGB pixels [height, width, 3], with transparency blended over white as in
+    transformers' `convert_to_rgb`.
 
     Raises ValueError for a mode that Pillow cannot convert.
     """
@@ -227,7 +222,7 @@ def to_rgb(image: PIL.Image.Image) -> npt.NDArray[np.uint8]:
 
 
 def read_raw(data: bytes | mmap.mmap) -> Probe:
-    """Read the header of our own format. Raises Unreadable if cut short."""
+    """Read the header of an image in Saccade's own format. Raises Unreadable if it is truncated."""
     if len(data) >= RAW_HEADER.size:
         _, height, width = RAW_HEADER.unpack(data[: RAW_HEADER.size])
         if len(data) == RAW_HEADER.size + 3 * height * width:
@@ -236,7 +231,7 @@ def read_raw(data: bytes | mmap.mmap) -> Probe:
 
 
 def check_pixels(found: Probe, max_pixels: int) -> None:
-    """Raise Unreadable if an image has less than one pixel or more than `max_pixels`."""
+    """Raise Unreadable if an image has no pixels or more than `max_pixels`."""
     pixels = found.height * found.width
     if pixels < 1:
         raise Unreadable("no pixels", found.width, found.height)

@@ -1,11 +1,11 @@
-"""Embeddings from servers that only encode (`--encoders`), instead of decoding and encoding here.
+"""Image embeddings from encoder servers (`--encoders`), instead of decoding and encoding locally.
 
-Owns the question to encoders: the choice between them, the time limit, and the check on the answer.
-After any failure, counted by kind, this server encodes the image itself.
+This module selects an encoder, applies the time limit, and checks the response. After any failure,
+this server encodes the image itself, and a metric counts the failure by its kind.
 
-One encoder has the word on one image (rendezvous hashing by its digest). So all asking servers, at
-any time, find the embedding ready. An encoder that failed is left alone for a while, and its images
-go to the next.
+Each image has one preferred encoder, by rendezvous hashing of its digest. So all servers that need
+an image request it from the encoder that has its embedding cached. An encoder that failed gets no
+requests for a while, and its images are requested from another one.
 """
 
 from __future__ import annotations
@@ -45,25 +45,31 @@ from saccade.media.opened import OpenedImage
 log = logging.getLogger("saccade")
 
 SEND_CHUNK_BYTES = 16 * DISK_BLOCK
-"""Bytes of an encoded image that go with the first question; more only if the encoder lacks it."""
+"""Larger images are first requested by their hash, and sent only if the encoder does not have them.
+"""
 MAX_CONCURRENT_REQUESTS = 16
-"""Images, of one encoder; more wait, within `fetch_timeout`."""
+"""Maximum concurrent requests to one encoder. Others wait, and the wait counts in `fetch_timeout`.
+"""
 AWAY_SECONDS = 1.0
 MAX_AWAY_SECONDS = 60.0
-"""An encoder that fails is not asked for so long, twice as long after each failure that follows."""
+"""How long an encoder gets no requests after a failure. The pause doubles with each consecutive
+failure, up to the maximum.
+"""
 CHECK_SECONDS = 1.0
-"""--encoders is read at most so often."""
+"""The minimum interval between two reads of the `--encoders` file."""
 CHECK_TIMEOUT = 1.0
-"""Seconds that an image waits for that; who encodes then stays as it was."""
+"""Maximum seconds to wait for that file. After a timeout, the previous list is used."""
 MAX_LISTED = 1 << 16
-"""Characters of that file that are read."""
+"""The number of characters that are read from that file."""
 MAX_ERROR_BYTES = 2000
-"""Bytes of a refusal that are read."""
+"""The number of bytes that are read from an error response."""
 
 
 class NoEmbedding(Exception):
-    """Report a missing embedding. `kind` is as in `saccade_encoder_images_total`. `lasting` means
-    that other images will fail too.
+    """Raised if an encoder returned no usable embedding.
+
+    kind: the value of `outcome` in `saccade_encoder_images_total`.
+    lasting: whether requests for other images are expected to fail too.
     """
 
     def __init__(self, kind: str, why: str, lasting: bool = True) -> None:
@@ -74,17 +80,17 @@ class NoEmbedding(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EncoderOutcome:
-    """The end of a question. `outcome` is "embedding", or the reason for failure. `ms` is the whole
-    time, including `encode_ms` in the encoder's tower.
-    """
+    """The result of requesting an embedding."""
 
-    outcome: str
-    ms: float = 0.0
-    encode_ms: float = 0.0
+    outcome: str  # "embedding", or the kind of failure
+    ms: float = 0.0  # duration of the request, including `encode_ms`
+    encode_ms: float = 0.0  # duration in the encoder server's vision encoder
 
 
 class _Encoder:
-    """One encoder. It is asked again after `away_until`. `away` has the last pause's seconds."""
+    """One encoder server. After a failure it gets no requests until `away_until`, for `away`
+    seconds.
+    """
 
     def __init__(self, url: str) -> None:
         self.name, host, port = parse_worker(url, "--encoders")
@@ -97,7 +103,7 @@ class _Encoder:
     def failed(self, why: NoEmbedding) -> None:
         now = time.monotonic()
         if now < self.away_until:
-            return  # one of those who asked at the same time
+            return  # a concurrent request has already reported the failure
         self.away = min(MAX_AWAY_SECONDS, 2 * self.away or AWAY_SECONDS)
         self.away_until = now + self.away
         log.warning(
@@ -111,45 +117,49 @@ class _Encoder:
 
 
 class Encoders:
-    """All encoders. `trust` takes our own tower's signature, once known. Encoders are asked only
-    after that.
+    """All encoder servers. They get requests only after `trust` has set the signature of this
+    server's vision encoder, since embeddings of another one would be wrong.
     """
 
     def __init__(
         self, settings: RoleSettings, arena: Arena, metrics: Metrics, seconds: float = 10.0
     ) -> None:
-        """Name the encoders from the settings. `seconds`: for an embedding. Raises ConfigError."""
+        """Read the encoders' URLs from the settings. `seconds` is the time limit per embedding.
+
+        Raises ConfigError.
+        """
         self._settings = settings
         self._seconds = seconds
         self._arena = arena
         self._metrics = metrics
         self._encoders: dict[str, _Encoder] = {}
         self._name(settings.urls)
-        self._look_at = 0.0  # into the file
+        self._look_at = 0.0  # when the file is read next
         self._looking = asyncio.Lock()
-        self._wrong = ""  # with the file, at the last look
+        self._wrong = ""  # the last error of reading the file
         self.tower = Tower()
         self._tasks: dict[ImageKey, asyncio.Task[EncoderOutcome]] = {}
 
     def trust(self, tower: Tower) -> None:
-        """Take only embeddings made by this tower."""
+        """Accept only embeddings of this vision encoder."""
         self.tower = tower
 
     async def encode_image(self, opened: OpenedImage, slot: PixelSlot) -> EncoderOutcome:
-        """Have a held image's embedding written into `slot`, as `encode` does."""
+        """Request an opened image's embedding with `encode`."""
         return await self.encode(*question(opened, self.tower), slot)
 
     async def encode(
         self, wanted: EmbeddingRequest, data: bytes, slot: PixelSlot
     ) -> EncoderOutcome:
-        """Have an embedding written into `slot`. Writes to the slot end with the call.
+        """Request an embedding and write it to `slot`. The slot is not written after the call has
+        ended, even if it fails.
 
-        `data` is the encoded image, empty where only the key is known. Raises CancelledError after
-        `call_off`.
+        `data` is the encoded image, or empty if its bytes are not in memory. Raises CancelledError
+        after `call_off`.
         """
         key = wanted.image.key
         assert key not in self._tasks, "the engine asks for an image once at a time"
-        task = asyncio.create_task(self._ask(wanted, data, slot))
+        task = asyncio.create_task(self._request(wanted, data, slot))
         self._tasks[key] = task
         try:
             answer = await task
@@ -159,12 +169,12 @@ class Encoders:
         return answer
 
     def call_off(self, key: ImageKey) -> None:
-        """Cancel the question for an image."""
+        """Cancel the request for an image."""
         if key in self._tasks:
             self._tasks[key].cancel()
 
     async def close(self) -> None:
-        """End every question and every connection."""
+        """Cancel all requests and close all connections."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -173,10 +183,12 @@ class Encoders:
             encoder.upstream.drop()
 
     def fits(self, num_tokens: int, slot: PixelSlot) -> bool:
-        """Return True if an embedding may be asked for and fits the slot."""
+        """Return True if encoders can be used and the embedding fits in the slot."""
         return 0 < self.tower.nbytes(num_tokens) <= slot.embedding_bytes
 
-    async def _ask(self, wanted: EmbeddingRequest, data: bytes, slot: PixelSlot) -> EncoderOutcome:
+    async def _request(
+        self, wanted: EmbeddingRequest, data: bytes, slot: PixelSlot
+    ) -> EncoderOutcome:
         begun = time.monotonic()
         if (file := self._settings.file) is not None:
             async with self._looking:  # concurrent callers wait for the same read
@@ -186,7 +198,7 @@ class Encoders:
         here = [name for name, each in self._encoders.items() if begun >= each.away_until]
         if not here:
             return EncoderOutcome("away")
-        # Without loads: what one encoder has, no other has, however busy it is.
+        # Ignore the encoders' loads: only the preferred encoder can have the embedding cached.
         encoder = self._encoders[rank((wanted.image.key.digest,), here, {})[0]]
         try:
             async with asyncio.timeout(self._seconds), encoder.places:
@@ -206,7 +218,7 @@ class Encoders:
         return EncoderOutcome(why.kind, (time.monotonic() - begun) * 1e3)
 
     async def _look(self, path: Path) -> None:
-        """Read the encoders from the file. After an error the list stays as before."""
+        """Update the encoders from the file. After an error the previous list is used."""
         try:
             async with asyncio.timeout(CHECK_TIMEOUT):
                 listed = await asyncio.to_thread(_listed, path)
@@ -220,7 +232,7 @@ class Encoders:
                 log.warning("--encoders: %s", error)
 
     def _name(self, urls: Sequence[str]) -> None:
-        """Ask these encoders from now on. Raises ConfigError."""
+        """Replace the list of encoders. Raises ConfigError."""
         before = self._encoders
         every = [before.get(url) or _Encoder(url) for url in urls]
         self._encoders = {each.name: each for each in every}
@@ -230,7 +242,7 @@ class Encoders:
     async def _exchange(
         self, encoder: _Encoder, wanted: EmbeddingRequest, data: bytes, slot: PixelSlot
     ) -> EmbeddingResult:
-        """Ask an encoder for an embedding, by the key alone first if the data is large.
+        """Request an embedding from an encoder. If the data is large, request it by key first.
 
         Raises NoEmbedding, WorkerDisconnected.
         """
@@ -245,7 +257,7 @@ class Encoders:
     async def _post(
         self, encoder: _Encoder, wanted: EmbeddingRequest, data: bytes, slot: PixelSlot
     ) -> EmbeddingResult | None:
-        """Send one question. Returns `None` if the encoder lacks the bytes."""
+        """Send one request. Returns `None` if the encoder does not have the image's bytes."""
         head = [
             f"POST {ENCODE_PATH} HTTP/1.1",
             f"host: {encoder.authority}",
@@ -266,7 +278,7 @@ class Encoders:
             return given
 
     def _check_head(self, answer: Head, wanted: EmbeddingRequest) -> EmbeddingResult:
-        """Raise NoEmbedding unless the answer announces the right embedding."""
+        """Raise NoEmbedding unless the response headers describe the requested embedding."""
         headers = dict(answer.headers)
         try:
             given = json_decoder(EmbeddingResult).decode(headers[RESULT_HEADER.encode()])
@@ -280,8 +292,9 @@ class Encoders:
     async def _receive(
         self, given: EmbeddingResult, pieces: AsyncIterator[bytes], slot: PixelSlot
     ) -> None:
-        """Receive the values into the slot and check them. Raises NoEmbedding,
-        WorkerDisconnected.
+        """Read the response body into the slot and check the values.
+
+        Raises NoEmbedding, WorkerDisconnected.
         """
         nbytes, came = given.tower.nbytes(given.num_tokens), 0
         target = self._arena.flat(slot.offset, nbytes)
@@ -297,8 +310,8 @@ class Encoders:
 
 
 def question(opened: OpenedImage, tower: Tower) -> tuple[EmbeddingRequest, bytes]:
-    """Return the question for an image's embedding, and its body. The body is empty if the bytes
-    are gone.
+    """Return the request for an image's embedding, and its body. The body is empty if the image's
+    bytes are no longer in memory.
     """
     files = [frame.encoded.data for frame in opened.frames] if opened.there else []
     budget = opened.budget
@@ -311,20 +324,20 @@ def question(opened: OpenedImage, tower: Tower) -> tuple[EmbeddingRequest, bytes
 
 
 def _listed(path: Path) -> list[str]:
-    """Return the encoders' names. Raises OSError, UnicodeDecodeError, ConfigError."""
+    """Read the encoders' URLs from a file. Raises OSError, UnicodeDecodeError, ConfigError."""
     with open(path, opener=regular) as file:
         lines = file.read(MAX_LISTED).split()
     return [parse_worker(line, "--encoders")[0] for line in lines]
 
 
 _EXPONENTS = {"float32": 0x7F80_0000, "bfloat16": 0x7F80, "float16": 0x7C00}
-"""Bits that are all set in what is no number."""
+"""The exponent bits of each data type. They are all set in NaN and infinity."""
 _CHECKED_BYTES = 1 << 20
-"""Values checked at a time."""
+"""The number of bytes that are checked at a time, to bound temporary memory."""
 
 
 def _fault(values: memoryview, given: EmbeddingResult) -> str:
-    """Describe the fault in an embedding's values, or return ""."""
+    """Return what is wrong with an embedding's values, or ""."""
     if blake3(values).hexdigest() != given.blake3:
         return "the checksum of an embedding is wrong"
     bits = _EXPONENTS[given.tower.dtype]
@@ -348,8 +361,8 @@ async def _said(pieces: AsyncIterator[bytes]) -> str:
 
 
 def _refusal(status: int, said: str) -> NoEmbedding:
-    """Convert an error response. An image that is unreadable or too large for an encoder
-    says nothing about other images.
+    """Convert an error response. It is not lasting if it concerns this image or the encoder's load:
+    the image may be unreadable or too large.
     """
     lasting = status not in (400, 404, 413, 429)
     return NoEmbedding("refused", f"it returned {status}: {said}", lasting)

@@ -1,12 +1,13 @@
-"""The kinds of media that a request may hold: one protocol that each answers, the stills that every
-server has, and `MediaKinds`, which imports another kind at the first source of it.
+"""The kinds of media that a request may contain. This module has the protocol that each kind
+implements, the kind for still images, and `MediaKinds`, which imports a kind when it is first used.
 
-    check    what the fields and the model refuse, before anything is fetched
-    begin    the reads that a source needs, which take a while
-    metadata the facts of its bytes: names and sizes; no pixel is made
-    units    what the model is shown of it, each with its name and its cost
-    pixels   how one of these images is made
+For each source, these methods are called in order:
 
+    check        reject what the model or the options forbid, before anything is fetched
+    begin_reads  start fetching the source's bytes
+    metadata     read digests and sizes from the bytes, without decoding pixels
+    units        compute the images that the model sees, with a key and a cost for each
+    pixels       return the decode jobs for one of these images
 """
 
 from __future__ import annotations
@@ -36,26 +37,29 @@ U_co = TypeVar("U_co", covariant=True)
 
 
 class MediaKind(Protocol[S_contra, C, U_co]):
-    """What one kind answers about its sources. Errors name the fault. `Media` adds the place."""
+    """One kind of media. Methods raise errors without `param`, which `Media` adds."""
 
     def check(self, source: S_contra) -> None:
-        """Raise InvalidRequest for what this model or this installation cannot see."""
+        """Raise InvalidRequest if this model or this installation does not support the source."""
         ...
 
     def begin_reads(self, source: S_contra, reads: Reads) -> None:
-        """Begin the reads that others may share."""
+        """Start the reads for a source. Sources of one request with the same bytes share them."""
         ...
 
     async def metadata(self, source: S_contra, reads: Reads) -> C:
-        """Return the facts of a source's bytes. Raises ImageError, TooLarge, NotFound."""
+        """Return the metadata of a source's bytes. Raises ImageError, TooLarge, NotFound."""
         ...
 
     async def units(self, source: S_contra, metadata: C, reads: Reads) -> U_co:
-        """Name what is shown. Raises ImageError, InvalidRequest."""
+        """Return the images of a source that the model sees, with their keys and costs.
+
+        Raises ImageError, InvalidRequest.
+        """
         ...
 
     async def pixels(self, image: OpenedImage) -> list[Job] | None:
-        """Return an image's decodes in canvas order, or `None` if its bytes were dropped."""
+        """Return an image's decode jobs in canvas order, or `None` if its bytes were dropped."""
         ...
 
     def forget(self) -> None:
@@ -71,27 +75,27 @@ CARDS = (
     MediaCard("region", "saccade.media.regions:Regions"),
 )
 HEAD_BYTES = 1024
-"""Bytes among which a file says what it is, as readers of PDFs take it."""
+"""A file's signature is searched for in this many bytes at its start, as PDF readers do."""
 IMAGES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*")
-"""Magic numbers of images."""
+"""Magic numbers of common image formats."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KindContext:
-    """What kinds of media are built from. disk: for metadata that outlives the server, if any."""
+    """The constructor argument of every kind of media."""
 
     spec: FamilySpec
     options: ServeOptions
     metrics: Metrics
     limits: PixelLimits
     pool: DecodePool
-    disk: MetadataStore | None
+    disk: MetadataStore | None  # persistent metadata, if enabled
     fork_servers: ForkServers | None
     kinds: MediaKinds
 
 
 class MediaKinds:
-    """The kinds of one server, by name."""
+    """The kinds of media that a server supports, by name. They are imported when first used."""
 
     def __init__(
         self,
@@ -104,7 +108,7 @@ class MediaKinds:
         fork_servers: ForkServers | None,
         cards: Iterable[MediaCard],
     ) -> None:
-        """Take what kinds are built from, and the cards of those in plugins."""
+        """Store what kinds are built from. `cards` describe the kinds that plugins add."""
         self._context = KindContext(spec, options, metrics, limits, pool, disk, fork_servers, self)
         self._cards = {card.kind: card for card in (*CARDS, *cards)}
         self._built: dict[str, AnyKind] = {}
@@ -115,7 +119,7 @@ class MediaKinds:
         return self._built[kind]
 
     def of(self, source: Source | SentFile) -> AnyKind:
-        """Return a source's kind. Raises InvalidRequest if this server has no such plugin."""
+        """Return a source's kind. Raises InvalidRequest if no enabled plugin provides it."""
         if source.kind not in self._cards:
             raise InvalidRequest(
                 f"{source.param}: this server reads no {source.kind}s: send images instead",
@@ -125,7 +129,9 @@ class MediaKinds:
         return self[source.kind]
 
     def of_bytes(self, data: bytes) -> str | None:
-        """Return the kind of a file that is no image, or None if no card has its marks."""
+        """Return the kind whose signature the file has. Returns None for images and for files that
+        no kind recognizes.
+        """
         if data.startswith(IMAGES):
             return None
         head = data[:HEAD_BYTES]
@@ -135,7 +141,7 @@ class MediaKinds:
         return None
 
     def readable(self) -> Iterator[Any]:
-        """Yield what kinds in plugins can read here."""
+        """Yield the media types that plugins' kinds support with this model and installation."""
         for card in self._cards.values():
             if card.readable:
                 yield from resolve_name(card.readable)(self._context.spec)
@@ -151,14 +157,14 @@ class MediaKinds:
 
 
 class Stills:
-    """Answers `MediaKind` for stills. Pages of documents are drawn as stills."""
+    """The `MediaKind` of still images, and of documents' pages once they are rendered."""
 
     def __init__(self, context: KindContext) -> None:
         self._spec = context.spec
         self._limits = context.limits
 
     def check(self, source: ImageSource) -> None:
-        """Accept every still: a model that sees images sees them all."""
+        """Do nothing: a model with vision supports all still images."""
 
     def begin_reads(self, source: ImageSource, reads: Reads) -> None:
         reads.read_source(source.url)
@@ -182,7 +188,7 @@ class Stills:
         return jobs_of(image) if image.there else None
 
     def forget(self) -> None:
-        """Hold no pixels."""
+        """Do nothing: no pixels are cached."""
 
     async def close(self) -> None:
         """Do nothing: stills have no open files."""

@@ -1,11 +1,11 @@
-"""The path of an image through the front, in one object: fetch, digest, probe, and, only where
-needed, decode.
+"""All steps of an image in the front, in one object: fetch, hash, read the header, and decode if
+needed.
 
-    open:          URL -> bytes -> digest -> header -> key, size, tokens.       No decoding.
-    hold:          a request in flight names the image: keep the bytes.
-    decode:        the engine asked for the pixels: into the slot it named.
-    call_off:      the engine needs no pixels any more.
-    release:       the request has ended.
+    open:           URL -> bytes -> digest -> header -> key, size, tokens. Nothing is decoded.
+    hold_image:     keep the bytes while a request in flight uses the image.
+    decode:         the engine requested the pixels: decode them into the slot that it chose.
+    call_off:       the engine no longer needs the pixels: cancel the decode.
+    release_image:  the request has ended.
 """
 
 from __future__ import annotations
@@ -43,17 +43,19 @@ if TYPE_CHECKING:
     from saccade.media.sources.uploads import Uploads
 
 Readable = Literal["images", "heic", "pdfs", "frames", "videos"]
-"""What a request may hold besides text. frames: of a video, as a list; videos: as files."""
+"""What a request may contain besides text. "frames" are a list of a video's frames, and "videos"
+are video files.
+"""
 
 
 ERRORS = (ImageError, TooLarge, NotFound, InvalidRequest)
-"""Errors of a source, not of the server."""
+"""Errors that a source causes, unlike errors of the server."""
 
 
 def at(error: RequestError, param: str) -> RequestError:
-    """Give an error this request's place.
+    """Return a copy of an error with `param` set, unless it was already set.
 
-    One error from a shared read may reach several requests.
+    It is a copy because several requests may receive the same error from a shared read.
     """
     kind = ImageError if isinstance(error, ImageError) else type(error)
     return kind(error.message, error.param or param, error.code)
@@ -62,7 +64,7 @@ def at(error: RequestError, param: str) -> RequestError:
 class Media:
     """All images of one server.
 
-    Everything runs on one event loop, where `start` and `close` are called.
+    All methods must be called on one event loop.
     """
 
     def __init__(
@@ -75,9 +77,11 @@ class Media:
         metadata_folder: Path | None = None,
         cards: Iterable[MediaCard] = (),
     ) -> None:
-        """Build the parts for each kind of media. `fork_servers` are processes that image workers
-        are forked from, if shared. `metadata_folder` is the folder for metadata that outlives the
-        server, or `None`. `cards` are of the kinds in plugins.
+        """Create the readers and decoders. No process is started before `start`.
+
+        fork_servers: processes from which image workers are forked, to share existing ones.
+        metadata_folder: directory for metadata that is kept across restarts; `None` keeps none.
+        cards: describe the kinds of media that plugins add.
         """
         self.spec = spec
         self._layout = spec.tiles
@@ -106,12 +110,12 @@ class Media:
             cards,
         )
         self._held: dict[ImageKey, list[OpenedImage]] = {}
-        self._spent: dict[ImageKey, Spent] = {}  # same keys
+        self._spent: dict[ImageKey, Spent] = {}  # has the same keys as `_held`
         self._prints: PixelPrints | None = None
 
     @property
     def readable(self) -> tuple[Readable, ...]:
-        """The media types that the model and the installation support."""
+        """The media types that both the model and the installation support."""
         images: tuple[Readable, ...] = ("images", "heic") if heif.INSTALLED else ("images",)
         return (*(images if self.spec.sees_images else ()), *self.kinds.readable())
 
@@ -136,10 +140,11 @@ class Media:
     async def open_all(
         self, sources: Sequence[Source], salt: str, requester: Requester | None = None
     ) -> tuple[Opened, ...]:
-        """Open a request's images and videos concurrently. A source named several times is read
-        once. The first failure ends the rest.
+        """Open a request's images and videos concurrently. A source that occurs several times is
+        read once. The first failure cancels the other reads.
 
-        `requester` is the unit of fairness and defaults to the salt. Raises as `open` does.
+        Queues are fair between clients by `requester`, which defaults to one client per salt.
+        Raises the errors of `open`.
         """
         self.check_sources(sources)
         sources = in_company(sources, self.spec.pixel_bounds)
@@ -161,10 +166,8 @@ class Media:
         return opened
 
     def check_sources(self, sources: Sequence[Source]) -> None:
-        """Raise InvalidRequest if the model or the limit forbids these sources.
-
-        A model without vision takes text only. Some models refuse videos. One request has a limit
-        for images and videos.
+        """Raise InvalidRequest if the model does not support one of the sources, or if there are
+        more than `--max-images-per-request`.
         """
         if sources:
             self.check_seen(sources[0].param)
@@ -176,7 +179,7 @@ class Media:
         )
 
     def check_count(self, count: int, param: str) -> None:
-        """Raise InvalidRequest for more images than one request may have."""
+        """Raise InvalidRequest if `count` exceeds `--max-images-per-request`."""
         limit = self._options.max_images_per_request
         if count > limit:
             raise InvalidRequest(
@@ -190,19 +193,19 @@ class Media:
     async def open(
         self, source: ImageSource, salt: str, requester: Requester | None = None
     ) -> OpenedImage:
-        """Name an image and its cost before any decode.
+        """Fetch an image, and compute its key and its cost without decoding it.
 
-        Bytes from elsewhere are counted in the requester's budget before the read. Raises
-        ImageError (TooLarge, NotFound) with `param` set for a failed fetch, bytes that are no
-        image, or a passed limit. Raises Overloaded if the budget is used up or the wait for a turn
-        is too long.
+        Bytes that are fetched or read from a file are counted in the requester's budget before they
+        are read. Raises ImageError, TooLarge or NotFound, with `param` set, if the fetch fails, the
+        bytes are not an image, or a limit is exceeded. Raises Overloaded if the budget is used up
+        or the request has waited too long in a queue.
         """
         (opened,) = await self.open_all((source,), salt, requester)
         assert isinstance(opened, OpenedImage)
         return opened
 
     def check_seen(self, param: str) -> None:
-        """Raise InvalidRequest if the model lacks a vision encoder."""
+        """Raise InvalidRequest if the model has no vision encoder."""
         if not self.spec.sees_images:
             raise InvalidRequest(
                 f"{param}: this model has no vision: it takes text only; send no images, or ask a "
@@ -214,32 +217,34 @@ class Media:
     # ---- requests in flight
 
     def hold_image(self, opened: OpenedImage) -> None:
-        """Keep an image's bytes for a request in flight, until as many `release_image` calls."""
+        """Keep an image's bytes for a request in flight. Each call must be paired with one call of
+        `release_image`.
+        """
         self._metrics.inc("saccade_images_received_total")
         self._held.setdefault(opened.image.key, []).append(opened)
         self._spent.setdefault(opened.image.key, Spent())
 
     def release_image(self, opened: OpenedImage) -> None:
-        """Release one `hold_image` when the request has ended."""
+        """Undo one `hold_image`, when its request has ended."""
         key = opened.image.key
         self._held[key].remove(opened)
         if not self._held[key]:
             del self._held[key], self._spent[key]
 
-    # ---- the engine's side
+    # ---- requests from the engine
 
     async def bring(self, key: ImageKey, slot: PixelSlot) -> PixelNames | None:
-        """Bring a held image into its slot. Returns `None` if an encoder gives the embedding, else
-        what `decode` returns.
+        """Fill an image's slot in the arena: with its embedding if an encoder server returns one,
+        otherwise with its pixels. Returns `None` for an embedding, or the result of `decode`.
 
-        Raises as `decode` does.
+        Raises the errors of `decode`.
         """
         if self.encoders is not None and await self._given(self.encoders, key, slot):
             return None
         return await self.decode(key, slot)
 
     async def _given(self, encoders: Encoders, key: ImageKey, slot: PixelSlot) -> bool:
-        """Ask for a held image's embedding. Returns True if it is in the slot."""
+        """Request an image's embedding. Returns True if the slot now contains it."""
         held = self._held.get(key, ())
         opened = next((each for each in held if each.there), next(iter(held), None))
         if opened is None or opened.budget is None:
@@ -252,15 +257,15 @@ class Media:
         return answer.outcome == "embedding"
 
     async def decode(self, key: ImageKey, slot: PixelSlot) -> PixelNames:
-        """Decode a held image into its slot and return the pixels' names. Writes to the slot end
-        with the call.
+        """Decode an image into its slot in the arena and return the hashes of its pixels. The slot
+        is not written after the call has ended, even if the call fails.
 
-        Raises ImageError for bytes that cannot be decoded or that every request has released,
-        EngineUnavailable without image workers, CancelledError after `call_off`.
+        Raises ImageError if the bytes cannot be decoded or no request holds the image any longer,
+        EngineUnavailable if no image worker runs, CancelledError after `call_off`.
         """
         if key not in self._held:
             raise ImageError("the request with this image has finished")
-        # Sources with bytes in this request before those of earlier ones.
+        # Try the requests that have the bytes in memory first. The others may only have a uuid.
         for opened in sorted(self._held[key], key=lambda each: not each.there):
             if (jobs := await self.kinds[opened.kind].pixels(opened)) is not None:
                 break
@@ -280,7 +285,7 @@ class Media:
             await self._prints.take(key, pixels, image.canvas)
         if self._layout is not None and (tiles := self._layout.tiles(image.grid)):
             self._metrics.inc("saccade_tile_bytes_hashed_total", len(pixels))
-            from saccade.media.tiles import name_tiles  # for towers that see tiles apart
+            from saccade.media.tiles import name_tiles  # only for models that tile images
 
             return await asyncio.to_thread(name_tiles, pixels, image, tiles)
         if len(pixels) <= INLINE_BYTES:
@@ -288,19 +293,21 @@ class Media:
         return PixelNames(await asyncio.to_thread(name_pixels, pixels, image, frames))
 
     def call_off(self, key: ImageKey) -> None:
-        """Cancel the image's decode and its question to an encoder."""
+        """Cancel the image's decode and its request to an encoder."""
         if self.encoders is not None:
             self.encoders.call_off(key)
         self._decoders.call_off(key)
 
     def encoded(self, key: ImageKey, ms: float, at: float) -> None:
-        """Record that the engine encoded an image in `ms` and ended `at`."""
+        """Record that the engine encoded an image in `ms` milliseconds and finished at the
+        monotonic time `at`.
+        """
         if spent := self._spent.get(key):
             spent.encode_ms, spent.encoded = ms, at
 
     @property
     def prints(self) -> PixelPrints:
-        """Return the fingerprints of pixels. The first call enables them."""
+        """The pixel fingerprints of images. The first access enables them."""
         if self._prints is None:
             from saccade.media.pixel_prints import PixelPrints
 
@@ -309,15 +316,15 @@ class Media:
 
     @property
     def held(self) -> int:
-        """Count the images of requests in flight."""
+        """The number of images of requests in flight."""
         return len(self._held)
 
     def spent(self, key: ImageKey) -> Spent:
-        """Return the cost of an image so far, for the requests that hold the image."""
+        """Return the time spent so far on an image in flight, or zeros if no request holds it."""
         return self._spent.get(key) or Spent()
 
     def tile_parts(self, key: ImageKey) -> tuple[Part, ...]:
-        """Return what each tile shows of an image in flight. Empty if unknown."""
+        """Return which part of an image in flight each of its tiles covers. Empty if unknown."""
         opened = next(iter(self._held.get(key, ())), None)
         if opened is None or self._layout is None:
             return ()
@@ -326,9 +333,9 @@ class Media:
         return parts_of(opened.frames[0].recipe, self._layout.tiles(opened.image.grid))
 
     def holds(self, nbytes: int) -> bool:
-        """Return True if shared memory has at least `nbytes`."""
+        """Return True if the arena is at least `nbytes` large."""
         return nbytes <= self._arena.size
 
     def embedding(self, offset: int, nbytes: int) -> memoryview:
-        """Return the engine's part of the arena that is to be sent."""
+        """Return the arena's bytes at `offset`, where the engine has stored an embedding."""
         return self._arena.flat(offset, nbytes)

@@ -1,14 +1,14 @@
-"""Metadata: the few facts worth keeping about opened bytes, by digest, so that a seen file stays
-closed. The facts are a header, a video's frames and pace, or a document's pages.
+"""Caches of metadata by digest, so that a file that was sent before is not opened again. Metadata
+is an image's header, a video's frame count and frame rate, or the page sizes of a document.
 
-    MetadataCache    metadata of one kind, typed, in memory: the newest of them
-    MetadataStore     metadata of all kinds in one database, in a folder of our own: outlives the
-    server
-    FileCache         what is known of seen files: their headers, and the names of images' pixels
+    MetadataCache   metadata of one kind, typed, in memory: the most recently used entries
+    MetadataStore   metadata of all kinds in one database, in a directory of its own that outlives
+                    the server
+    FileCache       headers of files that were sent before, and which images have the same pixels
 
-An entry that cannot be read or written counts as missing: the worst cost is an opening. Entries
-are believed only as far as the bytes themselves, since decoders check. A header is believed
-only by the tenant whose bytes its reader had read.
+An entry that cannot be read or written is treated as missing: the file is opened again. Decoders
+check metadata against the bytes, so an entry is trusted no more than the bytes themselves. A header
+is reused only for the tenant that sent the bytes, because hostile bytes may have forged it.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ T = TypeVar("T")
 
 CLAIM = Claim(".saccade-cards", re.compile(r"cards\.db(-journal)?"))
 MAX_ENTRIES = 1 << 16
-"""Of one kind in memory, and of all kinds on disk."""
+"""The maximum number of entries, per kind in memory, and of all kinds together on disk."""
 LARGEST = 1 << 16
-"""Bytes of an entry; a larger one stays in memory."""
+"""The maximum bytes of an entry on disk. Larger entries are cached in memory only."""
 SWEEP = 1 << 10
-"""Entries written between two looks at how many there are."""
+"""The oldest entries are deleted once per this many writes."""
 BUSY_SECONDS = 1.0
-"""How long another server may hold the database."""
+"""How long to wait for another server's lock on the database."""
 
 
 class MetadataStore:
-    """Keep the metadata of `folder`. All work is on one thread. Errors are logged instead of
-    raised, and end the use of the folder.
+    """A database of metadata in `folder`. All work is done on one thread. After an error, which is
+    logged and not raised, the store is disabled.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -69,7 +69,7 @@ class MetadataStore:
         return found
 
     async def find_all(self, kind: str, names: Sequence[bytes]) -> list[bytes | None]:
-        """Return several entries' bytes in one look, `None` for each missing one."""
+        """Return several entries' bytes, `None` for each missing one, in one database access."""
         if self._folder is None or not names:
             return [None] * len(names)
 
@@ -82,7 +82,7 @@ class MetadataStore:
         return await asyncio.wrap_future(work) or [None] * len(names)
 
     def put(self, kind: str, name: bytes, entry: bytes) -> None:
-        """Write an entry soon, unless it is larger than `LARGEST`."""
+        """Write an entry in the background, unless it is larger than `LARGEST`."""
         if self._folder is None or len(entry) > LARGEST:
             return
 
@@ -99,7 +99,7 @@ class MetadataStore:
         self._thread.submit(self._with_database, write)
 
     def close(self) -> None:
-        """Close the database once all entries are written."""
+        """Wait until all entries are written, and close the database."""
         self._thread.submit(self._shut)
         self._thread.shutdown()
 
@@ -122,8 +122,8 @@ class MetadataStore:
         if file.is_symlink():
             raise OSError(f"{file.name} is a link")
         database = sqlite3.connect(file, timeout=BUSY_SECONDS, check_same_thread=False)
-        self._database = database  # to be closed if the file is no database
-        # An entry that is lost with the machine's power costs an opening.
+        self._database = database  # so that `_shut` closes it if the file is not a database
+        # No fsync: if an entry is lost in a power failure, the file is just opened again.
         for pragma in ("trusted_schema = OFF", "journal_mode = TRUNCATE", "synchronous = OFF"):
             database.execute(f"PRAGMA {pragma}")
         database.execute(
@@ -139,8 +139,10 @@ class MetadataStore:
 
 
 class MetadataCache(Generic[T]):
-    """Metadata of one kind. `kind` names their form and their maker, the decoder. Without `disk`,
-    it is in memory alone.
+    """Metadata of one kind, in memory and, with a `disk`, in its database.
+
+    kind: names the entries' type and the version of the decoder that made them.
+    form: the type of the entries.
     """
 
     def __init__(self, disk: MetadataStore | None, kind: str, form: type[T]) -> None:
@@ -161,7 +163,7 @@ class MetadataCache(Generic[T]):
         return found
 
     async def find_all(self, names: Sequence[bytes]) -> list[T | None]:
-        """Return several entries on disk, in one look."""
+        """Return several entries on disk, in one database access."""
         if self._disk is None:
             return [None] * len(names)
         written = await self._disk.find_all(self._kind, names)
@@ -184,24 +186,26 @@ class MetadataCache(Generic[T]):
 
 
 class FileCache:
-    """Remember seen files. `folder` is for metadata that outlives the server, or `None`.
-    `max_pixels` bounds an image or a frame.
+    """Caches the headers of files that were sent before.
+
+    folder: directory for metadata that is kept across restarts; `None` keeps none.
+    max_pixels: the maximum size of an image, or of a video's frame.
     """
 
     def __init__(self, folder: Path | None, max_pixels: int) -> None:
         self.disk = MetadataStore(folder) if folder is not None else None
         self._max_pixels = max_pixels
         self._images: LRUCache[bytes, Probe] = LRUCache(MAX_ENTRIES)
-        # 2: with `sound`; 3: with the orientation that the file asks for
+        # The version of these entries: 2 added `sound`, 3 the display rotation.
         self._videos = MetadataCache(self.disk, f"video 3 {video_reader()}", Probe)
         self._same = MetadataCache(self.disk, "same pixels", Image)
         self._asked: set[ImageKey] = set()
         self._recalled: dict[ImageKey, Image] = {}
 
     async def find(self, digest: bytes, video: bool, tenant: str) -> Probe | None:
-        """Return the header seen in these bytes, if any.
+        """Return the cached header of these bytes, if any.
 
-        Raises ImageError for a size beyond this server's limit.
+        Raises ImageError if the image exceeds this server's limit.
         """
         if not video:
             return self.get(digest, tenant)
@@ -214,13 +218,13 @@ class FileCache:
         return metadata
 
     def get(self, digest: bytes, tenant: str) -> Probe | None:
-        """Return the header of a seen image, if any."""
+        """Return the cached header of an image, if any."""
         return self._images.get(_of_tenant(digest, tenant))
 
     def put(self, digest: bytes, video: bool, tenant: str, found: Probe) -> None:
-        """Remember a header under the digest and the tenant.
+        """Cache a header for the digest and the tenant.
 
-        Raises ImageError for a size beyond this server's limit.
+        Raises ImageError if the image exceeds this server's limit.
         """
         check_pixels(found, self._max_pixels)
         name = _of_tenant(digest, tenant)
@@ -229,14 +233,16 @@ class FileCache:
         else:
             self._images[name] = found
 
-    # ---- whose pixels an image has, which the engine finds and forgets when it ends
+    # ---- images with the same pixels: the engine detects them, but does not store them on disk
 
     def put_same(self, key: ImageKey, image: Image) -> None:
         if self.disk:
             self._same.put(_name(key), image)
 
     async def recall_same(self, opened: Sequence[OpenedImage]) -> None:
-        """Look once for the name of these pixels in an earlier run's metadata."""
+        """Read from disk which images an earlier run found to have the same pixels as these. Each
+        key is looked up once.
+        """
         new = [each.image.key for each in opened if each.image.key not in self._asked]
         if len(self._asked) + len(new) > MAX_ENTRIES:
             self._asked.clear()
@@ -245,14 +251,14 @@ class FileCache:
         self._recalled |= {key: image for key, image in zip(new, found, strict=True) if image}
 
     def take_same(self, images: Sequence[Image]) -> Same:
-        """Take the names recalled for these images, once."""
+        """Return what `recall_same` found for these images, and drop it."""
         if not self._recalled:
             return ()
         found = ((image.key, self._recalled.pop(image.key, None)) for image in images)
         return tuple((key, image) for key, image in found if image is not None)
 
     def close(self) -> None:
-        """Close the disk once all is written."""
+        """Wait until all entries are written to disk, and close it."""
         if self.disk is not None:
             self.disk.close()
 

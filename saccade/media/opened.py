@@ -1,5 +1,5 @@
-"""What the front knows about opened images and videos: hashes, sizes, sources. Data only,
-made by `media/media.py`.
+"""Data classes for opened images and videos: hashes, sizes and sources. `media/media.py` and the
+kinds of media create them.
 """
 
 from __future__ import annotations
@@ -16,25 +16,23 @@ from saccade.media.sources.fairness import Requester
 from saccade.media.workers.decode_queue import Job
 
 Kind = Literal["still", "video", "document", "region"]
-"""What an image is shown of: a source of its own, frames of a video, a page of a document, a part
-of a still.
+"""Where an image comes from: an image file, frames of a video, a page of a document, or a region of
+an image.
 """
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class EncodedBytes:
-    """An image's bytes, held once for any number of requests. `digest` is the blake3. page: the
-    document's page to draw the bytes from again, in which case `data` may be empty.
-    """
+    """An image's encoded bytes, which are stored once however many requests use them."""
 
-    data: bytes
-    digest: bytes
-    page: PageOfFile | None = None
+    data: bytes  # may be empty if `page` is set
+    digest: bytes  # blake3
+    page: PageOfFile | None = None  # the document's page from which `data` can be rendered again
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageOfFile:
-    """Page `index` of a document, and how it is drawn."""
+    """Page `index` of a document, and the options for rendering it."""
 
     file: EncodedBytes
     index: int
@@ -43,43 +41,40 @@ class PageOfFile:
 
 @dataclass(frozen=True, slots=True)
 class PartOfImage:
-    """The part in `box` of an image with the header `whole`."""
+    """The region `box` of an image whose header is `whole`."""
 
     whole: Probe
     box: Box
 
     @property
     def corners(self) -> tuple[int, int, int, int]:
-        """Return (x0, y0, x1, y1)."""
+        """(x0, y0, x1, y1)."""
         return self.box.left, self.box.top, self.box.right, self.box.bottom
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CachedFrame:
-    """A frame of a video, or a still image. It is an image of its own, or number `index` among a
-    file's frames. `name` is the digest, or a placeholder. part: the part of the image in
-    `encoded`, where `probe` describes that part.
-    """
+    """A still image, or one frame of a video."""
 
-    name: bytes
+    name: bytes  # content hash, or a placeholder
     encoded: EncodedBytes
     probe: Probe
     recipe: PreprocessParams
-    index: int | None = None
-    part: PartOfImage | None = None
+    index: int | None = None  # of a frame in a video file
+    part: PartOfImage | None = None  # the region of `encoded` to show; `probe` then describes it
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTimes:
-    """Times in ms. `begun` is `time.monotonic()` when the bytes began to be fetched."""
+    """The time spent on reading a source."""
 
     fetch_ms: float
     digest_ms: float
-    begun: float
+    begun: float  # `time.monotonic()` when the fetch started
 
     @classmethod
     def together(cls, times: Sequence[ReadTimes]) -> ReadTimes:
-        """Sum the times of several concurrent reads. `begun` is the earliest."""
+        """Add up the times of several concurrent reads, and keep the earliest start."""
         return cls(
             sum(each.fetch_ms for each in times),
             sum(each.digest_ms for each in times),
@@ -89,19 +84,17 @@ class ReadTimes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenedImage:
-    """An opened image. `image` is the engine's part. `frames` is the decoder's: the frames on the
-    canvas, one below another. A still image is one frame.
-
-    budget: bounds of a still image's size, or of a video's frames that came as images. It is `None`
-    for frames of a file.
-    """
+    """An opened image: what the engine and the image workers need to know about it."""
 
     kind: Kind
-    image: Image
-    frames: tuple[CachedFrame, ...]
+    image: Image  # the engine's description
+    frames: tuple[CachedFrame, ...]  # decoded onto one canvas, one below another; one for a still
     requester: Requester
     times: ReadTimes
     budget: Budget | FrameBudget | None = None
+    """The size bounds of a still image, or of video frames sent as images. `None` for frames of a
+    video file.
+    """
 
     @property
     def of_video(self) -> bool:
@@ -129,24 +122,22 @@ class OpenedImage:
 
     @property
     def there(self) -> bool:
-        """Return True if all the image's bytes are held."""
+        """Whether the encoded bytes of all frames are in memory."""
         return all(frame.encoded.data for frame in self.frames)
 
     @property
     def nbytes(self) -> int:
-        """Count the bytes of all frames. A file counts once."""
+        """The encoded size of all frames. A file with several frames counts once."""
         return sum(len(each.data) for each in {frame.encoded for frame in self.frames})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenedVideo:
-    """An opened video: images, in order. `text` is the prompt's words for the images, and `steps`
-    is `Span.time` of each.
-    """
+    """An opened video, as the images that the model sees, in order."""
 
     images: tuple[OpenedImage, ...]
-    text: str
-    steps: tuple[int | None, ...]
+    text: str  # the prompt's text for the images
+    steps: tuple[int | None, ...]  # `Span.time` of each image
     times: FrameTimes
 
 
@@ -155,23 +146,18 @@ Opened = OpenedImage | OpenedVideo
 
 @dataclass(slots=True)
 class Spent:
-    """The cost so far of the pixels and the embedding of an image in flight.
-
-    `decoded` and `encoded` are `time.monotonic()` when an image worker, and the vision encoder,
-    were done with it. `encoder` is how a question to another server ended ("" without a question).
-    `encoder_ms` is its time, including `encode_ms` of the other tower.
-    """
+    """The time spent so far on decoding and encoding an image in flight."""
 
     decode_ms: float = 0.0
     encode_ms: float = 0.0
-    decoded: float = 0.0
-    encoded: float = 0.0
-    encoder: str = ""
-    encoder_ms: float = 0.0
+    decoded: float = 0.0  # `time.monotonic()` when decoding finished
+    encoded: float = 0.0  # `time.monotonic()` when the vision encoder finished
+    encoder: str = ""  # the outcome of a request to an encoder server; "" without a request
+    encoder_ms: float = 0.0  # duration of that request, including that server's `encode_ms`
 
 
 def jobs_of(opened: OpenedImage) -> list[Job]:
-    """Return the parts to decode for an image, in the canvas's order."""
+    """Return one decode job per frame of an image, in canvas order."""
     requester = opened.requester
     return [
         Job(

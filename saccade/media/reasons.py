@@ -1,7 +1,7 @@
-"""The reasons against bytes that cannot be read: fixed sentences with numbers in their places.
+"""Error messages for media that cannot be read: fixed sentences with placeholders for numbers.
 
-Hostile bytes may speak for an image worker. So a worker names a sentence and its numbers, and the
-front writes the words.
+Hostile bytes may take control of an image worker. So a worker sends only the name of a sentence and
+its numbers, and the front formats the message.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ OTHER_KINDS = (
     *("WebM or Matroska", "Flash", "Ogg", "MPEG", "Windows Media", "MP4 or QuickTime"),
     *("QuickTime", "AVI", "MPEG transport stream"),
 )
-"""Videos by their first bytes."""
+"""Video formats that are recognized by their first bytes, to name them in an error."""
 IMAGE_KINDS = (
     *("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "HEIF", "JPEG2000", "ICO", "PPM"),
 )
 MOST = 1e15
-"""A reason's number is no larger."""
+"""The maximum absolute value of a number in a reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sentence:
-    """A sentence whose `text` has a place for each number."""
+    """An error message. `text` has a `{}` placeholder for each number."""
 
     text: str
     code: str = ""
@@ -137,14 +137,14 @@ _SENTENCES = _NO_IMAGE | _BAD_HEADER | _IMAGE | _VIDEO | _PIXELS | _DOCUMENT
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """The sentence `name`, with these numbers."""
+    """Why bytes were rejected: the name of a sentence, and the numbers for its placeholders."""
 
     name: str
     numbers: tuple[int | float, ...] = ()
 
     @property
     def valid(self) -> bool:
-        """Check that the sentence exists, with a number for each place."""
+        """Whether the sentence exists and has a placeholder for each number."""
         sentence = _SENTENCES.get(self.name)
         return (
             sentence is not None
@@ -158,7 +158,7 @@ class Reason:
 
     @property
     def code(self) -> str | None:
-        """Return the code of the error, where the sentence has its own."""
+        """The error code, if the sentence defines one."""
         return _SENTENCES[self.name].code or None
 
 
@@ -168,7 +168,7 @@ def _reason(name: str, numbers: tuple[int | float, ...]) -> Reason:
 
 
 class Unreadable(ImageError):
-    """Refuses a header, a file's metadata or a page that cannot be read."""
+    """Raised if a header, a file's metadata or a page cannot be read."""
 
     def __init__(self, name: str, *numbers: int | float) -> None:
         self.reason = _reason(name, numbers)
@@ -176,7 +176,7 @@ class Unreadable(ImageError):
 
 
 class Undecodable(ValueError):
-    """Refuses an image whose pixels cannot be had."""
+    """Raised if an image's pixels cannot be decoded."""
 
     def __init__(self, name: str, *numbers: int | float) -> None:
         self.reason = _reason(name, numbers)

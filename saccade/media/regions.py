@@ -1,7 +1,8 @@
-"""Regions: parts of still images, cut at full detail and then seen as images of their own.
+"""Regions: rectangular parts of still images, which the model sees as separate images at full
+detail.
 
-Owns a region's name and its bounds, and the pixels that are held of images with regions. The first
-region of an image has it decoded, the next ones are cut from the held pixels.
+The first region of an image decodes the full image, and its pixels are cached. Later regions are
+cropped from the cached pixels.
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ from saccade.media.workers.decode_queue import Job, decoding_bytes
 from saccade.media.workers.orders import MAX_RETURNED
 
 PIXEL_CACHE_DIVISOR = 16
-"""The pixel cache gets 1 / this of decode memory: 160 MiB, or 27 screens of 1080p."""
+"""The pixel cache gets this fraction (1 / 16) of decode memory: 160 MiB, or 27 screens of 1080p."""
 PIXEL_CACHE_SECONDS = 3600.0
 UNCOUNTED = Requester()
-"""Who asks for an image's pixels, which count as held and not for any request."""
+"""Requests the pixels of a full image. They belong to the cache, so no request's budget counts
+them.
+"""
 
 
 class Regions:
-    """Answers `MediaKind` for regions. One that shows all of an image is the image, a still."""
+    """The `MediaKind` of regions. A region of the full image is treated as a still image."""
 
     def __init__(self, context: KindContext) -> None:
         limits = context.limits
@@ -47,9 +50,9 @@ class Regions:
         self._held: TTLCache[tuple[str, bytes], bytes] = TTLCache(
             limits.memory // PIXEL_CACHE_DIVISOR, PIXEL_CACHE_SECONDS, getsizeof=len
         )
-        """Upright RGB by tenant and digest."""
+        """Cached pixels (upright RGB), by tenant and digest."""
         self._cut = 0
-        """Bytes of parts cut from these, until they are resized."""
+        """Bytes of cropped regions whose resizing has not finished."""
 
     def forget(self) -> None:
         """Release all cached pixels."""
@@ -59,7 +62,7 @@ class Regions:
         await self._flights.close()
 
     def check(self, source: RegionSource) -> None:
-        """Accept every region: a model that sees images sees their parts."""
+        """Do nothing: a model with vision supports all regions."""
 
     def begin_reads(self, source: RegionSource, reads: Reads) -> None:
         reads.read_source(source.url)
@@ -88,8 +91,8 @@ class Regions:
         return opened
 
     async def pixels(self, image: OpenedImage) -> list[Job] | None:
-        """Return the resizing of the part, cut from held pixels. Where these are too large, the
-        part is cut as the image is decoded.
+        """Return the job that crops and resizes the region. It crops from cached pixels, or decodes
+        the full image again if this is too large for the cache.
         """
         part = image.frames[0].part
         assert part is not None
@@ -103,7 +106,9 @@ class Regions:
         return [replace(whole, region=part.box)] if image.there else None
 
     def _cut_job(self, job: Job, image: OpenedImage, pixels: bytes) -> Job | None:
-        """Return the resizing of a part cut from `pixels`. Without room for it, return None."""
+        """Return the job that resizes a region cropped from `pixels`, or `None` if too many bytes
+        of cropped regions are waiting already.
+        """
         part = image.frames[0].part
         assert part is not None
         probe = Probe(RAW, image.probe.height, image.probe.width, "RGB", 1, 1)
@@ -114,7 +119,7 @@ class Regions:
         data = encode_array(whole[part.box.slices])
         cut = replace(job, digest=image.image.key.digest, data=data, probe=probe)
         self._cut += nbytes
-        # However the job ends (result, cancellation, error), it is released.
+        # The bytes are uncounted however the job ends: by a result, an error or cancellation.
         weakref.finalize(cut, self._release, nbytes).atexit = False
         return cut
 
@@ -127,7 +132,7 @@ class Regions:
         return nbytes <= min(MAX_RETURNED, self._held.maxsize) and needed <= self._limits.memory
 
     async def _decoded(self, job: Job) -> bytes:
-        """Decode a whole image, and hold its pixels. Raises as `DecodePool.decode`."""
+        """Decode a full image and cache its pixels. Raises the errors of `DecodePool.decode`."""
         recipe = whole_of(job.probe.upright)
         pixels = await self._pool.decode(replace(job, recipe=recipe, returned=True))
         self._held[job.name] = pixels
@@ -135,7 +140,7 @@ class Regions:
 
 
 def _box(region: ImageRegion, upright: tuple[int, int]) -> Box:
-    """Return a region's pixels. Raises ImageError if it is outside of the image."""
+    """Return a region as a box in pixels. Raises ImageError if it is not inside the image."""
     height, width = upright
     inside = 0 <= region.left < region.right <= width and 0 <= region.top < region.bottom <= height
     if inside:

@@ -1,7 +1,4 @@
-"""Files as requests send them: an image, or a document whose pages are shown.
-
-Owns which of both a file is.
-"""
+"""Files in requests. Their bytes determine whether they are images or documents with pages."""
 
 from __future__ import annotations
 
@@ -34,33 +31,28 @@ PageSizes = list[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class OpenedPage:
-    """A page of a document: its text, if wanted, and its image, if wanted. It is page `number` of
-    `of`.
-    """
+    """A page of a document that is shown to the model."""
 
-    number: int
-    of: int
-    text: str
-    image: RenderedPage | None
+    number: int  # starting at 1
+    of: int  # pages in the document
+    text: str  # empty if the text was not requested
+    image: RenderedPage | None  # `None` if the image was not requested
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFile:
-    """A PDF whose pages' sizes are known. `shown` has the places of the wanted pages among `count`.
-    `drawn` has each page's rendering, or `None` for its text only. `begun` is when it was
-    opened.
-    """
+    """A document whose page sizes have been read."""
 
     file: EncodedBytes
     budget: Budget
-    count: int
-    shown: tuple[int, ...]
-    drawn: tuple[PageDrawing | None, ...]
-    begun: float
+    count: int  # pages in the document
+    shown: tuple[int, ...]  # indices of the requested pages
+    drawn: tuple[PageDrawing | None, ...]  # how to render each of these; `None` shows text only
+    begun: float  # `time.monotonic()` when it was opened
 
     @property
     def images(self) -> int:
-        """Count the pages shown as images."""
+        """The number of pages that are shown as images."""
         return sum(drawing is not None for drawing in self.drawn)
 
 
@@ -68,12 +60,12 @@ class FileKind(MediaKind[SentFile, MeasuredFile, tuple[OpenedPage, ...]], Protoc
     """A kind of media whose sources are files with pages."""
 
     async def sizes(self, source: SentFile, reads: Reads) -> PageSizes:
-        """Return the sizes of all pages. Raises as `metadata`."""
+        """Return the sizes of all pages. Raises the errors of `metadata`."""
         ...
 
 
 class SentFiles:
-    """The files of one server's requests."""
+    """Opens the files in requests."""
 
     def __init__(self, media: Media) -> None:
         self._media = media
@@ -86,12 +78,13 @@ class SentFiles:
         others: int = 0,
         fits: Callable[[Sequence[int]], None] = lambda _: None,
     ) -> list[tuple[OpenedPage, ...] | ImageSource]:
-        """Return each file's pages, or the source of the image in the file. A file named several
-        times is read once.
+        """Return the pages of each file, or an `ImageSource` for a file that is an image. A file
+        that occurs several times is read once.
 
-        Before a page is read, `fits` hears the tokens that each file's images take in a prompt with
-        `others` more, and may raise. Raises as `Media.open` does, for a file that is no image
-        later.
+        Before pages are read, `fits` is called with the number of image tokens of each file, and
+        may raise. `others` is the number of the prompt's other images, which the budget of each
+        page may depend on. Raises the errors of `Media.open`. Damaged images are only detected when
+        their source is opened.
         """
         media = self._media
         media.check_count(len(sources), sources[-1].param)
@@ -115,10 +108,10 @@ class SentFiles:
         return await all_of(opening, ())
 
     async def check(self, data: bytes, param: str, client: Client = ANYBODY) -> PageSizes | None:
-        """Check that this client could name these bytes as an image, a video, or a document.
+        """Check that this client can use these bytes as an image, a video or a document.
 
-        Returns the sizes of a document's pages. Raises InvalidRequest, ImageError or TooLarge with
-        the reason.
+        Returns the page sizes of a document, or `None` for an image or a video. Raises
+        InvalidRequest, ImageError or TooLarge if the bytes cannot be used.
         """
         media, requester = self._media, Requester.of(client)
         try:
@@ -137,7 +130,7 @@ class SentFiles:
             raise at(error, param) from error
 
     def _kind_of(self, data: bytes) -> FileKind | None:
-        """Return the kind of a document, or None for an image."""
+        """Return the kind of media for a document, or `None` for an image."""
         name = self._media.kinds.of_bytes(data)
         return None if name is None else cast(FileKind, self._media.kinds[name])
 
@@ -163,7 +156,7 @@ class SentFiles:
             raise at(error, source.param) from error
 
     def _tokens(self, found: MeasuredFile | ImageSource, images: int) -> int:
-        """Count the tokens of a document's pages as images, in a prompt with `images` images."""
+        """Count the image tokens of a document's pages, in a prompt with `images` images in all."""
         if isinstance(found, ImageSource) or not found.images:
             return 0
         spec = self._media.spec
@@ -174,7 +167,7 @@ class SentFiles:
 
 
 def _image_in(data: bytes, source: SentFile) -> ImageSource:
-    """Return the source of the image that a file is. Raises InvalidRequest for a page of it."""
+    """Return the source of a file that is an image. Raises InvalidRequest if it asks for a page."""
     if source.page is not None:
         raise InvalidRequest(
             f"{source.param}: page is given, and the file is an image: leave page out",

@@ -1,6 +1,6 @@
-"""Tiles as the front knows them: their names, and what each shows of its image.
+"""The hashes of an image's tiles, and the part of the image that each tile covers.
 
-Reads pixels in the arena, whose writing has ended.
+Pixels are read from the arena after the image worker has finished writing them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from saccade.media.content import PixelNames
 
 
 def name_tiles(pixels: memoryview, image: Image, tiles: Sequence[CanvasTile]) -> PixelNames:
-    """Name an image's tiles, which are all that the vision encoder sees, and the canvas by them.
+    """Hash an image's tiles, and compute the canvas's hash from these, since the vision encoder
+    sees only the tiles.
 
-    Tiles that the vision encoder cannot distinguish share a name.
+    Tiles that the vision encoder cannot distinguish get the same hash.
     """
     canvas = np.frombuffer(pixels, np.uint8).reshape(*image.canvas, 3)
     names = []
@@ -31,7 +32,9 @@ def name_tiles(pixels: memoryview, image: Image, tiles: Sequence[CanvasTile]) ->
 
 
 def parts_of(recipe: PreprocessParams, tiles: Sequence[CanvasTile]) -> tuple[Part, ...]:
-    """Return the part of the image in each tile. Empty if the recipe does not define it."""
+    """Return the part of the image that each tile covers. Empty if the preprocessing parameters do
+    not determine it for every tile.
+    """
     parts = []
     for tile in tiles:
         part = tile.part
@@ -44,7 +47,9 @@ def parts_of(recipe: PreprocessParams, tiles: Sequence[CanvasTile]) -> tuple[Par
 
 
 def _shown(view: ImageView, window: Box) -> Part | None:
-    """Return what a window of the canvas shows of a view's image. None: it shows another view."""
+    """Return the part of a view's image that a window of the canvas covers, or `None` if the window
+    covers another view.
+    """
     for tile in view.tiles:
         if tile.at == (window.top, window.left):
             return _fractions(tile.window, view.size)
@@ -56,7 +61,7 @@ def _shown(view: ImageView, window: Box) -> Part | None:
 
 
 def _fractions(box: Box, size: Size) -> Part:
-    """Return a box in fractions of an image, clipped to its edges."""
+    """Convert a box to fractions of the image's height and width, clipped to 0 to 1."""
     height, width = size
     edges = box.top / height, box.left / width, box.bottom / height, box.right / width
     top, left, bottom, right = (round(min(1.0, max(0.0, edge)), 4) for edge in edges)

@@ -1,8 +1,8 @@
-"""The proxy's HTTP: a body goes on with names in place of what the server has, and the answer comes
-back as it is.
+"""The proxy's ASGI application. In request bodies, it replaces bytes that the server has by their
+names, and it returns responses unchanged.
 
-Owns a request's share of memory on its way. What to send is `send_once.py`'s, and all judgement is
-the server's. One event loop, and threads that look into bodies.
+`send_once.py` decides what to send. The proxy does not validate requests, since the server does.
+Bodies are processed on threads, and everything else on one event loop.
 """
 
 from __future__ import annotations
@@ -45,18 +45,20 @@ log = logging.getLogger("saccade")
 CONNECT_SECONDS = 20.0
 _KEYS = (b"authorization", b"x-api-key", b"api-key")
 _WRITTEN_ANEW = (b"host", b"accept-encoding")
-"""A named Host is the proxy's own. Compressed streams could not be passed on event by event."""
+"""Request headers that the proxy sets itself. The client's Host names the proxy, and a compressed
+stream could not be forwarded event by event.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """The server behind the proxy. prefix: its paths' beginning before /v1."""
+    """The address of the upstream server."""
 
-    name: str
+    name: str  # URL without /v1
     host: str
     port: int
-    prefix: str
-    secure: bool
+    prefix: str  # of paths, before /v1
+    secure: bool  # whether to use TLS
 
     @classmethod
     def read(cls, url: str) -> ServerAddress:
@@ -81,7 +83,7 @@ class ServerAddress:
         return urlsplit(self.name).netloc.encode()
 
     def connect(self) -> Upstream:
-        """Return the connections to it."""
+        """Create the connection pool to the server."""
         tls = ssl.create_default_context() if self.secure else None
         return Upstream(self.host, self.port, tls, CONNECT_SECONDS)
 
@@ -111,9 +113,11 @@ class NamingProxy:
         self._threads.close()
 
     async def _relay(self, scope: Scope, send: Send, body: bytearray, held: BufferedBody) -> None:
-        """Send the flow's requests, until a response is for the client. Raises ReplicaLost."""
+        """Send the flow's requests until one gets the response for the client. Raises
+        ReplicaLost.
+        """
         flow = self._flow(scope, body)
-        held.resize(2 * len(body))  # with what is sent instead
+        held.resize(2 * len(body))  # also counts the body that is sent instead
         try:
             step = await self._advance(flow, None, len(body))
             while step is not None:
@@ -138,7 +142,9 @@ class NamingProxy:
     async def _advance(
         self, flow: Flow, reply: AttemptReply | None, nbytes: int
     ) -> Attempt | VersionQuestion | None:
-        """Return what to send next, or None at the end. `nbytes`: the size of the body."""
+        """Return what to send next, or `None` at the end. It runs on a thread if `nbytes`, the size
+        of the body, is large.
+        """
         return await self._threads.run(nbytes, partial(_step, flow, reply))
 
     async def _send(
@@ -164,7 +170,7 @@ class NamingProxy:
             return step
 
     async def _probe(self, scope: Scope) -> AttemptReply:
-        """Ask the server what it reads, with the client's key."""
+        """Request the server's /version, with the client's key."""
         headers = [(name, value) for name, value in scope["headers"] if name in _KEYS]
         asking = {
             "method": "GET",
@@ -188,8 +194,8 @@ class NamingProxy:
 
 
 def _drop(sent: bytes | bytearray, body: bytearray, held: BufferedBody) -> None:
-    """Forget a request that is being answered, for a stream may take long."""
-    with suppress(BufferError):  # some of it is still on its way
+    """Release the memory of a request once its response starts, since a stream may take long."""
+    with suppress(BufferError):  # some of it is still being sent
         body.clear()
         if isinstance(sent, bytearray):
             sent.clear()
@@ -204,7 +210,7 @@ def _step(flow: Flow, reply: AttemptReply | None) -> Attempt | VersionQuestion |
 
 
 async def _beginning(content: AsyncIterator[bytes]) -> bytes:
-    """Read a short answer, or the beginning of a long one."""
+    """Read a response, or the beginning of a long one."""
     told = bytearray()
     async for piece in content:
         told += piece

@@ -10,12 +10,12 @@ from saccade.route.options import RelayOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyOptions(RelayOptions):
-    """Where `saccade proxy` listens, and which server it asks."""
+    """Where `saccade proxy` listens, and to which server it sends requests."""
 
     upstream: str
     """The server's URL: http://HOST:PORT or https://HOST, with or without a path and /v1."""
     host: str = "127.0.0.1"
-    """Address to listen on. The server checks keys. The proxy passes them on."""
+    """Address to listen on. The proxy forwards API keys, which the server checks."""
     port: int = 8200
     """Port to listen on. 0 picks a free port."""
 

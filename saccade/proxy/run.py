@@ -1,4 +1,4 @@
-"""The proxy's process: listen, forward requests, and print the savings on exit."""
+"""The process of `saccade proxy`: it listens, forwards requests, and prints the savings on exit."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from saccade.route.origins import guarded
 
 
 class ProxyServer(Serving):
-    """Listens on the client's machine for one server."""
+    """The HTTP server of the proxy, which forwards to one upstream server."""
 
     def __init__(self, options: ProxyOptions, edge: ConnectionOptions) -> None:
-        """Build the proxy. Raises ConfigError."""
+        """Create the proxy. Raises ConfigError."""
         self._options = options
         self.address = ServerAddress.read(options.upstream)
         metrics = Metrics(ROUTED)
@@ -38,9 +38,9 @@ class ProxyServer(Serving):
         )
 
     async def serve_until_shutdown(self, on_ready: Callable[[str], None]) -> None:
-        """Serve until a signal (or `should_exit`). `on_ready` gets the address.
+        """Serve until a signal (or `should_exit`). `on_ready` is called with the address.
 
-        Raises StartupError when the address cannot be had.
+        Raises StartupError if the address is not available.
         """
         bound = listen(self._options.host, self._options.port)
         try:

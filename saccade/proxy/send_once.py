@@ -1,11 +1,12 @@
-"""How a client sends bytes once: what it sends instead of a body, and what an answer makes of it.
+"""Sends the bytes of each image to a server only once. Later requests contain their digest instead.
 
-    NamedBody            a body whose base64 may be replaced by names
-    ServerConversation   with one server: what it reads, and what it has been sent
+    NamedBody            a body in which base64 data can be replaced by names
+    ServerConversation   what is known about one server: whether it supports names, and which bytes
+                         it has
 
-Names are digests, and bodies are `multipart/related`, as `edge/related.py` reads them. Looks for
-base64 only, so every dialect works. Does not send itself: a conversation's flow yields what to
-send, and takes what came of it.
+Names are digests, and bodies are sent as `multipart/related`, which `edge/related.py` reads. The
+body is only searched for base64, so this works with all APIs. This module does no I/O: a flow is a
+generator that yields what to send, and receives the server's reply.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ import pybase64
 from blake3 import blake3
 
 LEAST = 1024
-"""Characters of base64 from which a name is worth its place."""
+"""The minimum characters of base64 that are replaced by a name."""
 MAX_NAMES = 8192
-"""Times that a body names bytes, as servers read them."""
+"""The maximum names in one body that servers accept."""
 MAX_REMEMBERED = 1 << 16
-"""Names that a server is known to have."""
+"""The maximum names to remember per server."""
 MAX_REFUSAL = 1 << 20
-"""Bytes of a refusal that are read."""
+"""The maximum bytes of an error response that are read."""
 MAX_UNASKED = 2
-"""Images that are sent along unasked. Of more the server may have some, from an earlier run."""
+"""Up to this many unknown images are sent with the first attempt. If there are more, only names are
+sent first, because the server may have some of them from an earlier run of this client.
+"""
 _HEAD = 512
-"""Characters before the base64 of a data: URL."""
+"""The maximum characters before the base64 data of a data: URL."""
 _BEGINS = re.compile(rb"[A-Za-z0-9+/]{64}")
 _IN_BASE64 = b";base64,"
 
@@ -42,27 +45,25 @@ Body = bytes | bytearray
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A body to send. content_type: None for the client's own body and type. names: how many are
-    in it, and how many of them with their bytes.
-    """
+    """A request body to send."""
 
     body: Body
-    content_type: str | None = None
-    named: int = 0
-    brought: int = 0
+    content_type: str | None = None  # `None` for the client's own body and content type
+    named: int = 0  # how many names the body contains
+    brought: int = 0  # how many of these are sent with their bytes
 
 
 @dataclass(frozen=True, slots=True)
 class VersionQuestion:
-    """A question: GET /version."""
+    """A request of GET /version, to find out whether the server supports names."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptReply:
-    """What came of an attempt or a question. body: of a refusal with 400, and of a question."""
+    """The response to an attempt, or to a version request."""
 
     status: int
-    body: bytes = b""
+    body: bytes = b""  # of a version request, or of an error with status 400; otherwise empty
 
 
 Flow = Generator[Attempt | VersionQuestion, AttemptReply, None]
@@ -70,14 +71,12 @@ Flow = Generator[Attempt | VersionQuestion, AttemptReply, None]
 
 @dataclass(slots=True)
 class Savings:
-    """What was saved: bytes of bodies as clients sent them, and as they went on; images by how they
-    went. Several threads may count.
-    """
+    """Counts what was saved. It is thread-safe."""
 
-    bytes_in: int = 0
-    bytes_out: int = 0
-    sent: int = 0
-    named: int = 0
+    bytes_in: int = 0  # bytes of bodies, as received from clients
+    bytes_out: int = 0  # bytes of bodies, as sent to servers
+    sent: int = 0  # images sent with their bytes
+    named: int = 0  # images sent by name only
     _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     def count_body(self, body: Body) -> None:
@@ -96,7 +95,9 @@ class Savings:
 
 
 class NamedBody:
-    """A body, and the places where JSON strings hold base64. names: their digests, in order."""
+    """A JSON body, and the positions of base64 data in its strings. `names` are the distinct names
+    of that data, in order.
+    """
 
     def __init__(self, body: Body) -> None:
         self.body = body
@@ -104,7 +105,7 @@ class NamedBody:
         self.names = tuple(dict.fromkeys(name for *_, name in self._places))
 
     def related(self, brought: Collection[str]) -> Attempt:
-        """Write the body with names, and these names' bytes behind it."""
+        """Build a multipart body: the JSON with names, followed by the bytes of `brought`."""
         boundary = secrets.token_hex(12)
         mark, view = boundary.encode(), memoryview(self.body)
         pieces: list[bytes | memoryview] = [_part(mark, b"content-type: application/json")[2:]]
@@ -128,7 +129,9 @@ def _part(mark: bytes, header: bytes) -> bytes:
 
 
 def _named(body: Body) -> Iterator[tuple[int, int, str]]:
-    """Yield the position of base64, and its bytes' name. Skips base64 that would not round-trip."""
+    """Yield (start, end, name) of base64 data. Data that encoding would not reproduce exactly is
+    skipped.
+    """
     view, count = memoryview(body), 0
     for at, end in _candidates(body):
         try:
@@ -143,9 +146,11 @@ def _named(body: Body) -> Iterator[tuple[int, int, str]]:
 
 
 def _candidates(body: Body) -> Iterator[tuple[int, int]]:
-    """Yield the long texts that begin like base64 and end a JSON string.
+    """Yield (start, end) of long JSON strings, or of the data in their data: URLs, that start like
+    base64.
 
-    Each long string covers a block of half its length, so only blocks are searched for quotes.
+    A string of at least `LEAST` characters contains a complete block of half that size without a
+    quote. So it suffices to look for blocks without quotes.
     """
     begun, block = 0, LEAST // 2
     start = 0
@@ -166,7 +171,7 @@ def _candidates(body: Body) -> Iterator[tuple[int, int]]:
 
 
 class _ErrorWords(msgspec.Struct):
-    """The fields of both APIs' errors that matter here."""
+    """The relevant fields of an error. `details` is Anthropic's form, the other fields OpenAI's."""
 
     code: str | None = None
     digests: tuple[str, ...] = ()
@@ -192,17 +197,18 @@ _VERSION = msgspec.json.Decoder(_Version)
 
 @dataclass(slots=True)
 class ServerConversation:
-    """The conversation with one server. Several requests may be on their way at a time."""
+    """What is known about one server. Several requests may be in flight at a time."""
 
     savings: Savings = field(default_factory=Savings)
     _reads: bool | None = None
     _known: OrderedDict[tuple[str, str], None] = field(default_factory=OrderedDict)
-    """By sender and name."""
+    """The names whose bytes the server has, as (sender, name). Least recently used first."""
 
     def flow(self, body: Body, sender: str = "") -> Flow:
-        """Yield what to send for a JSON body, until an answer is the client's.
+        """Yield what to send for a JSON body, and receive the reply to each. The reply to the last
+        one is the response for the client.
 
-        sender: the key, which separates tenants.
+        `sender` identifies the API key, because tenants cannot refer to each other's bytes.
         """
         self.savings.count_body(body)
         named = NamedBody(body)
@@ -214,13 +220,13 @@ class ServerConversation:
         yield self._counted(Attempt(body))
 
     def unchanged(self, body: Body) -> Flow:
-        """Yield a body as it is."""
+        """Yield a body unchanged."""
         self.savings.count_body(body)
         yield self._counted(Attempt(body))
 
     def _send_named(self, named: NamedBody, sender: str) -> Generator[Attempt, AttemptReply, bool]:
-        """Send a body by names, and what the server lacks once more. Returns False where the body
-        has to go as it is.
+        """Send a body with names. If the server does not have some bytes, send it again with these.
+        Returns False if the unchanged body must be sent instead.
         """
         brought: Collection[str] = [n for n in named.names if (sender, n) not in self._known]
         if len(brought) > MAX_UNASKED:
@@ -253,13 +259,15 @@ class ServerConversation:
 
 
 _NOT_READ = ("unsupported_media_type",)
-"""Codes of a server that has no such bodies any more."""
+"""Error codes of a server that does not (or no longer) support names."""
 _NO_NAMES = ("unknown_digests", "invalid_multipart", "wrong_digest", "too_many_names")
-"""Codes about names alone, which a client without them never sees."""
+"""Error codes that concern names, and so must not be passed to the client."""
 
 
 def reads_names(reply: AttemptReply) -> bool | None:
-    """Return whether a server reads bodies with names, by its /version. None: ask again later."""
+    """Return whether a server supports names, from its reply to GET /version. Returns `None` if
+    that must be requested again later.
+    """
     if reply.status >= 500 or reply.status == 429:
         return None
     try:
@@ -270,7 +278,7 @@ def reads_names(reply: AttemptReply) -> bool | None:
 
 
 def refusal(reply: AttemptReply) -> tuple[str | None, tuple[str, ...]]:
-    """Return a refusal's code, and the names whose bytes the server lacks."""
+    """Return the code of an error, and the names whose bytes the server does not have."""
     if reply.status == 415:
         return "unsupported_media_type", ()
     if reply.status != 400:
@@ -285,6 +293,6 @@ def refusal(reply: AttemptReply) -> tuple[str | None, tuple[str, ...]]:
 
 
 def plain_json(method: str, content_type: str, content_encoding: str) -> bool:
-    """Return True for a request whose body may be sent by names."""
+    """Return True if the request has an uncompressed JSON body, in which names can be used."""
     kind = content_type.partition(";")[0].strip().lower()
     return method == "POST" and kind == "application/json" and not content_encoding

@@ -1,11 +1,12 @@
-"""Transports that send bytes once, for httpx and for httpx2, which newer SDKs use:
-`httpx2.Client(transport=SendOnce(httpx2.HTTPTransport()))`.
+"""Transports for httpx, and for httpx2 (which newer SDKs use), that send the bytes of each image to
+a
+server only once: `httpx2.Client(transport=SendOnce(httpx2.HTTPTransport()))`.
 
     SendOnce        for `Client`
     AsyncSendOnce   for `AsyncClient`
 
-What to send is `send_once.py`'s. Each server, by its URL before /v1, has a conversation of its own.
-Both libraries have the same classes, of which those given are used. Imports neither.
+`send_once.py` decides what to send. Servers are distinguished by their URL before /v1. This module
+imports neither library, but uses the classes of the objects that it is passed.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ _REFUSALS = (400, 415)
 
 
 class _Conversations:
-    """What is known of each server. savings: of all."""
+    """A `ServerConversation` for each server. `savings` counts all servers together."""
 
     def __init__(self) -> None:
         self.savings = Savings()
         self._servers: OrderedDict[str, ServerConversation] = OrderedDict()
 
     def begin(self, request: Any) -> Flow | None:
-        """Begin to send a request's body, or return None for one that goes as it is."""
+        """Return the flow for a request's body, or `None` if it must be sent unchanged."""
         headers = request.headers
         content = headers.get("content-type", ""), headers.get("content-encoding", "")
         if not plain_json(request.method, *content):
@@ -55,7 +56,7 @@ class _Conversations:
 
 
 class _Transport:
-    """What both transports know: the one that sends, and each server's conversation."""
+    """Base class of both transports. `transport` sends the requests."""
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
@@ -63,17 +64,17 @@ class _Transport:
 
     @property
     def savings(self) -> Savings:
-        """Return what was saved so far."""
+        """What was saved so far."""
         return self._conversations.savings
 
 
 class SendOnce(_Transport):
-    """Sends each image's bytes once to a server that takes names. `transport` sends requests, an
-    `HTTPTransport` for instance.
+    """Sends the bytes of each image once, to servers that support it. `transport` sends the
+    requests, for example an `HTTPTransport`.
     """
 
     def handle_request(self, request: Any) -> Any:
-        """Send a request, in as few bytes as the server takes. Returns its answer."""
+        """Send a request, with names instead of bytes that the server has. Returns the response."""
         request.read()
         flow = self._conversations.begin(request)
         if flow is None:
@@ -100,12 +101,12 @@ class SendOnce(_Transport):
 
 
 class AsyncSendOnce(_Transport):
-    """Sends each image's bytes once to a server that takes names. `transport` sends requests, an
-    `AsyncHTTPTransport` for instance.
+    """Sends the bytes of each image once, to servers that support it. `transport` sends the
+    requests, for example an `AsyncHTTPTransport`.
     """
 
     async def handle_async_request(self, request: Any) -> Any:
-        """Send a request, in as few bytes as the server takes. Returns its answer."""
+        """Send a request, with names instead of bytes that the server has. Returns the response."""
         await request.aread()
         flow = self._conversations.begin(request)
         if flow is None:
@@ -157,7 +158,7 @@ def _version_request(request: Any) -> Any:
 
 
 def _is_read(step: Attempt | VersionQuestion, status: int) -> bool:
-    """Return True if the flow has to see an answer's content."""
+    """Return True if the flow needs the response's body."""
     if isinstance(step, VersionQuestion):
         return True
     return step.content_type is not None and status in _REFUSALS

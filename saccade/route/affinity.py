@@ -1,10 +1,10 @@
-"""A request's ranking key, read from its body: its oldest image, else its beginning, and the
-replica that keeps the response to continue.
+"""Reads from a request's body the key by which workers are ranked: that of its first image, or else
+of the start of its text. Also reads which worker stores the response that it continues.
 
-An image's key is the digest of its encoded bytes, sent within the request or uploaded (a file's id
-has the digest). For a URL, which the router leaves unfetched, it is the digest of the URL itself.
-Only base64 is decoded, and all judgement is left to the worker: it will refuse nonsense, which has
-no key. Content after the first image is skipped.
+An image's key is the digest of its encoded bytes, which are in the request or were uploaded (a
+file's id contains the digest). The key of a URL, which the router does not fetch, is the digest of
+the URL. Only base64 is decoded. Malformed requests have no key, and the worker rejects them.
+Content after the first image is not read.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ from saccade.edge.related import first_part, name_at_end
 from saccade.media.sources.inline import FILE_ID, decode_base64
 
 DEEPEST = 8
-"""Lists within lists that are looked into; no API nests images deeper."""
+"""The maximum depth of nested content to search. No API nests images more deeply."""
 OPENING_CHARACTERS = 4096
-"""Maximum characters of a text or URL to hash: growing prompts share their start."""
+"""The maximum characters of a text or URL to hash, since growing prompts share their start."""
 MAX_VALUES = 1 << 18
-"""JSON values of a body that is read; each takes up to some hundred bytes, whatever it says."""
+"""A body with more JSON values is not parsed, because each value can take a hundred bytes of
+memory.
+"""
 MAX_PARTS = 4096
-"""Messages and parts that are looked at in search of an image: some milliseconds' worth. A chat
-that shows its first image after so many goes by how it begins.
+"""The maximum number of messages and parts to search for an image, which takes some milliseconds. A
+chat whose first image comes later is ranked by its text.
 """
 _SLICE = 1 << 16
 HOLDER = re.compile(r"resp_([0-9a-f]{8})[0-9a-f]{40}")
-"""A response's id begins with the instance that keeps it (`plugins/responses/store.py`)."""
+"""A response's id starts with the server instance that stores it (`plugins/responses/store.py`)."""
 _INLINE = re.compile(r"data:[^,]{0,505};base64,", re.IGNORECASE)
 _DIGEST = re.compile(r"(?:blake3|sha256)-([0-9a-f]{64})")
 _URL = re.compile(r"(?:https?|file):", re.IGNORECASE)
@@ -43,19 +45,21 @@ _URL = re.compile(r"(?:https?|file):", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class AffinityKey:
-    """A request's ranking keys."""
+    """By what the workers for a request are ranked."""
 
-    keys: tuple[bytes, ...] = ()  # the oldest first
-    # the instance that keeps the response to continue or to show, or "" without one
+    keys: tuple[bytes, ...] = ()
+    # The server instance that stores the response to continue or to retrieve, or "".
     holder: str = ""
 
     def blind(self) -> AffinityKey:
-        """Return keys that leave the replica open, except for content kept by one replica alone."""
+        """Return a random key, with the same `holder`, since only that instance has the
+        response.
+        """
         return AffinityKey((secrets.token_bytes(8),), self.holder)
 
 
 class _Body(msgspec.Struct):
-    """All APIs' relevant fields. Messages stay JSON until used."""
+    """The relevant fields of all APIs. Messages are decoded when they are needed."""
 
     messages: list[msgspec.Raw] | None = None
     documents: msgspec.Raw = msgspec.Raw()
@@ -74,7 +78,7 @@ _read_list = json_decoder(list[msgspec.Raw]).decode
 
 
 def bearing_of_path(path: str) -> AffinityKey:
-    """Return the keys for a request without a body, by its path."""
+    """Return the key of a request without a body, by its path."""
     name = path.rstrip("/").split("/")
     for part in name[3:5]:
         if (held := HOLDER.fullmatch(part)) is not None:
@@ -85,19 +89,20 @@ def bearing_of_path(path: str) -> AffinityKey:
 
 
 def bearing_of_body(body: bytes | bytearray) -> AffinityKey:
-    """Return the keys for a request by its JSON, in any API.
-
-    Takes time in proportion to the body, and memory in proportion to its texts.
+    """Return the key of a request by its JSON body, in any API. It takes time proportional to the
+    body, and memory proportional to its texts.
     """
-    if body.startswith(b"--"):  # its parts are images, which the first part names
+    if body.startswith(b"--"):  # multipart: the first part is the JSON, and the others are images
         body = bytes(first_part(body))
     if len(body) > MAX_VALUES and _has_too_many_values(body):
         return AffinityKey()
     try:
         asked = _read(body)
-        # Of text, the first user's message: what comes before is often the same for everybody.
+        # Use text up to the first user message, since a system prompt is often the same in all
+        # chats.
         messages = asked.messages if asked.messages is not None else asked.input
-        for listed in (asked.documents, asked.inputs):  # of ranks and of Cohere's embeddings
+        # of rerank requests and of Cohere's embeddings
+        for listed in (asked.documents, asked.inputs):
             if messages is None and bytes(memoryview(listed)[:1]) == b"[":
                 messages = _read_list(listed)
         key = _key_of(asked, messages)
@@ -109,15 +114,14 @@ def bearing_of_body(body: bytes | bytearray) -> AffinityKey:
 
 
 def _has_too_many_values(body: bytes | bytearray) -> bool:
-    """Return True for a body of too many values.
-
-    They are counted a slice at a time, so that other threads run in between.
+    """Return True if a body may have more than `MAX_VALUES` JSON values. They are counted slice by
+    slice, so that other threads can run in between.
     """
     count = 0
     for start in range(0, len(body), _SLICE):
         end = start + _SLICE
         for sign in (b",", b"[", b"{"):
-            if (at := body.find(sign, start, end)) >= 0:  # to count takes ten times as long
+            if (at := body.find(sign, start, end)) >= 0:  # searching first is ten times faster
                 count += body.count(sign, at, end)
         if count > MAX_VALUES:
             return True
@@ -150,7 +154,9 @@ def _key_of(asked: _Body, messages: str | Sequence[msgspec.Raw] | None) -> bytes
 
 
 def _opening(asked: _Body, texts: Sequence[str]) -> bytes:
-    """Hash the texts before every round of a chat, which separate its cache."""
+    """Hash the texts at the start of a chat, which are the same in all of its rounds, and the
+    fields that separate caches.
+    """
     named = [asked.cache_salt, asked.prompt_cache_key]
     before = _texts({"content": asked.system}) + _texts({"content": asked.instructions})
     said = [str(name) for name in named if name is not None] + before + list(texts)
@@ -158,7 +164,7 @@ def _opening(asked: _Body, texts: Sequence[str]) -> bytes:
 
 
 def _texts(message: dict[str, Any]) -> list[str]:
-    """Return a message's texts, without marks and names, which may change between rounds."""
+    """Return a message's texts, without other fields, which may change between rounds."""
     content = message.get("content")
     if isinstance(content, str):
         return [content]
@@ -188,9 +194,9 @@ def _parts(part: object, depth: int) -> Iterator[object]:
 
 
 def _image(part: dict[str, Any]) -> bytes | None:
-    """Return an image part's key, in any API's form, or `None` for other parts."""
+    """Return the key of an image part, in any API's format, or `None` for other parts."""
     name = part.get("uuid")
-    if isinstance(name, str):  # under which alone the image may come again, where it is cached
+    if isinstance(name, str):  # a later request may contain only the uuid
         return blake3(name.encode()).digest()
     for field in ("image_url", "image", "image_file", "file", "source"):
         value = part.get(field)
@@ -217,9 +223,7 @@ def _source_key(given: str, bare: bool) -> bytes:
         return bytes.fromhex(name.partition("-")[2])
     inline = _INLINE.match(given, 0, 512)
     try:
-        if (
-            not given.isascii()
-        ):  # no base64: each step towards it would be a copy of wide characters
+        if not given.isascii():  # not base64, and trying to decode it would copy wide characters
             raise ValueError
         if inline is not None:
             return blake3(decode_base64(given, inline.end())).digest()

@@ -1,7 +1,8 @@
-"""Requests for every worker: uploaded files, their deletion, and flushed caches.
+"""Requests that are sent to all workers: uploads and deletions of files, flushing of caches, and
+loading of adapters.
 
-An upload has one id everywhere: the id holds the content's digest, and its random end is chosen by
-the router. Either all ready workers keep the file, or it is taken back.
+An upload has the same id on all workers: it contains the content's digest, and a random suffix that
+the router chooses. Either all ready workers store the file, or it is deleted again.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ EVERYONE = frozenset(
         ("POST", "/v1/unload_lora_adapter"),
     )
 )
-"""Methods and paths; one that ends in / stands for all below it."""
+"""Methods and paths. A path that ends in "/" includes all paths below it."""
 MAX_ANSWER = 1 << 20
-"""Bytes of an answer to these; none is longer."""
+"""The maximum bytes of a response to these requests."""
 
 
 def is_for_everyone(method: str, path: str) -> bool:
@@ -46,8 +47,8 @@ def is_for_everyone(method: str, path: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """A worker's whole answer."""
+class _WorkerReply:
+    """A worker's complete response."""
 
     replica: Backend
     head: Head
@@ -59,14 +60,15 @@ class _Said:
 
 
 async def broadcast(fleet: Fleet, scope: Scope, body: bytearray, send: Send) -> None:
-    """Send the request to all ready workers, and one of their answers to the client.
+    """Send the request to all ready workers, and one of their responses to the client.
 
-    An upload refused by any worker is taken back from the rest, and refused. A file counts as
-    deleted if any worker has deleted it. Raises ReplicaLost if all have died.
+    If one worker rejects an upload, it is deleted from the others, and the client gets the error. A
+    deletion succeeds if any worker has deleted the file. Raises ReplicaLost if all workers have
+    disconnected.
     """
     upload = (scope["method"], scope["path"]) == UPLOAD
     extra = [(SUFFIX_HEADER.encode(), secrets.token_hex(4).encode())] if upload else []
-    asking = (_ask(fleet, each, scope, body, extra) for each in fleet.ready)
+    asking = (_request(fleet, each, scope, body, extra) for each in fleet.ready)
     answers = [said for said in await asyncio.gather(*asking) if said is not None]
     if not answers:
         raise ReplicaLost("all workers disconnected before responding: send the request again")
@@ -82,13 +84,13 @@ async def broadcast(fleet: Fleet, scope: Scope, body: bytearray, send: Send) -> 
     await send({"type": "http.response.body", "body": chosen.body})
 
 
-async def _ask(
+async def _request(
     fleet: Fleet,
     replica: Backend,
     scope: Scope,
     body: bytearray,
     extra: Sequence[tuple[bytes, bytes]] = (),
-) -> _Said | None:
+) -> _WorkerReply | None:
     head = request_head(scope, replica.authority, len(body), extra)
     received = bytearray()
     try:
@@ -102,11 +104,11 @@ async def _ask(
     except WorkerDisconnected as gone:
         fleet.lost(replica, str(gone))
         return None
-    return _Said(replica, answer, bytes(received))
+    return _WorkerReply(replica, answer, bytes(received))
 
 
-async def _take_back(fleet: Fleet, scope: Scope, kept: Sequence[_Said]) -> None:
-    """Delete an upload that some worker could not keep."""
+async def _take_back(fleet: Fleet, scope: Scope, kept: Sequence[_WorkerReply]) -> None:
+    """Delete an upload from the workers that stored it, because another one rejected it."""
     try:
         id = str(msgspec.json.decode(kept[0].body)["id"])
     except (msgspec.DecodeError, LookupError, TypeError):
@@ -118,4 +120,4 @@ async def _take_back(fleet: Fleet, scope: Scope, kept: Sequence[_Said]) -> None:
         "raw_path": f"/v1/files/{id}".encode(),
         "headers": [pair for pair in scope["headers"] if pair[0] != b"content-type"],
     }
-    await asyncio.gather(*(_ask(fleet, said.replica, delete, bytearray()) for said in kept))
+    await asyncio.gather(*(_request(fleet, said.replica, delete, bytearray()) for said in kept))

@@ -1,25 +1,23 @@
-"""A stream of events on its way. Complete events go on at once, and an incomplete event waits, so
-that a dying worker leaves only whole events behind.
-
-Owns the bound on waiting bytes.
+"""Forwards a stream of server-sent events. Complete events are forwarded immediately, and an
+incomplete one is buffered, so that clients only get complete events if a worker disconnects.
 """
 
 from __future__ import annotations
 
 _END = b"\n\n"
 MAX_WAITING = 1 << 18
-"""Bytes of an event that wait for its end; a larger one goes on as it comes."""
+"""The maximum buffered bytes of an incomplete event. Larger events are forwarded in parts."""
 
 
 class Events:
-    """The events of one stream."""
+    """The buffer of one stream."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
-        self._begun = False  # part of an event has gone on
+        self._begun = False  # whether part of an event was forwarded
 
     def feed(self, piece: bytes) -> bytes:
-        """Return the bytes that may go on after `piece`."""
+        """Add `piece`, and return the bytes that can be forwarded now."""
         seen = max(0, len(self._rest) - len(_END) + 1)
         self._rest += piece
         at = self._rest.rfind(_END, seen)
@@ -27,7 +25,7 @@ class Events:
             size = at + len(_END)
             self._begun = False
         elif len(self._rest) > MAX_WAITING:
-            size = len(self._rest) - len(_END) + 1  # an end may be half there
+            size = len(self._rest) - len(_END) + 1  # the end marker may be split
             self._begun = True
         else:
             return b""
@@ -36,9 +34,11 @@ class Events:
         return whole
 
     def flush(self) -> bytes:
-        """Return the rest of a stream that has ended."""
+        """Return the remaining bytes at the end of a stream."""
         return bytes(self._rest)
 
     def broken(self, last: bytes) -> bytes:
-        """Return the last bytes of a broken stream, whose `last` event reports the break."""
+        """Return the last bytes of a stream that was interrupted. `last` is an event with the
+        error.
+        """
         return (_END if self._begun else b"") + last

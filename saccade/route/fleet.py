@@ -1,6 +1,7 @@
-"""The workers: their readiness, their load, and the order in which they are asked.
+"""The workers of a router: their health, their load, and the order in which a request tries them.
 
-Checks their health once a second, and counts this router's requests in flight to each.
+Their health is checked once a second. A worker's load is the number of this router's requests in
+flight to it.
 """
 
 from __future__ import annotations
@@ -25,13 +26,17 @@ log = logging.getLogger("saccade")
 
 HEALTH_PAUSE = 1.0
 HEALTH_SECONDS = 3.0
-"""A worker that takes longer to say how it is gets no new requests until it has."""
+"""A worker whose health check takes longer gets no new requests until it responds again, unless no
+other worker is ready.
+"""
 SILENT_SECONDS = 15.0
-"""One that has said nothing for so long is taken to be dead: its requests end."""
+"""A worker that has not responded to health checks for this long is considered dead, and its
+requests fail.
+"""
 MAX_HEALTH = 1 << 16
-"""Bytes of what a worker says of its health."""
+"""The maximum bytes of a health response."""
 MAX_REASON = 400
-"""Characters of it that others are shown."""
+"""The maximum characters of its reason that are shown to others."""
 INSTANCE = INSTANCE_HEADER.encode()
 
 State = Literal["unknown", "ready", "starting", "silent", "down"]
@@ -40,30 +45,32 @@ State = Literal["unknown", "ready", "starting", "silent", "down"]
 ASKED: tuple[State, ...] = ("ready", "silent")
 
 
-class _Said(msgspec.Struct):
-    """The health report of a worker that is not ready."""
+class _WorkerReply(msgspec.Struct):
+    """The body of /health of a worker that is not ready."""
 
     status: str
     reason: str = ""
 
 
 class Backend:
-    """A worker as the router knows it."""
+    """The router's record of a worker."""
 
     def __init__(self, url: str, name: str = "") -> None:
         address, host, port = parse_worker(url)
-        self.name = name or address  # its URL, which ranks it, unless another is given
+        self.name = name or address  # used for ranking; by default its URL
         self.authority = address.removeprefix("http://").encode()
         self.upstream = Upstream(host, port)
         self.state: State = "unknown"
         self.reason = "no health check yet"
-        self.instance = ""  # the server run's name, "" while unknown
-        self.load = 0  # this router's requests at the worker
-        self.heard = 0.0
-        self.doubted = False  # to be checked out of turn
+        self.instance = ""  # the name of the server's instance; "" if not known yet
+        self.load = 0  # this router's requests in flight to the worker
+        self.heard = 0.0  # event loop time of its last health response
+        self.doubted = False  # whether an extra health check is scheduled
 
     async def look(self) -> tuple[State, str]:
-        """Ask the worker for its state and the reason. Raises WorkerDisconnected."""
+        """Request the worker's health. Returns its state and the reason. Raises
+        WorkerDisconnected.
+        """
         request = b"GET /health HTTP/1.1\r\nhost: " + self.authority + b"\r\n\r\n"
         content = b""
         async with self.upstream.exchange(b"GET", request) as (head, pieces):
@@ -75,7 +82,7 @@ class Backend:
         if head.status == 200:
             return "ready", ""
         try:
-            said = json_decoder(_Said).decode(content)
+            said = json_decoder(_WorkerReply).decode(content)
         except (msgspec.DecodeError, ValueError, RecursionError):
             return "down", f"/health returned {head.status}"
         state: State = "starting" if said.status == "starting" else "down"
@@ -86,26 +93,25 @@ class Fleet:
     """All workers, in the order of the command line."""
 
     def __init__(self, workers: Sequence[Backend], metrics: Metrics) -> None:
-        """Take the workers. Raises ConfigError."""
+        """Create a fleet of `workers`. Raises ConfigError if two have the same name."""
         self.replicas = [*workers]
         names = [replica.name for replica in workers]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ConfigError(f"--workers: {min(twice)} is a duplicate")
         self._by_name = dict(zip(names, self.replicas, strict=True))
         self._metrics = metrics
-        self._looking: set[asyncio.Task[None]] = set()  # beside the watch
+        self._looking: set[asyncio.Task[None]] = set()  # extra health checks
 
     @property
     def ready(self) -> list[Backend]:
-        """Return the workers that may be asked.
-
-        A silent worker may just be too busy to report, and is asked as a last resort.
+        """The workers that requests can be sent to: those that are ready, or if there are none
+        those that are silent, because they may only be too busy to respond.
         """
         of = {state: [each for each in self.replicas if each.state == state] for state in ASKED}
         return next((found for found in of.values() if found), [])
 
     def order(self, bearing: AffinityKey) -> list[Backend]:
-        """Return the ready workers, in the order in which a request should try them."""
+        """Return the ready workers, in the order in which a request with this key tries them."""
         ready = self.ready
         load = {replica.name: replica.load for replica in ready}
         ranked = [self._by_name[name] for name in rank(bearing.keys, [*load], load)]
@@ -117,9 +123,8 @@ class Fleet:
     async def take_worker(
         self, bearing: AffinityKey, tried: Container[Backend]
     ) -> AsyncIterator[Backend | None]:
-        """Yield the next worker for a request, which counts as the worker's load meanwhile.
-
-        Yields `None` if no worker is left.
+        """Yield the next worker for a request, or `None` if all were tried. Inside the context, the
+        request counts in the worker's load.
         """
         replica = next((each for each in self.order(bearing) if each not in tried), None)
         if replica is None:
@@ -152,7 +157,7 @@ class Fleet:
 
     @contextmanager
     def count(self, replica: Backend) -> Iterator[None]:
-        """Count a request at `replica` while the context lasts."""
+        """Count a request in the load of `replica` inside the context."""
         replica.load += 1
         self._metrics.inc("saccade_route_requests_total", worker=replica.name)
         self._show(replica)
@@ -163,16 +168,14 @@ class Fleet:
             self._show(replica)
 
     def lost(self, replica: Backend, why: str) -> None:
-        """Record that a worker has died under a request.
-
-        It gets requests again once it reports itself ready.
+        """Record that a worker disconnected during a request. It gets no new requests until its
+        next successful health check.
         """
         self._note(replica, "down", why)
 
     def doubt(self, replica: Backend) -> None:
-        """Check a worker's health now, as it has answered that it cannot serve.
-
-        That may hold for this request alone.
+        """Check a worker's health immediately, because it responded to a request with 503. That may
+        concern only that request, so the worker's state is not changed yet.
         """
         if not replica.doubted:
             replica.doubted = True
@@ -181,11 +184,11 @@ class Fleet:
             looking.add_done_callback(self._looking.discard)
 
     async def watch(self) -> None:
-        """Look at every worker once a second, for ever."""
+        """Check the health of all workers once a second, until this task is cancelled."""
         await asyncio.gather(*(self._watch(replica) for replica in self.replicas))
 
     async def look(self) -> None:
-        """Look at every worker once."""
+        """Check the health of all workers once."""
         await asyncio.gather(*(self._look(replica) for replica in self.replicas))
 
     async def _watch(self, replica: Backend) -> None:

@@ -1,5 +1,5 @@
-"""Requests' and answers' heads on their way through the router: the headers that go on, and those
-for one connection only (RFC 9110, 7.6.1).
+"""The headers of requests and responses that the router forwards. Headers that concern only one
+connection are removed (RFC 9110, 7.6.1).
 """
 
 from __future__ import annotations
@@ -30,18 +30,21 @@ _WRITTEN_ANEW = frozenset(
 
 _FORWARDED_HOST = FORWARDED_HOST.encode()
 _OF_AN_ANSWER = frozenset((b"date",))
-"""The router's own server writes it."""
+"""The router's HTTP server sets these."""
 
 
 def request_head(
     scope: Scope, authority: bytes, length: int, extra: Iterable[tuple[bytes, bytes]] = ()
 ) -> bytes:
-    """Write a client's request head for a worker, with its id and a body of `length` bytes."""
+    """Return the request line and headers for a worker, with the request's id and the length of its
+    body.
+    """
     query = scope["query_string"]
     target = scope["raw_path"] + (b"?" + query if query else b"")
     lines = [scope["method"].encode() + b" " + target + b" HTTP/1.1", b"host: " + authority]
     headers = scope["headers"]
-    if not any(name == _FORWARDED_HOST for name, _ in headers):  # else a proxy's in front
+    # unless a proxy in front has set it
+    if not any(name == _FORWARDED_HOST for name, _ in headers):
         lines += [_FORWARDED_HOST + b": " + value for name, value in headers if name == b"host"]
     for name, value in (*_passing(headers, _WRITTEN_ANEW), *extra):
         lines.append(name + b": " + value)
@@ -52,14 +55,13 @@ def request_head(
 
 
 def answer_headers(answer: Head) -> Headers:
-    """Return the headers for the client."""
+    """Return the headers of a response that are forwarded to the client."""
     return _passing(answer.headers, _OF_AN_ANSWER)
 
 
 def _passing(headers: Headers, but: Collection[bytes]) -> Headers:
-    """Return the headers that pass: all but those for one connection.
-
-    `connection`'s own list counts among these.
+    """Return all headers except `but`, those that concern only one connection, and those that the
+    `connection` header lists.
     """
     named = {
         part.strip().lower()

@@ -1,8 +1,7 @@
-"""Options of programs in front of servers: those of any relay, and the distribution of requests
-over several servers.
+"""The options of routers and proxies.
 
-Written as in `core/options.py`: a field is an option, the string below the field its help, None
-means "derive it".
+As in `core/options.py`, each field is an option, the string below it is its help text, and None
+means that the default is computed.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from saccade.core.tuning import at_least, at_most, named
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayOptions:
-    """What a relay takes from clients."""
+    """The options that routers and proxies share."""
 
     max_body_mb: int = 256
     """Maximum request body, in MiB."""
     max_inflight_mb: int | None = None
-    """MiB of bodies held for requests in flight. A request beyond this limit is answered 429.
-    Default: a quarter of memory.
+    """Maximum MiB of request bodies in memory, for all requests in flight. Requests beyond it get a
+    429 response. Default: a quarter of memory.
     """
     max_requests: int = 4096
-    """Maximum requests in flight. More are answered 429."""
+    """Maximum requests in flight. Further requests get a 429 response."""
     cors_origins: tuple[str, ...] = ()
-    """Browser origins that may read its own answers. "*" allows any. Give the servers the same
-    origins, because their answers are passed on unchanged.
+    """Browser origins that may read its own responses. "*" allows any. Set the same origins on the
+    servers, because their responses are forwarded unchanged.
     """
     allowed_hosts: tuple[str, ...] = ()
-    """Host names that it also answers to. On a loopback address it answers only to localhost and
-    loopback addresses. This keeps web pages from using it.
+    """Additional host names in requests that it accepts. If it listens on a loopback address, it
+    accepts only localhost and loopback addresses by default, so that web pages cannot use it.
     """
 
     def __post_init__(self) -> None:
@@ -42,28 +41,28 @@ class RelayOptions:
 
     @property
     def inflight_bytes(self) -> int:
-        """Return the bytes that bodies may hold."""
+        """The maximum bytes of request bodies in memory."""
         return share_of_memory(self.max_inflight_mb)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadOptions(RelayOptions):
-    """How any router spreads requests over servers."""
+    """The options that all routers share."""
 
     affinity: Literal["image", "none"] = "image"
-    """Which server gets a request. image: the one that has seen its oldest image or the beginning
-    of its chat. none: any server, to measure what affinity is worth.
+    """Which server gets a request. image: the one that got its first image, or the start of its
+    chat, before. none: any server, to measure the benefit of affinity.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteOptions(SpreadOptions):
-    """How `saccade route` spreads requests over servers."""
+    """The options of `saccade route`."""
 
     workers: tuple[str, ...] = ()
     """The servers, as one or more http://HOST:PORT. Every router must use the same names."""
     models: str | None = None
-    """A TOML file of models by name, in place of --workers. The router starts a server for a model
+    """A TOML file of models by name, instead of --workers. The router starts a server for a model
     when a request names it, and stops idle servers (docs/several-models.md).
     """
     host: str = "127.0.0.1"

@@ -1,7 +1,7 @@
-"""Which web pages may use a router, and read the answers that it makes itself.
+"""Which web pages may use a router, and read its responses (CORS).
 
-Chooses these answers: all without headers about origins. Servers' answers pass unchanged. Knows
-nothing about routes.
+CORS headers are added to responses that have none, which are those of the router itself. Responses
+of servers already have such headers, and are not changed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _ALLOWED = "access-control-allow-origin"
 
 
 def guarded(router: ASGIApp, host: str, options: RelayOptions) -> ASGIApp:
-    """Return the router as clients may have it, for one that listens on `host`.
+    """Wrap the application of a router that listens on `host`.
 
-    On a loopback address it keeps pages out. Keys are for the servers to check, so such a router
-    never knows whether there is one.
+    On a loopback address, requests from web pages of other origins are rejected. This does not
+    depend on an API key as in a server, because the router does not know the servers' keys.
     """
     app: ASGIApp = Origins(router, options.cors_origins)
     if is_loopback(host):
@@ -30,7 +30,7 @@ def guarded(router: ASGIApp, host: str, options: RelayOptions) -> ASGIApp:
 
 
 class Origins:
-    """The application, with the headers that let a page of `origins` read its answers."""
+    """Middleware that adds the CORS headers with which pages of `origins` can read responses."""
 
     def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
         self._app = app

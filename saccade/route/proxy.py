@@ -1,8 +1,9 @@
-"""The router's HTTP: a request goes to the first-ranked worker, its answer comes back as a stream.
+"""The router's ASGI application. It forwards each request to the worker that is ranked first, and
+streams the response back.
 
-Owns a request's share of memory on its way, the retry on another worker after a death before the
-answer's first byte, and the words for an answer that breaks off. Reads as much of a body as
-`affinity.py` does, and leaves keys, fields and limits to the workers. One event loop.
+If a worker disconnects before the first byte of its response, the request is sent to another one.
+Keys, fields and limits are checked by the workers: the router reads bodies only as far as
+`affinity.py` needs.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ log = logging.getLogger("saccade")
 
 OWN_PATHS = frozenset({"/health", "/healthz", "/livez", "/metrics", "/ping", "/readyz", "/version"})
 MAX_TRIES = 2
-"""Workers that a request reaches, each of which died before the first byte: should the request be
-what they died of, it shall not end them all. It is sent once more than that at most: where a
-connection of before breaks, by a new one.
+"""A request is given up after this many workers have received it and disconnected before
+responding, because it may be the request that crashes them. In addition, it may be sent once more
+to the same worker, if a reused connection turns out to be closed.
 """
 
 
 class Forwarder:
-    """Sends a request to a fleet's workers in turn until one answers."""
+    """Sends a request to a fleet's workers, one after another, until one responds."""
 
     def __init__(self, fleet: Fleet, metrics: Metrics) -> None:
         self._fleet = fleet
@@ -53,9 +54,8 @@ class Forwarder:
     async def forward(
         self, scope: Scope, send: Send, body: bytearray, bearing: AffinityKey, held: BufferedBody
     ) -> None:
-        """Send a request, and pass its answer on. The body is dropped when an answer begins.
-
-        Raises RequestError before that.
+        """Send a request, and stream the response to the client. The body is released when the
+        response starts. Raises RequestError if there is no response.
         """
         tried: dict[Backend, str] = {}
         reached: set[Backend] = set()
@@ -74,7 +74,7 @@ class Forwarder:
                         reached.add(replica)
                     if gone.stale and not renewed:
                         renewed = True
-                        continue  # to the same worker, by a new connection
+                        continue  # to the same worker, on a new connection
                     self._fleet.lost(replica, str(gone))
                     tried[replica] = str(gone)
                     if gone.begun or len(reached) >= MAX_TRIES:
@@ -92,16 +92,16 @@ class Forwarder:
     async def _exchange(
         self, replica: Backend, scope: Scope, send: Send, body: bytearray, held: BufferedBody
     ) -> None:
-        """Send a request to one worker and pass its answer on.
+        """Send a request to one worker, and stream its response to the client.
 
-        Raises WorkerDisconnected before the answer has begun.
+        Raises WorkerDisconnected if the worker disconnects before the response has started.
         """
         head = request_head(scope, replica.authority, len(body))
         exchange = replica.upstream.exchange(scope["method"].encode(), head, body, again=False)
         async with exchange as (answer, content):
             if answer.status == 503:
                 self._fleet.doubt(replica)
-            with suppress(BufferError):  # some of it is still on its way
+            with suppress(BufferError):  # some of it is still being sent
                 body.clear()
                 held.resize(0)
             await pass_on(scope["path"], send, answer, content, _BROKEN, self._note_broken)
@@ -154,7 +154,7 @@ class Proxy:
 async def send_own(
     path: str, send: Send, metrics: Metrics, status: int, health: Mapping[str, Any]
 ) -> None:
-    """Send a router's own answer about itself. status: of its health."""
+    """Send a response about the router itself. `status` is the one for its health."""
     kind, content = b"application/json", b""
     if path == "/metrics":
         status, kind, content = 200, CONTENT_TYPE.encode(), render(metrics)

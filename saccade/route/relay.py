@@ -1,6 +1,5 @@
-"""Answers on their way to a client: a server's, piece by piece, or a refusal of one's own.
-
-Owns the words for an answer that breaks off.
+"""Sends responses to a client: those of a server as a stream, and errors of the router or proxy
+itself.
 """
 
 from __future__ import annotations
@@ -26,9 +25,10 @@ BODILESS = (204, 304)
 
 @asynccontextmanager
 async def refusals(path: str, send: Send) -> AsyncIterator[Send]:
-    """Answer what is raised within. Yields the `send` to answer with.
+    """Convert exceptions in the body to error responses. Yields the `send` function to respond
+    with.
 
-    An unforeseen error is refused if no answer has begun, and logged.
+    An unexpected exception is logged, and gets an error response if the response has not started.
     """
     started = False
 
@@ -57,14 +57,15 @@ async def pass_on(
     broken: RequestError,
     note: Callable[[WorkerDisconnected], None],
 ) -> None:
-    """Pass an answer on as it comes. A begun answer ends here, even in an error.
+    """Stream a server's response to the client.
 
-    broken: the last event of a stream that breaks off, of which `note` hears.
+    If the server disconnects, `note` is called. A stream of events then ends with the error
+    `broken`, and the connection of any other response is closed.
     """
     headers = answer_headers(answer)
     streams = dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
     if streams or answer.status in BODILESS:
-        # The length may change: an event may be added, or all removed.
+        # The length may change, because an error event may be added or a partial event removed.
         headers = [header for header in headers if header[0] != b"content-length"]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     events = Events() if streams else None
@@ -77,7 +78,7 @@ async def pass_on(
     except WorkerDisconnected as gone:
         note(gone)
         if events is None:
-            raise ClientDisconnect from None  # the connection ends, short of its length
+            raise ClientDisconnect from None  # closes the connection before the announced length
         rest = events.broken(failure_event(path, broken, request_id.get()))
     else:
         rest = b"" if events is None else events.flush()
@@ -85,14 +86,14 @@ async def pass_on(
 
 
 async def refuse(path: str, send: Send, error: RequestError) -> None:
-    """Send a refusal in the words of the requested API."""
+    """Send an error response in the format of the requested API."""
     status, headers, body = refusal(path, error, request_id.get())
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send_whole(send, status, [*raw, (b"content-type", b"application/json")], body)
 
 
 async def send_whole(send: Send, status: int, headers: Headers, body: bytes) -> None:
-    """Send an answer that is there."""
+    """Send a complete response."""
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
     await send({"type": "http.response.body", "body": body})

@@ -1,6 +1,5 @@
-"""The life of the router's process: listen, look after the servers, route, and end in order.
-
-Leaves starting and ending servers to a plugin.
+"""The process of `saccade route`: it listens, monitors the servers, and forwards requests. A plugin
+adds a router that starts and stops servers itself.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ OPEN_PATHS = OWN_PATHS - {"/metrics"}
 
 @dataclass(frozen=True, slots=True)
 class RouterContext:
-    """What the servers behind a router are chosen by, and what their requests share."""
+    """The constructor argument of `Upstreams`."""
 
     options: RouteOptions
     metrics: Metrics
@@ -42,31 +41,33 @@ class RouterContext:
 
 
 class Upstreams(Protocol):
-    """The servers behind a router, and the application that sends requests to them."""
+    """The servers of a router, and the application that forwards requests to them."""
 
     app: ASGIApp
 
     async def start(self) -> None:
-        """Prepare for requests."""
+        """Prepare for requests. It is called before the router listens."""
 
     async def watch(self) -> None:
-        """Look after the servers, for ever."""
+        """Monitor the servers until this task is cancelled."""
 
     def begin_stop(self) -> None:
-        """Refuse requests that would have to wait, as the router ends once those running have."""
+        """Reject requests that would have to wait, because the router stops once the running ones
+        have finished.
+        """
 
     async def stop(self) -> None:
-        """End the connections, and the servers that the router has started."""
+        """Close the connections, and stop the servers that the router has started."""
 
     def described(self) -> list[tuple[str, str]]:
-        """Return the decisions, for people."""
+        """Return (name, value) pairs that describe the servers, for the startup message."""
 
 
 class FixedWorkers:
-    """The servers of --workers."""
+    """The servers that --workers lists."""
 
     def __init__(self, context: RouterContext) -> None:
-        """Take the workers' URLs. Raises ConfigError."""
+        """Read the workers' URLs from the options. Raises ConfigError."""
         options = context.options
         self._affinity = options.affinity
         self._fleet = Fleet([Backend(url) for url in options.workers], context.metrics)
@@ -79,7 +80,7 @@ class FixedWorkers:
         await self._fleet.watch()
 
     def begin_stop(self) -> None:
-        """Do nothing, as no request waits for a worker."""
+        """Do nothing, since no request waits for a worker."""
 
     async def stop(self) -> None:
         for replica in self._fleet.replicas:
@@ -103,7 +104,7 @@ class FixedWorkers:
 
 
 def build_upstreams(context: RouterContext) -> Upstreams:
-    """Return the servers that the options ask for. Raises ConfigError."""
+    """Create the servers that the options specify. Raises ConfigError."""
     found: list[Callable[[RouterContext], Upstreams]]
     found = builders(lambda plugin: plugin.upstreams, context.options)
     if not found and context.options.models is not None:
@@ -112,10 +113,10 @@ def build_upstreams(context: RouterContext) -> Upstreams:
 
 
 class RouteServer(Serving):
-    """Looks after the servers as long as it serves."""
+    """The router's HTTP server. It monitors the servers while it runs."""
 
     def __init__(self, options: RouteOptions, edge: ConnectionOptions) -> None:
-        """Build the router. Raises ConfigError."""
+        """Create the router. Raises ConfigError."""
         self.metrics = Metrics(ROUTED)
         self._options = options
         bodies = Bodies(options.inflight_bytes, self.metrics, edge.body_timeout)
@@ -132,9 +133,9 @@ class RouteServer(Serving):
         self._connections = crowd.limit
 
     async def serve_until_shutdown(self, on_ready: Callable[[str], None]) -> None:
-        """Route until a signal (or `should_exit`). `on_ready` gets the address.
+        """Route requests until a signal (or `should_exit`). `on_ready` is called with the address.
 
-        Raises StartupError when the address cannot be had.
+        Raises StartupError if the address is not available.
         """
         bound = listen(self._options.host, self._options.port)
         try:
@@ -155,7 +156,7 @@ class RouteServer(Serving):
         await super().shutdown(sockets)
 
     def described(self) -> list[tuple[str, str]]:
-        """Return the router's decisions, for people."""
+        """Return (name, value) pairs that describe the router, for the startup message."""
         options = self._options
         room = f"{options.max_body_mb} MiB at most, {options.inflight_bytes / MIB:.0f} MiB together"
         return [
@@ -169,7 +170,7 @@ def route(options: RouteOptions, edge: ConnectionOptions) -> int:
     """Run `saccade route` until a signal. Returns the exit status. Raises StartupError."""
     raise_descriptors()
     router = RouteServer(options, edge)
-    forget(*KEY_VARIABLES)  # they are the workers' to check
+    forget(*KEY_VARIABLES)  # only the workers check keys
 
     def announce(address: str) -> None:
         decided = router.described()

@@ -1,7 +1,6 @@
-"""A `saccade serve` process owned by this one: its start, its health, its end.
+"""Starts a `saccade serve` process, monitors its health, and stops it.
 
-The server is the same as any other: a process with its own port, which ends with its owner. Knows
-nothing about Ray.
+It is an ordinary server with its own port, except that the kernel kills it when this process exits.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from saccade.edge.headers import INSTANCE_HEADER
 from saccade.ipc.tied import start_tied
 
 ANNOUNCED = "serving at "
-"""The line that a ready server prints before its address (`api/serve.py`)."""
+"""What a server prints before its address when it is ready (`api/serve.py`)."""
 GRACE, GRACE_SECONDS = "--shutdown-grace", 30.0
-"""The option of a server by which its requests may finish, and what it is unless told."""
+"""The server's option for how long requests in flight may take to finish, and its default."""
 LAST_LINES = 20
 NO_VARIABLES: Mapping[str, str] = {}
 ASK_SECONDS = 5.0
 KILL_SECONDS = 10.0
-"""After its grace, a server gets so long to end before it is killed."""
+"""How long a server may take to exit after its grace period, before it is killed."""
 PAGES, RUNNING = "saccade_kv_pages", "saccade_requests_running"
 WAITING = "saccade_requests_waiting"
 FREE = 'owner="free"'
 
 
 class OwnedServer:
-    """One server. Once its process has ended, `ended` has the exit status."""
+    """One server process. `ended` is a future of its exit status."""
 
     def __init__(
         self,
@@ -45,10 +44,12 @@ class OwnedServer:
         environment: Mapping[str, str] = NO_VARIABLES,
         label: str = "",
     ) -> None:
-        """Start the server. environment: variables beside this process's own. label: put before
-        the lines that it prints.
+        """Start the server.
 
-        The calling thread must outlive the process, as the server ends with the thread.
+        environment: variables in addition to those of this process.
+        label: a prefix for the lines that the server prints.
+
+        The calling thread must stay alive, because the server is killed when that thread exits.
         """
         words = ["serve", model, *options, "--host", host, "--port", "0"]
         if "--metrics-without-key" not in options:
@@ -79,19 +80,19 @@ class OwnedServer:
 
     @property
     def last_lines(self) -> list[str]:
-        """What the server has printed last."""
+        """The last lines that the server has printed."""
         return [line.strip() for line in list(self._said) if line.strip()]
 
     def ready(self) -> str:
-        """Wait until the server serves, and return its URL. Raises StartupError."""
+        """Block until the server is ready, and return its URL. Raises StartupError."""
         return self._address.result()
 
     async def serving(self) -> str:
-        """Wait as `ready` does, in an event loop."""
+        """The async version of `ready`."""
         return await asyncio.shield(asyncio.wrap_future(self._address))
 
     async def health(self) -> str:
-        """Return the server run's name. Raises RuntimeError unless the server reports health."""
+        """Return the name of the server's instance. Raises RuntimeError if it is not healthy."""
         try:
             answer = await self._http.get(f"{self._address.result(0)}/health")
         except httpx.TransportError as error:
@@ -101,9 +102,8 @@ class OwnedServer:
         return str(answer.headers.get(INSTANCE_HEADER, ""))
 
     async def stats(self) -> dict[str, float]:
-        """Read the server's figures. Raises httpx.TransportError.
-
-        `running` and `waiting` are its requests, and `kv_use` is the share of its pages in use.
+        """Read statistics from the server's metrics: the requests `running` and `waiting`, and
+        `kv_use`, the fraction of KV pages in use. Raises httpx.TransportError.
         """
         metrics = (await self._http.get(f"{self._address.result(0)}/metrics")).text
         values = {RUNNING: 0.0, WAITING: 0.0}
@@ -119,7 +119,7 @@ class OwnedServer:
         return {"running": values[RUNNING], "waiting": values[WAITING], "kv_use": round(use, 4)}
 
     async def stop(self) -> None:
-        """Let requests finish within the server's own grace, then end the server."""
+        """Stop the server. Requests in flight can finish within the server's grace period."""
         await self._http.aclose()
         self._process.terminate()
         try:

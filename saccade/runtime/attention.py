@@ -1,7 +1,6 @@
-"""The language model's attention over the paged KV cache. Implements `nn.protocol.Attention` over
-the chosen way from the table of the device's operations (`kernels/language_attention.py`).
-
-Owns the caches and the choice of backend. Sees sequences only as a batch.
+"""The language model's attention with the paged KV cache: the choice of a backend, and an
+implementation of `nn.protocol.Attention` with the chosen one. `kernels/language_attention.py` lists
+the backends.
 """
 
 from __future__ import annotations
@@ -31,14 +30,15 @@ if TYPE_CHECKING:
     from saccade.runtime.states import StateLayers, StateRecurrence
 
 KVCache = Mapping[int, tuple[torch.Tensor, torch.Tensor]]
-"""By layer, of those that have them, (keys, values), each [kv slots, kv heads, head dim].
-
-A kv slot is page * page_size + offset in page.
+"""(keys, values) by layer, for layers that cache them. Each is [KV slots, KV heads, head dim], and
+the index of a KV slot is page * page_size + offset in the page.
 """
 
 
 KVScales = Sequence[tuple[float, float]]
-"""Per layer, what keys and values were divided by when they were put into a cache of 8 bits."""
+"""For each layer, the scales of keys and values in an 8-bit cache. Values are divided by their
+scale when they are stored.
+"""
 NO_STATES: StateLayers = {}
 
 
@@ -51,10 +51,13 @@ def pick_attention(
     graphs: bool = False,
     shapes: Collection[AttentionShape] = (),
 ) -> str:
-    """Return the wanted attention, or for "auto" the first that runs on the device.
+    """Return the name of the attention backend to use. For "auto", this is the first one that
+    supports the device.
 
-    graphs: steps are to be captured. shapes: the model's layers'. Raises ConfigError for an
-    attention that does not run, and lists those that do.
+    graphs: whether steps will be captured as CUDA graphs.
+    shapes: the attention shapes of the model's layers.
+
+    Raises ConfigError if the requested backend is not supported. The message lists those that are.
     """
     table = ops.attention
     runs = possible(table, place, dtype, graphs=graphs)
@@ -89,12 +92,16 @@ def attention_for(
     ops: Ops | None = None,
     kept: KVSpec | None = None,
 ) -> PagedAttention:
-    """Build attention over the named backend for the cache's device.
+    """Create the attention with the named backend, on the device of the KV cache.
 
-    graphs: the backend reads lengths and pages from the device alone. states: those that some
-    layers keep instead of keys and values. dtype: the queries', if unlike the cache's. scales:
-    empty means all 1. ops: `None` means the device's. kept: has the layers' shapes. Where it is
-    `None`, all are causal. Raises ConfigError.
+    states: the states of layers with linear attention.
+    dtype: of the queries; by default, as the cache.
+    scales: of an 8-bit cache; empty means 1 for all layers.
+    graphs: whether steps will be captured, so that lengths and pages must be read on the device.
+    ops: by default, the device's operations.
+    kept: has the attention shapes of the layers; by default, all layers are causal.
+
+    Raises ConfigError.
     """
     each = scales or [(1.0, 1.0)] * len(kv)
     shapes = kept.attention if kept else {layer: plain_shape(*pair) for layer, pair in kv.items()}
@@ -102,7 +109,8 @@ def attention_for(
         layer: PagedCache(*kv[layer], *scale, shape=shapes[layer])
         for layer, scale in zip(kv, each, strict=True)
     }
-    keys = next(iter(caches.values())).keys  # of whichever layer: dtype and device are all's
+    # of any layer, since all have the same dtype and device
+    keys = next(iter(caches.values())).keys
     place, dtype = keys.device, dtype or keys.dtype
     ops = ops or pick_ops(place, dtype)
     name = pick_attention(backend, ops, place, dtype, graphs=graphs, shapes=shapes.values())
@@ -125,7 +133,7 @@ def attention_for(
 
 
 class PagedAttention:
-    """Puts keys and values into the caches, which the layer's backend then reads."""
+    """Writes each layer's keys and values to its cache, and attends with the layer's backend."""
 
     def __init__(
         self,
@@ -137,9 +145,10 @@ class PagedAttention:
         *,
         steady: bool = False,
     ) -> None:
-        """Take a backend for each layer. Layers with equal heads share one.
+        """Layers with equal numbers and sizes of heads share one backend.
 
-        steady: as in `kernels.language_attention.LanguageAttention`, of all layers.
+        steady: whether decode steps of the same size make the same calls, so that these can be
+        captured. It must hold for all layers.
         """
         self._recurrence: StateRecurrence | None = None
         if states:
@@ -163,9 +172,9 @@ class PagedAttention:
         return self._recurrence
 
     def repeats(self, batch: Batch) -> bool:
-        """Return True if all batches of this size with a token to each row take the same calls.
-
-        Once a batch is planned, these read the offsets of rows from its memory and backends'.
+        """Return True if a captured step of this size can be replayed for this batch: each row has
+        one token, and the calls are the same for all such batches. The calls read the rows' lengths
+        and pages from memory that `plan` fills.
         """
         single = len(batch.tokens) == len(batch.slots)
         if not (self.steady and single) or len(batch.splice_rows) or batch.kept:
@@ -204,8 +213,8 @@ class PagedAttention:
         return self._backends[layer](q, self._caches[layer])
 
     def over_latents(self, q: torch.Tensor, latents: torch.Tensor, layer: int) -> torch.Tensor:
-        """Attend with every query head over the one head of latents, which serve as keys and
-        values.
+        """Cache `latents`, and attend with all query heads to the single head of cached latents,
+        which are both keys and values.
         """
         cache = self._caches[layer]
         cache.keys.index_copy_(0, self._out_slots, latents.unsqueeze(1))
@@ -213,18 +222,20 @@ class PagedAttention:
 
 
 def keys_seen(batch: Batch) -> torch.Tensor:  # [T] int64
-    """Return how many keys each token sees in its sequence.
+    """Return how many keys of its sequence each token attends to, in models with bidirectional
+    attention between the tokens of an image.
 
-    A token sees up to its own key. An image row sees up to the last key in its run.
+    A text token attends to all keys up to its own. An image token attends to all keys up to the
+    last consecutive image token.
     """
     count, starts = len(batch.tokens), batch.q_starts.long()
     at = torch.arange(count, device=starts.device)
     row = torch.searchsorted(starts[1:], at, right=True)
     own = batch.kv_lengths.long()[row] - starts[row + 1] + at + 1
     image = torch.zeros(count, dtype=torch.bool, device=at.device)
-    image.index_fill_(0, batch.splice_rows, True)  # without values from the host
+    image.index_fill_(0, batch.splice_rows, True)  # index_fill_ copies no value from the host
     goes_on = torch.zeros_like(image)
     goes_on[:-1] = image[1:] & (row[1:] == row[:-1])
-    ends = torch.where(goes_on & image, count, at)  # an image's last row, or the token itself
+    ends = torch.where(goes_on & image, count, at)  # an image's last token, or the token itself
     ends = ends.flip(0).cummin(0).values.flip(0)
     return torch.where(image, own[ends], own)

@@ -1,9 +1,11 @@
-"""From a plan to tensors: the worker's memory for each slot, and the buffers for a step.
+"""Converts plans to tensors: the worker's state of each slot, and the input buffers of a step.
 
-Owns the page table, the newest sampled tokens, and one staging buffer for a step's numbers, sent to
-the device in one copy. Drawn tokens stay on the device, so that the host can begin the next step
-before it knows them. A slot remembers what plans do not repeat: prompt tokens, rotary positions and
-pages.
+A plan's row is one sequence's part of a step. A row that decodes has one input token, which the
+previous step sampled and has not yet reported to the scheduler. The sampled tokens are kept on the
+device, so that the host can start the next step before it receives them.
+
+A slot stores what plans do not repeat: prompt tokens, rotary positions and KV pages. The numbers of
+a step are written to one staging buffer, which is sent to the device in one copy.
 """
 
 from __future__ import annotations
@@ -29,76 +31,78 @@ from saccade.runtime.vision.positions import PositionCache
 
 Integers = npt.NDArray[np.int64]
 UPDATES = 4096
-"""New pages that cross in the staging buffer; what is beyond goes in copies of its own."""
+"""Maximum updates of the page table that the staging buffer has space for. Others are copied
+separately.
+"""
 NO_SNAPSHOTS: Mapping[int, int] = MappingProxyType({})
 ROW_TOKENS = 8
-"""A frame has room for one row of several tokens for each so many of its tokens."""
+"""A frame has space for one prefill row per this many tokens."""
 
 
 class Frame(NamedTuple):
-    """The padded shape that a step shares with its graph."""
+    """The padded shape of a step, which equals the shape of the CUDA graph that it replays.
 
-    singles: int  # rows with one token, drawn and not reported. They are first in the batch.
-    rows: int  # rows, tokens: in all
-    tokens: int
-    # image rows. Padding rows write to the dummy page and see no keys. Padding splices go to
-    # padding tokens.
-    splices: int
+    Padding rows write to the dummy page and attend to no keys. Padding image rows are added to
+    padding tokens.
+    """
+
+    singles: int  # rows that decode, which come first in the batch
+    rows: int  # rows in total
+    tokens: int  # tokens in total
+    splices: int  # rows of image embeddings
 
     @classmethod
     def decode(cls, rows: int) -> Frame:
-        """Return a frame for steps that only decode, up to `rows` rows."""
+        """Return a frame for steps that only decode, with up to `rows` rows."""
         return cls(rows, rows, rows, 0)
 
     @classmethod
     def mixed(cls, singles: int, tokens: int) -> Frame:
-        """Return a frame for up to `singles` decoding rows and `tokens` - 1 tokens in other rows.
-
-        Its last row is always padding.
+        """Return a frame for up to `singles` rows that decode, and `tokens` - 1 tokens in other
+        rows. Its last row is always padding.
         """
         return cls(singles, singles + 1 + tokens // ROW_TOKENS, singles + tokens, tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The state of an opened sequence."""
+    """What a worker stores of a sequence."""
 
-    tokens: Integers  # [P]
-    positions: Integers  # [A, P]
-    shift: int  # a later token's position less its place
+    tokens: Integers  # [P]: known when the slot was opened
+    positions: Integers  # [A, P]: their rotary positions, for each axis
+    shift: int  # rotary position minus index, for later tokens
     prompt_length: int
     seed: int | None  # `None` for greedy sampling
 
 
 class PageTable:
-    """Every slot's pages, in order: int32 [slots, pages] on the device, with copies for the host.
-
-    On a CPU, the array for the device and the first copy share memory.
+    """The KV pages of each slot, in order: int32 [slots, pages] on the device. The host has a copy
+    (`array`), which on a CPU is the same memory, and the same numbers as `lists`.
     """
 
     def __init__(self, slots: int, pages: int, device: torch.device) -> None:
-        # Never read beyond a sequence's pages: untouched memory is free on a CPU.
+        # torch.empty, because unused entries are never read and then take no physical memory.
         on_host = torch.empty((slots, pages), dtype=torch.int32)
         self.array = on_host.numpy()
         self.lists: list[list[int]] = [[] for _ in range(slots)]
         self.on_device = on_host if device.type == "cpu" else on_host.to(device)
-        self._apart = self.on_device is not on_host
-        self._updates: list[int] = []  # flat places that the device does not know yet
+        self._separate = self.on_device is not on_host
+        self._updates: list[int] = []  # flat indices of entries that have changed on the host only
 
     def open(self, slot: int, pages: Sequence[int]) -> None:
         """Set the pages of a new sequence in `slot`."""
         self.array[slot, : len(pages)] = pages
         self.lists[slot] = list(pages)
-        if self._apart and pages:
+        if self._separate and pages:
             self._updates = [at for at in self._updates if at // self.array.shape[1] != slot]
             self._send(slot, 0, len(pages))
 
     def append(self, slot: int, pages: Sequence[int]) -> None:
-        """Add pages to a sequence that has grown."""
+        """Add pages to a sequence."""
         start = len(self.lists[slot])
         self.array[slot, start : start + len(pages)] = pages
         self.lists[slot] += pages
-        if not self._apart:
+        if not self._separate:
             return
         if len(self._updates) + len(pages) > UPDATES:
             self._send(slot, start, len(pages))
@@ -107,14 +111,14 @@ class PageTable:
             self._updates += range(place, place + len(pages))
 
     def take_updates(self) -> tuple[list[int], list[int]]:
-        """Return changed places in the flat table and their values, to be sent with the step's
-        numbers.
+        """Return the flat indices of entries to update on the device, and their values. They are
+        sent in the staging buffer.
         """
         places, self._updates = self._updates, []
         return places, self.array.reshape(-1)[places].tolist() if places else []
 
     def update(self, places: torch.Tensor, pages: torch.Tensor) -> None:
-        """Write what `take_updates` gave, once it is on the device: [U] each."""
+        """Apply the updates from `take_updates`, given as tensors [U] on the device."""
         if len(places):
             self.on_device.view(-1).index_copy_(0, places, pages)
 
@@ -124,9 +128,9 @@ class PageTable:
 
 
 class Layout(NamedTuple):
-    """The sizes of a step. axes: of rotary positions."""
+    """The sizes of a step's fields."""
 
-    axes: int
+    axes: int  # of rotary positions
     tokens: int
     rows: int
     draws: int
@@ -135,7 +139,7 @@ class Layout(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """A step's numbers on the device, as views of the staging buffer."""
+    """A step's inputs on the device, as views of the staging buffer."""
 
     tokens: torch.Tensor  # [T] int64
     positions: torch.Tensor  # [A, T] int64
@@ -145,17 +149,17 @@ class Fields(NamedTuple):
     kv_lengths: torch.Tensor  # [R] int32
     splice_rows: torch.Tensor  # [S] int64
     sample_rows: torch.Tensor  # [D] int64
-    drawing: torch.Tensor  # [D] int64: the slots that draw
-    places: torch.Tensor  # [U] int64: of the page table
+    drawing: torch.Tensor  # [D] int64: the slots that sample
+    places: torch.Tensor  # [U] int64: flat indices of page table updates
     uniforms: torch.Tensor  # [D] float64
-    pages: torch.Tensor  # [U] int32: what the places hold
+    pages: torch.Tensor  # [U] int32: the pages at these indices
 
     @classmethod
     def of(cls, buffer: torch.Tensor, layout: Layout) -> Fields:
         """Split the buffer into fields, in the order in which `Batcher._stage` writes them.
 
-        The inputs of a network's layers come first. Their place depends on a step's frame alone, as
-        a graph needs.
+        The inputs of the network's layers come first, so that their addresses depend only on the
+        step's frame, as CUDA graphs require.
         """
         axes, total, rows, draws, updates, splices = layout
         sizes = (total, axes * total, total, rows, rows + 1, splices, draws, draws, updates, draws)
@@ -182,37 +186,37 @@ class Fields(NamedTuple):
 
 
 class BatchOffsets(NamedTuple):
-    """Batch offsets of a step's rows, padded to `frame`."""
+    """The offsets of a step's rows in the batch, padded to `frame`."""
 
     frame: Frame
-    decoding: int  # the number of leading rows with one token each, drawn and not reported
-    firsts: list[int]  # each row's first batch row
-    end: int  # the last row's end
-    q_starts: list[int]  # as in `Batch`, for the frame's rows
+    decoding: int  # how many rows decode, which come first
+    firsts: list[int]  # index of each row's first token in the batch
+    end: int  # index after the last row's last token
+    q_starts: list[int]  # as in `Batch`, with padding rows
 
     def spread(self, values: Sequence[int]) -> list[int]:
-        """Return a value for each row in the frame. Padding rows get 0."""
-        between = self.frame.singles - self.decoding  # behind the rows that decode
+        """Insert padding into `values`, which has one value per row. Padding rows get 0."""
+        between = self.frame.singles - self.decoding  # padding after the rows that decode
         behind = self.frame.rows - between - len(values)
         return [*values[: self.decoding], *[0] * between, *values[self.decoding :], *[0] * behind]
 
     def splice_rows(self, splices: Sequence[Splice]) -> Integers:
-        """Return the batch rows for image rows, in the order of splices, padded to the frame's
-        number.
+        """Return the batch index of each row of image embeddings, in the order of splices, padded
+        to the frame's number.
         """
-        between = self.frame.singles - self.decoding  # no splice is of a row that decodes
+        between = self.frame.singles - self.decoding  # rows that decode have no image tokens
         rows = [np.arange(each.row, each.row + each.length) + between for each in splices]
         found = np.concatenate(rows) if rows else np.empty(0, np.int64)
         return pad_splices(found, self.frame, self.end)
 
 
 class SampledRequests(NamedTuple):
-    """The D rows that draw in a step. last: their last batch rows. The rest: as in `Draws`."""
+    """The D rows of a step that sample, on the host. The fields are explained in `Draws`."""
 
     slots: list[int]
-    last: list[int]
+    last: list[int]  # batch index of each row's last token
     counts: list[int]
-    points: list[float]
+    points: list[float]  # `Draws.uniforms`
     draft_tokens: dict[int, int]
 
     def on_device(self, there: Fields) -> Draws:
@@ -220,9 +224,10 @@ class SampledRequests(NamedTuple):
 
 
 class Staging:
-    """One buffer with `words` x 8 bytes on the device, and its sources on the host.
+    """The staging buffer: `words` x 8 bytes on the device, which are copied from host memory.
 
-    On a CPU both are the same memory. Elsewhere each plan in flight has a pinned source.
+    On a CPU, device and host memory are the same. On a GPU, each plan in flight has its own pinned
+    host memory.
     """
 
     def __init__(self, words: int, device: torch.device) -> None:
@@ -235,7 +240,7 @@ class Staging:
         self._device = (
             torch.empty(words, dtype=torch.int64, device=device) if apart else self._hosts[0]
         )
-        self._apart = apart
+        self._separate = apart
         self._copied: list[torch.cuda.Event | None] = [None] * len(self._hosts)
         self._turn = 0
         self._layout = Layout(1, 0, 0, 0, 0, 0)
@@ -243,39 +248,38 @@ class Staging:
 
     @property
     def on_device(self) -> torch.Tensor:
-        """Return the buffer, which stays the same."""
+        """The buffer on the device. Its address never changes."""
         return self._device
 
     def next(self) -> Integers:
-        """Return host memory to fill for the next step."""
+        """Return the host memory to fill for the next step."""
         self._turn = (self._turn + 1) % len(self._hosts)
         if (copied := self._copied[self._turn]) is not None:
-            copied.synchronize()  # of two steps ago: long done
+            copied.synchronize()  # the copy of an earlier step, which has usually finished
         return self._arrays[self._turn]
 
     def send(self, words: int) -> None:
-        """Send the first words to the device."""
-        if self._apart:
+        """Copy the first `words` of the host memory to the device."""
+        if self._separate:
             self._device[:words].copy_(self._hosts[self._turn][:words], non_blocking=True)
             self._copied[self._turn] = copied = torch.cuda.Event()
             copied.record()
 
     def cut(self, layout: Layout) -> Fields:
-        """Return a step's numbers on the device, as views at a fixed address."""
+        """Return the buffer's fields on the device for a step with this layout."""
         if layout != self._layout:  # decode steps reuse the same layout
             self._layout, self._fields = layout, Fields.of(self._device, layout)
         return self._fields
 
 
 class Batcher:
-    """All slots in one worker, and the batches built from them."""
+    """Builds the batches of one worker, and stores the state of its slots."""
 
     def __init__(
         self, known: PositionCache, slots: int, chunk_tokens: int, table: PageTable, page_size: int
     ) -> None:
-        """Size all buffers for at most `slots` sequences.
-
-        A step computes at most `chunk_tokens` tokens, and one more for each sequence.
+        """Allocate the buffers for at most `slots` sequences, and steps of at most `chunk_tokens`
+        tokens plus one for each sequence.
         """
         device = table.on_device.device
         self.slots = slots
@@ -286,22 +290,22 @@ class Batcher:
         self._table = table
         self._slots: list[Slot | None] = [None] * slots
         self._drawn = torch.zeros(slots, dtype=torch.int64, device=device)
-        # Of each token: itself, its position on each axis, its kv slot, perhaps a place in a
-        # splice. Of each row, and as many draft tokens as there are slots: its slot, three of its
-        # draw, and two halves. Of an update: a place and half a page. Of each row beside, at most
-        # one for each token: a slot and two halves.
+        # Words for each token: its id, a position per axis, a KV slot, and an index in a splice.
+        # For each row, and as many draft tokens as slots: a slot, three for sampling, and two half
+        # words (q_starts, kv_lengths). For each update: an index and half a word. For each other
+        # row, of which there is at most one per token: a slot and two half words.
         words = (3 + self._axes) * (chunk_tokens + slots) + 12 * slots + 2 * UPDATES + 4
         words += 2 * (1 + chunk_tokens)
         self._staging = Staging(words, device)
         self._no_rows = torch.empty((0, 0), device=device)
 
     def open(self, opened: Open) -> None:
-        """Put a sequence into an empty slot."""
+        """Add a sequence in an empty slot."""
         assert self._slots[opened.slot] is None, "a plan opens a slot that is in use"
         images = [self._known.image(image.grid) for image in opened.images]
         prompt = opened.tokens[: opened.prompt_length]
         positions, following = self._known.spec.positions(prompt, opened.spans, images)  # [A, P]
-        # Every token after the prompt is text: all axes advance by one.
+        # Tokens after the prompt are text, so their positions advance by one on all axes.
         shift = following - len(prompt)
         answer = np.arange(following, shift + len(opened.tokens))
         tokens = np.array(opened.tokens, np.int64)
@@ -319,11 +323,11 @@ class Batcher:
         self._slots[slot] = None
 
     def keep_tokens(self, draws: Draws, tokens: torch.Tensor) -> None:
-        """Keep the sampled tokens. The next step's rows for these slots begin with them."""
+        """Store the sampled tokens, which are the input of these slots' rows in the next step."""
         self._drawn.index_copy_(0, draws.slots, tokens)
 
     def count_decoding(self, rows: Sequence[Row]) -> int:
-        """Count the leading rows with one token each, drawn and not reported."""
+        """Count the rows that decode, which come first. Their token is only known on the device."""
         for index, row in enumerate(rows):
             slot = self._slots[row.slot]
             assert slot is not None, "a plan names an empty slot"
@@ -332,21 +336,20 @@ class Batcher:
         return len(rows)
 
     def known(self, slot: int, place: int) -> int:
-        """Return the token at a place in a slot's sequence, or 0 if it was added after the slot was
-        opened.
+        """Return the token at index `place` of a slot's sequence, or 0 if it was added after the
+        slot was opened.
         """
         opened = self._slots[slot]
         assert opened is not None, "a plan names an empty slot"
         return int(opened.tokens[place]) if place < len(opened.tokens) else 0
 
     def capacity(self, slot: int) -> int:
-        """Return how many tokens a slot's pages hold."""
+        """Return how many tokens fit in a slot's KV pages."""
         return len(self._table.lists[slot]) * self._page_size
 
     def singles(self, places: Mapping[int, int], tokens: Sequence[int]) -> Batch:
-        """Build a batch with one token for each slot, at the given places and on the slots' pages.
-
-        It runs in addition to the plan's own batch.
+        """Build a batch with one token for each slot in `places`, which has the token's index in
+        its sequence. It is independent of the plan's batch and does not use the staging buffer.
         """
         positions, kept = [], []
         for slot, place in places.items():
@@ -370,13 +373,15 @@ class Batcher:
         )
 
     def places(self, rows: Sequence[Row], frame: Frame | None = None) -> list[int]:
-        """Return the batch offset of each row, padded to `frame` if given."""
+        """Return each row's index in the batch's list of rows, which is padded to `frame`
+        if given.
+        """
         decoding = self.count_decoding(rows)
         first = frame.singles if frame else decoding
         return [*range(decoding), *range(first, first + len(rows) - decoding)]
 
     def idle(self, frame: Frame) -> Batch:
-        """Build a batch that is all padding. Its embeddings are empty: [0, 0]."""
+        """Build a batch that consists of padding. Its embeddings are empty: [0, 0]."""
         placed = place_rows([], 0, frame)
         there = self._stage([], placed, placed.splice_rows([]), SampledRequests([], [], [], [], {}))
         assert not len(there.places), "pages of an opened slot go with its rows"
@@ -385,10 +390,10 @@ class Batcher:
     def build(
         self, plan: Plan, embeddings: EmbeddingMemory, frame: Frame | None = None
     ) -> tuple[Batch, Draws]:
-        """Build the tensors for one step, valid until the next is built.
+        """Append the rows' new pages to the page table, and build the tensors for one step. They
+        are valid until the next step is built.
 
-        Appends each row's new pages first. frame: the step's padded shape, large enough. Embeddings
-        are not padded.
+        frame: the shape to pad to; by default there is no padding. Embeddings are never padded.
         """
         rows = plan.rows
         placed = place_rows(rows, self.count_decoding(rows), frame)
@@ -431,13 +436,13 @@ class Batcher:
     def asking(
         self, rows: Sequence[Row], frame: Frame | None = None
     ) -> Mapping[type[RowExtra], list[ExtraRow[Any]]]:
-        """Group the rows that ask for something by what they ask for. `frame`: the step's padded
+        """Group the rows with extras by the type of the extra. `frame` is the step's padded
         shape.
         """
         found: dict[type[RowExtra], list[ExtraRow[Any]]] = {}
         decoding = self.count_decoding(rows)
         first = frame.singles if frame else decoding
-        for place, row in enumerate(rows[decoding:], decoding):  # decode rows have no requests
+        for place, row in enumerate(rows[decoding:], decoding):  # rows that decode have no extras
             slot = self._slots[row.slot]
             assert slot is not None, "a plan names an empty slot"
             for extra in row.extras:
@@ -454,7 +459,7 @@ class Batcher:
             assert row.start + row.length <= held, "a row reaches beyond its pages"
 
     def _find_draws(self, rows: Sequence[Row], placed: BatchOffsets) -> SampledRequests:
-        """Return the rows that draw, and what is known about each draw before the logits."""
+        """Return the rows that sample, with their random numbers and draft tokens."""
         drawing = SampledRequests([], [], [], [], {})
         for row, first in zip(rows, placed.firsts):
             if not row.sample:
@@ -473,7 +478,9 @@ class Batcher:
     def _stage(
         self, rows: Sequence[Row], placed: BatchOffsets, spliced: Integers, drawing: SampledRequests
     ) -> Fields:
-        """Write a step's numbers in the order of `Fields`, and send them in one copy."""
+        """Write a step's inputs in the order of `Fields`, and send them to the device in
+        one copy.
+        """
         frame, host = placed.frame, self._staging.next()
         total, width = frame.tokens, 2 + self._axes
         owners = placed.spread([row.slot for row in rows])
@@ -499,7 +506,7 @@ class Batcher:
         return self._staging.cut(Layout(self._axes, total, *sizes))
 
     def _find_places(self, rows: Sequence[Row]) -> tuple[list[int], list[int]]:
-        """Return the rotary positions and kv slots for rows that decode."""
+        """Return the rotary positions and KV slots of rows that decode."""
         size, lists = self._page_size, self._table.lists
         positions: list[int] = []
         places: list[int] = []
@@ -511,9 +518,8 @@ class Batcher:
         return positions, places
 
     def _write_tokens(self, rows: Sequence[Row], placed: BatchOffsets, into: Integers) -> None:
-        """Write tokens, rotary positions and kv slots, [1 + A + 1, T], each row at its place.
-
-        The device fills in the tokens of decoding rows.
+        """Write each row's tokens, rotary positions and KV slots to `into` [1 + A + 1, T]. The
+        tokens of rows that decode are left out, since they are filled in on the device.
         """
         decoding, firsts, size = placed.decoding, placed.firsts, self._page_size
         if decoding:
@@ -534,7 +540,7 @@ class Batcher:
 
 
 def place_rows(rows: Sequence[Row], decoding: int, frame: Frame | None) -> BatchOffsets:
-    """Place a step's rows in a batch. frame: `None` means without padding."""
+    """Compute the offsets of a step's rows in the batch, without padding if `frame` is `None`."""
     others = [row.length for row in rows[decoding:]]
     frame = frame or Frame(decoding, len(rows), decoding + sum(others), 0)
     q_starts = compute_offsets(others, frame)
@@ -543,10 +549,10 @@ def place_rows(rows: Sequence[Row], decoding: int, frame: Frame | None) -> Batch
 
 
 def compute_offsets(others: Sequence[int], frame: Frame) -> list[int]:
-    """Return where each row in the frame begins, and the end, [R + 1].
+    """Return the index of the first token of each row in the frame, and the end, [R + 1].
 
-    Single tokens come first, then rows with `others` tokens, then empty rows. The last row holds
-    all remaining tokens.
+    Rows with a single token come first, then rows with `others` tokens, then empty rows. The last
+    row has all remaining tokens, which are padding.
     """
     found = [*range(frame.singles), *accumulate(others, initial=frame.singles)]
     if more := frame.rows + 1 - len(found):
@@ -556,10 +562,10 @@ def compute_offsets(others: Sequence[int], frame: Frame) -> list[int]:
 
 
 def pad_splices(shown: Integers, frame: Frame, end: int) -> Integers:
-    """Return batch rows for all image rows in the frame: `shown`, then padding tokens from `end`
-    on.
+    """Pad `shown`, the batch indices of image rows, to the frame's number with padding tokens,
+    which start at `end`.
 
-    The padding tokens take turns, since many additions to one token at once would be slow.
+    The padding is spread over all padding tokens, because adding many rows to one token is slow.
     """
     if (left := frame.splices - len(shown)) <= 0:
         return shown
@@ -574,9 +580,8 @@ def append(
     ints: Sequence[int],
     floats: Sequence[float] = (),
 ) -> int:
-    """Write numbers into `host` from word `start` on, back to back. Returns the end.
-
-    `ints` come last, two to a word.
+    """Write `longs`, `floats` and `ints` contiguously into `host`, starting at word `start`. Two
+    ints take one word. Returns the end, in words.
     """
     form = f"={len(longs)}q{len(floats)}d{len(ints)}i"
     struct.pack_into(form, host.data, 8 * start, *longs, *floats, *ints)

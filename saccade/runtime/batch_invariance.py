@@ -1,8 +1,8 @@
-"""Whether a row's bits depend on the rows beside it, measured through a whole network before the
-first request.
+"""Tests batch invariance before the first request: whether the results of a row are bit-identical
+whatever other rows are in the batch.
 
-Owns the choice of representative steps. Their rows are padding: written to the dummy
-page, without keys.
+The entire network computes several representative steps. Their rows are padding, which is written
+to the dummy KV page and attends to no keys.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from saccade.runtime.memory import EmbeddingMemory
 from saccade.runtime.start import TRIAL_TOKENS
 
 MANY_ROWS = 64
-"""So many are multiplied as a prompt's are."""
+"""With this many rows, the same kernels are used as for a prompt."""
 PRIME = 997
-"""From one word that rows are measured with to the next, so that no two rows are alike."""
+"""The difference between the token ids of neighboring test rows, so that all rows are different."""
 
 
 @torch.inference_mode()
@@ -33,15 +33,18 @@ def rows_are_batch_invariant(
     embeddings: EmbeddingMemory,
     config: EngineConfig,
 ) -> bool:
-    """Return True if a row has the same bits alone and next to other rows.
+    """Return True if a row's results are bit-identical alone and in larger batches.
 
-    Measures this with rows of padding, through the whole network: up to the number of slots, and as
-    many rows as a prompt has. (Where prompts' products differ from those with few rows, one draft
-    token more or less in a step would change a prompt that is computed in it.) For a model with
-    states, compares also one sequence's tokens, whose rows resume from each other: in slot 0, on
-    pages that are free. A delta rule that is computed in chunks depends on where a prompt was cut:
-    this is not measured. Every rank takes part to the end whatever is found, since sums over ranks
-    may depend on their rows, too.
+    Padding rows are computed by the entire network in batches of up to the number of slots, and in
+    one batch as large as a prompt. (If prompts used other kernels than small batches, the number of
+    draft tokens in a step would change the results of a prompt in the same step.)
+
+    For a model with states, the tokens of one sequence are also computed one by one and in a single
+    step, in slot 0 and on free KV pages. A delta rule that is computed in chunks depends on how the
+    prompt is split into steps. This is not tested: the function returns False for such a model.
+
+    All ranks must run all tests, whatever the results, because all-reduces may depend on the batch
+    too.
     """
     batch_invariant, before = True, torch.empty(0)
     many = min(max(MANY_ROWS, 2 * batcher.slots), batcher.chunk_tokens + batcher.slots)
@@ -72,14 +75,14 @@ def _scans_in_chunks(net: FamilyNet) -> bool:
 
 
 def _row_bits(net: FamilyNet, attention: Attention, batch: Batch) -> torch.Tensor:
-    """Compute a batch's states and logits, side by side."""
+    """Compute a batch's states and logits, concatenated to [T, hidden + V]."""
     attention.plan(batch)
     states = net.forward(batch, attention)
     return torch.cat((states, net.logits(states)), dim=1)
 
 
 def doubled(least: int, most: int) -> list[int]:
-    """Return `least`, twice as many, and so on, then `most`."""
+    """Return `least`, `2 * least`, `4 * least` and so on up to `most`, which is always included."""
     sizes = [least]
     while sizes[-1] < most:
         sizes.append(2 * sizes[-1])

@@ -1,4 +1,6 @@
-"""What a worker asks of the plugin that changes its model, and of the adapters that it loads."""
+"""Protocols of the plugin that changes a running worker's model, and of the adapters that
+it loads.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +13,34 @@ from saccade.kernels.reference.low_rank import AdapterRows
 from saccade.nn.protocol import FamilyNet
 
 LoadNet = Callable[[Path], tuple[FamilyNet, str]]
-"""This rank's slice of the checkpoint in a folder or file, and the digest of its part of the vision
-tower. Raises StartupError.
+"""Loads this rank's slice of the checkpoint in a directory or file. Also returns the digest of this
+rank's slice of the vision encoder. Raises StartupError.
 """
 
 
 class SlotAdapters(Protocol):
-    """The slots whose rows use an adapter."""
+    """The loaded adapters, and which slots use them."""
 
     def check(self, adapter: int) -> None:
         """Assert that the adapter is loaded."""
         ...
 
     def open(self, slot: int, adapter: int) -> None:
-        """Assign a loaded adapter to `slot`, for a sequence that enters it."""
+        """Use a loaded adapter for the sequence that was opened in `slot`."""
         ...
 
     def close(self, slot: int) -> None: ...
 
     def rows(self, rows: Sequence[Row]) -> tuple[AdapterRows, ...]:
-        """Return each adapter's tokens in a step with these rows, which runs without a graph."""
+        """Return the tokens that use each adapter, in a step with these rows. Such a step must run
+        without CUDA graphs.
+        """
         ...
 
 
 class ModelChanges(Protocol):
-    """ModelChanges of a worker's model between steps."""
+    """Changes a worker's model between steps, for example its weights."""
 
     def make(self, change: Change) -> Changed:
-        """Make the change on every rank, or on none."""
+        """Apply a change on all ranks, or on none if it fails on one of them."""
         ...

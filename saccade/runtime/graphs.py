@@ -1,5 +1,5 @@
-"""What a worker knows of graphs, device work that is captured once and replayed. A backend for GPUs
-makes them, and is imported where a config has sizes for graphs.
+"""The interface of CUDA graphs: device work that is captured once and then replayed. The GPU
+backend implements it, and is imported only if the config has sizes for graphs.
 """
 
 from __future__ import annotations
@@ -17,47 +17,43 @@ from saccade.nn.protocol import Attention, FamilyNet, GridFacts, TowerNet
 from saccade.runtime.batch import Batcher, Frame
 
 DEVICE = "cuda"
-"""Whose backend makes graphs. Tests replay them on a CPU."""
+"""The device type whose backend implements graphs. Tests run its code on a CPU."""
 
 
 class StepGraphs(Protocol):
-    """The language model's layers, captured at a few frames."""
+    """Graphs of the language model's layers, captured for several frames (padded shapes)."""
 
     def frame(self, decoding: int, rows: int, tokens: int) -> Frame | None:
-        """Return the smallest frame for `rows` rows and `tokens` tokens, `decoding` of the rows
-        decoding.
-
-        Returns `None` if the step is too large for all.
+        """Return the smallest frame for a step with `rows` rows, of which `decoding` decode, and
+        `tokens` tokens. Returns `None` if the step is too large for all frames.
         """
         ...
 
     def run(self, frame: Frame, shown: torch.Tensor) -> torch.Tensor:
-        """Replay the graph for `frame` and return its states [tokens of the frame, hidden].
-
-        They belong to the staged step, padded, and the next replay overwrites them. shown: the
-        step's image rows.
+        """Replay the graph for `frame` on the step in the staging buffer. Returns hidden states
+        [tokens of the frame, hidden], which the next replay overwrites. `shown` are the step's rows
+        of image embeddings.
         """
         ...
 
 
 class PackGraphs(Protocol):
-    """A vision tower's blocks, captured at a few numbers of patches."""
+    """Graphs of a vision encoder's blocks, captured for several numbers of patches."""
 
     @property
     def largest(self) -> int:
-        """Return the most patches of a graph."""
+        """The maximum number of patches that a graph supports."""
         ...
 
     def run(self, rows: Sequence[torch.Tensor], facts: Sequence[GridFacts]) -> torch.Tensor | None:
-        """Replay a graph for a pack of images, and return the tower's output, which the next replay
-        overwrites. Returns `None` if no graph fits.
+        """Replay a graph for images that are encoded together, and return the vision encoder's
+        output, which the next replay overwrites. Returns `None` if no graph fits.
         """
         ...
 
     def adapt(self) -> bool:
-        """Fit the sizes to those seen, one capture per call. Call it in idle moments.
-
-        Returns True while more is to do.
+        """Adapt the captured sizes to those of recent images, with one capture per call. Call it
+        when the worker is idle. Returns True if more captures are needed.
         """
         ...
 
@@ -65,15 +61,17 @@ class PackGraphs(Protocol):
 OpenStepGraphs = Callable[
     [FamilyNet, Attention, Batcher, StepGraphSizes, torch.Tensor, Metrics], StepGraphs
 ]
-"""Captures a network's steps at some sizes. The tensor is like embeddings."""
+"""Captures a network's steps at the given sizes. The tensor is an empty embedding, with the dtype
+and device to use.
+"""
 OpenPackGraphs = Callable[[TowerNet, EncoderConfig, torch.Tensor, int], PackGraphs]
-"""Captures a tower at a config's sizes. The tensor is like embeddings; the number is of the ranks
-on this machine.
+"""Captures a vision encoder at the config's sizes. The tensor is an empty embedding, and the
+integer is the number of ranks on this machine.
 """
 
 
 def find_step_graphs() -> OpenStepGraphs:
-    """Return what captures steps."""
+    """Import the function that captures steps of the language model."""
     backend = find_backend(DEVICE, installed=False)
     assert backend is not None and backend.step_graphs is not None, "sizes come from a backend"
     found: OpenStepGraphs = resolve_name(backend.step_graphs)
@@ -81,7 +79,7 @@ def find_step_graphs() -> OpenStepGraphs:
 
 
 def find_pack_graphs() -> OpenPackGraphs:
-    """Return what captures vision encoders."""
+    """Import the function that captures vision encoders."""
     backend = find_backend(DEVICE, installed=False)
     assert backend is not None and backend.pack_graphs is not None, "sizes come from a backend"
     found: OpenPackGraphs = resolve_name(backend.pack_graphs)

@@ -1,7 +1,4 @@
-"""A plan begun by a worker, and its result, reported once the device is done.
-
-Owns results on their way to the host.
-"""
+"""A step that a worker has started, and the copy of its results to the host."""
 
 from __future__ import annotations
 
@@ -23,20 +20,22 @@ if TYPE_CHECKING:
     from saccade.runtime.vision.vision_encoder import VisionEncoder
 
 MaskSource = Callable[[], npt.NDArray[np.int32] | None]
-"""The words [M, ceil(V / 32)] of a plan's masked rows; None: nobody wants its tokens any more."""
+"""Returns the masks [M, ceil(V / 32)] of a plan's masked rows, or `None` if the worker is stopping.
+"""
 POLL_SECONDS = 5e-4
-"""Between two looks, where both a disk and a GPU may be the first to end."""
+"""The polling interval if either a disk or a GPU may finish first."""
 
 
 LATE_SECONDS = 0.05
-"""A step that waits for pages from disk ends after that: they may be late by then."""
+"""How long a step waits for KV pages from disk. The scheduler may then decide to recompute them."""
 
 
 class Step:
-    """A begun plan, whose sampled tokens are on their way to the host.
+    """A started plan, whose results are being copied to the host.
 
-    Its result also reports other work that ended meanwhile. pages: KV pages in other tiers. vision,
-    disk: encodings, and embeddings on disk. Each is `None` where none is in progress.
+    The result also reports background work that has finished since the last step: moves of KV pages
+    (`pages`), encodings (`vision`), and reads and writes of embeddings (`disk`). Each of these is
+    `None` if no such work can be in progress.
     """
 
     def __init__(
@@ -55,23 +54,23 @@ class Step:
         self._checked: tuple[torch.Tensor, Sequence[int]] | None = None
         self._copied: torch.cuda.Event | None = None
         self._begun = time.monotonic()
-        # what else is known so far, as in `StepResult`
+        # Further fields of the `StepResult`.
         self._head_drafts: tuple[HeadDrafts, ...] = ()
         self._changed: Changed | None = None
         self._exhausted = self._unfinished = False
         self._taken: tuple[tuple[ImageKey, float, float], ...] = ()
 
     def took(self, key: ImageKey) -> None:
-        """Record an embedding that has arrived from another server."""
+        """Record that the embedding from another server was stored."""
         self._taken += ((key, 0.0, time.monotonic()),)
 
     def draw(self, tokens: torch.Tensor) -> None:
-        """Begin to copy the sampled tokens, [D] in row order, to the host."""
+        """Start copying the sampled tokens, [D] in row order, to the host."""
         self._tokens = to_host(tokens)
         self._note_copies(tokens)
 
     def copy_outcome(self, outcome: RowOutcome) -> None:
-        """Begin to copy an outcome to the host."""
+        """Start copying the tensors of an outcome to the host."""
         self._outcomes.append((outcome, [to_host(each) for each in outcome.tensors]))
         self._note_copies(outcome.tensors[0])
 
@@ -80,8 +79,8 @@ class Step:
         self._head_drafts = head_drafts
 
     def check(self, finite: torch.Tensor, places: Sequence[int]) -> None:
-        """Begin to copy which batch rows [R] have finite states. `places`: the plan's rows in the
-        batch.
+        """Start copying `finite` to the host: for each row of the batch [R], whether its states are
+        finite. `places` are the batch indices of the plan's rows.
         """
         self._checked = to_host(finite), places
         self._note_copies(finite)
@@ -92,24 +91,24 @@ class Step:
             self._copied.record()
 
     def exhausted(self) -> None:
-        """Record that the plan's rows ran out of memory."""
+        """Record that the device ran out of memory for the plan's rows."""
         self._exhausted = True
         self._tokens, self._outcomes = torch.empty(0, dtype=torch.int64), []
 
     def changed(self, outcome: Changed) -> None:
-        """Record the outcome of the plan's change."""
+        """Record the outcome of the plan's `change`."""
         self._changed = outcome
 
     def adapted(self, unfinished: bool) -> None:
         self._unfinished = unfinished
 
     def ready(self) -> bool:
-        """Return True if `result` would return at once or soon."""
+        """Return True if `result` would not block for long."""
         drawn = self._copied is None or self._copied.query()
         return drawn and not (self._plan.wait and self._awaits() and not self._late())
 
     def result(self) -> StepResult:
-        """Wait until the step is done and return its result. Call once, in the order of the steps.
+        """Wait until the step has finished, and return its result. Call it once per step, in order.
 
         Raises RuntimeError if the thread that reads from disk has failed.
         """
@@ -146,7 +145,7 @@ class Step:
         return result
 
     def _non_finite(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Return the rows for `StepResult.non_finite`. `tokens`: the drawn ones."""
+        """Return `StepResult.non_finite`. `tokens` are the sampled tokens."""
         non_finite: set[int] = set()
         if self._checked is not None:
             finite, places = self._checked
@@ -158,9 +157,8 @@ class Step:
         return tuple(sorted(non_finite))
 
     def _await_pages(self) -> bool:
-        """Wait, while pages are being read, until any work has ended or the pages are late.
-
-        Returns True if pages were being read.
+        """If KV pages are being read, wait until any background work has finished, or for at most
+        `LATE_SECONDS`. Returns True if pages were being read.
         """
         if not (self._pages and self._pages.is_reading):
             return False
@@ -169,12 +167,14 @@ class Step:
         return True
 
     def _late(self) -> bool:
-        """Return True if pages have been read for so long that the scheduler should look."""
+        """Return True if KV pages are being read and the step has waited for `LATE_SECONDS`."""
         reading = self._pages is not None and self._pages.is_reading
         return reading and time.monotonic() > self._begun + LATE_SECONDS
 
     def _awaits(self) -> bool:
-        """Return True while background work is in progress and all its ends are reported."""
+        """Return True if background work is in progress, and none has finished that must be
+        reported.
+        """
         vision, disk, pages = self._vision, self._disk, self._pages
         if (
             (vision and vision.any_ended)
@@ -187,7 +187,9 @@ class Step:
 
 
 def to_host(values: torch.Tensor) -> torch.Tensor:
-    """Begin to copy into pinned host memory. It is whole once the current stream gets there."""
+    """Start a copy into pinned host memory. It is complete once the current stream has
+    reached it.
+    """
     if not values.is_cuda:
         return values
     pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)

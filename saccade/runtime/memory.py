@@ -1,7 +1,7 @@
-"""KV pages and image embeddings on the device, and the ways of embeddings to other tiers. Owns the
-tensors. The scheduler decides what they hold. `states.py` has the state per sequence.
+"""KV pages and image embeddings in device memory, and the moves of embeddings to other cache tiers.
+The scheduler decides what is stored. `states.py` has the states of linear attention.
 
-Page 0 is the dummy page: padding rows write to it, and it is never read.
+KV page 0 is a dummy page. Padding rows write to it, and it is never read.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ FORMATS = {
 }
 
 Caches = tuple[Mapping[str, torch.Tensor], ...]
-"""Per layer, by name, what is kept per token: [pages * page_size, *shape]."""
+"""For each layer, the cached values per token, by name: [pages * page_size, *shape]."""
 
 
 def allocate_caches(
     spec: KVSpec, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
 ) -> Caches:
-    """Allocate the tensors that `spec` names per token, for every page."""
+    """Allocate the per-token tensors of `spec`, for all KV pages."""
 
     def make(cache: Cache) -> torch.Tensor:
         kind = dtype if cache.format == "model" else FORMATS[cache.format]
-        # empty, not zeros: untouched pages cost no memory on the CPU.
+        # torch.empty instead of zeros, so that unused pages take no physical memory on a CPU.
         return torch.empty((pages * page_size, *cache.shape), dtype=kind, device=device)
 
     return tuple(
@@ -46,9 +46,8 @@ def allocate_caches(
 
 
 def keys_and_values(caches: Caches) -> KVCache:
-    """Return the tensors that attention reads and writes, by layer.
-
-    Layers have keys and values, or latents, which are both.
+    """Return the key and value tensors by layer. In a layer with latents (MLA), these are both the
+    keys and the values.
     """
     pairs = ((layer.get("k"), layer.get("v")) for layer in _as_pairs(caches))
     return {i: (k, v) for i, (k, v) in enumerate(pairs) if k is not None and v is not None}
@@ -61,14 +60,15 @@ def _as_pairs(caches: Caches) -> Iterator[Mapping[str, torch.Tensor]]:
 
 
 def return_free(caches: Iterable[torch.Tensor], pages: int, free: FreeMemory) -> int:
-    """Return unused host memory to the system.
+    """Return the memory of free KV pages to the operating system.
 
-    `caches`: tensors of so many KV pages each. Returns the bytes of these.
+    Each tensor in `caches` has `pages` pages. Returns the number of bytes that were released.
     """
     before = resident_bytes()
     for cache in caches:
         each = cache.nbytes // pages
-        for first, count in free.pages if cache.untyped_storage().nbytes() else ():  # not asleep
+        # empty while asleep
+        for first, count in free.pages if cache.untyped_storage().nbytes() else ():
             release_pages(cache.data_ptr() + first * each, count * each)
     freed = max(0, before - resident_bytes())
     trim()
@@ -76,35 +76,34 @@ def return_free(caches: Iterable[torch.Tensor], pages: int, free: FreeMemory) ->
 
 
 class EmbeddingMemory:
-    """Image embeddings by key: [num_tokens, embedding_width], each in own memory.
+    """Image embeddings by key: [num_tokens, embedding_width], each in separate memory.
 
-    Copies run in the background. The first rank reads from disk and hands to the other
-    ranks.
+    Copies run in the background. Only rank 0 reads from disk, and broadcasts to the other ranks.
     """
 
     def __init__(self, like: torch.Tensor, shard: Shard, tiers: EmbeddingTiers = NO_TIERS) -> None:
-        """Take dtype and device from `like` [0, width], kept as `none`."""
+        """Embeddings have the dtype and device of `like` [0, width], an empty embedding."""
         self._shard = shard
         self._host = tiers.host
         self._disk = tiers.disk
         self._rows: dict[ImageKey, torch.Tensor] = {}
-        # of rows that are still being made on another stream, or were
+        # For embeddings computed on another stream, the event to wait for before their first use.
         self._ready: dict[ImageKey, torch.cuda.Event] = {}
-        self._unsaved: set[ImageKey] = set()  # to be saved once they are encoded
+        self._unsaved: set[ImageKey] = set()  # to save once they are encoded
         self.none = like
 
     def __len__(self) -> int:
-        """Count the embeddings on the device."""
+        """The number of embeddings on the device."""
         return len(self._rows)
 
     def put(
         self, key: ImageKey, embedding: torch.Tensor, ready: torch.cuda.Event | None = None
     ) -> None:
-        """Keep an embedding, in own memory, on the device.
+        """Store an embedding on the device. It must not be a view of other memory.
 
-        `ready`: when another stream is done.
+        ready: the event after which another stream has finished computing it.
         """
-        # A view would keep all of its buffer alive, or change when the buffer is used again.
+        # A view would keep its entire buffer alive, or change when the buffer is reused.
         assert embedding.untyped_storage().nbytes() == embedding.nbytes, (
             "an embedding owns its memory"
         )
@@ -114,7 +113,7 @@ class EmbeddingMemory:
             self.save(key)
 
     def move(self, move: Move) -> None:
-        """Carry out one move. Copies between host and device are in stream order."""
+        """Move one embedding between tiers. Copies between host and device are in stream order."""
         key = move.key
         match move.source, move.target:
             case "device", None:
@@ -130,7 +129,7 @@ class EmbeddingMemory:
                     self._disk.move(move)
 
     def save(self, key: ImageKey) -> None:
-        """Begin to write to disk an embedding that is on the device, or will be."""
+        """Start writing an embedding to disk. If it is not on the device yet, `put` starts it."""
         if self._disk is None:
             return
         if key not in self._rows:
@@ -139,15 +138,14 @@ class EmbeddingMemory:
             self._disk.save(key, self._rows[key], self._ready.get(key))
 
     def gather(self, parts: Sequence[tuple[ImageKey, int, int]]) -> torch.Tensor:
-        """Return rows [offset, offset + length) for each (key, offset, length), back to back.
-
-        The result is [sum of lengths, width].
+        """Return rows [offset, offset + length) for each (key, offset, length), concatenated to
+        [sum of lengths, width].
         """
         rows = [self._use(key)[offset : offset + length] for key, offset, length in parts]
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     def read(self, key: ImageKey, num_tokens: int) -> torch.Tensor:
-        """Return an embedding that is on the device or on the host, and stays there."""
+        """Return an embedding from the device or from the host, without moving it."""
         if key in self._rows:
             return self._use(key)
         assert self._host is not None, "there is no host tier"
@@ -164,17 +162,19 @@ class EmbeddingMemory:
             self._ready[key] = ready
 
     def _use(self, key: ImageKey) -> torch.Tensor:
-        """Return an embedding's rows. The current stream waits until they are made."""
+        """Return an embedding's rows, and make the current stream wait until they are computed."""
         rows = self._rows[key]
         if (ready := self._ready.pop(key, None)) is not None:
             stream = torch.cuda.current_stream(rows.device)
             stream.wait_event(ready)
-            # Their memory is the other stream's: not to be used again before this one is done.
+            # The other stream allocated the memory. It must not be reused before this one is done.
             rows.record_stream(stream)
         return rows
 
     def _receive(self, move: Move) -> None:
-        """Hand the rows that the first rank has read to all ranks."""
+        """Move an embedding that was read from disk to the device, and broadcast it to all
+        ranks.
+        """
         key = move.key
         if self._disk is None:
             self._keep(key, self.none.new_empty((move.num_tokens, self.none.shape[1])), None)

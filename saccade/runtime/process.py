@@ -1,8 +1,7 @@
-"""The process of a worker: `python -m saccade.runtime.process`, one per rank, started by
-`engine/workers.py`. A worker reports the machine to the engine, loads a slice of the model, then
-carries out the plans from the socket.
+"""The worker process, `python -m saccade.runtime.process`. `engine/workers.py` starts one per rank.
 
-Holds no scheduler state. Rank 0 answers plans. Other ranks only take part.
+A worker reports its hardware to the engine, loads its slice of the model, and then executes the
+plans that it receives from a socket. All ranks execute the same plans. Only rank 0 sends results.
 """
 
 from __future__ import annotations
@@ -68,15 +67,15 @@ from saccade.runtime.weights.tensors import ReportProgress, ignore_progress
 from saccade.runtime.worker import Worker
 
 READY_POLL_SECONDS = 20e-6
-"""While the device computes, looks at it and at the next plan are this far apart."""
+"""How often to check whether the device has finished, or the next plan has arrived."""
 DISK_POLL_SECONDS = 1e-3
-"""The same while a plan waits for a read from disk, or for an encoding."""
+"""The same interval if the plan waits for a read from disk or for an encoding."""
 
 Engine = Channel[FromWorker, ToWorker]
 
 
 class StepWorker(Protocol):
-    """Executes plans on one rank. kept, batch_invariant, prepared: as in `Started`."""
+    """Executes plans on one rank. The attributes are fields of `messages.Started`."""
 
     images: ImageExecutor
     batch_invariant: bool
@@ -86,18 +85,19 @@ class StepWorker(Protocol):
     def kept(self) -> tuple[tuple[bytes, int], ...]: ...
 
     def begin_step(self, plan: Plan, masks: MaskSource | None = None, /) -> Step:
-        """Begin a step, in the plan's order."""
+        """Start a step. Plans must be started in order."""
         ...
 
     def close(self) -> None:
-        """Finish all writing, and release the graphs."""
+        """Finish all writes to disk, and release the graphs."""
         ...
 
 
 def main() -> int:
     """Run the worker and return its exit status.
 
-    0: the engine requested it or exited. 1: this rank failed. PEER_LOST_STATUS: a peer failed.
+    0: the engine requested the exit, or has exited itself. 1: this rank failed. PEER_LOST_STATUS:
+    another rank failed.
     """
     boot, parent = enter(WorkerBoot)
     engine: Engine = Channel(parent.socket, WORKER_END)
@@ -119,8 +119,9 @@ def main() -> int:
 
 
 def serve(boot: WorkerBoot, engine: Engine) -> None:
-    """Serve the engine from the first facts to `Finish`. Raises Disconnected, PeerLost,
-    StartupError.
+    """Load the model and execute the engine's orders until `Finish`.
+
+    Raises Disconnected, PeerLost, StartupError.
     """
     engine.send(FoundDevices(torch.cuda.device_count() if torch.cuda.is_available() else 0))
     load = engine.receive()
@@ -154,9 +155,8 @@ def serve(boot: WorkerBoot, engine: Engine) -> None:
 
 
 def compile_in_background(load: Load) -> Callable[[], None] | None:
-    """Begin to compile missing kernels on a core that is left, and return what ends that.
-
-    Returns `None` if ranks need all cores.
+    """Start compiling kernels that are not cached on disk, on a core that the ranks do not use.
+    Returns a function that stops it, or `None` if there is nothing to compile or no such core.
     """
     if usable_cores() <= load.parallel.ranks:
         return None
@@ -166,14 +166,15 @@ def compile_in_background(load: Load) -> Callable[[], None] | None:
 def _prepare(
     boot: WorkerBoot, engine: Engine, load: Load
 ) -> tuple[Callable[..., StepWorker], Shard, Loaded]:
-    """Load the network. Returns what makes its worker, the rank's shard, and what was found.
+    """Load the network. Returns the function that creates its worker, the rank's shard, and the
+    message for the engine.
 
     Raises OSError, PeerLost, StartupError.
     """
     tally = LoadTally()
     make: Callable[..., StepWorker]
     scales: tuple[tuple[float, float], ...] = ()
-    on_progress = partial(_tell, engine) if boot.rank == 0 else ignore_progress
+    on_progress = partial(_report, engine) if boot.rank == 0 else ignore_progress
     attention = "auto"
     place, dtype = torch.device(load.device), DTYPES[load.dtype]
     folder = Path(load.folder)
@@ -189,7 +190,8 @@ def _prepare(
     else:
         make = _load_worker(load, shard, tally, on_progress, folder)
         if load.kv_dtype != "auto" and load.format != "dummy":
-            from saccade.runtime.weights.kv_scales import read_kv_scales  # for 8 bits alone
+            # only for an 8-bit KV cache
+            from saccade.runtime.weights.kv_scales import read_kv_scales
 
             scales = read_kv_scales(folder, spec.kv_spec().kv_layers)
     quantised = tally.line(dtype)
@@ -197,22 +199,23 @@ def _prepare(
 
 
 class Orders:
-    """The engine's orders, one step at a time.
+    """Receives the engine's orders, and splits plans of several steps into single steps.
 
-    A `CancelSteps` takes the rows from what is left of a plan of several steps.
+    After a `CancelSteps`, the remaining steps of such a plan are returned without rows.
     """
 
     def __init__(self, engine: Channel[FromWorker, ToWorker]) -> None:
         self._engine = engine
         self._early: deque[ToWorker] = deque()
-        self._left: Plan | None = None  # of a plan of several steps
+        self._left: Plan | None = None  # the remaining steps of a plan
 
     def waiting(self) -> bool:
-        """Return True if `receive` has something to report, be it the engine's departure."""
+        """Return True if `receive` would not block: it returns an order or raises Disconnected."""
         return self._left is not None or bool(self._early) or self._engine.waiting()
 
     def receive(self) -> ToWorker:
-        """Wait for a plan, of which the first step is due, or for another order.
+        """Wait for the next order. If it is a plan of several steps, only its first step is to be
+        executed.
 
         Raises Disconnected.
         """
@@ -221,7 +224,7 @@ class Orders:
             message = self._early.popleft() if self._early else self._engine.receive()
             if isinstance(message, Plan) and message.steps > 1:
                 plan = message
-            elif not isinstance(message, CancelSteps):  # one that arrived too late
+            elif not isinstance(message, CancelSteps):  # ignore it if the plan's steps have ended
                 return message
         if plan.steps > 1 and self._halted():
             self._left = None
@@ -230,7 +233,9 @@ class Orders:
         return plan
 
     def _halted(self) -> bool:
-        """Queue waiting messages. Return True at the first `CancelSteps` or `Finish`."""
+        """Queue all messages that have arrived. Return True at the first `CancelSteps` or
+        `Finish`.
+        """
         while self._engine.waiting():
             self._early.append(self._engine.receive())
             if isinstance(self._early[-1], CancelSteps | Finish):
@@ -239,7 +244,9 @@ class Orders:
 
 
 def execute_orders(worker: StepWorker, engine: Engine, metrics: Metrics | None) -> None:
-    """Carry out plans until `Finish`. `metrics`: the worker's, on the rank that answers."""
+    """Execute plans until `Finish`. `metrics` are the worker's metrics on rank 0, which sends
+    results, and `None` on other ranks.
+    """
     begun: deque[tuple[Plan, Step]] = deque()
     orders = Orders(engine)
     finished = False
@@ -256,7 +263,7 @@ def execute_orders(worker: StepWorker, engine: Engine, metrics: Metrics | None) 
 
     def await_masks() -> npt.NDArray[np.int32] | None:
         nonlocal finished
-        while begun:  # the masks depend on what these have drawn
+        while begun:  # the masks depend on the tokens that these steps sampled
             answer()
         match orders.receive():
             case Masks() as masks:
@@ -278,9 +285,8 @@ def execute_orders(worker: StepWorker, engine: Engine, metrics: Metrics | None) 
 
 
 def _next_may_begin(begun: deque[tuple[Plan, Step]], orders: Orders) -> bool:
-    """Wait until the oldest step is ready, or a plan arrives that may start before that.
-
-    Returns True for such a plan.
+    """Wait until the oldest step has finished, or another order arrives. Returns True if that order
+    can be received before the step has finished.
     """
     plan, oldest = begun[0]
     pause = DISK_POLL_SECONDS if plan.wait else READY_POLL_SECONDS
@@ -294,22 +300,22 @@ def _next_may_begin(begun: deque[tuple[Plan, Step]], orders: Orders) -> bool:
 
 
 def _beat(engine: Engine) -> None:
-    with suppress(Disconnected):  # the main thread finds out by itself
+    with suppress(Disconnected):  # the main thread handles it
         while True:
             engine.send(Heartbeat())
             time.sleep(HEARTBEAT_SECONDS)
 
 
-def _tell(engine: Engine, done: int, total: int) -> None:
+def _report(engine: Engine, done: int, total: int) -> None:
     engine.send(Loading("weights", done, total))
 
 
 def what_to_load(
     load: Load, shard: Shard, tally: LoadTally, on_progress: ReportProgress
 ) -> dict[str, Any]:
-    """Return the arguments that `load_net` and `load_tower` share.
+    """Return the arguments that `load_net` and `load_tower` have in common.
 
-    `tally` counts quantised matrices, and `on_progress` is called with the bytes read.
+    `tally` counts quantized matrices. `on_progress` is called with the bytes read so far.
     """
     return {
         "dtype": DTYPES[load.dtype],
@@ -341,11 +347,15 @@ def load_slice(
     *,
     checked: bool = False,
 ) -> tuple[FamilyNet, str]:
-    """Load this rank's slice of the model in `source`. Returns it with its vision tower's digest.
+    """Load this rank's slice of the model in `source`. Returns the network, and the digest of its
+    vision encoder's weights.
 
-    A `source` that is a file gives weights alone, for the model in the folder `first`. `tally`
-    counts 8-bit matrices, and `on_progress` is called with the bytes read. checked: as in
-    `load_spec`. Raises StartupError.
+    first: the directory whose configuration is used if `source` is a single file with weights.
+    tally: counts quantized matrices.
+    on_progress: called with the bytes read so far.
+    checked: as in `load_spec`.
+
+    Raises StartupError.
     """
     alone = source.is_file()
     folder, tower = first if alone else source, TowerDigest()
@@ -356,12 +366,12 @@ def load_slice(
 
 
 def join_ranks(load: Load, rank: int, group_fd: int) -> Shard:
-    """Set this rank's threads and device, and link it to the other ranks."""
+    """Set this rank's threads and device, and connect it to the other ranks."""
     torch.set_num_threads(load.threads)
     if load.device == "cuda":
         torch.cuda.set_device(rank)
-        # On Hopper it is PyTorch's first choice, and plans for half a second whenever a shape is
-        # new: so would every image size.
+        # On Hopper, PyTorch prefers cuDNN's attention, which takes half a second to plan for each
+        # new shape, and so for each new image size.
         torch.backends.cuda.enable_cudnn_sdp(False)
     how = load.parallel
     if how.ranks == 1:
@@ -373,12 +383,12 @@ def join_ranks(load: Load, rank: int, group_fd: int) -> Shard:
 
 
 def measure_hardware(device: Literal["cpu", "cuda"]) -> Hardware:
-    """Return the current device and its free memory, within the cgroups' limits."""
+    """Return the device's properties and its free memory, within the limits of cgroups."""
     memory, rooms = psutil.virtual_memory(), MachineMemory().read()
     total = min([memory.total, *(room.total for room in rooms)])
     left = min([memory.available, *(room.left for room in rooms)])
     if device == "cuda":
-        torch.cuda.empty_cache()  # what loading needed for a moment
+        torch.cuda.empty_cache()  # release temporary memory of loading
         free, device_total = torch.cuda.mem_get_info()
         major, minor = torch.cuda.get_device_capability()
         name, arch = torch.cuda.get_device_name(), 10 * major + minor
@@ -389,5 +399,5 @@ def measure_hardware(device: Literal["cpu", "cuda"]) -> Hardware:
 if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
-    # There is nothing to clean up, and the interpreter takes a second to unload torch.
+    # Exit without cleaning up, because the interpreter takes a second to unload torch.
     os._exit(status)

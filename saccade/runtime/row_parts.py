@@ -1,8 +1,9 @@
-"""Parts of a row: what a request may ask for in addition to its tokens. Each is entered by the rows
-that ask, and made with the first such row.
+"""Protocols for what a request can compute besides its tokens, such as prompt scores or changed
+logits. A row is one sequence's part of a step. Each feature is imported with the first row that
+requests it.
 
-Owns the protocols alone. Plugins have the parts for states. Those for draws are in
-`sampler.py`, `edits.py` and plugins.
+A `StatePart` computes something from hidden states, and is implemented in plugins. A `SamplePart`
+changes logits before sampling, and is implemented in `sampler.py`, `edits.py` and plugins.
 """
 
 from __future__ import annotations
@@ -25,43 +26,46 @@ AnyExtra = TypeVar("AnyExtra", bound=RowExtra, contravariant=True)
 
 
 class RowOutcome(Protocol):
-    """The results of a step's rows, in tensors to copy to the host."""
+    """Results of a step, in tensors that are copied to the host asynchronously."""
 
     @property
     def tensors(self) -> Sequence[torch.Tensor]: ...
 
     def add_to(self, result: StepResult, found: Sequence[torch.Tensor]) -> StepResult:
-        """Return the result with the tensors' values. found: the tensors, on the host."""
+        """Return a copy of `result` with these results added. `found` are `tensors` on the host."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ExtraRow(Generic[Extra]):
-    """A row that asks for something."""
+    """A row with a request for an additional result, `extra`."""
 
-    row: int  # its place in the plan
-    at: int  # its first batch row, for token `start`
-    start: int
-    length: int
-    tokens: npt.NDArray[np.int64]  # those in its sequence that were known when its slot was opened
+    row: int  # index in the plan
+    at: int  # index of its first token in the batch
+    start: int  # position of that token in the sequence
+    length: int  # number of tokens
+    tokens: npt.NDArray[np.int64]  # the sequence's tokens when its slot was opened
     extra: Extra
 
 
 class StatePart(Protocol[AnyExtra]):
-    """Computes something from a step's states, for the rows that ask. Every rank takes part."""
+    """Computes a result from a step's hidden states, for the rows that request it. All ranks must
+    call it.
+    """
 
     def __call__(
         self, states: torch.Tensor, asking: Sequence[ExtraRow[AnyExtra]]
     ) -> RowOutcome | None:
-        """Compute from the batch's states, [T, hidden].
-
-        Only ranks that keep results return them.
+        """Compute the results from the batch's hidden states, [T, hidden]. Returns `None` on ranks
+        that do not report results.
         """
         ...
 
 
 def find_state_part(kind: type[RowExtra]) -> Callable[[FamilyNet, bool], StatePart[Any]]:
-    """Import what computes what such rows ask for: of a network, and whether this rank keeps it."""
+    """Import the function that creates the `StatePart` for this type of request. Its arguments are
+    a network, and whether this rank reports results.
+    """
     tag = kind.__struct_config__.tag
     name = next(name for each in plugins() for part, name in each.state_parts if part == tag)
     found: Callable[[FamilyNet, bool], StatePart[Any]] = resolve_name(name)
@@ -70,49 +74,49 @@ def find_state_part(kind: type[RowExtra]) -> Callable[[FamilyNet, bool], StatePa
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The D rows that draw in a step, known before the logits."""
+    """The D rows of a step that sample a token, and what is known before their logits."""
 
-    rows: Sequence[int]  # slots, for the host
-    counts: Sequence[int]  # tokens sampled before, by row
-    slots: torch.Tensor  # [D] int64
-    uniforms: torch.Tensor  # [D] float64
-    # the draft tokens, by place. Such a row counts only if the slot's row before drew that token.
+    rows: Sequence[int]  # each row's slot, on the host
+    counts: Sequence[int]  # how many tokens each row's sequence has sampled before
+    slots: torch.Tensor  # [D] int64: `rows` on the device
+    uniforms: torch.Tensor  # [D] float64: random numbers in [0, 1)
+    # Draft tokens by the index of the row that they are the input of. Such a row is valid only if
+    # the slot's previous row sampled that token.
     draft_tokens: Mapping[int, int] = field(default_factory=dict)
 
 
 class SamplePart(Protocol):
-    """Changes logits before the draw, by what was drawn before, in the slots opened for it."""
+    """Changes logits before sampling, for the slots that were opened with it. Changes may depend on
+    the tokens that were sampled before.
+    """
 
     def open(self, opened: Open) -> None:
-        """Open a slot for a sequence that asks for this part, with its prompt and the answer so
-        far.
-        """
+        """Add a sequence. `opened` has its slot, its prompt, and the output so far."""
         ...
 
     def close(self, slot: int) -> None: ...
 
     def edit(self, logits: torch.Tensor, draws: Draws, masked: bool, /) -> bool:
-        """Change logits [D, V] in place. Returns whether some tokens are forbidden from now on.
-
-        masked: some tokens are forbidden (-inf) already.
+        """Change logits [D, V] in place. `masked` means that some may already be -inf, which
+        forbids the token. Returns the value of `masked` for the next part.
         """
         ...
 
     def count(self, draws: Draws, tokens: torch.Tensor) -> None:
-        """Take in the drawn `tokens` [D]."""
+        """Record the sampled `tokens` [D]."""
         ...
 
 
 class RowEdit(Protocol):
-    """Changes one sequence's logits."""
+    """Changes the logits of one sequence."""
 
     def edit(self, row: torch.Tensor, count: int, masked: bool, /) -> bool:
-        """Change the next token's logits [V], as `SamplePart.edit` does.
+        """Change the next token's logits [V], as in `SamplePart.edit`.
 
-        count: tokens sampled before.
+        count: how many tokens were sampled before.
         """
         ...
 
     def add_token(self, token: torch.Tensor) -> None:
-        """Take in the drawn `token` [1]."""
+        """Record the sampled `token` [1]."""
         ...

@@ -1,5 +1,5 @@
-"""Arguments of a backend that prepares its kernels for a worker, by the function that `Ops.prepare`
-names.
+"""The arguments of `Ops.prepare`, the function with which a backend prepares its kernels before a
+worker's first step.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from saccade.runtime.sampling.sampler import Sampler
 from saccade.runtime.vision.packed_encoder import PackedEncoder
 
 TRIAL_TOKENS = 8
-"""Tokens of a sequence by which a prompt's rows are compared with those that decode."""
+"""The number of tokens of the sequence for which prefill is compared with decoding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What was loaded, and from which folder."""
+    """How the network was loaded, and from which directory."""
 
     load: Load
     folder: Path
@@ -32,22 +32,22 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A worker's parts before the first step."""
+    """The components of a worker before its first step."""
 
     net: FamilyNet
     config: EngineConfig
     attention: Attention
     batcher: Batcher
     encoder: PackedEncoder
-    sampler: Sampler | None  # the first rank's
+    sampler: Sampler | None  # on rank 0 only
     embeddings: EmbeddingMemory
-    like: torch.Tensor  # as embeddings
+    like: torch.Tensor  # an empty embedding, with the dtype and device of all embeddings
     ranks: int  # on this machine
-    records: bool  # steps of a few rows will be recorded
-    origin: Origin | None  # `None` if the network was made by hand
+    records: bool  # whether small decode steps will be captured and replayed
+    origin: Origin | None  # `None` if the network was not loaded from a checkpoint
 
 
 Prepare = Callable[[Start], tuple[bool, str]]
-"""Compiles a worker's kernels before its first step. Returns whether rows are exact, as in
-`messages.Begun`, and what was done, for people. Every rank takes part.
+"""Compiles a worker's kernels before its first step. Returns whether results are batch-invariant
+(as in `messages.Started`), and a description for the log. All ranks must call it.
 """

@@ -1,9 +1,9 @@
-"""A model's memory per sequence, the same for any length: the states for linear attention and for
-the convolutions before it. Owns the tensors. The scheduler decides what they hold.
+"""The states of linear attention and of the convolutions before it, whose size does not depend on a
+sequence's length. The scheduler decides what is stored.
 
-A line holds one sequence's states for all layers. The first lines are the workers' slots, changed
-by rows. The next are snapshots, changed only by `copy`, and states between draft tokens
-(`Row.keep`).
+A line of the memory has the states of one sequence for all layers. The first lines belong to the
+worker's slots, and steps update them. The others are snapshots, which only `copy` changes, and
+states between draft tokens (`Row.keep`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from saccade.kernels.reference.ops import Ops
 from saccade.nn.protocol import Batch, DeltaInputs
 
 StateLayers = Mapping[int, Mapping[str, torch.Tensor]]
-"""By layer, of those that keep states, by name: [lines, *shape]."""
+"""States by layer and by name, for layers that have states: [lines, *shape]."""
 ALIGNMENT = 16
-"""Bytes: where a layer's values begin in a line."""
+"""Each layer's values in a line are aligned to this many bytes."""
 
 
 class StateMemory:
-    """`lines` lines with `spec`'s tensors per sequence, each in one piece: uint8 [lines, bytes]."""
+    """The per-sequence tensors of `spec`, as one tensor uint8 [lines, bytes]. `layers` has views of
+    it.
+    """
 
     def __init__(self, spec: KVSpec, lines: int, dtype: torch.dtype, device: torch.device) -> None:
         places: list[tuple[int, str, tuple[int, ...], torch.dtype, int]] = []
@@ -40,7 +42,7 @@ class StateMemory:
                 kind = torch.float32 if cache.format == "float32" else dtype
                 places.append((layer, cache.name, cache.shape, kind, width))
                 width += -(-math.prod(cache.shape) * kind.itemsize // ALIGNMENT) * ALIGNMENT
-        # empty, not zeros: untouched lines cost no memory on the CPU.
+        # torch.empty instead of zeros, so that unused lines take no physical memory on a CPU.
         self.lines = torch.empty((lines if width else 0, width), dtype=torch.uint8, device=device)
         self.layers: dict[int, dict[str, torch.Tensor]] = {}
         for layer, name, shape, kind, start in places:
@@ -52,20 +54,20 @@ class StateMemory:
         return self.lines.nbytes
 
     def copy(self, copies: Sequence[StateCopy]) -> None:
-        """Copy lines as if all were read before any is written, in stream order."""
+        """Copy lines in stream order. All sources are read before any target is written."""
         written = {each.target for each in copies}
         if any(each.source in written for each in copies):
             pairs = np.array([(each.source, each.target) for each in copies])
             sources, targets = send(pairs.T.copy(), self.lines.device)
             self.lines.index_copy_(0, targets, self.lines.index_select(0, sources))
-        else:  # a line has tens of megabytes: no memory between
+        else:  # copy directly, since a temporary copy of a line takes tens of megabytes
             for each in copies:
                 self.lines[each.target].copy_(self.lines[each.source])
 
 
 class StateRecurrence:
-    """The gated delta rule and convolutions over a `StateMemory`. Implements
-    `nn.protocol.Recurrence`.
+    """Implements `nn.protocol.Recurrence`: the gated delta rule and convolutions, with the states
+    of a `StateMemory`.
     """
 
     def __init__(self, layers: StateLayers, ops: Ops) -> None:
@@ -74,7 +76,7 @@ class StateRecurrence:
         self._rows: StateRows | None = None
 
     def plan(self, batch: Batch) -> None:
-        """Prepare for a batch: once per step."""
+        """Prepare for a batch. Call it once per step, before all layers."""
         rows = self._ops.state_rows(batch.q_starts, batch.kv_lengths, batch.slots, batch.singles)
         self._rows = rows.with_kept(batch.kept) if batch.kept else rows
 

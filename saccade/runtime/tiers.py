@@ -1,7 +1,9 @@
-"""Where embeddings and KV pages are kept beside the device: what a worker asks of such tiers.
+"""The interface between a worker and the cache tiers that store embeddings and KV pages outside of
+device memory: in host memory or on disk.
 
-An item is an image's embedding, or a KV page or state. A tier makes no decisions: the engine's
-tables define its content. On a CPU host memory is the device's own. Plugins have all other tiers.
+An item is an image's embedding, a KV page, or a sequence's state. Tiers make no decisions: the
+engine decides what they store. On a CPU, the host tier of embeddings is device memory
+(`SameMemory`). All other tiers are in plugins.
 """
 
 from __future__ import annotations
@@ -20,23 +22,27 @@ from saccade.plugins import builders
 
 Asked = TypeVar("Asked", bound=Hashable, contravariant=True)
 Ready = torch.cuda.Event | None
-"""When rows are whole; None: in the order of the current stream."""
+"""The event after which an item's data is valid. `None`: it is valid in current stream order."""
 
 
 class Tier(Protocol[Asked]):
-    """Items by key, as rows. size: rows of an embedding, bytes of a page."""
+    """Stores items by key. An item's `size` is the rows of an embedding or the bytes of a page."""
 
     def has(self, key: Asked) -> bool:
-        """Return True if `get` is worth a try."""
+        """Return True if the tier has an item of this key, as far as is known without
+        reading it.
+        """
         ...
 
     def put(self, key: Asked, rows: torch.Tensor, ready: Ready) -> None:
-        """Keep rows, which are the tier's from now on. A store raises OSError."""
+        """Store an item. The caller must not use `rows` afterwards. Raises OSError if it is written
+        to disk and that fails.
+        """
         ...
 
     def get(self, key: Asked, size: int) -> tuple[torch.Tensor, Ready]:
-        """Return an item's rows. A store raises OSError, and Damaged where they are not what was
-        put, which it then drops.
+        """Return an item's rows. A tier on disk raises OSError if reading fails, and Damaged if the
+        data was corrupted, in which case it drops the item.
         """
         ...
 
@@ -44,78 +50,76 @@ class Tier(Protocol[Asked]):
 
 
 class EmbeddingStore(Protocol):
-    """The first rank's way to a tier that blocks, whose work is done beside the steps."""
+    """The disk tier of embeddings, on rank 0. Its reads and writes run in the background."""
 
-    # (key, tokens) left by an earlier run, the oldest first
+    # (key, tokens) of embeddings that an earlier run stored, oldest first
     found: tuple[tuple[ImageKey, int], ...]
-    shared: str  # the folder where other servers find the same embeddings, or ""
+    shared: str  # the directory that is shared with other servers, or ""
 
     def save(self, key: ImageKey, rows: torch.Tensor, ready: Ready) -> None:
-        """Begin to write an embedding that is on the device."""
+        """Start writing an embedding from the device."""
         ...
 
     def move(self, move: Move) -> None:
-        """Begin to read, or remove, or forget what was read."""
+        """Start the read or the removal of an embedding, or drop one that was read."""
         ...
 
     def bring(self, key: ImageKey) -> tuple[torch.Tensor, Ready]:
-        """Move to the device what was read."""
+        """Move an embedding that was read to the device."""
         ...
 
     @property
     def busy(self) -> bool:
-        """Return True while a read is in progress, or has ended and awaits `collect`."""
+        """True while a read is in progress, or has ended and `collect` has not reported it."""
         ...
 
     @property
     def has_events(self) -> bool:
-        """Return True if `collect` has something to report, even bad news."""
+        """True if `collect` would return an event or raise an error."""
         ...
 
     def collect(self, wait: bool) -> tuple[DiskEvent, ...]:
-        """Return the events since the last call. With `wait`, waits for one, while a read is under
-        way.
+        """Return the events since the last call. If `wait` is true and a read is in progress, wait
+        for at least one event.
 
-        Raises RuntimeError if its reads will never finish.
+        Raises RuntimeError if the reads can never finish, because their thread has failed.
         """
         ...
 
     def close(self) -> None:
-        """Finish all writing."""
+        """Finish all writes."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingTiers:
-    """Each is `None` where it is off. disk: the first rank's alone."""
+    """The tiers of embeddings besides device memory. Each is `None` if it is disabled."""
 
     host: Tier[ImageKey] | None = None
-    disk: EmbeddingStore | None = None
+    disk: EmbeddingStore | None = None  # on rank 0 only
 
 
 NO_TIERS = EmbeddingTiers()
 
 
 class PageMemory(Protocol):
-    """One rank's part of KV pages and states beside the pool.
+    """One rank's part of the KV pages and states that are stored outside of device memory."""
 
-    found: (name, bytes) for pages left by an earlier run, the oldest first.
-    """
-
+    # (hash, bytes) of pages that an earlier run stored, oldest first
     found: tuple[tuple[bytes, int], ...]
 
     def move(self, moves: PageMoves) -> None:
-        """Carry out a plan's work on pages. Every rank must call."""
+        """Start the moves of KV pages in a plan. All ranks must call it."""
         ...
 
     @property
     def is_reading(self) -> bool:
-        """Return True while a read is in progress, or has ended and awaits `collect`."""
+        """True while a read is in progress, or has ended and `collect` has not reported it."""
         ...
 
     @property
     def has_events(self) -> bool:
-        """Return True if `collect` has something to report."""
+        """True if `collect` has events to return."""
         ...
 
     def collect(self) -> tuple[PageEvent, ...]:
@@ -123,12 +127,12 @@ class PageMemory(Protocol):
         ...
 
     def close(self) -> None:
-        """Finish all writing."""
+        """Finish all writes."""
         ...
 
 
 class SameMemory:
-    """The host tier for a CPU, which is the device's own memory."""
+    """The host tier of embeddings on a CPU, where host memory and device memory are the same."""
 
     def __init__(self) -> None:
         self._rows: dict[ImageKey, torch.Tensor] = {}
@@ -150,9 +154,12 @@ class SameMemory:
 def open_tiers(
     budgets: EmbeddingBudgets, tower: str, like: torch.Tensor, rank: int
 ) -> EmbeddingTiers:
-    """Open the tiers of embeddings that a server's options ask for, on one rank.
+    """Open the embedding tiers that the options enable, on one rank.
 
-    tower: its fingerprint. like: [0, width], on the device. Raises StartupError.
+    tower: the fingerprint of the vision encoder.
+    like: an empty embedding [0, width] on the device.
+
+    Raises StartupError.
     """
     for build in builders(lambda plugin: plugin.embedding_tiers, budgets, like):
         tiers: EmbeddingTiers = build(budgets, tower, like, rank)
@@ -166,5 +173,5 @@ def open_tiers(
 
 
 def values_of(rows: torch.Tensor) -> memoryview:
-    """View the values of contiguous rows on the CPU, without a copy."""
+    """Return the bytes of a contiguous CPU tensor as a memoryview, without a copy."""
     return rows.view(torch.uint8).numpy().reshape(-1).data

@@ -1,9 +1,8 @@
-"""Executes plans on one rank. Steps of a few rows with one token each are recorded at the first of
-their size and replayed from then on (`Ops.record`): one row alone would cost more Python than
-products. A recording reads the batch at its fixed address, and leaves states and logits where the
-next step overwrites them.
+"""Executes plans on one rank. A worker makes no scheduling decisions.
 
-Makes no decisions: plans describe requests, queues and caches.
+Small decode steps are captured at the first step of their size, and then replayed (`Ops.record`),
+because at batch size 1 Python takes more time than the matrix products. A captured step reads the
+batch at a fixed address, and writes states and logits to memory that the next replay overwrites.
 """
 
 from __future__ import annotations
@@ -44,11 +43,15 @@ if TYPE_CHECKING:
 
 
 MAX_ROWS = 8
-"""More rows hide what Python costs, and each size has memory of its own."""
+"""The maximum batch size of a captured step. In larger batches Python's overhead is hidden, and
+each captured size takes memory.
+"""
 
 
 class ReplayedSteps:
-    """The language model's steps by their rows and draws. replays: how many were repeated."""
+    """Captured decode steps of the language model, by their numbers of rows and of sampled tokens.
+    `replays` counts the steps that were replayed.
+    """
 
     def __init__(self, net: FamilyNet, attention: PagedAttention) -> None:
         self._net = net
@@ -57,8 +60,8 @@ class ReplayedSteps:
         self.replays = 0
 
     def run(self, batch: Batch) -> tuple[torch.Tensor, ...] | None:
-        """Compute (states [T, hidden], logits [D, V] float32), or return `None` if this is no such
-        step. Logits are left out if no row draws.
+        """Compute (states [T, hidden], logits [D, V] float32), without the logits if no row
+        samples. Returns `None` without computing if the step cannot be captured.
         """
         rows, draws = len(batch.slots), len(batch.sample_rows)
         if rows > MAX_ROWS or batch.adapters or not self._attention.repeats(batch):
@@ -68,7 +71,7 @@ class ReplayedSteps:
             made = self._made[rows, draws] = self._net.ops.record(lambda: self._compute(batch))
         elif (made := self._made[rows, draws]) is not None:
             if self._net.head is not None:
-                self._attention.plan(batch)  # for what drafts behind this step
+                self._attention.plan(batch)  # the draft head runs after this step
             made.replay()
             self.replays += 1
         return None if made is None else made.results
@@ -77,7 +80,7 @@ class ReplayedSteps:
         states = self._net.forward(batch, self._attention)
         if not len(batch.sample_rows):
             return (states,)
-        drawn = states  # where all rows draw, these are the rows in order
+        drawn = states  # if all rows sample, the states are in this order already
         if len(batch.sample_rows) < len(states):
             drawn = states.index_select(0, batch.sample_rows)
         return states, self._net.logits(drawn)
@@ -89,11 +92,10 @@ logger = logging.getLogger("saccade")
 
 
 class Worker:
-    """Holds one rank's network, KV pages, embeddings and slots.
+    """One rank's network, KV pages, embeddings and slots. Rank 0 samples all tokens.
 
-    The first rank draws every token, for all ranks. source: the loader of a network like `net` from
-    another folder, the present folder, and the vision encoder's digest. Where it is `None`, the
-    weights stay.
+    source: the function that loads `net` again from another directory, the current directory, and
+    the vision encoder's digest. If it is `None`, the weights cannot be changed.
     """
 
     def __init__(
@@ -117,13 +119,13 @@ class Worker:
         caches = allocate_caches(kept, config.kv_pages, size, dtype, device)
         self.states: StateMemory | None = None
         if kept.state_bytes(config.dtype):
-            from saccade.runtime.states import StateMemory  # for models with a state per sequence
+            from saccade.runtime.states import StateMemory  # only for models with linear attention
 
             lines = config.max_running + config.snapshots.lines
             self.states = StateMemory(kept, lines, dtype, device)
         self.caches = [each for layer in caches for each in layer.values()]
         self._kv_pages = config.kv_pages
-        self._drafts = bool(config.snapshots.between)  # drafts are wanted, and kept on CPUs alone
+        self._drafts = bool(config.snapshots.between)  # whether the draft head runs
         self._metrics = metrics = metrics or Metrics()
         sizes = config.graphs
         self._attention = attention_for(
@@ -137,8 +139,8 @@ class Worker:
             ops=net.ops,
             kept=kept,
         )
-        self.adapters: SlotAdapters | None = None  # made with the first that is loaded
-        self._changes: ModelChanges | None = None  # made with the first
+        self.adapters: SlotAdapters | None = None  # created when an adapter is loaded
+        self._changes: ModelChanges | None = None  # created by the first change
         self.pages: PageMemory | None = None
         for build in builders(lambda plugin: plugin.page_memory, config):
             self.pages = build(caches, size, self.states, everyone, config.kv.pages)
@@ -147,15 +149,15 @@ class Worker:
         like = self.images.like
         table = PageTable(config.max_running, 1 + config.context_length // size, device)
         self._batcher = Batcher(known, config.max_running, config.chunk_tokens, table, size)
-        self._state_parts: dict[type[RowExtra], StatePart[Any]] = {}  # those asked for so far
+        self._state_parts: dict[type[RowExtra], StatePart[Any]] = {}  # created when first requested
         self._sampler = (
             None
             if everyone.rank
             else Sampler(spec.vocab_size, config.max_running, spec.eos_token_ids, device, net.ops)
         )
         self.batch_invariant, self.prepared = False, ""
-        """As in `Begun`, where it is known."""
-        # Other ranks would wait for messages within a recorded step.
+        """As in `messages.Started`."""
+        # A captured step cannot exchange messages with other ranks.
         self._records = shard.size == 1 and self._attention.steady
         if net.ops.prepare is not None:
             start = Start(
@@ -175,26 +177,25 @@ class Worker:
         self.recorded = self._record()
         self._graphs: StepGraphs | None = None
         if sizes.count:
-            from saccade.runtime.graphs import find_step_graphs  # for GPUs
+            from saccade.runtime.graphs import find_step_graphs  # only for GPUs
 
             steps = net, self._attention, self._batcher
             self._graphs = find_step_graphs()(*steps, sizes, like, metrics)
 
     def _record(self) -> ReplayedSteps | None:
-        """Return recordings of steps of a few rows, none so far, if such steps are recorded."""
+        """Return an empty collection of captured steps, or `None` if steps are not captured."""
         if not self._records:
             return None
         return ReplayedSteps(self.net, self._attention)
 
     @property
     def kept(self) -> tuple[tuple[bytes, int], ...]:
-        """KV pages left on disk by an earlier run: (name, bytes), the oldest first."""
+        """(hash, bytes) of KV pages that an earlier run left on disk, oldest first."""
         return self.pages.found if self.pages is not None else ()
 
     def close(self) -> None:
-        """Finish all writing and release the graphs.
-
-        Call before ranks part: a graph holds on to its captured collectives.
+        """Finish all writes to disk and release the graphs. Call it before ranks disconnect,
+        because CUDA graphs use the captured collectives.
         """
         self._graphs = None
         self.images.close()
@@ -203,13 +204,11 @@ class Worker:
 
     @torch.inference_mode()
     def begin_step(self, plan: Plan, masks: MaskSource | None = None) -> Step:
-        """Begin a step, in the plan's order.
+        """Start a step. Plans must be started in order, but the next one can be started before the
+        result of this one is read. On a CPU all work is done on return. On a GPU it is launched.
 
-        On a CPU all is done on return. On a GPU all is launched. A second plan may be begun before
-        the first one's result is read.
-
-        masks: called where a row is `masked`, after all other launches. It may block, and read the
-        results of earlier steps.
+        masks: called if a row is `masked`, after everything before sampling was launched. It may
+        block, and read the results of earlier steps.
         """
         images = self.images if plan.images or self.images.active else None
         step = images.begin_step(plan, self.pages) if images is not None else Step(plan, self.pages)
@@ -248,9 +247,9 @@ class Worker:
                 self._forward(plan, step, (lambda: left.pop()()) if left else None)
             except torch.OutOfMemoryError:
                 if self.everyone.size > 1:
-                    raise  # other ranks compute on
+                    raise  # the other ranks continue with the step
                 logger.exception("a step has no memory; its requests end")
-                for mask in left:  # those of the next plan follow them
+                for mask in left:  # receive the masks, since the next plan's masks follow them
                     mask()
                 step.exhausted()
         if plan.snapshot:
@@ -264,7 +263,7 @@ class Worker:
         return step
 
     def _change(self, change: Change) -> Changed:
-        """Make a change of the model, by the plugin that is imported for the first."""
+        """Apply a change to the model. The plugin that does it is imported by the first change."""
         if self._changes is None:
             names = [plugin.changes for plugin in plugins() if plugin.changes]
             if not names:
@@ -273,19 +272,21 @@ class Worker:
         return self._changes.make(change)
 
     def use(self, net: FamilyNet) -> None:
-        """Replace the network by `net`, and drop what belongs to the old one."""
+        """Replace the network by `net`, and drop what depends on the old one."""
         self.net = net
         self._state_parts.clear()
         self.adapters = None
         self.images.encoder.replace(net)
 
     def record_again(self) -> None:
-        """Drop the captured steps, as weights and pages may have moved."""
+        """Drop the captured steps, because the addresses of weights or KV pages may have
+        changed.
+        """
         self.recorded = self._record()
 
     @property
     def captures(self) -> bool:
-        """Return True if CUDA graphs hold on to KV pages."""
+        """True if CUDA graphs were captured, which contain the addresses of KV pages."""
         return self._graphs is not None
 
     def execute(self, plan: Plan, masks: MaskSource | None = None) -> StepResult:
@@ -314,7 +315,7 @@ class Worker:
         if extras:
             self._report_extras(rows, frame, states, step)
         if not all(row.sample for row in rows):
-            # Whatever is no number in a sequence reaches the state of its last token.
+            # A NaN or infinity anywhere in a sequence propagates to its last token's state.
             finite = finite_rows(states.index_select(0, batch.q_starts[1:].long() - 1))  # [R]
             step.check(finite, self._batcher.places(rows, frame))
         drawn = draws.slots
@@ -323,7 +324,8 @@ class Worker:
                 logits = self.net.logits(states.index_select(0, batch.sample_rows))  # [D, V]
             drawn = self._sample(logits, draws, _masked(plan), masks, step)
         if self.net.head is not None and self._drafts:
-            from saccade.runtime.sampling.head import HeadDrafter  # for models with such a head
+            # only for models with a draft head
+            from saccade.runtime.sampling.head import HeadDrafter
 
             drafter = HeadDrafter(self.net.head, self._attention, self._batcher)
             step.add_drafts(drafter(rows, batch, self.net.normed(states), drawn))
@@ -331,7 +333,9 @@ class Worker:
     def _report_extras(
         self, rows: Sequence[Row], frame: Frame | None, states: torch.Tensor, step: Step
     ) -> None:
-        """Compute what rows ask for from `states`, the step's batch padded to `frame`."""
+        """Compute the rows' extras from `states`, the hidden states of the step padded to
+        `frame`.
+        """
         for kind, asking in self._batcher.asking(rows, frame).items():
             if kind not in self._state_parts:
                 self._state_parts[kind] = find_state_part(kind)(self.net, not self.everyone.rank)
@@ -346,11 +350,13 @@ class Worker:
         masks: MaskSource | None,
         step: Step,
     ) -> torch.Tensor:
-        """Return the first rank's tokens [D]. masked: the places of rows with masks."""
+        """Sample on rank 0, and return the tokens [D] on all ranks. `masked` are the indices of
+        rows with masks.
+        """
         report = None
         if self._sampler is None:
             tokens = torch.empty(len(draws.rows), dtype=torch.int64, device=logits.device)
-            drawn = tokens  # by the first rank alone
+            drawn = tokens  # rank 0 samples
         else:
             allowed = None
             if masked:
@@ -369,6 +375,6 @@ class Worker:
 
 
 def _masked(plan: Plan) -> list[int]:
-    """Return which of the rows that draw have masks, by place."""
+    """Return the indices of rows with masks, among the rows that sample."""
     drawing = [row for row in plan.rows if row.sample]
     return [index for index, row in enumerate(drawing) if row.masked]

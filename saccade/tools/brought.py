@@ -1,5 +1,5 @@
-"""The commands of `saccade-bench`: names and meanings, and the way to install that distribution.
-Never imports it.
+"""Adds the commands of `saccade-bench` and of other distributions, without importing these.
+Commands of `saccade-bench` are listed even if it is not installed, with how to install it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from saccade.core.errors import ConfigError
 from saccade.core.extras import how_to_install
 
 GROUP = "saccade.commands"
-"""The group of entry points that join a command of another distribution to `saccade`: its name, and
-where a cyclopts App is, which is imported when the command is called.
+"""The group of entry points with which another distribution adds commands to `saccade`. An entry
+point has the command's name, and refers to a cyclopts App that is imported when the command is
+called.
 """
 MEASURING = {
     "bench": "Measure a server and compare measurements.",
@@ -31,12 +32,11 @@ MISSING = f"Not installed: {how_to_install('./bench')}."
 
 
 def join(app: App) -> None:
-    """Add other distributions' commands to `app`.
-
-    Missing commands in `MEASURING` get placeholders, which explain how to install them.
+    """Add other distributions' commands to `app`. Commands in `MEASURING` that are not installed
+    get placeholders, which explain how to install them.
     """
     found: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=GROUP):  # as with modules, the first on the path counts
+    for entry in entry_points(group=GROUP):  # as with modules, the first on the path is used
         found.setdefault(entry.name, entry)
     for name, what in MEASURING.items():
         if name in found:
@@ -49,7 +49,7 @@ def join(app: App) -> None:
 
 
 def absent(command: str) -> Callable[..., None]:
-    """Return the placeholder for a missing command, with any options."""
+    """Return the placeholder for a command that is not installed. It accepts any options."""
 
     def tell(*_: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> None:
         raise ConfigError(f"saccade {command} is a command of saccade-bench. {MISSING}")

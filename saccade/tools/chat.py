@@ -1,7 +1,7 @@
-"""`saccade chat --base-url`: questions to any OpenAI-compatible server, singly or in a session.
+"""`saccade chat --base-url`: ask any OpenAI-compatible server a single question, or hold a session.
 
-Owns the words of a session and its history. Cache hits are shown as far as the server reports them.
-Saccade reports where each image was found, other servers how many tokens were cached.
+A session keeps the history and prints cache hits, as far as the server reports them. Saccade
+reports in which cache it found each image, and other servers the number of cached tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from saccade.tools.server import cause, first_model, refusal, root, said, unreac
 
 TIMEOUT = 600.0
 REFUSED = frozenset((400, 413, 415, 422))
-"""What a server answers to a question that it will never take."""
+"""Statuses of errors for which sending the same request again is useless."""
 FOUND = {
     "none": "new",
     "kv": "cached: KV",
@@ -34,7 +34,7 @@ FOUND = {
     "pixels": "cached: pixels",
     "encoder": "new: from an encoder",
 }
-"""Where an image was found, for people."""
+"""Descriptions of where an image was found."""
 HELP = (
     "/image PATH or URL is sent with the next question, /clear starts a new conversation, /save "
     "PATH writes it as JSON, /quit exits; anything else is a question"
@@ -49,9 +49,10 @@ def ask_server(
     images: Sequence[Path],
     max_tokens: int,
 ) -> None:
-    """Print the answer as it comes.
+    """Ask one question, and print the answer as it is streamed.
 
-    Raises a SaccadeError for an unreadable image, and for a server that is away or refuses.
+    Raises a SaccadeError if an image cannot be read, the server does not respond, or it returns an
+    error.
     """
     parts = [read_image(str(path), "--image")[0] for path in images]
     with _Session(base_url, api_key, model, max_tokens) as session:
@@ -67,11 +68,11 @@ def converse(
     max_tokens: int,
     lines: Iterable[str],
 ) -> None:
-    """Hold a session. Each line is a question or a command (`HELP`).
+    """Hold a session, in which each line is a question or a command (see `HELP`).
 
-    A failed question is reported, and the session continues as if it had not been asked. Ctrl-C
-    ends only an answer. Raises a SaccadeError for an unreadable image in `images`, and for an
-    absent server.
+    After an error, the session continues as if the question had not been asked. Ctrl-C stops only
+    the current answer. Raises a SaccadeError if one of `images` cannot be read, or the server does
+    not respond at the start.
     """
     parts = [read_image(str(path), "--image")[0] for path in images]
     with _Session(base_url, api_key, model, max_tokens) as session:
@@ -87,16 +88,16 @@ def converse(
 
 
 def typed() -> Iterator[str]:
-    """Yield the user's lines until the end, with a prompt for a person.
+    """Yield the lines of standard input. On a terminal, print a prompt for each.
 
-    Ctrl-C discards a begun line. On an empty line it ends the session.
+    Ctrl-C discards a partly typed line. On an empty line, it ends the session.
     """
     if not sys.stdin.isatty():
         yield from sys.stdin
         return
-    import readline  # from here on, `input` has a line to edit and a history
+    import readline  # gives `input` line editing and a history
 
-    def interrupt(*_: object) -> None:  # the line is gone when `input` has ended
+    def interrupt(*_: object) -> None:  # pass on the line, which is lost once `input` has returned
         raise KeyboardInterrupt(readline.get_line_buffer())
 
     signal.signal(signal.SIGINT, interrupt)
@@ -116,9 +117,9 @@ def typed() -> Iterator[str]:
 
 
 class _Session:
-    """One conversation with a server. `parts`: images for the next question.
+    """One conversation with a server. `parts` are the images for the next question.
 
-    Raises a SaccadeError if the server is away, or names no model.
+    Raises a SaccadeError if the server does not respond or lists no model.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class _Session:
         self._client.close()
 
     def execute(self, line: str) -> bool:
-        """Execute a line. Return True if the session continues. Raises SaccadeError."""
+        """Execute a line. Returns False if it ends the session. Raises SaccadeError."""
         word, _, rest = line.partition(" ")
         match word:
             case "":
@@ -164,9 +165,9 @@ class _Session:
         return True
 
     def ask(self, question: str, explain: bool = False) -> list[str]:
-        """Print the answer as it comes, and add it to the history.
+        """Ask a question, print the answer as it is streamed, and add it to the history.
 
-        Returns lines about cache hits, if `explain`. Raises SaccadeError.
+        Returns lines that describe cache hits if `explain` is true. Raises SaccadeError.
         """
         content = [*self.parts, {"type": "text", "text": question}]
         messages = [*self._messages, {"role": "user", "content": content}]
@@ -200,7 +201,7 @@ class _Session:
         return told
 
     def _forget_images(self, status: int) -> str:
-        """Remove images that may have caused the error. Returns the message for a session."""
+        """Remove images that may have caused an error. Returns a message for the user, or ""."""
         if not self.parts or status not in REFUSED:
             return ""
         number, self.parts = len(self.parts), []
@@ -208,9 +209,8 @@ class _Session:
         return f"{removed} removed: add another with /image"
 
     def _is_ours(self) -> bool:
-        """Return True if the server knows the field that asks for the trace.
-
-        Other servers may refuse the field.
+        """Return True if the server is Saccade, which supports the field `saccade`. Other servers
+        may reject it.
         """
         if self._ours is None:
             try:
@@ -229,10 +229,10 @@ class _Session:
 
 
 def print_stream(response: httpx.Response) -> tuple[str, list[str]]:
-    """Print the text from a stream of chat completion chunks.
+    """Print the text of a stream of chat completion chunks.
 
-    Returns the text, and lines about cache hits, as far as reported. Raises SaccadeError for a
-    stream that ends in an error.
+    Returns the text, and lines that describe cache hits, as far as the server reports them. Raises
+    SaccadeError if the stream ends with an error.
     """
     text, told = "", list[str]()
     for line in response.iter_lines():
@@ -247,13 +247,13 @@ def print_stream(response: httpx.Response) -> tuple[str, list[str]]:
             print(piece, end="", flush=True)
             text += piece
         if event.get("usage") or event.get("saccade"):
-            told = list(_fate(event))
+            told = list(_describe_hits(event))
     print()
     return text, told
 
 
-def _fate(event: dict[str, Any]) -> Iterator[str]:
-    """Yield a last chunk's report about the caches."""
+def _describe_hits(event: dict[str, Any]) -> Iterator[str]:
+    """Yield lines that describe the cache hits reported in a stream's last chunk."""
     usage = event.get("usage") or {}
     if (total := usage.get("prompt_tokens")) is not None:
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
@@ -267,9 +267,10 @@ def _fate(event: dict[str, Any]) -> Iterator[str]:
 
 
 def read_image(name: str, asked: str) -> tuple[dict[str, Any], str]:
-    """Read an image now, by its URL or its path. Raises ConfigError.
+    """Read an image from a file, or refer to it by URL. Returns a content part, and a description
+    of the image. `asked` is the option or command, for errors.
 
-    Returns a message's part, and its description for people. `asked`: the option or command.
+    Raises ConfigError.
     """
     if name.startswith(("http://", "https://", "data:")):
         url, told = name, name if len(name) < 100 else f"{name[:100]} ..."
@@ -289,9 +290,9 @@ def read_image(name: str, asked: str) -> tuple[dict[str, Any], str]:
 
 
 def _look(data: bytes, path: Path, asked: str) -> str:
-    """Describe a file's image type and size. Raises ConfigError unless it is an image.
+    """Describe the format and size of an image file. Raises ConfigError if it is not an image.
 
-    Formats that only a server may know (HEIC and relatives) are left to the server.
+    HEIC and similar formats are not checked, because this client may not support them.
     """
     if data[4:8] == b"ftyp":
         return str(path)
@@ -304,7 +305,7 @@ def _look(data: bytes, path: Path, asked: str) -> str:
 
 
 def _count(messages: Sequence[object], parts: Sequence[object] = ()) -> str:
-    """Count in words: 2 messages and 1 image."""
+    """Return a text such as "2 messages and 1 image"."""
     told = [f"{len(messages)} message{'s' * (len(messages) != 1)}"]
     told += [f"{len(parts)} image{'s' * (len(parts) != 1)}"] if parts else []
     return " and ".join(told)

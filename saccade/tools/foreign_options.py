@@ -1,7 +1,7 @@
-"""Options of vLLM, SGLang and llama.cpp, as people paste them after `saccade serve`.
+"""Options of vLLM, SGLang and llama.cpp that `saccade serve` accepts, for users of these servers.
 
-An option with the same meaning is rewritten. One that is not needed is dropped with a note. For all
-others, an error names the replacement. `docs/coming-from.md` shows the table.
+An option with an equivalent is translated. An option that is not needed is ignored with a note. For
+all others, an error names the replacement. `docs/coming-from.md` has the table.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from saccade.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Another server's option."""
+    """How to handle another server's option."""
 
-    ours: tuple[str, ...] = ()  # arguments here, for each value {}
-    unneeded: str = ""  # why it can be left out
+    ours: tuple[str, ...] = ()  # the equivalent arguments, repeated for each value {}
+    unneeded: str = ""  # why it is not needed
     instead: str = ""  # what to use if there is no equivalent
     takes: Literal["value", "values", "nothing"] = "value"
-    read: Callable[[str], str] | None = None  # the value in our form
+    read: Callable[[str], str] | None = None  # converts a value
 
 
 def same(*ours: str) -> Foreign:
@@ -46,7 +46,7 @@ def instead(what: str) -> Foreign:
 
 
 def _image_limit(value: str) -> str:
-    """Return the limit on images of vLLM's --limit-mm-per-prompt, in JSON or as image=8."""
+    """Return the image limit in a value of vLLM's --limit-mm-per-prompt, JSON or image=8."""
     try:
         limits = json.loads(value) if value.startswith("{") else dict([value.split("=", 1)])
     except ValueError:
@@ -197,7 +197,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
         ("deepseek-r1", "deepseek_r1", "glm45", "qwen3", "qwen3-thinking", "step3"), "think"
     ),
 }
-"""Other servers' names of values, of options that we have too."""
+"""Other servers' names for values of options that exist here too."""
 
 ENVIRONMENT: Mapping[str, str] = {
     "SGLANG_MM_FEATURE_CACHE_MB": "--tune arena_mb=MIB bounds decoded images",
@@ -211,14 +211,14 @@ ENVIRONMENT: Mapping[str, str] = {
     "VLLM_CPU_OMP_THREADS_BIND": "use --threads",
     "VLLM_MEDIA_LOADING_THREAD_COUNT": "use --media-workers",
 }
-"""Other servers' environment variables, which are not read here, and what does the same."""
+"""Other servers' environment variables, which are not read, and what to use instead."""
 
 
 def translate(arguments: Sequence[str], note: Callable[[str], None]) -> list[str]:
-    """Return the arguments of `saccade serve`, with other servers' options rewritten as ours.
+    """Return the arguments of `saccade serve`, with other servers' options translated.
 
-    `note` gets a line for each option that is not needed. Raises ConfigError for an option without
-    a counterpart.
+    `note` is called with a line for each option that is not needed. Raises ConfigError for an
+    option without an equivalent.
     """
     translated: list[str] = []
     for option, name, values in _grouped(arguments):
@@ -237,7 +237,7 @@ def translate(arguments: Sequence[str], note: Callable[[str], None]) -> list[str
 
 
 def unread(environment: Mapping[str, str]) -> list[str]:
-    """Return a line for each of other servers' variables that is set."""
+    """Return a line for each environment variable of another server that is set."""
     return [
         f"{name} is not read: {instead}"
         for name, instead in ENVIRONMENT.items()
@@ -246,7 +246,9 @@ def unread(environment: Mapping[str, str]) -> list[str]:
 
 
 def _grouped(arguments: Sequence[str]) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield options as typed, or "", with the name and the words up to the next option."""
+    """Split arguments by options. Yields the argument as typed (or "" before the first option, and
+    for a value given by "="), the option's name, and the arguments up to the next option.
+    """
     groups: list[tuple[str, str, list[str]]] = [("", "", [])]
     words = iter(arguments)
     for word in words:

@@ -1,6 +1,4 @@
-"""What all clients share: a server's address, its model's name, and words for errors and
-failures.
-"""
+"""Functions that all clients share: a server's address, its model's name, and error messages."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from saccade.core.shown_url import shown_url
 
 
 def root(base_url: str) -> str:
-    """Return the address without /v1, an optional part. Raises ConfigError."""
+    """Return the address without the optional suffix /v1. Raises ConfigError."""
     if not base_url.startswith(("http://", "https://")):
         raise ConfigError(
             f"--base-url {shown_url(base_url)}: expected http://HOST:PORT or https://HOST, with or "
@@ -25,7 +23,7 @@ def root(base_url: str) -> str:
 
 
 def cause(error: BaseException) -> str:
-    """Return why a connection failed, beneath the HTTP library's own words."""
+    """Return the reason of a failed connection, from the innermost exception of an HTTP error."""
     while beneath := error.__cause__ or error.__context__:
         error = beneath
     return (
@@ -36,7 +34,7 @@ def cause(error: BaseException) -> str:
 
 
 def unreachable(address: str, error: BaseException) -> ConfigError:
-    """Return the error for a caller that needs the server to begin."""
+    """Create the error for a server that does not respond at the start."""
     return ConfigError(
         f"cannot connect to {shown_url(address)} ({cause(error)}): is the server running? Set its "
         "address with --base-url"
@@ -44,9 +42,8 @@ def unreachable(address: str, error: BaseException) -> ConfigError:
 
 
 def said(answer: Any) -> str | None:
-    """Return an error's message, or `None` without one.
-
-    The error has the form of OpenAI's API, or of servers near it.
+    """Return the message in an error response, or `None` if it has none. The format is that of
+    OpenAI's API or of similar servers.
     """
     match answer:
         case (
@@ -60,7 +57,7 @@ def said(answer: Any) -> str | None:
 
 
 def refusal(status: int, body: str) -> str:
-    """Return the server's own words for an HTTP error, with a remedy if known."""
+    """Return the server's message for an HTTP error, with the option that may fix it."""
     try:
         text = said(json.loads(body))
     except ValueError:
@@ -70,7 +67,7 @@ def refusal(status: int, body: str) -> str:
 
 
 def first_model(address: str, headers: Mapping[str, str], timeout: float) -> str:
-    """Ask the server for the first model that it names. Raises ConfigError."""
+    """Request /v1/models, and return the first model. Raises ConfigError."""
     try:
         reply = httpx.get(f"{address}/v1/models", headers=dict(headers), timeout=timeout)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -79,7 +76,7 @@ def first_model(address: str, headers: Mapping[str, str], timeout: float) -> str
 
 
 def named_first(address: str, status: int, body: str) -> str:
-    """Return the first model that an answer from /v1/models names. Raises ConfigError."""
+    """Return the first model in a response of /v1/models. Raises ConfigError."""
     if status == 401:
         raise ConfigError(f"{shown_url(address)}: {refusal(status, body)}")
     try:

@@ -1,7 +1,8 @@
-"""Building blocks for families' specs: the answers that most families share.
+"""Base classes for families' specs, with the methods that most families share.
 
-A spec holds values that answer for it: the shapes of its language model and tower, an
-`ImageLayout`, a `Placeholder`. A family writes these, its caches and cuts. Runs without torch.
+A spec is composed of several objects: the shapes of the language model and of the vision encoder,
+an `ImageLayout` and a `Placeholder`. A family defines these, its caches, and how ranks divide it
+(`Cuts`). Runs without torch.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ from saccade.nn.shapes import TextConfig
 Ids = tuple[int, ...]
 NO_TEMPLATES = Templates()
 MAX_ASPECT = 200
-"""Images of longer shapes would have views of a single line of tokens."""
+"""The maximum aspect ratio. Beyond it, an image would be a single row of tokens."""
 
 
 class ImageLayout(Protocol):
-    """How images become canvases, and what these cost. Its methods answer as in `FamilySpec`."""
+    """How images are preprocessed, and how many tokens they take. The methods are documented in
+    `FamilySpec`.
+    """
 
     @property
     def pixel_bounds(self) -> PixelBounds: ...
@@ -61,33 +64,35 @@ class ImageLayout(Protocol):
 
 
 class ImagePiece(NamedTuple):
-    """`length` rows of an image's embedding in the prompt, with the tokens around them."""
+    """A contiguous part of an image's embedding in the prompt, with the tokens around it."""
 
     before: Ids
-    length: int
+    length: int  # rows of the embedding
     after: Ids = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """An image in the prompt: `before`, a token for each row of its embedding, `after`."""
+    """How an image is represented in the prompt: `before`, one token for each row of its embedding,
+    and `after`.
+    """
 
-    marks: Ids  # placeholder tokens of an image in templates. Empty: the model is text-only.
-    row: int | None = None  # the token for each row. None: the mark itself.
+    marks: Ids  # placeholder tokens for an image in templates; empty for a text-only model
+    row: int | None = None  # the token for each row; by default, the placeholder token
     before: Ids = ()
     after: Ids = ()
 
     def pieces(self, _number: int | None, image: Image) -> Sequence[ImagePiece]:
-        """Return the pieces that become an image in the prompt. There is at least one.
+        """Return the pieces that represent an image in the prompt, at least one.
 
-        _number: its place among images without a time. None: it has one, as a video's frames do.
+        `_number` is the index of the image among still images, or `None` for frames of a video.
         """
         return (ImagePiece(self.before, image.num_tokens, self.after),)
 
     def expand(
         self, tokens: Sequence[int], images: Sequence[Image], times: Sequence[int | None] = ()
     ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-        """Replace each placeholder by its image's tokens (`FamilySpec.expand_prompt`)."""
+        """Replace each placeholder token by its image's tokens (see `FamilySpec.expand_prompt`)."""
         found = [at for at, token in enumerate(tokens) if token in self.marks]
         check_count(len(found), len(images))
         expanded: list[int] = []
@@ -109,7 +114,7 @@ class Placeholder:
         return tuple(expanded), tuple(spans)
 
     def widened(self, at: int, spans: Sequence[Span], images: Sequence[Image]) -> int:
-        """Return the index of prompt token `at` after the expansion (`FamilySpec.widened`)."""
+        """Return the index of prompt token `at` after the expansion (see `FamilySpec.widened`)."""
         frames = 0
         for number, group in groupby(spans, lambda span: span.image):
             of_image = list(group)
@@ -123,11 +128,11 @@ class Placeholder:
 
 
 BLIND = Placeholder(())
-"""That of a model without a vision tower: every token is text."""
+"""The placeholder of a model without a vision encoder, for which all tokens are text."""
 
 
 def check_count(placeholders: int, images: int) -> None:
-    """Raise InvalidRequest unless there are as many placeholders as images."""
+    """Raise InvalidRequest unless the number of placeholders equals the number of images."""
     if placeholders != images:
         raise InvalidRequest(
             f"the prompt has {placeholders} image placeholders for {images} images",
@@ -136,7 +141,7 @@ def check_count(placeholders: int, images: int) -> None:
 
 
 class LanguageShape(Protocol):
-    """A spec's language model."""
+    """The sizes of a language model that `BaseSpec` uses."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -150,7 +155,7 @@ class LanguageShape(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ShapedText:
-    """A language model with more fields than a `TextConfig`, which is its `shape`."""
+    """Base class for language models that have a `TextConfig` (`shape`) and further fields."""
 
     shape: TextConfig
 
@@ -168,9 +173,8 @@ class ShapedText:
 
 
 class TowerShape(Protocol):
-    """A spec's vision encoder.
-
-    depth: blocks that every patch passes. 0: the model has no tower.
+    """The size of a vision encoder that `BaseSpec` uses. `depth` is its number of blocks, or 0 if
+    the model has no vision encoder.
     """
 
     @property
@@ -179,12 +183,10 @@ class TowerShape(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseSpec:
-    """The answers to `core.family.FamilySpec` that most families share.
+    """The part of `core.family.FamilySpec` that most families share.
 
-    A family adds `kv_spec` and `cuts`, and narrows the types that it reads. Image tokens count
-    their positions in the prompt as text does.
-
-    tiles: `images`, where the tower sees tiles apart.
+    A family adds `kv_spec` and `cuts`, and narrows the types of fields. By default, positions of
+    image tokens are counted like those of text tokens.
     """
 
     family: str
@@ -195,7 +197,7 @@ class BaseSpec:
     eos_token_ids: tuple[int, ...]
     dtype: str
     templates: Templates = NO_TEMPLATES
-    tiles: TileLayout | None = None
+    tiles: TileLayout | None = None  # `images`, if the vision encoder encodes tiles independently
     video: VideoRules | None = None
 
     position_axes = 1
@@ -203,11 +205,11 @@ class BaseSpec:
     supports_cuda_graphs = True
 
     def with_options(self, options: Mapping[str, str]) -> Self:
-        """Refuse all options. A family with options overrides this."""
+        """Raise ConfigError if there are any options. Families with options override this."""
         read_options(FamilyOptions, self.family, options)
         return self
 
-    # ---- the language model and the tower
+    # ---- the language model and the vision encoder
 
     @property
     def sees_images(self) -> bool:
@@ -282,17 +284,17 @@ class BaseSpec:
         _spans: Sequence[Span],
         _blocks: Sequence[npt.NDArray[np.int64]],
     ) -> tuple[npt.NDArray[np.int64], int]:
-        """Return each token's offset in the prompt [1, T], and the next position."""
+        """Return each token's index in the prompt [1, T], and the next position."""
         return np.arange(len(tokens))[None], len(tokens)
 
 
 def fingerprint(*facts: object) -> bytes:
-    """Return 16 bytes that differ whenever the facts do, for `FamilySpec.settings`."""
+    """Return a hash of `facts` (16 bytes), for `FamilySpec.settings`."""
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).digest()
 
 
 def check_aspect(height: int, width: int, longest: int) -> None:
-    """Raise ImageError if an image's longer edge is more than `longest` times the shorter."""
+    """Raise ImageError if an image's longer edge is more than `longest` times the shorter one."""
     if max(height, width) > longest * min(height, width):
         raise ImageError(
             f"the image is {width} x {height} px: its longer edge is more than "
@@ -301,15 +303,16 @@ def check_aspect(height: int, width: int, longest: int) -> None:
 
 
 def stacked_bounds(tokens: int, unit: int) -> LargestImage:
-    """Return bounds of images that `core.recipe.stacked` shows twice, in `tokens` at most.
+    """Return the bounds of images that `core.recipe.stacked` shows twice, with at most `tokens`
+    tokens of unit x unit pixels.
 
-    A token is unit x unit pixels. Next to the narrower of the two there is at most as much padding.
+    The narrower of the two views is padded, which at most doubles the canvas.
     """
     return LargestImage(2 * tokens * unit**2, tokens)
 
 
 class AttendingTower(TowerShape, Protocol):
-    """A tower built from transformer blocks."""
+    """The sizes of a vision encoder that consists of transformer blocks."""
 
     @property
     def hidden(self) -> int: ...
@@ -322,7 +325,9 @@ class AttendingTower(TowerShape, Protocol):
 
 
 def plain_cuts(text: TextConfig, tower: AttendingTower) -> Cuts:
-    """Return the cuts for a language model from `nn/decoder.py` and a usual tower."""
+    """Return how ranks divide a language model of `nn/decoder.py` and a vision encoder of
+    transformer blocks.
+    """
     experts = text.experts if text.experts and text.experts.layers else None
     all_experts = experts is not None and len(experts.layers) == text.layers
     return Cuts(
@@ -344,7 +349,9 @@ def plain_cuts(text: TextConfig, tower: AttendingTower) -> Cuts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec(BaseSpec):
-    """The answers for a language model from `nn/decoder.py` whose layers all cache the same."""
+    """Base class for specs with a language model of `nn/decoder.py`, in which all layers cache the
+    same number of keys and values.
+    """
 
     vision: AttendingTower
     text: TextConfig
@@ -358,15 +365,15 @@ class DecoderSpec(BaseSpec):
         return plain_cuts(self.text, self.vision)
 
 
-# ---- a family's own options
+# ---- family options
 
 
 @dataclass(frozen=True, slots=True)
 class FamilyOptions:
-    """The options of a family that has none.
+    """Base class of a family's options, without any.
 
-    A family with options adds a field for each. Its type is a Literal with the texts that users may
-    give, or str where the checkpoint decides.
+    A family adds a field for each of its options. The field's type is a Literal of the allowed
+    values, or str if they depend on the checkpoint.
     """
 
 
@@ -379,12 +386,13 @@ def read_options(
     options: Mapping[str, str],
     **values: Iterable[str],
 ) -> Chosen:
-    """Return the options that a user has chosen, and defaults for the rest.
+    """Return the options with the values in `options`, and defaults for the others.
 
-    Raises ConfigError, which lists the known options.
+    kind: the dataclass of the family's options.
+    values: the allowed values of each option of type str. If these are empty, the checkpoint does
+    not support the option.
 
-    options: NAME to VALUE. values: the allowed values for options whose type is str. Empty: the
-    checkpoint has no such option.
+    Raises ConfigError with a list of the supported options.
     """
     types = get_type_hints(kind)
     known = {

@@ -1,6 +1,7 @@
-"""Fields that several families' config.json and image processors have in common, read and checked.
+"""Functions that read and check fields of config.json and of image processors' files, for fields
+that several families share.
 
-Every function raises CheckpointError with the file and the field. Runs without torch.
+All functions raise CheckpointError with the file and the field. Runs without torch.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from saccade.nn.shapes import (
 )
 
 Colour = tuple[float, float, float]
-"""A value for red, green and blue, of 0 to 1."""
+"""Values for red, green and blue, from 0 to 1."""
 HALF: Colour = (0.5, 0.5, 0.5)
 RESAMPLES: dict[int, Resample] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
-"""Pillow's numbers."""
+"""Resize filters by Pillow's numbers."""
 FIRST_LANCZOS = (2, 12)
-"""PyTorch's first release that resizes by Lanczos."""
+"""The first release of PyTorch that supports Lanczos."""
 EXPERT_COUNTS = ("num_experts", "num_local_experts")
-"""Names of the number of experts; the second since transformers 5."""
+"""The names of the number of experts. The second one is used since transformers 5."""
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """Read the tokenizer in a checkpoint's tokenizer.json. Raises CheckpointError."""
+    """Read a tokenizer.json. Raises CheckpointError."""
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises no narrower type
+    except Exception as error:  # tokenizers raises plain Exception
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
@@ -52,14 +53,14 @@ def text_section(config: Section) -> Section:
 
 
 def refuse_unsupported(text: Section, *flags: str) -> None:
-    """Raise CheckpointError if one of `flags` is set, or the activation is other than silu."""
+    """Raise CheckpointError if one of `flags` is true, or the activation is not silu."""
     refuse_flags(text, *flags)
     if (activation := text.text("hidden_act", default="silu")) != "silu":
         raise CheckpointError(f"{text.where}: hidden_act {activation!r} is not supported")
 
 
 def refuse_flags(section: Section, *flags: str) -> None:
-    """Raise CheckpointError if one of `flags` is set."""
+    """Raise CheckpointError if one of `flags` is true."""
     for name in flags:
         if section.flag(name):
             raise CheckpointError(f"{section.where}: {name} is not supported")
@@ -73,15 +74,15 @@ def require_flags(section: Section, *flags: str) -> None:
 
 
 def require_kind(section: Section, kind: str) -> None:
-    """Raise CheckpointError if the section names another `model_type`."""
+    """Raise CheckpointError if the section has a `model_type` other than `kind`."""
     if (found := section.text("model_type", default=kind)) != kind:
         raise CheckpointError(f"{section.where}: model_type {found!r} is not supported")
 
 
 def read_token(config: Section, vocab: int, *names: str, default: int) -> int:
-    """Return an image placeholder token.
+    """Return the id of an image placeholder token.
 
-    Raises CheckpointError if it is beyond the vocabulary.
+    Raises CheckpointError if it is not in the vocabulary.
     """
     token = config.integer(*names, default=default)
     if not 0 <= token < vocab:
@@ -92,7 +93,7 @@ def read_token(config: Section, vocab: int, *names: str, default: int) -> int:
 
 
 def read_heads(text: Section) -> tuple[int, int]:
-    """Return the numbers of query heads and of key and value heads. Raises CheckpointError."""
+    """Return the number of query heads, and that of key/value heads. Raises CheckpointError."""
     heads = text.count("num_attention_heads")
     kv_heads = text.count("num_key_value_heads", default=heads)
     if heads % kv_heads:
@@ -112,9 +113,9 @@ def read_text_config(
     qk_norm: bool = False,
     experts: ExpertsConfig | None = None,
 ) -> TextConfig:
-    """Return a language model whose sizes have their usual names.
+    """Read a language model whose sizes have the standard field names.
 
-    Raises CheckpointError if a field is missing or has the wrong kind.
+    Raises CheckpointError if a field is missing or has the wrong type.
     """
     heads, kv_heads = read_heads(text)
     return TextConfig(
@@ -136,7 +137,7 @@ def read_text_config(
 
 
 def read_head_dim(text: Section) -> int:
-    """Return `head_dim`, or each head's equal share of `hidden_size`. Raises CheckpointError."""
+    """Return `head_dim`, by default `hidden_size` divided by the heads. Raises CheckpointError."""
     hidden, (heads, _) = text.count("hidden_size"), read_heads(text)
     return text.count("head_dim", default=hidden // heads)
 
@@ -158,7 +159,8 @@ def read_colours(processor: Section, mean: Colour, std: Colour) -> tuple[Colour,
 
 
 def experts_config(text: Section) -> ExpertsConfig:
-    """Return which layers have experts, as transformers' `Qwen3MoeDecoderLayer` decides.
+    """Read the experts, and which layers have them by the rule of transformers'
+    `Qwen3MoeDecoderLayer`.
 
     Raises CheckpointError.
     """
@@ -175,9 +177,9 @@ def experts_config(text: Section) -> ExpertsConfig:
 
 
 def read_rope(text: Section, *kinds: str) -> Section:
-    """Return the rotary embedding's section.
+    """Return the rotary embedding's section, after checking its type.
 
-    kinds: the supported types, by default Qwen-VL's. Raises CheckpointError for others.
+    `kinds` are the supported types, by default those of Qwen-VL. Raises CheckpointError for others.
     """
     kinds = kinds or ("default", "mrope")
     rope = rope_section(text)
@@ -190,23 +192,22 @@ def read_rope(text: Section, *kinds: str) -> Section:
 
 
 def rope_section(section: Section) -> Section:
-    """Return the rotary embedding's section. Its older name goes first, as in transformers 5."""
+    """Return the rotary embedding's section. Its older name has priority, as in transformers 5."""
     older = section.section("rope_scaling")
     return older if older.data else section.section("rope_parameters")
 
 
 def read_theta(text: Section, rope: Section) -> float:
-    """Return the base of the rotary embedding.
-
-    It is in `rope`, as `read_rope` found it, or in an older file's `text`. Raises CheckpointError.
+    """Return the base of the rotary embedding, from the section `rope` that `read_rope` returned,
+    or in older files from `text`. Raises CheckpointError.
     """
     return rope.positive("rope_theta", default=text.positive("rope_theta", default=1e4))
 
 
 def read_layer_types(text: Section, count: int, kinds: Collection[str]) -> tuple[str, ...]:
-    """Return the type of each of `count` layers, or an empty result if the file does not list them.
+    """Return the type of each of `count` layers, or () if the file does not list them.
 
-    Raises CheckpointError.
+    Raises CheckpointError unless all are in `kinds`.
     """
     if not text.has("layer_types"):
         return ()
@@ -220,16 +221,17 @@ def read_layer_types(text: Section, count: int, kinds: Collection[str]) -> tuple
 
 
 def read_yarn(text: Section, rope: Section, theta: float) -> Yarn | None:
-    """Read long rope as transformers' `_compute_yarn_parameters` does.
+    """Read the parameters of YaRN as transformers' `_compute_yarn_parameters` does.
 
-    Returns None if `rope`, as `read_rope` found it, has another type. Raises CheckpointError.
+    Returns `None` if `rope`, the section that `read_rope` returned, has another type. Raises
+    CheckpointError.
     """
     if rope.text("rope_type", "type", default="default") != "yarn":
         return None
     longest = text.integer("max_position_embeddings", default=2048)
     original = rope.number("original_max_position_embeddings", default=longest)
     factor = rope.number("factor", default=longest / original if original else 0.0)
-    # 0 means unset.
+    # A value of 0 means that the field is not set.
     fast = rope.number("beta_fast", default=0) or 32.0
     slow = rope.number("beta_slow", default=0) or 1.0
     weight, whole = rope.number("mscale", default=0), rope.number("mscale_all_dim", default=0)
@@ -251,10 +253,8 @@ def read_yarn(text: Section, rope: Section, theta: float) -> Yarn | None:
 
 
 def read_resample(processor: Section, default: int) -> Resample:
-    """Return the resize filter.
-
-    With an older PyTorch, Lanczos becomes bicubic, as in transformers' `TorchvisionBackend`. Raises
-    CheckpointError.
+    """Return the resize filter. Lanczos is replaced by bicubic if PyTorch is too old to support it,
+    as in transformers' `TorchvisionBackend`. Raises CheckpointError.
     """
     number = processor.integer("resample", default=default)
     if number not in RESAMPLES:
@@ -272,7 +272,9 @@ def _torch_release() -> tuple[int, int]:
 
 
 def check_side(vision: Section, side: int, patch: int, merge: int) -> None:
-    """Raise CheckpointError unless whole tokens, merge x merge patches each, fill an image."""
+    """Raise CheckpointError unless an image's side is a whole number of tokens, which are merge x
+    merge patches each.
+    """
     if min(side, patch, merge) < 1 or side % (patch * merge):
         raise CheckpointError(
             f"{vision.where}: image_size {side} is no multiple of {merge} patches of {patch} pixels"
@@ -280,7 +282,7 @@ def check_side(vision: Section, side: int, patch: int, merge: int) -> None:
 
 
 def check_made_for(section: Section, **sizes: int) -> None:
-    """Raise CheckpointError if one of these fields has another size than the tower's."""
+    """Raise CheckpointError if one of these fields differs from the vision encoder's size."""
     for name, size in sizes.items():
         if (value := section.integer(name, default=size)) != size:
             raise CheckpointError(
@@ -289,9 +291,10 @@ def check_made_for(section: Section, **sizes: int) -> None:
 
 
 def check_halves(vision: Section, name: str, hidden: int, heads: int) -> None:
-    """Raise CheckpointError unless two axes can turn half of each head's values, pair by pair.
+    """Raise CheckpointError unless heads are divisible by four, so that each of two axes can rotate
+    half of a head's values in pairs.
 
-    name: the field that holds `hidden`.
+    `name` is the field from which `hidden` was read.
     """
     if hidden % (4 * heads):
         raise CheckpointError(
@@ -307,13 +310,13 @@ def check_channels(vision: Section) -> None:
 
 
 def check_heads(section: Section, hidden: int, heads: int) -> None:
-    """Raise CheckpointError unless heads divide the values evenly."""
+    """Raise CheckpointError unless `hidden` is divisible by `heads`."""
     if hidden % heads:
         raise CheckpointError(f"{section.where}: {hidden} values do not divide into {heads} heads")
 
 
 def read_axial(vision: Section) -> Section:
-    """Return the section of a rotary embedding by row and column.
+    """Return the section of a vision encoder's 2D rotary embedding.
 
     Raises CheckpointError for another type.
     """
@@ -324,7 +327,9 @@ def read_axial(vision: Section) -> Section:
 
 
 class SiglipDefaults(NamedTuple):
-    """Sizes from transformers' class, used where a tower's configuration is silent."""
+    """The defaults of transformers' class for fields that a vision encoder's section does
+    not have.
+    """
 
     hidden: int
     heads: int
@@ -333,13 +338,13 @@ class SiglipDefaults(NamedTuple):
 
 
 def read_siglip(vision: Section, merge: int, out: int, absent: SiglipDefaults) -> SiglipConfig:
-    """Read a SigLIP tower, which merges merge x merge patches into a token with `out` values.
+    """Read a SigLIP vision encoder that merges merge x merge patches into a token of size `out`.
 
     Raises CheckpointError.
     """
     side = vision.integer("image_size", default=absent.side)
     patch = vision.integer("patch_size", default=absent.patch)
-    # Pixels in no whole patch are left out, as a convolution leaves them out.
+    # Remaining pixels that do not fill a patch are ignored, as by a convolution.
     if min(patch, merge) < 1 or side < patch or side // patch % merge:
         check_side(vision, side, patch, merge)
     return siglip_shape(vision, side, patch, merge, out, absent)
@@ -348,7 +353,9 @@ def read_siglip(vision: Section, merge: int, out: int, absent: SiglipDefaults) -
 def siglip_shape(
     vision: Section, side: int, patch: int, merge: int, out: int, absent: SiglipDefaults
 ) -> SiglipConfig:
-    """Return a SigLIP tower whose sizes in pixels are read. Raises CheckpointError."""
+    """Read the other fields of a SigLIP vision encoder, given its sizes in pixels. Raises
+    CheckpointError.
+    """
     check_channels(vision)
     hidden = vision.count("hidden_size", default=absent.hidden)
     heads = vision.count("num_attention_heads", default=absent.heads)
@@ -368,9 +375,9 @@ def siglip_shape(
 
 
 def read_axes(rope: Section, head_dim: int, usual: tuple[int, int, int]) -> tuple[int, ...]:
-    """Return how many of a head's angles turn by time, by row and by column.
+    """Return how many of a head's rotary angles depend on time, on the row and on the column.
 
-    usual: where the file is silent. Raises CheckpointError.
+    `usual` is the default. Raises CheckpointError.
     """
     sections = rope.integers("mrope_section", default=usual)
     if len(sections) != 3 or sum(sections) != head_dim // 2:

@@ -1,7 +1,7 @@
-"""DeepSeek-V2's language model, as DeepSeek-VL2 and Kimi-VL have it.
+"""The network of DeepSeek-V2's language model, which DeepSeek-VL2 and Kimi-VL use.
 
-It attends over latents, or with ordinary heads (tiny). Its first layers have an MLP, then come
-experts, some for every row.
+It has latent attention (MLA), or ordinary attention in the smallest model. The first layers have an
+MLP, and the others have experts, some of which are shared by all tokens.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ QUANTISABLE = language_matrices(
     r"|(mlp|mlp\.shared_experts|mlp\.experts\.\d+)\.[a-z]+_proj)\.weight"
     r"|mlp\.experts\.[a-z_]+_proj"
 )
-"""The matrices that turn latents into keys and values are not among them."""
+"""The matrices that may be quantized. Those that project latents to keys and values may not."""
 
 
 class SharedExperts:
-    """Experts, and one wide MLP, the shared experts that take all rows."""
+    """Routed experts, and one MLP for the shared experts, which compute all tokens."""
 
     __slots__ = ("bias", "experts", "ops", "router", "routing", "shared")
 
-    group = 0  # the router reads rows as they are
+    group = 0  # the router needs unquantized rows
 
     def __init__(self, weights: Weights, name: str, text: DeepseekText, shard: Shard) -> None:
         experts, routing, hidden = text.shape.experts, text.routing, text.shape.hidden
@@ -63,9 +63,9 @@ class SharedExperts:
 
 
 def route(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> Routes:
-    """Pick experts and shares for router logits [T, E].
+    """Choose the experts and their weights for router logits [T, E].
 
-    bias: added to scores only where experts are chosen.
+    `bias` is added to the scores for the choice of experts, but not for their weights.
     """
     wide = logits.float()
     scores = wide.softmax(-1) if routing.scoring == "softmax" else wide.sigmoid()
@@ -80,7 +80,7 @@ def route(logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> 
 
 
 def _within_groups(scores: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """Return the scores [T, E] with 0 outside each row's best groups."""
+    """Return the scores [T, E], set to 0 for experts outside each token's best groups."""
     groups = scores.view(len(scores), routing.groups, -1)
     best = groups.topk(2 if routing.method == "noaux_tc" else 1, dim=-1).values.sum(-1)
     kept = torch.zeros_like(best, dtype=torch.bool)
@@ -115,7 +115,7 @@ def deepseek_decoder(
 ) -> Decoder[CausalAttention | LatentAttention]:
     """Build the decoder.
 
-    Raises CheckpointError where a tensor is missing or misshapen.
+    Raises CheckpointError if a tensor is missing or has another shape.
     """
     return Decoder(
         weights,

@@ -1,5 +1,5 @@
-"""DeepSeek-V2's language model without tensors: its shapes from `config.json`, and what is
-kept of each token. DeepSeek-VL2 and Kimi-VL have it. Runs without torch.
+"""The configuration of DeepSeek-V2's language model, which DeepSeek-VL2 and Kimi-VL use: its shapes
+from `config.json`, and its KV cache. Runs without torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from saccade.families.kit.config_readers import (
 from saccade.nn.shapes import ExpertsConfig, LatentConfig, RopeConfig, yarn_scale
 
 LATENT_EPS = 1e-6
-"""Of the norms within attention, whatever the others' is."""
+"""The epsilon of the norms inside attention, which does not depend on `rms_norm_eps`."""
 ABSENT = {
     "vocab_size": 102400,
     "hidden_size": 4096,
@@ -33,7 +33,7 @@ ABSENT = {
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 2048,
 }
-"""What transformers takes a field for that a file does not have."""
+"""The defaults of transformers' class for fields that config.json does not have."""
 Pairs = Literal["halves", "neighbours"]
 Method = Literal["greedy", "group_limited_greedy", "noaux_tc"]
 Scoring = Literal["softmax", "sigmoid"]
@@ -43,9 +43,8 @@ SCORINGS: dict[str, Scoring] = {name: name for name in get_args(Scoring)}
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """DeepSeekMoE's router.
-
-    Each row goes to `top` experts, chosen within its `top_groups` best among `groups` groups.
+    """The router of DeepSeekMoE. Each token is computed by `top` experts, which are chosen from its
+    `top_groups` best groups of experts.
     """
 
     top: int
@@ -53,30 +52,27 @@ class Routing:
     method: Method
     groups: int
     top_groups: int
-    normalised: bool  # shares sum to one before `factor` multiplies them
-    factor: float
-    shared: int  # experts that take every row
+    normalised: bool  # whether weights are normalized to sum to 1, before they are scaled
+    factor: float  # scales the weights
+    shared: int  # number of shared experts, which compute all tokens
 
 
 @dataclass(frozen=True, slots=True)
 class DeepseekText(ShapedText):
-    """The language model.
+    """The configuration of the language model."""
 
-    latent None: attention has ordinary heads. routing None: no experts.
-    """
-
-    latent: LatentConfig | None
-    routing: Routing | None
+    latent: LatentConfig | None  # `None` if attention has ordinary heads
+    routing: Routing | None  # `None` if the model has no experts
 
     @property
     def rotary_dim(self) -> int:
-        """Values in a head that rope rotates."""
+        """The number of values of a head that RoPE rotates."""
         return self.latent.rotated if self.latent else self.shape.head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentSpec(BaseSpec):
-    """The answers for DeepSeek's language model behind any tower."""
+    """Base class of specs with DeepSeek's language model and any vision encoder."""
 
     vision: AttendingTower
     text: DeepseekText
@@ -105,9 +101,9 @@ class LatentSpec(BaseSpec):
 
 
 def read_text(text: Section) -> DeepseekText:
-    """Read the language model.
+    """Read the language model's section of config.json.
 
-    Raises CheckpointError naming file and field.
+    Raises CheckpointError with the file and the field.
     """
     refuse_unsupported(text, "attention_bias", "mlp_bias")
     text = text.filled(ABSENT)
@@ -121,12 +117,12 @@ def read_text(text: Section) -> DeepseekText:
     theta = read_theta(text, rope)
     yarn = read_yarn(text, rope, theta)
     if latent is not None and yarn is not None:
-        # As transformers' `yarn_apply_mscale`: queries and keys, whole, are both this much larger.
+        # As in transformers' `yarn_apply_mscale`, both queries and keys are scaled by this factor.
         scale = yarn_scale(yarn.factor, rope.number("mscale_all_dim", default=0))
         latent = replace(latent, sharpness=scale**2)
     rotated = head_dim if latent is None else latent.rotated
     experts, routing = _experts(text, layers)
-    # Latents' keys are turned by neighbours, ordinary heads by halves.
+    # With latent attention RoPE rotates adjacent values, with ordinary heads the two halves.
     pairs: Pairs = "neighbours" if latent else "halves"
     shape = read_text_config(
         text,
@@ -141,7 +137,7 @@ def read_text(text: Section) -> DeepseekText:
 def _latent(text: Section) -> LatentConfig | None:
     if not text.flag("use_mla", default=True):
         return None
-    # null means none; a missing field means as many as in DeepSeek-V2.
+    # null means no query latent. If the field is missing, the default is DeepSeek-V2's size.
     direct = "q_lora_rank" in text.data and not text.has("q_lora_rank")
     latent = LatentConfig(
         latent=text.integer("kv_lora_rank", default=512),

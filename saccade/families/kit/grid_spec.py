@@ -1,6 +1,7 @@
-"""Specs of models whose rotary positions are time, row and column, as Qwen-VL has them.
+"""Specs of models with multimodal rotary positions (time, row and column), as in Qwen-VL.
 
-Formulas follow `get_rope_index` in transformers, and are tested against it. Runs without torch.
+The formulas are those of `get_rope_index` in transformers, and are tested against it. Runs without
+torch.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from saccade.families.kit.native_images import ImageRules, RaisedRules
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridSpec(DecoderSpec):
-    """CPU facts of a model that counts an image's tokens by time, row and column."""
+    """Base class of specs in which image tokens have positions by time, row and column."""
 
     images: ImageRules
 
@@ -44,9 +45,10 @@ class GridSpec(DecoderSpec):
     ) -> tuple[npt.NDArray[np.int64], int]:
         """Return the mRoPE positions [3, T], and the next position.
 
-        An image takes as many steps as its longer side has merged patches, whatever its token
-        count. A video's pairs, whose `time` is set, begin at one position, apart on the time axis.
-        What follows them continues behind the largest (as in transformers 4).
+        After an image, positions continue from the maximum over its axes, so it advances them by
+        the number of merged patches on its longer side. The frame pairs of a video, whose `time` is
+        set, all start at the same position and differ on the time axis. After a video, positions
+        continue from the maximum over all pairs, as in transformers 4.
         """
         positions = np.empty((3, len(tokens)), dtype=np.int64)
         done = position = begin = 0
@@ -61,15 +63,14 @@ class GridSpec(DecoderSpec):
             shown = positions[:, span.start : span.end]
             np.add(block, begin, out=shown)
             shown[0] += span.time or 0
-            # the last token of each has the largest index on every axis
+            # The last token of an image has the maximum position on each axis.
             position = max(position, int(shown[:, -1].max()) + 1)
             done, in_video = span.end, span.time is not None
         return positions, _count_on(positions, done, len(tokens), position)
 
 
 def _count_on(positions: npt.NDArray[np.int64], start: int, end: int, position: int) -> int:
-    """Fill [start, end) on all three axes with `position`, `position + 1`, ...
-
+    """Set the positions of text tokens in [start, end), which count up from `position` on all axes.
     Returns the next position.
     """
     positions[:, start:end] = np.arange(position, position + end - start)
@@ -78,14 +79,14 @@ def _count_on(positions: npt.NDArray[np.int64], start: int, end: int, position: 
 
 @dataclass(frozen=True, slots=True)
 class SizeOptions(FamilyOptions):
-    """size: bounds on images, a JSON object as the image processor's file has it."""
+    """The options of families with `RaisedRules`."""
 
-    size: str = ""
+    size: str = ""  # image bounds, as a JSON object like `size` in the image processor's file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaisedSpec(GridSpec):
-    """CPU facts of a model that enlarges images with an edge shorter than a token's."""
+    """Base class of specs that enlarge images with a side shorter than a token (`RaisedRules`)."""
 
     images: RaisedRules
 
@@ -99,7 +100,7 @@ class RaisedSpec(GridSpec):
 
 
 def read_size(given: str) -> Section:
-    """Return the bounds that a user has chosen. Raises ConfigError."""
+    """Parse the option `size`. Raises ConfigError."""
     where = f"--family-option size={given}"
     try:
         size = json.loads(given)

@@ -1,7 +1,7 @@
-"""The hybrid language model in Qwen3.5 and MiniCPM-V 4.6 (`nn/hybrid.py`), from a checkpoint's
-files.
-
-Also what it keeps per token or sequence, and how ranks share it. Runs without torch.
+"""The configuration of the hybrid language model in Qwen3.5 and MiniCPM-V 4.6 (`nn/hybrid.py`),
+which
+mixes full and linear attention: its shapes from `config.json`, its caches per token and per
+sequence, and how ranks divide it. Runs without torch.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ FULL, LINEAR = "full_attention", "linear_attention"
 def read_hybrid(
     config: Section, text: Section, axes: Literal[1, 3] = 3
 ) -> tuple[TextConfig, HybridConfig]:
-    """Return the language model that a configuration's section `text` describes.
+    """Read the language model from `text`, its section of `config`.
 
-    axes: the positions' axes. Raises CheckpointError.
+    `axes` is the number of axes of rotary positions. Raises CheckpointError.
     """
     refuse_unsupported(text, "attention_bias")
     if not text.flag("attn_output_gate", default=True):
@@ -66,9 +66,8 @@ def read_hybrid(
 def hybrid_caches(
     text: TextConfig, hybrid: HybridConfig, ranks: int
 ) -> tuple[AttentionShape | tuple[Cache, ...], ...]:
-    """Return each layer's storage on one of `ranks` ranks.
-
-    A layer keeps keys and values, or a state per sequence.
+    """Return what each layer caches on one of `ranks` ranks: keys and values, or a state per
+    sequence.
     """
     delta = hybrid.delta
     shape = (delta.value_heads // ranks, delta.key_dim, delta.value_dim)
@@ -82,7 +81,7 @@ def hybrid_caches(
 
 
 def hybrid_cuts(text: TextConfig, delta: DeltaConfig) -> Divisible:
-    """Return the counts that must divide by the number of ranks."""
+    """Return the sizes that must be divisible by the number of ranks."""
     return (
         (text.heads, "attention heads"),
         (delta.key_heads, "linear attention key heads"),
@@ -127,7 +126,7 @@ def _delta(text: Section) -> DeltaConfig:
 
 
 def _rope(text: Section, head_dim: int, axes: int) -> tuple[RopeConfig, int]:
-    """Return the rotary embedding, and how many values in a head it rotates."""
+    """Return the rotary embedding, and how many values of a head it rotates."""
     rope = read_rope(text)
     part = rope.number(
         "partial_rotary_factor", default=text.number("partial_rotary_factor", default=0.25)

@@ -1,6 +1,7 @@
-"""Images at native resolution, as Qwen-VL has them.
+"""Preprocessing of images at native resolution, as in Qwen-VL.
 
-An image keeps its aspect ratio, in whole tokens, within bounds on its pixels. Runs without torch.
+An image keeps its aspect ratio approximately. Its sides are rounded to whole tokens, and its number
+of pixels is bounded. Runs without torch.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from saccade.families.kit.config_readers import (
 
 MAX_ASPECT_RATIO = 200
 MAX_SIDE = 16384
-"""Patches on a side of an image, at most: with aspect ratios of at most 200, more than
---max-image-pixels lets in by default.
+"""The maximum number of patches on a side of an image. With an aspect ratio of at most 200, it is
+more than the default --max-image-pixels allows.
 """
 
 
@@ -31,16 +32,13 @@ MAX_SIDE = 16384
 class ImageRules:
     """Implements `ImageLayout`.
 
-    merge x merge patches, `patch` x `patch` pixels each, become a token. `min_pixels` and
-    `max_pixels` bound height * width after resizing.
-
-    An image's grid is the frames on its canvas (one for a still image, two for a video's pair), and
-    a frame's patches along (height, width).
+    An image's grid is (frames on its canvas, patches vertically, patches horizontally). A still
+    image has one frame, and a video's canvas has two.
     """
 
-    patch: int
-    merge: int
-    min_pixels: int
+    patch: int  # side of a patch in pixels
+    merge: int  # merge x merge patches become one token
+    min_pixels: int  # bounds of height * width after resizing
     max_pixels: int
     mean: Colour
     std: Colour
@@ -49,7 +47,7 @@ class ImageRules:
 
     @property
     def factor(self) -> int:
-        """Heights and widths after resizing are multiples of this many pixels."""
+        """The side of a token in pixels. Resized heights and widths are multiples of it."""
         return self.patch * self.merge
 
     @property
@@ -80,9 +78,8 @@ class ImageRules:
         return whole(size, self.grid(*size), self.resample)
 
     def settings(self, family: str, recipe: PreprocessParams) -> bytes:
-        """Return the fingerprint.
-
-        The bounds enter it through the size that they lead to.
+        """Return the fingerprint of the preprocessing. The bounds are not included, since they only
+        affect the resized size, which is.
         """
         unit = (family, self.patch, self.merge, self.temporal_patch, self.mean, self.std)
         return fingerprint(unit, self.resample, recipe)
@@ -101,19 +98,19 @@ class ImageRules:
 
 Rules = TypeVar("Rules", bound=ImageRules)
 CLASS_BOUNDS = (56 * 56, 28 * 28 * 1280)
-"""Pixels of an image, at least and at most, where the image processor's file has no size."""
+"""The minimum and maximum pixels if the image processor's file has no bounds."""
 NO_IMAGES = ImageRules(1, 1, 0, 0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-"""Those of a checkpoint without a vision tower."""
+"""The rules of a checkpoint without a vision encoder."""
 
 
 def smart_resize(height: int, width: int, rules: ImageRules) -> Size:
     """Return (height, width) after resizing.
 
-    Both are multiples of the factor, with a pixel count within the rules. The aspect ratio is about
-    kept.
+    Both are multiples of `rules.factor`, and the number of pixels is within the bounds. The aspect
+    ratio is approximately preserved. As in transformers, numbers are rounded by Python's `round`
+    (half to even).
 
-    Python's `round` (half to even) is part of the rule: transformers uses it too. Raises ImageError
-    beyond an aspect ratio of 200.
+    Raises ImageError if the aspect ratio is more than 200.
     """
     if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
         ratio = max(height, width) / max(1, min(height, width))
@@ -136,21 +133,23 @@ def smart_resize(height: int, width: int, rules: ImageRules) -> Size:
 
 @dataclass(frozen=True, slots=True)
 class RaisedRules(ImageRules):
-    """A layout that first enlarges an image with an edge shorter than a token's."""
+    """Rules that first enlarge an image if one of its sides is shorter than a token."""
 
     def raised(self, height: int, width: int) -> Size:
-        """Return (height, width) of such an image, enlarged."""
+        """Return the enlarged (height, width) of such an image."""
         raise NotImplementedError
 
     def sized(self, size: Section) -> Self:
-        """Return the rules with other bounds, as the image processor's `size` has them.
+        """Return a copy with the bounds of `size`, a section as in the image processor's file.
 
         Raises CheckpointError.
         """
         raise NotImplementedError
 
     def bounded(self, where: str, least: int, most: int) -> Self:
-        """Return the rules with other bounds. Raises CheckpointError if none is between them."""
+        """Return a copy with other bounds. Raises CheckpointError if no image size is
+        within them.
+        """
         if not self.factor**2 <= most or not 0 < least <= most:
             raise CheckpointError(
                 f"{where}: images of {least} to {most} pixels cannot be made: a token has "
@@ -159,7 +158,7 @@ class RaisedRules(ImageRules):
         return replace(self, min_pixels=least, max_pixels=most)
 
     def recipe(self, height: int, width: int, bounds: PixelBounds) -> PreprocessParams:
-        # It is refused by its own size.
+        # Compute this even for a small image, to raise errors with its original size.
         found = ImageRules.recipe(self, height, width, bounds)
         if min(height, width) < self.factor:
             found = ImageRules.recipe(self, *self.raised(height, width), bounds)
@@ -167,7 +166,8 @@ class RaisedRules(ImageRules):
 
 
 def read_rules(processor: Section, absent: Rules) -> Rules:
-    """Return `absent` with the bounds and colours that the image processor's file names.
+    """Return a copy of `absent` with the bounds, mean and standard deviation of the image
+    processor's file, as far as it specifies them.
 
     Raises CheckpointError.
     """

@@ -1,5 +1,5 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL, dense and with experts, and Qwen3.5, with Qwen3-VL's tower or
-without any.
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL (dense and with experts), and Qwen3.5, with Qwen3-VL's vision
+encoder or text-only.
 """
 
 from saccade.plugin import Family

@@ -1,8 +1,7 @@
-"""The shapes of Qwen-VL's language model and vision encoder, from `config.json` in old and new
-layouts.
+"""Reads the shapes of Qwen-VL's language model and vision encoder from `config.json`.
 
-Old transformers layouts have text fields at the top level, `rope_theta` and `rope_scaling`. New
-ones have `text_config` and `rope_parameters`. Runs without torch.
+Files of older transformers versions have the language model's fields at the top level, `rope_theta`
+and `rope_scaling`. Newer ones have `text_config` and `rope_parameters`. Runs without torch.
 """
 
 from __future__ import annotations
@@ -31,20 +30,17 @@ VARIANTS: dict[str, Variant] = {
     "qwen3_vl": "qwen3_vl",
     "qwen3_vl_moe": "qwen3_vl",
 }
-"""By config.json's model_type."""
+"""The variant by config.json's model_type."""
 PatchEmbedding = Literal["auto", "exact", "folded"]
-"""The entry of pixels into the vision tower: normalised first, or by the first layer's weights.
-auto: folded where kernels are compiled for bfloat16 on a CPU, else exact.
+"""How the vision encoder normalizes pixels. "exact" normalizes them before the first layer.
+"folded" folds the normalization into that layer's weights. "auto" is folded on a CPU with compiled
+bfloat16 kernels, otherwise exact.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class VisionConfig(BlocksConfig):
-    """The vision tower.
-
-    `window` is in pixels, 0 for full attention everywhere; `position_side` is 0 without learned
-    positions.
-    """
+    """The shapes of the vision encoder."""
 
     variant: Variant
     out_hidden: int
@@ -54,19 +50,19 @@ class VisionConfig(BlocksConfig):
     temporal_patch: int
     # attention and positions
     rope_theta: float
-    window: int = 0
+    window: int = 0  # side of an attention window in pixels; 0 for full attention in all layers
     full_attention_layers: tuple[int, ...] = ()
     deepstack_layers: tuple[int, ...] = ()
-    position_side: int = 0
+    position_side: int = 0  # side of the grid of learned positions; 0 if there are none
 
 
 NORM_EPS = 1e-6
 NO_VISION = VisionConfig(0, 0, 0, 0, "silu", NORM_EPS, "qwen3_vl", 0, 1, 1, 1, 1.0)
-"""That of a checkpoint without a vision tower."""
+"""The config of a checkpoint without a vision encoder."""
 
 
 def read_variant(config: Section) -> Variant:
-    """Return how the model differs from its kin. Raises CheckpointError."""
+    """Return which variant of Qwen-VL the model is. Raises CheckpointError."""
     model_type = config.text("model_type")
     if (variant := VARIANTS.get(model_type)) is not None:
         return variant
@@ -74,9 +70,14 @@ def read_variant(config: Section) -> Variant:
 
 
 def read_vision(variant: Variant, config: Section, vision: Section, out: int) -> VisionConfig:
-    """Return the tower, whose tokens have `out` values. Raises CheckpointError."""
+    """Read the vision encoder. `out` is the language model's hidden size, which its output must
+    have.
+
+    Raises CheckpointError.
+    """
     first = variant == "qwen2_vl"
-    # Qwen2-VL names the tower's own width `embed_dim`, and the text model's `hidden_size`.
+    # In Qwen2-VL, the vision encoder's hidden size is `embed_dim`, and `hidden_size` is that of the
+    # language model.
     hidden = vision.count("embed_dim", default=1280) if first else vision.count("hidden_size")
     heads = vision.count("num_heads", "num_attention_heads", default=16)
     if hidden % heads or hidden // heads % 4:
@@ -135,7 +136,7 @@ def read_vision(variant: Variant, config: Section, vision: Section, out: int) ->
 
 
 def read_text(variant: Variant, config: Section, text: Section) -> TextConfig:
-    """Return the language model. Raises CheckpointError."""
+    """Read the language model. Raises CheckpointError."""
     refuse_unsupported(text, "use_sliding_window", "attention_bias")
     third = variant == "qwen3_vl"
     text = text.filled({"rms_norm_eps": 1e-6, "head_dim": 128} if third else {"rms_norm_eps": 1e-5})
@@ -144,7 +145,7 @@ def read_text(variant: Variant, config: Section, text: Section) -> TextConfig:
         text,
         _rope(variant, text, head_dim),
         head_dim,
-        # Some Qwen2 checkpoints saved before transformers 5 set it only in the text model.
+        # Some Qwen2 checkpoints saved before transformers 5 set it only in the text section.
         tied=config.flag("tie_word_embeddings") or (not third and text.flag("tie_word_embeddings")),
         qkv_bias=not third,
         qk_norm=third,

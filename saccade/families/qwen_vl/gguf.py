@@ -1,7 +1,6 @@
-"""Qwen-VL in GGUF files, from Qwen2-VL to Qwen3.5.
-
-The names, and the changes by llama.cpp's converter (Qwen3.5's norms, decays and head order), are
-the documented ones.
+"""Qwen-VL models in GGUF files, from Qwen2-VL to Qwen3.5: how metadata and tensor names are mapped
+to those of transformers. The changes that llama.cpp's converter makes to tensors (Qwen3.5's norms,
+decays and order of heads) are undone.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ SPECIAL = {
     "vision_end_token_id": "<|vision_end|>",
 }
 WINDOW = 112
-"""Pixels along a window's edge in every published Qwen2.5-VL."""
+"""The side of an attention window in pixels, in all published Qwen2.5-VL models."""
 PLACES_PER_SECOND = 2
-"""Positions per second of a video in every published Qwen2.5-VL. transformers' default is 4."""
+"""Positions per second of video, in all published Qwen2.5-VL models. transformers' default is 4."""
 TEXT = "model.language_model"
 TOWER = "model.visual"
 WHOLE = {"token_embd": f"{TEXT}.embed_tokens", "output_norm": f"{TEXT}.norm", "output": "lm_head"}
@@ -65,24 +64,30 @@ LAYER = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
-"""Modules of the language model's layers. Each has a weight, and some have a bias."""
+"""Modules of the language model's layers, from GGUF's names to transformers'. Each has a weight,
+and some have a bias.
+"""
 BARE = {
     "ssm_a": "linear_attn.A_log",
     "ssm_dt.bias": "linear_attn.dt_bias",
     "ffn_down_exps.weight": "mlp.experts.down_proj",
     "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
 }
-"""Tensors of these layers whose names in transformers lack "weight"."""
+"""Tensors of these layers whose names in transformers do not end in "weight"."""
 BLOCK = {"ln1": "norm1", "ln2": "norm2", "attn_out": "attn.proj", "attn_qkv": "attn.qkv"}
-"""Modules that a block of every tower has."""
+"""Modules in the blocks of all vision encoders."""
 PATCH = "v.patch_embd.weight"
 NEWEST = "qwen3vl_merger"
 PIXELS = ((56 * 56, 28 * 28 * 16384), (256 * 256, 4096 * 4096))
-"""Of an image, at least and at most, in the published checkpoints; the second those of `NEWEST`."""
+"""The minimum and maximum pixels in the published checkpoints. The second pair is that of
+`NEWEST`.
+"""
 
 
 def see(source: Source) -> Seen:
-    """Return what a tower's file adds. Raises CheckpointError for that of another model."""
+    """Return the configuration from a vision encoder's file. Raises CheckpointError if the file
+    belongs to another model.
+    """
     model, sight, kind = source.model, source.sight, source.kind
     tower, fields = sight.file, MetadataFields(model, f"{model.architecture}.")
     vision = _vision(sight, kind, source.check_width("mm.2.weight"))
@@ -167,7 +172,7 @@ def _linear(fields: MetadataFields, layers: int, tensors: Collection[str]) -> di
 
 def _vision(fields: MetadataFields, kind: str, out: int) -> dict[str, Any]:
     depth, hidden = fields.integer("block_count"), fields.integer("embedding_length")
-    # The metadata's feed_forward_length is another figure in Qwen2-VL's files.
+    # The metadata's feed_forward_length is wrong in Qwen2-VL's files.
     inner = max(fields.tensor("v.blk.0.ffn_up.weight").shape)
     vision: dict[str, Any] = {
         "depth": depth,
@@ -212,13 +217,13 @@ def _defaults(fields: MetadataFields, kind: str) -> tuple[str, ...]:
 
 
 def deepstack_layers(file: GgufFile) -> tuple[int, ...]:
-    """Return the tower's layers whose rows are extra levels."""
+    """Return the vision encoder's layers whose outputs are deepstack levels."""
     found = file.metadata.get("clip.vision.is_deepstack_layers", [])
     return tuple(at for at, is_one in enumerate(found) if is_one) if isinstance(found, list) else ()
 
 
 def _levels(tower: GgufFile) -> int:
-    """Count the extra levels that the file has tensors of: some list levels, and have none."""
+    """Return the number of deepstack levels, or 0 if the file lists levels without tensors."""
     stored = any(name.startswith("v.deepstack.") for name in tower.tensors)
     return len(deepstack_layers(tower)) if stored else 0
 
@@ -252,19 +257,18 @@ def _language(file: GgufFile) -> NamedTensors:
 
 @dataclass(frozen=True, slots=True)
 class Hybrid:
-    """Changes to Qwen3.5 by llama.cpp's converter.
-
-    Norms have one added, decays are -exp, value heads are interleaved.
+    """Undoes the changes that llama.cpp's converter makes to Qwen3.5: it adds 1 to norms, stores
+    decays as -exp(x), and reorders value heads.
     """
 
-    keys: int
-    values: int
+    keys: int  # number of key heads of linear attention
+    values: int  # number of value heads
     key_size: int
     value_size: int
 
     @classmethod
     def of(cls, file: GgufFile) -> Hybrid:
-        """Read the sizes from the metadata. Raises CheckpointError for a missing field."""
+        """Read the sizes from the metadata. Raises CheckpointError if one is missing or invalid."""
         names = ("group_count", "time_step_rank", "state_size", "inner_size")
         found = [file.metadata.get(f"{file.architecture}.ssm.{name}") for name in names]
         counts = [each for each in found if isinstance(each, int) and each > 0]
@@ -277,7 +281,7 @@ class Hybrid:
         return cls(keys, values, key_size, inner // values)
 
     def made(self, inner: str, tensor: TensorInfo) -> Made:
-        """Return a layer's tensor in transformers' form."""
+        """Return how to convert a layer's tensor to transformers' form."""
         name = inner.rpartition(".")[0] or inner
         edit: Edit = "none"
         if name.endswith("_norm") and name != "ssm_norm":
@@ -360,7 +364,9 @@ def _kind(file: GgufFile) -> str:
 
 
 def _feed_forward(file: GgufFile, number: str) -> dict[str, str]:
-    """Return the names of a layer's matrices. Files from old converters swap up and down."""
+    """Return the names of an MLP's matrices. In files of old converters, up and down are
+    swapped.
+    """
     names = {
         "qwen2vl_merger": ("gate_proj", "fc1", "fc2"),
         "qwen2.5vl_merger": ("gate_proj", "up_proj", "down_proj"),

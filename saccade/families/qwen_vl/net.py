@@ -1,4 +1,4 @@
-"""A Qwen-VL checkpoint's network, and what its tensors are called."""
+"""The network of Qwen-VL, and the names of its tensors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from saccade.parallel import Shard
 
 
 class QwenVLModel(FamilyModel):
-    """Names become `visual.*`, `language_model.*`, `lm_head.weight`, whatever the file's age calls
-    them. MTP heads keep theirs.
+    """Builds the network. Canonical names of tensors are `visual.*`, `language_model.*`,
+    `lm_head.weight` and `mtp.*`, to which the names in older and newer files are converted.
     """
 
     spec: QwenVLSpec

@@ -1,8 +1,8 @@
-"""Qwen3.5's MTP head (multi-token prediction), which drafts tokens.
+"""Qwen3.5's MTP head (multi-token prediction), which drafts tokens for speculative decoding.
 
-An attention layer behind the language model guesses the token after next from a state and the next
-token. Read off the published weights' names and vLLM's `qwen3_5_mtp.py`, since transformers has no
-such module.
+It is an attention layer after the language model, which predicts the token after next from a hidden
+state and the next token. transformers has no such module, so this one follows the names of the
+published weights and vLLM's `qwen3_5_mtp.py`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ NAME = "mtp"
 
 
 class MultiTokenHead:
-    """Implements `nn.protocol.DraftHead`.
-
-    Shares the language model's embedding, rotary tables and head.
+    """Implements `nn.protocol.DraftHead`. It uses the language model's token embedding, rotary
+    tables and output head.
     """
 
     __slots__ = ("fuse", "layer", "norm", "state_norm", "text", "token_norm")

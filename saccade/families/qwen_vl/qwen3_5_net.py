@@ -1,6 +1,4 @@
-"""A Qwen3.5 checkpoint's network, and what its tensors are called. The vision tower is
-Qwen3-VL's.
-"""
+"""The network of Qwen3.5, and the names of its tensors. The vision encoder is Qwen3-VL's."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ LAYER = (
 
 
 class Qwen35Model(QwenVLModel):
-    """A model whose MTP head is loaded if asked for."""
+    """Builds the network, with the MTP head if the option `mtp` is on."""
 
     spec: Qwen35Spec
 

@@ -1,7 +1,7 @@
-"""A Qwen3.5 checkpoint's settings, without tensors.
+"""The spec of a Qwen3.5 checkpoint.
 
-Images, prompts and positions are Qwen3-VL's, but the tower lacks its extra levels. The language
-model's layers keep keys and values, or a state per sequence. Runs without torch.
+Images, prompts and positions are those of Qwen3-VL, but the vision encoder has no deepstack levels.
+Layers of the language model cache keys and values, or a state per sequence. Runs without torch.
 """
 
 from __future__ import annotations
@@ -32,27 +32,24 @@ TEXT_ONLY = (
     *("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
     *("qwen3_5_text", "qwen3_5_moe_text"),
 )
-"""Architectures, and model types, of checkpoints that hold the language model alone. The fields of
-their config.json are those of the others' `text_config`.
+"""Architectures and model types of checkpoints with only the language model. The top level of their
+config.json has the fields that `text_config` has in other checkpoints.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Qwen35Options(QwenOptions):
-    """mtp: load the MTP head, which drafts tokens."""
+    """The family options of Qwen3.5."""
 
-    mtp: Literal["on", "off"] = "off"
+    mtp: Literal["on", "off"] = "off"  # whether to load the MTP head, which drafts tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen35Spec(QwenVLSpec):
-    """CPU facts of one Qwen3.5 checkpoint.
-
-    drafts: the MTP head is loaded.
-    """
+    """The spec of one Qwen3.5 checkpoint."""
 
     hybrid: HybridConfig
-    drafts: bool = False
+    drafts: bool = False  # whether the MTP head is loaded
 
     def with_options(self, options: Mapping[str, str]) -> Qwen35Spec:
         chosen = read_options(Qwen35Options, self.family, options)
@@ -77,13 +74,13 @@ class Qwen35Spec(QwenVLSpec):
 
 
 def qwen3_5_spec(checkpoint: Checkpoint) -> Qwen35Spec:
-    """Read a Qwen3.5 checkpoint's facts. Raises CheckpointError naming file and field."""
+    """Read the spec of a Qwen3.5 checkpoint. Raises CheckpointError with the file and the field."""
     config = checkpoint.config
     section = text_section(config)
     text, hybrid = read_hybrid(config, section)
     vision, images, placeholder, video = NO_VISION, NO_IMAGES, BLIND, None
     if checkpoint.architecture() not in TEXT_ONLY:
-        # Some files name the levels that the tower has not got.
+        # Some files list deepstack levels that the vision encoder does not have.
         tower = config.section("vision_config")
         tower = tower.changed({"deepstack_visual_indexes": []})
         vision = read_vision("qwen3_vl", config, tower, text.hidden)

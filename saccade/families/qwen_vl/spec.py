@@ -1,7 +1,7 @@
-"""What a Qwen-VL checkpoint says without tensors: sizes, images, prompts, rotary positions.
+"""The spec of a Qwen-VL checkpoint: sizes, image preprocessing, prompts and rotary positions.
 
-One spec serves Qwen2-VL, Qwen2.5-VL and Qwen3-VL (dense and with experts): they differ in
-configuration only. Runs without torch.
+One class supports Qwen2-VL, Qwen2.5-VL and Qwen3-VL (dense and with experts), which differ only in
+their configuration. Runs without torch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SCORES = ScoreTemplates(
     min_pixels=4 * 32 * 32,
     max_pixels=1800 * 32 * 32,
 )
-"""Of Qwen3-VL-Embedding and Qwen3-VL-Reranker."""
+"""The templates of Qwen3-VL-Embedding and Qwen3-VL-Reranker."""
 TEMPLATES = Templates(
     tools=Path(__file__).parent / "tools.jinja",
     marks=("<|im_start|>", "<|vision_start|>"),
@@ -59,14 +59,14 @@ TEMPLATES = Templates(
 
 @dataclass(frozen=True, slots=True)
 class QwenOptions(FamilyOptions):
-    """patch_embed: how pixels enter the vision encoder (`PatchEmbedding`)."""
+    """The family options of Qwen-VL."""
 
     patch_embed: PatchEmbedding = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QwenVLSpec(GridSpec):
-    """CPU facts of one Qwen-VL checkpoint."""
+    """The spec of one Qwen-VL checkpoint."""
 
     vision: VisionConfig
     video: QwenVideo | None = None
@@ -82,14 +82,15 @@ class QwenVLSpec(GridSpec):
 
 
 def qwen_vl_spec(checkpoint: Checkpoint) -> QwenVLSpec:
-    """Read a Qwen-VL checkpoint's facts. Raises CheckpointError naming file and field."""
+    """Read the spec of a Qwen-VL checkpoint. Raises CheckpointError with the file and the field."""
     config = checkpoint.config
     variant, section = read_variant(config), text_section(config)
     text = read_text(variant, config, section)
     vision = read_vision(variant, config, config.section("vision_config"), text.hidden)
     images = read_images(checkpoint.processor, vision)
     pooling = read_pooling(checkpoint.folder)
-    if pooling is not None and pooling.task == "embed":  # its files may have no head
+    # an embedding model may have no output head
+    if pooling is not None and pooling.task == "embed":
         text = replace(text, tied=True)
     return QwenVLSpec(
         family=config.text("model_type"),
@@ -105,11 +106,10 @@ def qwen_vl_spec(checkpoint: Checkpoint) -> QwenVLSpec:
 
 
 def read_placeholder(checkpoint: Checkpoint, usual: int) -> Placeholder:
-    """Return the placeholder tokens of an image and of a pair of video frames.
+    """Return the placeholder tokens of an image and of a pair of video frames. By default, they are
+    `usual` and the token after it.
 
     Raises CheckpointError.
-
-    usual: the first token, where config.json is silent.
     """
     config = checkpoint.config
     image = config.integer("image_token_id", default=usual)
@@ -117,10 +117,10 @@ def read_placeholder(checkpoint: Checkpoint, usual: int) -> Placeholder:
 
 
 def read_images(processor: Section, vision: VisionConfig) -> ImageRules:
-    """Return the rules that the image processor's file asks for. Raises CheckpointError.
+    """Read the image preprocessing from the image processor's file. Raises CheckpointError.
 
-    Absent fields have the values of transformers' class, which serves all Qwen-VL models, and an
-    absent file those of the published checkpoints.
+    Missing fields have the defaults of transformers' class, which all Qwen-VL models share. If the
+    file is missing, they have the values of the published checkpoints.
     """
     patch, merge, frames = vision.patch, vision.merge, vision.temporal_patch
     check_made_for(processor, patch_size=patch, merge_size=merge, temporal_patch_size=frames)
@@ -132,5 +132,5 @@ def read_images(processor: Section, vision: VisionConfig) -> ImageRules:
 
 
 def published_bounds(variant: Variant) -> tuple[int, int]:
-    """Return the pixels of an image, at least and at most, in the published checkpoints."""
+    """Return the minimum and maximum pixels of an image in the published checkpoints."""
     return (256 * 256, 4096 * 4096) if variant == "qwen3_vl" else (56 * 56, 28 * 28 * 16384)

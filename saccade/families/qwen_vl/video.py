@@ -1,14 +1,14 @@
-"""A Qwen-VL checkpoint's videos: sampling, sizes, timestamps, prompt text and positions.
+"""Video preprocessing of Qwen-VL: sampling of frames, their sizes, timestamps, prompt text and
+positions.
 
-All follow from its own video configuration, and are computed only here. Formulas follow
-transformers' video processors for Qwen2-VL (which Qwen2.5-VL uses) and for Qwen3-VL (which Qwen3.5
-uses), and are tested against them. Where a checkpoint has no video configuration, frames are
-bounded as qwen-vl-utils bounds them: 768 tokens each.
+The formulas are those of transformers' video processors for Qwen2-VL (which Qwen2.5-VL uses) and
+for Qwen3-VL (which Qwen3.5 uses), and are tested against them. If a checkpoint has no video
+configuration, frames have at most 768 tokens each, as in qwen-vl-utils.
 
-Two things are as these models were trained, and as transformers 4 and vLLM have them, unlike
-transformers 5. A Qwen3-VL video has no vision tokens around all its pairs. Text after a Qwen2-VL or
-Qwen2.5-VL video continues behind the video's largest position (`QwenVLSpec.positions`). Runs
-without torch.
+Two details differ from transformers 5, and are as in training, in transformers 4 and in vLLM. A
+Qwen3-VL video has no vision start and end tokens around all of its frame pairs. Positions after a
+Qwen2-VL or Qwen2.5-VL video continue from the video's maximum position (`QwenVLSpec.positions`).
+Runs without torch.
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ from saccade.families.qwen_vl.config import Variant
 
 START, PAD, END = "<|vision_start|>", "<|video_pad|>", "<|vision_end|>"
 FRAME_TOKENS = 768
-"""Of a frame at most, where the checkpoint does not say."""
+"""The default for the maximum tokens of a frame."""
 MIN_TOKENS = 128
-"""Of a frame of Qwen2-VL at least, likewise."""
+"""The default for the minimum tokens of a frame of Qwen2-VL."""
 BUDGET_TOKENS = 24_576
-"""Of both frames of all pairs of a Qwen3-VL video, likewise."""
+"""The default for the maximum tokens of all frames of a Qwen3-VL video, before pairs are merged."""
 MIN_EDGE = 4096
-"""Of a Qwen3-VL video: pixels of all frames together, at least."""
+"""The default for the minimum pixels of all frames of a Qwen3-VL video together."""
 
 
 @dataclass(frozen=True, slots=True)
 class QwenVideo:
     """Implements `core.video.VideoRules`."""
 
-    # how a frame becomes patches. `min_pixels` and `max_pixels` bound one frame, or with `third`
-    # all frames together.
+    # Preprocessing of frames. `min_pixels` and `max_pixels` bound one frame, or with `third` all
+    # frames together.
     rules: ImageRules
-    third: bool  # timestamps precede each pair, which has its own positions
+    third: bool  # Qwen3-VL: a timestamp precedes each frame pair, which has separate positions
     fps: float
     num_frames: int | None
     min_frames: int
     max_frames: int
-    cap: bool  # `cap_pixels_per_frame`, measured by `max_video_tokens`
+    cap: bool  # `cap_pixels_per_frame`: bound each frame by `max_video_tokens`
     max_video_tokens: int
-    tokens_per_second: float | None  # steps on the time axis. None: one per pair.
-    frame_tokens: int = 0  # a frame's maximum. 0: `rules` alone decide.
+    tokens_per_second: float | None  # steps on the time axis; `None` means one per frame pair
+    frame_tokens: int = 0  # maximum tokens of a frame; 0 if only `rules` bound it
 
     frames = 2
 
@@ -114,7 +114,7 @@ class QwenVideo:
         return (self.frames, *recipe.grid[1:])
 
     def _size(self, count: int, height: int, width: int, options: VideoOptions) -> tuple[int, int]:
-        """Return a frame's (height, width) after resizing."""
+        """Return the (height, width) of a frame after resizing."""
         rules, unit = self.rules, self.rules.factor**2
         least, most = rules.min_pixels, rules.max_pixels
         count = max(count, 2)
@@ -132,7 +132,8 @@ class QwenVideo:
                 total = options.total_pixels or whole_video
                 most = max(min(most, total // count), int(least * 1.05))
             return smart_resize(height, width, replace(rules, max_pixels=most))
-        # A frame's size that no number of frames changes: what a growing video needs.
+        # If the client bounds the size of a frame, it does not depend on the number of frames, so
+        # that a video can grow.
         if self.third:
             least, most = max(unit, -(-least // count)), most
         most = options.max_pixels or most
@@ -165,22 +166,23 @@ class QwenVideo:
             return (None,) * count
         step = np.float32(1.0)
         if self.tokens_per_second is not None:
-            # The reference's arithmetic is in 32 bits, which decides where fractions fall.
+            # Use float32 as the reference does, because rounding depends on it.
             step = np.float32(self.tokens_per_second) * np.float32(self.frames / times.sampled)
         return tuple((np.arange(count, dtype=np.float32) * step).astype(np.int64).tolist())
 
 
 def _arange(total: int, count: int) -> tuple[int, ...]:
-    """Compute `torch.arange(0, total, total / count).int()`, within the video."""
+    """Compute `torch.arange(0, total, total / count).int()`, clipped to the last frame."""
     step = total / count
     places = (np.arange(math.ceil(total / step)) * step).astype(np.float32).astype(np.int64)
     return tuple(np.minimum(places, total - 1)[:count].tolist())
 
 
 def video_resize(count: int, height: int, width: int, rules: ImageRules) -> tuple[int, int]:
-    """Return (height, width) for each of `count` frames, whose pixels are bounded together.
+    """Return the resized (height, width) of frames, where `rules` bound the pixels of all `count`
+    frames together.
 
-    Raises ImageError beyond an aspect ratio of 200.
+    Raises ImageError if the aspect ratio is more than 200.
     """
     factor = rules.factor
     if height < factor or width < factor:
@@ -204,10 +206,10 @@ def video_resize(count: int, height: int, width: int, rules: ImageRules) -> tupl
 
 
 def read_video(checkpoint: Checkpoint, variant: Variant, image: ImageRules) -> QwenVideo | None:
-    """Return the checkpoint's rules for videos.
+    """Read the video preprocessing of a checkpoint.
 
-    None where videos are normalised otherwise than its images, or have patches with other numbers
-    of frames: the tower knows one way.
+    Returns `None` if videos are normalized differently from images, or patches do not have two
+    frames, since the vision encoder supports only one normalization.
     """
     third = variant == "qwen3_vl"
     section, unit = checkpoint.video, image.factor**2

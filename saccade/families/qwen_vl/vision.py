@@ -1,9 +1,9 @@
-"""The vision tower of the Qwen-VL families, for packed images in any mix of sizes.
+"""The vision encoder of Qwen-VL, for packed images of different sizes.
 
-Qwen2-VL: LayerNorm, plain MLP. Qwen2.5-VL: RMSNorm, gated MLP, attention in windows but for a few
-layers. Qwen3-VL: LayerNorm, plain MLP, learned positions interpolated to the grid, and intermediate
-layers merged as extra levels (deepstack). Everything that depends on an image's grid alone is its
-`GridFacts`.
+Qwen2-VL has LayerNorm and a plain MLP. Qwen2.5-VL has RMSNorm, a gated MLP, and window attention in
+most layers. Qwen3-VL has LayerNorm, a plain MLP, learned positions that are interpolated to the
+grid, and deepstack: outputs of intermediate layers are merged as additional levels. Everything that
+depends only on an image's grid is computed once, as `GridFacts`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from saccade.parallel import Shard
 
 
 def vision_block(weights: Weights, name: str, config: VisionConfig, shard: Shard) -> TowerBlock:
-    """Load one block. Raises CheckpointError where a tensor is missing or misshapen."""
+    """Load one block. Raises CheckpointError if a tensor is missing or has another shape."""
     parts = BlockParts(weights, name, config, shard)
     return TowerBlock(
         parts,
@@ -44,9 +44,9 @@ def vision_block(weights: Weights, name: str, config: VisionConfig, shard: Shard
 def patch_merger(
     weights: Weights, name: str, config: VisionConfig, shard: Shard, *, late: bool = False
 ) -> PatchMerger:
-    """Load one merger. Raises CheckpointError where a tensor is missing or misshapen.
+    """Load one merger. Raises CheckpointError if a tensor is missing or has another shape.
 
-    late: as in `nn.tower.PatchMerger`.
+    `late` is as in `nn.tower.PatchMerger`.
     """
     unit, third = config.merge**2, config.variant == "qwen3_vl"
     parts = ("norm", "linear_fc1", "linear_fc2") if third else ("ln_q", "mlp.0", "mlp.2")
@@ -59,9 +59,8 @@ def patch_merger(
 
 
 class PatchEmbed:
-    """Turns pixels into rows by the checkpoint's 3-d convolution.
-
-    Its stride is its kernel, so it is computed as a matrix product.
+    """Embeds patches with the checkpoint's 3D convolution. Its stride equals its kernel size, so it
+    is computed as a matrix product.
     """
 
     __slots__ = ("config", "dtype", "linear", "mean", "std")
@@ -77,9 +76,8 @@ class PatchEmbed:
         self.linear = Linear(weights.ops, DenseMatrix(matrix), bias)
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Turn pixels, uint8 [F, H, W, 3], into rows [N, hidden].
-
-        The frames are a still image's, or those in a pair.
+        """Embed pixels, uint8 [F, H, W, 3], to rows [N, hidden]. F is 1 for a still image, and 2
+        for a pair of video frames.
         """
         config = self.config
         return self.linear(
@@ -96,12 +94,13 @@ class PatchEmbed:
 
 
 class FoldedPatchEmbed:
-    """A `PatchEmbed` whose matrix also holds the norm and sums a still image's equal frames.
+    """A `PatchEmbed` with the normalization of pixels folded into its matrix.
 
-    For two frames in a video's pair that differ, the matrix's slices stay apart.
+    For still images, whose frames are equal, the matrix's slices for the frames are added up. For
+    two different frames of a video, another matrix has the slices separately.
 
-    Bytes less 128 are exact in 16 bits, and products with them small. What the norm adds is kept,
-    and added, in float32.
+    The input is bytes minus 128, which bfloat16 represents exactly and which keeps products small.
+    The constant part of the normalization is added in float32.
     """
 
     __slots__ = ("bias", "config", "dtype", "linear", "ops", "slices")
@@ -129,9 +128,9 @@ class FoldedPatchEmbed:
         self.slices = Linear(weights.ops, DenseMatrix(apart.to(self.dtype)))
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Turn pixels, uint8 [F, H, W, 3], into rows [N, hidden]."""
+        """Embed pixels, uint8 [F, H, W, 3], to rows [N, hidden]."""
         if len(pixels) > 1 and bool((pixels[1:] == pixels[:1]).all()):
-            pixels = pixels[:1]  # equal frames have the still image's bits
+            pixels = pixels[:1]  # so that equal frames are bit-identical to the still image
         linear = self.linear if len(pixels) == 1 else self.slices
         config = self.config
         rows = self.ops.centre_patches(pixels, config.patch, config.merge, self.dtype)
@@ -146,7 +145,7 @@ def _patch_embed(
 
 
 class VisionTower:
-    """Turns uint8 pixels into embeddings. Implements `nn.protocol.VisionNet`."""
+    """The vision encoder, from uint8 pixels to embeddings. Implements `nn.protocol.VisionNet`."""
 
     __slots__ = (
         "config",
@@ -192,7 +191,7 @@ class VisionTower:
             )
             for i, layer in enumerate(config.deepstack_layers)
         }
-        # The row rotates a head's first half, the column its second.
+        # Positions by row rotate the first half of a head, and by column the second half.
         self.rope = AxialRope(weights, config.head_dim, config.rope_theta, MAX_SIDE)
 
     def rows(self, patches: int) -> int:
@@ -224,7 +223,7 @@ class VisionTower:
         return x
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """Split the embeddings by image, back in reading order."""
+        """Split the embeddings by image, and restore the order of tokens (row by row)."""
         return [
             part.clone() if fact.restore is None else part.index_select(0, fact.restore)
             for part, fact in zip(split_images(self, embeddings, facts), facts)
@@ -253,9 +252,8 @@ class VisionTower:
         )
 
     def _positions(self, row: np.ndarray, column: np.ndarray, grid: Grid) -> torch.Tensor | None:
-        """Return learned positions at the grid's patches [N, hidden].
-
-        They are bilinear between the corners in the learned square. None without a table.
+        """Return the learned positions of the grid's patches [N, hidden], interpolated bilinearly
+        from the learned grid. Returns `None` if the model has none.
         """
         table = self.position_table
         if table is None:
@@ -275,9 +273,8 @@ class VisionTower:
 
 
 def _taps(place: np.ndarray, size: int, side: int) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-    """Return two source offsets, with weights, for each `place` in [0, size).
-
-    The source axis has length `side`. Ends meet ends.
+    """Return the two source indices and their weights for linear interpolation at each `place` in
+    [0, size). The source axis has length `side`, and its ends are mapped to the ends of the target.
     """
     source = place.astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
     low = np.floor(source)
@@ -287,10 +284,10 @@ def _taps(place: np.ndarray, size: int, side: int) -> tuple[tuple[np.ndarray, np
 
 
 def window_order(grid: Grid, merge: int, window: int) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Return an order [M] that puts each window's merged tokens together, and window lengths.
+    """Return an order [M] of merged tokens in which those of each window are consecutive, and the
+    windows' lengths in patches. `window` is the side of a window in merged tokens.
 
-    Lengths are in patches, `window` is in merged tokens. Windows with equal length are neighbours,
-    so their attention is one batched call. The order among windows changes no result.
+    Windows of equal length are consecutive, so that one batched call computes their attention.
     """
     rows, columns = grid[1] // merge, grid[2] // merge
     row, column = np.indices((rows, columns)).reshape(2, -1)
@@ -317,7 +314,7 @@ def _mlp(parts: BlockParts, config: VisionConfig) -> Layer:
 def _convolution(
     weights: Weights, config: VisionConfig
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the matrix [hidden, 3 * frames * patch * patch] and the bias."""
+    """Load the convolution as a matrix [hidden, 3 * frames * patch * patch], and its bias."""
     kernel = (3, config.temporal_patch, config.patch, config.patch)
     matrix = weights.load(Part("visual.patch_embed.proj.weight", (config.hidden, *kernel))).view(
         config.hidden, -1

@@ -1,13 +1,15 @@
-"""Video files: how many frames, how large, at what pace (`read_metadata`), and some frames as RGB
-pixels (`decode_frames`). Runs in image workers only. PyAV is in the extra `video`.
+"""Video files: `read_metadata` reads the number of frames, their size and the frame rate, and
+`decode_frames` decodes some frames to RGB pixels. Runs in image workers only. PyAV is in the extra
+`video`.
 
-A file is read from memory and cannot open other files. Only the containers and codecs named in this
-file are tried, which leaves out playlists, session descriptions and lists of files. Anything that a
-container asks to open is refused, and no thread begins. Frame k is the k-th shown.
+A file is read from memory and cannot open other files. Only the containers and codecs listed in
+this module are enabled, which excludes playlists, session descriptions and lists of files. If a
+container refers to another file, opening it fails. Decoders start no threads. Frames are indexed in
+the order in which they are displayed.
 
 Frames are converted by PyAV's `to_ndarray(format="rgb24")`, as in transformers' `load_video`. Then
-they are turned upright as the file asks, as players do and `load_video` does not: a phone held
-upright stores frames rotated by 90 degrees.
+they are rotated by the file's display matrix, which players apply but `load_video` ignores. A phone
+that is held upright stores frames rotated by 90 degrees.
 """
 
 from __future__ import annotations
@@ -41,28 +43,30 @@ CODECS = (
 )
 MAX_STREAMS = 16
 MAX_PACKETS = 1 << 20
-"""Of all streams together: five hours of video with sound."""
+"""Maximum packets of all streams together: five hours of video with sound."""
 MAX_SECONDS = 24 * 3600.0
 MAX_SIDE = 16_384
 MAX_UNDECODED = 256
-"""Packets tried for a first frame: a recording may begin between key frames."""
+"""Maximum packets to decode until the first frame, because a file may start between key frames."""
 SKEW = 50
-"""So many times larger than the others are the two numbers of a turn by quarters: a degree off."""
+"""A display matrix counts as a rotation by quarter turns if its two large elements are at least
+this many times larger than the others, which allows an error of about one degree.
+"""
 BROKEN = (av.FFmpegError, ArithmeticError, LookupError, TypeError)
-"""PyAV raises these on malformed bytes."""
+"""The exceptions that PyAV raises for malformed bytes."""
 DEFAULT_RATE = 24.0
-"""Frames a second of a file that does not say: transformers' guess."""
+"""The frame rate of a file that specifies none, as in transformers."""
 
 
 def read_metadata(data: mmap.mmap, max_pixels: int) -> Probe:
-    """Read the facts of a video before decoding a frame. Raises Unreadable."""
+    """Read a video's metadata. Raises Unreadable."""
     with opened(data) as container:
         stream = _video(container)
         height, width = _size(stream, max_pixels)
         shown = len(_times(container, stream))
         seconds = _seconds(container, stream)
         sound = bool(container.streams.audio)
-        # here: a closed container's streams are no more
+        # Read before the container is closed, which frees its streams.
         rate = stream.average_rate or stream.guessed_rate
         kind = container.format.name.split(",")[0][:16]
         mode = f"{kind} {stream.codec_context.name}"[:16]
@@ -77,7 +81,7 @@ def read_metadata(data: mmap.mmap, max_pixels: int) -> Probe:
 def _orientation(data: mmap.mmap) -> int:
     """Return the first frame's EXIF orientation, or 1 if frames cannot be decoded.
 
-    PyAV reports the container's matrix only with a frame.
+    PyAV exposes the container's display matrix only on decoded frames.
     """
     with suppress(Unreadable), opened(data) as container:
         stream = _video(container)
@@ -85,16 +89,19 @@ def _orientation(data: mmap.mmap) -> int:
             if number == MAX_UNDECODED:
                 break
             for frame in packet.decode():
-                side_data = cast("Mapping[Any, Any]", frame.side_data)  # PyAV's stubs name one kind
+                # PyAV's type stubs are too narrow
+                side_data = cast("Mapping[Any, Any]", frame.side_data)
                 matrix = side_data.get(SideData.DISPLAYMATRIX)
                 return 1 if matrix is None else orientation_of(bytes(matrix))
     return 1
 
 
 def orientation_of(matrix: bytes) -> int:
-    """Return the EXIF number for a display matrix with quarter turns and flips, or 1 for any other.
+    """Return the EXIF orientation for a display matrix of quarter turns and flips, or 1 for any
+    other matrix.
 
-    The matrix is nine int32, by rows: a stored point (x, y) is shown at (ax + cy, bx + dy).
+    The matrix has nine int32 values in row order. A stored point (x, y) is displayed at (ax + cy,
+    bx + dy).
     """
     a, b, _, c, d, *_ = struct.unpack("=9i", matrix)
     sideways, straight = min(abs(b), abs(c)), min(abs(a), abs(d))
@@ -116,9 +123,9 @@ def decode_frames(
     take: Callable[[int, np.ndarray], None],
 ) -> None:
     """Call `take(index, pixels)` for each of the `wanted` frames, in order. Pixels are uint8 RGB
-    [height, width, 3] as `stored`.
+    [height, width, 3], not rotated, where `stored` is (height, width).
 
-    Raises Undecodable for missing frames.
+    Raises Undecodable if a frame is missing or has another size.
     """
     left = sorted(set(wanted))
     with opened(data, Undecodable) as container:
@@ -128,17 +135,17 @@ def decode_frames(
             raise Undecodable("frame beyond", left[-1], len(times))
         keys = _keys(times)
         numbers = {time: number for number, (time, _) in enumerate(times)}
-        # A transport stream has no index: what is sought there is found too late.
+        # A transport stream has no index, so seeking in it can end after the wanted frame.
         while left and container.format.name != "mpegts":
             key = max((each for each in keys if each <= left[0]), default=0)
             container.seek(times[key][0], backward=True, any_frame=False, stream=stream)
-            _go_on(container, stream, numbers, left, keys, stored, take)
+            _decode_requested(container, stream, numbers, left, keys, stored, take)
     if left:
         with opened(data, Undecodable) as container:
-            _go_on(container, _video(container), numbers, left, (), stored, take)
+            _decode_requested(container, _video(container), numbers, left, (), stored, take)
 
 
-def _go_on(
+def _decode_requested(
     container: InputContainer,
     stream: VideoStream,
     numbers: Mapping[int, int],
@@ -147,8 +154,8 @@ def _go_on(
     stored: tuple[int, int],
     take: Callable[[int, np.ndarray], None],
 ) -> None:
-    """Decode onwards and take frames of `left` as they come. Stops if the next requested frame is
-    behind a later key frame of `keys`.
+    """Decode from the current position, and pass the frames in `left` to `take`, which removes them
+    from `left`. Returns early if seeking to one of `keys` is a shortcut to the next frame.
     """
     for frame in container.decode(stream):
         number = -1 if frame.pts is None else numbers.get(frame.pts, -1)
@@ -168,7 +175,7 @@ def _go_on(
 def opened(
     data: mmap.mmap, error: type[Unreadable | Undecodable] = Unreadable
 ) -> Iterator[InputContainer]:
-    """Open a container. PyAV's errors on malformed bytes become one `error`."""
+    """Open a container. PyAV's exceptions for malformed bytes are raised as `error`."""
     options = {
         "format_whitelist": CONTAINERS,
         "codec_whitelist": ",".join(CODECS),
@@ -232,10 +239,10 @@ def _seconds(container: InputContainer, stream: VideoStream) -> float:
 
 
 def _times(container: InputContainer, stream: VideoStream) -> list[tuple[int, bool]]:
-    """Return each frame's time in order, and True where decoding can begin. Reads packets alone and
-    decodes no frame.
+    """Return each frame's timestamp in display order, and whether it is a key frame. It only reads
+    packets and decodes no frame.
 
-    Raises Unreadable.
+    Raises Unreadable if there are too many packets.
     """
     found: dict[int, bool] = {}
     for number, packet in enumerate(container.demux(stream)):
@@ -252,7 +259,7 @@ def _keys(times: Sequence[tuple[int, bool]]) -> list[int]:
 
 
 def warm_up() -> None:
-    """Decode a tiny video, since libraries load their parts at first use."""
+    """Decode a tiny video, so that the libraries load everything that they need."""
     made = io.BytesIO()
     with av.open(made, "w", format="mp4") as container:
         stream = container.add_stream("mpeg4", rate=Fraction(4))

@@ -1,18 +1,18 @@
-"""Encoded bytes to the uint8 RGB pixels of a recipe, exactly as by Hugging Face's processors from a
-PIL image. Runs in image workers only.
+"""Decodes an image and resizes it to uint8 RGB pixels, bit-identical to Hugging Face's processors
+with a PIL image. Runs in image workers only.
 
 The reference is `PIL.Image.open` -> `ImageOps.exif_transpose` -> RGB -> torch's antialiased
-bicubic, bilinear or Lanczos on uint8. The last is the call that
-`torchvision.transforms.v2.functional.resize` makes. (Lanczos since torchvision 0.27. Before, and on
-GPUs, transformers' `TorchvisionBackend.resize` takes bicubic in its place.) Processors which resize
-by Pillow alone get Pillow's resizing. RGB is what transformers' image processor makes from a PIL
-image: transparency (an alpha channel, a tRNS chunk) is laid over white. (transformers'
-`load_image(url)` drops the alpha channel instead, unlike Saccade.) Decoding at a reduced size
-(JPEG's draft mode) would change pixels, so it is never done.
+bicubic, bilinear or Lanczos interpolation on uint8, which
+`torchvision.transforms.v2.functional.resize` calls. (Lanczos requires torchvision 0.27. With
+earlier versions and on GPUs, transformers' `TorchvisionBackend.resize` uses bicubic instead.) If a
+processor supports only Pillow's resizing, Saccade uses Pillow too. The conversion to RGB is that of
+transformers' image processors: transparency (an alpha channel or a tRNS chunk) is blended over
+white. (transformers' `load_image(url)` drops the alpha channel instead.) JPEG's draft mode, which
+decodes at a reduced size, is not used because it would change pixels.
 
-Pillow decodes here too, except for RGB and grey JPEG and for 8-bit RGB(A) PNG. simplejpeg and
-libspng decode these to the same pixels in less time. Every step after the decoder (orientation,
-colour, the resize's horizontal pass) is done in strips, so a large image is in memory once.
+Pillow decodes all images except RGB and grayscale JPEG and 8-bit RGB(A) PNG. simplejpeg and libspng
+decode these to the same pixels in less time. Later steps (orientation, color conversion, the
+horizontal resizing pass) work in strips, so that a large image is in memory only once.
 """
 
 from __future__ import annotations
@@ -38,28 +38,32 @@ from saccade.media.formats.pixel_operations import RESAMPLERS, Pixels, own_modul
 from saccade.media.reasons import Undecodable
 
 Strips = Callable[[int, int], Pixels]
-"""RGB rows [top, bottom) of an upright image, [rows, width, 3]."""
+"""A function of (top, bottom) that returns these rows of an upright image, RGB [rows, width, 3]."""
 
 PNG_START = len(PNG_SIGNATURE) + 25
-"""Bytes up to the end of a PNG's first chunk, its header."""
+"""The size of a PNG's signature and its first chunk, which is the header."""
 PNG_PLAIN = {bytes([8, colours, 0, 0, 0]) for colours in (2, 6)}
-"""Ends of headers of 8-bit RGB and RGBA images that are not interlaced."""
+"""The last bytes of a header, for 8-bit RGB and RGBA images without interlacing."""
 PNG_NOT_PLAIN = (b"", b"acTL", b"tRNS")
-"""Chunks of images that are animated, or have a transparent colour; and the end of the file."""
+"""Chunks that libspng must not get: of animated images, of images with a transparent color, and the
+empty one at the end of a truncated file.
+"""
 PNG_END = bytes.fromhex("00000000 49454e44 ae426082")
 
 JPEG_END = b"\xff\xd9"
 JPEG_MARK = re.compile(rb"\xff[\xd9\xda]")
-"""The end of a JPEG, or the begin of a scan."""
+"""The end of a JPEG, or the start of a scan."""
 MAX_SCANS = 100
-"""Maximum scans of a progressive JPEG; encoders write about ten. Each costs a pass over the image.
+"""Maximum scans of a progressive JPEG. Encoders write about ten, and each takes a pass over the
+image.
 """
 
 STRIP_PIXELS = 1 << 20
-"""Pixels of the source that are converted and resized at a time."""
+"""The number of source pixels that are converted and resized at a time."""
 
 BACKWARDS = (3, 4, 7, 8)
-"""Orientations whose upright rows run against the stored rows, or columns."""
+"""EXIF orientations in which upright rows are in the reverse order of the stored rows or columns.
+"""
 
 FORMATS = (
     *("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "ICO", "PPM"),
@@ -68,7 +72,7 @@ FORMATS = (
 
 
 Target = tuple[Pixels, PreprocessParams]
-"""A canvas [height, width, 3], and what is to lie on it."""
+"""A canvas [height, width, 3], and the parameters for the image that is written to it."""
 
 
 def decode_into(
@@ -78,11 +82,13 @@ def decode_into(
     orientation: int,
     regions: Sequence[Box | None] = (),
 ) -> None:
-    """Write the image by each target's recipe on its canvas, with one decode for all targets.
+    """Decode an image once, and write it to each target's canvas by the target's parameters.
 
-    `upright` is the (height, width) that the header promised after orientation. regions: the part
-    that each target shows, where some show a part alone. Raises Undecodable if the bytes hold
-    another image.
+    upright: (height, width) according to the header, after the orientation is applied.
+    regions: the part of the upright image per target, or `None` for the full image; empty if all
+    targets show the full image.
+
+    Raises Undecodable if the bytes cannot be decoded, or the decoded image has another size.
     """
     canvas, recipe = targets[0]
     as_stored = len(targets) == 1 and recipe.plain and orientation == 1 and not regions
@@ -103,7 +109,7 @@ def _draw_regions(
     upright: tuple[int, int],
     strips: Strips,
 ) -> None:
-    """Write each region of the image by its targets' recipes, as if it were an image."""
+    """Write each region of the image to its targets, as if the region were a separate image."""
     shown: dict[Box, list[Target]] = {}
     for target, region in zip(targets, regions, strict=True):
         shown.setdefault(region or Box(0, 0, *upright), []).append(target)
@@ -120,7 +126,8 @@ def _within(box: Box, strips: Strips) -> Strips:
 
 
 def decode(data: memoryview, orientation: int) -> tuple[tuple[int, int], Strips]:
-    """Return the upright (height, width) of the first frame, and its pixels.
+    """Return the upright (height, width) of the first frame, and a function that returns its pixels
+    in strips.
 
     Raises Undecodable if the bytes cannot be decoded.
     """
@@ -143,14 +150,14 @@ def decode(data: memoryview, orientation: int) -> tuple[tuple[int, int], Strips]
             image.load()
     except MemoryError:
         raise
-    except Exception as error:  # Pillow's plugins raise what they please on malformed bytes
+    except Exception as error:  # Pillow's plugins raise any exception for malformed bytes
         raise Undecodable("truncated" if "truncated" in str(error) else "damaged") from error
-    # Pillow turns TIFFs itself, as it loads them.
+    # Pillow applies the orientation of TIFF images itself when it loads them.
     return _strips_of_image(image, 1 if image.format == "TIFF" else orientation)
 
 
 def _strips_of_array(pixels: Pixels) -> Strips:
-    """Split upright RGB or RGBA pixels into strips."""
+    """Return a function that returns strips of upright RGB or RGBA pixels, converted to RGB."""
 
     def strip(top: int, bottom: int) -> Pixels:
         part = np.ascontiguousarray(pixels[top:bottom])
@@ -160,7 +167,9 @@ def _strips_of_array(pixels: Pixels) -> Strips:
 
 
 def _strips_of_image(image: PIL.Image.Image, orientation: int) -> tuple[tuple[int, int], Strips]:
-    """Split an image into strips, reading rows or columns as stored before turning."""
+    """Return an image's upright size, and a function that returns upright strips of it. Each strip
+    is cropped from the stored rows or columns before it is rotated.
+    """
     width, height = image.size
     sideways = orientation >= 5
     length = width if sideways else height
@@ -175,8 +184,8 @@ def _strips_of_image(image: PIL.Image.Image, orientation: int) -> tuple[tuple[in
 
 
 def _decode_jpeg(data: memoryview, target: Pixels | None) -> Pixels | None:
-    """Decode a YCbCr or grey JPEG to RGB, into `target` if given. Returns `None` for all else,
-    damaged files included, which Pillow then reads.
+    """Decode a YCbCr or grayscale JPEG to RGB, into `target` if it is not `None`. Returns `None`
+    for all other images and for damaged files, which Pillow then decodes.
     """
     if bytes(data[:3]) != b"\xff\xd8\xff":
         return None
@@ -200,8 +209,8 @@ def check_scans(data: memoryview) -> None:
     try:
         *_, (_, _, begin) = jpeg_segments(data)
     except (ValueError, IndexError):
-        return  # damaged: Pillow reports it
-    # In a scan's coded bytes 0xFF is followed by 0 or a restart marker.
+        return  # damaged, which Pillow will report
+    # In a scan's data, 0xFF is followed by 0 or a restart marker, so other markers can be searched.
     for number, mark in enumerate(JPEG_MARK.finditer(data, begin), 2):
         if mark.group() == JPEG_END:
             return
@@ -210,8 +219,8 @@ def check_scans(data: memoryview) -> None:
 
 
 def _decode_png(data: memoryview) -> Pixels | None:
-    """Decode a plain PNG to RGB or RGBA. Returns `None` for all else, damaged files included, which
-    Pillow then reads.
+    """Decode an 8-bit PNG to RGB or RGBA. Returns `None` for all other images and for damaged
+    files, which Pillow then decodes.
     """
     plain = _plain_png(data)
     if plain is None:
@@ -224,11 +233,11 @@ def _decode_png(data: memoryview) -> Pixels | None:
 
 
 def _plain_png(data: memoryview) -> bytes | None:
-    """Rebuild a plain 8-bit RGB or RGBA image as a file with only its header and pixels. Returns
-    `None` for an interlaced, animated or damaged image.
+    """Return an 8-bit RGB or RGBA image as a PNG file with only its header and pixels. Returns
+    `None` if it has another format, or is interlaced, animated or damaged.
 
-    Other chunks stay away from libspng, which has had trouble with some. libspng ignores wrong
-    checksums, so this function compares them.
+    Other chunks are removed because libspng has had bugs with some. Checksums are verified here
+    because libspng ignores wrong ones.
     """
     if bytes(data[: len(PNG_SIGNATURE)]) != PNG_SIGNATURE or bytes(data[24:29]) not in PNG_PLAIN:
         return None
@@ -264,7 +273,7 @@ def turn(pixels: Pixels, orientation: int) -> Pixels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resizing:
-    """The part of an upright image in `box`, to be resized to `pixels` [height, width, 3]."""
+    """A task: resize the part `box` of an upright image into `pixels` [height, width, 3]."""
 
     pixels: Pixels
     box: Box
@@ -272,9 +281,9 @@ class Resizing:
 
 
 def draw_into(targets: Sequence[Target], upright: tuple[int, int], strips: Strips) -> None:
-    """Write the image by each target's recipe on its canvas."""
+    """Write an image to each target's canvas, resized by the target's parameters."""
     if any(recipe.own for _, recipe in targets):
-        strips = _strips_of_array(strips(0, upright[0]))  # all of it, once
+        strips = _strips_of_array(strips(0, upright[0]))  # compute the full image once
     parts: list[Resizing] = []
     tiled: list[tuple[Pixels, ImageView, Pixels]] = []
     for canvas, recipe in targets:
@@ -300,7 +309,9 @@ def draw_into(targets: Sequence[Target], upright: tuple[int, int], strips: Strip
 def _draw_in_turn(
     canvas: Pixels, recipe: PreprocessParams, upright: tuple[int, int], strips: Strips
 ) -> None:
-    """Write the image on its canvas by way of other images, each made from the one before."""
+    """Write an image to its canvas in several steps: the family's operation if there is one, then
+    intermediate sizes, then the views.
+    """
     if own := recipe.own:
         pixels = np.empty((*own.size, 3), np.uint8) if recipe.views else canvas
         _draw_own(own, pixels, strips(0, upright[0]))
@@ -314,7 +325,7 @@ def _draw_in_turn(
 
 
 def _draw_own(own: OwnPixels, out: Pixels, pixels: Pixels) -> None:
-    """Write what a family's own operation makes of an image. Raises Undecodable."""
+    """Apply a family's preprocessing operation to an image. Raises Undecodable."""
     try:
         own_module(own).draw(out, own.argument, pixels)
     except ValueError as error:
@@ -322,7 +333,9 @@ def _draw_own(own: OwnPixels, out: Pixels, pixels: Pixels) -> None:
 
 
 def _place(canvas: Pixels, view: ImageView) -> Pixels:
-    """Return the target of a resized view: the canvas, or new memory if tiles are cut from it."""
+    """Return the array to resize a view into: a part of the canvas, or a new array if the view is
+    split into tiles.
+    """
     (height, width), (top, left) = view.size, view.at
     if view.tiles:
         return np.empty((height, width, 3), np.uint8)
@@ -330,12 +343,12 @@ def _place(canvas: Pixels, view: ImageView) -> Pixels:
 
 
 def resize_into(parts: Sequence[Resizing], upright: tuple[int, int], strips: Strips) -> None:
-    """Resize parts of the image, bit-exact to torchvision's antialiased uint8 resize or to
-    Pillow's.
+    """Resize parts of an image, bit-identical to torchvision's antialiased resize of uint8 or to
+    Pillow's resize.
 
-    Resizing by torch takes rows first and columns of the uint8 result next. The first pass knows
-    one row at a time, so strips change nothing. Pillow begins with what leaves less, so it gets all
-    rows.
+    torch resizes each row first, and then the columns of the uint8 result. Rows are independent, so
+    working in strips does not change the result. Pillow may resize columns first, so it needs all
+    rows at once.
     """
     height, width = upright
     step = max(1, STRIP_PIXELS // width)
@@ -361,7 +374,9 @@ def resize_into(parts: Sequence[Resizing], upright: tuple[int, int], strips: Str
 
 
 def _narrow(part: Resizing) -> Pixels:
-    """Allocate a part with its width resized and its height still as in the box."""
+    """Return the array for the first pass of a part: it has the final width and the box's
+    height.
+    """
     height, width, _ = part.pixels.shape
     rows = part.box.bottom - part.box.top
     return part.pixels if height == rows else np.empty((rows, width, 3), np.uint8)

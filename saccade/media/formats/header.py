@@ -1,9 +1,11 @@
-"""An image's header: format, size, orientation, frames. Runs in image workers only.
+"""Reads an image's header: format, size, orientation and number of frames. Runs in image workers
+only.
 
-Bytes may be hostile, and some parsers are native code or quadratic. So the header is read in a
-process that may die, and only parts about size, mode and orientation reach Pillow. Compressed text,
-repeated notes, and more segments than images have are left out. Some formats are read without
-Pillow (`header_parsers.py`). The worker's clock ends anything that still takes long.
+The bytes may be hostile, and some parsers are native code or take quadratic time. So headers are
+read in a process that may crash, and Pillow gets only the parts that specify size, mode and
+orientation. Compressed text, repeated metadata, and excessive numbers of segments are left out.
+Some formats are parsed without Pillow (`header_parsers.py`). The worker has a CPU time limit for
+parsers that still take long.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from saccade.media.reasons import Unreadable
 
 PNG_TEXTS = {b"tEXt", b"zTXt", b"iTXt"}
 PNG_ORIENTED = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
-"""Keywords of the texts that may hold an orientation; all others are left unread."""
+"""Keywords of text chunks that may contain an orientation. All other text chunks are ignored."""
 PNG_METADATA_CHUNKS = PNG_TEXTS | {b"eXIf"}  # may also follow the pixels
 PNG_CHUNKS = PNG_METADATA_CHUNKS | {b"IHDR", b"PLTE", b"tRNS", b"acTL"}
 PNG_EMPTY = bytes.fromhex(
@@ -53,15 +55,14 @@ JPEG_SEGMENTS = {0xE0, 0xE1, 0xEE, JPEG_SCAN} | set(range(0xC0, 0xD0)) - {
 }  # JFIF, EXIF and XMP, Adobe, scan, frame
 
 PREFIX_BYTES = 1 << 16
-"""Bytes of a GIF or a BMP that are looked at."""
+"""The number of bytes of a GIF, BMP or PPM file that are passed to Pillow."""
 MAX_KEPT = 1 << 10
 """Maximum chunks passed to Pillow."""
 MAX_METADATA_BYTES = 1 << 18
 """Maximum metadata bytes passed to Pillow, whose time is quadratic in them."""
 Opener = Callable[[io.BytesIO], ImageFile.ImageFile]
 
-# Opened by class, not by `PIL.Image.open`: no guessing among forty formats, and the pixel limit is
-# ours to word.
+# Classes instead of `PIL.Image.open`, which tries forty formats and has its own pixel limit.
 OPENERS: dict[str, Opener] = {
     "JPEG": JpegImagePlugin.JpegImageFile,
     "PNG": PngImagePlugin.PngImageFile,
@@ -83,13 +84,13 @@ VIDEO_STARTS = {
     b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "Windows Media",
 }
 NETPBM = re.compile(rb"P[1-6f]\s+(\d|#)")
-"""Letters alone might begin a text."""
+"""The pattern includes what follows the magic number, since "P1" alone could also start a text."""
 
 
 def probe(data: Encoded, max_pixels: int) -> Probe:
-    """Read a header.
+    """Read an image's header.
 
-    Raises Unreadable if the bytes are no image we read, are cut short, or claim more than
+    Raises Unreadable if the bytes are not a supported image, are truncated, or specify more than
     `max_pixels`.
     """
     if not data:
@@ -112,7 +113,7 @@ def _read(data: Encoded) -> Probe:
 
 
 def sniff(data: Encoded) -> str | None:
-    """Return the format by its magic number, or `None` if unknown."""
+    """Detect the format by its magic number. Returns `None` if it is unknown."""
     head = data[:16]
     if head.startswith(b"\xff\xd8\xff"):
         return "JPEG"
@@ -122,7 +123,7 @@ def sniff(data: Encoded) -> str | None:
         return "WEBP"
     if head[:6] in (b"GIF87a", b"GIF89a"):
         return "GIF"
-    if head[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):  # of 32 bits, of 64
+    if head[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):  # TIFF, BigTIFF
         return "TIFF"
     if head.startswith((JP2_SIGNATURE, JPEG_2000_CODESTREAM)):
         return "JPEG2000"
@@ -132,7 +133,7 @@ def sniff(data: Encoded) -> str | None:
         return "HEIF"
     if head[:2] == b"BM":
         return "BMP"
-    if head[:4] == b"\0\0\1\0" and head[5:6] == b"\0" != head[4:5]:  # of 1 to 255 images
+    if head[:4] == b"\0\0\1\0" and head[5:6] == b"\0" != head[4:5]:  # 1 to 255 images
         return "ICO"
     if NETPBM.match(head):
         return "PPM"
@@ -140,7 +141,7 @@ def sniff(data: Encoded) -> str | None:
 
 
 def _what_else(data: Encoded) -> str:
-    """Describe bytes that are no image, for an error message."""
+    """Describe bytes that are not an image, for an error message."""
     head = data[:512]
     if video := _video(head):
         return f"{video} video bytes"
@@ -194,7 +195,7 @@ def _frames(image: ImageFile.ImageFile) -> int | None:
 def jpeg_segments(data: Encoded | memoryview) -> Iterator[tuple[int, int, int]]:
     """Yield (marker, start, end) for each JPEG segment, up to the first scan.
 
-    Raises ValueError if the scan is missing, or IndexError.
+    Raises ValueError or IndexError if there is no scan.
     """
     at = 2
     for _ in range(MAX_PARTS):
@@ -213,7 +214,7 @@ def jpeg_segments(data: Encoded | memoryview) -> Iterator[tuple[int, int, int]]:
 
 
 def _jpeg_header(data: Encoded) -> bytes:
-    """Keep the segments up to the first scan about size, mode and orientation."""
+    """Return only the segments up to the first scan that specify size, mode and orientation."""
     kept = [data[:2]]
     left = MAX_METADATA_BYTES
     for marker, at, end in jpeg_segments(data):
@@ -226,7 +227,9 @@ def _jpeg_header(data: Encoded) -> bytes:
 
 
 def _png_header(data: Encoded) -> bytes:
-    """Keep chunks about size, mode, orientation and frames, at any place, around an empty image."""
+    """Return only the chunks that specify size, mode, orientation and frames, followed by an empty
+    image. Such chunks may also follow the pixels.
+    """
     kept = [PNG_SIGNATURE]
     wanted = PNG_CHUNKS
     texts: set[bytes] = set()
@@ -266,7 +269,8 @@ REDUCERS: dict[str, Callable[[Encoded], bytes]] = {
     "AVIF": _all_bytes,
     "HEIF": _all_bytes,
 }
-"""What bounds the work of Pillow's parsers, which are Python loops, on a file made of nothing but
-headers. libavif and libheif are left to the worker's limits: they give up early on bytes that are
-mostly header.
+"""Functions that reduce a file to what Pillow needs for the header. This bounds the time of
+Pillow's parsers, which are Python loops, for a file that consists of headers. AVIF and HEIF files
+are not
+reduced: libavif and libheif give up early on such files, and the worker has a time limit.
 """

@@ -1,7 +1,9 @@
-"""Headers of TIFF, WebP, JPEG 2000 and ICO, read without Pillow, which does more to open a file: it
-lists every strip, allocates the canvas, decodes the icon. Runs in image workers only.
+"""Header parsers for TIFF, WebP, JPEG 2000 and ICO. They replace Pillow, which does more work to
+open
+these files: it lists every TIFF strip, allocates the WebP canvas, and decodes the icon. Runs in
+image workers only.
 
-Parsers raise whatever malformed bytes make them raise.
+Malformed bytes can make a parser raise any exception.
 """
 
 from __future__ import annotations
@@ -17,31 +19,29 @@ from PIL import ExifTags
 from saccade.media.content import Probe
 
 Encoded = bytes | mmap.mmap
-"""A slice of it is bytes."""
+"""Encoded bytes. Both types return `bytes` for a slice."""
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 JP2_SIGNATURE = b"\0\0\0\x0cjP  \r\n\x87\n"
 JPEG_2000_CODESTREAM = b"\xff\x4f\xff\x51"
-"""Its start, and the mark of its sizes."""
+"""The markers SOC (start of codestream) and SIZ (image size)."""
 TIFF_WIDTH, TIFF_HEIGHT, TIFF_ORIENTATION = 256, 257, 274
 TIFF_FORMS = {1: "B", 3: "H", 4: "I", 16: "Q"}
-"""Types of whole numbers."""
+"""The `struct` formats of TIFF's integer types."""
 
 MAX_PARTS = 1 << 15
-"""Maximum segments or chunks to read: more than any camera writes, few enough to pass in
-milliseconds.
-"""
+"""Maximum segments or chunks to read. It is more than any camera writes, and takes milliseconds."""
 MAX_TAGS = 1 << 12
 """Maximum entries of a TIFF directory to read."""
 WEBP_NOTE = 1 << 16
-"""Bytes of EXIF or XMP looked at: the orientation stands at their start."""
+"""Maximum bytes of EXIF or XMP to read, since the orientation is near their start."""
 
 
 def exif_orientation(image: PIL.Image.Image) -> int:
-    """Return EXIF's orientation, or XMP's, or 1.
+    """Return the orientation in an image's EXIF or XMP metadata, or 1 if there is none.
 
-    Pillow's own PNG method would decode the image to look for more. The header made here is
-    complete.
+    It calls the base class's method because Pillow's PNG class would decode the image, to find
+    metadata after the pixels. Here, the header already includes these chunks.
     """
     found = PIL.Image.Image.getexif(image).get(ExifTags.Base.Orientation)
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
@@ -50,7 +50,7 @@ def exif_orientation(image: PIL.Image.Image) -> int:
 def _read_tiff(data: Encoded) -> Probe:
     """Read width, height and orientation from the first directory."""
     order = "<" if data[:2] == b"II" else ">"
-    is_big = data[2:4] in (b"+\0", b"\0+")  # BigTIFF: addresses of 64 bits
+    is_big = data[2:4] in (b"+\0", b"\0+")  # BigTIFF has 64-bit offsets
     (directory,) = struct.unpack_from(order + ("Q" if is_big else "I"), data, 8 if is_big else 4)
     (count,) = struct.unpack_from(order + ("Q" if is_big else "H"), data, directory)
     first, step = (directory + 8, 20) if is_big else (directory + 2, 12)
@@ -66,9 +66,7 @@ def _read_tiff(data: Encoded) -> Probe:
 
 
 def _read_webp(data: Encoded) -> Probe:
-    """Read canvas and orientation from the chunks. Pillow would allocate the canvas to open the
-    file.
-    """
+    """Read the size of the canvas and the orientation from the chunks."""
     size: tuple[int, int] | None = None  # (width, height)
     alpha, frames = False, 0
     notes = PIL.Image.Image()
@@ -108,7 +106,7 @@ def _read_webp(data: Encoded) -> Probe:
 
 
 def _read_jpeg_2000(data: Encoded) -> Probe:
-    """Read the codestream's sizes, which a file's own header must repeat."""
+    """Read the size from the codestream. In a JP2 file, the file header must have the same size."""
     if data[:4] == JPEG_2000_CODESTREAM:
         return _read_codestream(data, 0)
     size = None
@@ -149,8 +147,9 @@ def _boxes(data: Encoded, at: int, end: int) -> Iterator[tuple[bytes, int, int]]
 
 
 def _read_icon(data: Encoded) -> Probe:
-    """Read the size of the icon that Pillow takes. It is the largest, and among these the one with
-    fewest colours. The true size is in the icon itself.
+    """Read the size of the icon that Pillow decodes: the largest one, and among icons of equal size
+    the one with the lowest color depth. The directory's sizes are limited to 256, so the size is
+    read from the icon itself.
     """
     (count,) = struct.unpack_from("<H", data, 4)
     best: tuple[int, int] | None = None
@@ -176,4 +175,3 @@ PARSERS: dict[str, Callable[[Encoded], Probe]] = {
     "JPEG2000": _read_jpeg_2000,
     "ICO": _read_icon,
 }
-"""By format."""

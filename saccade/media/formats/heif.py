@@ -1,7 +1,8 @@
-"""HEIC, as iPhones write photos: read by pillow-heif, if installed (extra `heic`).
+"""HEIC, the format of photos from iPhones, which pillow-heif decodes if it is installed (extra
+`heic`).
 
-Owns the distinction from AVIF and video, and the errors' words. Runs in image workers only, where
-the supervisor grants libde265's thread (`thread_gate.py`).
+HEIC, AVIF and MP4 share a container, and `is_heic` distinguishes HEIC from the others. Images are
+decoded in image workers only, where `thread_gate.py` limits the threads that libde265 starts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from saccade.core.extras import ask_operator
 
 INSTALLED = find_spec("pillow_heif") is not None
 FORMATS = ("HEIF",) if INSTALLED else ()
-"""By Pillow's name."""
+"""Pillow's name of the format, if it is supported."""
 MISSING = (
     "the image is a HEIC image, which this server cannot read: send it as JPEG, "
     f"or {ask_operator('heic')}"
@@ -29,15 +30,15 @@ SAMPLE = base64.b64decode(
     "AwAIQGIAAQAHRAHBcrAiQAAAABNjb2xybmNseAABAA0ABoAAAAAUaXNwZQAAAAAAAABAAAAAQAAAABBwaXhpAAAAAAMI"
     "CAgAAAAXaXBtYQAAAAAAAAABAAEEgQIDBAAAABttZGF0AAAADygBrwUY/QENSf/XlfCTgA=="
 )
-"""64 x 64 black pixels. Made beforehand, for the encoder starts threads."""
+"""A HEIC image of 64 x 64 black pixels. It is stored encoded because the encoder starts threads."""
 
 BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"}
 CONTAINERS = {b"mif1", b"msf1"}
-"""Brands of images of any codec."""
+"""Brands of HEIF images with any codec."""
 
 
 def is_heic(head: bytes) -> bool:
-    """Return True if a file begins as an image in HEVC. `head` is the first 64 bytes."""
+    """Return True if a file is a HEIF image with the codec HEVC. `head` is its first 64 bytes."""
     if head[4:8] != b"ftyp":
         return False
     size = min(int.from_bytes(head[:4], "big"), 64)
@@ -49,7 +50,7 @@ if INSTALLED:
     import pillow_heif
 
     pillow_heif.register_heif_opener(
-        decode_threads=0,  # no more than the one for each tile
+        decode_threads=0,  # no threads except libde265's own one per tile
         thumbnails=False,
         depth_images=False,
         aux_images=False,

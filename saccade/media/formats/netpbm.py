@@ -1,6 +1,6 @@
-"""PBM, PGM and PPM whose values must be converted one by one: as text, or with another largest
-value than their bits have. Gives Pillow's pixels, for which Pillow takes microseconds each (a
-second for 0.1 Mpx). Runs in image workers only.
+"""A decoder for PBM, PGM and PPM images that Pillow decodes in a Python loop, which takes a second
+for 0.1 Mpx. These are text files, and files whose maximum value does not use the full range. The
+pixels are identical to Pillow's. Runs in image workers only.
 """
 
 from __future__ import annotations
@@ -16,23 +16,26 @@ COMMENT = re.compile(rb"#[^\r\n]*[\r\n]?")
 REST_OF_WORD = re.compile(rb"\S{0,32}")
 SPACES = b" \t\n\v\f\r"
 PART = 1 << 20
-"""Bytes of text that become numbers together."""
+"""The number of bytes of text that are converted at a time, to bound temporary memory."""
 
 
 def is_slow(image: ImageFile.ImageFile) -> bool:
-    """Return True if Pillow would read this image in Python. The image is opened, its pixels
-    unread.
+    """Return True if Pillow would decode this image in Python. Its pixels must not be
+    loaded yet.
     """
     return image.format == "PPM" and image.tile[0].codec_name != "raw"
 
 
 def load(image: ImageFile.ImageFile, data: memoryview) -> PIL.Image.Image:
-    """Load the pixels of such an image, whose file is `data`. Raises ValueError."""
+    """Load the pixels of an image for which `is_slow` is true. `data` is the encoded file.
+
+    Raises ValueError.
+    """
     tile = image.tile[0]
     width, height = image.size
     bands = len(image.getbands())
     count = width * height * bands
-    if image.mode == "1":  # 1 is black
+    if image.mode == "1":  # bits, where 1 is black
         bits = _read_bits(data[tile.offset :], count)
         return PIL.Image.fromarray((1 - bits).reshape(height, width) * np.uint8(255))
     assert isinstance(tile.args, tuple)
@@ -50,7 +53,7 @@ def load(image: ImageFile.ImageFile, data: memoryview) -> PIL.Image.Image:
 
 
 def _read_bits(text: memoryview, count: int) -> npt.NDArray[np.uint8]:
-    """Read digits 0 and 1, with or without spaces between them. Raises ValueError."""
+    """Parse digits 0 and 1, with or without spaces between them. Raises ValueError."""
     digits = COMMENT.sub(b"", bytes(text)).translate(None, SPACES)
     bits = np.frombuffer(digits, np.uint8, count) - ord("0")
     if bits.max(initial=0) > 1:
@@ -61,7 +64,7 @@ def _read_bits(text: memoryview, count: int) -> npt.NDArray[np.uint8]:
 def _read_numbers(
     text: memoryview, count: int, scale: npt.NDArray[np.generic]
 ) -> npt.NDArray[np.generic]:
-    """Read numbers between spaces and scale each. Raises ValueError."""
+    """Parse numbers separated by whitespace, and look up each in `scale`. Raises ValueError."""
     numbers = COMMENT.sub(b"", bytes(text))
     values = np.empty(count, scale.dtype)
     done = at = 0

@@ -1,9 +1,9 @@
-"""PDF files: the pages' sizes (`read_sizes`), and each page's text and pixels (`read_page`). Runs
-in image workers only. PDFium is in the extra `documents`.
+"""PDF files: `read_sizes` reads the pages' sizes, and `read_page` a page's text and pixels. Runs in
+image workers only. PDFium is in the extra `documents`.
 
-PDFium is called by its C interface, from memory, and is built without JavaScript and XFA. It has
-only its own fonts and the file's, gets no password, and runs no form's action. A page is drawn as
-on a screen: with annotations and the values in the form's fields.
+PDFium is called through its C interface with the file in memory. The build has no JavaScript and no
+XFA. It uses only its built-in fonts and those in the file, gets no password, and does not run the
+actions of forms. A page is rendered as on a screen, with annotations and the values of form fields.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from saccade.core.recipe import PageDrawing
 from saccade.media.reasons import Unreadable
 
 MAX_TEXT = 1 << 18
-"""Characters of a page's text: a hundred times those of a full page."""
+"""Maximum characters of a page's text: a hundred times those of a full page."""
 MAX_SIDE = 1e6
-"""Points of a page's side that are believed: 350 metres."""
+"""Maximum height and width of a page in points: 350 meters."""
 PNG_LEVEL = 1
 NO_PASSWORD, NO_SCHEME = 4, 5
-"""Of PDFium's errors: the file is encrypted, in a way that is known, or in another."""
+"""PDFium's errors for encrypted files: a password is required, or the encryption is unsupported."""
 WHITE = 0xFFFF_FFFF
 
 Sizes = list[tuple[float, float]]
@@ -39,7 +39,7 @@ Sizes = list[tuple[float, float]]
 
 @cache
 def library() -> Any:
-    """Initialise PDFium with an empty list of folders for fonts, and return it."""
+    """Initialize PDFium once, without any font directories, and return the module."""
     config = pdfium.FPDF_LIBRARY_CONFIG(version=2)
     nowhere = (ctypes.POINTER(ctypes.c_char) * 1)()
     config.m_pUserFontPaths = ctypes.cast(nowhere, type(config.m_pUserFontPaths))
@@ -51,7 +51,7 @@ def library() -> Any:
 def opened(data: mmap.mmap) -> Iterator[Any]:
     """Open a document. Raises Unreadable if PDFium cannot."""
     pdf = library()
-    # Read in place: a mapping that is not to be written has no address for ctypes.
+    # ctypes cannot take the address of a read-only mapping, but NumPy can.
     view = np.frombuffer(data, np.uint8)
     document = None
     try:
@@ -96,7 +96,8 @@ def read_sizes(data: mmap.mmap, most_pages: int) -> Sizes:
 def read_page(
     data: mmap.mmap, index: int, drawing: PageDrawing | None, text: bool
 ) -> tuple[str, bytes]:
-    """Read a page's text, if wanted, and draw it as a PNG, if wanted.
+    """Return a page's text, or "" unless `text` is true, and its image as a PNG, or b"" if
+    `drawing` is `None`.
 
     Raises Unreadable.
     """
@@ -116,12 +117,12 @@ def read_page(
 
 @contextmanager
 def _form(document: Any) -> Iterator[Any]:
-    """Yield the drawer of a form's field values, or `None` for a document without a form."""
+    """Yield PDFium's form handle, which renders field values, or `None` if there is no form."""
     pdf = library()
     if pdf.FPDF_GetFormType(document) == pdf.FORMTYPE_NONE:
         yield None
         return
-    # Without callbacks, so forms cannot run actions.
+    # No callbacks are set, so forms cannot run actions.
     info = pdf.FPDF_FORMFILLINFO(version=2)
     form = pdf.FPDFDOC_InitFormFillEnvironment(document, info)
     try:
@@ -152,7 +153,9 @@ def _text(page: Any, index: int) -> str:
 
 
 def _draw(page: Any, form: Any, drawing: PageDrawing) -> bytes:
-    """Draw a page as a PNG. A part is cut from all of it: drawn alone, its bits differ."""
+    """Render a page as a PNG. A region is cropped from the full page, because PDFium's pixels
+    differ if only the region is rendered.
+    """
     pdf = library()
     height, width = drawing.size
     pixels = np.empty((height, width, 3), np.uint8)
@@ -190,7 +193,7 @@ TINY = (
 
 
 def warm_up() -> None:
-    """Read a tiny document, since libraries load their parts at first use."""
+    """Read a tiny document, so that PDFium loads everything that it needs."""
     with mmap.mmap(-1, len(TINY)) as data:
         data.write(TINY)
         assert read_sizes(data, 1) == [(64.0, 64.0)]

@@ -1,7 +1,9 @@
-"""The operations that recipes name: functions that resize, and families' own.
+"""The operations on pixels that preprocessing parameters refer to by name: the functions that
+resize, and the operations of model families.
 
-Owns the table for the former. A family's own are `draw` and `warm_up` in the module that its
-`Family` names. Only image workers import it, where a recipe names the family.
+`RESAMPLERS` has the functions that resize. A family's operation is a module with `warm_up` and
+`draw`, which its `Family` names. Only image workers import that module, and only if the
+preprocessing parameters refer to it.
 """
 
 from __future__ import annotations
@@ -25,14 +27,13 @@ Pixels = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Resampler:
-    """A way to resize. `resize` writes an image's pixels [height, width, 3], resized, to its first
-    argument.
-    """
+    """A method of resizing."""
 
+    # `resize(target, pixels)` resizes `pixels` to the size of `target`, both [height, width, 3].
     resize: Callable[[Pixels, Pixels], None]
-    # rows are resized first, each by itself, so that an image can be read in strips
+    # Whether each row is resized independently first, so that an image can be resized in strips.
     by_strips: bool = True
-    source_bytes: int = 0  # memory for each pixel of the image, added to what any resizing takes
+    source_bytes: int = 0  # additional memory per pixel of the source, in bytes
 
 
 def _antialiased(mode: str) -> Resampler:
@@ -46,7 +47,7 @@ def _antialiased(mode: str) -> Resampler:
 
 @cache
 def _find_compiled() -> Callable[[Pixels, Pixels, str], bool] | None:
-    """Return the CPU backend's resizing. Only image workers resize."""
+    """Return the CPU backend's resize function, if any."""
     backend = find_backend("cpu")
     if backend is None or backend.resize is None:
         return None
@@ -55,7 +56,7 @@ def _find_compiled() -> Callable[[Pixels, Pixels, str], bool] | None:
 
 
 def _resize_by_torch(target: Pixels, pixels: Pixels, mode: str) -> None:
-    import torch  # here, not above: most workers never need it
+    import torch  # imported here because most workers never need it
 
     image = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))[None].permute(
         0, 3, 1, 2
@@ -72,7 +73,8 @@ def _by_pillow(mode: PIL.Image.Resampling) -> Resampler:
         shown = PIL.Image.fromarray(np.ascontiguousarray(pixels))
         target[:] = np.asarray(shown.resize((width, height), mode))
 
-    # Pillow begins with what leaves less. Of a pixel it keeps what it is handed, and its own form.
+    # Pillow resizes the axis first that leaves fewer pixels, so an image cannot be read in strips.
+    # Per pixel it holds the array (3 bytes) and its own image (4 bytes).
     return Resampler(resize, by_strips=False, source_bytes=7)
 
 
@@ -83,27 +85,30 @@ RESAMPLERS: Mapping[str, Resampler] = {
     "pillow_bicubic": _by_pillow(PIL.Image.Resampling.BICUBIC),
     "pillow_lanczos": _by_pillow(PIL.Image.Resampling.LANCZOS),
 }
-"""torch's with antialias, and Pillow's: their values differ by 1 here and there."""
+"""Resizing as in torch with antialiasing, and as in Pillow. Some of their values differ by 1."""
 
 
 class OwnModule(Protocol):
-    """A family's module with its own operation."""
+    """The interface of a model family's module with a preprocessing operation."""
 
     def warm_up(self, argument: str, /) -> None:
-        """Load all that `draw` needs. Workers are forked later and may open no file."""
+        """Load everything that `draw` needs. It is called before workers are forked, which cannot
+        open files.
+        """
         ...
 
     def draw(self, out: Pixels, argument: str, pixels: Pixels, /) -> None:
-        """Write what is made of an upright image to `out`, both [height, width, 3].
+        """Process the upright image `pixels`, and write the result to `out`. Both are [height,
+        width, 3].
 
-        Raises ValueError for an image that it refuses.
+        Raises ValueError if the operation rejects the image.
         """
         ...
 
 
 def own_module(own: OwnPixels) -> OwnModule:
-    """Import the module of the family that a recipe names. Raises ImportError if it is missing."""
-    from saccade.families.registry import find_family  # most families have no such module
+    """Import the module of a family's operation. Raises ImportError if it is missing."""
+    from saccade.families.registry import find_family  # imported here as most families need none
 
     family = find_family(own.family)
     if family.pixels is None:

@@ -1,7 +1,7 @@
-"""Turns to fetch and turns of image workers, between clients and between one client's requests, so
-that one request or one client never holds all.
+"""Fair queues for fetches and for image workers: between clients, and between the requests of one
+client. No client and no request can use all the capacity while others wait.
 
-Owns the queue and the counts of held places. One event loop; no locks.
+Everything runs on one event loop, without locks.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ from saccade.core.errors import Overloaded
 
 
 class MemoryBudget(Protocol):
-    """Counts the bytes that a request makes the server hold, and knows those held already."""
+    """Limits the bytes that a request makes the server hold in memory."""
 
     def reserve(self, nbytes: int) -> None:
-        """Count `nbytes` more before they arrive, or fewer if negative.
+        """Reserve `nbytes` before they arrive, or release them if negative.
 
-        Raises Overloaded if the budget is used up now, TooLarge if the bytes exceed the whole
-        budget.
+        Raises Overloaded if the budget is currently used up, TooLarge if the bytes exceed the
+        entire budget.
         """
         ...
 
     def sent(self, tenant: str, name: str) -> bytes | None:
-        """Return bytes that the tenant sent before under their digest's name, if kept."""
+        """Return bytes that the tenant has sent before, by the name of their digest, if they are
+        still stored.
+        """
         ...
 
 
 class Boundless:
-    """A budget without end."""
+    """A `MemoryBudget` without a limit."""
 
     def reserve(self, nbytes: int) -> None:
         pass
@@ -49,27 +51,24 @@ _requests = itertools.count()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Requester:
-    """One request. `client` is the sender that fairness counts. `owner` has the readable files.
-    `tenant` separates its bytes from other tenants' in every process. `request` distinguishes the
-    client's requests.
-    """
+    """Identifies a request in the fair queues."""
 
-    client: str = ""
-    owner: str = ""
+    client: str = ""  # the unit of fairness
+    owner: str = ""  # whose uploaded files the request may read
     budget: MemoryBudget = BOUNDLESS
-    tenant: str = ""
-    request: str = field(default_factory=lambda: str(next(_requests)))
+    tenant: str = ""  # bytes of different tenants are isolated from each other in every process
+    request: str = field(default_factory=lambda: str(next(_requests)))  # unique per client
 
     @classmethod
     def of(cls, client: Client, salt: str = "", budget: MemoryBudget = BOUNDLESS) -> Requester:
-        """Make the requester of one of a client's requests."""
+        """Create the requester for one request of a client."""
         return cls(client.share(salt), client.name, budget, client.tenant(salt))
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A wait for a place, on behalf of one or several askers. The place counts for the requester in
-    `turn`.
+    """A queue entry that waits for a permit, on behalf of one or several requesters. `turn` is set
+    to the requester for which the permit counts.
     """
 
     turn: asyncio.Future[Requester] = field(
@@ -78,10 +77,11 @@ class Ticket:
 
 
 class FairPermits:
-    """Gives out `places` at a time. One client has at most `per_client`, one request `per_request`.
+    """A semaphore with `places` permits, of which one client can hold at most `per_client` and one
+    request at most `per_request`.
 
-    A free slot is given to the client with the fewest, and within it to the request with the
-    fewest. Among equals, the first gets it.
+    A free permit goes to the client that holds the fewest, and among its requests to the one that
+    holds the fewest. Ties are FIFO.
     """
 
     def __init__(self, places: int, per_client: int, per_request: int) -> None:
@@ -94,19 +94,19 @@ class FairPermits:
 
     @property
     def waiting(self) -> int:
-        """Count the tickets without a place. A ticket with several askers counts for each."""
+        """The number of tickets in the queue. A ticket with several requesters counts for each."""
         queues = (queue for asked in self._queues.values() for queue in asked.values())
         return sum(not ticket.turn.done() for queue in queues for ticket in queue)
 
     def enter(self, ticket: Ticket, requester: Requester) -> None:
-        """Add `requester` to the wait for `ticket`."""
+        """Add `requester` to those that wait with `ticket`."""
         if not ticket.turn.done():
             asked = self._queues.setdefault(requester.client, {})
             asked.setdefault(requester, deque()).append(ticket)
             self._give_out()
 
     async def wait(self, ticket: Ticket, patience: float) -> None:
-        """Wait until the ticket has a place. Raises Overloaded after `patience` seconds."""
+        """Wait until the ticket has a permit. Raises Overloaded after `patience` seconds."""
         try:
             async with asyncio.timeout(patience):
                 await asyncio.shield(ticket.turn)
@@ -117,7 +117,7 @@ class FairPermits:
             ) from None
 
     def leave(self, ticket: Ticket) -> None:
-        """Give the place back, or stop waiting."""
+        """Release the ticket's permit, or remove the ticket from the queue."""
         if ticket.turn.cancel() or ticket.turn.cancelled():
             return
         requester = ticket.turn.result()
@@ -133,7 +133,7 @@ class FairPermits:
             ticket.turn.set_result(requester)
 
     def _next(self) -> tuple[Requester, Ticket] | None:
-        """Take the requester of the next place out of the queue."""
+        """Pop the requester and the ticket that get the next permit."""
         clients = [client for client in self._queues if self._of_client[client] < self._per_client]
         for client in sorted(clients, key=self._of_client.__getitem__):
             asked = self._queues[client]
@@ -160,7 +160,7 @@ class FairPermits:
 
 
 def _first(queue: deque[Ticket]) -> Ticket | None:
-    """Return the first ticket still waiting, and drop the dead tickets before."""
+    """Pop tickets up to the first one that is still waiting, and return that one."""
     while queue:
         ticket = queue.popleft()
         if not ticket.turn.done():
@@ -169,14 +169,14 @@ def _first(queue: deque[Ticket]) -> Ticket | None:
 
 
 class Waiting(Protocol):
-    """An entry that waits for its requester's turn."""
+    """An item of `Turns`."""
 
     @property
     def requester(self) -> Requester: ...
 
     @property
     def wanted(self) -> bool:
-        """Return False once there are no waiters."""
+        """False once no call waits for the item."""
         ...
 
 
@@ -184,14 +184,16 @@ T = TypeVar("T", bound=Waiting)
 
 
 class Turns(Generic[T]):
-    """FIFO among clients. A client that was served moves behind those that arrive before
-    the next one is served. The same holds for one client's requests.
+    """A round-robin queue between clients, and between the requests of each client.
+
+    A client that was served goes to the end of the queue only when the next item is taken. So
+    clients that arrive in between are ahead of it. The same holds for one client's requests.
     """
 
     def __init__(self) -> None:
         self._clients: dict[str, dict[str, deque[T]]] = {}
         self._served: tuple[str, str] | None = None
-        """The client, and the request, that had the last turn."""
+        """The client and the request that were served last."""
 
     def __iter__(self) -> Iterator[T]:
         return (
@@ -206,7 +208,7 @@ class Turns(Generic[T]):
         requests.setdefault(item.requester.request, deque()).append(item)
 
     def put_back(self, item: T) -> None:
-        """Put an item first in line."""
+        """Insert an item at the front of the queue."""
         client, request = item.requester.client, item.requester.request
         requests = self._clients.pop(client, {})
         queue = deque([item, *requests.pop(request, ())])
@@ -214,7 +216,7 @@ class Turns(Generic[T]):
         self._served = None
 
     def take_next(self, fits: Callable[[T], bool] = lambda _: True) -> T | None:
-        """Take the next item that fits out of the line, and drop unwanted ones."""
+        """Pop the next item that fits, and drop items that no call waits for."""
         self._go_behind()
         for client, requests in [*self._clients.items()]:
             for request, queue in [*requests.items()]:
@@ -231,7 +233,7 @@ class Turns(Generic[T]):
         return None
 
     def _go_behind(self) -> None:
-        """Send whoever had the last turn to the end of the line."""
+        """Move the client and the request that were served last to the end of the queue."""
         client, request = self._served or ("", "")
         if self._served and (requests := self._clients.pop(client, {})):
             if queue := requests.pop(request, deque()):

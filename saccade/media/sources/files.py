@@ -1,16 +1,16 @@
-"""Uploaded files: kept once by content, on disk, until they are deleted or expire.
+"""Uploaded files on disk. Equal content is stored once, until its uploads are deleted or expire.
 
     FOLDER / DIGEST / content          the bytes; DIGEST is their blake3 in hexadecimal
     FOLDER / DIGEST / SUFFIX.json      one upload of them: "file-DIGEST-SUFFIX" is its id
     FOLDER / incoming / ...            uploads being written
-    FOLDER / lock                      held by the writer; contains the bytes in use
+    FOLDER / lock                      locked by the process that writes; contains the disk usage
     FOLDER / .saccade-files            the marker: Saccade owns this directory (`core/claims.py`)
 
-The disk is the only truth. A restart loads nothing, and several servers may share a folder (writers
-take turns by the lock). Everything is written whole, synced and then renamed into place. Content is
-compared with its digest when read, and dropped if damaged. Only names in these forms are touched.
-Links are left unfollowed, and pipes are never waited for. Every method blocks, for the lock a few
-seconds at most, so `uploads.py` calls them on its own threads.
+There is no state besides the disk. So a restart has nothing to load, and several servers can share
+a directory (a lock serializes writes). Each file is written to a temporary file, synced, and then
+renamed. Content is compared with its digest when it is read, and dropped if it is damaged. Files
+with other names are ignored. Links are not followed, and opening a pipe does not block. All methods
+block, for a few seconds at most if the lock is held, so `uploads.py` calls them on threads.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from saccade.media.sources.inline import FILE_ID
 log = logging.getLogger("saccade")
 
 MAX_FILES = 50_000
-"""Uploads that a folder holds at most: each list looks at every one of them."""
+"""The maximum number of uploads in a directory, because listing reads each of them."""
 BLOCK = 4096
-"""Bytes of disk that the smallest file takes, and a folder."""
+"""The disk space that a directory or the smallest file takes, in bytes."""
 LOCK_SECONDS = 5.0
 """Seconds to wait for the lock before giving up."""
 MAX_LEDGER = 1 << 22
-"""Bytes of the lock file that are read: a hundred for each owner."""
+"""The maximum size of the lock file, in bytes. It has about a hundred for each owner."""
 LOCK_PAUSE = 0.01
-"""Seconds between two looks at a lock that is held."""
+"""Seconds between two attempts to get a lock that another process holds."""
 PIECE = 1 << 18
 """Bytes of a file read at a time."""
 
 CONTENT_NAME = re.compile(r"blake3-([0-9a-f]{64})")
-"""How a digest in a request names content."""
+"""The form of a digest in a request that can refer to an uploaded file."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NOTE = re.compile(r"[0-9a-f]{8}\.json")
 _DRAFT = re.compile(r"[0-9a-f]{16}")
@@ -62,39 +62,31 @@ _DRAFT = re.compile(r"[0-9a-f]{16}")
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One upload.
-
-    `created` is in nanoseconds since the epoch. `expires`, in seconds, is `None` for a file that
-    stays. `owner` is the name of the sender's key.
-    """
+    """One upload."""
 
     id: str
     name: str
     purpose: str
     nbytes: int
-    created: int
-    expires: int | None
-    owner: str = ""
+    created: int  # nanoseconds since the epoch
+    expires: int | None  # seconds since the epoch; `None` if it does not expire
+    owner: str = ""  # the name of the API key that uploaded it
 
     @property
     def digest(self) -> bytes:
-        """Return the blake3 hash of the content."""
+        """The blake3 hash of the content."""
         return bytes.fromhex(self.id[5:69])
 
 
 @dataclass(frozen=True, slots=True)
 class _Ledger:
-    """Usage: disk bytes, uploads, the first expiry, and when the folder had changed at the count.
+    """The directory's usage, which is stored in the lock file."""
 
-    `owners`: bytes and uploads by owner. Each upload counts in full for its owner, even if the
-    content is shared.
-    """
-
-    owners: dict[str, tuple[int, int]]
-    nbytes: int = 0
-    files: int = 0
-    expires: int | None = None
-    changed: int = 0
+    owners: dict[str, tuple[int, int]]  # (bytes, uploads) by owner; shared content counts for each
+    nbytes: int = 0  # on disk
+    files: int = 0  # uploads
+    expires: int | None = None  # when the first upload expires
+    changed: int = 0  # the directory's modification time when the usage was recorded
 
     def holds(self, folder: Path, now: float) -> bool:
         """Return True while the recorded usage matches the directory's state."""
@@ -108,15 +100,15 @@ class _Ledger:
         return replace(self, nbytes=self.nbytes + nbytes)
 
     def with_upload(self, stored: Stored, note: int) -> _Ledger:
-        """Add one upload to the usage. Its note takes `note` bytes, and its content counts for the
-        owner.
+        """Add one upload to the usage: the `note` bytes of its JSON file, and, for the owner, its
+        content.
         """
         ends = [end for end in (self.expires, stored.expires) if end is not None]
         first = min(ends, default=None)
         return replace(self._count(stored, note, 1).plus(_on_disk(note)), expires=first)
 
     def without(self, stored: Stored, note: int) -> _Ledger:
-        """Take one upload out of the usage."""
+        """Subtract one upload from the usage."""
         return self._count(stored, note, -1).plus(-_on_disk(note))
 
     def _count(self, stored: Stored, note: int, one: int) -> _Ledger:
@@ -129,12 +121,12 @@ class _Ledger:
 
 
 class FileStore:
-    """Keeps files in `folder`, at most `budget` bytes of disk together. The folder stays untouched
+    """Stores files in `folder`, which may use at most `budget` bytes of disk. Nothing is written
     before the first `save`.
 
-    When the budget is used up, uploads are refused and old files stay. An accepted file stays until
-    its owner deletes it or it expires. An `owner` sees only its own files. All methods raise
-    StorageBusy if the folder cannot be read or locked.
+    When the budget is used up, new uploads are rejected. Files are never evicted: a file is stored
+    until its owner deletes it or it expires. Each `owner` sees only its own files. All methods
+    raise StorageBusy if the directory cannot be read or locked.
     """
 
     def __init__(self, folder: Path, budget: int) -> None:
@@ -157,11 +149,16 @@ class FileStore:
         share: float = 1.0,
         suffix: str | None = None,
     ) -> Stored:
-        """Keep `data`, for `lifetime` seconds if given. `share` is the owner's part of the budget.
-        `suffix` ends the id, in 8 hexadecimal digits, for an upload kept by several servers. Those
-        with a shared folder find the first one's file.
+        """Store `data` as a new upload, and return the upload.
 
-        Raises TooLarge beyond the budget or the share, StorageFull if the disk is full.
+        lifetime: seconds until it expires; `None` means never.
+        share: the fraction of the budget that `owner` may use.
+        suffix: the end of the id, 8 hexadecimal digits, for an upload that a router sends to
+        several servers. If these share the directory, all but the first one return the existing
+        upload.
+
+        Raises TooLarge if the budget or the owner's share is used up, StorageFull if the disk is
+        full.
         """
         digest, now = blake3(data).hexdigest(), time.time_ns()
         stored = Stored(
@@ -185,10 +182,11 @@ class FileStore:
             self._check_room(ledger, needed, len(data))
             if share < 1:
                 self._check_share(ledger, owner, _of_owner(len(note), len(data)), share)
-            lock.truncate(0)  # until all is written: whoever finds it so counts anew
+            # If the write is interrupted, the next writer finds an empty lock file and recounts.
+            lock.truncate(0)
             home.mkdir(exist_ok=True, mode=0o700)
-            # Written even if it is there: a damaged copy would otherwise spoil every later upload
-            # of the same bytes.
+            # Write the content even if it exists: a damaged copy would otherwise break every later
+            # upload of the same bytes.
             self._write(home / "content", data)
             self._write(self._note(stored.id), note)
             _sync(self.folder)
@@ -197,8 +195,8 @@ class FileStore:
         return stored
 
     def _same(self, before: Stored, owner: str) -> Stored:
-        """Return the upload that already has a new one's id. Raises InvalidRequest if another owner
-        has it.
+        """Return the existing upload with a new upload's id. Raises InvalidRequest if it belongs to
+        another owner.
         """
         if before.owner != owner:
             raise InvalidRequest("this upload's id is already used: send it again", "file")
@@ -233,8 +231,8 @@ class FileStore:
         return stored
 
     def find_content(self, name: str, owner: str = "") -> str | None:
-        """Return the id of an upload whose content has this digest, or None. Files are named by
-        blake3 alone.
+        """Return the id of one of the owner's uploads whose content has this digest, or `None`.
+        Only blake3 digests are found.
         """
         found = CONTENT_NAME.fullmatch(name)
         if found is None:
@@ -247,17 +245,18 @@ class FileStore:
         return None
 
     def read(self, id: str, owner: str = "") -> bytes:
-        """Return the content, as uploaded.
+        """Return the content of an upload.
 
-        Raises NotFound. Content that the disk has damaged is dropped and raises it too.
+        Raises NotFound if there is no such upload, or if its content was damaged on disk, in which
+        case it is deleted.
         """
         with self.open(id, owner) as file:
             return file.read()
 
     def open(self, id: str, owner: str = "") -> BinaryIO:
-        """Open the content at its start, after comparing it with its digest.
+        """Open the content of an upload after comparing it with its digest.
 
-        Raises as `read` does.
+        Raises the errors of `read`.
         """
         self.find(id, owner)
         home = self._note(id).parent
@@ -265,7 +264,7 @@ class FileStore:
         if file is None:
             with self._locked() as lock:
                 file = _content(home)
-                if file is None:  # and it was not uploaded again meanwhile
+                if file is None:  # unless it was uploaded again in the meantime
                     lock.truncate(0)
                     _drop(home)
         if file is None:
@@ -291,17 +290,17 @@ class FileStore:
                 _drop(note.parent)
             self._write_ledger(lock, ledger.without(stored, nbytes).plus(-freed))
 
-    # ---- notes
+    # ---- notes: the JSON files that describe uploads
 
     def _note(self, id: str) -> Path:
-        """Return the path of an upload's note. Raises NotFound for an id in another form."""
+        """Return the path of an upload's note. Raises NotFound if the id is malformed."""
         parts = FILE_ID.fullmatch(id)
         if parts is None:
             raise NotFound(f"there is no file {id[:200]!r}", code="file_not_found")
         return self.folder / parts[1] / f"{parts[2]}.json"
 
     def _look(self, path: Path) -> tuple[tuple[int, int], Stored] | None:
-        """Return a note's change marks and content, read anew only after a change."""
+        """Return a note's (mtime, inode) and content. It is only parsed if these have changed."""
         try:
             found = path.stat()
         except OSError:
@@ -322,16 +321,16 @@ class FileStore:
             return None
 
     def _read_note(self, path: Path) -> Stored | None:
-        """Return the upload that a note describes, or `None` if missing, expired or wrong."""
+        """Return the upload that a note describes, or `None` if missing, expired or damaged."""
         stored = self._parse(path)
         if stored is None or _size(path.parent / "content") != stored.nbytes:
             return None
         return stored if _alive(stored, time.time()) else None
 
-    # ---- what is in use
+    # ---- disk usage
 
     def _read_ledger(self, lock: BinaryIO) -> _Ledger:
-        """Read the usage from the lock file if still valid, else by a look at everything."""
+        """Read the usage from the lock file. If that is outdated, scan the directory."""
         try:
             ledger = _Ledger(**json.loads(lock.read(MAX_LEDGER)))
             if not self._damaged and ledger.holds(self.folder, time.time()):
@@ -347,8 +346,8 @@ class FileStore:
         lock.flush()
 
     def _sweep(self) -> _Ledger:
-        """Remove expired and damaged notes, content without a note, and files half written at a
-        crash. Returns the usage left.
+        """Remove expired and damaged notes, content without a note, and temporary files left by a
+        crash. Returns the remaining usage.
         """
         self._damaged, ledger = False, _Ledger({})
         for left in list(_named(self.folder / "incoming", _DRAFT)):
@@ -368,7 +367,7 @@ class FileStore:
         return ledger
 
     def _homes(self) -> Iterator[Path]:
-        """Yield the contents' folders. A missing folder has none."""
+        """Yield the directory of each content. Yields none if `folder` does not exist."""
         with suppress(FileNotFoundError):
             for path in self.folder.iterdir():
                 if _DIGEST.fullmatch(path.name):
@@ -392,7 +391,7 @@ class FileStore:
             )
 
     def _check_share(self, ledger: _Ledger, owner: str, needed: int, share: float) -> None:
-        """Raise TooLarge where one of several keys would have more than its share."""
+        """Raise TooLarge if one of several API keys would use more than its share."""
         nbytes, files = ledger.owners.get(owner, (0, 0))
         if nbytes + needed > self.budget * share or files >= MAX_FILES * share:
             raise TooLarge(
@@ -408,7 +407,7 @@ class FileStore:
     # ---- writing
 
     def _write(self, path: Path, data: bytes | mmap) -> None:
-        """Write a whole file into place, or leave the place as it was."""
+        """Write a file atomically: after an error, the previous file is unchanged."""
         new = self.folder / "incoming" / secrets.token_hex(8)
         try:
             with open(new, "xb", opener=beside) as file:
@@ -423,10 +422,10 @@ class FileStore:
 
     @contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
-        """Let one writer in at a time, in this process and in others. Yields the lock file.
+        """Allow one writer at a time, across threads and processes. Yields the lock file.
 
-        Raises StorageBusy if another process keeps the lock, StorageFull for errors of the disk
-        inside.
+        Raises StorageBusy if another process holds the lock for too long. Disk errors in the body
+        are raised as StorageFull.
         """
         with self._writing:
             try:
@@ -444,7 +443,7 @@ class FileStore:
                 ) from error
 
     def _lock(self, lock: BinaryIO) -> None:
-        """Take the folder's lock. After a recent timeout, fail without waiting again.
+        """Acquire the directory's lock. Soon after a timeout, fail immediately instead of waiting.
 
         Raises StorageBusy.
         """
@@ -476,7 +475,7 @@ def _readable() -> Iterator[None]:
 
 
 def _named(folder: Path, names: re.Pattern[str]) -> Iterator[Path]:
-    """Yield entries whose names have our form. A missing folder, or a link to one, yields none."""
+    """Yield entries whose names match. Yields none if the directory is missing or is a link."""
     with suppress(FileNotFoundError, NotADirectoryError):
         if not folder.is_symlink():
             yield from (path for path in folder.iterdir() if names.fullmatch(path.name))
@@ -493,7 +492,7 @@ def _drop(home: Path) -> None:
 
 
 def _on_disk(nbytes: int) -> int:
-    """Return the least bytes that a file takes on disk."""
+    """Return the disk space that a file takes, in bytes, rounded up to blocks."""
     return max(1, -(-nbytes // BLOCK)) * BLOCK
 
 
@@ -514,9 +513,9 @@ def _size(path: Path) -> int | None:
 
 
 def _content(home: Path) -> BinaryIO | None:
-    """Open the file in `home` at its start, if it is true to its name."""
+    """Open the content in `home`, or return `None` if it does not match its digest."""
     try:
-        file = open(home / "content", "rb", opener=beside)  # noqa: SIM115 - the caller's
+        file = open(home / "content", "rb", opener=beside)  # noqa: SIM115 - the caller closes it
     except OSError:
         return None
     try:
@@ -533,7 +532,7 @@ def _content(home: Path) -> BinaryIO | None:
 
 
 def _sync(folder: Path) -> None:
-    """Make renames and new entries in `folder` last, where the file system can."""
+    """Flush renames and new entries in `folder` to disk, if the file system supports it."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     with suppress(OSError):
         os.fsync(handle)

@@ -1,7 +1,7 @@
-"""Images within a request: ids of uploaded files, and base64 as clients write it, in lines, without
-its padding, or in the alphabet for URLs.
+"""Parsing of images inside a request: base64 data, and ids of uploaded files.
 
-All users of an image's bytes share one reading, whose digest is the image's name.
+Base64 may be split into lines, lack its padding, or use the URL-safe alphabet, since clients
+differ.
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ import pybase64
 from saccade.core.errors import ImageError, TooLarge
 
 INLINE_CHARACTERS = 1 << 20
-"""Base64 text decoded on the event loop (0.2 ms); more goes to a thread."""
+"""Base64 text of up to this length is decoded on the event loop (0.2 ms), longer text on a
+thread.
+"""
 FILE_ID = re.compile(r"file-([0-9a-f]{64})-([0-9a-f]{8})")
-"""An uploaded file's id: its content's digest, and which upload of it."""
+"""An uploaded file's id: the digest of its content, and a suffix for each upload of that content.
+"""
 
 
 def decode_base64(text: str, start: int = 0) -> bytes:
-    """Decode base64 `text` from `start` on. Raises ValueError."""
+    """Decode base64 in `text[start:]`. Raises ValueError."""
     data = text[start:]
-    with suppress(ValueError):  # as most write it: looked at once
+    with suppress(ValueError):  # fast path: most clients send standard base64
         return pybase64.b64decode(data, validate=True)
     if any(
         space in data for space in " \n\r\t\f"
-    ):  # `base64 FILE` prints lines, and browsers read them
+    ):  # `base64 FILE` prints several lines, and browsers accept whitespace
         data = "".join(data.split())
     data += "=" * (-len(data) % 4)  # some clients leave the padding out
     url_safe = b"-_" if "-" in data or "_" in data else None
@@ -37,12 +40,12 @@ def decode_base64(text: str, start: int = 0) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class InlineBytes:
-    """Decodes what requests hold, within `max_image_bytes`."""
+    """Decodes base64 images of at most `max_image_bytes`."""
 
     max_image_bytes: int
 
     async def decode_url(self, url: str) -> bytes:
-        """Decode a data: URL. Raises as `decode`."""
+        """Decode a data: URL. Raises the errors of `decode`."""
         comma = url.find(",", 0, 512)
         if comma < 0:
             raise ImageError(
@@ -56,9 +59,9 @@ class InlineBytes:
         return await self.decode(url, comma + 1)
 
     async def decode(self, text: str, start: int = 0) -> bytes:
-        """Decode base64 from `start` on.
+        """Decode base64 in `text[start:]`.
 
-        Raises ImageError for other text, and TooLarge beyond `max_image_bytes`.
+        Raises ImageError if it is not base64, and TooLarge if it exceeds `max_image_bytes`.
         """
         self.check_size((len(text) - start) * 3 // 4)
         if len(text) <= INLINE_CHARACTERS:
@@ -66,7 +69,7 @@ class InlineBytes:
         return await asyncio.to_thread(_decode_base64, text, start)
 
     def check_size(self, size: int) -> None:
-        """Raise TooLarge for more encoded bytes than an image may have."""
+        """Raise TooLarge if `size`, in encoded bytes, exceeds `max_image_bytes`."""
         limit = self.max_image_bytes
         if size > limit:
             raise TooLarge(

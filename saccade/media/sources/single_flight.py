@@ -1,7 +1,7 @@
-"""Bytes on their way: all askers for the same bytes share one flight, and each has counted the
-bytes before their arrival.
+"""Single-flight reads: concurrent requests for the same bytes share one read. Each requester's
+memory budget counts the bytes before they arrive.
 
-Owns the waiting askers. One event loop; no locks.
+Everything runs on one event loop, without locks.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class _Seat:
-    """One waiting requester."""
+    """One requester that waits for a read, and the bytes counted in its budget."""
 
     requester: Requester
     data: asyncio.Future[bytes]
     reserved: int = 0
 
     def reserve(self, nbytes: int) -> None:
-        """Count `nbytes` in all for this requester. Raises as `MemoryBudget.reserve` does."""
+        """Reserve `nbytes` in total for this requester. Raises the errors of
+        `MemoryBudget.reserve`.
+        """
         if nbytes != self.reserved:
             self.requester.budget.reserve(nbytes - self.reserved)
             self.reserved = nbytes
@@ -34,17 +36,17 @@ class _Seat:
 
 @dataclass(slots=True, eq=False)
 class ByteFlight:
-    """Bytes on their way. `ticket` waits for a turn on their behalf."""
+    """One read in progress."""
 
-    ticket: Ticket = field(default_factory=Ticket)
-    nbytes: int = 0
+    ticket: Ticket = field(default_factory=Ticket)  # waits in the queue of `FairPermits`
+    nbytes: int = 0  # reserved so far in each requester's budget
     seats: list[_Seat] = field(default_factory=list)
 
     def grow(self, nbytes: int) -> None:
-        """Count `nbytes` in each waiting requester's budget before they come. A requester whose
-        budget is used up gets the error.
+        """Reserve `nbytes` in total in each waiting requester's budget, before the bytes are read.
+        A requester whose budget is used up gets the error.
 
-        Raises CancelledError if all requesters disconnected.
+        Raises CancelledError if no requester is waiting any longer.
         """
         self.nbytes = max(self.nbytes, nbytes)
         for seat in self.seats:
@@ -57,7 +59,7 @@ class ByteFlight:
             raise asyncio.CancelledError
 
     def land(self, task: asyncio.Task[bytes]) -> None:
-        """Pass the result or the error to all waiting askers."""
+        """Pass the result or the error to all waiting requesters."""
         error = None if task.cancelled() else task.exception()
         for seat in self.seats:
             if seat.data.done():
@@ -71,7 +73,9 @@ class ByteFlight:
 
 
 class SingleFlight:
-    """At most one flight per key. `on_join` hears of every requester who joins a flight."""
+    """At most one read per key at a time. `on_join` is called with each requester that waits for a
+    read, and the read's ticket.
+    """
 
     def __init__(self, on_join: Callable[[Ticket, Requester], None] | None = None) -> None:
         self._on_join = on_join
@@ -84,10 +88,11 @@ class SingleFlight:
         requester: Requester,
         bring: Callable[[ByteFlight], Coroutine[None, None, bytes]],
     ) -> bytes:
-        """Return the bytes from `bring`, which stay counted in the requester's budget.
+        """Wait for the read of `key`, which `bring` starts if none is in progress. The bytes stay
+        reserved in the requester's budget.
 
-        The fetch is cancelled only when the last requester has disconnected. Raises as `bring` and
-        `MemoryBudget.reserve` do.
+        A read is cancelled only when its last requester has been cancelled. Raises the errors of
+        `bring` and `MemoryBudget.reserve`.
         """
         flight = self._flights.get(key)
         if flight is None:
@@ -114,7 +119,7 @@ class SingleFlight:
                 left.cancel()
 
     async def close(self) -> None:
-        """End all flights."""
+        """Cancel all reads."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

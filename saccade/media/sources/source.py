@@ -1,5 +1,5 @@
-"""Sources named by requests: images and videos by URL, uploaded file, name or bytes, with the
-wishes for each.
+"""Sources: images, videos and files as a request refers to them, by URL, upload, digest or bytes,
+with the options for each.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from saccade.media.content import Budget, Probe, encode_array, encode_image
 from saccade.media.opened import EncodedBytes, Kind
 
 LONG_URL = 1 << 13
-"""Characters from which a URL is taken to hold the image itself."""
+"""A URL of at least this many characters is assumed to contain the image itself."""
 DEFAULT_BUDGET = Budget()
 NO_VIDEO_OPTIONS = VideoOptions()
 
 
 @dataclass(frozen=True, slots=True)
 class FileId:
-    """An uploaded file."""
+    """The id of an uploaded file."""
 
     id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Base64:
-    """An image's bytes, as text. An API with a field for the bytes needs only this text, which
-    spares a second copy inside a URL.
+    """An image's bytes as base64 text. It is used by APIs that have a field for base64, to avoid
+    copying the text into a data: URL.
     """
 
     text: str
@@ -44,27 +44,27 @@ class Base64:
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """An image that the same tenant has sent, by its bytes' digest: blake3-HEX or sha256-HEX."""
+    """An image that the same tenant has sent before, by the digest of its bytes: "blake3-HEX" or
+    "sha256-HEX".
+    """
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class KnownImage:
-    """An image sent before under the client's own name for it."""
+    """An image that was sent before with this `uuid`, a name chosen by the client."""
 
     uuid: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RenderedPage:
-    """A document's page, opened `begun`. It has the image's name and size, and, if just drawn, the
-    bytes.
-    """
+    """An image of a document's page."""
 
-    encoded: EncodedBytes
+    encoded: EncodedBytes  # without the data if the page has not just been rendered
     probe: Probe
-    begun: float
+    begun: float  # `time.monotonic()` when the document was opened
 
 
 Address = str | bytes | Base64 | FileId | Digest | KnownImage | RenderedPage
@@ -72,36 +72,32 @@ Address = str | bytes | Base64 | FileId | Digest | KnownImage | RenderedPage
 
 @dataclass(frozen=True, slots=True)
 class ImageSource:
-    """An image as named by a request: a URL, an uploaded file, an earlier name, or encoded bytes
-    from behind the front.
-
-    `param` is the place, for errors. `uuid`: a name for later requests.
-    """
+    """An image in a request."""
 
     kind: ClassVar[Kind] = "still"
 
     url: Address
-    param: str
+    param: str  # the path of the request's field, for errors
     budget: Budget = DEFAULT_BUDGET
-    uuid: str = ""
+    uuid: str = ""  # the name by which later requests can refer to the image
 
 
 @dataclass(frozen=True, slots=True)
 class ImageRegion:
-    """A part of an image as named by a request, in the upright image's own pixels, from the left
-    and from the top. A page of a document counts points. `param` is its place, for errors.
+    """A rectangular part of an image, as sent in a request. Coordinates are pixels of the upright
+    image at full size, or points for a document's page, from the top left corner.
     """
 
     left: int
     top: int
     right: int
     bottom: int
-    param: str
+    param: str  # the path of the request's field, for errors
 
 
 @dataclass(frozen=True, slots=True)
 class RegionSource(ImageSource):
-    """A part of an image, seen as an image of its own."""
+    """A region of an image, which the model sees as a separate image."""
 
     kind: ClassVar[Kind] = "region"
 
@@ -110,39 +106,33 @@ class RegionSource(ImageSource):
 
 @dataclass(frozen=True, slots=True)
 class VideoSource:
-    """A video as named by a request: a file, or the client's frames, in order.
-
-    `param` is the place, for errors.
-    """
+    """A video in a request: a video file, or frames that the client sends as images, in order."""
 
     kind: ClassVar[Kind] = "video"
 
-    url: Address | tuple[Address, ...]
-    param: str
+    url: Address | tuple[Address, ...]  # of the file, or of each frame
+    param: str  # the path of the request's field, for errors
     options: VideoOptions = NO_VIDEO_OPTIONS
-    # places of the client's frames in their video, which has `source_fps` frames per second.
-    # Without indices, these are all the video's frames.
+    # The indices of the client's frames in the original video, which has `source_fps` frames per
+    # second. If empty, the client's frames are all the frames of the video.
     indices: tuple[int, ...] = ()
     source_fps: float | None = None
-    count: int | None = None  # all the client's frames, where only some of them are here
+    count: int | None = None  # how many frames the client has, if this source has only some of them
 
 
 @dataclass(frozen=True, slots=True)
 class SentFile:
-    """A file as named by a request: a document, whose pages are shown, or an image.
-
-    `param` is the place, for errors.
-    """
+    """A file in a request: a document whose pages are shown, or an image."""
 
     kind: ClassVar[Kind] = "document"
 
     url: Address
-    param: str
+    param: str  # the path of the request's field, for errors
     budget: Budget = DEFAULT_BUDGET  # for each page, or for the image
-    heading: str = ""  # lines before a document
-    view: DocumentView = WHOLE_DOCUMENT  # which pages are shown, and as what
-    page: int | None = None  # the only one, if the part itself sets it
-    region: ImageRegion | None = None  # the part to show of an image, or of this page
+    heading: str = ""  # text before the document
+    view: DocumentView = WHOLE_DOCUMENT  # which pages are shown, as text or as images
+    page: int | None = None  # the only page to show, if the content part sets `page`
+    region: ImageRegion | None = None  # the part of the image, or of `page`, to show
 
     def __post_init__(self) -> None:
         if self.page is not None:
@@ -155,8 +145,8 @@ Source = ImageSource | VideoSource
 
 
 def name_of(url: Address) -> Hashable:
-    """Return a key shared by sources of the same bytes. Bytes and texts of bytes are compared
-    later, by digest, at less cost.
+    """Return a dictionary key that is equal for sources with the same address. Bytes and long texts
+    are keyed by identity, since hashing them later to a digest is cheaper than comparing them.
     """
     if isinstance(url, FileId | Digest | KnownImage | RenderedPage):
         return url
@@ -166,14 +156,14 @@ def name_of(url: Address) -> Hashable:
 
 
 def comes_along(url: Address) -> bool:
-    """Return True if the bytes came with the request."""
+    """Return True if the request itself contains the bytes."""
     if isinstance(url, str):
         return url[:5].lower() == "data:"
     return isinstance(url, bytes | Base64)
 
 
 def in_company(sources: Sequence[Source], bounds: PixelBounds) -> Sequence[Source]:
-    """Shrink each image to what the model shows when the prompt has several."""
+    """Reduce the images' budgets if the prompt has so many that the model shrinks each one."""
     if bounds.cut is None:
         return sources
     images = sum(isinstance(source, ImageSource) for source in sources)
@@ -186,16 +176,16 @@ def in_company(sources: Sequence[Source], bounds: PixelBounds) -> Sequence[Sourc
 
 
 def beside(budget: Budget, images: int, bounds: PixelBounds) -> Budget:
-    """Return an image's budget in a prompt with `images` images."""
+    """Return an image's budget in a prompt with `images` images in all."""
     shrunk = bounds.cut is not None and images > bounds.cut
     return Budget(max_pixels=bounds.least) if shrunk else budget
 
 
 def source_from_object(image: object, param: str) -> ImageSource:
-    """Make a source from an object behind the front. The object is encoded bytes, a Pillow image, a
-    uint8 array [height, width, 3], or a path.
+    """Convert a Python object to a source: encoded bytes, a Pillow image, a uint8 array [height,
+    width, 3], or a path.
 
-    Raises ImageError for anything else, and for an unreadable file.
+    Raises ImageError for any other object, and if the file cannot be read.
     """
     match image:
         case bytes():

@@ -1,7 +1,8 @@
-"""The bytes behind sources: fetched, named by their digest, held once, their headers read once.
+"""Reading of sources: fetch the bytes, hash them, and read their header. Equal bytes are stored and
+parsed once.
 
-SourceReader   for all requests of a server
-Reads          the reads of one request: a source named several times is read once
+SourceReader   reads sources for all requests of a server
+Reads          the reads of one request, where a source that occurs several times is read once
 """
 
 from __future__ import annotations
@@ -43,18 +44,18 @@ if TYPE_CHECKING:
     from saccade.media.sources.uploads import Uploads
 
 INLINE_BYTES = 1 << 20
-"""Bytes hashed on the event loop (0.2 ms); more go to a thread."""
+"""Up to this many bytes are hashed on the event loop (0.2 ms), more on a thread."""
 FRAMES_A_TURN = 32
-"""Frames of a video that are read before others get their turn."""
+"""The number of a video's frames that are read before yielding to the event loop."""
 UNKNOWN = "unknown_digest"
-"""The code for a digest of bytes that the requester has not sent, whoever else has."""
+"""The error code for a digest of bytes that this tenant has not sent, even if another one has."""
 REMEMBERED_NAMES = 1 << 16
-"""Images that are known by a name that clients gave."""
+"""The maximum number of images that clients can refer to by their `uuid`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRead:
-    """The outcome of reading one source."""
+    """The result of reading one source."""
 
     encoded: EncodedBytes
     probe: Probe
@@ -63,14 +64,14 @@ class SourceRead:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Bytes, and the arrival times of the first and the last of them (`time.monotonic()`)."""
+    """A source's bytes. Times are `time.monotonic()`."""
 
     encoded: EncodedBytes
-    begun: float
-    fetched: float
+    begun: float  # when the read started
+    fetched: float  # when all bytes had arrived
 
     def with_header(self, probe: Probe, ended: float) -> SourceRead:
-        """Make the outcome, with a header that was there at `ended`."""
+        """Return the result of the read, with a header that was available at `ended`."""
         fetch_ms, digest_ms = (self.fetched - self.begun) * 1e3, (ended - self.fetched) * 1e3
         return SourceRead(self.encoded, probe, ReadTimes(fetch_ms, digest_ms, self.begun))
 
@@ -80,18 +81,18 @@ T = TypeVar("T")
 
 
 class UrlReader(Protocol):
-    """Reads the bytes behind URLs (`Plugin.fetcher`)."""
+    """Downloads URLs. A plugin provides it (`Plugin.fetcher`)."""
 
     async def fetch(self, url: str, salt: str, asker: Requester) -> bytes:
-        """Raise ImageError for bytes that are missing, forbidden or too many."""
+        """Return the bytes at `url`. Raises ImageError if missing, forbidden or too large."""
         ...
 
     async def close(self) -> None: ...
 
 
 class SourceReader:
-    """All sources of one server. seen, pool: headers. What fetches URLs, and what has uploaded
-    files, is imported when the first is asked for.
+    """Reads the sources of all requests. Headers come from the cache `seen`, or are read by `pool`.
+    The code for URLs and for uploaded files is imported when it is first needed.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class SourceReader:
         self._uploads = SingleFlight()
         self._encoded: WeakValueDictionary[bytes, EncodedBytes] = WeakValueDictionary()  # by digest
         self._known: LRUCache[tuple[str, str], tuple[bytes, Probe]] = LRUCache(REMEMBERED_NAMES)
-        """By salt and uuid: digest and header."""
+        """Digest and header of images, by salt and uuid."""
 
     async def close(self) -> None:
         if self._fetcher is not None:
@@ -118,7 +119,7 @@ class SourceReader:
 
     @property
     def fetcher(self) -> UrlReader:
-        """The fetcher of URLs. Raises ImageError if there is no plugin for it."""
+        """The downloader of URLs. Raises ImageError if no plugin provides one."""
         if self._fetcher is None:
             named = next((plugin.fetcher for plugin in plugins() if plugin.fetcher), None)
             if named is None:
@@ -147,7 +148,7 @@ class SourceReader:
         """Read a source's bytes, their digest, and their header.
 
         Raises ImageError, NotFound, TooLarge. Raises Overloaded if the budget is used up or the
-        wait for a turn is too long.
+        request has waited too long in a queue.
         """
         if isinstance(url, KnownImage):
             return self._recall(url, salt)
@@ -158,7 +159,7 @@ class SourceReader:
         return await self.with_header(await self.fetch(url, salt, requester), requester, video)
 
     async def fetch(self, url: Address, salt: str, requester: Requester) -> Fetched:
-        """Read a source's bytes and their digest. Raises as `read`."""
+        """Read a source's bytes and their digest. Raises the errors of `read_source`."""
         begun = time.monotonic()
         data = await self._bytes(url, salt, requester)
         fetched = time.monotonic()
@@ -172,30 +173,33 @@ class SourceReader:
         return found.with_header(probe, time.monotonic())
 
     def seen(self, found: Fetched, requester: Requester) -> SourceRead | None:
-        """Return fetched bytes with their header, if an image with these bytes was seen."""
+        """Return fetched bytes with their header, if the header of this image is cached."""
         probe = self._seen.get(found.encoded.digest, requester.tenant)
         return None if probe is None else found.with_header(probe, found.fetched)
 
     async def named(self, data: bytes) -> EncodedBytes:
-        """Return bytes under their digest, held once."""
+        """Hash bytes. Equal bytes that are still in use share one `EncodedBytes`."""
         name = digest(data) if len(data) <= INLINE_BYTES else await asyncio.to_thread(digest, data)
         return self._encoded.setdefault(name, EncodedBytes(data, name))
 
     def held_page(self, page: EncodedBytes) -> EncodedBytes:
-        """Return a page with the bytes that a request in flight holds, if any."""
+        """Return the `EncodedBytes` that a request in flight has of the same page, if any."""
         return self._encoded.setdefault(page.digest, page) if page.data else page
 
     async def header(
         self, name: bytes, data: bytes, requester: Requester, video: bool = False
     ) -> Probe:
-        """Return the header of these bytes, read once by an image worker. Raises ImageError."""
+        """Return the header of these bytes, from the cache or read by an image worker.
+
+        Raises ImageError.
+        """
         if not data:
             raise ImageError(f"the {'video' if video else 'image'} is empty (0 bytes)")
         found = await self._seen.find(name, video, requester.tenant)
         if found is None:
             if video:
                 found = await self._pool.video_headers.read_header(name, data, requester)
-            elif data.startswith(RAW_MAGIC):  # our own format, without a parser
+            elif data.startswith(RAW_MAGIC):  # Saccade's own format needs no image parser
                 found = read_raw(data)
             else:
                 found = await self._pool.headers.read_header(name, data, requester)
@@ -203,14 +207,14 @@ class SourceReader:
         return found
 
     def remember(self, salt: str, uuid: str, read: SourceRead) -> None:
-        """Remember an image under the client's name for it."""
+        """Store an image's header under the name that the client chose."""
         self._known[salt, uuid] = read.encoded.digest, read.probe
 
     def _recall(self, known: KnownImage, salt: str) -> SourceRead:
-        """Return the remembered facts of an image. Its bytes are there only while a request holds
-        it.
+        """Return the stored header of an image. Its bytes are available only while a request in
+        flight holds them, otherwise they are empty.
 
-        Raises ImageError for an unknown image.
+        Raises ImageError if no image is stored under this name.
         """
         found = self._known.get((salt, known.uuid))
         if found is None:
@@ -239,8 +243,9 @@ class SourceReader:
                 return await self.fetcher.fetch(url, salt, requester)
 
     async def _sent(self, name: str, requester: Requester) -> bytes:
-        """Return the bytes that the requester's tenant has sent, by their digest. Raises
-        ImageError.
+        """Return bytes that the requester's tenant has sent before, by their digest.
+
+        Raises ImageError.
         """
         if (data := requester.budget.sent(requester.tenant, name)) is not None:
             requester.budget.reserve(len(data))
@@ -255,8 +260,8 @@ class SourceReader:
         )
 
     async def _upload(self, id: str, requester: Requester) -> bytes:
-        """Return the content of one of the requester's files. A request in flight with the same
-        bytes lends them.
+        """Return the content of one of the requester's files. It is read only if no request in
+        flight has the same bytes in memory.
         """
         stored = await self.files.find(id, requester.owner)
         if (held := self._encoded.get(stored.digest)) is not None:
@@ -271,8 +276,8 @@ class SourceReader:
 
 
 class Reads:
-    """The reads of one request, which take turns as the requester's. salt: for the images'
-    names.
+    """The reads of one request. `salt` is part of the images' keys. `requester` identifies the
+    request in the fair queues.
     """
 
     def __init__(self, reader: SourceReader, salt: str, requester: Requester) -> None:
@@ -282,15 +287,15 @@ class Reads:
         self._read: dict[tuple[Hashable, bool], asyncio.Task[SourceRead]] = {}
         self._fetched: dict[Hashable, asyncio.Task[Fetched]] = {}
         self._named: dict[bytes, str] = {}
-        """By the digest of bytes that were read, their name in SHA-256."""
+        """SHA-256 names ("sha256-HEX") of bytes that were read, by their blake3 digest."""
 
     def __iter__(self) -> Iterator[asyncio.Task[Any]]:
-        """Yield the reads that have begun."""
+        """Yield the tasks of all reads that were started."""
         yield from self._read.values()
         yield from self._fetched.values()
 
     def read_source(self, url: Address, video: bool = False) -> asyncio.Task[SourceRead]:
-        """Read a source and its header."""
+        """Start reading a source and its header, unless that was started before."""
         name = name_of(url), video
         if (task := self._read.get(name)) is None:
             reading = self.reader.read_source(url, self.salt, self.requester, video)
@@ -311,7 +316,9 @@ class Reads:
         reading: Coroutine[None, None, R],
         brought: Callable[[], list[asyncio.Task[R]]],
     ) -> R:
-        """Return held bytes, or else those that came with this request. Raises as `reading`."""
+        """Return the result of `reading`, a read by digest. If the digest is unknown, use a source
+        of the same request that has it. Raises the errors of `reading`.
+        """
         try:
             return await reading
         except ImageError as error:
@@ -322,7 +329,7 @@ class Reads:
             raise
 
     async def _brought(self, name: str, others: list[asyncio.Task[R]]) -> R | None:
-        """Return the source of this request whose bytes have a digest, if any."""
+        """Wait for the request's other reads, and return the one with the digest `name`, if any."""
         if others:
             await asyncio.wait(others)
         for task in others:
@@ -342,7 +349,7 @@ class Reads:
         return name
 
     def fetch(self, url: Address) -> asyncio.Task[Fetched]:
-        """Read a source without its header."""
+        """Start reading a source without its header, unless that was started before."""
         name = name_of(url)
         if (task := self._fetched.get(name)) is None:
             fetching = self.reader.fetch(url, self.salt, self.requester)
@@ -352,8 +359,8 @@ class Reads:
         return task
 
     async def frames(self, urls: Sequence[Address]) -> list[SourceRead]:
-        """Read the frames of a video that come as images. Other requests get a turn every few
-        frames. Headers of new frames are read concurrently.
+        """Read a video's frames that the client sent as images. It yields to the event loop every
+        few frames, and reads headers concurrently.
         """
         reader, requester = self.reader, self.requester
         found: dict[Hashable, SourceRead | asyncio.Task[SourceRead]] = {}
@@ -376,7 +383,7 @@ class Reads:
 
 
 async def all_of(opening: Sequence[asyncio.Task[T]], reads: Iterable[asyncio.Task[Any]]) -> list[T]:
-    """Return the results of all. The first failure ends the rest, and `reads`."""
+    """Return the results of all `opening` tasks. The first error cancels the rest, and `reads`."""
     try:
         return await asyncio.gather(*opening)
     finally:

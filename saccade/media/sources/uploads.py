@@ -1,7 +1,8 @@
-"""Uploaded files for an event loop: the work in `files.py`, on own threads and within a time.
+"""An asyncio interface to uploaded files. It runs `files.py` on separate threads, with a time
+limit.
 
-A folder that does not answer (a lock held elsewhere, a file server that is away) holds up only
-askers for files.
+If the directory does not respond (another process holds the lock, or a network file system is
+offline), only requests for uploaded files have to wait.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from saccade.core.errors import StorageBusy
 from saccade.media.sources.files import PIECE, FileStore, Stored
 
 READERS = 4
-"""Threads that read. One more writes: writers take turns anyway."""
+"""The number of threads that read. One more thread writes, since writes are serialized anyway."""
 PATIENCE = 60.0
-"""Seconds after which an answer of the disk is no longer waited for."""
+"""Maximum seconds to wait for the disk."""
 
 T = TypeVar("T")
 
 
 class Uploads:
-    """The files of `store`. All methods raise as the store's do, and StorageBusy if it takes longer
-    than `PATIENCE`.
+    """Async methods for the files of `store`. They raise the errors of the store's methods, and
+    StorageBusy if a call takes longer than `PATIENCE`.
     """
 
     def __init__(self, store: FileStore) -> None:
@@ -67,12 +68,12 @@ class Uploads:
         return await self._run(self._readers, partial(self._store.open, id, owner))
 
     async def pieces(self, file: BinaryIO) -> AsyncGenerator[bytes, None]:
-        """Yield the content from `open`, piece by piece."""
+        """Yield the content of a file from `open` in chunks."""
         while piece := await self._run(self._readers, partial(file.read, PIECE)):
             yield piece
 
     def close(self) -> None:
-        """Refuse new work, and let running work end by itself."""
+        """Accept no more calls, without waiting for those that are running."""
         for threads in (self._readers, self._writer):
             threads.shutdown(wait=False, cancel_futures=True)
 

@@ -1,7 +1,7 @@
-"""The order of decodes, and their memory: turns between clients and between a client's requests,
-small images first, under one memory budget.
+"""The queue of decode jobs. It is fair between clients and between the requests of one client,
+prefers small images, and limits the memory of all running jobs.
 
-Owns the waiting jobs. Work is priced by its decoded pixels.
+The cost of a job is the number of pixels that are decoded.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ BYTES_PER_PIXEL = {
     "PPM": 16,
     VIDEO: 64,
 }
-"""Most memory that decoding takes per pixel of the source, by format or format and mode: a little
-more than was measured. A JPEG's is that of a progressive one in 4:4:4; libwebp and Pillow hold a
-WebP five times, and a video's decoder up to sixteen frames that others are made of.
+"""Maximum memory for decoding, per pixel of the source, by format or by format and mode. Values are
+slightly above what was measured. JPEG is measured with progressive 4:4:4 images. libwebp and Pillow
+hold five copies of a WebP image. A video decoder holds up to sixteen reference frames.
 """
 THREADS = {"HEIF": 1024}
-"""Threads that decoding may begin, one after another, by format: libde265 begins one for each tile,
-and a photo of 48 Mpx has 192.
+"""How many threads decoding may start in total, by format. libde265 starts one per tile, and a
+photo of 48 Mpx has 192 tiles.
 """
 RESIZE_BYTES = 12
-"""Memory per pixel of a target: the result of the second pass, before it is copied."""
+"""Memory per resized pixel: the output of the second resizing pass, before it is copied."""
 STRIP_BYTES = 48 * MIB
-"""Memory for the strip that is being converted and resized."""
+"""Memory for the strip of an image that is being converted and resized."""
 
 PART = 16
-"""Recipes of one order: of a long video, the first frames are there before the others are begun."""
+"""Maximum jobs in one order. With a long video, its first frames are ready before later ones are
+started.
+"""
 
 OVERTAKEN = 8
-"""How often jobs that fit into the memory that is left may go before one that has to wait for
-more.
-"""
+"""How many times a job that waits for memory can be overtaken by smaller jobs that fit."""
 
 _numbers = itertools.count()
 Key = TypeVar("Key", bound=Hashable)
@@ -61,13 +61,9 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Job:
-    """One image to decode, or a video's frame number `frame`, and the recipe for its pixels.
-    `digest` names the bytes, which belong to `tenant`.
+    """An image, or one frame of a video, that is to be decoded and resized."""
 
-    `client` and `request` identify the owner. `ms` is the time taken, once done.
-    """
-
-    digest: bytes
+    digest: bytes  # of `data`
     data: bytes
     probe: Probe
     recipe: PreprocessParams
@@ -75,26 +71,28 @@ class Job:
     request: str = ""
     number: int = field(default_factory=lambda: next(_numbers))
     running: bool = False
-    overtaken: int = 0
-    ms: float = 0.0
-    frame: int | None = None
+    overtaken: int = 0  # how many jobs were started before this one, which waited for memory
+    ms: float = 0.0  # decoding time, once the job has finished
+    frame: int | None = None  # index of the frame in a video
     tenant: str = ""
-    region: Box | None = None  # the part of the upright image that the recipe is for
-    returned: bool = False  # the pixels are sent to the front
+    region: Box | None = None  # the part of the upright image to resize
+    returned: bool = False  # whether the pixels are returned to the front
 
     @property
     def name(self) -> tuple[str, bytes]:
-        """Return the key of jobs that can share one decode."""
+        """The key of the jobs that can share one decode."""
         return self.tenant, self.digest
 
     @property
     def pixels(self) -> int:
-        """Count the pixels to decode, which are the job's price."""
+        """The number of pixels to decode, which is the job's cost."""
         return self.probe.height * self.probe.width
 
 
 def decoding_bytes(probe: Probe, nbytes: int, recipes: Iterable[PreprocessParams]) -> int:
-    """Return the memory for decoding an image of `nbytes` by these recipes."""
+    """Return the bytes of memory for decoding an image of `nbytes` once, and resizing it for each
+    of `recipes`.
+    """
     pixels = probe.height * probe.width
     usual = BYTES_PER_PIXEL.get(probe.format, 0)
     per_pixel = BYTES_PER_PIXEL.get(f"{probe.format} {probe.mode}", usual)
@@ -115,9 +113,7 @@ def decoding_bytes(probe: Probe, nbytes: int, recipes: Iterable[PreprocessParams
 
 
 def check_memory(probe: Probe, nbytes: int, recipe: PreprocessParams, budget: int) -> None:
-    """Raise ImageError if an image by itself needs more than `budget` bytes, for it is too large
-    for any worker.
-    """
+    """Raise ImageError if decoding one image needs more than `budget` bytes of memory."""
     needed = decoding_bytes(probe, nbytes, [recipe])
     if needed > budget:
         raise ImageError(
@@ -131,7 +127,7 @@ def check_memory(probe: Probe, nbytes: int, recipe: PreprocessParams, budget: in
 
 @dataclass(frozen=True, slots=True)
 class PixelLimits:
-    """What an image may take."""
+    """The memory limits of one image."""
 
     arena: int  # bytes of shared memory
     memory: int  # bytes in image workers
@@ -139,9 +135,10 @@ class PixelLimits:
     def check(
         self, canvas: tuple[int, int], probe: Probe, nbytes: int, recipe: PreprocessParams
     ) -> None:
-        """Raise ImageError if the image exceeds shared memory or the workers' memory.
+        """Raise ImageError if the image does not fit in shared memory or in the workers' memory.
 
-        Images within the model's bound fit. Rounding up to whole patches may pass the bound.
+        Shared memory has room for the model's largest image. But rounding up to whole patches may
+        exceed that size.
         """
         height, width = canvas
         if height * width * 3 > self.arena:
@@ -156,9 +153,10 @@ class PixelLimits:
 
 
 class Shares(Generic[Key]):
-    """Fair queueing: the least served is first, and idle time saves up no turns.
+    """Start-time fair queueing. The key that was served least is next. Keys that were idle do not
+    accumulate credit.
 
-    All times are virtual: sums of prices.
+    All times are virtual: they are sums of job costs.
     """
 
     def __init__(self) -> None:
@@ -173,11 +171,13 @@ class Shares(Generic[Key]):
         self._waiting[key] += 1
 
     def end_time(self, key: Key, price: float) -> float:
-        """Return when a job at that price would end, if served at once."""
+        """Return the virtual time at which a job with cost `price` would finish if started now."""
         return self._starts[key] + price
 
     def leave(self, key: Key, price: float) -> None:
-        """Take one waiting job of `key` out. A price of 0 means that it was left unserved."""
+        """Remove one waiting job of `key`, and charge its cost. A `price` of 0 means that the job
+        was not started.
+        """
         if price:
             self._starts[key] += price
             self._clock = max(self._clock, self._starts[key])
@@ -194,7 +194,7 @@ class Shares(Generic[Key]):
 
 
 class JobQueue:
-    """The waiting jobs, and the choice of the next."""
+    """The waiting jobs. `budget` limits the memory of running jobs, in bytes."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
@@ -214,14 +214,15 @@ class JobQueue:
         self._requests.enter((job.client, job.request))
 
     def remove(self, job: Job, price: float = 0.0) -> None:
-        """Take a job out, served at a price or unwanted."""
+        """Remove a job: it was started and costs `price`, or was cancelled."""
         del self._jobs[job]
         self._clients.leave(job.client, price)
         self._requests.leave((job.client, job.request), price)
 
     def take_jobs(self, memory_in_use: int, busy: Collection[tuple[str, bytes]]) -> list[Job]:
-        """Take the next job and all jobs with its name, as far as memory goes. The list may be
-        empty while memory is in use. Names in `busy` are being decoded already.
+        """Pop the next job, along with other jobs for the same bytes that fit in memory. Returns an
+        empty list if no job fits until running ones finish. Jobs whose names are in `busy` are
+        skipped, since the same bytes are being decoded.
         """
         free = self._budget - memory_in_use
         for job in self._order(busy):
@@ -247,8 +248,8 @@ class JobQueue:
         return batch
 
     def _order(self, busy: Collection[tuple[str, bytes]]) -> list[Job]:
-        """Sort the jobs that may be served, the next first. They are ordered by the client's turn,
-        the request's turn, small images, age.
+        """Return the jobs that can be started, the next one first. They are sorted by the virtual
+        end times of the client and of the request, then by age.
         """
 
         def turn(job: Job) -> tuple[float, float, int]:

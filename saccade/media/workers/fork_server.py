@@ -1,8 +1,9 @@
-"""The process that image workers are forked from, as the front sees it.
+"""The front's side of fork servers, the processes from which supervisors and image workers are
+forked.
 
-Owns the process: started for the first supervisor, or before, and again after its end. A fork
-server has loaded the workers' libraries and knows no arena. So any number of `WorkerSlots`, on any
-threads, may have their supervisors from one fork server.
+A fork server is started with the first supervisor at the latest, and restarted after it has exited.
+It has loaded the workers' libraries but does not map an arena. So several `WorkerSlots`, on any
+threads, can share one fork server.
 """
 
 from __future__ import annotations
@@ -23,32 +24,30 @@ from saccade.ipc.environment import image_environment
 from saccade.media.workers.orders import EXIT_STATUS, Boot, SupervisorOptions
 
 SUPERVISOR = f"{__package__}.supervisor"
-"""The process's module, which the front has no use for."""
+"""The module that the process runs. The front does not import it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SupervisorLink:
-    """The front's end of a supervisor: the socket, a pipe that ends with the last process, a pipe
-    for the exit status, and the fork server asked.
-    """
+    """The front's connection to a supervisor."""
 
     socket: socket.socket
-    lifeline: int
-    report: int
+    lifeline: int  # read end of a pipe that is closed when the supervisor and its workers exited
+    report: int  # read end of a pipe for the supervisor's exit status
     fork_server: Child
 
     def close(self) -> None:
-        """Close all but the socket, which the talker closes."""
+        """Close the pipes. The channel that uses the socket closes it."""
         os.close(self.lifeline)
         os.close(self.report)
 
     async def wait_closed(self) -> None:
-        """Wait until the last process has exited."""
+        """Wait until the supervisor and all its workers have exited."""
         await _readable(self.lifeline)
 
     async def status(self) -> int:
-        """Return the supervisor's exit status, or the fork server's if first to end. It is negative
-        for a signal.
+        """Wait for the supervisor's exit status and return it. It is negative for a signal. If the
+        fork server exits first, return the fork server's status.
         """
         await _readable(self.report)
         data = os.read(self.report, EXIT_STATUS.size)
@@ -62,19 +61,21 @@ class ForkServer:
     """A process that forks supervisors."""
 
     def __init__(self, decodes: bool, own: OwnPixels | None = None) -> None:
-        """Set up a fork server from the fields of `Boot`."""
+        """Store the process's options, which are the fields of `Boot`."""
         self._boot = Boot(decodes, own)
         self._lock = threading.Lock()
         self._child: Child | None = None
 
     def start(self) -> None:
-        """Start the process, unless running. It ends with the calling thread."""
+        """Start the process unless it is running. The kernel kills it if the calling thread
+        exits.
+        """
         with self._lock:
             self._running()
 
     def fork(self, wanted: SupervisorOptions, memory_files: Sequence[int]) -> SupervisorLink:
-        """Ask for a supervisor. `memory_files` are the descriptors to pass: the arena's, if any,
-        and each worker's.
+        """Request a new supervisor. `memory_files` are the file descriptors to pass: the arena's,
+        if any, and each worker's inbox.
         """
         ours, theirs = socket.socketpair()
         lifeline, held = os.pipe()
@@ -83,7 +84,7 @@ class ForkServer:
             with self._lock:
                 child = self._running()
                 descriptors = (theirs.fileno(), held, status, *memory_files)
-                with suppress(OSError):  # it has just exited: the pipes report it
+                with suppress(OSError):  # if it has just exited, the pipes report that
                     socket.send_fds(child.socket, [msgspec.msgpack.encode(wanted)], descriptors)
         finally:
             theirs.close()
@@ -92,12 +93,12 @@ class ForkServer:
         return SupervisorLink(ours, lifeline, report, child)
 
     def kill(self) -> None:
-        """End the process at once, with the supervisors."""
+        """Kill the process and its supervisors."""
         if self._child is not None:
             self._child.kill()
 
     def close(self) -> None:
-        """End the process and its supervisors, and wait for the end."""
+        """Stop the process and its supervisors, and wait until it has exited."""
         with self._lock:
             if self._child is not None:
                 self._child.end_sync()
@@ -114,8 +115,8 @@ class ForkServer:
 
 @dataclass(frozen=True, slots=True)
 class ForkServers:
-    """One fork server for each kind of work. `readers` run without torch and are ready in a
-    moment.
+    """The fork servers of the two kinds of workers. `readers`, for headers and documents, start
+    quickly because they do not import torch.
     """
 
     readers: ForkServer = field(default_factory=lambda: ForkServer(decodes=False))
@@ -123,8 +124,8 @@ class ForkServers:
 
     @classmethod
     def preloading(cls, own: OwnPixels | None) -> ForkServers:
-        """Make fork servers whose decoders have loaded a family's own operation. `own`: as in
-        `Boot`.
+        """Create fork servers whose decoders load a model family's preprocessing operation
+        `own`.
         """
         return cls(decoders=ForkServer(True, own))
 
@@ -138,7 +139,7 @@ class ForkServers:
 
 
 async def _readable(pipe: int) -> None:
-    """Wait until a pipe has bytes, or its other end is closed."""
+    """Wait until a pipe has data or its write end is closed."""
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_reader(pipe, over.set)

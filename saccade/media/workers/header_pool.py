@@ -1,9 +1,12 @@
-"""Image headers, or videos' metadata, read by one worker that hostile bytes may kill.
+"""Reading of image headers, or of videos' metadata, in a worker process that hostile bytes may
+crash.
 
-Owns the headers that wait. The same bytes from one tenant are read once at a time, for all waiting
-requests. One order has one tenant's bytes. Also bytes refused for a while because they cost a
-worker, so that sending them again is free, by tenant: a worker's word on one tenant's bytes counts
-for that tenant alone.
+Concurrent requests of one tenant for the same bytes share one read. An order contains bytes of one
+tenant only.
+
+Bytes that crashed a worker, or made it exceed a limit, are rejected for a while without trying them
+again (`RefusedBytes`). This is recorded per tenant, because a compromised worker may lie about
+other bytes.
 """
 
 from __future__ import annotations
@@ -37,11 +40,13 @@ from saccade.media.workers.worker_slots import (
 
 REFUSED = 1 << 12
 REFUSED_SECONDS = 600.0
-"""How many are remembered, and for how long."""
+"""The maximum number of rejected bytes to remember, and for how long."""
 
 
 class RefusedBytes:
-    """Refusals by tenant, digest and use."""
+    """Errors of bytes that are rejected without trying them again. `use` distinguishes operations
+    on the same bytes.
+    """
 
     def __init__(self) -> None:
         self._why: TTLCache[tuple[str, bytes, str], tuple[str, str | None]] = TTLCache(
@@ -52,38 +57,38 @@ class RefusedBytes:
         self._why[tenant, digest, use] = error.message, error.code
 
     def check(self, tenant: str, digest: bytes, use: str = "") -> None:
-        """Raise ImageError, as reported before."""
+        """Raise the recorded ImageError, if any."""
         if found := self._why.get((tenant, digest, use)):
             message, code = found
             raise ImageError(message, code=code)
 
 
 HEADER_SECONDS = 5.0
-"""How long a worker may take over one header before it is taken for stuck, on a busy machine. (Its
-processor time is limited to far less.)
+"""How long a worker may take for one header, in elapsed time. It is long because the machine may be
+busy. The CPU time limit is much lower.
 """
 VIDEO_SECONDS = VIDEO_CPU_SECONDS / BLAME
-"""The same of a video's metadata."""
+"""The same limit for a video's metadata."""
 MAX_FRAMES, MAX_RATE = 1 << 20, 1e4
-"""Of a video, and how many a second it may have."""
+"""Maximum frames, and frames per second, of a video."""
 MAX_MODE = 16
-"""Characters of a mode's name in Pillow: "I;16B" and the like."""
+"""Maximum characters in the name of a Pillow mode, such as "I;16B"."""
 BATCH_IMAGES = 16
-"""Headers in one order: few, for all requests take turns."""
+"""Maximum headers in one order. It is low so that other requests do not wait long."""
 BATCH_BYTES = 16 * MIB
-"""Encoded bytes in one order of headers, unless it has one image only."""
+"""Maximum encoded bytes in one order, unless it has a single image."""
 
 
 @dataclass(slots=True, eq=False)
 class Reading:
-    """A header to be read, for `waiters` calls. `tries` counts workers lost."""
+    """A header to read, for one or several calls of `read_header`."""
 
     digest: bytes
     data: bytes
     requester: Requester
     done: asyncio.Future[Probe]
-    waiters: int = 0
-    tries: int = 0
+    waiters: int = 0  # number of calls that wait for it
+    tries: int = 0  # number of workers that exited or timed out while reading it
 
     @property
     def wanted(self) -> bool:
@@ -115,7 +120,7 @@ class HeaderPool:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """End the worker, and cancel all waiting work."""
+        """Stop the worker, and cancel all waiting calls."""
         for task in (tasks := [*self._tasks]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -124,9 +129,9 @@ class HeaderPool:
             reading.done.cancel()
 
     async def read_header(self, digest: bytes, data: bytes, requester: Requester) -> Probe:
-        """Return the header of these bytes, which `digest` names.
+        """Return the header of `data`, whose blake3 hash is `digest`.
 
-        Raises ImageError for bytes that cannot be read here, EngineUnavailable if workers fail to
+        Raises ImageError if the bytes cannot be read, EngineUnavailable if the worker fails to
         start.
         """
         self._refused.check(requester.tenant, digest)
@@ -139,7 +144,7 @@ class HeaderPool:
             reading.done.add_done_callback(_look_at_error)
             self._readings[name] = reading
             self._turns.add(reading)
-            # Soon, not now, to batch the other images of the request.
+            # Dispatch later, to batch the request's other images.
             loop.call_soon(self._dispatch)
         reading.waiters += 1
         try:
@@ -159,8 +164,8 @@ class HeaderPool:
             task.add_done_callback(self._tasks.discard)
 
     def _next(self) -> list[Reading]:
-        """Choose the next order: headers of one tenant, one of each request in turn, within the
-        budget.
+        """Choose the headers of the next order: round-robin between requests of one tenant, up to
+        the batch limits.
         """
         batch: list[Reading] = []
         most = 1 if self._videos else BATCH_IMAGES
@@ -191,7 +196,7 @@ class HeaderPool:
         self._dispatch()
 
     async def _read(self, slot: WorkerSlot, readings: list[Reading]) -> None:
-        """Have the worker read some headers. Headers left over wait again."""
+        """Read headers on the worker. Headers that were not reached are queued again."""
         read = 0
         try:
             tenant = readings[0].requester.tenant
@@ -203,7 +208,7 @@ class HeaderPool:
                 async with asyncio.timeout(self._seconds):
                     header = await slot.answer()
                 assert isinstance(header, Header)
-                self._tell(reading, header)
+                self._report(reading, header)
                 read += 1
         except TimeoutError:
             if await self.slots.kill(slot) >= BLAME * self._seconds:
@@ -226,8 +231,8 @@ class HeaderPool:
             self._turns.put_back(reading)
 
     def _try_again(self, reading: Reading, error: Exception | None) -> bool:
-        """Count a reading's lost worker. Returns True if every try is used, and then reports
-        `error`.
+        """Count a lost worker. Returns True if all tries are used up, after failing the reading
+        with `error` if there is one.
         """
         reading.tries += 1
         if reading.tries < TRIES:
@@ -236,7 +241,7 @@ class HeaderPool:
             fail(reading.done, error)
         return True
 
-    def _tell(self, reading: Reading, header: Header) -> None:
+    def _report(self, reading: Reading, header: Header) -> None:
         self._metrics.inc("saccade_headers_read_total")
         if header.slow:
             self._refuse(reading, Reason("header time"))
@@ -256,7 +261,9 @@ class HeaderPool:
 
 
 def _credible(probe: Probe, video: bool) -> bool:
-    """Check that a sound worker can have sent the answer, for hostile bytes may speak for it."""
+    """Return True if the values are plausible. They may be forged if hostile bytes have taken
+    control of the worker.
+    """
     return (
         probe.format in BYTES_PER_PIXEL
         and min(probe.height, probe.width) >= 0
@@ -268,12 +275,12 @@ def _credible(probe: Probe, video: bool) -> bool:
 
 
 def fail(done: asyncio.Future[Any], error: Exception) -> None:
-    """Report an error to those who still wait."""
+    """Set an error unless the future is already done."""
     if not done.done():
         done.set_exception(error)
 
 
 def _look_at_error(done: asyncio.Future[Probe]) -> None:
-    """Look at an error, since every waiting call may be cancelled."""
+    """Retrieve the error, to avoid asyncio's warning if all waiting calls were cancelled."""
     if not done.cancelled():
         done.exception()

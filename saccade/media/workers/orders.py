@@ -1,4 +1,6 @@
-"""Orders to image workers and their answers, as the front and the supervisors send them."""
+"""The messages between the front, the supervisors and the image workers: orders and their
+answers.
+"""
 
 from __future__ import annotations
 
@@ -14,76 +16,75 @@ from saccade.media.content import Probe
 from saccade.media.reasons import Reason
 
 HEADER_BYTES = 512 << 20
-"""Memory that reading a header may take."""
+"""Maximum memory for reading a header."""
 VIDEO_CPU_SECONDS = 4.0
-"""Processor time that listing a video's packets may take: 20 ms for 28 MB."""
+"""Maximum CPU time for listing a video's packets. A file of 28 MB takes 20 ms."""
 HEADER_CPU_SECONDS = 0.25
-"""Processor time that reading a header may take: a hundred times what any camera's takes."""
+"""Maximum CPU time for reading a header: a hundred times what any camera's images take."""
 
 KEPT_BYTES = 64 << 20
-"""Freed memory that is kept for the next job: having the kernel clear it again can cost as much as
-decoding.
+"""Freed memory up to this size is kept for the next job, because zeroing new pages in the kernel
+can take as long as decoding.
 """
 
 OUTBOX_SPARE = 1 << 20
-"""Bytes of an outbox beyond the arena's: each target begins at a multiple of `OUTBOX_STEP`."""
+"""An outbox is this much larger than the arena, because targets are aligned to `OUTBOX_STEP`."""
 OUTBOX_STEP = 64
 TO_FRONT = -1
-"""In place of an offset in the arena: these pixels go to the front's memory, behind the image."""
+"""A target's offset if its pixels are returned to the front instead of being written to the arena.
+The supervisor writes them to the worker's inbox, after the encoded image.
+"""
 MAX_RETURNED = 64 << 20
-"""Bytes of pixels that one order may send there."""
+"""Maximum bytes of pixels that one order can return to the front."""
 
 SIZES_HEAD_BYTES, SIZE_BYTES = 64, 18
-"""Of the outbox, for the sizes of pages: msgpack's head, and each page's two numbers."""
+"""Outbox bytes for a document's page sizes: the msgpack header, and the two numbers of each page.
+"""
 TEXT_BYTES = 1 << 20
-"""The same for a page's text, by far more than `pdf.MAX_TEXT` characters, and all around it."""
+"""Outbox bytes for a page's text. This is far more than `pdf.MAX_TEXT` characters need."""
 
 EXIT_STATUS = struct.Struct("<i")
-"""As a fork server tells a supervisor's."""
+"""The message in which a fork server reports a supervisor's exit status."""
 MAX_DESCRIPTORS = 253
-"""The kernel passes so many with one message."""
+"""Linux's limit of file descriptors in one message (SCM_MAX_FD)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Boot:
-    """The order to a fork server at its start: workers decode, or read headers only. own: the
-    family's operation that recipes name, if any.
-    """
+    """The options of a fork server, sent when it starts."""
 
-    decodes: bool
-    own: OwnPixels | None = None
+    decodes: bool  # whether its workers decode pixels, or only read headers and documents
+    own: OwnPixels | None = None  # the model family's preprocessing operation to load, if any
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorOptions:
-    """The order to fork a supervisor. `memory` is the most bytes that hostile code in a worker may
-    take. Then come the bytes of the arena and of each worker's outbox. Header workers lack arena
-    and outbox, document workers only the arena.
+    """The request to fork a supervisor.
 
-    Descriptors come along:
+    These file descriptors are sent with it:
 
     - the supervisor's socket
-    - the write end of a pipe held by the supervisor and its workers, closed when the last has
-    exited - the write end of a pipe for the supervisor's exit status, from the fork server - the
-    arena's, if any - a memory file for each worker
+    - the write end of a pipe that the supervisor and its workers keep open. It is closed when the
+      last of them has exited.
+    - the write end of a pipe to which the fork server writes the supervisor's exit status
+    - the arena, if `arena_bytes` is not 0
+    - a memory file (inbox) for each worker
     """
 
-    memory: int
-    arena_bytes: int = 0
-    outbox_bytes: int = 0
+    memory: int  # bytes by which a worker's address space may grow, even if its code is hostile
+    arena_bytes: int = 0  # 0 for workers that read headers or documents
+    outbox_bytes: int = 0  # per worker; 0 for workers that read headers
 
 
 @dataclass(frozen=True, slots=True)
 class ReadHeaders:
-    """Read the headers of images in the inbox. `places` has (offset, bytes) of each, with offsets
-    on pages. For `videos`, count the frames too.
-    """
+    """Read the headers of images or videos in the inbox. There is one answer per header."""
 
     worker: int
     serial: int
-    places: tuple[tuple[int, int], ...]
+    places: tuple[tuple[int, int], ...]  # (offset, bytes) of each; offsets are page-aligned
     max_pixels: int
-    videos: bool = False
+    videos: bool = False  # whether these are videos, whose frames are counted too
 
     @property
     def answers(self) -> int:
@@ -91,40 +92,37 @@ class ReadHeaders:
 
     @property
     def seconds(self) -> float:
-        """Return the CPU time for each header, by the worker's own clock."""
+        """The CPU time limit per header, which the worker enforces itself."""
         return VIDEO_CPU_SECONDS if self.videos else HEADER_CPU_SECONDS
 
     @property
     def cpu(self) -> float:
-        """Return the CPU time limit for code that ignores a request to stop."""
+        """The CPU time limit per header, at which the supervisor kills the worker."""
         return 2 * self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Decode the inbox's first `nbytes`, an image of `upright` (height, width), once for all
-    targets. A target is (offset in the arena or `TO_FRONT`, recipe).
-
-    The order may take `memory` bytes, and begin `threads`. `outbox`: where each target begins in
-    the worker's own memory.
-    """
+    """Decode an image or video in the inbox, once for all targets."""
 
     worker: int
     serial: int
-    nbytes: int
-    upright: tuple[int, int]
-    orientation: int
+    nbytes: int  # encoded size
+    upright: tuple[int, int]  # (height, width) after the orientation is applied
+    orientation: int  # EXIF's
+    # (offset in the arena or `TO_FRONT`, preprocessing parameters)
     targets: tuple[tuple[int, PreprocessParams], ...]
-    memory: int
-    threads: int = 0
-    frames: tuple[int, ...] = ()  # of a video, by target
-    # parts of the upright image, by target, where some show a part alone
+    memory: int  # bytes that decoding may allocate
+    threads: int = 0  # how many threads the decoder may start
+    frames: tuple[int, ...] = ()  # for a video, the frame's index per target
+    # The region of the upright image per target. Empty if all targets show the full image.
     regions: tuple[Box | None, ...] = ()
     answers: ClassVar[int] = 1
     cpu: ClassVar[float] = math.inf
 
     @property
     def outbox(self) -> tuple[int, ...]:
+        """The offset of each target in the worker's outbox, and the end of the last one."""
         places = [0]
         for _, recipe in self.targets:
             nbytes = 3 * prod(recipe.canvas)
@@ -133,13 +131,13 @@ class Decode:
 
     @property
     def answer_at(self) -> int:
-        """Return where the outbox's pieces for the front begin in the inbox."""
+        """The offset in the inbox to which the outbox's offset 0 is copied, for `TO_FRONT`."""
         return -(-self.nbytes // OUTBOX_STEP) * OUTBOX_STEP
 
 
 @dataclass(frozen=True, slots=True)
 class PageWanted:
-    """A page of a document: its text, or its image, or both."""
+    """What to read of a document's page: its text, its image (`drawing`), or both."""
 
     index: int
     drawing: PageDrawing | None
@@ -147,27 +145,26 @@ class PageWanted:
 
 
 def piece_bytes(page: PageWanted) -> int:
-    """Return the outbox bytes for a page. A PNG may have a little more than its pixels."""
+    """Return the outbox bytes for a page. A PNG can be slightly larger than its raw pixels."""
     pixels = 0 if page.drawing is None else prod(page.drawing.kept)
     return -(-(TEXT_BYTES + 3 * pixels + pixels // 64) // OUTBOX_STEP) * OUTBOX_STEP
 
 
 @dataclass(frozen=True, slots=True)
 class ReadDocument:
-    """Read these pages of the document of `nbytes` in the inbox. Without pages, read the sizes of
-    all, which may be `most_pages`.
+    """Read pages of a document in the inbox, or the sizes of all its pages.
 
-    The order may take `memory` bytes, and each piece `cpu` seconds of CPU time. Pieces come
-    behind the document, a piece for each page.
+    There is one answer per page, or one with all sizes. The supervisor copies the results into the
+    inbox, after the document.
     """
 
     worker: int
     serial: int
-    nbytes: int
-    most_pages: int
-    pages: tuple[PageWanted, ...]
-    memory: int
-    cpu: float
+    nbytes: int  # size of the document
+    most_pages: int  # the maximum number of pages in the document
+    pages: tuple[PageWanted, ...]  # empty to read the sizes
+    memory: int  # bytes that reading may allocate
+    cpu: float  # CPU time limit per answer, in seconds
 
     @property
     def answers(self) -> int:
@@ -175,7 +172,7 @@ class ReadDocument:
 
     @property
     def outbox(self) -> tuple[int, ...]:
-        """Return where each piece begins in the worker's own memory."""
+        """The offset of each result in the worker's outbox, and the end of the last one."""
         if not self.pages:
             return (0, SIZES_HEAD_BYTES + SIZE_BYTES * self.most_pages)
         places = [0]
@@ -185,13 +182,13 @@ class ReadDocument:
 
     @property
     def answer_at(self) -> int:
-        """Return where the first piece begins in the inbox."""
+        """The offset in the inbox to which the first result is copied."""
         return -(-self.nbytes // OUTBOX_STEP) * OUTBOX_STEP
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End a worker, unless done with order `serial` and busy with another. `Lost` answers."""
+    """Kill a worker if order `serial` is still its last one. The answer is `Lost`."""
 
     worker: int
     serial: int
@@ -199,8 +196,8 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceWorker:
-    """End a worker without an order, empty its outbox, and fork another. `WorkerReplaced` answers
-    once every process that has read an earlier order has exited.
+    """Kill an idle worker, empty its outbox, and fork another one. The answer is `WorkerReplaced`,
+    which is sent after the killed process has exited.
     """
 
     worker: int
@@ -209,62 +206,54 @@ class ReplaceWorker:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header of the image at `place` in an order, or the reason against the image.
-
-    `slow`: given up for the time taken.
-    """
+    """The header of one image in a `ReadHeaders` order, or why it could not be read."""
 
     worker: int
     serial: int
-    place: int
+    place: int  # the image's index in the order
     probe: Probe | None
     reason: Reason | None = None
-    slow: bool = False
+    slow: bool = False  # whether reading exceeded the CPU time limit
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """An order is done, after `ms`. `reason` is `None` if the pixels are in the outbox. When the
-    front gets it, they are in the arena.
+    """A `Decode` order has finished. A worker sends it once the pixels are in its outbox. The
+    supervisor copies them into the arena before it forwards the answer to the front.
     """
 
     worker: int
     serial: int
-    reason: Reason | None
+    reason: Reason | None  # why decoding failed; `None` if it succeeded
     ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentPiece:
-    """Reply for piece `place` in the order's document: its size, or the reason for none. `cpu` is
-    the seconds of CPU time that the piece took, measured by the supervisor.
-    """
+    """One result of a `ReadDocument` order is available, or could not be read."""
 
     worker: int
     serial: int
-    place: int
-    nbytes: int
+    place: int  # the page's index in the order
+    nbytes: int  # size of the result
     reason: Reason | None = None
-    cpu: float = 0.0
+    cpu: float = 0.0  # seconds of CPU time, measured by the supervisor
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A worker has ended by `signal`, or 0, and has a successor. The last order was `serial`, and
-    all its writes have ended. `cpu` is the seconds of CPU time since the order, or since its
-    last answer. `late` means that these were more than the order allows.
-    """
+    """A worker has exited and was replaced. It writes no more to its outbox."""
 
     worker: int
-    serial: int
-    signal: int
-    cpu: float = 0.0
-    late: bool = False
+    serial: int  # its last order
+    signal: int  # the signal that killed it, or 0
+    cpu: float = 0.0  # seconds of CPU time since the order, or since the order's last answer
+    late: bool = False  # whether it was killed for exceeding the order's CPU time limit
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReplaced:
-    """A worker was replaced by a fresh one."""
+    """A worker was replaced by a new process, as ordered by `ReplaceWorker`."""
 
     worker: int
     serial: int
@@ -272,7 +261,9 @@ class WorkerReplaced:
 
 @dataclass(frozen=True, slots=True)
 class WorkersReady:
-    """All workers take orders. `exposed`: rights that the kernel would not take away."""
+    """All workers are ready for orders. `exposed` lists sandbox restrictions that the kernel does
+    not support.
+    """
 
     exposed: tuple[str, ...] = ()
 

@@ -1,9 +1,12 @@
-"""Images decoded by processes that hostile bytes may kill. `header_pool.py` reads their headers.
+"""Decoding of images in worker processes, which hostile bytes may crash. `header_pool.py` reads the
+headers.
 
-Owns the queue for workers that decode. Each image alone bears the harm from its bytes. The same
-bytes from one tenant are decoded once at a time, for all waiting requests. Unwanted work is
-dropped, and its worker stopped. Also the decodes under way into the engine's slots in the arena,
-one per image, with one frame or two. The caller has reserved the memory that workers write to.
+If an image crashes its worker, only requests with this image fail. Concurrent decodes of the same
+bytes from one tenant share one decode. If every request for a decode is cancelled, it is dropped,
+or its worker is stopped. The caller has to reserve the arena memory that workers write to.
+
+`Decoders` tracks the decodes into the engine's slots in the arena, one per image. An image has one
+frame, or the two frames of a video that one canvas holds.
 """
 
 from __future__ import annotations
@@ -40,47 +43,46 @@ from saccade.media.workers.worker_slots import (
 )
 
 GRACE_SECONDS = 0.2
-"""Seconds to let an abandoned decode finish: most do, and the worker is kept."""
+"""How long a cancelled decode may continue. Most finish in time, so that their worker need not be
+killed.
+"""
 _WORDS = "the image cannot be decoded: "
 
 
 @dataclass(slots=True, eq=False)
 class Decoding:
-    """A job, its place in the arena, and its end. `tries` counts workers lost.
-
-    `batch` decodes the job, and is `None` while it waits. pixels: those that came to the front.
-    """
+    """One call of `DecodePool.decode`."""
 
     job: Job
-    offset: int
+    offset: int  # in the arena, or `TO_FRONT`
     done: asyncio.Future[None]
-    tries: int = 0
-    batch: DecodeBatch | None = None
-    pixels: bytes = b""
+    tries: int = 0  # how many workers exited while decoding it
+    batch: DecodeBatch | None = None  # `None` while the job waits
+    pixels: bytes = b""  # the result, if the job returns pixels to the front
 
 
 @dataclass(slots=True, eq=False)
 class DecodeBatch:
-    """One decode of some bytes, for several sizes. `ended` means that all its writes have ended."""
+    """One decode of an image's bytes, for several jobs."""
 
     works: list[Decoding]
-    memory: int
+    memory: int  # bytes in the worker
     limit: asyncio.Timeout
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)  # set once no more is written
 
     @property
     def wanted(self) -> bool:
         return any(not work.done.done() for work in self.works)
 
     def hurry(self, when: float) -> None:
-        """Shorten a running decode's deadline to `when`."""
-        with suppress(RuntimeError):  # it has yet to begin, or has just ended
+        """Move a running decode's deadline forward to `when`."""
+        with suppress(RuntimeError):  # it has not started yet, or has just ended
             if when < (self.limit.when() or when):
                 self.limit.reschedule(when)
 
 
 class DecodePool:
-    """All image workers of one server, over one arena."""
+    """All image workers of one server. They decode into one arena."""
 
     def __init__(
         self,
@@ -90,8 +92,11 @@ class DecodePool:
         fork_servers: ForkServers | None = None,
         own: OwnPixels | None = None,
     ) -> None:
-        """Set up the workers. `fork_servers` are shared with other pools, and ended by their maker.
-        Without them this pool has its own, with `own` loaded, as in `worker.Boot`.
+        """Create the pool without starting a process.
+
+        fork_servers: shared with other pools, and closed by the caller; by default, the pool
+        creates and closes its own ones.
+        own: the model family's preprocessing operation for the pool's own fork servers to load.
         """
         self._own_fork_servers = ForkServers.preloading(own) if fork_servers is None else None
         fork_servers = fork_servers or self._own_fork_servers
@@ -100,9 +105,9 @@ class DecodePool:
         self._metrics = metrics
         self._refused = RefusedBytes()
         self.headers = HeaderPool(options, metrics, fork_servers, self._refused)
-        # A video's takes longer: no image's header waits for it.
+        # Videos have a separate pool, since reading their metadata takes longer than a header.
         self.video_headers = HeaderPool(options, metrics, fork_servers, self._refused, videos=True)
-        # An image's price counts its bytes twice; the worker's view of them is beside it.
+        # `decoding_bytes` counts an image's encoded bytes twice. The worker also maps them.
         pixels = options.decode_memory * 3 // 2 + SLACK_BYTES
         self._decoders = WorkerSlots(
             fork_servers.decoders,
@@ -119,14 +124,14 @@ class DecodePool:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Start the workers in the background, on the running loop. Work waits until they are
-        ready. The worker for videos starts with the first video.
+        """Start the workers in the background, on the running event loop. Jobs wait until they are
+        ready. The worker for videos is started with the first video.
         """
         self.headers.slots.start()
         self._decoders.start()
 
     async def close(self) -> None:
-        """End the workers, and cancel all waiting work."""
+        """Stop the workers, and cancel all waiting calls."""
         running = [work for batch in self._batches.values() for work in batch.works]
         tasks = [*self._tasks]
         for task in tasks:
@@ -140,20 +145,20 @@ class DecodePool:
         for work in (*running, *self._waiting.values()):
             work.done.cancel()
 
-    # ---- what callers wait for
+    # ---- called by the front
 
     async def decode(self, job: Job, offset: int = TO_FRONT) -> bytes:
-        """Decode `job` to `offset` in the arena, or return the pixels of a job that wants them
-        (else b""). Raises ImageError for a job that fails, EngineUnavailable if workers fail to
-        start.
+        """Decode `job` to `offset` in the arena and return b"", or return the pixels if the job has
+        `returned` set.
 
-        Writes for the job end with the call, also by cancellation. The work of a cancelled call
-        ends too, unless other calls wait for the same bytes.
+        The arena is not written for this job after the call has ended or was cancelled. The decode
+        of a cancelled call is stopped unless other calls wait for the same bytes. Raises ImageError
+        if decoding fails, EngineUnavailable if the workers fail to start.
         """
         self._refused.check(job.tenant, job.digest)
         work = Decoding(job, offset, asyncio.get_running_loop().create_future())
         self._wait(work)
-        # Soon, not now, to batch other sizes of the same bytes.
+        # Dispatch later, to batch other jobs for the same bytes that are added in this iteration.
         asyncio.get_running_loop().call_soon(self._dispatch)
         try:
             await work.done
@@ -167,16 +172,16 @@ class DecodePool:
         return work.pixels
 
     async def _abandon(self, batch: DecodeBatch) -> None:
-        """Wait until the writes have ended for a batch that one call has given up."""
+        """Wait until a batch has finished writing, after one of its calls was cancelled."""
         if not batch.wanted:
             batch.hurry(asyncio.get_running_loop().time() + GRACE_SECONDS)
         while not batch.ended.is_set():
             try:
                 await batch.ended.wait()
-            except asyncio.CancelledError:  # once was enough: the slot must be safe
+            except asyncio.CancelledError:  # cancelled again: the slot may still be written
                 continue
 
-    # ---- who is next
+    # ---- scheduling
 
     def _wait(self, work: Decoding) -> None:
         work.batch = None
@@ -216,7 +221,7 @@ class DecodePool:
     # ---- pixels
 
     async def _decode(self, slot: WorkerSlot, works: list[Decoding]) -> None:
-        """Have one worker decode some bytes, for the recipes of all `works`."""
+        """Decode an image on one worker, for all `works`."""
         job = works[0].job
         memory = decoding_bytes(job.probe, len(job.data), [work.job.recipe for work in works])
         if job.frame is not None:
@@ -249,10 +254,10 @@ class DecodePool:
             del self._batches[job.name]
             batch.ended.set()
         self._settle(batch, error)
-        batch.works = []  # each knows the batch: a circle would hold the image's bytes for a while
+        batch.works = []  # break the reference cycle, which would keep the image's bytes in memory
 
     async def _order(self, slot: WorkerSlot, batch: DecodeBatch) -> Decoded:
-        """Send the order and return the worker's answer. Raises WorkerLost."""
+        """Send the order and wait for the worker's answer. Raises WorkerLost."""
         job = batch.works[0].job
         if job.probe.format != RAW:
             self._metrics.inc("saccade_decodes_total")
@@ -280,9 +285,8 @@ class DecodePool:
         return answer
 
     def _late(self, batch: DecodeBatch, cpu: float) -> str | None:
-        """Handle a worker given up after `cpu` seconds of CPU time.
-
-        Returns as `_lost` does.
+        """Handle a worker that exceeded the time limit and used `cpu` seconds of CPU time. Returns
+        the error for the image's calls, or `None` if these were handled otherwise.
         """
         limit = self._options.decode_timeout
         if cpu >= BLAME * limit:
@@ -293,8 +297,8 @@ class DecodePool:
         return None
 
     def _left(self, batch: DecodeBatch) -> list[Decoding] | None:
-        """Count a lost worker. Returns the calls still waiting if one has used every try, or `None`
-        if all wait again.
+        """Count a lost worker. Queues the batch's calls again and returns `None`, unless one of
+        them has used up its tries. In that case, returns the calls that still wait.
         """
         left = [work for work in batch.works if not work.done.done()]
         for work in left:
@@ -307,8 +311,8 @@ class DecodePool:
         return None
 
     def _lost(self, batch: DecodeBatch, signal: int) -> str | None:
-        """Handle a worker that has ended. Returns the error for the image's waiting calls, or
-        `None` if they try again.
+        """Handle a worker that has exited. Returns the error for the image's calls, or `None` if
+        these are tried again.
         """
         left = self._left(batch)
         if not left:
@@ -322,7 +326,7 @@ class DecodePool:
         return error
 
     def _settle(self, batch: DecodeBatch, error: str | None) -> None:
-        """Report the end to all calls waiting for a batch, and an error to those for the same
+        """Complete all calls of a batch. An error is also reported to queued calls for the same
         bytes.
         """
         works = batch.works
@@ -341,7 +345,7 @@ class DecodePool:
 
 
 class Decoders:
-    """Runs one decode per key at a time, over a pool of image workers."""
+    """Runs at most one decode per image key at a time, on a pool of image workers."""
 
     def __init__(self, pool: DecodePool, metrics: Metrics) -> None:
         self.pool = pool
@@ -349,7 +353,8 @@ class Decoders:
         self._tasks: dict[ImageKey, asyncio.Task[None]] = {}
 
     async def decode(self, key: ImageKey, jobs: Sequence[Job], slot: PixelSlot) -> None:
-        """Decode into `slot`, one below another. Writes to the slot end with the call.
+        """Decode the jobs into `slot`, one below another. The slot is not written after the call
+        has ended.
 
         Raises ImageError for bytes that cannot be decoded, EngineUnavailable if image workers fail
         to start, CancelledError after `call_off`.
@@ -375,18 +380,18 @@ class Decoders:
         try:
             await asyncio.gather(*works)
         finally:
-            # The slot is safe when all have ended, not when one has failed.
+            # If one fails, the others must end before the slot can be reused.
             for work in works:
                 work.cancel()
             await _all_ended(works)
 
     def call_off(self, key: ImageKey) -> None:
-        """Stop the image's decode if it still runs."""
+        """Cancel the image's decode if it is still running."""
         if key in self._tasks:
             self._tasks[key].cancel()
 
     async def close(self) -> None:
-        """End the workers, then all decodes."""
+        """Stop the workers, then cancel all decodes."""
         await self.pool.close()
         tasks = list(self._tasks.values())
         for task in tasks:
@@ -395,9 +400,9 @@ class Decoders:
 
 
 async def _all_ended(works: Sequence[asyncio.Task[Any]]) -> None:
-    """Wait for cancelled tasks, however often this call is cancelled."""
+    """Wait for cancelled tasks to end, even if this call is cancelled meanwhile."""
     while not all(work.done() for work in works):
         try:
             await asyncio.wait(works)
-        except asyncio.CancelledError:  # once was enough
+        except asyncio.CancelledError:  # cancelled again
             continue

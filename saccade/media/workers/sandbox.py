@@ -1,4 +1,5 @@
-"""The sandbox of a process that reads untrusted bytes: it can compute, and talk to its supervisor.
+"""The sandbox of a process that reads untrusted bytes. It can only compute and exchange messages
+with its supervisor.
 
 A seccomp filter allows a list of system calls until the process exits. Other calls fail with EPERM,
 so that libraries fall back. (A deny-list would have to include every call of later kernels.) The
@@ -40,7 +41,7 @@ X32_SYSCALL_BIT = 0x4000_0000
 """Set in the numbers of x32 system calls."""
 
 MAX_DESCRIPTORS = 32
-"""One more than the highest descriptor."""
+"""The limit of RLIMIT_NOFILE: all file descriptors must be below it."""
 PROT_EXEC = 4
 ALLOWED_FCNTL_COMMANDS = (1, 2, 3, 1030)
 """F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC."""
@@ -99,8 +100,11 @@ Instruction = tuple[int, int, int, int]
 def confine(keep: Collection[int], memory: int, threads: bool = False) -> list[str]:
     """Confine this single-threaded process.
 
-    keep: descriptors that stay open. memory: bytes that the address space may grow by. threads:
-    allow threads, limited elsewhere. Returns descriptions of the restrictions that failed.
+    keep: file descriptors that stay open.
+    memory: bytes by which the address space may grow.
+    threads: allow threads, whose number `thread_gate.py` limits.
+
+    Returns descriptions of the restrictions that could not be applied.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     close_all_but(keep)
@@ -121,7 +125,7 @@ def confine(keep: Collection[int], memory: int, threads: bool = False) -> list[s
 
 
 def close_all_but(keep: Collection[int]) -> None:
-    """Close descriptors, and redirect standard streams to /dev/null."""
+    """Close all file descriptors except `keep`, and redirect standard streams to /dev/null."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
         os.dup2(nowhere, standard)
@@ -131,12 +135,12 @@ def close_all_but(keep: Collection[int]) -> None:
         opened = [*range(resource.getrlimit(resource.RLIMIT_NOFILE)[0])]
     for number in opened:
         if number > 2 and number not in keep:
-            with suppress(OSError):  # the list's own
+            with suppress(OSError):  # the descriptor of listdir itself
                 os.close(number)
 
 
 def address_space() -> int:
-    """Return the bytes of this process's address space."""
+    """Return the size of this process's address space in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
@@ -164,7 +168,7 @@ def _drop_capabilities(libc: ctypes.CDLL) -> None:
 
 
 def set_no_new_privs(libc: ctypes.CDLL) -> None:
-    """Set no_new_privs, which filters require. Raises OSError."""
+    """Set no_new_privs, which seccomp requires of unprivileged processes. Raises OSError."""
     _check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
@@ -172,7 +176,7 @@ def _filter(libc: ctypes.CDLL, steps: list[Instruction]) -> None:
     """Install the filter. Raises OSError."""
     try:
         install(libc, steps, SECCOMP_FILTER_FLAG_SPEC_ALLOW)
-    except OSError:  # an older kernel
+    except OSError:  # an older kernel, which does not support the flag
         install(libc, steps, 0)
 
 
@@ -190,13 +194,13 @@ def install(libc: ctypes.CDLL, steps: list[Instruction], flags: int) -> int:
 
 
 def program(threads: bool) -> list[Instruction]:
-    """Build the filter. Raises OSError on an unsupported architecture."""
+    """Build the seccomp filter. Raises OSError on an unsupported architecture."""
     table = syscall_table()
     numbers = table.calls | (table.threads if threads else {})
     ruled: dict[str, list[Instruction]] = {
         "mmap": _none_of(2, PROT_EXEC),
         "mprotect": _none_of(2, PROT_EXEC),
-        "prlimit64": _one_of(0, 0),  # its own
+        "prlimit64": _one_of(0, 0),  # of this process only
         "fcntl": _one_of(1, *ALLOWED_FCNTL_COMMANDS),
         "clone": _one_of(0, *THREAD_FLAGS),
         "clone3": [(BPF_RET, 0, 0, RET_ENOSYS)],
@@ -216,8 +220,8 @@ def program(threads: bool) -> list[Instruction]:
 
 
 def _one_of(argument: int, *values: int) -> list[Instruction]:
-    """Allow if an argument's lower 32 bits are one of `values`. These calls ignore the upper
-    ones.
+    """Allow the call if the lower 32 bits of an argument equal one of `values`. The kernel ignores
+    the upper bits of these arguments.
     """
     checks: list[Instruction] = [
         (BPF_JEQ, len(values) - index, 0, value) for index, value in enumerate(values)
@@ -231,7 +235,7 @@ def _one_of(argument: int, *values: int) -> list[Instruction]:
 
 
 def _none_of(argument: int, bits: int) -> list[Instruction]:
-    """Allow if all of `bits` are clear in an argument."""
+    """Allow the call if none of `bits` is set in an argument."""
     refused: list[Instruction] = [(BPF_RET, 0, 0, RET_EPERM), (BPF_RET, 0, 0, SECCOMP_RET_ALLOW)]
     return [_load(argument), (BPF_JSET, 0, 1, bits), *refused]
 
@@ -249,7 +253,7 @@ def syscall_table() -> SyscallTable:
 
 
 def _check(status: int) -> None:
-    """Raise OSError if a call has failed."""
+    """Raise OSError with libc's errno if a call has failed."""
     if status:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

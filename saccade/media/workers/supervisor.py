@@ -1,19 +1,21 @@
-"""Supervisors: processes that fork image workers, and pass messages between workers and the front.
+"""Fork servers and supervisors: the processes that fork image workers, and that pass messages
+between the workers and the front.
 
-Started by `media/workers/fork_server.py` as `python -m saccade.media.workers.supervisor`. The
-process, a fork server, loads the workers' libraries and forks supervisors, which fork the workers.
-Fork servers are two. One is for workers that read headers or documents, without torch and ready in
-a moment. The other is for workers that decode.
+`media/workers/fork_server.py` starts this module as a process. It is a fork server: it loads the
+workers' libraries and forks supervisors, which fork the workers. So the libraries need not be
+loaded again after a worker or a supervisor was killed. There are two fork servers. One is for
+workers that read headers or documents, and starts quickly because it does not import torch. The
+other is for workers that decode.
 
-A supervisor passes orders on, and answers that fit the order. It copies pixels from a worker's
-outbox into the arena, and a document's pieces behind the document. It kills a worker on request, or
-when an order takes too much CPU time, and replaces an ended worker in milliseconds. A
-successor cannot see its predecessor's data: its memory is empty, and the supervisor's own
-memory has never held an image's bytes. A supervisor never looks at an image, and believes no
-worker. Messages are bounded, and the rest of a message is never waited for.
+A supervisor forwards orders to workers, and the answers that match the order. It copies pixels from
+a worker's outbox into the arena, and results of documents into the inbox. It kills a worker on
+request, or if an order exceeds its CPU time. It replaces a worker that exited, within milliseconds.
+The new worker cannot see data of the old one: the outbox is emptied, and an image's bytes are never
+in the supervisor's own memory.
 
-A fork server only forks supervisors and reports their exit status, so that modules are not
-loaded again after a kill. Encoded bytes are in memory files, one per worker, that the front fills.
+A supervisor never parses images and does not trust workers. The size of messages is limited, and it
+never blocks to wait for the rest of a message. Encoded bytes are in memory files (inboxes), one per
+worker, which the front fills.
 """
 
 from __future__ import annotations
@@ -76,48 +78,48 @@ from saccade.media.workers.thread_gate import ThreadGate
 from saccade.media.workers.worker import Bytes, WorkerResources, serve
 
 KEPT_BYTES = 64 << 20
-"""Freed memory that is kept for the next job: having the kernel clear it again can cost as much as
-decoding.
+"""Freed memory up to this size is kept for the next job, because zeroing new pages in the kernel
+can take as long as decoding.
 """
 MAX_SAID = 1 << 16
-"""Bytes of a worker's answer."""
+"""Maximum bytes of a worker's message."""
 ORDER_SECONDS = 2.0
-"""How long a worker may take to take an order that its socket has no room for."""
+"""How long sending an order may block if the worker's socket buffer is full."""
 SOON = 0.001
-"""Seconds after which a worker's processor time is looked at again, at least."""
+"""The minimum interval in seconds between two checks of a worker's CPU time."""
 
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 M_ARENA_MAX = -8
 
 
 class Outbox:
-    """Memory that one worker writes its pixels to. It has as many bytes as the order needs, for the
-    worker has no descriptor to enlarge it.
+    """Shared memory to which one worker writes its results. The supervisor resizes it for each
+    order, since the worker has no file descriptor of it.
     """
 
     def __init__(self, nbytes: int) -> None:
-        """Map the memory. `nbytes` is the most that it is ever to have."""
+        """Map the memory. `nbytes` is its maximum size."""
         self._file = os.memfd_create("saccade-outbox", os.MFD_CLOEXEC)
         os.ftruncate(self._file, nbytes)
         self._memory = mmap.mmap(self._file, nbytes)
-        self._memory.madvise(mmap.MADV_DONTFORK)  # no other worker's
+        self._memory.madvise(mmap.MADV_DONTFORK)  # other workers must not inherit it
         os.ftruncate(self._file, 0)
         self._size = 0
 
     def empty(self) -> None:
-        """Give the memory back, so that what is lent next begins as zeros."""
+        """Release the memory, so that it contains only zeros for the next worker."""
         os.ftruncate(self._file, 0)
         self._size = 0
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Give the memory to a process forked inside."""
+        """Let a process that is forked inside this context inherit the memory."""
         self._memory.madvise(mmap.MADV_DOFORK)
         yield
         self._memory.madvise(mmap.MADV_DONTFORK)
 
     def make_room(self, nbytes: int) -> None:
-        """Make the memory large enough for an order."""
+        """Resize the memory for an order that needs `nbytes`."""
         assert nbytes <= len(self._memory)
         if nbytes > self._size or self._size > KEPT_BYTES:
             os.ftruncate(self._file, nbytes)
@@ -125,28 +127,25 @@ class Outbox:
 
     @property
     def pixels(self) -> Bytes:
-        """Return all of the memory. An order's need has been made."""
+        """The memory as bytes. Only what `make_room` has allocated may be accessed."""
         return np.frombuffer(self._memory, np.uint8)
 
 
 @dataclass(slots=True, eq=False)
 class ImageWorker:
-    """A forked process as the supervisor sees it. `order` is the last, and `answered` counts its
-    answers. `cpu` is the CPU time taken at the last message. `gate` is asked for threads, and
-    `None` means no threads.
-    """
+    """The supervisor's record of a worker process."""
 
     number: int
     pid: int
     socket: socket.socket
     outbox: Outbox | None
     frames: Frames[Order, Answer]
-    gate: ThreadGate | None
+    gate: ThreadGate | None  # allows or denies its threads; `None` if it can start none
     ready: bool = False
-    order: Work | None = None
-    answered: int = 0
-    cpu: float = 0.0
-    strange: bool = False
+    order: Work | None = None  # the last order
+    answered: int = 0  # answers to that order so far
+    cpu: float = 0.0  # the process's CPU time at the last message, in seconds
+    strange: bool = False  # whether it was killed for an invalid message
     channel: Channel[Order, Answer] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -158,15 +157,15 @@ class ImageWorker:
 
     @property
     def left(self) -> float:
-        """Return the seconds of CPU time left for the next answer. They are infinite while
-        none is due.
+        """The seconds of CPU time that remain for the next answer. Infinite if no answer is due, or
+        the order has no limit.
         """
         if self.order is None or self.answered == self.order.answers or self.order.cpu == math.inf:
             return math.inf
         return self.order.cpu - (cpu_seconds(self.pid) - self.cpu)
 
     def fits(self, answer: Answer) -> bool:
-        """Return True if the worker may send this answer now."""
+        """Return True if the answer is valid for the worker's current order."""
         if isinstance(answer, WorkersReady):
             return not self.ready
         if isinstance(answer, Lost | WorkerReplaced) or self.order is None:
@@ -210,7 +209,7 @@ class Supervisor:
         self._exposed: set[str] = set()
 
     def fork(self, number: int) -> None:
-        """Put a new worker into a slot."""
+        """Fork a new worker for slot `number`."""
         outbox = None
         if number in self._workers:
             outbox = self._workers[number].outbox
@@ -223,7 +222,7 @@ class Supervisor:
         with contextlib.nullcontext() if outbox is None else outbox.lent():
             pid = os.fork()
         if not pid:
-            self._be_worker(number, theirs, outbox, supervisor)
+            self._run_worker(number, theirs, outbox, supervisor)
         theirs.close()
         ours.settimeout(ORDER_SECONDS)
         gate = thread_gate.receive_listener(ours, pid) if self._decodes_heic else None
@@ -234,18 +233,18 @@ class Supervisor:
         self._selector.register(ours, selectors.EVENT_READ, worker)
 
     def run(self) -> None:
-        """Pass messages until the front has exited, then end every worker."""
+        """Pass messages until the front disconnects, then kill all workers."""
         with contextlib.suppress(Disconnected):
             while True:
                 for key, _ in self._selector.select(self._patience()):
                     if key.data is None:
                         self._pass_on(self._front.receive())
                     elif key.data is not self._workers[key.data.number]:
-                        continue  # it was replaced a moment ago
+                        continue  # the worker was replaced by an earlier event
                     elif key.fileobj is key.data.gate:
                         self._begin_thread(key.data)
                     else:
-                        self._hear(key.data)
+                        self._receive_answer(key.data)
                 for worker in [*self._workers.values()]:
                     if worker.left <= 0:
                         os.kill(worker.pid, signal.SIGKILL)
@@ -256,8 +255,8 @@ class Supervisor:
             os.waitpid(worker.pid, 0)
 
     def _patience(self) -> float | None:
-        """Return the seconds until some worker may have used up its CPU time, or `None` if
-        all may run on.
+        """Return the minimum seconds until a worker can exceed its CPU time, or `None` if no worker
+        has a limit.
         """
         left = min(worker.left for worker in self._workers.values())
         return None if left == math.inf else max(SOON, left)
@@ -270,7 +269,7 @@ class Supervisor:
             return
         if isinstance(order, ReplaceWorker):
             os.kill(worker.pid, signal.SIGKILL)
-            self._bury(worker)
+            self._reap(worker)
             self.fork(worker.number)
             self._front.send(WorkerReplaced(order.worker, order.serial))
             return
@@ -281,11 +280,13 @@ class Supervisor:
             worker.outbox.make_room(order.outbox[-1])
         try:
             worker.channel.send(order)
-        except Disconnected:  # it has exited, which its socket will report, or it does not listen
+        except Disconnected:  # it has exited, or it does not read its socket
             os.kill(worker.pid, signal.SIGKILL)
 
-    def _hear(self, worker: ImageWorker) -> None:
-        """Take a worker's message. It must answer the worker's own order, or the worker ends."""
+    def _receive_answer(self, worker: ImageWorker) -> None:
+        """Receive a worker's message. The worker is killed unless it is a valid answer to its
+        order.
+        """
         try:
             data = worker.socket.recv(MAX_SAID, socket.MSG_DONTWAIT)
         except OSError:
@@ -295,7 +296,7 @@ class Supervisor:
             return
         try:
             answers = worker.frames.feed(data)
-        except Exception:  # decoders raise what they please on malformed bytes
+        except Exception:  # malformed bytes can raise any exception
             self._end(worker)
             return
         for answer in answers:
@@ -305,13 +306,15 @@ class Supervisor:
             self._answer(worker, answer)
 
     def _begin_thread(self, worker: ImageWorker) -> None:
-        """Answer a worker that would begin a thread."""
+        """Decide whether a worker may start a thread."""
         most = worker.order.threads if isinstance(worker.order, Decode) else 0
         if worker.gate is not None and not worker.gate.answer(most):
             self._end(worker)
 
     def _end(self, worker: ImageWorker) -> None:
-        """End a worker that breaks the rules of messages."""
+        """Kill and replace a worker that sent an invalid message, or that tried to start too many
+        threads.
+        """
         worker.strange = True
         os.kill(worker.pid, signal.SIGKILL)
         self._replace(worker)
@@ -334,7 +337,7 @@ class Supervisor:
         self._front.send(answer)
 
     def _deliver(self, worker: ImageWorker) -> None:
-        """Copy a worker's pixels into the arena, or to the front's memory."""
+        """Copy a worker's pixels into the arena, or to its inbox if the front gets them."""
         assert isinstance(worker.order, Decode)
         assert worker.outbox is not None
         assert self._arena is not None
@@ -347,7 +350,7 @@ class Supervisor:
             self._arena[offset : offset + nbytes] = made[start : start + nbytes]
 
     def _deliver_piece(self, worker: ImageWorker, answer: DocumentPiece) -> None:
-        """Copy a worker's piece to the front's memory."""
+        """Copy one result of a document to the worker's inbox, where the front reads it."""
         assert isinstance(worker.order, ReadDocument)
         start = worker.order.outbox[answer.place]
         self._return(worker, worker.order, start, start + answer.nbytes)
@@ -355,8 +358,8 @@ class Supervisor:
     def _return(
         self, worker: ImageWorker, order: Decode | ReadDocument, start: int, end: int
     ) -> None:
-        """Copy from a worker's outbox to the front's memory, by the kernel. A worker forked later
-        would see all that was in this process's own memory.
+        """Copy from a worker's outbox to its inbox. The data must not pass through this process's
+        own memory, which workers that are forked later inherit. So it is copied by the kernel.
         """
         assert worker.outbox is not None
         inbox, offset = self._files.inboxes[worker.number], order.answer_at
@@ -365,19 +368,19 @@ class Supervisor:
             start += os.pwrite(inbox, piece, offset + start)
 
     def _replace(self, worker: ImageWorker, late: bool = False) -> None:
-        """Replace a worker that has ended, or was killed. If `late`, it was killed for its order's
-        CPU time.
+        """Replace a worker that has exited or was killed. `late` means that it was killed for
+        exceeding the CPU time of its order.
         """
-        status, used = self._bury(worker)
+        status, used = self._reap(worker)
         self.fork(worker.number)
         fate = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         cpu = max(0.0, used - worker.cpu)
         fate = signal.SIGSYS if worker.strange else fate
         self._front.send(Lost(worker.number, worker.serial, fate, cpu, late))
 
-    def _bury(self, worker: ImageWorker) -> tuple[int, float]:
-        """Wait for a worker's end, and release it. Returns the wait status and its processor
-        time. All its writes have ended then.
+    def _reap(self, worker: ImageWorker) -> tuple[int, float]:
+        """Wait until a worker has exited, and release its resources. Returns its wait status and
+        its CPU time in seconds.
         """
         self._selector.unregister(worker.socket)
         worker.channel.close()
@@ -389,14 +392,14 @@ class Supervisor:
             raise RuntimeError("an image worker failed to start")
         return status, used.ru_utime + used.ru_stime
 
-    def _be_worker(
+    def _run_worker(
         self, number: int, connection: socket.socket, outbox: Outbox | None, supervisor: int
     ) -> NoReturn:
-        """Run a worker in this process, just forked, to its end."""
+        """Run a worker in this newly forked process. Does not return."""
         status = 1
         try:
             if follows(supervisor, b"saccade-" + self._kind):
-                # To be read, not written: a worker shall not change what comes after its order.
+                # Read-only, so that a worker cannot change the data of later orders.
                 source = f"/proc/self/fd/{self._files.inboxes[number]}"
                 inbox = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
                 statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -415,17 +418,17 @@ class Supervisor:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time that a child has taken, or 0 if it has ended."""
+    """Return the CPU time of a child process in seconds, or 0 if it has exited."""
     try:
-        return time.clock_gettime(~pid << 3 | 2)  # as clock_getcpuclockid(3) makes it
+        return time.clock_gettime(~pid << 3 | 2)  # the clock id that clock_getcpuclockid(3) returns
     except OSError:
-        return 0.0  # it has ended
+        return 0.0  # it has exited
 
 
 def follows(parent: int, name: bytes) -> bool:
-    """Name this process, just forked, to end with `parent`.
+    """Set the name of this newly forked process, and have the kernel kill it when `parent` exits.
 
-    Returns True if the parent still lives.
+    Returns False if the parent has already exited.
     """
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_NAME, name)
@@ -435,19 +438,19 @@ def follows(parent: int, name: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorFiles:
-    """A supervisor's descriptors from the requester, in this process."""
+    """The options of a supervisor, and the file descriptors that were sent with them."""
 
     wanted: SupervisorOptions
-    front: int
-    lifeline: int
+    front: int  # socket to the front
+    lifeline: int  # write end of the pipe that is closed when all processes have exited
     arena: int | None
-    inboxes: tuple[int, ...]
+    inboxes: tuple[int, ...]  # one per worker
 
     @classmethod
     def unpack(
         cls, wanted: SupervisorOptions, descriptors: list[int]
     ) -> tuple[SupervisorFiles, int]:
-        """Unpack the descriptors, and the pipe for the exit status."""
+        """Assign the descriptors to fields. Also returns the pipe for the exit status."""
         front, lifeline, report, *others = descriptors
         arena = others.pop(0) if wanted.arena_bytes else None
         return cls(wanted, front, lifeline, arena, tuple(others)), report
@@ -459,8 +462,8 @@ class SupervisorFiles:
 
 
 def fork_server(link: ParentLink) -> int:
-    """Fork a supervisor whenever the front asks for one, and report its exit status at its end. The
-    status is negative for a killing signal. Returns exit status 0 once the front has exited.
+    """Fork a supervisor for each request from the front, and report its exit status when it exits
+    (negative for a signal). Returns the exit status 0 once the front has exited.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     reports: dict[int, int] = {}  # pid of a supervisor: the pipe for its exit status
@@ -497,19 +500,21 @@ def fork_server(link: ParentLink) -> int:
 
 
 def reap(reports: dict[int, int]) -> None:
-    """Take note of all ended children: supervisors, and workers whose supervisor was killed."""
+    """Reap all children that have exited, and report the status of those that are supervisors. The
+    others are workers whose supervisor was killed.
+    """
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = ended
             if pid in reports:
                 report = reports.pop(pid)
-                with contextlib.suppress(BrokenPipeError):  # no request waits for it any more
+                with contextlib.suppress(BrokenPipeError):  # the front no longer waits for it
                     os.write(report, EXIT_STATUS.pack(os.waitstatus_to_exitcode(status)))
                 os.close(report)
 
 
 def be_supervisor(files: SupervisorFiles, parent: int) -> NoReturn:
-    """Run a supervisor in this process, just forked, to its end."""
+    """Run a supervisor in this newly forked process. Does not return."""
     status = 1
     try:
         if follows(parent, b"saccade-nursery"):
@@ -525,32 +530,32 @@ def be_supervisor(files: SupervisorFiles, parent: int) -> NoReturn:
 
 
 def main() -> int:
-    # here, not above: the front, which starts this module, must not read images
+    # Imported here so that importing this module does not load image parsers.
     from PIL import AvifImagePlugin
 
     boot, link = enter(Boot)
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_NAME, b"saccade-images")
     keep_freed(KEPT_BYTES)
-    libc.mallopt(M_ARENA_MAX, 1)  # a second thread's would take 64 MiB of a worker's address space
-    PIL.Image.MAX_IMAGE_PIXELS = None  # headers are compared with our own limit
-    AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # as all else here: a worker may begin no thread
+    libc.mallopt(M_ARENA_MAX, 1)  # each further arena would take 64 MiB of address space
+    PIL.Image.MAX_IMAGE_PIXELS = None  # Saccade checks its own limit
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # workers cannot start threads
     begin_imports()
     warm_up(boot.decodes, boot.own)
-    end_imports()  # a later collection would copy pages that a fork leaves as they are
+    end_imports()  # keep the garbage collector from writing to pages that forks share
     return fork_server(link)
 
 
 def warm_up(decode: bool, own: OwnPixels | None) -> None:
-    """Load the workers' libraries once for all, since workers may open no file. For decoding this
-    takes a second or two. own: as in `Boot`.
+    """Load everything that workers need, since they cannot open files. It takes one or two seconds
+    for workers that decode. `own` is the model family's preprocessing operation, if any.
     """
     from saccade.media.formats.decode import FORMATS
     from saccade.media.formats.header import probe
 
     images = [heif.SAMPLE] if heif.INSTALLED else []
     plain = [("RGB", kind) for kind in set(FORMATS) - set(heif.FORMATS)]
-    # L*a*b* has Pillow load its colour management
+    # L*a*b* makes Pillow load its color management
     for mode, kind in [*plain, ("LAB", "TIFF")]:
         encoded = io.BytesIO()
         PIL.Image.new(mode, (64, 64)).save(encoded, kind)

@@ -33,16 +33,18 @@ SECCOMP_IOCTL_NOTIF_RECV, SECCOMP_IOCTL_NOTIF_SEND = 0xC050_2100, 0xC018_2101
 SECCOMP_USER_NOTIF_FLAG_CONTINUE = 1
 NOTIFICATION, RESPONSE = struct.Struct("<Q72x"), struct.Struct("<QqiI")
 PAYLOAD = b"-"
-"""Sent with the listener, or without one if it is unsupported."""
+"""The message with which the listener is sent. It has no listener if the kernel does not support
+one.
+"""
 MAX_THREADS = 8
-"""Threads of a worker at a time, including its main thread."""
+"""The maximum number of threads of a worker at a time, including its main thread."""
 MAX_DENIED = 64
-"""Denied threads after which a worker is killed: a decoder would give up earlier."""
+"""After this many denied threads, a worker is killed. An ordinary decoder would give up earlier."""
 
 
 def send_listener_fd(connection: socket.socket) -> bool:
-    """Install the seccomp listener and send its fd over `connection`. Return False if
-    unsupported.
+    """Install the seccomp listener and send its fd over `connection`. Returns False if the kernel
+    does not support it.
     """
     try:
         listener = _listen()
@@ -55,12 +57,12 @@ def send_listener_fd(connection: socket.socket) -> bool:
 
 
 def receive_listener(connection: socket.socket, pid: int) -> ThreadGate | None:
-    """Receive the listener from `send_listener_fd`. Returns `None` if unsupported: the worker then
-    gets no threads.
+    """Receive the listener from `send_listener_fd`. Returns `None` if the kernel does not support
+    it, in which case the worker can start no threads.
     """
     try:
         _, listeners, _, _ = socket.recv_fds(connection, len(PAYLOAD), 1)
-    except OSError:  # the process has ended
+    except OSError:  # the process has exited
         return None
     return ThreadGate(listeners[0], pid) if listeners else None
 
@@ -93,8 +95,9 @@ class ThreadGate:
         self._notifications = 0
 
     def answer(self, max_threads: int) -> bool:
-        """Allow or deny a thread, up to `max_threads` per order. Returns False if the worker must
-        be killed for too many denied ones.
+        """Allow or deny the start of a thread. Up to `max_threads` per order are allowed, and at
+        most `MAX_THREADS` at a time. Returns False if so many were denied that the worker must be
+        killed.
         """
         notification = bytearray(NOTIFICATION.size)
         self._notifications += 1
@@ -111,7 +114,7 @@ class ThreadGate:
                 SECCOMP_USER_NOTIF_FLAG_CONTINUE if allowed else 0,
             )
             fcntl.ioctl(self._listener, SECCOMP_IOCTL_NOTIF_SEND, reply)
-        except OSError:  # the worker has ended meanwhile
+        except OSError:  # the worker has exited in the meantime
             return True
         return self._notifications <= max_threads + MAX_DENIED
 

@@ -1,12 +1,12 @@
-"""The life of an image worker: a process that reads headers, decodes images or reads documents, one
-at a time, and may die from hostile bytes.
+"""The main loop of an image worker: a process that reads headers, decodes images or reads
+documents, one order at a time. Hostile bytes may crash it or take control of it.
 
-`media/workers/supervisor.py` forks them. Before the first order a worker gives up everything named
-by `sandbox.py`. Left are a socket to the supervisor, the encoded bytes from the front, to be read,
-and for pixels an outbox. The outbox is the worker's own memory, copied by the supervisor into the
-arena, which no worker ever has. A worker reads one tenant's bytes, and ends before another's come
-(`ReplaceWorker`). All effects from hostile bytes (crash, hang, code that stays) end with the
-process.
+`media/workers/supervisor.py` forks workers. Before its first order, a worker is sandboxed
+(`sandbox.py`). It then has only a socket to the supervisor, a read-only inbox with the encoded
+bytes, and an outbox for its results. The outbox is private memory, from which the supervisor copies
+pixels into the arena. Workers cannot access the arena. A worker reads bytes of one tenant, and is
+replaced before it would get another's (`ReplaceWorker`). So the effects of hostile bytes (a crash,
+a hang, injected code) end with the process.
 """
 
 from __future__ import annotations
@@ -44,23 +44,21 @@ from saccade.media.workers.orders import (
 
 Bytes = npt.NDArray[np.uint8]
 Target = tuple[Bytes, PreprocessParams]
-"""As in `media/formats/decode.py`."""
+"""A canvas [height, width, 3], and the parameters for the image that is written to it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerResources:
-    """A worker's possessions: encoded bytes as a file, memory for pixels (empty to read headers),
-    and the file with the address space's size. threads: may begin some.
-    """
+    """The resources that a sandboxed worker keeps."""
 
-    inbox: int
-    outbox: Bytes
-    statm: int
-    threads: bool = False
+    inbox: int  # fd of the encoded bytes
+    outbox: Bytes  # memory for the results; empty for workers that read headers
+    statm: int  # fd of /proc/self/statm, to read the size of the address space
+    threads: bool = False  # whether decoders may start threads
 
 
 def serve(channel: Channel[Answer, Order], resources: WorkerResources) -> None:
-    """Take orders and send answers until the supervisor has exited."""
+    """Receive orders and send answers until the supervisor exits."""
     with contextlib.suppress(Disconnected):
         while True:
             order = channel.receive()
@@ -78,12 +76,12 @@ def serve(channel: Channel[Answer, Order], resources: WorkerResources) -> None:
 
 
 class TimeUp(BaseException):
-    """An error whose class no parser catches."""
+    """Raised when CPU time is used up. A BaseException, so that parsers do not catch it."""
 
 
 def read_header(order: ReadHeaders, place: int, resources: WorkerResources) -> Header:
-    """Read one header of an order."""
-    # here, not above: the front, which imports this module's messages, must not read headers
+    """Read the header at index `place` of an order."""
+    # Imported here so that importing this module does not load image parsers.
     from saccade.media.formats.header import probe
 
     if order.videos:
@@ -112,8 +110,8 @@ def read_header(order: ReadHeaders, place: int, resources: WorkerResources) -> H
 
 
 def read_piece(order: ReadDocument, place: int, resources: WorkerResources) -> DocumentPiece:
-    """Read one page of a document, or the sizes of all, into the outbox."""
-    from saccade.media.formats import pdf  # here, not above: where the extra is not installed
+    """Write one page of a document, or the sizes of all pages, into the outbox."""
+    from saccade.media.formats import pdf  # imported here because the extra may not be installed
 
     def answer(nbytes: int, reason: Reason | None = None) -> DocumentPiece:
         return DocumentPiece(order.worker, order.serial, place, nbytes, reason)
@@ -141,8 +139,10 @@ def read_piece(order: ReadDocument, place: int, resources: WorkerResources) -> D
 
 
 def decode(order: Decode, resources: WorkerResources) -> Reason | None:
-    """Decode one order. Returns the reason for a failure."""
-    # here, not above: the worker that reads headers has no use for it
+    """Decode the image of one order into the outbox. Returns the reason if that fails, else
+    `None`.
+    """
+    # Imported here because workers that read headers do not need it.
     from saccade.media.formats.decode import decode_into
 
     if order.threads and not resources.threads:
@@ -166,7 +166,7 @@ def decode(order: Decode, resources: WorkerResources) -> Reason | None:
                 return Reason("damaged")
             except MemoryError:
                 return Reason("memory")
-            except (ImportError, OSError):  # what a library loads late: `warm_up`
+            except (ImportError, OSError):  # a library's lazy import, which `warm_up` missed
                 return Reason("late load")
             finally:
                 data.release()
@@ -193,8 +193,8 @@ def _decode_video(order: Decode, held: mmap.mmap, targets: Sequence[Target]) -> 
 
 @contextmanager
 def limited_memory(more: int, statm: int) -> Iterator[None]:
-    """Let this process's address space grow by at most `more` bytes from here. `statm` is the open
-    file in /proc with the size.
+    """Limit the growth of this process's address space to `more` bytes. `statm` is a file
+    descriptor of /proc/self/statm.
     """
     pages = int(os.pread(statm, 64, 0).split()[0])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -209,13 +209,15 @@ def limited_memory(more: int, statm: int) -> Iterator[None]:
 
 @contextmanager
 def limited_time(seconds: float) -> Iterator[None]:
-    """Raise TimeUp once this process has computed for `seconds`. Native code ends first."""
+    """Raise TimeUp once this process has used `seconds` of CPU time. In native code, the exception
+    is raised when that returns to Python.
+    """
 
     def give_up(*_: object) -> None:
         raise TimeUp
 
     before = signal.signal(signal.SIGPROF, give_up)
-    # More than once: a `finally` of a parser may hide the first.
+    # Repeat the signal, because a `finally` block in a parser may swallow the first exception.
     signal.setitimer(signal.ITIMER_PROF, seconds, seconds / 4)
     try:
         yield

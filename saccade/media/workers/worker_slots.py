@@ -1,9 +1,9 @@
-"""Image workers as processes. Each has a slot, takes one order at a time, and the slot hears of its
-end, even if the process dies.
+"""The front's side of image workers. Each worker has a slot, which sends it one order at a time and
+receives its answers, or `WorkerLost` if the process exits.
 
-Has a fork server (`media/workers/fork_server.py`) fork a supervisor, and a new supervisor after its
-end. A worker reads one tenant's bytes: before another's come, it has ended, and its memory is
-empty.
+The supervisor of the workers is forked by a fork server (`media/workers/fork_server.py`), and again
+if it exits. A worker process reads bytes of one tenant only: before a slot is used for another
+tenant, its worker is replaced and its memory is cleared.
 """
 
 from __future__ import annotations
@@ -44,39 +44,42 @@ Places = tuple[tuple[int, int], ...]
 WorkerAnswer = Header | Decoded | DocumentPiece | WorkerReplaced
 
 START_SECONDS = 120.0
-"""How long a supervisor may take to be ready, its fork server's import of torch included, on a
-machine where everything else starts at the same time.
+"""How long a supervisor may take to start. This includes the fork server's import of torch, while
+other processes of the server start at the same time.
 """
 FAILED_STARTS = 2
-"""Starts in a row that end by themselves before those who wait are told."""
+"""After this many consecutive failed starts, waiting calls get an error."""
 RESTART_SECONDS = 1.0
-"""Between supervisors that end by themselves. What was killed from outside is started at once."""
+"""The pause after failed starts. A supervisor that was killed by a signal is restarted immediately.
+"""
 END_SECONDS = 5.0
-"""How long the supervisor may take to end its workers."""
+"""How long the supervisor may take to stop its workers."""
 
 TRIES = 2
-"""Tries per image that loses its worker: the second tells a bad image from bad luck. There is none
-after a time-out in which the worker has computed.
+"""How many workers an image may lose before it is rejected. A single loss may have another cause.
+After a time-out in which the worker was computing, there is no second try.
 """
 BLAME = 0.25
-"""Share of a time limit that a worker must have computed for its image to bear the blame. Else the
-worker was stopped, or the machine was: what time has passed says nothing of an image.
+"""An image is rejected for a time-out only if its worker used at least this fraction of the time
+limit as CPU time. Otherwise, the worker or the machine was suspended or busy.
 """
 NO_TIME = "the image workers get no CPU time: try again"
 SLACK_BYTES = 128 * MIB
-"""Address space of a worker beside the price of its images, for what the allocator rounds up."""
+"""Address space of a worker in addition to what its images need, for the allocator's overhead."""
 
 PAGE_BYTES = 4096
 INLINE_BYTES = 1 << 20
-"""Bytes that are copied on the event loop; more go through a thread."""
+"""Up to this many bytes are copied on the event loop, more on a thread."""
 KEPT_INBOX_BYTES = 64 << 20
-"""A memory file that had to hold more is emptied afterwards."""
+"""An inbox that grew larger than this is emptied after the order."""
 
 
 class WorkerLost(Exception):
-    """A worker ended before its order was done. `signal` is the killing signal, or 0. `cpu` is the
-    seconds of CPU time taken by the order, or by its rest. `late` means that this was more
-    than allowed.
+    """Raised if a worker exits before its order is done.
+
+    signal: the signal that killed it, or 0.
+    cpu: seconds of CPU time since the order, or since the order's last answer.
+    late: whether it was killed for exceeding the CPU time limit.
     """
 
     def __init__(self, signal: int, cpu: float = 0.0, late: bool = False) -> None:
@@ -87,36 +90,38 @@ class WorkerLost(Exception):
 
 
 class WorkerSlot:
-    """One worker's slot. The user takes the slot (`busy`), fills the memory file, sends one order,
-    and reads answers. `tenant` is whose bytes the worker or the file may have, or `None` if they
-    are clean.
+    """One worker's slot. A caller reserves it (`busy`), fills the memory file (inbox), sends one
+    order, and waits for the answers.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.inbox = os.memfd_create("saccade-inbox", os.MFD_CLOEXEC)
         self.busy = False
+        # Whose bytes the worker or the inbox may contain. None if they are clean.
         self.tenant: str | None = None
         self.serial = self.life = self.turn = 0
         self._content: tuple[bytes, Places] = b"", ()
-        """Name and places of the file's parts, if they have a name."""
+        """The inbox's current content: its name, if it has one, and (offset, bytes) of its
+        parts.
+        """
         self._answers: asyncio.Queue[WorkerAnswer | Lost] = asyncio.Queue()
 
     def begin_order(self, life: int) -> None:
-        """Number the next order, to the supervisor of `life`. Answers to earlier orders are
-        void.
+        """Assign the next serial number. Answers to earlier orders are dropped. `life` identifies
+        the current supervisor.
         """
         self.serial += 1
         self.life = life
         self._answers = asyncio.Queue()
 
     def put_answer(self, answer: WorkerAnswer | Lost) -> None:
-        """Take an answer of this slot's worker. Answers to earlier orders are dropped."""
+        """Queue an answer from this slot's worker, unless it is to an earlier order."""
         if answer.serial == self.serial:
             self._answers.put_nowait(answer)
 
     def lose(self, signal: int) -> None:
-        """Record that the supervisor has ended, and this slot's worker too."""
+        """Report the worker as lost, because the supervisor and its workers have exited."""
         self._answers.put_nowait(Lost(self.number, self.serial, signal))
 
     async def answer(self) -> WorkerAnswer:
@@ -127,8 +132,8 @@ class WorkerSlot:
         return answer
 
     async def fill(self, parts: Sequence[bytes], name: bytes = b"") -> Places:
-        """Write encoded bytes into the memory file, unless they are there under the same name.
-        Returns (offset, bytes) of each part.
+        """Write encoded bytes into the inbox, unless it already contains those with this name.
+        Returns (offset, bytes) of each part. Offsets are page-aligned.
         """
         if name and name == self._content[0]:
             return self._content[1]
@@ -137,7 +142,7 @@ class WorkerSlot:
         for part in parts:
             places.append((end, len(part)))
             end += -(-len(part) // PAGE_BYTES) * PAGE_BYTES
-        inbox = os.dup(self.inbox)  # a copy for the thread alone: it may outlive a cancelled call
+        inbox = os.dup(self.inbox)  # the thread may outlive a cancelled call, so it gets its own fd
         if end <= INLINE_BYTES:
             _write(inbox, parts, places)
         else:
@@ -146,20 +151,20 @@ class WorkerSlot:
         return self._content[1]
 
     async def answered(self, at: int, nbytes: int) -> bytes:
-        """Read a worker's answer, from byte `at` of the memory file on."""
-        inbox = os.dup(self.inbox)  # as `fill`
+        """Read `nbytes` of a worker's result at offset `at` of the inbox."""
+        inbox = os.dup(self.inbox)  # as in `fill`
         if nbytes <= INLINE_BYTES:
             return _take(inbox, at, nbytes)
         return await asyncio.to_thread(_take, inbox, at, nbytes)
 
     def free(self) -> None:
-        """Take the slot out of use, and release the memory of a large order."""
+        """Make the slot available again, and release the memory of a large order."""
         self.busy = False
         if os.fstat(self.inbox).st_size > KEPT_INBOX_BYTES:
             self.empty()
 
     def empty(self) -> None:
-        """Release the memory, so that the next bytes are surrounded by zeros."""
+        """Release the inbox's memory, so that it contains only zeros."""
         self._content = b"", ()
         os.ftruncate(self.inbox, 0)
 
@@ -168,12 +173,8 @@ class WorkerSlot:
 
 
 class WorkerSlots:
-    """A supervisor, and a slot for each worker. Workers decode into `arena`, or without an arena
-    read headers or documents. `memory` is the bytes that hostile code in one worker may take. A
-    fork server may be shared, and its maker ends it.
-
-    `changed` is called when slots become usable. `unusable` is called with the reason if they stay
-    unusable.
+    """A supervisor and a slot for each of its workers, with callbacks for changes of their
+    state.
     """
 
     def __init__(
@@ -187,7 +188,15 @@ class WorkerSlots:
         unusable: Callable[[str], None],
         outbox: int = 0,
     ) -> None:
-        """Set up the slots. A worker without an arena may answer with `outbox` bytes."""
+        """Create the slots without starting a process.
+
+        fork_server: may be shared, and is closed by the caller.
+        arena: the memory for decoded pixels, or `None` for workers that read headers or documents.
+        memory: bytes by which a worker's address space may grow, even if its code is hostile.
+        changed: called when the slots become usable.
+        unusable: called with the reason if the workers repeatedly fail to start.
+        outbox: maximum bytes that a worker without an arena can return per order.
+        """
         self._fork_server = fork_server
         self._arena = arena
         self._memory = memory
@@ -201,8 +210,8 @@ class WorkerSlots:
         self._task: asyncio.Task[None] | None = None
 
     def idle(self, tenant: str = "") -> WorkerSlot | None:
-        """Return an idle slot, `tenant`'s own or a fresh one if any, else the least recently used.
-        Returns `None` if all are busy, and while workers take no orders.
+        """Return an idle slot. Slots that `tenant` used last are preferred, then unused ones, then
+        the least recently used. Returns `None` if all are busy or the workers are not ready.
         """
 
         def cost(slot: WorkerSlot) -> tuple[bool, bool, int]:
@@ -213,16 +222,18 @@ class WorkerSlots:
 
     @property
     def num_idle(self) -> int:
-        """Count the idle slots."""
+        """The number of idle slots."""
         return sum(not slot.busy for slot in self._slots)
 
     def start(self) -> None:
-        """Start the supervisor in the background, on the running loop, unless started."""
+        """Start the supervisor in the background on the running event loop, unless it was
+        started.
+        """
         if self._task is None:
             self._task = asyncio.create_task(self._keep_alive())
 
     async def close(self) -> None:
-        """End the supervisor and its workers."""
+        """Stop the supervisor and its workers."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -232,11 +243,13 @@ class WorkerSlots:
     async def prepare(
         self, slot: WorkerSlot, parts: Sequence[bytes], tenant: str, name: bytes = b""
     ) -> Places:
-        """Number a worker slot's next order and fill its memory file with the tenant's bytes.
-        Returns (offset, bytes) of each part.
+        """Prepare a slot for its next order, and fill its inbox with the tenant's bytes. The worker
+        is replaced first if it has read another tenant's bytes. Returns (offset, bytes) of each
+        part.
 
-        `name` is for parts that several orders read. Raises WorkerLost after the supervisor's end,
-        and EngineUnavailable if the system has no memory or no descriptor for the bytes.
+        `name` identifies parts that several orders read, to write them once. Raises WorkerLost if
+        the supervisor has exited, and EngineUnavailable if the system is out of memory or file
+        descriptors.
         """
         slot.begin_order(self._life)
         self._turns += 1
@@ -255,14 +268,14 @@ class WorkerSlots:
             ) from error
 
     def send(self, slot: WorkerSlot, order: Order) -> None:
-        """Give the prepared order to its worker. Raises WorkerLost after the supervisor's end."""
+        """Send the order to the slot's worker. Raises WorkerLost if the supervisor has exited."""
         if self._channel is None or slot.life != self._life:
             raise WorkerLost(SIGKILL)
         self._channel.send(order)
 
     async def kill(self, slot: WorkerSlot) -> float:
-        """End the worker of a slot's order, and wait until its writes have ended. Returns the
-        seconds of CPU time taken by the order, or by its rest.
+        """Kill a slot's worker and wait until it has exited, so that it writes no more. Returns the
+        seconds of CPU time since the order, or since the order's last answer.
         """
         if slot.life != self._life:
             return 0.0
@@ -291,15 +304,13 @@ class WorkerSlots:
                     await asyncio.sleep(RESTART_SECONDS)
 
     async def _live(self) -> int:
-        """Run one supervisor from its start to the end of its last worker. Returns its exit
-        status.
-        """
-        supervisor, begun = self._ask(), self._life
+        """Run one supervisor until it and all its workers have exited. Returns its exit status."""
+        supervisor, begun = self._request(), self._life
         try:
             try:
                 in_time = await self._talk(supervisor)
             except asyncio.CancelledError:
-                if self._life != begun:  # there are workers to end
+                if self._life != begun:  # it was ready, so there are workers to stop
                     with suppress(TimeoutError):
                         await asyncio.wait_for(supervisor.wait_closed(), END_SECONDS)
                 raise
@@ -315,7 +326,7 @@ class WorkerSlots:
         finally:
             supervisor.close()
 
-    def _ask(self) -> SupervisorLink:
+    def _request(self) -> SupervisorLink:
         inboxes = tuple(slot.inbox for slot in self._slots)
         if self._arena is None:
             wanted = SupervisorOptions(self._memory, outbox_bytes=self._outbox)
@@ -325,17 +336,19 @@ class WorkerSlots:
         return self._fork_server.fork(wanted, (self._arena.fd, *inboxes))
 
     async def _talk(self, supervisor: SupervisorLink) -> bool:
-        """Wait until the supervisor has exited. Returns True if it was ready in time."""
+        """Receive the supervisor's messages until it exits. Returns False if it did not become
+        ready in time.
+        """
         channel = await AsyncChannel.open(supervisor.socket, FRONT)
         try:
             async with asyncio.timeout(START_SECONDS):
                 ready = await channel.receive()
-            self._tell(ready)
+            self._report(ready)
             self._channel = channel
             self._life += 1
             self._changed()
             while True:
-                self._hear(await channel.receive())
+                self._receive_answer(await channel.receive())
         except Disconnected:
             return True
         except TimeoutError:
@@ -344,8 +357,8 @@ class WorkerSlots:
             self._channel = None
             channel.close()
 
-    def _tell(self, ready: Answer) -> None:
-        """Take a supervisor's first message, and warn of exposed rights once."""
+    def _report(self, ready: Answer) -> None:
+        """Handle a supervisor's first message. Missing sandbox restrictions are logged once."""
         assert isinstance(ready, WorkersReady)
         if ready.exposed and not self._life:
             log.warning(
@@ -353,7 +366,7 @@ class WorkerSlots:
                 ", ".join(ready.exposed),
             )
 
-    def _hear(self, answer: Answer) -> None:
+    def _receive_answer(self, answer: Answer) -> None:
         assert not isinstance(answer, WorkersReady)
         if isinstance(answer, Lost):
             self._metrics.inc("saccade_image_worker_restarts_total")
@@ -361,7 +374,7 @@ class WorkerSlots:
 
 
 def _write(inbox: int, parts: Sequence[bytes], places: Sequence[tuple[int, int]]) -> None:
-    """Write each part at its place, and close the file."""
+    """Write each part at its offset, and close the file descriptor."""
     try:
         for part, (offset, _) in zip(parts, places, strict=True):
             written = 0
@@ -372,7 +385,7 @@ def _write(inbox: int, parts: Sequence[bytes], places: Sequence[tuple[int, int]]
 
 
 def _take(inbox: int, at: int, nbytes: int) -> bytes:
-    """Read a part, and close the file."""
+    """Read `nbytes` at offset `at`, and close the file descriptor."""
     try:
         return os.pread(inbox, nbytes, at)
     finally:

@@ -1,10 +1,10 @@
-"""Changes to a row's logits before the draw: penalties for past tokens, biases, and bans on an
-early end.
+"""Changes to one sequence's logits before sampling: penalties for tokens that occurred before,
+logit biases, and bans of end tokens before the minimum length.
 
-Owns, for each asking sequence, the tokens and their counts on the device, where sampled tokens are
-added unknown to the host. Only the values concerned are read and written: a pass over a whole
-vocabulary would cost as much as the choice itself. On a GPU launches cost: a backend may edit all
-rows of a step at once (`Ops.slot_edits`).
+Each sequence's tokens and their counts are stored on the device, where sampled tokens are added
+without waiting for the host. Only the affected logits are read and written, because a pass over the
+entire vocabulary would take as long as sampling. On a GPU, where each launch has a cost, a backend
+can edit all rows of a step at once instead (`Ops.slot_edits`).
 """
 
 from __future__ import annotations
@@ -20,19 +20,23 @@ from saccade.core.types import NO_PENALTIES, SamplingParams
 from saccade.kernels.device import send
 
 ROOM = 256
-"""Tokens that a history has room for beside those that it begins with, at first."""
+"""The initial number of free entries in a `History`."""
 
 
 def list_edits(
     params: SamplingParams, stop_ids: Sequence[int]
 ) -> tuple[Sequence[tuple[int, float]], Sequence[int]]:
-    """Return biases for tokens, and the tokens that are banned while others are due."""
+    """Return the logit biases (token, bias), and the tokens that are banned until the output has
+    its minimum length.
+    """
     banned = (*stop_ids, *params.stop_token_ids) if params.tokens_due(0) else ()
     return params.logit_bias, banned
 
 
 class History:
-    """One sequence's tokens, some perhaps twice, and their counts in the answer."""
+    """The tokens of one sequence, which may contain duplicates, and how often each occurs in the
+    output.
+    """
 
     def __init__(
         self, tokens: Sequence[int], prompt_length: int, vocab_size: int, device: torch.device
@@ -53,7 +57,7 @@ class History:
         return self._ids[: self._length]
 
     def add_token(self, token: torch.Tensor) -> None:
-        """Add the drawn `token` [1]."""
+        """Add the sampled `token` [1]."""
         if self._length == len(self._ids):
             self._ids = torch.cat((self._ids, torch.empty_like(self._ids)))
         self._ids[self._length : self._length + 1].copy_(token)
@@ -63,18 +67,18 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One sequence's wishes. `bias`: tokens, and additions to their logits."""
+    """The logit edits of one sequence."""
 
     params: SamplingParams
-    history: History | None
-    bias: tuple[torch.Tensor, torch.Tensor] | None
-    bans: torch.Tensor | None
+    history: History | None  # `None` without penalties
+    bias: tuple[torch.Tensor, torch.Tensor] | None  # (token ids, values to add)
+    bans: torch.Tensor | None  # token ids
 
     @classmethod
     def of(
         cls, opened: Open, vocab_size: int, stop_ids: Sequence[int], device: torch.device
     ) -> Edit:
-        """Return a sequence's edits, given its prompt and the answer so far."""
+        """Create the edits of a sequence, whose prompt and output so far are in `opened`."""
         params, history, bias, bans = opened.sampling, None, None, None
         if params.penalties != NO_PENALTIES:
             history = History(opened.tokens, opened.prompt_length, vocab_size, device)
@@ -88,12 +92,11 @@ class Edit:
         return cls(params, history, bias, bans)
 
     def edit(self, row: torch.Tensor, count: int, masked: bool, /) -> bool:
-        """Change the next token's logits. A ban is lifted where a banned end is the only token
-        left.
+        """Change the next token's logits. A ban is ignored if it would leave no token.
 
-        In vLLM's order: bans and biases, then penalties on the result. Repetition penalty: Keskar
-        et al. 2019 (CTRL), over prompt and output. Presence and frequency: OpenAI's, over the
-        output.
+        The order is vLLM's: first bans and biases, then penalties. The repetition penalty (Keskar
+        et al. 2019, CTRL) counts tokens of the prompt and the output. Presence and frequency
+        penalties are OpenAI's, and count tokens of the output.
         """
         if self.bans is not None and self.params.tokens_due(count):
             banned = row.index_select(0, self.bans)
@@ -110,7 +113,7 @@ class Edit:
             values = row.index_select(0, ids)
             harder = torch.where(values > 0, values / repetition, values * repetition)
             counts = self.history.counts.index_select(0, ids)
-            # A repeated token gets the same value twice.
+            # Duplicate ids are harmless, since they write the same value.
             row.index_copy_(0, ids, harder - (presence * (counts > 0) + frequency * counts))
         return masked
 

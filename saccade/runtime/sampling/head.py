@@ -1,8 +1,9 @@
-"""Draft tokens from a model's MTP head: for each row that asks, the tokens after the one drawn.
+"""Draft tokens from a model's MTP (multi-token prediction) head, for speculative decoding.
 
-Owns only the way through the head. It goes over all tokens in a step, so that its keys and values
-are whole, then token by token behind the rows that ask. Draft tokens leave answers unchanged. Those
-behind a prefix from the cache may be worse, since a page's last keys saw another next token.
+In each step, the head first computes all tokens of the batch, so that its own KV cache is complete.
+Then it drafts token by token for the rows that request draft tokens. Draft tokens do not change
+outputs. They may be less accurate after a prefix from the cache, because the head's last keys of a
+KV page depend on the token after that page, which may be another one.
 """
 
 from __future__ import annotations
@@ -21,21 +22,19 @@ from saccade.runtime.batch import Batcher
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """A place to draft behind.
-
-    Batch row `at` has drawn the token at `place` in a slot's sequence. The slot's pages hold
-    `capacity` tokens. count: the draft tokens asked for.
-    """
+    """Draft tokens to generate after a sampled token."""
 
     slot: int
-    at: int
-    place: int
-    capacity: int
-    count: int
+    at: int  # batch index from which the token was sampled
+    place: int  # index of the sampled token in its sequence
+    capacity: int  # how many tokens fit in the slot's KV pages
+    count: int  # number of draft tokens
 
 
 class HeadDrafter:
-    """Drafts with the MTP head, on CPUs: it reads sampled tokens one by one."""
+    """Drafts with the MTP head. It is only used on CPUs, because it reads sampled tokens on the
+    host.
+    """
 
     def __init__(self, head: DraftHead, attention: Attention, batcher: Batcher) -> None:
         self._head = head
@@ -45,10 +44,10 @@ class HeadDrafter:
     def __call__(
         self, rows: Sequence[Row], batch: Batch, states: torch.Tensor, drawn: torch.Tensor
     ) -> tuple[HeadDrafts, ...]:
-        """Draft for each row that asks.
+        """Generate draft tokens for each row that requests them.
 
-        states: the batch's, [T, hidden], normed. drawn: [D], the tokens for rows that draw, in row
-        order.
+        states: the batch's hidden states [T, hidden], after the final norm.
+        drawn: the sampled tokens [D], in row order.
         """
         tokens = drawn.tolist()
         shifted = _next_images(batch)
@@ -85,9 +84,10 @@ class HeadDrafter:
         )
 
     def _following(self, rows: Sequence[Row], batch: Batch, drawn: Sequence[int]) -> torch.Tensor:
-        """Return the token after each in the batch, [T].
+        """Return the token after each token of the batch, [T].
 
-        It is drawn, or in the sequence's next row, or known from the prompt, else 0.
+        After a row's last token, it is the sampled token, the input of the same sequence's next
+        row, or the prompt's next token, or 0 if none of these exists.
         """
         following = torch.zeros_like(batch.tokens)
         following[:-1] = batch.tokens[1:]
@@ -107,10 +107,11 @@ class HeadDrafter:
 def _right_ends(
     rows: Sequence[Row], batch: Batch, drawn: Sequence[int]
 ) -> list[tuple[Row, int, int]]:
-    """Find the last accepted draft token behind each row that asks.
+    """For each row that requests draft tokens, find the last of the following rows whose draft
+    token was accepted.
 
-    Returns the row, that token's batch row (the row's own last one if there is no such token), and
-    the place of the token drawn there.
+    Returns the row, the batch index of that accepted token (or of the row's own last token if none
+    was accepted), and the index in the sequence of the token that was sampled there.
     """
     found: list[tuple[Row, int, int]] = []
     token, going = -1, False
@@ -127,9 +128,10 @@ def _right_ends(
 
 
 def _next_images(batch: Batch) -> Batch:
-    """Move each image row to the token before it.
+    """Return the batch with each row of image embeddings moved to the previous token, since the
+    head takes each token's successor as input.
 
-    Image rows at a row's first token are left out, since the token before is outside of this batch.
+    Embeddings at a row's first token are dropped, because the previous token is not in the batch.
     """
     if not batch.splice_rows.shape[0]:
         return batch

@@ -1,10 +1,9 @@
-"""From logits to tokens: bans and biases, penalties, then the draw (`kernels/reference/sample.py`),
-each on the tokens left by the step before (vLLM's order), and log-probabilities.
+"""Samples tokens from logits: bans and biases, then penalties, then sampling
+(`kernels/reference/sample.py`), in vLLM's order. Also computes log-probabilities.
 
-Owns each slot's parameters and token counts, and the parts that edit logits, on the device, so that
-the host can send the next step at once. A row's draw depends only on its own logits, its seed and
-the number of drawn tokens. One uniform number per token comes from a counter-based hash of (seed,
-count), known before the logits.
+Each slot's parameters and token counts are on the device, so that the host can launch the next step
+immediately. A sampled token depends only on its own logits, the seed, and the number of tokens
+sampled before: its random number is a hash of (seed, count), which is known before the logits.
 """
 
 from __future__ import annotations
@@ -29,7 +28,9 @@ from saccade.plugins import plugins
 from saccade.runtime.row_parts import Draws, RowEdit, SamplePart
 
 BuildEdit = Callable[[Open, int, Sequence[int], torch.device], RowEdit]
-"""Of the vocabulary's size, the ids that end an answer, and the device."""
+"""Creates the edit of a sequence, given the vocabulary's size, the model's end tokens and the
+device.
+"""
 EDITS = LogitRule("saccade.runtime.sampling.edits:Edit.of", f"{__name__}:has_edits")
 
 
@@ -38,9 +39,8 @@ def has_edits(opened: Open) -> bool:
 
 
 class RowByRow:
-    """A part that processes its rows one by one.
-
-    make: makes the edit for a sequence that asks.
+    """A `SamplePart` that applies a `RowEdit` to each row. `make` creates the edit of a
+    sequence.
     """
 
     def __init__(self, make: Callable[[Open], RowEdit]) -> None:
@@ -67,7 +67,9 @@ class RowByRow:
 
 
 class SampleParts:
-    """The parts for all slots in one worker."""
+    """The parts that edit logits, in the order in which they apply. A part is created for the first
+    sequence that needs it.
+    """
 
     def __init__(
         self, vocab_size: int, slots: int, stop_ids: Sequence[int], place: torch.device, ops: Ops
@@ -83,11 +85,11 @@ class SampleParts:
 
     @property
     def made(self) -> list[SamplePart]:
-        """Return the parts made so far, in their order."""
+        """The parts created so far, in the order in which they apply."""
         return [self._made[kind] for kind in sorted(self._made)]
 
     def open(self, opened: Open) -> tuple[SamplePart, ...]:
-        """Open and return the parts that a sequence asks for."""
+        """Add a sequence to the parts that it needs, and return these parts."""
         joined = []
         for kind, rule in enumerate(self._rules):
             if resolve_name(rule.asked)(opened):
@@ -102,38 +104,38 @@ class SampleParts:
 
 
 NO_TOKEN = -1
-"""Told instead of a token where none could be drawn."""
+"""Reported instead of a token if the row's logits are not finite."""
 _MASK = (1 << 64) - 1
 NO_ROWS: frozenset[int] = frozenset()
 GREEDY: Columns = 0.0, 0, 1.0, 0.0
-"""The columns of a slot that is free, or draws the best token."""
+"""The sampling parameters of a slot that is free or uses greedy sampling."""
 
 
 def finite_rows(values: torch.Tensor) -> torch.Tensor:
-    """Return which rows of `values` [R, N] are finite throughout, [R] bool.
+    """Return which rows of `values` [R, N] have only finite values, [R] bool.
 
-    So a damaged weight or embedding, or too narrow a dtype, ends the affected requests alone. One
-    pass is enough, since a sum is finite only with finite terms.
+    It is used to end only the affected requests if a weight or an embedding is damaged, or a dtype
+    overflows. One pass suffices, because a sum is only finite if all its terms are.
     """
     return values.sum(dim=-1, dtype=torch.float32).isfinite()
 
 
 def quieten(logits: torch.Tensor) -> torch.Tensor | None:
-    """Return `finite_rows`, and write zeros into all other rows of `logits` [D, V].
-
-    Returns `None` on a CPU if all are finite. Kernels that draw expect numbers.
+    """Return `finite_rows`, and set all other rows of `logits` [D, V] to zero, because the sampling
+    kernels require finite values. Returns `None` on a CPU if all rows are finite.
     """
     if not logits.is_cuda and isfinite(logits.sum()):
         return None
     finite = finite_rows(logits)  # [D]
-    logits.masked_fill_(~finite.unsqueeze(1), 0.0)  # a look from the host would wait for a GPU
+    # unconditional: a check on the host would wait for the GPU
+    logits.masked_fill_(~finite.unsqueeze(1), 0.0)
     return finite
 
 
 def uniform(seed: int, count: int) -> float:
-    """Return a number in [0, 1) for (seed, count).
+    """Return a random number in [0, 1) for (seed, count).
 
-    Two rounds of splitmix64 (Steele, Lea, Flood 2014), 53 bits kept.
+    It is computed by two rounds of splitmix64 (Steele, Lea, Flood 2014), of which 53 bits are used.
     """
     z = seed & _MASK
     for word in (count, 0x5ACCADE):
@@ -146,13 +148,12 @@ def uniform(seed: int, count: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Log-probabilities for W of the rows drawn, `rows`, each with `tops[i]` of the K best.
+    """Log-probabilities of W sampled rows."""
 
-    tensors: for the chosen tokens [W], for the best ones [W, K], and the best ones' ids [W, K].
-    """
-
-    rows: Sequence[int]
-    tops: Sequence[int]
+    rows: Sequence[int]  # [W]: indices among the rows that sample
+    tops: Sequence[int]  # [W]: how many of the K most likely tokens to report for each
+    # log-probabilities of the sampled tokens [W] and of the most likely ones [W, K], and the ids of
+    # the most likely ones [W, K]
     tensors: Sequence[torch.Tensor]
 
     def add_to(self, result: StepResult, found: Sequence[torch.Tensor]) -> StepResult:
@@ -165,7 +166,7 @@ class Report:
 
 
 class Sampler:
-    """Draws for all slots in one worker. `stop_ids`: the model's own end tokens."""
+    """Samples tokens for all slots of one worker."""
 
     def __init__(
         self,
@@ -175,22 +176,25 @@ class Sampler:
         place: torch.device,
         ops: Ops | None = None,
     ) -> None:
-        """Allocate the slots' tables. Without `ops`, the device's kernels are used."""
+        """Allocate the tables. `stop_ids` are the model's end tokens, which a minimum length bans.
+        If `ops` is `None`, the device's operations are used.
+        """
         self._ops = ops = ops or pick_ops(place, torch.float32)
         self._vocab_size = vocab_size
         self._device = place
         self._columns: list[Columns] = [GREEDY] * slots
-        self._drew = [False] * slots  # whether its line of the tables is of one that draws
+        self._drew = [False] * slots  # whether the slot's row of `_table` was set
         self._table = torch.zeros((slots, COLUMNS), dtype=torch.float32, device=place)
-        self._tops: dict[int, int] = {}  # alternatives to name, of slots with log-probabilities
+        self._tops: dict[int, int] = {}  # by slot, how many likely tokens to report
         self._parts = SampleParts(vocab_size, slots, stop_ids, place, ops)
-        self._joined: dict[int, tuple[SamplePart, ...]] = {}  # of slots that ask for any
+        # by slot, the parts that edit its logits
+        self._joined: dict[int, tuple[SamplePart, ...]] = {}
 
     def open(self, opened: Open) -> None:
-        """Open a slot for a sequence, with its prompt and the answer so far."""
+        """Add a sequence, whose prompt and output so far are in `opened`."""
         slot, params = opened.slot, opened.sampling
         factor, limit, share, floor = params.columns
-        # A limit may have 64 bits.
+        # top-k may be a 64-bit number.
         self._columns[slot] = columns = factor, min(limit, self._vocab_size), share, floor
         if factor > 0.0 or self._drew[slot]:
             self._table[slot].copy_(send(np.array(columns, np.float32), self._device))
@@ -207,7 +211,9 @@ class Sampler:
             part.close(slot)
 
     def warm_up(self) -> None:
-        """Launch each way to draw once, for kernels that are compiled at first launch."""
+        """Sample once with and without masks, to compile kernels that are compiled when
+        launched.
+        """
         logits = torch.zeros((1, self._vocab_size), dtype=torch.float32, device=self._device)
         slots = torch.zeros(1, dtype=torch.int64, device=self._device)
         draws = Draws([0], [0], slots, torch.zeros(1, dtype=torch.float64, device=self._device))
@@ -221,7 +227,7 @@ class Sampler:
             tokens = self._ops.sample(logits, replace(rows, masks=allowed))
             for part in self._parts.made:
                 part.count(draws, tokens)
-        self._table[0].zero_()  # a slot that draws no tokens leaves its line as it is
+        self._table[0].zero_()  # `open` does not reset the row of a greedy slot
 
     def __call__(
         self,
@@ -230,21 +236,23 @@ class Sampler:
         masks: torch.Tensor | None = None,
         masked: Sequence[int] | None = None,
     ) -> tuple[torch.Tensor, Report | None]:
-        """Draw one token [D] int64 per row of `logits` [D, V] float32, changed in place.
+        """Sample one token per row of `logits` [D, V] float32, which are changed in place. Returns
+        tokens [D] int64, and log-probabilities if a row requests them.
 
-        masks: [M, ceil(V / 32)] int32, on the device: bit i % 32 of word i // 32 is set if token
-        i may be sampled. masked: the masks' rows. Without them, all rows, in order.
+        masks: [M, ceil(V / 32)] int32, on the device: bit i % 32 of word i // 32 is set if token i
+        may be sampled.
+        masked: the row of each mask; by default, there is one mask per row.
         """
         wants = (
             [at for at, slot in enumerate(draws.rows) if slot in self._tops] if self._tops else []
         )
-        # of the model's own distribution, before any edit
+        # Log-probabilities are those of the model's distribution, before any edit.
         raw = torch.log_softmax(self._pick(logits, wants), dim=-1) if wants else None  # [W, V]
         depends = self._joined.keys() & draws.rows if self._joined else NO_ROWS
         later: RowMasks | None = None
         if masks is not None:
             rows = range(len(masks)) if masked is None else masked
-            if depends:  # what an edit bans depends on what a mask leaves
+            if depends:  # bans depend on which tokens a mask leaves
                 self._ops.mask_logits(logits, masks, None if masked is None else self._send(rows))
             else:
                 later = RowMasks(masks, rows)
@@ -257,7 +265,7 @@ class Sampler:
     def _report(
         self, raw: torch.Tensor, tokens: torch.Tensor, draws: Draws, wants: Sequence[int]
     ) -> Report:
-        """Report log-probabilities. raw: those of the rows `wants`, [W, V]."""
+        """Build the report. `raw` are the log-probabilities of the rows `wants`, [W, V]."""
         tops = [self._tops[draws.rows[at]] for at in wants]
         best, ids = torch.topk(raw, min(max(tops), self._vocab_size), dim=-1)
         chosen = raw.gather(1, self._pick(tokens, wants).unsqueeze(1)).squeeze(1)
@@ -271,7 +279,7 @@ class Sampler:
         masked: bool,
         later: RowMasks | None,
     ) -> torch.Tensor:
-        """Draw all rows, and give the tokens to parts that depend on them."""
+        """Edit and sample all rows at once, and pass the tokens to the parts that count them."""
         parts = self._parts_of(draws, depends) if depends else ()
         for part in parts:
             masked = part.edit(logits, draws, masked)
@@ -283,22 +291,22 @@ class Sampler:
         return tokens
 
     def _parts_of(self, draws: Draws, depends: Collection[int]) -> Sequence[SamplePart]:
-        """Return the parts for the rows' slots that are in `depends`, in their order."""
+        """Return the parts of the rows' slots that are in `depends`, in the order in which they
+        apply.
+        """
         joined = [self._joined[slot] for slot in depends if slot in draws.rows]
         return [part for part in self._parts.made if any(part in each for each in joined)]
 
     def _sample_in_order(
         self, logits: torch.Tensor, draws: Draws, depends: Collection[int], masked: bool
     ) -> torch.Tensor:
-        """Draw as `_draw_rows` does, where a slot's edits depend on what its earlier rows draw.
-
-        These rows are drawn one after another. Those behind a rejected draft token are skipped and
-        get 0.
+        """Sample rows of one slot one after another, because the edits of later rows depend on the
+        tokens that earlier ones sample. Rows after a rejected draft token are skipped and get 0.
         """
         tokens = torch.zeros(len(draws.rows), dtype=torch.int64, device=logits.device)
         drawn: dict[
             int, int
-        ] = {}  # by slot, the newest token, as long as draft tokens are accepted
+        ] = {}  # by slot, the last sampled token, while draft tokens are accepted
         left = list(range(len(draws.rows)))
         while left:
             turn, waiting, slots = list[int](), list[int](), set[int]()
@@ -332,7 +340,7 @@ class Sampler:
 
 
 def _some(draws: Draws, places: Sequence[int], index: torch.Tensor) -> Draws:
-    """Return some of a step's rows as rows of their own. index: the places."""
+    """Select rows. `index` has the same values as `places`, on the device."""
     return Draws(
         [draws.rows[at] for at in places],
         [draws.counts[at] for at in places],

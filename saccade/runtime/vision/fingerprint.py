@@ -1,4 +1,6 @@
-"""A vision tower's fingerprint, by which its embeddings are kept and asked for."""
+"""A vision encoder's fingerprint. Embeddings are only reused by later runs and other servers if
+their fingerprints match.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from saccade.core.types import Grid
 from saccade.runtime.tiers import values_of
 
 FORMAT = "saccade-embedding-1"
-"""Changes whenever what the vision tower is given, or how its answer is kept, changes in a way that
-the fingerprint does not show.
+"""A version that must be changed if the vision encoder's input, or the storage of its output,
+changes in a way that does not change its output for the test image.
 """
 
 
@@ -24,11 +26,11 @@ def fingerprint_encoder(
     encode: Callable[[torch.Tensor, Grid], torch.Tensor],
     quantization: TowerQuantization = "none",
 ) -> bytes:
-    """Return 16 bytes that differ with the vision encoder's answers.
+    """Return a fingerprint of 16 bytes, which differs if the vision encoder's outputs differ.
 
-    They are a hash of the tower's output for a test image, so that weights, their bits, dtype and
-    the kind of device count. encode: a canvas uint8 [H, W, 3] on `device`, with its grid, to
-    [num_tokens, embedding_width]. Every rank must call.
+    It is a hash of the output for a test image, and so depends on weights, quantization, dtype and
+    the type of device. `encode` encodes a canvas uint8 [H, W, 3] on `device`, with its grid, to
+    [num_tokens, embedding_width]. All ranks must call it.
     """
     height, width = spec.sample.canvas
     pixels = (

@@ -1,7 +1,5 @@
-"""One rank's work on images, with or without a language model: runs the vision encoder and keeps
-embeddings in every tier, as plans specify.
-
-Owns the tower's buffers and graphs, the disk tier and the embeddings.
+"""One rank's work on images: it runs the vision encoder, and stores embeddings in all cache tiers,
+as plans specify. It also works without a language model, in an encoder server.
 """
 
 from __future__ import annotations
@@ -30,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class ImageExecutor:
-    """One rank's vision tower and embeddings.
+    """One rank's vision encoder and embeddings.
 
-    `tower`: its fingerprint, or "". `active`: work from earlier steps may be in progress, so that
-    each step asks for news.
+    tower: the vision encoder's fingerprint, or "" if it is not needed.
+    active: whether work of earlier steps may be in progress, so that each step must check it.
     """
 
     def __init__(
@@ -47,13 +45,13 @@ class ImageExecutor:
     ) -> None:
         spec, device = net.spec, torch.device(config.device)
         if not config.encoder.rotary_kernel:
-            net.ops.rotate_ = rotate_  # PyTorch's operations
+            net.ops.rotate_ = rotate_  # use PyTorch's implementation
         self.like = torch.empty(
             (0, spec.embedding_width), dtype=DTYPES[config.dtype], device=device
         )
         graphs = None
         if config.encoder.graph_sizes:
-            from saccade.runtime.graphs import find_pack_graphs  # for GPUs
+            from saccade.runtime.graphs import find_pack_graphs  # only for GPUs
 
             graphs = find_pack_graphs()(net, config.encoder, self.like, shard.size)
         self.encoder = PackedEncoder(net, known, config.encoder, self.like, graphs)
@@ -73,29 +71,28 @@ class ImageExecutor:
 
     @property
     def saved(self) -> tuple[tuple[ImageKey, int], ...]:
-        """(key, tokens) for embeddings left on disk by an earlier run, the oldest first."""
+        """(key, tokens) of embeddings that an earlier run left on disk, oldest first."""
         return self._disk.found if self._disk else ()
 
     @property
     def store(self) -> str:
-        """The folder for this model's embeddings shared with other servers, or ""."""
+        """The directory of this model's embeddings that is shared with other servers, or ""."""
         return self._disk.shared if self._disk else ""
 
     def _fingerprint(self, spec: FamilySpec, config: EngineConfig) -> str:
-        """Return the tower's fingerprint (hexadecimal). Every rank must call.
-
-        It is "" unless embeddings from other servers or earlier runs may be used.
+        """Return the vision encoder's fingerprint (hexadecimal), or "" if embeddings are not
+        exchanged with other servers or later runs. All ranks must call it.
         """
         if config.embeddings.folder is None and config.encoder.role == "all":
             return ""
-        from saccade.runtime.vision.fingerprint import fingerprint_encoder  # for other servers
+        from saccade.runtime.vision.fingerprint import fingerprint_encoder  # seldom needed
 
         device, tower = self.like.device, config.encoder.quantization
         return fingerprint_encoder(spec, device, self._vision.encode_now, tower).hex()
 
     def begin_step(self, plan: Plan, pages: PageMemory | None = None) -> Step:
-        """Begin a step. For a plan that only adapts, fit graphs and leave all other work. pages: as
-        in `Step`.
+        """Start a step. If the plan is to adapt graphs, this is all that the step does. `pages` is
+        passed to `Step`.
         """
         self._encoding = bool(plan.encode) or (self._encoding and self._vision.busy)
         self.active = self._encoding or self._disk is not None
@@ -105,8 +102,8 @@ class ImageExecutor:
         return step
 
     def encode(self, plan: Plan, step: Step) -> None:
-        """Move embeddings between tiers, take in other servers', and run the tower's share of the
-        step.
+        """Move embeddings between tiers, store those received from other servers, and run the part
+        of the vision encoder that the plan includes in this step.
         """
         seen = NO_TILES
         if self._tiles is not None and plan.encode:
@@ -128,7 +125,7 @@ class ImageExecutor:
             self.embeddings.save(key)
 
     def close(self) -> None:
-        """Finish all writing, and release the graphs."""
+        """Finish all writes to disk, and release the graphs."""
         self._vision.close()
         if self._disk:
             self._disk.close()

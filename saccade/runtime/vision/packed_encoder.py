@@ -1,5 +1,5 @@
-"""Images to embeddings on one device: packs images of any sizes into one forward through the vision
-tower, replays a fitting graph if any, and hands each image its own rows.
+"""Encodes images to embeddings on one device. Images of different sizes are packed into one forward
+pass of the vision encoder, which replays a CUDA graph if one fits.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CPU_PACK = 1024
-"""Patches of one packed forward on a CPU: larger packs only leave its caches.
-
-An accelerator takes all images at once.
+"""Maximum patches of one packed forward pass on a CPU, unless a single image has more. Larger packs
+do not fit in the CPU's caches. A GPU encodes all images in one pass.
 """
 CPU_CHUNK_ROWS = 1024
-"""Rows of a long segment that a block of the tower takes at a time on a CPU, at least: between two
-pieces a step may end. torch's attention takes fewer than 768 queries in smaller tiles (decision
-045).
+"""On a CPU, a block of the vision encoder computes a long segment in chunks of at least this many
+rows, so that a step can end between two chunks. With fewer than 768 queries, torch's attention uses
+smaller tiles, which are slower (decision 045).
 """
 WARM_SIDES = (16, 256)
-"""Pixels: sides of the images that warm the tower up. Where a family takes small images, one has
-fewer patches than the kernels' shortest tile has rows, and one has more.
+"""The side lengths in pixels of the images for the warm-up. For families that support small images,
+one has fewer patches than the kernels' smallest tile has rows, and the other has more.
 """
 
 
 class PackedEncoder:
-    """The vision tower of `net`. `like` has the dtype and the device of embeddings."""
+    """Runs the vision encoder of `net`. `like` is an empty embedding, with the dtype and device of
+    all embeddings.
+    """
 
     def __init__(
         self,
@@ -63,26 +64,28 @@ class PackedEncoder:
 
     @torch.inference_mode()
     def encode(self, pixels: Sequence[torch.Tensor], grids: Sequence[Grid]) -> list[torch.Tensor]:
-        """Encode images, given as canvases uint8 [H, W, 3] on the device.
+        """Encode images, which are canvases uint8 [H, W, 3] on the device.
 
-        Returns embeddings [num_tokens, embedding_width], each in own storage.
+        Returns an embedding [num_tokens, embedding_width] for each, in separate storage.
         """
         return drain(self.pieces(pixels, grids))
 
     def pieces(
         self, pixels: Sequence[torch.Tensor], grids: Sequence[Grid], adapter: int = 0
     ) -> Generator[int, None, list[torch.Tensor]]:
-        """Encode in pieces, as `encode` does. Yields a piece's cost in patch-blocks, and runs it
-        when resumed.
+        """Encode images as `encode` does, in pieces: yield the cost of the next piece in
+        patch-blocks (patches times blocks), and compute that piece when resumed. The generator
+        returns the embeddings.
 
-        The bits are the same whenever it is resumed. adapter: the tower's, by number, or 0.
+        Results are bit-identical whenever it is resumed. `adapter` is the index of the vision
+        encoder's adapter, or 0.
         """
         if not adapter:
             return (yield from self._pieces(pixels, grids, plain=False))
         pieces = self._pieces(pixels, grids, plain=True)
         while True:
             try:
-                with self._adapters.tower.all(adapter):  # pieces of others may interleave
+                with self._adapters.tower.all(adapter):  # per piece, since encodings can interleave
                     cost = next(pieces)
             except StopIteration as end:
                 found: list[torch.Tensor] = end.value
@@ -92,7 +95,7 @@ class PackedEncoder:
     def _pieces(
         self, pixels: Sequence[torch.Tensor], grids: Sequence[Grid], *, plain: bool
     ) -> Generator[int, None, list[torch.Tensor]]:
-        """Encode pack by pack. plain: without graphs."""
+        """Encode pack by pack, without graphs if `plain` is true."""
         facts = [self._positions.facts(grid) for grid in grids]
         embeddings: list[torch.Tensor] = []
         for pack in self.packs([fact.num_patches for fact in facts]):
@@ -100,41 +103,42 @@ class PackedEncoder:
         return embeddings
 
     def split(self, rows: torch.Tensor, grid: Grid) -> torch.Tensor:
-        """Return an image's embedding, in own memory, from the rows of its tiles."""
+        """Return an image's embedding, in separate memory, from the concatenated rows of
+        its tiles.
+        """
         return self._vision.split(rows, [self._positions.facts(grid)])[0]
 
     @property
     def depth(self) -> int:
-        """Blocks that each patch passes."""
+        """The number of blocks of the vision encoder."""
         return self._vision.depth
 
     def packs(self, patches: Sequence[int]) -> list[slice]:
-        """Return which neighbouring images, by `patches`, are encoded together."""
+        """Return which consecutive images are encoded together, given their numbers of patches."""
         return packs(patches, self._pack)
 
     @property
     def captures(self) -> bool:
-        """Return True if graphs may exist, which hold on to the tower."""
+        """True if graphs may have been captured, which contain the addresses of weights."""
         return self._graphs is not None
 
     def replace(self, net: TowerNet) -> None:
-        """Switch to another vision encoder of the same shape, while no encode is in progress."""
+        """Use another vision encoder of the same shape. No encoding may be in progress."""
         assert not self.captures
         self._vision, self._adapters = net.vision, net.adapters
         self._positions.replace(net.vision)
 
     @torch.inference_mode()
     def adapt(self) -> bool:
-        """Fit the graphs to the images seen. Call it in idle moments. Returns True while more is to
-        do.
+        """Adapt the graphs to the sizes of recent images. Call it when the worker is idle. Returns
+        True if more captures are needed.
         """
         return self._graphs is not None and self._graphs.adapt()
 
     @torch.inference_mode()
     def encode_plainly(self, pixels: torch.Tensor, grid: Grid) -> torch.Tensor:
-        """Encode one image without graphs, from a canvas uint8 [H, W, 3] on the device.
-
-        The bits are independent of graph sizes.
+        """Encode one image, a canvas uint8 [H, W, 3] on the device, without graphs. So the result
+        does not depend on the sizes of graphs.
         """
         facts = self._vision.grid_facts(grid)
         rows = self._vision.embed(pixels, facts)
@@ -142,17 +146,17 @@ class PackedEncoder:
         return self._vision.split(embedding, [facts])[0]
 
     def warm_up(self, adapter: int = 0) -> None:
-        """Run the tower on two blank images, without graphs, to compile kernels for long and short
+        """Encode two blank images without graphs, to compile the kernels for long and short
         segments.
 
-        A no-op without a vision encoder. adapter: as in `pieces`.
+        A no-op if the model has no vision encoder. `adapter` is as in `pieces`.
         """
         if not self._spec.sees_images:
             return
         bounds = self._spec.pixel_bounds
         bounds = replace(bounds, min_pixels=bounds.least)
         recipes = [self._spec.recipe(side, side, bounds) for side in WARM_SIDES]
-        # Where a family gives every image one size, once is enough.
+        # Families with one image size need only one image.
         for recipe in {(each.grid, each.canvas): each for each in recipes}.values():
             canvas = torch.zeros((*recipe.canvas, 3), dtype=torch.uint8, device=self._device)
             with self._adapters.tower.all(adapter):
@@ -193,9 +197,8 @@ class PackedEncoder:
 def split_segments(
     lengths: Sequence[int], limit: int | None, device: torch.device
 ) -> tuple[Cut, ...]:
-    """Group neighbouring segments with up to `limit` rows together, and split longer ones evenly.
-
-    The parts of a longer segment have at least `limit` rows. Without `limit` there is one cut.
+    """Group consecutive segments into cuts of up to `limit` rows, and split longer segments evenly
+    into cuts of at least `limit` rows. If `limit` is `None`, all segments are in one cut.
     """
 
     def segments(each: Sequence[int]) -> Segments:
@@ -208,7 +211,7 @@ def split_segments(
         each = [length for length in lengths[group] if length]
         end = start + sum(each)
         whole = slice(start, end)
-        if limit and sum(each) > limit:  # a single one
+        if limit and sum(each) > limit:  # a single long segment
             size = -(-(end - start) // ((end - start) // limit))
             for first in range(start, end, size):
                 rows = slice(first, min(first + size, end))
@@ -220,7 +223,7 @@ def split_segments(
 
 
 def drain(pieces: Generator[int, None, T]) -> T:
-    """Run all pieces at once and return the result."""
+    """Run all pieces and return the generator's result."""
     while True:
         try:
             next(pieces)
@@ -230,9 +233,7 @@ def drain(pieces: Generator[int, None, T]) -> T:
 
 
 def packs(patches: Sequence[int], limit: int | None) -> list[slice]:
-    """Group neighbouring images by their `patches`, with at most `limit` together, or a single
-    image.
-    """
+    """Group consecutive images so that each group has at most `limit` patches or a single image."""
     cuts = [0]
     total = 0
     for i, count in enumerate(patches):

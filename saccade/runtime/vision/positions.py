@@ -1,8 +1,6 @@
-"""PositionCache: everything that follows from an image's grid alone, computed once per grid.
-
-Owns a grid's facts for one network's tower (`GridFacts`, on the device) and the rotary positions
-for an image's tokens (on the CPU). The family computes both. A budget in bytes decides what is
-kept.
+"""A cache of what depends only on an image's grid: the vision encoder's position tensors
+(`GridFacts`, on the device), and the rotary positions of the image's tokens (on the CPU). The model
+family computes both.
 """
 
 from __future__ import annotations
@@ -23,10 +21,9 @@ Kind = Literal["encoder", "text"]
 
 
 class PositionCache:
-    """Positions for one network, within `budget` bytes for both kinds together.
+    """An LRU cache of the positions for one network, with `budget` bytes for both kinds together.
 
-    The least recently used are evicted first. One entry may be larger than the budget. A budget of
-    0 disables the cache.
+    A single entry may be larger than the budget. A budget of 0 disables the cache.
     """
 
     def __init__(
@@ -45,12 +42,12 @@ class PositionCache:
         )
 
     def replace(self, vision: VisionNet) -> None:
-        """Forget everything: the network is new, with the same shape."""
+        """Clear the cache and use another vision encoder, of the same shape."""
         self._vision = vision
         self._entries.clear()
 
     def facts(self, grid: Grid) -> GridFacts:
-        """Return the vision encoder's facts for a grid."""
+        """Return the vision encoder's position tensors for a grid."""
         if (known := self._find("encoder", grid)) is None:
             known = self._vision.grid_facts(grid)
             self._keep("encoder", grid, known)

@@ -1,7 +1,4 @@
-"""CUDA streams next to the main stream, and host memory that a GPU reads by itself.
-
-Owns streams and events.
-"""
+"""CUDA streams in addition to the main stream, timing of their work, and pinned host memory."""
 
 from __future__ import annotations
 
@@ -19,25 +16,28 @@ import torch
 logger = logging.getLogger("saccade")
 
 FIRST = -1
-"""Priority of the language model's work. Other streams have 0, which is the lowest."""
+"""The priority of the language model's stream. Other streams have 0, the lowest priority."""
 
 
 def put_first(device: torch.device) -> None:
-    """Put this thread's later launches before other streams' work. A no-op on a CPU.
+    """Give work that this thread launches from now on priority over other streams. A no-op on a
+    CPU.
 
-    A decoding step then takes multiprocessors from the tower as they become free.
+    So a decode step does not wait for the vision encoder: it uses multiprocessors as they become
+    free.
     """
     if device.type == "cuda":
-        torch.cuda.synchronize(device)  # what was launched before, such as copies of weights
+        torch.cuda.synchronize(device)  # wait for earlier work, such as copies of weights
         torch.cuda.set_stream(torch.cuda.Stream(device, priority=FIRST))
 
 
 class SideStream:
-    """A stream for work, and one for copies to the device that need not wait for the work.
+    """A stream for background work, and a stream for copies to the device that need not wait for
+    that work.
 
-    Launch work on it within `with side_stream`. Work waits for its uploads and for earlier work on
-    the side stream. It waits for the surrounding stream only after `follow`. Users of results
-    elsewhere wait for an event on the stream.
+    Work is launched on it inside `with side_stream:`. It waits for its uploads and for earlier work
+    on the side stream, but for the surrounding stream only after `follow`. To use its results on
+    another stream, record an event on the side stream and wait for that.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -45,7 +45,7 @@ class SideStream:
         self._copies = torch.cuda.Stream(device)
         self._device = device
         self._inner = torch.cuda.stream(self._stream)
-        self._follows = True  # weights, buffers
+        self._follows = True  # the first work waits for copies of weights and buffers
 
     def follow(self) -> None:
         """Make the side stream's next work wait for the surrounding stream's work so far."""
@@ -62,23 +62,21 @@ class SideStream:
         self._inner.__exit__(*exception)
 
     def upload(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copy host tensors to the device, for work on the side stream. Only the side stream's work
-        waits for the copies.
-        """
+        """Copy host tensors to the device. Only work on the side stream waits for the copies."""
         with torch.cuda.stream(self._copies):
             copies = [tensor.to(self._device, non_blocking=True) for tensor in tensors]
             uploaded = torch.cuda.Event()
             uploaded.record()
         self._stream.wait_event(uploaded)
         for copy in copies:
-            copy.record_stream(self._stream)  # their memory is the copying stream's
+            copy.record_stream(self._stream)  # allocated on the copying stream
         return copies
 
     def take(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Take over tensors that the surrounding stream makes, for the next work."""
+        """Prepare to use tensors that the surrounding stream computes in the next work."""
         self.follow()
         for tensor in tensors:
-            tensor.record_stream(self._stream)  # their memory is the surrounding stream's
+            tensor.record_stream(self._stream)  # allocated on the surrounding stream
 
     def wait(self) -> None:
         """Wait until all work on the side stream is done."""
@@ -86,9 +84,9 @@ class SideStream:
 
 
 class Stopwatch:
-    """Measures the time of work in any number of parts: `with stopwatch` around each part.
+    """Measures the time of work that consists of several parts, each inside `with stopwatch:`.
 
-    On a device, measures the current stream's work without waiting for its end.
+    On a GPU, it measures work on the current stream, without waiting until that has finished.
     """
 
     def __init__(self, *, on_device: bool) -> None:
@@ -114,17 +112,16 @@ class Stopwatch:
 
     @property
     def last(self) -> torch.cuda.Event:
-        """The event that ends the last part, on a device."""
+        """The CUDA event at the end of the last part."""
         return self._marks[-1][1]
 
     def done(self) -> bool:
-        """Return True if the last part has ended."""
+        """Return True if the last part has finished."""
         return not self._on_device or self.last.query()
 
     def read(self) -> tuple[float, float]:
-        """Wait for the end. Returns the ms of all parts and `time.monotonic()` at the end.
-
-        On a device, the end is when it is first seen.
+        """Wait until the work has finished. Returns the milliseconds of all parts, and
+        `time.monotonic()` at the end. On a GPU, the latter is the time of this call, if later.
         """
         if not self._on_device:
             return 1e3 * self._seconds, self._ended
@@ -133,9 +130,8 @@ class Stopwatch:
 
 
 class Copies:
-    """A stream for copies of embeddings between host and device, awaited only by their users.
-
-    Copies are made in order.
+    """A stream for copies of embeddings between host and device, which are made in order. Only
+    users of a copy wait for it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -145,11 +141,11 @@ class Copies:
     def to_host(
         self, rows: torch.Tensor, parts: Sequence[torch.Tensor], ready: torch.cuda.Event | None
     ) -> torch.cuda.Event:
-        """Copy rows [n, width] into pinned `parts`, back to back. Returns the event that ends the
+        """Copy rows [n, width] into consecutive pinned `parts`. Returns the event at the end of the
         copy.
 
-        ready: another stream's event that ends the making of rows. Without it, the current stream
-        makes them.
+        ready: the event after which another stream has computed the rows. If it is `None`, the
+        current stream computes them.
         """
         if ready is None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -160,12 +156,12 @@ class Copies:
                 part.copy_(piece, non_blocking=True)
             done = torch.cuda.Event()
             done.record()
-        rows.record_stream(self._stream)  # not to be used again before
+        rows.record_stream(self._stream)  # do not reuse the memory before the copy has ended
         return done
 
     def to_device(self, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.cuda.Event]:
-        """Copy host `parts` to the device, back to back. Returns the rows and the event that ends
-        the copy.
+        """Copy host `parts` to the device, concatenated. Returns the rows, and the event at the end
+        of the copy.
         """
         with torch.cuda.stream(self._stream):
             shape = (sum(map(len, parts)), parts[0].shape[1])
@@ -178,9 +174,9 @@ class Copies:
 
 
 class Pinned:
-    """Host memory that a GPU reads by itself, for the object's life.
+    """Pins host memory for as long as the object exists, so that a GPU can read it directly.
 
-    Memory that could not be pinned works as well, and is read more slowly.
+    If the memory cannot be pinned, copies still work, but are slower.
     """
 
     def __init__(self, memory: npt.NDArray[np.uint8], device: torch.device) -> None:
@@ -194,10 +190,11 @@ class Pinned:
                 )
                 with suppress(
                     RuntimeError
-                ):  # CUDA would report the same error again, for the next kernel
+                ):  # clear the error, which CUDA would report again for the next kernel
                     torch.zeros(1, device=device).add_(1)
                 return
-        # The memory must not be unmapped before: the next mapping at its place could not be pinned.
+        # Unpin the memory before it is unmapped, or the next mapping at its address cannot be
+        # pinned.
         weakref.finalize(self, _unpin, memory).atexit = False
 
 

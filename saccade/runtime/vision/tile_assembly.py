@@ -1,5 +1,5 @@
-"""An image's embedding, put together from its tiles' rows: those that other images have, and those
-of the tiles that are encoded, each as a separate image.
+"""Assembles an image's embedding from the rows of its tiles. Rows of cached tiles are copied from
+other images' embeddings. The other tiles are encoded, each as a separate image.
 """
 
 from __future__ import annotations
@@ -18,23 +18,20 @@ from saccade.runtime.vision.packed_encoder import PackedEncoder
 
 @dataclass(frozen=True, slots=True)
 class CachedTiles:
-    """An image's tiles, and the rows of those that another image has, by their number.
-
-    same: tiles that repeat an earlier one.
-    """
+    """An image's tiles, and the rows of those that need not be encoded."""
 
     tiles: tuple[CanvasTile, ...]
-    rows: Mapping[int, torch.Tensor]
-    same: Mapping[int, int]
+    rows: Mapping[int, torch.Tensor]  # by tile index, the rows copied from another image
+    same: Mapping[int, int]  # by tile index, the index of an identical tile of this image
 
     @property
     def new(self) -> list[CanvasTile]:
-        """Return the tiles to encode."""
+        """The tiles that must be encoded."""
         seen = self.rows.keys() | self.same.keys()
         return [tile for number, tile in enumerate(self.tiles) if number not in seen]
 
     def together(self, new: Iterator[torch.Tensor]) -> torch.Tensor:
-        """Put all tiles' rows one below another. `new`: those from the tower, in order."""
+        """Concatenate the rows of all tiles. `new` yields the rows of encoded tiles, in order."""
         parts: list[torch.Tensor] = []
         for number in range(len(self.tiles)):
             if number in self.same:
@@ -46,7 +43,7 @@ class CachedTiles:
 
 
 class TileReader:
-    """Copies tiles' rows out of embeddings, before any of these moves."""
+    """Copies tiles' rows from embeddings. This must be done before the plan moves embeddings."""
 
     def __init__(self, spec: FamilySpec, layout: TileLayout, embeddings: EmbeddingMemory) -> None:
         self._spec = spec
@@ -54,7 +51,7 @@ class TileReader:
         self._embeddings = embeddings
 
     def read(self, encodes: Sequence[Encode]) -> Mapping[ImageKey, CachedTiles]:
-        """Return what images copy, by key. Images without copies are left out."""
+        """Return the cached tiles of each image that has any, by the image's key."""
         return {encode.key: self._read(encode) for encode in encodes if encode.copies}
 
     def _read(self, encode: Encode) -> CachedTiles:
@@ -80,7 +77,7 @@ def encode_tiles(
     pixels: Sequence[torch.Tensor],
     seen: Mapping[ImageKey, CachedTiles],
 ) -> Generator[int, None, list[torch.Tensor]]:
-    """Encode images of which some have tiles already, as `PackedEncoder.pieces` does."""
+    """Encode images as `PackedEncoder.pieces` does, where some images have cached tiles."""
     parts, grids = [], []
     for encode, canvas in zip(encodes, pixels):
         if (held := seen.get(encode.key)) is None:

@@ -1,10 +1,10 @@
-"""Images to embeddings: reads pixels from the arena, and runs the vision encoder, a part in each
-step if the plan splits it.
+"""Encodes the images of plans: it reads pixels from the arena and runs the vision encoder. An
+encoding may be split over several steps.
 
-Owns the encodings in progress. Ranks share the work in one of two ways. "weights": each runs its
-slice of the tower on every image. "data": each runs the whole tower on its own part of the images,
-and the embeddings are gathered once. On an unshared GPU, images are encoded on a stream next to the
-language model's, so that rows without these images continue.
+Several ranks divide the work in one of two modes. "weights": each rank has a slice of the vision
+encoder and runs it on all images (tensor parallelism). "data": each rank runs the full vision
+encoder on some of the images, and the embeddings are gathered (data parallelism). On a single GPU,
+images are encoded on a separate stream, so that requests without these images continue.
 """
 
 from __future__ import annotations
@@ -29,53 +29,50 @@ from saccade.parallel import Shard
 from saccade.runtime.vision.packed_encoder import PackedEncoder
 from saccade.runtime.vision.streams import Pinned, SideStream, Stopwatch
 
-if TYPE_CHECKING:  # for towers that see tiles apart
+if TYPE_CHECKING:  # only for models that tile images
     from saccade.runtime.vision.tile_assembly import CachedTiles
 
 logger = logging.getLogger("saccade")
 NO_TILES: Mapping[ImageKey, CachedTiles] = MappingProxyType({})
 MAX_ERROR_CHARS = 300
-"""Characters of an error's text that its request is told."""
+"""Errors returned to clients are truncated to this many characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An image's embedding [num_tokens, embedding_width], in own memory.
-
-    `ready`: when the computing stream has finished.
-    """
+    """An image's embedding."""
 
     key: ImageKey
-    rows: torch.Tensor
-    ready: torch.cuda.Event | None = None
+    rows: torch.Tensor  # [num_tokens, embedding_width], in separate memory
+    ready: torch.cuda.Event | None = None  # after which another stream has computed `rows`
 
 
 @dataclass(slots=True, eq=False)
 class Encoding:
-    """Images encoded together, and their progress.
+    """Images that are encoded together, and their progress. Costs are in patch-blocks: patches
+    times blocks of the vision encoder.
 
-    cost: patch-blocks on the rank with most to do. The spent part decides, on every rank alike, in
-    which step the encoding ends. `done` and `following` are this rank's own pieces: done so far,
-    and the next one, or `None` at the end. `seen`: the tiles of images that copy some.
+    `cost` and `spent` are equal on all ranks, so that the encoding ends in the same step on all of
+    them. `done` and `following` concern this rank.
     """
 
     encodes: Sequence[Encode]
     pieces: Generator[int, None, list[torch.Tensor]]
-    cost: int
+    cost: int  # on the rank with the most work
     watch: Stopwatch
-    seen: Mapping[ImageKey, CachedTiles]
-    spent: int = 0
-    done: int = 0
-    following: int | None = 0
+    seen: Mapping[ImageKey, CachedTiles]  # tiles of images that are partly cached
+    spent: int = 0  # part of `cost` that steps have been assigned
+    done: int = 0  # cost of the pieces that were computed
+    following: int | None = 0  # cost of the next piece; `None` at the end
     rows: list[torch.Tensor] = field(default_factory=list)
 
     @property
     def idle(self) -> bool:
-        """Return True if no request waits for the encoding."""
+        """True if no request waits for the encoding."""
         return all(encode.idle for encode in self.encodes)
 
     def run(self, limit: int | None) -> None:
-        """Run the pieces within the first `limit` patch-blocks, or all without a limit."""
+        """Run the pieces within the first `limit` patch-blocks, or all if `limit` is `None`."""
         while self.following is not None and (limit is None or self.done + self.following <= limit):
             self.done += self.following
             try:
@@ -85,7 +82,7 @@ class Encoding:
 
 
 class VisionEncoder:
-    """Encodes the images named by plans."""
+    """Encodes the images of plans."""
 
     def __init__(
         self,
@@ -96,27 +93,27 @@ class VisionEncoder:
         shard: Shard,
         mode: EncoderMode,
     ) -> None:
-        """Take dtype and device from `like`, a tensor of embeddings."""
+        """`like` is an empty embedding, with the dtype and device of all embeddings."""
         self._spec = spec
         self._encoder = encoder
         self._arena = arena
         self._like = like
         self._shard = shard
         self._split = shard.size > 1 and mode == "data"
-        # Collectives of two streams could meet those of another rank in another order.
+        # With several ranks, collectives of two streams might run in different orders on each rank.
         self._side_stream = SideStream(like.device) if like.is_cuda and shard.size == 1 else None
         self._begun: deque[Encoding] = deque()
-        self._ended: deque[Encoding] = deque()  # computed, or at least all launched
+        self._ended: deque[Encoding] = deque()  # launched completely, and perhaps finished
         self._failed: list[tuple[ImageKey, str]] = []
         self._pinned = Pinned(arena.whole(), like.device) if like.is_cuda else None
 
     def queue_images(
         self, encodes: Sequence[Encode], seen: Mapping[ImageKey, CachedTiles] = NO_TILES
     ) -> None:
-        """Queue images behind earlier ones. Images with different adapters are encoded apart.
+        """Queue images for encoding. Images with different adapters are encoded separately.
 
-        Their pixels stay in place until `ended` has named the images. seen: of images with
-        `Encode.copies`.
+        Their pixels must not be overwritten until `ended` has reported the images. `seen` has the
+        cached tiles of images with `Encode.copies`.
         """
         if seen and self._side_stream is not None:
             self._side_stream.take([rows for each in seen.values() for rows in each.rows.values()])
@@ -167,9 +164,8 @@ class VisionEncoder:
         )
 
     def take_over(self, encode: Encode) -> Encoded:
-        """Copy another server's embedding from the arena, where it is stored instead of pixels.
-
-        The arena may be overwritten after the call.
+        """Copy an embedding that another server has computed from the arena, where it is stored
+        instead of pixels. The arena may be overwritten after the call.
         """
         width = self._spec.embedding_width
         nbytes = encode.given * width * self._like.element_size()
@@ -179,11 +175,11 @@ class VisionEncoder:
         return Encoded(encode.key, rows)
 
     def advance(self, tower: int) -> list[Encoded]:
-        """Spend `tower` patch-blocks (as `Plan.tower`) on encodings in progress.
+        """Run up to `tower` patch-blocks (as in `Plan.tower`) of the encodings in progress.
 
-        Up to half is spent on the one nearest to its end, so that small images pass large ones. The
-        rest is spent in order, unawaited encodings last. Returns the embeddings that are now
-        computed, or being computed.
+        Up to half of them go to the encoding that is closest to its end, so that small images
+        overtake large ones. The rest goes to encodings in order, with those that no request waits
+        for last. Returns the embeddings that were completed, or on a GPU launched.
         """
         left = max(0, tower) if tower else math.inf
         quick = left / 2
@@ -206,10 +202,10 @@ class VisionEncoder:
                     rows = self._gather(encoding) if whole and self._split else encoding.rows
             except Exception as error:
                 if self._shard.size > 1 or is_fatal(error, self._like.device):
-                    raise  # other ranks continue, or the device is unusable
+                    raise  # the other ranks would continue, or the device is unusable
                 logger.exception("an image is not encoded")
                 self._begun.remove(encoding)
-                if len(encoding.encodes) > 1:  # which of them is to blame is not known
+                if len(encoding.encodes) > 1:  # retry one by one, to find the image that fails
                     for encode in encoding.encodes:
                         self._add([encode], [encode], encode.patches, encoding.seen)
                 else:
@@ -226,10 +222,10 @@ class VisionEncoder:
         return found
 
     def ended(self, *, wait: bool = False) -> tuple[tuple[ImageKey, float, float], ...]:
-        """Return the images that have ended since the last call, with ms and `time.monotonic()` at
-        the end.
+        """Return the images whose encoding has finished since the last call, each with milliseconds
+        and `time.monotonic()` at the end.
 
-        wait: wait for an image, if any is being computed.
+        wait: if an image is being computed and none has finished, wait for one.
         """
         found: list[tuple[ImageKey, float, float]] = []
         while self._ended and (self._ended[0].watch.done() or (wait and not found)):
@@ -238,32 +234,33 @@ class VisionEncoder:
         return tuple(found)
 
     def failures(self) -> tuple[tuple[ImageKey, str], ...]:
-        """Return the images that failed since the last call, as in `StepResult.failed`."""
+        """Return the images whose encoding has failed since the last call, as in
+        `StepResult.failed`.
+        """
         failed, self._failed = tuple(self._failed), []
         return failed
 
     @property
     def busy(self) -> bool:
-        """Return True while some encoding is in progress, or has an unreported end."""
+        """True if an encoding is in progress, or its result was not reported yet."""
         return bool(self._begun or self._ended or self._failed)
 
     @property
     def computing(self) -> bool:
-        """Return True while `ended` will report an encoding without another step."""
+        """True if `ended` will report an encoding without another step."""
         return bool(self._ended)
 
     @property
     def any_ended(self) -> bool:
-        """Return True if `ended` has something to report."""
+        """True if `ended` would report an image now."""
         return bool(self._ended) and self._ended[0].watch.done()
 
     def encode_now(self, pixels: torch.Tensor, grid: Grid) -> torch.Tensor:
-        """Encode an image, given as a canvas uint8 [H, W, 3] on the device, without graphs.
-
-        All later launches may use the embedding.
+        """Encode an image, a canvas uint8 [H, W, 3] on the device, without graphs. The embedding
+        can be used on any stream.
         """
         if self._side_stream is not None:
-            self._side_stream.follow()  # the pixels are the surrounding stream's
+            self._side_stream.follow()  # the surrounding stream computes the pixels
         with self._side_stream or nullcontext():
             embedding = self._encoder.encode_plainly(pixels, grid)
         if self._side_stream is not None:
@@ -271,21 +268,21 @@ class VisionEncoder:
         return embedding
 
     def adapt(self) -> bool:
-        """Fit the graphs to the images seen. Call it in idle moments. Returns True while more is to
-        do.
+        """Adapt the graphs to the sizes of recent images. Call it when the worker is idle. Returns
+        True if more captures are needed.
         """
         if self._side_stream is not None:
-            # what a client that has left asked for may still be running, in the same buffers
+            # An encoding for a disconnected client may still be running and use the same buffers.
             self._side_stream.wait()
-            self._side_stream.follow()  # captures run in the same buffers
+            self._side_stream.follow()  # captures use the same buffers
         return self._encoder.adapt()
 
     def close(self) -> None:
-        """Release the graphs, which hold on to collectives."""
+        """Release the graphs, which use collectives."""
         self._encoder.close()
 
     def _gather(self, encoding: Encoding) -> list[torch.Tensor]:
-        """Gather every rank's embeddings, in the order of the encodes."""
+        """Gather the embeddings of all ranks, in the order of `encoding.encodes`."""
         spec, shard, encodes = self._spec, self._shard, encoding.encodes
         patches = [encode.patches for encode in encodes]
         tokens = [spec.num_tokens(encode.grid) for encode in encodes]
@@ -306,17 +303,17 @@ class VisionEncoder:
 
 
 def is_fatal(error: Exception, device: torch.device) -> bool:
-    """Return True if results computed on the device after this error are untrustworthy."""
+    """Return True if the device cannot be trusted to compute correct results after this error."""
     if isinstance(error, torch.OutOfMemoryError):
         return False
-    # libraries of a GPU (cuBLAS, cuDNN, Triton) raise plain RuntimeError
+    # GPU libraries (cuBLAS, cuDNN, Triton) raise RuntimeError.
     return isinstance(error, torch.AcceleratorError) or (
         device.type != "cpu" and isinstance(error, RuntimeError)
     )
 
 
 def describe_failure(error: Exception) -> str:
-    """Return the reason as `StepResult.failed` has it."""
+    """Return the reason for `StepResult.failed`, which is "" if memory ran out."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return ""
     words = str(error).strip()
@@ -326,7 +323,9 @@ def describe_failure(error: Exception) -> str:
 def share_ms(
     encodes: Sequence[Encode], ms: float, ended: float
 ) -> list[tuple[ImageKey, float, float]]:
-    """Share an encoding's time among its images by patches. Returns (key, ms, end) for each."""
+    """Divide an encoding's time among its images by their patches. Returns (key, ms, end)
+    for each.
+    """
     patches = [encode.patches for encode in encodes]
     return [
         (encode.key, ms * count / sum(patches), ended) for encode, count in zip(encodes, patches)
@@ -334,9 +333,9 @@ def share_ms(
 
 
 def split_evenly(costs: Sequence[int], parts: int) -> list[list[int]]:
-    """Split `costs` into `parts` groups with about equal sums. Returns indices.
+    """Split `costs` into `parts` groups with about equal sums. Returns the indices in each group.
 
-    Longest first, each to the least loaded group (Graham 1969).
+    The largest remaining cost is added to the group with the lowest sum (Graham 1969).
     """
     groups: list[list[int]] = [[] for _ in range(parts)]
     sums = [0] * parts

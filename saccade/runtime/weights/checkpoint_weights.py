@@ -1,8 +1,8 @@
-"""Tensors from a checkpoint's files, in safetensors or a plugin's format, as a network's layers ask
-for them (`nn.weights.Weights`).
+"""Loads a network's weights from a checkpoint, in safetensors or in a plugin's format
+(`nn.weights.Weights`).
 
-Each tensor is read when its layer is built, only this rank's slice, and straight into the layer's
-own storage: peak memory is about the model's size.
+Each tensor is read when its layer is built: only this rank's slice, and directly into the layer's
+storage. So peak memory is about the size of the model.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ logger = logging.getLogger(__name__)
 LoadFormat = Literal["auto", "dummy"]
 
 BUFFERS = frozenset({"I64", "BOOL"})
-"""Dtypes without weights: old checkpoints store positions and counters in these."""
+"""Dtypes that are ignored, because they are not used for weights. Old checkpoints store positions
+and counters in them.
+"""
 
 
 def load_net(
@@ -81,18 +83,20 @@ def load_net(
 ) -> FamilyNet:
     """Build the network of `spec` with the weights in `folder`.
 
-    `file`: read weights from this one file (in safetensors' layout), and only config.json from the
-    folder. With "dummy", weights are random and no file is read.
+    shard: this rank's slice of the network.
+    encoder: whether each rank has a slice of the vision encoder ("weights") or all of it ("data").
+    load_format: "dummy" uses random weights and reads no weight file.
+    tally: counts the quantized matrices.
+    on_progress: called with the bytes read so far, and the total bytes.
+    ops: by default, the device's operations.
+    tower: updated with this rank's weights of the vision encoder.
+    file: read the weights from this file (in safetensors' layout), and only config.json from
+    `folder`.
 
-    `shard` is this rank's slice. `encoder`: whether each rank has a slice of the vision encoder or
-    the whole. `tally` counts 8-bit matrices. `on_progress` is called with the bytes read and the
-    bytes in all. Without `ops`, the device's kernels are used. `tower` takes in this rank's slice
-    of the vision encoder.
-
-    Raises ConfigError for a quantisation that cannot run here. Raises CheckpointError, naming file
-    and tensor, for a tensor that is missing, misshapen, damaged, not finite, or in an unreadable
-    format (before any copy). Logs a warning for tensors that no layer asks for, unless known to the
-    family as harmless.
+    Raises ConfigError if the device does not support the quantization. Raises CheckpointError, with
+    the file and the tensor's name, if a tensor is missing, has another shape, is damaged or not
+    finite, or has an unsupported format (which is checked before anything is copied). Logs a
+    warning about tensors that no layer uses, unless the family lists them as harmless.
     """
     model, ops = family_model(spec), ops or pick_ops(device, dtype)
     encoder_shard = shard if encoder == "weights" else UNSHARDED
@@ -134,7 +138,7 @@ def load_tower(
     tally: LoadTally | None = None,
     on_progress: ReportProgress = ignore_progress,
 ) -> TowerNet:
-    """Build the vision encoder alone, as `load_net` does, without reading the language model.
+    """Build only the vision encoder, as `load_net` does. The language model is not read.
 
     Raises ConfigError, CheckpointError.
     """
@@ -164,11 +168,10 @@ def choose_policy(
     ops: Ops,
     tally: LoadTally,
 ) -> QuantPolicy:
-    """Return which matrices are kept in few bits, or are made so.
+    """Return which matrices are quantized in memory, by the options and the device. `projection` is
+    as in `QuantPolicy`.
 
-    projection: as in `QuantPolicy`. ops: the device's.
-
-    Raises ConfigError for a quantisation that cannot run here.
+    Raises ConfigError if the device does not support the quantization.
     """
     made = quantization if quantization in ("int8", "int4") else None
     if made:
@@ -185,9 +188,10 @@ def choose_policy(
 
 
 def has_int4(ops: Ops, device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True if stored 4-bit matrices stay so, and rows keep the dtype's meaning.
+    """Return True if matrices that are stored in 4 bits are kept in 4 bits.
 
-    On a CPU rows become 8 bits, against the intent of a float32 run.
+    This is not done for float32 on a CPU, because the kernels quantize activations to 8 bits, which
+    is not what a user of float32 expects.
     """
     return ops.takes_int4 and (device.type != "cpu" or dtype != torch.float32)
 
@@ -196,9 +200,9 @@ Net = TypeVar("Net", bound=TowerNet)
 
 
 def quantises_tower(wanted: TowerQuantization, device: torch.device) -> bool:
-    """Return True if the tower is to be quantised.
+    """Return True if the vision encoder is to be quantized.
 
-    Raises ConfigError for a device without products in 8 bits.
+    Raises ConfigError if the device does not support int8 matrices.
     """
     if wanted == "int8":
         check_int8("--quantization-tower int8", "--quantization-tower none", device)
@@ -206,7 +210,9 @@ def quantises_tower(wanted: TowerQuantization, device: torch.device) -> bool:
 
 
 def check_language(policy: QuantPolicy, net: Net) -> Net:
-    """Return `net`. Raises ConfigError where matrices should be quantised, and none are ours."""
+    """Return `net`. Raises ConfigError if quantization was requested but no matrix was
+    quantized.
+    """
     if policy.made and not policy.tally.kinds:
         raise ConfigError(
             f"--quantization {policy.made}: the language model has no matrices of Saccade's own "
@@ -219,7 +225,8 @@ def check_language(policy: QuantPolicy, net: Net) -> Net:
 def check_tower(policy: QuantPolicy, net: Net) -> Net:
     """Return `net`.
 
-    Raises ConfigError where a tower should be quantised, and there is none with matrices of ours.
+    Raises ConfigError if quantization of the vision encoder was requested but none of its matrices
+    was quantized.
     """
     if policy.tower and not policy.tally.tower.count:
         raise ConfigError(
@@ -230,7 +237,7 @@ def check_tower(policy: QuantPolicy, net: Net) -> Net:
 
 
 def _warn_of(unused: Sequence[str], folder: Path) -> None:
-    """Log the checkpoint's tensors in `folder` that no layer has asked for."""
+    """Log a warning about tensors of the checkpoint that no layer uses."""
     if unused:
         logger.warning(
             "%s: %d tensors belong to no layer and are ignored: %s",
@@ -241,13 +248,13 @@ def _warn_of(unused: Sequence[str], folder: Path) -> None:
 
 
 class TowerDigest:
-    """A fingerprint of a vision encoder's weights: a hash over all loaded tensors."""
+    """A hash of the vision encoder's weights that this rank has loaded."""
 
     def __init__(self) -> None:
         self._hash = blake3()
 
     def add_tensor(self, part: Part, values: torch.Tensor) -> None:
-        """Add a tensor's `values`, as loaded. Skips those for the language model."""
+        """Add a tensor's loaded `values`, unless it belongs to the language model."""
         if not of_language(part.name):
             self._hash.update(repr((part, values.dtype)).encode())
             self._hash.update(values.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
@@ -257,10 +264,10 @@ class TowerDigest:
 
 
 class CheckpointWeights:
-    """The tensors in a folder's files, under the family's canonical names.
+    """Loads tensors from the files of a directory, by the family's canonical names.
 
-    config: config.json, where tensors may be quantised. A context manager. At the end it reports
-    all as read.
+    `config` is config.json, which specifies quantized tensors; if it is `None`, no tensor is
+    quantized. Use it as a context manager: on exit, all bytes are reported as read.
     """
 
     def __init__(
@@ -307,8 +314,9 @@ class CheckpointWeights:
 
     def _restore(self, parts: Sequence[Part], stored: Sequence[StoredTensor]) -> torch.Tensor:
         for each, part in zip(stored, parts):
-            each.check(part)  # before memory is taken for what config.json makes of them
-        rows = [part.wanted[0] if part.wanted else 1 for part in parts]  # a number is a row
+            each.check(part)  # before memory for the shapes in config.json is allocated
+        # a scalar counts as one row
+        rows = [part.wanted[0] if part.wanted else 1 for part in parts]
         with in_memory(parts):
             whole = torch.empty(
                 (sum(rows), *parts[0].wanted[1:]), dtype=self.dtype, device=self.device
@@ -336,10 +344,10 @@ class CheckpointWeights:
             self._tower.add_tensor(Part(name, tuple(values.shape)), values)
 
     def check_formats(self, harmless: Callable[[str], bool]) -> None:
-        """Check that every tensor has a readable format, except tensors that no layer asks for.
+        """Check that all tensors have supported formats, except those that are `harmless`.
 
-        A quantised checkpoint's numbers only mean something with their scales, which must be
-        present too. Raises CheckpointError naming file, tensor and format.
+        Quantized tensors are supported only if config.json specifies their quantization. Raises
+        CheckpointError with the file, the tensor's name and its format.
         """
         for name, kind, shape in self._files.by_file():
             if kind in FORMATS | BUFFERS or harmless(name):
@@ -348,14 +356,16 @@ class CheckpointWeights:
                 raise unreadable(self._files, name, kind)
 
     def unused(self) -> list[str]:
-        """Return canonical names that no layer has asked for."""
+        """Return the canonical names of tensors that no layer uses."""
         ignores = self._forms.ignores if self._forms is not None else lambda _: False
         return sorted(name for name in self._files.unasked() if not ignores(name))
 
     def _stored(self, name: str) -> StoredTensor:
-        """Return a tensor's form. A missing tensor is plain, and refused when checked.
+        """Return the tensor `name`, quantized or plain. A missing tensor is returned as plain, and
+        `check` raises for it.
 
-        Raises CheckpointError for a tensor that should be quantised and is not.
+        Raises CheckpointError if the tensor should be quantized according to config.json and is
+        not.
         """
         files, stored = self._files, None
         if self._forms is not None:

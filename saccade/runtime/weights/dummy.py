@@ -1,5 +1,5 @@
-"""Random weights, as asked for by a network's layers (`nn.weights.Weights`), for runs that need a
-model's shapes and ignore its answers. Reads no file.
+"""Random weights that implement `nn.weights.Weights`, for runs in which only the model's shapes
+matter. No weight file is read.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from saccade.runtime.weights.stored import in_memory
 
 
 class DummyWeights:
-    """Random weights, the same for the same names.
+    """Random weights, which depend only on the seed and on the tensor's name.
 
-    They are scaled so that activations stay finite, with norms of one.
+    They are scaled so that activations stay finite. Weights of norms are 1.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class DummyWeights:
             return torch.cat(made).to(self.dtype)
 
     def make(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return the whole tensor `name`."""
-        if not shape:  # a limit
+        """Return the full tensor `name`."""
+        if not shape:  # a bound of activations
             return torch.full((1,), -math.inf if name.endswith("min") else math.inf)
         if len(shape) == 1:
             return (
@@ -80,6 +80,6 @@ class DummyWeights:
         generator = torch.Generator(self.device).manual_seed(
             self._seed ^ int.from_bytes(digest, "little")
         )
-        # experts of one tensor: [E, in, out]
+        # A tensor with all experts is [E, in, out].
         inputs = shape[1] if len(shape) == 3 else math.prod(shape[1:])
         return torch.randn(shape, generator=generator, device=self.device) / math.sqrt(inputs)

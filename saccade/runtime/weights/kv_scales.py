@@ -1,5 +1,5 @@
-"""The scales that a checkpoint ships for keys and values in 8 bits (llm-compressor's `k_scale`,
-`v_scale`). Owns their names and faults.
+"""The scales for an 8-bit KV cache that a checkpoint may contain (`k_scale` and `v_scale`, as
+written by llm-compressor).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ NAME = re.compile(r"\.layers\.(\d+)\.self_attn\.([kv])_scale$")
 
 
 def read_kv_scales(folder: Path, layers: int) -> tuple[tuple[float, float], ...]:
-    """Read the scales (for keys, for values) by layer. A checkpoint without scales gives ().
+    """Read the scales (keys, values) of each layer. Returns () if the checkpoint has no scales.
 
-    `layers`: how many have keys and values. Raises CheckpointError, naming the tensor, unless each
-    layer has two, each a number above 0.
+    `layers` is the number of layers that cache keys and values. Raises CheckpointError unless each
+    of these has two scales, which are numbers above 0.
     """
     found: dict[tuple[int, str], float] = {}
     for path in weight_files(folder):

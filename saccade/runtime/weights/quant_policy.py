@@ -1,4 +1,6 @@
-"""Chooses which matrices have few bits in memory, quantises at load, and counts them all."""
+"""Quantization at load: which matrices are quantized in memory, and statistics about them for the
+startup log.
+"""
 
 from __future__ import annotations
 
@@ -25,28 +27,30 @@ from saccade.nn.low_rank import of_language
 from saccade.nn.weights import Part
 
 INT4_GROUP = 32
-"""Neighbouring inputs that share a scale, of matrices that are made 4-bit here."""
+"""The group size (inputs per scale) of matrices that are quantized to 4 bits at load."""
 HEADS = ("lm_head.weight", "embed_tokens.weight")
-"""Name suffixes of output heads; the second is a token embedding, which may be tied."""
+"""Name suffixes of output heads. The second is the token embedding, which may be tied to
+the head.
+"""
 Made = Literal["int8", "int4"]
-"""What matrices are made at load."""
+"""The formats to which matrices can be quantized at load."""
 Kind = Literal["int8", "int4", "fp8"]
 Where = Literal["language model", "vision tower"]
 COSTS: Mapping[Kind, str] = {
     "int8": "a trained model of 135 M parameters lost 0.4 % of its perplexity so",
     "int4": "a trained model of 135 M parameters lost about 27 % of its perplexity so",
 }
-"""Start-up messages about matrices that are quantised at load; see docs/speed.md."""
+"""What quantization at load costs, for the startup log. See docs/speed.md."""
 
 
 @dataclass(slots=True)
 class KindTally:
-    """Matrices of one kind in memory."""
+    """Statistics of the matrices of one kind."""
 
     count: int = 0
-    made: int = 0  # how many were made at load. The rest were stored so.
+    made: int = 0  # how many were quantized at load; the others are quantized in the checkpoint
     nbytes: int = 0
-    dense: int = 0  # their bytes in the network's dtype
+    dense: int = 0  # their size if they were not quantized, in the network's dtype
 
     def add_matrix(self, nbytes: int, dense: int, made: bool) -> None:
         self.count += 1
@@ -55,7 +59,7 @@ class KindTally:
         self.dense += dense
 
     def line(self, where: Where, kind: Kind, name: str) -> str:
-        """Describe the matrices in one line. name: the network's dtype."""
+        """Describe the matrices in one line. `name` is the network's dtype."""
         whence = "made at load" if self.made else "as the checkpoint has them"
         told = self.made and where == "language model" and kind in COSTS
         cost = f" ({COSTS[kind]})" if told else ""
@@ -67,29 +71,32 @@ class KindTally:
 
 @dataclass(slots=True)
 class LoadTally:
-    """Counts and bytes of a checkpoint's matrices by format, on this rank."""
+    """Statistics of a checkpoint's quantized matrices, on this rank."""
 
-    # the language model's matrices in few bits
+    # the language model's quantized matrices
     kinds: dict[Kind, KindTally] = field(default_factory=dict)
-    tower: KindTally = field(default_factory=KindTally)  # the vision encoder's, in 8
-    # stored in 8 bits or less, and made whole. stored: the restored ones' bytes in the checkpoint.
+    tower: KindTally = field(default_factory=KindTally)  # the vision encoder's int8 matrices
+    # matrices that are quantized in the checkpoint, and were dequantized at load
     restored: int = 0
-    restored_bytes: int = 0
-    stored_bytes: int = 0
-    # why some in few bits were restored although the device has products
+    restored_bytes: int = 0  # in memory
+    stored_bytes: int = 0  # in the checkpoint
+    # why some were dequantized although the device supports quantized matrices
     reasons: set[str] = field(default_factory=set)
-    # errors in 8-bit matrices made from a GGUF file's blocks, by name, as a share of values (rms)
+    # relative rms errors of int8 matrices that were converted from a GGUF file, by name
     losses: dict[str, float] = field(default_factory=dict)
 
     def count_int8(self, matrix: Int8Matrix, item: int, *, made: bool = False) -> None:
-        """Count a matrix that is still to be packed.
+        """Count a matrix. Call it before the matrix is packed.
 
-        `item`: a value's bytes in the network's dtype. `made`: at load.
+        item: bytes per value in the network's dtype.
+        made: whether it was quantized at load.
         """
         self._int8(self.kinds.setdefault("int8", KindTally()), matrix, item, made)
 
     def count_tower(self, matrix: Int8Matrix, item: int) -> None:
-        """Count a matrix in the vision encoder, made at load and still to be packed."""
+        """Count a matrix of the vision encoder that was quantized at load. Call it before the
+        matrix is packed.
+        """
         self._int8(self.tower, matrix, item, made=True)
 
     def count_int4(self, matrix: Int4Matrix, item: int, *, made: bool = False) -> None:
@@ -107,13 +114,15 @@ class LoadTally:
         kept.add_matrix(values + matrix.scales.nbytes, values * item, made)
 
     def count_restored(self, stored: int, target: torch.Tensor) -> None:
-        """Count a matrix made whole. `stored`: its bytes in the checkpoint."""
+        """Count a matrix that was dequantized to `target`. `stored` is its size in the
+        checkpoint.
+        """
         self.restored += 1
         self.restored_bytes += target.nbytes
         self.stored_bytes += stored
 
     def line(self, dtype: torch.dtype) -> str:
-        """Describe the quantised matrices for people, at start-up. Without any, return ""."""
+        """Describe the quantized matrices for the startup log. Returns "" if there are none."""
         name = str(dtype).removeprefix("torch.")
         said = []
         for kind in get_args(Kind):
@@ -138,7 +147,9 @@ class LoadTally:
 
 
 def check_int8(said: str, instead: str, device: torch.device) -> None:
-    """Raise ConfigError, about what was `said`, for a device without products in 8 bits."""
+    """Raise ConfigError if the device does not support int8 matrices. `said` and `instead` are the
+    option that requires it and an alternative, for the message.
+    """
     if device.type != "cpu" or not runs_int8():
         raise ConfigError(
             f"{said}: it needs --device cpu and an x86 processor with VNNI "
@@ -147,7 +158,7 @@ def check_int8(said: str, instead: str, device: torch.device) -> None:
 
 
 def check_made(made: Made, device: torch.device, ops: Ops) -> None:
-    """Raise ConfigError for a device without products for matrices made so."""
+    """Raise ConfigError if the device does not support matrices quantized to `made`."""
     check_int8(f"--quantization {made}", "--quantization auto", device)
     if made == "int4" and not ops.takes_int4:
         raise ConfigError(
@@ -158,29 +169,26 @@ def check_made(made: Made, device: torch.device, ops: Ops) -> None:
 
 @dataclass(frozen=True, slots=True)
 class QuantPolicy:
-    """The choice of matrices in 8 or 4 bits in memory.
+    """Which matrices are quantized in memory."""
 
-    `projection` allows matrices by canonical names: `made` is the kind that all become, `native`
-    leaves matrices stored in int8, `fp8` those in FP8, `few` those in 4 bits, but for experts.
-    `tower`: the vision encoder's become int8. `tally` counts each.
-    """
-
-    projection: Callable[[str], bool]
-    made: Made | None
-    native: bool
+    projection: Callable[[str], bool]  # whether a matrix, by canonical name, may be quantized
+    made: Made | None  # the format to which all of these are quantized at load
+    native: bool  # keep matrices that are stored in int8
     tally: LoadTally
-    fp8: bool = False
-    few: bool = False
-    tower: bool = False
+    fp8: bool = False  # keep matrices that are stored in FP8
+    few: bool = False  # keep matrices that are stored in 4 bits, except experts
+    tower: bool = False  # quantize the vision encoder to int8
 
     def int4(self, name: str) -> bool:
-        """Return True if a matrix stored in 4 bits stays so. Experts are one tensor on a GPU."""
+        """Return True if a matrix that is stored in 4 bits is kept in 4 bits. Experts are not,
+        because on a GPU all experts are one tensor.
+        """
         return self.few and self.projection(name) and ".experts." not in name
 
     def make(self, weight: torch.Tensor, parts: Sequence[Part], ops: Ops) -> Matrix:
-        """Convert `weight`, loaded for `parts`, to its kind of matrix for a network's operations.
+        """Convert `weight`, which was loaded for `parts`, to a matrix in the chosen format.
 
-        A head keeps more than 4 bits, since it chooses among very many tokens.
+        Output heads are quantized to 8 bits at least, because they choose among many tokens.
         """
         if self.tower and not of_language(parts[0].name):
             matrix = ops.quantise_int8(weight)

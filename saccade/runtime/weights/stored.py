@@ -1,7 +1,6 @@
-"""A checkpoint's tensor in one of the stored forms, and its way to layers: `checkpoint_weights.py`
-asks a `StoredTensor`, in any form.
-
-Owns the form with plain numbers. Plugins have others.
+"""How a checkpoint's tensors are stored, and how they are loaded. `checkpoint_weights.py` loads
+each tensor through the interface `StoredTensor`. This module implements unquantized tensors
+(`PlainTensor`), and plugins implement quantized ones.
 """
 
 from __future__ import annotations
@@ -27,14 +26,13 @@ from saccade.runtime.weights.tensors import ProgressReporter, TensorFiles
 FORMATS = frozenset({"F32", "F16", "BF16"})
 """Supported safetensors dtypes."""
 CHUNK_ROWS = 4096
-"""Rows of a matrix that are compared at a time, so that no second copy of it is in memory."""
+"""The number of rows of a matrix that are compared at a time, to avoid a second copy in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadContext:
-    """Source and target of loading a checkpoint.
-
-    Has the network's dtype, device and operations, and the choice of matrices with few bits.
+    """The files of a checkpoint that is being loaded, and the network's dtype, device, operations
+    and quantization.
     """
 
     files: TensorFiles
@@ -46,10 +44,10 @@ class LoadContext:
 
 
 class StoredTensor(ABC):
-    """A tensor by its canonical name, in one form.
+    """A tensor of a checkpoint, with its canonical name.
 
-    All methods raise CheckpointError, naming file and tensor, for a tensor that is missing,
-    misshapen, damaged or not finite.
+    All methods raise CheckpointError, with the file and the tensor's name, if the tensor is
+    missing, has another shape, or has values that are damaged or not finite.
     """
 
     __slots__ = ("loading", "name")
@@ -60,50 +58,48 @@ class StoredTensor(ABC):
 
     @abstractmethod
     def check(self, part: Part) -> None:
-        """Raise unless all parts are present, in readable formats, and have the shapes from
-        config.json.
-
-        From then on the tensor counts as asked for.
+        """Raise CheckpointError unless the tensor exists, in a supported format, with the shape
+        that config.json requires. Also marks the tensor as used.
         """
 
     @abstractmethod
     def restore(self, part: Part, target: torch.Tensor) -> None:
-        """Write the wanted slice into `target`, in its dtype. Call after `check`."""
+        """Load the slice `part` into `target`, and convert it to the dtype of `target`. Call it
+        after `check`.
+        """
 
     def equals(self, _part: Part, _values: torch.Tensor) -> bool:
-        """Return True if the wanted rows have these values, in the values' dtype.
-
-        A quantised tensor is its own, whatever it would be restored to.
+        """Return True if the rows that `_part` selects have these values, converted to the values'
+        dtype. Always False for a quantized tensor, whose values depend on dequantization.
         """
         return False
 
     def product(self, _stored: Sequence[StoredTensor], _parts: Sequence[Part]) -> Matrix | None:
-        """Stack the given tensors, this one first, as one matrix in their stored few bits.
-
-        Returns `None` if they are to be whole.
+        """Concatenate the given tensors, of which this is the first, to one matrix in their stored
+        quantized format. Returns `None` if they must be dequantized.
         """
         return None
 
     def product_kind(self, _stored: Sequence[StoredTensor], _parts: Sequence[Part]) -> Kind | None:
-        """Return the few bits in which `product` keeps the parts, as files' headers tell.
-
-        Returns `None` if they are to be whole.
+        """Return the format of the matrix that `product` would return, from the files' headers
+        only. Returns `None` if the tensors must be dequantized.
         """
         return None
 
     def experts(
         self, _stored: Sequence[StoredTensor], _parts: Sequence[Part], _turned: bool, /
     ) -> Fp8Experts | None:
-        """Stack experts' tensors as `product` does. turned: [experts, in, out]
-        (`Weights.load_experts`).
+        """Concatenate experts' tensors as `product` does. If `_turned` is true, they are [experts,
+        in, out] (see `Weights.load_experts`).
         """
         return None
 
     def check_finite(self, target: torch.Tensor) -> None:
-        """Raise for weights that would make every answer meaningless.
+        """Raise CheckpointError if `target` has NaN or infinite values.
 
-        The minimum and maximum suffice: a NaN anywhere makes both NaN. Both cost as much as the
-        copy from memory (0.5 s for 2 billion bfloat16 on two cores), `isfinite` twenty times that.
+        It suffices to check the minimum and the maximum, since a single NaN makes both NaN. They
+        take as long as a copy in memory (0.5 s for 2 billion bfloat16 values on two cores), and
+        `isfinite` takes twenty times longer.
         """
         least, greatest = torch.stack(torch.aminmax(target)).tolist() if target.numel() else (0, 0)
         if not (math.isfinite(least) and math.isfinite(greatest)):
@@ -116,29 +112,32 @@ class StoredTensor(ABC):
 
 
 class StoredForms(Protocol):
-    """The tensors of a checkpoint that config.json makes others than plain numbers."""
+    """The tensors of a checkpoint that are quantized according to config.json."""
 
     def __contains__(self, name: object, /) -> bool:
-        """Return True for a tensor that is stored as several tensors with other names."""
+        """Return True if the tensor `name` is stored as several tensors with other names."""
         ...
 
     def find(self, name: str) -> StoredTensor | None:
-        """Return a tensor's form, or None for plain numbers. Raises CheckpointError."""
+        """Return the quantized tensor `name`, or `None` if it is not quantized. Raises
+        CheckpointError.
+        """
         ...
 
     def reads(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Return True for a tensor that is read in its format. Raises CheckpointError."""
+        """Return True if the tensor `name` of a file has a supported quantized format. Raises
+        CheckpointError.
+        """
         ...
 
     def ignores(self, name: str) -> bool:
-        """Return True for a tensor that no layer needs."""
+        """Return True if no layer needs the tensor `name` of a file."""
         ...
 
 
 def find_forms(config: Section, loading: LoadContext) -> StoredForms | None:
-    """Return how tensors are stored, or None where all are plain numbers. Raises CheckpointError.
-
-    config: config.json.
+    """Return the quantized tensors of a checkpoint, or `None` if it is not quantized. `config` is
+    its config.json. Raises CheckpointError.
     """
     for read in builders(lambda plugin: plugin.stored_forms, config):
         forms: StoredForms | None = read(config, loading)
@@ -147,7 +146,7 @@ def find_forms(config: Section, loading: LoadContext) -> StoredForms | None:
 
 
 class PlainTensor(StoredTensor):
-    """Numbers in 16 or 32 bits."""
+    """An unquantized tensor, in float32, float16 or bfloat16."""
 
     def check(self, part: Part) -> None:
         check_shape(self.loading.files, part, FORMATS)
@@ -169,14 +168,16 @@ class PlainTensor(StoredTensor):
 
 
 def row_chunks(part: Part) -> Iterator[Part]:
-    """Yield a matrix's wanted rows, `CHUNK_ROWS` at a time."""
+    """Split the rows that `part` selects into parts of `CHUNK_ROWS` rows."""
     first, end, _ = part.index[0].indices(part.shape[0]) if part.index else (0, part.shape[0], 1)
     for start in range(first, end, CHUNK_ROWS):
         yield Part(part.name, part.shape, (slice(start, min(start + CHUNK_ROWS, end)),))
 
 
 def check_shape(files: TensorFiles, part: Part, formats: frozenset[str]) -> None:
-    """Raise CheckpointError unless the tensor is present, in a given format and its shape."""
+    """Raise CheckpointError unless the tensor exists, has one of the formats (safetensors' dtypes),
+    and has the shape of `part`. Also marks it as used.
+    """
     files.mark_asked([part.name])
     if part.name not in files:
         raise CheckpointError(
@@ -200,10 +201,10 @@ def unreadable(files: TensorFiles, name: str, kind: str) -> CheckpointError:
 
 @contextmanager
 def in_memory(parts: Sequence[Part]) -> Iterator[None]:
-    """Raise CheckpointError if there is too little memory for the parts."""
+    """Convert an out-of-memory error in the body to a CheckpointError that lists the parts."""
     try:
         yield
-    except RuntimeError as error:  # torch has no class of its own for it on a CPU
+    except RuntimeError as error:  # on a CPU, torch has no specific class for it
         shown = ", ".join(f"{part.name} {list(part.shape)}" for part in parts)
         raise CheckpointError(
             f"not enough memory for the sizes in config.json: {shown}: {str(error)[:200]}"

@@ -1,7 +1,6 @@
-"""The tensors in a checkpoint's files, in safetensors or a plugin's format, under the layers'
-names: each one's place, format and shape, and slices as in the file.
-
-Owns the files, the record of tensors read, and the progress, reported a few times a second.
+"""Access to the tensors in a checkpoint's files, in safetensors or in a plugin's format, by the
+names that layers use. It can describe tensors, read slices of them, and list tensors that no layer
+uses. Also reports the progress of loading.
 """
 
 from __future__ import annotations
@@ -22,17 +21,18 @@ from saccade.nn.weights import Part
 
 
 class TensorFiles:
-    """The tensors in a folder's files, or in one file, by canonical names. `total`: the files'
-    bytes.
+    """The tensors in the files of a directory, or in one file, by canonical names. `total` is the
+    size of the files in bytes.
 
-    A file is opened once to describe its tensors, and again for each that is read: bytes that were
-    read count as this process's memory while they are mapped.
+    A file is opened once to describe its tensors, and again for each tensor that is read, because
+    bytes that were read count as memory of this process as long as their mapping exists.
     """
 
     def __init__(self, folder: Path, canonical_name: Callable[[str], str]) -> None:
-        """Open each file and list its tensors.
+        """Open all files and list their tensors. `canonical_name` converts a tensor's name in the
+        file to the name that layers use.
 
-        Raises CheckpointError where files are missing, or cannot be opened.
+        Raises CheckpointError if a file is missing or cannot be opened.
         """
         files = weight_files(folder)
         self.folder = folder
@@ -52,7 +52,7 @@ class TensorFiles:
         return iter(self._places)
 
     def by_file(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-        """Yield each tensor's canonical name, format and shape, file by file."""
+        """Yield each tensor's canonical name, dtype (safetensors' name) and shape, file by file."""
         names: dict[Path, list[tuple[str, str]]] = {}
         for canonical, (path, name) in self._places.items():
             names.setdefault(path, []).append((canonical, name))
@@ -63,11 +63,11 @@ class TensorFiles:
                 yield canonical, stored.get_dtype(), tuple(stored.get_shape())
 
     def locate(self, name: str) -> tuple[Path, str]:
-        """Return a present tensor's file, and its name in the file."""
+        """Return the file of an existing tensor, and its name in that file."""
         return self._places[name]
 
     def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """Return the format, by safetensors' name, and the shape. Raises CheckpointError."""
+        """Return a tensor's dtype (safetensors' name) and shape. Raises CheckpointError."""
         path, stored_name = self._places[name]
         try:
             stored = self._files[path].get_slice(stored_name)
@@ -76,7 +76,7 @@ class TensorFiles:
             raise self.wrong(name, f"cannot be read: {error}") from error
 
     def wrong(self, name: str, why: str) -> CheckpointError:
-        """Return the error for a present tensor."""
+        """Create an error about an existing tensor, with its file and its name in the file."""
         path, stored_name = self._places[name]
         return CheckpointError(f"{path}: tensor {stored_name} {why}")
 
@@ -86,13 +86,13 @@ class TensorFiles:
         return self.wrong(name, f"is {list(found)}, but config.json makes it {list(wanted)}")
 
     def mark_asked(self, names: Collection[str]) -> None:
-        """Record that a layer has asked for these tensors."""
+        """Record that a layer uses these tensors."""
         self._asked.update(names)
 
     def read_slice(self, part: Part) -> torch.Tensor:
-        """Read the wanted slice as in the file. Raises CheckpointError.
+        """Read a slice in the dtype of the file. Raises CheckpointError.
 
-        A whole tensor is a view on the mapped file.
+        If the slice is the full tensor, the result is a view of the mapped file.
         """
         path, name = self._places[part.name]
         try:
@@ -106,12 +106,12 @@ class TensorFiles:
         return piece
 
     def unasked(self) -> set[str]:
-        """Return canonical names that no layer has asked for."""
+        """Return the canonical names of tensors that no layer uses."""
         return self._places.keys() - self._asked
 
 
 class TensorSlice(Protocol):
-    """One tensor in a file, still to be read. The format has safetensors' name."""
+    """One tensor in a file, which is read when it is indexed. The dtype is safetensors' name."""
 
     def get_shape(self) -> Sequence[int]: ...
     def get_dtype(self) -> str: ...
@@ -119,7 +119,7 @@ class TensorSlice(Protocol):
 
 
 class TensorFile(Protocol):
-    """An open file with tensors, as safetensors' `safe_open` is."""
+    """An open file of tensors, with the methods of safetensors' `safe_open`."""
 
     def keys(self) -> Sequence[str]: ...
     def get_slice(self, name: str) -> TensorSlice: ...
@@ -127,9 +127,10 @@ class TensorFile(Protocol):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files with weights: the index's, if any, or the one file instead of a folder.
+    """Return a checkpoint's weight files: those in its index if it has one, otherwise all in the
+    directory. If `folder` is a file, return that file.
 
-    Raises CheckpointError for a missing file.
+    Raises CheckpointError if there is no file or one is missing.
     """
     if folder.is_file():
         return [folder]
@@ -146,7 +147,7 @@ def weight_files(folder: Path) -> list[Path]:
     else:
         files = sorted(folder.glob("*.safetensors"))
     if strange := [path for path in files if not path.is_file()]:
-        raise CheckpointError(f"{strange[0]} is not a file")  # opening a pipe would wait
+        raise CheckpointError(f"{strange[0]} is not a file")  # opening a pipe would block
     if not files:
         raise CheckpointError(
             f"{folder} has no *.safetensors file and no list of weights in another format (--tune "
@@ -156,7 +157,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def open_tensors(path: Path) -> TensorFile:
-    """Open a file with tensors. Raises CheckpointError if it is unreadable."""
+    """Open a file of tensors. Raises CheckpointError if it is unreadable."""
     if (found := find_format(path)) is not None:
         opened: TensorFile = resolve_name(found.tensors)(path)
         return opened
@@ -169,15 +170,15 @@ def open_tensors(path: Path) -> TensorFile:
 REPORT_SECONDS = 0.2
 
 ReportProgress = Callable[[int, int], None]
-"""Hears (bytes that are read, bytes in all)."""
+"""A callback with the arguments (bytes read so far, total bytes)."""
 
 
 def ignore_progress(_done: int, _total: int) -> None:
-    """Ignore the progress, for readers without need of figures."""
+    """A `ReportProgress` that does nothing."""
 
 
 class ProgressReporter:
-    """Counts the bytes read from a checkpoint."""
+    """Counts the bytes read from a checkpoint, and reports them every `REPORT_SECONDS`."""
 
     def __init__(self, on_progress: ReportProgress, total: int) -> None:
         self._on_progress = on_progress
@@ -194,5 +195,5 @@ class ProgressReporter:
             self._on_progress(min(self._done, self._total), self._total)
 
     def close(self) -> None:
-        """Report all as read: the files' remaining tensors belong to no layer."""
+        """Report all bytes as read. The remaining bytes are of tensors that no layer uses."""
         self._on_progress(self._total, self._total)

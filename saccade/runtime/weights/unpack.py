@@ -1,7 +1,7 @@
-"""Matrices in a few bits, unpacked, made whole, or packed for products: the arithmetic for AWQ,
-GPTQ and compressed-tensors' pack-quantized.
+"""Unpacking of quantized matrices in the layouts of AWQ, GPTQ and compressed-tensors
+(pack-quantized), to dequantize them or to repack them for the kernels.
 
-Only unpacks numbers. Files are read by `plugins/quantized/packed.py`, and names are in
+Files are read by `plugins/quantized/packed.py`. The names of tensors are in
 `families/packed_layouts.py`.
 """
 
@@ -18,29 +18,32 @@ from saccade.kernels.reference.int4 import MIN_GROUP, holds, pack_int4
 from saccade.nn.weights import Part
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Index of the k-th of eight neighbours among the 4-bit numbers of an int32, lowest first."""
+"""AWQ's order: the k-th of eight consecutive values starts at bit `4 * AWQ_ORDER[k]` of an
+int32.
+"""
 BLOCK_VALUES = 1 << 20
-"""Values that are made whole at a time: what is made of them on the way is float32."""
+"""The number of values that are dequantized at a time, since intermediate values are float32."""
 
 
 class Numbers(NamedTuple):
-    """A rank's slice of a packed matrix: value[o, i] = (values[o, i] - zeros[o, g]) * scales[o, g],
-    g being owners[i].
+    """A rank's slice of a packed matrix. The matrix is (values[o, i] - zeros[o, g]) * scales[o, g],
+    where g = owners[i].
     """
 
     values: torch.Tensor  # uint8 [out, in]
-    scales: torch.Tensor  # [out, groups] for the whole matrix
-    zeros: torch.Tensor | None  # alike, or `None` where each is the middle
-    owners: torch.Tensor  # int64 [in]
+    scales: torch.Tensor  # [out, groups], with all groups of the full matrix
+    zeros: torch.Tensor | None  # [out, groups]; `None` if all are 2 ** (bits - 1)
+    owners: torch.Tensor  # int64 [in]: the group of each input
     group: int  # inputs per scale
     bits: int
-    stored: int  # the slice's bytes in the checkpoint
+    stored: int  # size of the slice in the checkpoint, in bytes
 
 
 def unpack(words: torch.Tensor, bits: int, axis: int, order: tuple[int, ...] = ()) -> torch.Tensor:
     """Unpack int32 words [A, B] into uint8 numbers.
 
-    Each word holds 32 / bits neighbours along `axis`, the lowest bits first, or by `order`.
+    Each word has 32 / bits consecutive values along `axis`, starting at the lowest bits or in the
+    given `order`.
     """
     each, mask = 32 // bits, (1 << bits) - 1
     rows, columns = words.shape
@@ -54,9 +57,9 @@ def unpack(words: torch.Tensor, bits: int, axis: int, order: tuple[int, ...] = (
 def unpack_matrix(
     packed: Packed, pieces: Mapping[Role, torch.Tensor], part: Part, device: torch.device
 ) -> Numbers:
-    """Unpack the wanted rows and columns of the matrix in `pieces`, on the device.
+    """Unpack the rows and columns that `part` selects from the matrix in `pieces`, on the device.
 
-    Groups named by `pieces` must exist.
+    All groups that occur in `pieces["order"]` must exist.
     """
     outputs, inputs = part.shape
     rows, columns = (*part.index, *(slice(None),) * (2 - len(part.index)))
@@ -84,7 +87,7 @@ def unpack_matrix(
 
 
 def restore_packed(numbers: Numbers, target: torch.Tensor) -> None:
-    """Write the numbers' values into `target`, a few rows at a time."""
+    """Dequantize `numbers` into `target`, a few rows at a time."""
     values, scales, zeros, owners, _, bits, _ = numbers
     count = max(1, BLOCK_VALUES // max(1, values.shape[1]))
     middle = torch.full_like(scales, 1 << (bits - 1), dtype=torch.float32)
@@ -96,7 +99,9 @@ def restore_packed(numbers: Numbers, target: torch.Tensor) -> None:
 
 
 def join_int4(parts: Sequence[Numbers]) -> tuple[Int4Matrix | None, str]:
-    """Stack several slices into one 4-bit matrix. Returns it, or `None` and the reason."""
+    """Concatenate several slices to one 4-bit matrix. Returns the matrix and "", or `None` and the
+    reason why that is not possible.
+    """
     first = parts[0]
     group, inputs = first.group, first.values.shape[1]
     if any(part.bits != 4 for part in parts):
@@ -127,9 +132,8 @@ def join_int4(parts: Sequence[Numbers]) -> tuple[Int4Matrix | None, str]:
 
 
 def _order(part: Numbers) -> tuple[torch.Tensor, int | None]:
-    """Sort inputs by their groups. Returns the order, and the first group.
-
-    The first group is `None` if some group but the last is cut.
+    """Sort inputs by their groups. Returns the order, and the first group, which is `None` if a
+    group other than the last one is not complete.
     """
     order = part.owners.argsort(stable=True)
     owners = part.owners.index_select(0, order)
@@ -139,7 +143,7 @@ def _order(part: Numbers) -> tuple[torch.Tensor, int | None]:
 
 
 def _in_turn(packed: Packed, inputs: int) -> torch.Tensor:
-    """Return each input's group, where groups are neighbours."""
+    """Return the group of each input if groups are consecutive inputs."""
     if not packed.group:
         return torch.zeros(inputs, dtype=torch.int64)
     return torch.arange(inputs) // packed.group
