@@ -259,9 +259,7 @@ def _delta(
 
 @triton.jit
 def _unit_rows(x, c, here, i, stride, dim, eps):
-    """Load heads of queries or keys from `x` as unit vectors [C, D] float32, or as 0 where `here` is
-    false.
-    """
+    """Load heads of queries or keys from `x` as unit vectors [C, D] float32; 0 where not `here`."""
     known = here[:, None] & (i < dim)[None, :]
     values = tl.load(x + c[:, None] * stride + i[None, :], mask=known, other=0.0).to(tl.float32)
     return values * tl.rsqrt(tl.sum(values * values, 1) + eps)[:, None]

@@ -71,7 +71,7 @@ def decode_tile(q: torch.Tensor, cache: PagedCache) -> Tile:
 
 
 def head_groups(q: torch.Tensor, cache: PagedCache) -> int:
-    """Return the number of programs per split: one per KV head, or one per `LATENT_HEADS` for latents."""
+    """Return the programs per split: one per KV head, or one per `LATENT_HEADS` for latents."""
     heads = q.shape[1]
     return heads // gcd(heads, LATENT_HEADS) if cache.shape.latent else cache.keys.shape[1]
 
