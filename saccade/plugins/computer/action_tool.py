@@ -33,7 +33,7 @@ class ActionTool:
 
 @dataclass(frozen=True, slots=True)
 class PastAction:
-    """The action of an earlier call, the format that it was written in, and its path in the body."""
+    """The action of an earlier call, the format it was written in, and its path in the body."""
 
     action: Action
     words: ActionWords
