@@ -108,7 +108,7 @@ class Items(Protocol[K]):
 
 
 class Embeddings:
-    """The embeddings of one vision tower, rows [tokens, width]."""
+    """The embeddings of one vision encoder, as rows [tokens, width]."""
 
     what = "embedding cache on disk"
     layout = store.EMBEDDING_FILES
