@@ -49,7 +49,7 @@ LOOKED_BACK = 4
 MAX_ALIKE = 16
 """Maximum sessions of one client with the same last answer. Older ones are dropped."""
 MAX_COMPARED = 64
-"""The number of latest messages by which sessions with the same answer are told apart."""
+"""The number of latest messages by which sessions with the same answer are distinguished."""
 GROWN = 1
 """Requests that only add an image after which a session may be an agent's, so a rule is guessed."""
 
