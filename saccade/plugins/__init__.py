@@ -1,7 +1,7 @@
-"""The features of a server that it imports only when they are asked for, a folder each.
+"""The optional features of a server, one package each. A plugin is imported only if it is enabled.
 
-Finds plugins by their folders, and those of other distributions by the entry points of the group
-`saccade.plugins`.
+Plugins are found as packages of this directory, and in other distributions by the entry points of
+the group `saccade.plugins`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GROUP = "saccade.plugins"
 
 @cache
 def plugins() -> tuple[Plugin, ...]:
-    """Return all installed plugins, our own first, by name."""
+    """Return all installed plugins: Saccade's own, then others, each sorted by name."""
     folders = (each.name for each in iter_modules(__path__, f"{__name__}.") if each.ispkg)
     own = [import_module(folder).PLUGIN for folder in folders]
     foreign = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
@@ -33,7 +33,7 @@ def plugins() -> tuple[Plugin, ...]:
 
 
 def complete(found: Sequence[Plugin]) -> tuple[Plugin, ...]:
-    """Return the plugins that have all plugins they require."""
+    """Return the plugins whose required plugins are all present."""
     names = {plugin.name for plugin in found}
     kept = tuple(plugin for plugin in found if names.issuperset(plugin.requires))
     return kept if len(kept) == len(found) else complete(kept)
@@ -55,7 +55,7 @@ def asked_plugins(options: ServeOptions) -> tuple[Plugin, ...]:
 def option_groups() -> Mapping[Plugin, type[Any]]:
     """Return the option dataclasses of plugins.
 
-    Raises TypeError if two plugins have an option of one name.
+    Raises TypeError if two plugins have an option of the same name.
     """
     groups: dict[Plugin, type[Any]] = {}
     owners: dict[str, str] = {}
@@ -73,6 +73,6 @@ def option_groups() -> Mapping[Plugin, type[Any]]:
 
 
 def builders(socket: Callable[[Plugin], Offer | None], *of: object) -> list[Callable[..., Any]]:
-    """Import what plugins offer to a socket, a field of `Plugin`, where asked. `of`: asked of."""
+    """Import what enabled plugins offer in a field of `Plugin`. of: arguments of `Offer.asked`."""
     offers = [offer for offer in map(socket, plugins()) if offer is not None]
     return [resolve_name(each.build) for each in offers if resolve_name(each.asked)(*of)]

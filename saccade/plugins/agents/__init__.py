@@ -1,4 +1,4 @@
-"""Long conversations: edits that shorten them, and next prompts that are computed ahead."""
+"""Long conversations: edits that shorten them, and prefill of an agent's next prompt."""
 
 from saccade.plugin import Plugin, StepRule
 

@@ -1,4 +1,4 @@
-"""The shortening of a conversation that a request asks for (`plugins/agents/history_edits.py`)."""
+"""Shortens a conversation as its request specifies (`plugins/agents/history_edits.py`)."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from saccade.media.opened import Opened
 from saccade.plugins.agents.history_edits import AppliedEdit, AskedEdit
 
 MAX_FORMS = 16
-"""Shorter forms of one conversation that are tried."""
+"""Maximum shorter versions of a conversation that are tried."""
 
 
 class EditHistory:
-    """For chats with an edit."""
+    """Edits the history of chats that request it."""
 
     def __init__(self, context: StepContext) -> None:
         self._prompts = context.prompts
         self._sources = context.step(OpenSources)
 
     async def set_readable(self, preparation: Preparation) -> None:
-        """Let the prompt be longer than the context: it may fit once it is shorter."""
+        """Allow a prompt that exceeds the context, as it may fit once it is shortened."""
         preparation.readable = READABLE * preparation.context_length
         preparation.kept = 1
 
     async def apply(self, preparation: Preparation) -> None:
-        """Shorten the conversation, once its images are open and their tokens known."""
+        """Shorten the conversation, once its images are open and their numbers of tokens known."""
         request, opened = preparation.request, preparation.opened
         asked, before = (
             find_extra(request.extras, AskedEdit),
@@ -63,7 +63,7 @@ class EditHistory:
 
 
 def _names(chat: Chat) -> dict[str, str]:
-    """Return the client's names for calls, by their ids: the chat may have the model's by now."""
+    """Return the client's names for calls by ID, as the chat may already have the model's names."""
     return {
         call.get("id", ""): call["function"]["name"]
         for message in chat.messages
@@ -72,7 +72,7 @@ def _names(chat: Chat) -> dict[str, str]:
 
 
 def _sizes(chat: Chat, images: Mapping[int, Opened], tokens: int) -> list[int]:
-    """Share a prompt's tokens out to its messages: images exactly, the rest by characters."""
+    """Distribute a prompt's tokens over its messages: exactly for images, by length for text."""
     shown = [
         sum(_shown(images[id(source)]) for source in message.media) for message in chat.messages
     ]

@@ -1,4 +1,4 @@
-"""A request's session: what the requests before teach about the next one's prompt."""
+"""Assigns requests to sessions, and learns from earlier requests what the next prompt will be."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from saccade.plugins.agents.sessions import Sessions, SessionTurn
 
 
 class FollowSession:
-    """For chats with images that continue a session."""
+    """Follows the sessions of chats with images."""
 
     def __init__(self, context: StepContext) -> None:
         self._context = context
@@ -27,7 +27,7 @@ class FollowSession:
         self._next_prompts: NextPrompts | None = None
 
     async def follow(self, preparation: Preparation) -> None:
-        """Find the session, and learn from what changed. Chats with videos are left alone."""
+        """Find the session, and learn from what has changed. Chats with videos are not followed."""
         request, client = preparation.request, preparation.client
         images = [each for each in preparation.opened if isinstance(each, OpenedImage)]
         if not self._prepares or len(images) < len(preparation.opened):
@@ -60,7 +60,7 @@ class FollowSession:
 
 
 class _Follower:
-    """Answers `AnswerFollower` for one turn of a session."""
+    """Implements `AnswerFollower` for one request of a session."""
 
     def __init__(self, next_prompts: NextPrompts, turn: SessionTurn) -> None:
         self._next_prompts = next_prompts

@@ -1,10 +1,10 @@
-"""Ways to shorten a conversation that a client asks the server for.
+"""The edits by which a request can have its conversation shortened.
 
-    ClearToolUses   Anthropic's clear_tool_uses_20250919: old tool results become a short text
+    ClearToolUses   Anthropic's clear_tool_uses_20250919: replace old tool results by a short text
     DropOldest      OpenAI's truncation "auto": drop the oldest messages until the rest fits
 
-Decides what is removed. An edit sees the whole conversation each time, and takes from the oldest
-on.
+Edits decide what is removed. They get the whole conversation each time, and remove from the oldest
+part.
 """
 
 from __future__ import annotations
@@ -18,51 +18,51 @@ from saccade.front.conversation import Chat, Message, MessageText
 
 CLEARED = "[tool result cleared]"
 STEP = 4
-"""`DropOldest` takes a quarter of the context at a time."""
+"""`DropOldest` removes a multiple of 1 / STEP of the context."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppliedEdit:
-    """The result of an edit. tokens: prompt length before it. It cleared 0 if it had no effect."""
+    """The result of an edit. All zeros, except for `tokens`, if it had no effect."""
 
     NAME: ClassVar[str] = "agents.edited"
-    tokens: int
+    tokens: int  # the prompt's tokens before the edit
     cleared_tokens: int = 0
     cleared_uses: int = 0
 
 
 class HistoryEdit(Protocol):
-    """An edit that a request asks for.
+    """An edit that a request specifies.
 
-    least: prompt tokens that it must take to be worth it.
+    least: the minimum prompt tokens that it must remove to be applied.
     """
 
     @property
     def least(self) -> int: ...
 
     def shorter(self, chat: Chat, sizes: Sequence[int], most: int) -> Iterator[tuple[Chat, int]]:
-        """Yield shorter forms of a chat, and how many tool uses were removed.
+        """Yield shorter versions of a chat, with the number of tool uses removed.
 
-        The first that has at most `most` tokens counts, or else the last. `sizes`: each message's
-        tokens, about, which add up to the prompt's.
+        The first one with at most `most` tokens is used, or else the last. `sizes`: the approximate
+        tokens of each message, whose sum is the prompt's tokens.
         """
         ...
 
     def foreseen(self, messages: Sequence[Message], done: bool) -> tuple[Message, ...] | None:
-        """Return the messages as a next request will show them, if that is known.
+        """Return the messages as they will be in the next request, if that is predictable.
 
-        `done`: the edit took effect on the last request.
+        `done`: the edit had an effect on the last request.
         """
         ...
 
     def naming(self, names: Mapping[str, str]) -> HistoryEdit:
-        """Return the edit for messages with other names of calls. names: the client's, by id."""
+        """Return the edit for messages with other names of calls. names: the client's, by ID."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AskedEdit:
-    """The edit that a request asks for."""
+    """The edit that a request specifies."""
 
     NAME: ClassVar[str] = "agents.edit"
     edit: HistoryEdit
@@ -70,24 +70,22 @@ class AskedEdit:
 
 @dataclass(frozen=True, slots=True)
 class ClearToolUses:
-    """tokens, uses: when it begins, by prompt tokens or tool uses. keep: newest uses that stay.
-    excluded: tools whose uses stay. inputs: tools whose calls lose their arguments, True for all.
-    named: the client's names for calls that the messages name otherwise, by id.
-    """
+    """Clears old tool uses."""
 
-    tokens: int | None = 100_000
-    uses: int | None = None
-    keep: int = 3
+    tokens: int | None = 100_000  # clear if the prompt has more tokens
+    uses: int | None = None  # clear if there are more tool uses
+    keep: int = 3  # the number of latest uses that remain
     least: int = 0
-    excluded: frozenset[str] = frozenset()
-    inputs: frozenset[str] | bool = False
+    excluded: frozenset[str] = frozenset()  # tools whose uses remain
+    inputs: frozenset[str] | bool = False  # tools whose arguments are cleared, too; True: all
+    # the client's names for calls with other names in the messages, by ID
     named: Mapping[str, str] = field(default_factory=dict)
 
     def naming(self, names: Mapping[str, str]) -> ClearToolUses:
         return replace(self, named=names)
 
     def shorter(self, chat: Chat, sizes: Sequence[int], most: int) -> Iterator[tuple[Chat, int]]:  # noqa: ARG002
-        """Yield the shorter form, if the threshold is reached."""
+        """Yield the shorter version, if the threshold is exceeded."""
         uses, tokens = [*_uses(chat.messages)], sum(sizes)
         due = tokens > self.tokens if self.tokens is not None else len(uses) > (self.uses or 0)
         gone = self._gone(uses)
@@ -95,12 +93,12 @@ class ClearToolUses:
             yield replace(chat, messages=self.cut(chat.messages)), len(gone)
 
     def cut(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Return messages with their old tool uses cleared."""
+        """Return the messages with old tool uses cleared."""
         gone = self._gone([*_uses(messages)])
         return tuple(self._cleared(message, gone) for message in messages)
 
     def foreseen(self, messages: Sequence[Message], done: bool) -> tuple[Message, ...] | None:
-        """Return the messages with the uses cleared that the next one makes old."""
+        """Return the messages with those uses cleared that will be old in the next request."""
         due = done or (self.uses is not None and len([*_uses(messages)]) > self.uses)
         return self.cut(messages) if due else None
 
@@ -127,7 +125,7 @@ class ClearToolUses:
 
 
 def _uses(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
-    """Yield each tool use's id and tool, in order. Calls in a row with one id are one use."""
+    """Yield each tool use's ID and tool, in order. Consecutive calls with one ID are one use."""
     for message in messages:
         last = None
         for call in message.fields.get("tool_calls", ()):
@@ -139,7 +137,7 @@ def _uses(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class DropOldest:
-    """Drops messages from the oldest on, behind the system's."""
+    """Drops the oldest messages after the system prompt."""
 
     least: int = 0
 
@@ -147,10 +145,10 @@ class DropOldest:
         return self
 
     def shorter(self, chat: Chat, sizes: Sequence[int], most: int) -> Iterator[tuple[Chat, int]]:
-        """Yield forms that lack more and more messages.
+        """Yield versions that drop more and more messages.
 
-        A cut is placed before a message other than a tool's result. It moves by a part of the
-        context at a time, so that a prefix stays for a while.
+        The first remaining message is never a tool's result. The cut moves in steps of a fraction
+        of the context, so that the prefix stays the same for several requests.
         """
         if (surplus := sum(sizes) - most) <= 0:
             return
@@ -164,5 +162,5 @@ class DropOldest:
                 wanted += step
 
     def foreseen(self, messages: Sequence[Message], done: bool) -> tuple[Message, ...] | None:  # noqa: ARG002
-        """Return None: a cut stays for a while, and moves by tokens yet to come."""
+        """Return None: the cut usually stays, and its next move depends on future tokens."""
         return None

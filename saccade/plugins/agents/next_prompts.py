@@ -1,8 +1,8 @@
-"""The next prompts of sessions, computed while the engine is idle.
+"""Prefills the next prompts of sessions while the engine is idle.
 
-Owns their queue and its bounds: one for each session, `MAX_OF_CLIENT` for a client, `MOST` in all.
-Clients take turns. One is computed at a time, by the engine's rules for idle work
-(`sched/turns.py`), and ends at once when its session's next request comes.
+Owns the queue and its limits: one prompt per session, `MAX_OF_CLIENT` per client, `MOST` in total.
+Clients are served round-robin. One prompt is computed at a time, by the engine's rules for idle
+work (`sched/turns.py`), and is cancelled when its session's next request arrives.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from saccade.plugins.agents.sessions import (
 log = logging.getLogger("saccade")
 
 MOST, MAX_OF_CLIENT = 64, 8
-"""Sessions whose next prompts wait: each holds the bytes of its images."""
+"""Maximum queued prompts in total, and per client, as each keeps its images in memory."""
 MAX_BYTES = 64 << 20
-"""Of all their images."""
+"""Maximum bytes of all their images."""
 MIN_TOKENS = 32
-"""Of a next prompt to be computed: fewer are not worth a request."""
+"""Minimum new tokens of a next prompt. Fewer are not worth a request."""
 POOL_SHARE = 0.5
-"""Of the KV cache, that one next prompt may take."""
+"""Maximum fraction of the KV cache for one next prompt."""
 UNKNOWN = "\ufdd0"
-"""Stands for what the next message says."""
+"""Placeholder for the unknown text of the next message."""
 
 Generate = Callable[[PreparedRequest], AsyncGenerator[AnswerUpdate, None]]
 Spawn = Callable[[Coroutine[None, None, None]], None]
@@ -53,7 +53,7 @@ Shown = tuple[tuple[int, ...], tuple[Span, ...], tuple[Image, ...]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
-    """A next prompt to compute. last: the request before it, as prepared."""
+    """A next prompt to compute. last: the preceding request, as it was prepared."""
 
     turn: SessionTurn
     prediction: NextPrompt
@@ -63,7 +63,7 @@ class _Job:
 
 
 class NextPrompts:
-    """Computes next prompts in turn. `generate`, `spawn`: as in `Answers`."""
+    """Computes next prompts one after another. `generate`, `spawn`: as in `Answers`."""
 
     def __init__(
         self,
@@ -82,18 +82,18 @@ class NextPrompts:
         self._generate = generate
         self._spawn = spawn
         self._metrics = metrics
-        self._clients: OrderedDict[Tenant, deque[_Job]] = OrderedDict()  # the next to serve first
+        self._clients: OrderedDict[Tenant, deque[_Job]] = OrderedDict()  # the next one is first
         self._nbytes = 0
         self._serving = False
         self._current: tuple[ChatSession, asyncio.Task[None]] | None = None
 
     @property
     def waiting(self) -> int:
-        """Count the prompts that wait, or are being computed."""
+        """The number of prompts that are queued or being computed."""
         return sum(map(len, self._clients.values())) + (self._current is not None)
 
     def answered(self, turn: SessionTurn, last: PreparedRequest, ready: Ready) -> None:
-        """Queue what may follow an answered request, if that can be known."""
+        """Queue the prompts that may follow an answered request, if they can be predicted."""
         tenant = turn.session.tenant
         most = min(ready.context_length, int(POOL_SHARE * ready.kv_tokens))
         for prediction in self._sessions.predict(turn):
@@ -115,7 +115,7 @@ class NextPrompts:
             self._spawn(self._serve())
 
     def stop(self, session: ChatSession) -> None:
-        """Cancel the prefill for a session: its next request has arrived."""
+        """Cancel the prefill for a session, because its next request has arrived."""
         if self._current is not None and self._current[0] is session:
             self._current[1].cancel()
         jobs = self._clients.get(session.tenant, ())
@@ -127,7 +127,7 @@ class NextPrompts:
         self._tell()
 
     def take_update(self, turn: SessionTurn, event: AnswerUpdate) -> AnswerUpdate:
-        """Take news of an answer, and return them with what its request found ready."""
+        """Process an update of an answer, and add what was prefilled for its request."""
         if (report := turn.hear(event)) is None:
             return event
         if turn.found is not None:
@@ -181,12 +181,12 @@ class NextPrompts:
                     break
         except RequestError as error:
             log.info("a next prompt was not prefilled: %s", error.message)
-        except Exception:  # a background task: other requests go first
+        except Exception:  # a background task must not affect other requests
             log.exception("a next prompt was not prefilled")
 
     def _request(self, job: _Job) -> PreparedRequest | None:
-        """Return the request that computes the known part of the next prompt, or None if that is
-        hardly more than what is computed.
+        """Return the request that computes the known part of the next prompt, or None if little of
+        it is new.
         """
         last, prediction, expected = job.last.request, job.prediction, job.prediction.expected
         opened = tuple(images_in(prediction.messages, job.turn))
@@ -214,7 +214,7 @@ class NextPrompts:
         return PreparedRequest(made, opened, places, silent=True)
 
     def _encode(self, job: _Job, messages: Sequence[Message]) -> Shown:
-        """Return the tokens before what is unknown, with spans over them, and their images."""
+        """Return the tokens before the unknown text, with their spans and images."""
         asked, chat = job.turn.asked, job.turn.chat
         images = [each.image for each in images_in(messages, job.turn)]
         unknown = replace(job.prediction.next, content=(MessageText(UNKNOWN),))
@@ -227,7 +227,7 @@ class NextPrompts:
 
 
 def _common(one: Shown, other: Shown) -> int:
-    """Return how many first tokens two prompts have in common, with their images."""
+    """Return the length of the common prefix of two prompts, whose images must match, too."""
     tokens, spans, images = one
     tokens2, spans2, images2 = other
     length = next(

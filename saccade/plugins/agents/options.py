@@ -1,4 +1,4 @@
-"""The tuning value of long conversations."""
+"""The option for long conversations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from saccade.core.tuning import tuned
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
-    """What is computed before it is asked for."""
+    """What is computed in advance."""
 
     prepare_next: bool = tuned(
         True, "Prefill an agent's next prompt while idle, once its trimming pattern is known."

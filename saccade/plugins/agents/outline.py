@@ -1,7 +1,6 @@
-"""The outline of a conversation: its messages and parts by name, so that two requests can be
-compared.
+"""Outlines of conversations: the hashes of messages and parts, by which two requests are compared.
 
-Owns the names. An outline holds neither text nor bytes.
+An outline contains neither text nor image bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 @dataclass(frozen=True, slots=True)
 class PartOutline:
-    """A part's name, and whether it is an image."""
+    """The hash of a part, and whether it is an image."""
 
     name: bytes
     image: bool
@@ -29,12 +28,12 @@ class PartOutline:
 
 @dataclass(frozen=True, slots=True)
 class MessageOutline:
-    """A message."""
+    """The outline of one message."""
 
     role: str
-    said: bytes  # the name of its role and fields
+    said: bytes  # the hash of its role and fields
     parts: tuple[PartOutline, ...]
-    name: bytes  # of all of it
+    name: bytes  # the hash of the whole message
 
     @property
     def images(self) -> int:
@@ -45,13 +44,13 @@ Outline = tuple[MessageOutline, ...]
 
 
 def outline_of(chat: Chat, opened: Sequence[OpenedImage]) -> Outline:
-    """Return the outline of a chat. `opened`: its images, in order."""
+    """Return the outline of a chat. `opened`: its images in order."""
     images = iter(opened)
     return tuple([message_outline(message, images) for message in chat.messages])
 
 
 def message_outline(message: Message, images: Iterator[OpenedImage]) -> MessageOutline:
-    """Return a message's outline. A text alone counts as its only part."""
+    """Return the outline of a message. Content that is a plain text is a single part."""
     if isinstance(message.content, str):
         parts = [_text(message.content)]
     else:

@@ -1,10 +1,11 @@
-"""How published harnesses trim by default: rules to try before a client has shown its own.
+"""How published agents trim their history by default. These rules are tried before a client's own
+rule is known.
 
-Data alone. A rule whose stub is a text is none of these: a text is known once it was seen.
+Rules that replace images by a text are not included, because the text is unknown in advance.
 
-    Anthropic's computer-use-demo   keeps 3 images, in chunks of 3: the image leaves its tool result
-    cua                             keeps 3: a call is removed with its screenshot
-    UI-TARS                         keeps 5: the screenshot's message is removed, not the answer
+    Anthropic's computer-use-demo   keeps 3 images, removes 3 at a time, and keeps the tool results
+    cua                             keeps 3, and removes calls with their screenshots
+    UI-TARS                         keeps 5, and removes the screenshot's message, not the answer
     sliding windows                 keep 5 turns
 """
 
@@ -13,14 +14,14 @@ from __future__ import annotations
 from saccade.plugins.agents.trimming import TrimRule
 
 CALLED = 1
-"""Messages before a tool's result that go with it: its call."""
+"""The number of messages before a tool's result that are removed with it: its call."""
 OF_TOOLS = (
     TrimRule(3, 3),
     TrimRule(3, 3, stub=None, lead=CALLED),
     TrimRule(5, 3),
     TrimRule(5, 5, stub=None, lead=CALLED),
 )
-"""For screenshots that are results of tools."""
+"""For screenshots in tool results."""
 OF_USERS = (
     TrimRule(3, 3),
     TrimRule(3, 3, stub=None),
@@ -28,4 +29,4 @@ OF_USERS = (
     TrimRule(5, 5, stub=None),
     TrimRule(5, 5, stub=None, behind=0),
 )
-"""For screenshots in messages of the user's role."""
+"""For screenshots in user messages."""

@@ -1,8 +1,9 @@
-"""Sessions: conversations whose requests follow one another, and what each teaches about the next.
+"""Sessions: conversations in which each request continues the one before, which allows predicting
+the next one.
 
-Owns the sessions, their rules, and the trust in each client, all within bounds. A session is known
-by an answer that comes back from the same client under the same salt: no state is shared
-across salts.
+Owns the sessions, their trim rules, and the trust in each client, all within limits. A request
+belongs to a session if it contains the session's last answer, and comes from the same client with
+the same salt. Nothing is shared across salts.
 """
 
 from __future__ import annotations
@@ -40,52 +41,52 @@ from saccade.text.answer.events import AnswerEvent
 from saccade.text.answer.reader import WholeAnswer, gather
 
 MAX_SESSIONS = 1024
-"""In all. The client with the most loses its oldest first."""
+"""Maximum in total. The client with the most sessions loses its oldest one first."""
 MAX_MESSAGES = 2048
-"""Of a conversation that is followed."""
+"""Maximum messages in a conversation that is followed."""
 LOOKED_BACK = 4
-"""Newest answers of a request that are looked for among sessions."""
+"""The number of latest answers in a request that are looked up among sessions."""
 MAX_ALIKE = 16
-"""Sessions of one client that have the same last answer. Older ones are forgotten."""
+"""Maximum sessions of one client with the same last answer. Older ones are dropped."""
 MAX_COMPARED = 64
-"""Newest messages of a session that tell it apart from those with the same answer."""
+"""The number of latest messages by which sessions with the same answer are distinguished."""
 GROWN = 1
-"""Requests that only added an image, after which a session may be an agent's: a cut is guessed."""
+"""Requests that only add an image after which a session may be an agent's, so a rule is guessed."""
 
 K = TypeVar("K")
 Tenant = tuple[str, str, str]
-"""A salt, a client that takes turns, and an adapter: what no session crosses."""
+"""A salt, a client (for round-robin) and an adapter. Sessions are never shared across these."""
 
 
 @dataclass(slots=True, eq=False)
 class ExpectedPrompt:
-    """The beginning of the next request, as predicted."""
+    """The predicted start of the next request."""
 
-    outline: Outline  # its messages
-    guessed: bool = False  # by a rule that its session has not shown
-    base: int = 0  # how many of its tokens the request before computed
-    length: int = 0  # tokens to be computed ahead, and those before them
-    computed: int = 0  # how many were
+    outline: Outline  # the outline of its messages
+    guessed: bool = False  # whether the rule was not observed in this session
+    base: int = 0  # the number of its tokens that the preceding request has computed
+    length: int = 0  # the number of its known tokens, including `base`
+    computed: int = 0  # the number of tokens that were prefilled
 
 
 @dataclass(slots=True, eq=False)
 class ChatSession:
-    """One conversation."""
+    """A conversation."""
 
     tenant: Tenant
-    outline: Outline = ()  # of its last request
-    # the answer to that, as the client may send it back, without and with its reasoning
+    outline: Outline = ()  # the outline of its last request
+    # the outline of the answer as the client may send it back, without and with its reasoning
     answers: tuple[MessageOutline, ...] = ()
     rule: TrimRule | None = None  # how the client trims, once known
-    coming: int = 1  # images that each request adds
-    grown: int = 0  # requests that only added one image
-    returned: int | None = 0  # the format in which the last answer came back; None: unknown
-    expected: tuple[ExpectedPrompt, ...] = ()  # predictions, one of which may be right
+    coming: int = 1  # the number of images that each request adds
+    grown: int = 0  # the number of requests that only added one image
+    returned: int | None = 0  # index in `answers` of the form that was sent back; None: unknown
+    expected: tuple[ExpectedPrompt, ...] = ()  # predictions of the next request
     shown: ImageKey | None = None  # the last image of its last request
 
     @property
     def mark(self) -> bytes:
-        """The name of the last answer in its last request."""
+        """The hash of the last answer in its last request."""
         return next(m.name for m in reversed(self.outline) if m.role == "assistant")
 
 
@@ -94,23 +95,23 @@ class SessionTurn:
     """One request of a session, from its preparation to its answer."""
 
     session: ChatSession
-    asked: GenerationRequest  # the client's wish, without bytes
-    outline: Outline  # of its chat
-    images: dict[int, OpenedImage]  # its images, by their sources
-    edited: bool = False  # its chat is shorter than the client's
-    shown_before: ImageKey | None = None  # the last image of the request before
-    found: ExpectedPrompt | None = None  # what was predicted for it, if that was right
-    beside: tuple[ExpectedPrompt, ...] = ()  # what else was
+    asked: GenerationRequest  # the request, without bytes
+    outline: Outline  # the outline of its chat
+    images: dict[int, OpenedImage]  # its images, by the ID of their source
+    edited: bool = False  # an edit has shortened its chat
+    shown_before: ImageKey | None = None  # the last image of the preceding request
+    found: ExpectedPrompt | None = None  # the prediction that was right, if any
+    beside: tuple[ExpectedPrompt, ...] = ()  # the other predictions
     report: AheadReport = NOTHING_AHEAD
-    answer: list[AnswerEvent] = field(default_factory=list)  # the part received so far
-    begun: bool = False  # some of it has
+    answer: list[AnswerEvent] = field(default_factory=list)  # the events received so far
+    begun: bool = False  # whether there were any
 
     @property
     def chat(self) -> Chat:
         return self.asked.chat
 
     def hear(self, event: AnswerUpdate) -> AheadReport | None:
-        """Take news of the answer. Returns what the request found ready, with the first news."""
+        """Process an update of the answer. The first one returns what had been prefilled."""
         self.answer += event.parts
         if self.begun:
             return None
@@ -125,20 +126,20 @@ class SessionTurn:
 
 @dataclass(frozen=True, slots=True)
 class NextPrompt:
-    """A next request's messages as far as they are known."""
+    """The messages of a next request, as far as they can be predicted."""
 
     messages: tuple[Message, ...]
-    next: Message  # what the message behind is like
+    next: Message  # an example of the message after them
     expected: ExpectedPrompt
-    later: tuple[Message, ...] = ()  # the messages as the next cut leaves them, if that is known
+    later: tuple[Message, ...] = ()  # those after the next trimming, if that can be predicted
 
 
 class Sessions:
-    """All sessions of a server. `drop` ends a prediction that was wrong, or is too old."""
+    """All sessions of a server. `drop` cancels a prediction that is wrong or outdated."""
 
     def __init__(self) -> None:
         self.drop: Callable[[ChatSession], None] = _forget_prediction
-        self._all: OrderedDict[ChatSession, None] = OrderedDict()  # the longest unused first
+        self._all: OrderedDict[ChatSession, None] = OrderedDict()  # the least recently used first
         self._alike: dict[tuple[Tenant, bytes], list[ChatSession]] = {}
         self._counts: Counter[Tenant] = Counter()
         self._rules: OrderedDict[tuple[Tenant, bytes], TrimRule] = OrderedDict()
@@ -155,11 +156,10 @@ class Sessions:
         opened: Sequence[OpenedImage],
         edited: bool = False,
     ) -> SessionTurn | None:
-        """Find a request's session, or begin one, and learn from what changed.
+        """Find a request's session, or create one, and learn from what has changed.
 
-        `opened`: the images of the request's chat, in order. `edited`: the chat is shorter than
-        the client's, as the request asks for. Returns None for chats that are too long to follow,
-        or have lost every answer.
+        `opened`: the images of the request's chat in order. `edited`: an edit of the request has
+        shortened the chat. Returns None if the chat is too long to follow, or has no answers left.
         """
         chat = request.chat
         if len(chat.messages) > MAX_MESSAGES or not chat.goes_on:
@@ -174,7 +174,7 @@ class Sessions:
             self._forget(session)
             turn = SessionTurn(session, light, outline, images, edited, session.shown)
             found = compare(session.outline, outline)
-            if found.grown < len(outline):  # else the same request again
+            if found.grown < len(outline):  # otherwise, the request was repeated
                 self._judge(turn, outline)
                 self._learn(turn, outline, found)
         session.outline = outline
@@ -183,9 +183,9 @@ class Sessions:
         return turn
 
     def predict(self, turn: SessionTurn) -> list[NextPrompt]:
-        """Return what the session's next request may begin with, where that is no mere addition.
+        """Predict the start of the session's next request, if it will not just be an addition.
 
-        Returns no rules for a request that is no longer the session's last.
+        Returns an empty list if the request is no longer the session's last.
         """
         session, chat = turn.session, turn.chat
         if session.outline is not turn.outline:
@@ -196,7 +196,7 @@ class Sessions:
         if session.returned is None or _ends_task(chat.messages[last], forms[0]):
             return []
         if last + 1 == len(chat.messages):
-            return []  # an unfinished answer: no message follows yet
+            return []  # an unfinished answer, so no message follows it yet
         answer = forms[min(session.returned, len(forms) - 1)]
         next_message = chat.messages[last + 1]
         before, expected = session.expected, dict[Outline, NextPrompt]()
@@ -212,18 +212,18 @@ class Sessions:
             prompt = NextPrompt(messages, next_message, ExpectedPrompt(outline, guessed), later)
             expected.setdefault(outline, prompt)
         if before and {each.outline for each in before if each.computed} == expected.keys():
-            return []  # the same request again
+            return []  # the request was repeated
         session.expected = tuple(prompt.expected for prompt in expected.values())
         return [*expected.values()]
 
     def trusts(self, tenant: Tenant, guessed: bool = False) -> bool:
-        """Return False if the client's last predictions were wrong. Guesses count by themselves."""
+        """Return False if the client's last predictions were wrong. Guesses count separately."""
         return tenant in (self._guessed if guessed else self._known)
 
     def _cuts(
         self, turn: SessionTurn, answer: Message
     ) -> Iterator[tuple[tuple[Message, ...], TrimRule | None]]:
-        """Yield the known messages of next requests, with the rule that predicts them."""
+        """Yield the known messages of possible next requests, with the rule that predicts them."""
         session, messages = turn.session, turn.chat.messages
         if (asked := find_extra(turn.asked.extras, AskedEdit)) is not None:
             foreseen = asked.edit.foreseen((*messages, answer), turn.edited)
@@ -238,7 +238,7 @@ class Sessions:
                 yield rule.cut((*before, answer), session.coming), rule
 
     def _guesses(self, turn: SessionTurn) -> Sequence[TrimRule]:
-        """Return rules that an agent may have: its client's last one, or those of harnesses."""
+        """Return the rules to try for an agent: its client's last one, or those of known agents."""
         session = turn.session
         if session.grown < GROWN:
             return ()
@@ -334,13 +334,13 @@ def _remember(rules: OrderedDict[K, TrimRule], key: K, rule: TrimRule) -> None:
 
 
 def _goes_on(session: ChatSession, known: set[bytes]) -> bool:
-    """Return True if a session's last answer is among the messages, or else its last question."""
+    """Return True if a session's last answer, or else its last message, is among the messages."""
     answered = any(answer.name in known for answer in session.answers)
     return answered or session.outline[-1].name in known
 
 
 def _likeness(session: ChatSession, known: set[bytes]) -> int:
-    """Count a session's messages that are known, less those that are not."""
+    """Count a session's messages that are known, minus those that are not."""
     names = {message.name for message in session.outline[-MAX_COMPARED:]}
     return len(names & known) - len(names - known)
 
@@ -356,12 +356,12 @@ def _begins(outline: Outline, beginning: Outline) -> bool:
 
 
 def images_in(messages: Sequence[Message], turn: SessionTurn) -> list[OpenedImage]:
-    """Return the opened images of a turn that some of its messages show, in order."""
+    """Return the opened images of a turn that these messages contain, in order."""
     return [turn.images[id(source)] for message in messages for source in message.media]
 
 
 def _answer_forms(answer: WholeAnswer) -> tuple[Message, ...]:
-    """Return an answer as clients send it back: without its reasoning, and with it."""
+    """Return an answer as clients may send it back: without its reasoning, and with it."""
     calls = [tool_call(call.id, call.name, call.arguments) for call in answer.calls]
     fields = {"tool_calls": calls} if calls else {}
     text = answer.text or (None if calls else "")
@@ -374,7 +374,7 @@ def _answer_forms(answer: WholeAnswer) -> tuple[Message, ...]:
 def _without_bytes(
     request: GenerationRequest, opened: Sequence[OpenedImage]
 ) -> tuple[GenerationRequest, dict[int, OpenedImage]]:
-    """Return a request whose images have lost their bytes, and those images by their sources."""
+    """Return a request without image bytes, and its opened images by the ID of their source."""
     images: dict[int, OpenedImage] = {}
     left = iter(opened)
 

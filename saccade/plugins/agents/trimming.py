@@ -1,11 +1,11 @@
-"""How a client shortens its conversation: learned from two requests, applied to the next.
+"""Learns how a client shortens its conversation from two requests, and applies it to the next.
 
-    compare     what became of an earlier request's messages
-    learn       the rule behind it, if it is one that this file knows
-    TrimRule    cuts a conversation as the client will
+    compare     finds what has become of an earlier request's messages
+    learn       returns the rule behind it, if it is a known type of rule
+    TrimRule    shortens a conversation like the client
 
-A rule takes images from the oldest on, by their distance from the end. Each leaves a stub in its
-place, or nothing, or its whole turn is removed.
+A rule removes images from the oldest on, by their distance from the end. Each image is replaced by
+a text, or removed alone, or with its whole turn.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from saccade.front.conversation import Chat, Message, MessageText, Part
 from saccade.plugins.agents.outline import MessageOutline, Outline
 
 MAX_STUB = 4096
-"""Characters of all texts that stand in the place of one image."""
+"""Maximum characters of the texts that replace an image."""
 
 What = Literal["image became text", "image left out", "message left out", "text changed"]
 ADVICE: dict[What, str] = {
@@ -28,34 +28,34 @@ ADVICE: dict[What, str] = {
     "text changed": "put what changes, such as the time, into the last message",
 }
 Place = tuple[int, int]
-"""A message, and a part within it."""
+"""The indices of a message and of a part in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """A removed image."""
+    """An image that was removed."""
 
-    at: Place  # its index
-    # the new texts, by their places. None: its message is removed, too.
+    at: Place  # its position in the earlier request
+    # the positions of the texts that replace it, or None if its message was removed, too
     stub: tuple[Place, ...] | None
-    whole: bool = False  # they replace the whole message
+    whole: bool = False  # the texts replace the whole message
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryChange:
-    """What became of an earlier request in the next."""
+    """The differences between an earlier request and the next one."""
 
-    place: int | None = None  # place, what: the first difference, in the new one's messages
-    what: What | None = None
-    trimmed: tuple[Trimmed, ...] = ()  # the removed images, in order
-    kept: int = 0  # how many images stayed
-    dropped: tuple[tuple[int, int], ...] = ()  # runs of removed messages
-    known: int = 0  # earlier messages that the new request continues from
-    grown: int = 0  # its first message after them
+    place: int | None = None  # the message with the first difference, in the next request
+    what: What | None = None  # the type of that difference
+    trimmed: tuple[Trimmed, ...] = ()  # the removed images in order
+    kept: int = 0  # the number of images that remain
+    dropped: tuple[tuple[int, int], ...] = ()  # ranges of removed messages
+    known: int = 0  # the number of earlier messages that the next request continues from
+    grown: int = 0  # the index of its first message after them
 
     @property
     def whole(self) -> bool:
-        """Return True if the earlier request is unchanged."""
+        """Whether the earlier request is unchanged."""
         return self.place is None
 
 
@@ -92,7 +92,7 @@ def compare(old: Outline, new: Outline) -> HistoryChange:
 
 
 def _trimmed(old: MessageOutline, new: MessageOutline, at: int, to: int) -> list[Trimmed] | None:
-    """Return the images that the new message lacks, or None unless it is otherwise the same."""
+    """Return the images missing in the new message, or None if there are other differences."""
     if old.said != new.said or old.images <= new.images:
         return None
     found: list[Trimmed] = []
@@ -112,7 +112,7 @@ def _trimmed(old: MessageOutline, new: MessageOutline, at: int, to: int) -> list
 
 
 def _replaced(old: MessageOutline, new: MessageOutline, at: int, to: int) -> list[Trimmed]:
-    """Return the image of a message that lost all other content."""
+    """Return the image of a message whose whole content was replaced."""
     if old.said != new.said or old.images != 1 or new.images:
         return []
     ((_, number),) = images_of((old,), 0, 1)
@@ -120,7 +120,7 @@ def _replaced(old: MessageOutline, new: MessageOutline, at: int, to: int) -> lis
 
 
 def _next_known(old: Outline, at: int, new: MessageOutline) -> int | None:
-    """Return the next old message with images that the new one may be, whole or trimmed."""
+    """Return the next old message with images that equals the new one, possibly trimmed."""
     for index in range(at + 1, len(old)):
         same = old[index].name == new.name and old[at].name != new.name
         if same or (old[index].images and _trimmed(old[index], new, index, 0)):
@@ -129,7 +129,7 @@ def _next_known(old: Outline, at: int, new: MessageOutline) -> int | None:
 
 
 def images_of(messages: Outline, start: int, end: int) -> Iterator[Place]:
-    """Yield the positions of the images in some messages."""
+    """Yield the positions of the images in a range of messages."""
     for index in range(start, end):
         for number, part in enumerate(messages[index].parts):
             if part.image:
@@ -138,26 +138,26 @@ def images_of(messages: Outline, start: int, end: int) -> Iterator[Place]:
 
 @dataclass(frozen=True, slots=True)
 class TrimRule:
-    """Once more than `most` images would be there, only `keep` stay: the `first` and the newest."""
+    """Keeps only `keep` images, the `first` and the latest, once there would be over `most`."""
 
     most: int
     keep: int
     first: int = 0
-    # texts in an image's place. None: its message is removed, with `lead` messages before it and
-    # `behind` after it.
+    # the texts that replace an image, or None if its message is removed, with `lead` messages
+    # before it and `behind` after it
     stub: tuple[str, ...] | None = ()
     lead: int = 0
-    behind: int | None = None  # None reaches up to `lead` messages before the next image that stays
+    behind: int | None = None  # None: up to `lead` messages before the next image that remains
     whole: bool = False  # the texts replace the whole message
-    tail: int = 0  # last messages of a request that the next one lacks
+    tail: int = 0  # the number of last messages of a request that are missing in the next one
 
     def surplus(self, images: int, coming: int) -> int:
-        """Count the images of a conversation that are removed once `coming` new ones arrive."""
+        """Count the images that are removed from a conversation if `coming` new ones are added."""
         total = images + coming
         return min(total - self.keep, images - self.first) if total > self.most else 0
 
     def cut(self, messages: Sequence[Message], coming: int) -> tuple[Message, ...]:
-        """Return a conversation as the client sends it before `coming` new images."""
+        """Shorten a conversation like the client does before it adds `coming` images."""
         places = [
             (index, number)
             for index, message in enumerate(messages)
@@ -199,7 +199,7 @@ def _stubbed(message: Message, gone: set[int], stub: Sequence[str], whole: bool)
 
 
 def learn(old: Outline, found: HistoryChange, chat: Chat, images: int) -> TrimRule | None:
-    """Return the rule behind a comparison, or None where it shows none.
+    """Return the rule behind a comparison, or None if it does not reveal one.
 
     `chat`: the new request, which has `images` images.
     """
@@ -232,7 +232,9 @@ def learn(old: Outline, found: HistoryChange, chat: Chat, images: int) -> TrimRu
 def _dropping(
     rule: TrimRule, dropped: Sequence[tuple[int, int]], gone: Sequence[int], until: int
 ) -> TrimRule | None:
-    """Return the rule with what goes beside images. gone: their messages. until: the next one's."""
+    """Add to a rule the messages removed with images. gone: the images' messages. until: the next
+    image's message.
+    """
     begin, end = dropped[0]
     rule = replace(rule, stub=None, lead=gone[0] - begin)
     if len(dropped) == 1 and end == until - rule.lead:

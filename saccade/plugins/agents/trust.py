@@ -1,4 +1,4 @@
-"""How far predictions about a client are trusted. Owns a count of wrong ones for each, bounded."""
+"""Counts wrong predictions for each client, to decide whether to predict at all."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections import OrderedDict
 from collections.abc import Hashable
 
 MAX_WRONG = 2
-"""Wrong predictions after which nothing is prepared for a client, until one is right again."""
+"""Wrong predictions after which prefill stops for a client, until a prediction is right again."""
 MAX_CLIENTS = 1024
-"""Those judged the longest ago are forgotten first."""
+"""Maximum clients. The one with the oldest last prediction is dropped first."""
 
 
 class Trust:
-    """Counts wrong predictions by client. One that is right takes one back."""
+    """Counts wrong predictions by client. A right one reduces the count by one."""
 
     def __init__(self) -> None:
         self._wrong: OrderedDict[Hashable, int] = OrderedDict()
@@ -21,7 +21,7 @@ class Trust:
         return self._wrong.get(client, 0) < MAX_WRONG
 
     def judge(self, client: Hashable, right: bool) -> None:
-        """Count a prediction."""
+        """Record whether a prediction was right."""
         wrong = self._wrong.pop(client, 0)
         self._wrong[client] = max(0, wrong - 1) if right else min(MAX_WRONG, wrong + 1)
         while len(self._wrong) > MAX_CLIENTS:

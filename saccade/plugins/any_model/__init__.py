@@ -1,4 +1,4 @@
-"""Every other architecture, by transformers' own modules."""
+"""All other architectures, computed by transformers' own modules."""
 
 from saccade.plugin import Plugin
 

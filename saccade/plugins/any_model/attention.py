@@ -1,6 +1,6 @@
-"""Our paged attention in transformers' attention interface.
+"""Saccade's paged attention behind transformers' attention interface.
 
-A decoder layer calls it instead of its own. It is the same for all models.
+Decoder layers call it instead of their own attention. It is the same for all models.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ NAME = "saccade_paged"
 NEUTRAL = frozenset(
     {"dropout", "position_ids", "use_cache", "cache_position", "is_causal", "sliding_window"}
 )
-"""What layers say beside, and what changes nothing here: positions are turned already; windows are
-the caches' (`AttentionShape.window`), which `check.py` has compared with the layers' masks.
+"""Arguments of layers that need no support here: the rotation has been applied already, and windows
+are properties of the cache (`AttentionShape.window`), which `check.py` has compared with the
+layers' masks.
 """
 TURNED = 2
-"""Values of a head that are turned, by no angle."""
+"""The number of values per head that the identity rotation covers."""
 
 
 class PagedCall:
-    """One forward pass: the attention, and an identity rotation.
+    """The attention and an identity rotation for one forward pass.
 
-    Layers have already rotated queries and keys.
+    The identity rotation is needed because layers have already rotated queries and keys.
     """
 
     __slots__ = ("attention", "dim", "still")
 
     def __init__(self, attention: Attention, dim: int, tokens: int, device: torch.device) -> None:
-        """Build the identity rotation for `tokens` rows.
+        """Create the identity rotation for `tokens` rows.
 
         dim: values per head.
         """
@@ -49,15 +50,15 @@ def paged_attention(
     query: torch.Tensor,  # [1, Hq, T, D]
     key: torch.Tensor,  # [1, Hkv, T, D]
     value: torch.Tensor,  # [1, Hkv, T, D]
-    attention_mask: torch.Tensor | None = None,  # noqa: ARG001 - the pages decide what is seen
+    attention_mask: torch.Tensor | None = None,  # noqa: ARG001 - the KV cache determines the mask
     *,
     paged: PagedCall | None = None,
     scaling: float | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Return ([1, T, Hq, D], no weights).
+    """Return ([1, T, Hq, D], None), as attention weights are not computed.
 
-    Raises Unservable for what our attention lacks.
+    Raises Unservable for features that paged attention does not support.
     """
     name = type(module).__name__
     for word, meant in more.items():

@@ -1,7 +1,7 @@
-"""The check on a model's layers before it is served.
+"""The check of a model's layers before it is served.
 
-One token passes all layers. Each must ask once for attention, with the heads and the window that
-caches are made for. The check is the same for all models.
+One token passes through all layers. Each layer must call attention once, with the heads and the
+window that the KV cache is created for. The check is the same for all models.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from saccade.plugins.any_model.refusals import Unservable
 
 NAME = "saccade_counted"
 OTHERWISE = 0
-"""Stands for a mask that is no window: no token sees so few."""
+"""Denotes a mask other than a window, as no token attends to 0 tokens."""
 
 
 def shown_mask(*, mask_function: Callable[..., torch.Tensor], config: Any, **_: Any) -> Any:
-    """Return how many tokens the last one sees in the longest text, [1, 1, 1, 1].
+    """Return the number of tokens that the last token of the longest text attends to, [1, 1, 1, 1].
 
-    It is passed instead of a mask. `OTHERWISE` means masks other than windows.
+    transformers passes it to the layers in place of a mask. `OTHERWISE` denotes masks other than
+    windows.
     """
     context = config.max_position_embeddings
     nothing, places = torch.zeros((1, 1), dtype=torch.int64), torch.arange(context)[None]
     last = torch.tensor([[context - 2], [context - 1]])
     try:
         seen = mask_function(nothing, nothing, last, places).expand(2, context)
-    except (IndexError, RuntimeError):  # it reads the flags of each token
+    except (IndexError, RuntimeError):  # the mask depends on properties of tokens
         return torch.full((1, 1, 1, 1), OTHERWISE)
     count = int(seen[1].sum())
     window = (places <= last) & (places > last - count)
@@ -52,7 +53,7 @@ def counted_attention(
     paged: PagedCall | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Run `paged_attention` with a `PromptAttention`, which records the layer's mask."""
+    """Call `paged_attention` with a `PromptAttention`, and record the layer's mask."""
     made = paged_attention(module, query, key, value, None, paged=paged, **more)
     assert paged is not None and isinstance(paged.attention, PromptAttention)
     sees = None if attention_mask is None else int(attention_mask.flatten()[0])
@@ -65,13 +66,13 @@ AttentionMaskInterface.register(NAME, shown_mask)
 
 
 class PromptAttention:
-    """Attention over one whole prompt, without pages, that counts its calls. Implements
+    """Attention over one whole prompt, without pages, which records its calls. Implements
     `nn.protocol.Attention`.
     """
 
     def __init__(self, text: TextFacts) -> None:
-        self.layers: list[tuple[int, int]] = []  # each call's layer and heads
-        # each call's mask, in the form of `shown_mask`. None: the call has no mask.
+        self.layers: list[tuple[int, int]] = []  # the layer and number of heads of each call
+        # the mask of each call, in the form of `shown_mask`, or None if it has no mask
         self.sees: list[int | None] = []
         self._text = text
 
@@ -84,7 +85,7 @@ class PromptAttention:
     def __call__(
         self,
         qkv: torch.Tensor,
-        rotation: Rotation,  # noqa: ARG002 - the protocol's name
+        rotation: Rotation,  # noqa: ARG002 - the name is the protocol's
         qk_norm: QKNorm | None,  # noqa: ARG002
         layer: int,
     ) -> torch.Tensor:
@@ -112,7 +113,7 @@ class PromptAttention:
 
 
 class NoRecurrence:
-    """Implements `nn.protocol.Recurrence`."""
+    """Raises if called. Implements `nn.protocol.Recurrence`."""
 
     def __call__(self, inputs: DeltaInputs, layer: int) -> torch.Tensor:  # noqa: ARG002
         raise AssertionError("transformers' layers know no states of ours")
@@ -127,7 +128,7 @@ def counted_token(
     """Pass one token's embedding x [1, hidden] through all layers, and return its state [1,
     hidden].
 
-    Layers attend by `NAME`. Raises Unservable if a layer asks for other caches than there are.
+    The layers' attention must be `NAME`. Raises Unservable if a layer needs another KV cache.
     """
     counted = PromptAttention(text)
     positions = torch.zeros((text.axes, 1), dtype=torch.int64, device=x.device)

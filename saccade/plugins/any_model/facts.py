@@ -1,8 +1,8 @@
-"""The facts about a checkpoint that transformers' own modules serve.
+"""What transformers reports about a checkpoint that its own modules will compute.
 
-transformers reports them from a separate process, and they are stored in the user's cache
-directory. It loads torch, which neither front nor engine may. So a child (`inspector.py`) answers
-what is asked about its configuration and its processor. Runs without torch.
+transformers loads torch, which neither the front nor the engine may import. So it runs in a child
+process (`inspector.py`), which answers questions about the configuration and the processor. The
+answers are cached in the user's cache directory. Does not import torch.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from saccade.ipc.environment import image_environment
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 KEPT = "transformers"
-"""The folder of facts in the user's cache folder."""
+"""The name of the directory for answers in the user's cache directory."""
 MODULE = "saccade.plugins.any_model.inspector"
 KNOWN_SIZES: tuple[Size, ...] = ((16, 16), (64, 64), (256, 256), (1440, 2560))
-"""Those that every start asks for: of the tower's warm-up, of its fingerprint, of its pace."""
+"""The sizes that every start needs: for the vision encoder's warm-up, fingerprint and speed."""
 LARGE_SIZES: tuple[Size, ...] = (
     (3360, 3360),
     *((512, 512), (448, 672), (672, 448), (384, 768), (768, 384), (320, 960), (960, 320)),
     *((256, 1024), (1024, 256), (160, 1600), (1600, 160)),
 )
-"""No image may become more than one and a half times what the largest of these becomes: of large
-images, and of every shape that a processor may cut up in another way.
+"""The largest images, and all aspect ratios that processors may tile differently. No image may have
+more than 1.5 times the tokens or bytes of the largest of these.
 """
 LAST_SECONDS = 10.0
-"""A process that has closed its connection ends within them, though transformers is put away
-slowly.
+"""The time for the child to exit after it has closed its connection, as transformers' shutdown is
+slow.
 """
 MAX_SIZES = 4096
-"""So many sizes are remembered."""
+"""Maximum sizes that a `SizeTable` caches."""
 
 
 TensorKind = tuple[str, str, int]
@@ -59,13 +59,13 @@ TensorKind = tuple[str, str, int]
 class OwnProcessor:
     """A checkpoint's own image processor."""
 
-    folder: str  # the checkpoint's
-    choices: str = "{}"  # a JSON object with the fields that differ from its files
+    folder: str  # the checkpoint's directory
+    choices: str = "{}"  # a JSON object of fields that override those in its files
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorPixels:
-    """The part of a recipe for image workers (`pixels.py`): which processor makes which tensors."""
+    """What image workers need (`pixels.py`): the processor, and the tensors that it outputs."""
 
     processor: OwnProcessor
     tensors: tuple[PixelTensor, ...]
@@ -73,18 +73,18 @@ class ProcessorPixels:
 
 @dataclass(frozen=True, slots=True)
 class SizeFacts:
-    """What an image with this size becomes."""
+    """The tokens and tensors of an image of this size."""
 
     size: Size
-    tokens: tuple[int, ...]  # replace the placeholder in the prompt
-    tensors: tuple[PixelTensor, ...]  # hold its pixels
-    # its rows' lengths along each position axis. Empty: positions are offsets in the prompt.
+    tokens: tuple[int, ...]  # these replace the placeholder in the prompt
+    tensors: tuple[PixelTensor, ...]  # the processor's output
+    # the extent of its rows along each position axis; empty if positions are 1-D
     box: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TextFacts:
-    """The language model."""
+    """The properties of the language model."""
 
     vocab_size: int
     hidden: int
@@ -93,33 +93,33 @@ class TextFacts:
     kv_heads: int
     head_dim: int
     context_length: int
-    axes: int = 1  # the positions' axes
+    axes: int = 1  # the number of position axes
     windows: tuple[int | None, ...] = ()  # by layer, as in `AttentionShape`
-    # texts up to this many tokens are rotated by short factors, longer ones by long factors
+    # texts of up to this many tokens are rotated by the short factors, longer ones by the long ones
     # (longrope)
     near: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Deepstack:
-    """An image's features that are added within the decoder."""
+    """Image features that are added to the states between the decoder's layers."""
 
-    layers: tuple[int, ...]  # those that get some
-    # features go by their layer's number, and the image's tokens are empty before the first one
+    layers: tuple[int, ...]  # the layers that get features
+    # features are given by layer index, and image tokens have zero embeddings at the first layer
     by_number: bool = False
 
     @property
     def levels(self) -> int:
-        """Rows of `hidden` values per image token."""
+        """The number of rows of `hidden` values per image token."""
         return len(self.layers) + (not self.by_number)
 
 
 @dataclass(frozen=True, slots=True)
 class Joints:
-    """What a processor does where an image meets its neighbours."""
+    """What a processor does between an image and its neighbours."""
 
-    spaced: bool = False  # it puts a space behind an image that a word follows
-    # tokens that end one image and begin the next, written once where two images touch
+    spaced: bool = False  # it inserts a space between an image and a word after it
+    # the number of tokens that both end an image and start the next, which adjacent images share
     shared: int = 0
 
 
@@ -128,30 +128,26 @@ NO_JOINTS = Joints()
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """The vision tower.
+    """The properties of the vision encoder."""
 
-    Token ids: `placeholder` represents an image in a template, `content` each row of its
-    embedding in a prompt. `seen` are the tokens that image experts take (empty: there are none).
-    """
-
-    placeholder: int
-    content: int
+    placeholder: int  # the ID of the token that marks an image in a template
+    content: int  # the ID of the token for each row of its embedding in a prompt
     hidden: int
-    seen: tuple[int, ...]
-    # name, format and number of dimensions for each tensor that images become, whatever their size
+    seen: tuple[int, ...]  # the tokens that image experts process; empty if there are none
+    # name, dtype and number of dimensions of each tensor that the processor outputs for any size
     kinds: tuple[TensorKind, ...]
     sizes: tuple[SizeFacts, ...]
     largest: tuple[SizeFacts, ...]
-    mark: str  # the placeholder's text
-    deepstack: Deepstack | None = None  # None: an image adds nothing to the decoder's layers
+    mark: str  # the text of `placeholder`
+    deepstack: Deepstack | None = None  # None: images only affect the decoder's input
     joints: Joints = NO_JOINTS
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The facts about a model.
+    """What is known about a model.
 
-    `images` None: it takes text only.
+    `images` is None for a text-only model.
     """
 
     model_type: str
@@ -162,26 +158,26 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class InspectorBoot:
-    """An inspector's order at its start: the checkpoint with this processor."""
+    """The message that starts an inspector."""
 
     processor: OwnProcessor
 
 
 @dataclass(frozen=True, slots=True)
 class ModelQuestion:
-    """Asks for `ModelFacts`."""
+    """Requests `ModelFacts`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SizeQuestion:
-    """Asks for the `SizeFacts` of an upright image."""
+    """Requests the `SizeFacts` of an upright image."""
 
     size: Size
 
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """Why there is no answer."""
+    """The reason for not answering."""
 
     why: str
 
@@ -193,9 +189,9 @@ INSPECTOR: Codec[Answer, Question] = Codec(Answer, Question)
 
 
 class Inspector:
-    """The child that answers for a checkpoint.
+    """The child process that answers questions about a checkpoint.
 
-    It starts with the first question, and ends with this process.
+    It starts with the first question, and stops with this process.
     """
 
     def __init__(self, processor: OwnProcessor) -> None:
@@ -204,7 +200,7 @@ class Inspector:
         self._channel: Channel[Question, Answer] | None = None
 
     def ask(self, question: Question) -> Answer:
-        """Wait for the answer. It takes seconds if the child has to start.
+        """Return the answer. This blocks, and takes seconds if the child has to start.
 
         Raises CheckpointError.
         """
@@ -232,7 +228,7 @@ class Inspector:
 
 
 class SizeTable:
-    """The facts about sizes, asked for once each, by any threads."""
+    """The `SizeFacts` by size, each requested once. Thread-safe."""
 
     def __init__(self, inspector: Inspector, known: Mapping[Size, SizeFacts]) -> None:
         self._inspector = inspector
@@ -240,9 +236,9 @@ class SizeTable:
         self._lock = threading.Lock()
 
     def facts(self, size: Size) -> SizeFacts:
-        """Return the facts about a size.
+        """Return the `SizeFacts` of a size.
 
-        Raises ImageError if the processor refuses it.
+        Raises ImageError if the processor rejects it.
         """
         if known := self._known.get(size):
             return known
@@ -264,7 +260,7 @@ def content_spans(
 ) -> list[Span]:
     """Return the runs of `content` among an image's tokens.
 
-    The tokens begin at `start` in the prompt.
+    start: the index of the first of these tokens in the prompt.
     """
     spans: list[Span] = []
     row = 0
@@ -278,15 +274,15 @@ def content_spans(
 
 
 Segment = tuple[int, int, int]
-"""Where one image's tokens stand in a prompt, from its begin to its end, and how many of its first
-ones the image before it has written.
+"""The start and end of one image's tokens in a prompt, and the number of its leading tokens that it
+shares with the image before it.
 """
 
 
 def with_images(
     tokens: Sequence[int], placeholder: int, images: Sequence[Sequence[int]], shared: int
 ) -> tuple[list[int], list[Segment]]:
-    """Replace each placeholder in a prompt by its image's tokens.
+    """Replace each placeholder in a prompt with its image's tokens.
 
     shared: as in `Joints`. images: one per placeholder.
     """
@@ -307,7 +303,7 @@ def with_images(
 
 
 def box_positions(box: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Return positions [axes, rows] for an image's rows, from 0."""
+    """Return the positions [axes, rows] of an image's rows, relative to its first one."""
     return np.indices(box).reshape(len(box), -1)
 
 
@@ -316,8 +312,8 @@ def counted(
 ) -> tuple[npt.NDArray[np.int64], int]:
     """Return positions on several axes [axes, num_tokens], and the next position.
 
-    Text counts on by one on all axes. An image's rows, in one piece, are at its block from there,
-    and what follows behind the largest.
+    Text tokens increase by one on all axes. An image's rows, which must be contiguous, are at its
+    block, offset by the next position, and the text after it continues from the largest position.
     """
     positions = np.empty((axes, num_tokens), np.int64)
     done = position = 0
@@ -330,7 +326,7 @@ def counted(
 
 
 def read_facts(processor: OwnProcessor, inspector: Inspector) -> ModelFacts:
-    """Return the kept facts, or ask the inspector and keep its answer.
+    """Return the cached facts, or request them from the inspector and cache them.
 
     Raises CheckpointError with the reason if the checkpoint cannot be served.
     """
@@ -343,16 +339,16 @@ def read_facts(processor: OwnProcessor, inspector: Inspector) -> ModelFacts:
         inspector.close()
         raise CheckpointError(f"{folder / 'config.json'}: {answer.why}")
     assert isinstance(answer, ModelFacts)
-    with suppress(OSError), private_folder(cache_folder(KEPT)) as kept:  # or it is asked again
+    with suppress(OSError), private_folder(cache_folder(KEPT)) as kept:  # caching is optional
         kept.write(name, msgspec.json.encode(answer))
     return answer
 
 
 def _name(folder: Path, choices: str) -> str:
-    """Return a digest over all that the facts follow from.
+    """Return a digest of everything that determines the facts.
 
-    These are the JSON files (without the weights' index), the chat templates, the processor's
-    choices, transformers' version, and this folder's code.
+    That is: the JSON files (except for the weights' index), the chat templates, the processor's
+    choices, transformers' version, and the code of this package.
     """
     code = Path(__file__).parent.glob("*.py")
     found = sorted([*folder.glob("*.json"), *folder.glob("*.jinja"), *code])
@@ -360,7 +356,7 @@ def _name(folder: Path, choices: str) -> str:
 
 
 def processing(folder: Path) -> str:
-    """Return a digest over all that a processor's pixels follow from, except its choices."""
+    """Return a digest of everything that determines a processor's pixels, except its choices."""
     torchvision = str(find_spec("torchvision") is not None)
     return _digest(torchvision, [folder / name for name in PROCESSOR_FILES])
 

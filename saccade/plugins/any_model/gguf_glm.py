@@ -26,7 +26,7 @@ PLACES = "v.position_embd.weight"
 """The tensor of learned positions, which GLM-OCR lacks."""
 BICUBIC = 3
 PIXELS = {"shortest_edge": 12_544, "longest_edge": 9_633_792}
-"""Limits of two frames, as in every published image processor. No file says them."""
+"""Limits on pixels of two frames, as in all published image processors; not in GGUF files."""
 TOKENS = {
     "image_token_id": "<|image|>",
     "video_token_id": "<|video|>",
@@ -64,7 +64,7 @@ NAMES = TowerNames(
 
 
 def _halves(fields: MetadataFields, heads: int, size: int) -> Heads | None:
-    """Return the order of heads turned by several axes. Those turned by one stay as they are."""
+    """Return the order of values in heads with several rotary axes. With one, they stay as is."""
     if not fields.has("rope.dimension_sections"):
         return None
     turned = fields.integer("rope.dimension_count", size)
@@ -136,7 +136,7 @@ EXPERTS = Layered(
 
 
 def tower_names(file: GgufFile) -> NamedTensors:
-    """Name the tower's tensors."""
+    """Name the vision encoder's tensors."""
     for name, made in NAMES(file):
         if name == f"{PATCH}.1":
             continue
@@ -145,22 +145,22 @@ def tower_names(file: GgufFile) -> NamedTensors:
 
 
 def see(source: Source) -> Seen:
-    """Return what a tower's file adds. Raises CheckpointError."""
+    """Read what the vision encoder's file adds to a checkpoint. Raises CheckpointError."""
     ocr = PLACES not in source.sight.file.tensors
     return _seen(source, "GlmOcr" if ocr else "Glm4v", "glm_ocr" if ocr else "glm4v")
 
 
 def see_experts(source: Source) -> Seen:
-    """Return what a tower's file adds to a model with experts. Raises CheckpointError."""
+    """Read what the vision encoder's file adds to a model with experts. Raises CheckpointError."""
     if source.text["use_qk_norm"]:
         raise source.model.refuse("norms of queries and keys do not go with a vision tower")
     return _seen(source, "Glm4vMoe", "glm4v_moe")
 
 
 def _seen(source: Source, name: str, kind: str) -> Seen:
-    """Return what a tower's file adds.
+    """Read what the vision encoder's file adds to a checkpoint.
 
-    name: before `ForConditionalGeneration`. kind: the model's type.
+    name: the prefix of `ForConditionalGeneration`. kind: the model type.
     """
     model, sight = source.model, source.sight
     vision = _vision(source, kind)

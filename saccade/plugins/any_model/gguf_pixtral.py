@@ -1,4 +1,4 @@
-"""Pixtral's tower in GGUF files: Pixtral, Mistral Small 3.1 and its successors, Ministral 3."""
+"""Pixtral's vision encoder in GGUF files: Pixtral, Mistral Small 3.1 and later, Ministral 3."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from saccade.plugins.gguf.layers import TowerNames, activation, colours, siglip_
 
 TOWER, PROJECTOR = "model.vision_tower", "model.multi_modal_projector"
 MERGER = "mm.patch_merger.weight"
-"""The tensor that tells Mistral 3 from Pixtral."""
+"""The tensor that Mistral 3 has, and Pixtral does not."""
 BICUBIC = 3
 EPSILON = 1e-5
-"""The epsilon in transformers' norms, whatever a checkpoint says."""
+"""The epsilon that is hard-coded in transformers' norms."""
 MARKS = {"image": "[IMG]", "line": "[IMG_BREAK]", "end": "[IMG_END]"}
 NAMES = TowerNames(
     outer={
@@ -42,7 +42,7 @@ NAMES = TowerNames(
 
 
 def see(source: Source) -> Seen:
-    """Return what a tower's file adds. Raises CheckpointError."""
+    """Read what the vision encoder's file adds to a checkpoint. Raises CheckpointError."""
     sight, tensors = source.sight, source.sight.file.tensors
     source.check_width("mm.2.weight")
     vision = _vision(sight)

@@ -1,4 +1,4 @@
-"""Language models alone: Llama, Mistral, Qwen2, Qwen3 and Phi-3."""
+"""Text-only models in GGUF files: Llama, Mistral, Qwen2, Qwen3 and Phi-3."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _qwen3moe(
         "num_experts": fields.integer("expert_count"),
         "num_experts_per_tok": fields.integer("expert_used_count"),
         "moe_intermediate_size": fields.integer("expert_feed_forward_length"),
-        "norm_topk_prob": True,  # of every published model
+        "norm_topk_prob": True,  # as in every published model
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }

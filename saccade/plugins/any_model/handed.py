@@ -1,7 +1,6 @@
-"""What a model hands its decoder, recorded from its own forward and from ours, and whether both are
-alike.
+"""Records a decoder's inputs in a model's own forward pass and in Saccade's, and compares them.
 
-The same for all models and prompts.
+The code is the same for all models and prompts.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from typing import Any
 import torch
 
 ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
-"""Two ways to the same values may differ by this share of their size."""
+"""The relative tolerance for two computations of the same values."""
 LOGITS = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.06}
-"""The same of one token's logits, which a router may have sent to other experts."""
+"""The same for the logits of one token, which a router may have sent to other experts."""
 EMBEDDINGS, POSITIONS, MASK = "inputs_embeds", "position_ids", "attention_mask"
 NEUTRAL = frozenset(
     {
@@ -26,35 +25,35 @@ NEUTRAL = frozenset(
         "num_items_in_batch",
     }
 )
-"""Arguments that say how to compute, and what to keep: not what a token is."""
+"""Arguments that control computation and caching, and do not affect the values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """One call to a decoder.
+    """The arguments and result of one call to a decoder.
 
-    A decoder that is handed tokens makes embeddings itself. If it makes them from tokens alone,
-    they are here.
+    A decoder that is called with token IDs computes embeddings itself. If they depend on the IDs
+    only, they are included here.
     """
 
     arguments: Mapping[str, Any]  # by name, without neutral ones
-    states: torch.Tensor | None  # [T, hidden]. None: not computed.
+    states: torch.Tensor | None  # [T, hidden], or None if the layers were not run
 
     @property
     def embeddings(self) -> torch.Tensor | None:
-        """Return [T, hidden], or None if the decoder makes them from tokens and images."""
+        """The embeddings [T, hidden], or None if the decoder computes them from IDs and images."""
         made = self.arguments.get(EMBEDDINGS)
         return None if made is None else made[0]
 
 
 class Enough(Exception):
-    """Raised where the decoder need not compute."""
+    """Raised to stop a call before the decoder's layers run."""
 
 
 class Watch:
-    """Records a decoder's first call, as in `Handed`, and the arguments of its second.
+    """Records a decoder's first call, as in `Handed`, and the arguments of its second call.
 
-    later: a decode step's, of one token.
+    later: the arguments of the second call, a decode step of one token.
     """
 
     def __init__(self, stop: bool, images: Collection[str]) -> None:
@@ -79,7 +78,7 @@ class Watch:
         if EMBEDDINGS not in told and found.get("input_ids") is not None:
             if told.keys() & self._images:
                 self.arguments = {n: each for n, each in told.items() if n not in self._images}
-                return  # what it makes of images shows in its states alone
+                return  # what it computes from images is only visible in its states
             told[EMBEDDINGS] = decoder.get_input_embeddings()(found["input_ids"])
         self.arguments = told
         if self._stop:
@@ -91,15 +90,15 @@ class Watch:
 
     @property
     def handed(self) -> Handed | None:
-        """Return the call, or None if the decoder was not called."""
+        """The recorded call, or None if the decoder was not called."""
         return None if self.arguments is None else Handed(self.arguments, self.states)
 
 
 @contextmanager
 def watch(decoder: Any, *, stop: bool = False, images: Collection[str] = ()) -> Iterator[Watch]:
-    """Record what the decoder is handed within the block.
+    """Record the decoder's calls within the block.
 
-    `stop`: end the call before its layers, if it is handed embeddings. images: names of the image
+    `stop`: skip the decoder's layers if it is called with embeddings. images: the names of image
     tensors.
     """
     watched = Watch(stop, images)
@@ -117,7 +116,7 @@ def watch(decoder: Any, *, stop: bool = False, images: Collection[str] = ()) -> 
 
 
 def find_difference(ours: Handed, theirs: Handed) -> str | None:
-    """Return why our call differs from the model's own, or None if both are alike."""
+    """Return how Saccade's call differs from the model's own, or None if they match."""
     names = sorted(theirs.arguments.keys() - ours.arguments.keys() - {POSITIONS, MASK})
     if names:
         return f"its decoder is handed {', '.join(names)}, which are not supported"
@@ -138,9 +137,10 @@ def find_difference(ours: Handed, theirs: Handed) -> str | None:
 
 
 def find_step_difference(ours: Handed, later: Mapping[str, Any]) -> str | None:
-    """Return why a decode step differs from the model's own, or None if both are alike.
+    """Return how a decode step differs from the model's own, or None if they match.
 
-    ours: the call with the prompt and the step's token. later: the arguments of the model's own.
+    ours: the call for the prompt followed by the step's token. later: the arguments of the model's
+    own step.
     """
     own = later.get(POSITIONS)
     if own is not None and not _same_places(ours.arguments[POSITIONS][..., -1:], own):
@@ -155,9 +155,9 @@ def _sees_all(mask: Any) -> bool:
 
 
 def same_states(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Return True if most rows in two [T, hidden] differ by rounding alone.
+    """Return True if most rows of two [T, hidden] differ only by rounding.
 
-    In half formats a router may send the others to other experts.
+    In 16-bit formats, a router may send the remaining rows to other experts.
     """
     if theirs.dtype == torch.float32:
         return alike(ours, theirs)
@@ -166,9 +166,9 @@ def same_states(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 
 def alike(ours: Any, theirs: Any, within: float | None = None) -> bool:
-    """Return True if two values differ by rounding alone.
+    """Return True if two values differ only by rounding.
 
-    within: this share of their size. None: the share for the format that `theirs` has.
+    within: the relative tolerance; by default, that of the dtype of `theirs`.
     """
     if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor):
         if ours.shape != theirs.shape:
@@ -186,7 +186,7 @@ def alike(ours: Any, theirs: Any, within: float | None = None) -> bool:
 
 
 def differing_rows(ours: torch.Tensor, theirs: torch.Tensor) -> Sequence[int]:
-    """Return the rows where two [T, hidden] differ by more than rounding."""
+    """Return the rows in which two [T, hidden] differ by more than rounding."""
     apart = (ours.float() - theirs.float()).norm(dim=1)
     many = apart > ROUNDING[theirs.dtype] * theirs.float().norm(dim=1)
     found: list[int] = many.nonzero()[:, 0].tolist()
@@ -198,14 +198,14 @@ def _says(name: str, value: Any) -> bool:
 
 
 def _is_zero(value: Any) -> bool:
-    """Return True for token types that are all zero, which equals passing none."""
+    """Return True if token types are all zero, which is the same as omitting them."""
     return isinstance(value, torch.Tensor) and not value.is_floating_point() and not value.any()
 
 
 def _same_places(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     """Return True if positions are equal.
 
-    They are [1, T], or [axes, 1, T], with or without the offsets in the text before them.
+    They are [1, T], or [axes, 1, T], where text indices may precede the axes.
     """
     own, other = (each[:, 0] if each.dim() == 3 else each for each in (ours, theirs))
     other = other[len(other) - len(own) :] if len(other) > len(own) > 1 else other

@@ -1,6 +1,6 @@
-"""What models do to logits behind their heads' products: a factor, a soft cap.
+"""What models apply to logits after the output head: a factor, a divisor, a soft cap.
 
-The same code serves all models.
+The code is the same for all models.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class AfterHead:
-    """What follows the head."""
+    """The operations after the output head. By default, there are none."""
 
-    factor: float = 1.0  # multiplies logits
-    divisor: float = 1.0  # divides them
-    cap: float | None = None  # a soft cap. Neutral by default.
+    factor: float = 1.0
+    divisor: float = 1.0
+    cap: float | None = None  # a soft cap
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Apply it in the head's number format, as models do."""
+        """Apply the operations in the dtype of the logits, as models do."""
         if self.factor != 1.0:
             logits = logits * self.factor
         if self.divisor != 1.0:
@@ -29,9 +29,9 @@ class AfterHead:
 
 
 def ways(text: Any) -> tuple[AfterHead, ...]:
-    """Return the settings of a language model's configuration, and a neutral `AfterHead`.
+    """Return the operations that a language model's configuration specifies, and none at all.
 
-    Models for images and text leave out what the language model alone does.
+    Vision-language models may skip operations that their language model applies.
     """
     said = text.to_dict()
     factor, divisor = said.get("logit_scale"), said.get("logits_scaling")

@@ -1,7 +1,7 @@
-"""The process that asks transformers about a checkpoint.
+"""The process in which transformers reports what is known about a checkpoint.
 
-It learns which transformers model this is, whether its promise can be kept, and what its processor
-makes from images by size. Started by `facts.py`. Blank images are enough: sizes follow from them.
+It determines the transformers class, whether Saccade can serve it, and what its processor outputs
+for an image by size. Started by `facts.py`. Blank images are enough, because only sizes matter.
 """
 
 from __future__ import annotations
@@ -68,18 +68,18 @@ from saccade.plugins.any_model.refusals import (
 )
 
 MAX_BYTES = 8 << 30
-"""Memory that a processor may take, whatever sizes its files name."""
+"""Maximum memory for the process, as a checkpoint's files may demand any image size."""
 AROUND = ("x@y", "@x", "x@@y", "x@y@z", "@ x", "@\nx", "@<b>", "@1", "x @.")
-"""Texts, with @ for an image, whose tokens show how a processor joins images to what is beside."""
+"""Texts, with @ for an image, whose tokens reveal how a processor joins images and text."""
 GREY = 127
 AXES = 3
-"""Of positions where a model has several: time, height, width."""
+"""The position axes of a model with several: time, height, width."""
 
 
 class Questions:
-    """Answers for one checkpoint.
+    """Answers questions about one checkpoint.
 
-    Raises Unservable, or CheckpointError naming a field, if it cannot be served.
+    Raises Unservable, or CheckpointError with the field, if it cannot be served.
     """
 
     def __init__(self, own: OwnProcessor) -> None:
@@ -119,7 +119,7 @@ class Questions:
         return ModelFacts(self._config.model_type, self._class.__name__, text, images)
 
     def _joints(self, image: SizeFacts) -> Joints:
-        """Return what the processor does where such images meet letters and each other."""
+        """Return what the processor does between such images and text, and between two of them."""
         mark, tokens = self._processor.image_token, image.tokens
         blank = PIL.Image.new("RGB", image.size[::-1], (GREY, GREY, GREY))
         theirs = {}
@@ -144,7 +144,7 @@ class Questions:
         )
 
     def _written(self, text: str, image: SizeFacts, joints: Joints) -> list[int]:
-        """Return the tokens that our code writes for a text with images."""
+        """Return the tokens that Saccade computes for a text with images."""
         mark = self._processor.image_token
         if joints.spaced:
             text = put_spaces(text, mark)
@@ -153,7 +153,7 @@ class Questions:
         return with_images(plain, self._placeholder, images, joints.shared)[0]
 
     def _seen_tokens(self) -> tuple[int, ...]:
-        """Return the tokens that the model's image experts take, if it has any."""
+        """Return the tokens that the model's image experts process, if it has any."""
         if EXPERTS not in self._processor.model_input_names:
             return ()
         tokens = [*range(len(self._processor.tokenizer))]
@@ -161,15 +161,15 @@ class Questions:
         return tuple(token for token, kind in enumerate(kinds) if kind)
 
     def size(self, size: Size) -> SizeFacts:
-        """Return the facts about a size.
+        """Return the `SizeFacts` of a size.
 
-        Raises Unservable if the processor refuses it.
+        Raises Unservable if the processor rejects it.
         """
         blank = PIL.Image.new("RGB", (size[1], size[0]), (GREY, GREY, GREY))
         text = self._processor.image_token
         try:
             made = ask_image(self._processor, blank)
-        except Exception as error:  # a processor raises what it pleases
+        except Exception as error:  # processors may raise anything
             raise Unservable(f"its processor takes no such image: {error}") from error
         tokens = tuple(made["input_ids"][0].tolist())
         if self._content not in tokens:
@@ -185,10 +185,10 @@ class Questions:
 def box_of(
     rule: Callable[..., Any], made: Any, tokens: Sequence[int], content: int
 ) -> tuple[int, ...]:
-    """Return the grid of a model's own positions for an image's rows.
+    """Return the extent of an image's rows on the model's own position axes.
 
-    A prompt with the image twice shows whether they follow the rule in `counted`. Raises Unservable
-    for another rule. rule: the model's `get_rope_index`.
+    Checks on a prompt with the image twice that positions follow the rule of `counted`. Raises
+    Unservable for another rule. rule: the model's `get_rope_index`.
     """
     try:
         kinds = made["mm_token_type_ids"][0].tolist()
@@ -197,7 +197,7 @@ def box_of(
         told = {name: torch.cat((made[name],) * 2) for name in names}
         ids = torch.tensor([[content if kind else 0 for kind in twice]])
         found, delta = rule(ids, mm_token_type_ids=torch.tensor([twice]), **told)
-    except Exception as error:  # its rule may ask for anything
+    except Exception as error:  # the rule may need other arguments
         raise Unservable(f"it does not provide its multi-axis positions: {error!r}") from error
     spans = content_spans((0, *tokens, 0, *tokens, 0), content)
     rows = found[:, 0, spans[0].start : spans[0].end] - spans[0].start
@@ -211,7 +211,7 @@ def box_of(
 
 
 def rope_index(config: Any, text: Any) -> Any:
-    """Return the model's own rule for positions with several axes, or None for one axis."""
+    """Return the model's own function for multi-axis positions, or None if they are 1-D."""
     name = modeling_auto.MODEL_MAPPING_NAMES.get(config.model_type)
     kind = getattr(transformers, name) if isinstance(name, str) else None
     if kind is not None and "get_rope_index" in dir(kind):
@@ -223,7 +223,7 @@ def rope_index(config: Any, text: Any) -> Any:
 
 
 def read_deepstack(config: Any) -> Deepstack | None:
-    """Return the features that the decoder's layers get from an image, by configuration."""
+    """Return which layers get image features, according to the configuration."""
     said = config.to_dict()
     if pairs := said.get("deepstack_layer_map"):
         layers = {layer for _, layer in pairs} | {*(said.get("spatial_target_layers") or ())}
@@ -234,7 +234,7 @@ def read_deepstack(config: Any) -> Deepstack | None:
 
 
 def tensor_kinds(sizes: Sequence[SizeFacts]) -> tuple[TensorKind, ...]:
-    """Return the kinds of all tensors at these sizes, sorted by name."""
+    """Return the kinds of the tensors at all these sizes, sorted by name."""
     found = {(t.name, t.dtype, len(t.shape)) for each in sizes for t in each.tensors}
     if len({name for name, *_ in found}) < len(found):
         raise Unservable("its processor makes tensors of other formats of images of other sizes")
@@ -257,7 +257,7 @@ def pixel_tensors(made: Any) -> list[PixelTensor]:
 def read_config(folder: Path) -> Any:
     try:
         return transformers.AutoConfig.from_pretrained(folder)
-    except Exception as error:  # transformers raises what it pleases
+    except Exception as error:  # transformers may raise anything
         raise Unservable(f"transformers does not read it: {said(error)}") from error
 
 
@@ -270,7 +270,7 @@ def seeing_classes() -> set[str]:
 
 
 def find_class(config: Any) -> Any:
-    """Return the class that config.json's `architectures`, or its model type, names."""
+    """Return the class named by config.json's `architectures`, or the class of its model type."""
     known = seeing_classes() | set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     names = [*map(str, config.architectures or ())]
     for mapping in (
@@ -291,7 +291,7 @@ def processor_of(own: OwnProcessor) -> Any:
     try:
         known = known_choices(load_processor(OwnProcessor(own.folder)))
         processor = load_processor(own)
-    except Exception as error:  # transformers raises what it pleases
+    except Exception as error:  # transformers may raise anything
         raise Unservable(f"transformers makes no processor of its files: {said(error)}") from error
     if not isinstance(vars(processor).get("image_token"), str):
         raise Unservable("its processor has no image_token")
@@ -303,7 +303,7 @@ def processor_of(own: OwnProcessor) -> Any:
 
 
 def content_token(config: Any) -> int:
-    """Return the token that represents each row of an image."""
+    """Return the ID of the token that stands for each row of an image."""
     said = config.to_dict()
     if not isinstance(said.get("vision_config"), dict):
         raise Unservable("its images go through no tower that config.json names (vision_config)")
@@ -315,7 +315,7 @@ def content_token(config: Any) -> int:
 
 
 def serve(channel: Channel[Answer, Question], own: OwnProcessor) -> None:
-    """Answer until the requester has gone."""
+    """Answer questions until the connection is closed."""
     questions: Questions | None = None
     with suppress(Disconnected):
         while True:

@@ -1,7 +1,7 @@
-"""What a decoder is handed besides an image's rows.
+"""Inputs of a decoder other than token and image embeddings.
 
-It gets features for its layers (deepstack), and rows that the model has learned for the marks
-around an image. The same code serves all models.
+These are features for some layers (deepstack), and learned embeddings for the markers around an
+image. The code is the same for all models.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from saccade.plugins.any_model.facts import Deepstack
 
 
 class Learned:
-    """Rows instead of the embeddings of some tokens."""
+    """Learned embeddings that replace those of some tokens."""
 
     __slots__ = ("rows", "tokens")
 
     def __init__(self, found: Mapping[int, torch.Tensor]) -> None:
-        """Keep `found`, a row [hidden] by token."""
+        """found: the embedding [hidden] by token."""
         kept = sorted(found)
         self.tokens = torch.tensor(kept, device=found[kept[0]].device)
         self.rows = torch.stack([found[token] for token in kept]).clone()
 
     def put_rows(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Put the rows into x [T, hidden], by its tokens [T]."""
+        """Replace the rows of x [T, hidden] whose tokens [T] have a learned embedding."""
         places, which = (tokens[:, None] == self.tokens).nonzero(as_tuple=True)
         return x.index_copy(0, places, self.rows[which].to(x.dtype))
 
 
 def one_tensor(made: Any) -> torch.Tensor:
-    """Join one image's features, in one piece or in several, as [rows, hidden]."""
+    """Concatenate one image's features, a tensor or a list of them, as [rows, hidden]."""
     if not isinstance(made, torch.Tensor):
         made = torch.cat([each.flatten(0, -2) for each in made])
     rows: torch.Tensor = made.flatten(0, -2)
@@ -41,10 +41,9 @@ def one_tensor(made: Any) -> torch.Tensor:
 
 
 def levels_of(deepstack: Deepstack, made: Any) -> list[torch.Tensor]:
-    """Return a tower's features for one image, [rows, hidden] each.
+    """Return the vision encoder's features for one image, [rows, hidden] each.
 
-    Those for the decoder's first input come first, if it makes them, then those for each layer in
-    turn.
+    Those for the decoder's input come first, if there are any, then those for each layer in order.
     """
     if deepstack.by_number:
         found = {layer: one_tensor(each) for layer, each in made.deepstack_features}
@@ -53,7 +52,7 @@ def levels_of(deepstack: Deepstack, made: Any) -> list[torch.Tensor]:
 
 
 def own_rows(deepstack: Deepstack, batch: Batch, hidden: int) -> torch.Tensor:
-    """Return the rows [S, hidden] that replace an image's tokens."""
+    """Return the rows [S, hidden] that replace the embeddings of an image's tokens."""
     if deepstack.by_number:
         return batch.embeddings.new_zeros((len(batch.embeddings), hidden))
     return batch.embeddings[:, :hidden]
@@ -62,7 +61,7 @@ def own_rows(deepstack: Deepstack, batch: Batch, hidden: int) -> torch.Tensor:
 def for_layers(
     deepstack: Deepstack, batch: Batch, hidden: int, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """Return the decoder's arguments with the features for all shown tokens, in token order."""
+    """Return the decoder's arguments with the features of all image tokens, in token order."""
     order = batch.splice_rows.argsort()
     shown = torch.zeros(len(batch.tokens), dtype=torch.bool, device=batch.tokens.device)
     shown[batch.splice_rows] = True

@@ -1,7 +1,7 @@
-"""The adapter (LoRA) that a checkpoint keeps for its images, in a folder next to the base weights.
+"""A LoRA adapter for images that a checkpoint keeps in a directory next to its base weights.
 
-It is added to the model's matrices at load, as if all requests asked for it. The same code serves
-all models.
+It is merged into the model's weights at load, so it applies to all requests. The code is the same
+for all models.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from saccade.nn.adapter_files import read_adapter
 
 
 def merge_adapter(model: Any, folder: Path) -> bool:
-    """Add the image adapter in `folder` to the model's matrices.
+    """Merge the image adapter in `folder` into the model's weights.
 
     Returns False if there is none. Raises CheckpointError if it cannot be read.
     """

@@ -1,7 +1,8 @@
-"""The network for a checkpoint that transformers' own modules serve.
+"""The network of a checkpoint that transformers' own modules compute.
 
-It has their tower, an image at a time, their decoder layers over our paged attention, and our head.
-transformers reads the weights. The same code serves all models.
+It consists of their vision encoder, which runs image by image, their decoder layers with Saccade's
+paged attention, and Saccade's output head. transformers loads the weights. The code is the same for
+all models.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from saccade.plugins.any_model.tower import AnyTower
 
 logger = logging.getLogger("saccade")
 ANY_NAME = "there is no such tensor"
-"""Random weights have it."""
+"""A name that no file contains. Random weights accept any name."""
 NO_SOUNDS = "audio is not supported;"
 MERGED = {
     True: "(an adapter for images) is part of its weights, for all requests",
@@ -77,9 +78,9 @@ class AnyText:
     )
 
     def __init__(self, model: Any, tower: AnyTower | None, spec: AnySpec, ops: Ops) -> None:
-        """Build the decoder, and compare it with the model's own `generate`.
+        """Set up the decoder, and compare it with the model's own `generate`.
 
-        Raises CheckpointError if prompts come out differently. tower: None: it takes text only.
+        Raises CheckpointError if results differ. tower: None for a text-only model.
         """
         text, images = spec.facts.text, spec.facts.images
         self.hidden = text.hidden
@@ -113,9 +114,9 @@ class AnyText:
     def _checked(
         self, model: Any, spec: AnySpec, token: torch.Tensor, theirs: torch.Tensor
     ) -> AfterHead:
-        """Return what follows the head, as one token's logits `theirs` show.
+        """Return the operations after the head, as the logits `theirs` of one token reveal.
 
-        Raises Unservable if no known way gives them.
+        Raises Unservable if no known operations reproduce them.
         """
         attend_by(self.decoder, check.NAME)
         state = check.counted_token(spec.facts.text, self.run, self.embedding(token))
@@ -131,7 +132,7 @@ class AnyText:
     def _compare(
         self, trials: Sequence[trial.OwnAnswer], tower: AnyTower | None, spec: AnySpec
     ) -> None:
-        """Raise Unservable if the trials come out differently here."""
+        """Raise Unservable if the results of the trial prompts differ here."""
         device = self.embedding.weight.device
         batches = []
         for each in trials:
@@ -157,7 +158,7 @@ class AnyText:
             self._compare_step(each, batch.embeddings, spec)
 
     def _compare_step(self, own: trial.OwnAnswer, rows: torch.Tensor, spec: AnySpec) -> None:
-        """Raise Unservable if the decode step behind a prompt comes out differently here."""
+        """Raise Unservable if the result of the decode step after a prompt differs here."""
         assert own.step is not None, "its layers were run"
         prompt = own.prompt.followed_by(own.step.token)
         with watch(self.decoder) as watched:
@@ -170,11 +171,11 @@ class AnyText:
             raise Unservable("its logits of a decode step are not those of its own generate")
 
     def _same_logits(self, states: torch.Tensor, theirs: torch.Tensor) -> bool:
-        """Return True if the last token's logits are the model's own but for rounding."""
+        """Return True if the last token's logits equal the model's own, except for rounding."""
         return alike(self.logits(states[-1:])[0], theirs.float(), LOGITS[states.dtype])
 
     def _telling_token(self, spec: AnySpec) -> torch.Tensor:
-        """Return [1]: the token with the largest embedding, except those for images."""
+        """Return [1]: the token with the largest embedding, other than those for images."""
         sizes: torch.Tensor = self.embedding.weight.norm(dim=1)
         if images := spec.facts.images:
             sizes[[images.placeholder, images.content, *images.seen]] = 0.0
@@ -216,7 +217,7 @@ class AnyText:
         return states
 
     def normed(self, states: torch.Tensor) -> torch.Tensor:
-        """Return `states`: they are normalised."""
+        """Return `states` unchanged, as they are normalised already."""
         return states
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
@@ -225,15 +226,15 @@ class AnyText:
 
 
 def attend_by(decoder: Any, name: str) -> None:
-    """Set the decoder's attention alone.
+    """Set the attention implementation of the decoder only.
 
-    The tower keeps its own: its configuration may be a part of the decoder's.
+    The vision encoder keeps its own, although its configuration may be part of the decoder's.
     """
     decoder.config._attn_implementation = {"": name}
 
 
 class AnyModel(FamilyModel):
-    """A model whose tensors transformers finds by its own names. It reports which it ignores."""
+    """A model whose tensor names are known only to transformers. Unknown tensors are accepted."""
 
     spec: AnySpec
 
@@ -241,15 +242,15 @@ class AnyModel(FamilyModel):
     unused = ("",)
 
     def build_tower(self, weights: Weights, _encoder_shard: Shard) -> VisionOnlyNet:
-        """Read the whole model, and release its language half."""
+        """Load the whole model, and drop its language model."""
         model = self._read(weights)
         pack(model, model.get_output_embeddings(), weights.ops)
         return VisionOnlyNet(self.spec, weights.ops, self._tower(model), weights.adapters)
 
     def build(self, weights: Weights, _shard: Shard, _encoder_shard: Shard) -> FullNet:
-        """Build the network.
+        """Create the network.
 
-        Raises CheckpointError if a tensor is missing, or a layer does what pages cannot hold.
+        Raises CheckpointError if a tensor is missing, or a layer needs more than paged attention.
         """
         spec, model = self.spec, self._read(weights)
         tower = self._tower(model) if spec.sees_images else None
@@ -281,7 +282,7 @@ class AnyModel(FamilyModel):
             model, told = kind.from_pretrained(
                 **self._source(kind, weights), dtype=weights.dtype, output_loading_info=True
             )
-        except Exception as error:  # transformers raises what it pleases
+        except Exception as error:  # transformers may raise anything
             raise CheckpointError(
                 f"{folder}: transformers does not load it: {said(error)}"
             ) from error
@@ -291,7 +292,7 @@ class AnyModel(FamilyModel):
         if missing := sorted(told["missing_keys"]):
             raise CheckpointError(f"{folder}: {len(missing)} tensors are missing: {missing[0]}")
         for each in model.parameters():
-            # they are views of the file, which may be modified or deleted
+            # they are views of the memory-mapped file, which may be modified or deleted
             each.data = each.data.clone()
         model = model.to(weights.device).eval()
         for name, value in model.state_dict().items():
@@ -299,7 +300,7 @@ class AnyModel(FamilyModel):
         return model
 
     def _source(self, kind: Any, weights: Weights) -> dict[str, Any]:
-        """Return what transformers loads: a folder, or tensors that GGUF files have, made whole."""
+        """Return the source for transformers: the directory, or the tensors of GGUF files."""
         folder = self.spec.folder
         if not weights_elsewhere(folder):
             return {"pretrained_model_name_or_path": folder, "use_safetensors": True}
@@ -315,5 +316,5 @@ class AnyModel(FamilyModel):
         return {"pretrained_model_name_or_path": None, "config": config, "state_dict": found}
 
     def projection(self, _name: str) -> bool:
-        """Return False: all matrices stay unquantised."""
+        """Return False, because no matrix is quantised."""
         return False

@@ -1,7 +1,7 @@
-"""Whether a server's answers are transformers' own.
+"""Checks whether a server's answers equal transformers' own.
 
-Owns the questions, the child that answers them with transformers' own `generate` (`reference.py`),
-and the verdict. Runs without torch, and leaves answering to the server.
+Owns the prompts, the child process that runs transformers' own `generate` (`reference.py`), and the
+comparison. The caller computes the server's answers. Does not import torch.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ NEW_TOKENS = 8
 TEXTS = ("Say something.", "How many legs have a cat and two birds?")
 SIZES: tuple[Size, ...] = ((64, 64), (240, 320))
 SLACK = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}
-"""Two logits that are nearer to each other than this may change places in this number format."""
+"""Two logits that are closer than this may swap their order in this dtype."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceBoot:
-    """A child's order: the checkpoint's folder, the number format, and the image processor.
+    """The message that starts the child process.
 
-    processor None: questions have no images. far: rotate all texts as those with more than `far`
-    tokens. None: leave rotations alone.
+    processor: the image processor, or None for text-only questions. far: rotate all texts like
+    those of more than `far` tokens; None: leave the rotation unchanged.
     """
 
     folder: str
@@ -43,9 +43,9 @@ class ReferenceBoot:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceQuestion:
-    """Asks for the answer to these tokens.
+    """Requests `count` tokens of the answer to a prompt.
 
-    size: the image is `checkered` at this size. None: there is none.
+    size: add the image `checkered` at this size; None: no image.
     """
 
     tokens: tuple[int, ...]
@@ -55,9 +55,9 @@ class ReferenceQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """transformers' greedy tokens, and each one's lead over the next best logit.
+    """transformers' greedy tokens, and each one's lead over the second best logit.
 
-    error: why there are none.
+    error: the reason if there are none.
     """
 
     tokens: tuple[int, ...] = ()
@@ -72,19 +72,19 @@ REFERENCE: Codec[Expected, ReferenceQuestion] = Codec(Expected, ReferenceQuestio
 class ReferenceChild:
     """transformers' own `generate`, in a child process.
 
-    It ends with this process, or with `close`.
+    It stops with this process, or with `close`.
     """
 
     def __init__(
         self, folder: Path, dtype: str, processor: OwnProcessor | None, far: int | None
     ) -> None:
-        """Start the child. Parameters are those in `ReferenceBoot`."""
+        """Start the child. The parameters are those of `ReferenceBoot`."""
         boot = ReferenceBoot(str(folder), dtype, processor, far)
         self._child = Child.spawn(MODULE, boot, (), engine_environment())
         self._channel = Channel(self._child.socket, ASKER)
 
     def ask(self, question: ReferenceQuestion) -> Expected:
-        """Wait for the answer. Raises CheckpointError."""
+        """Return the answer. This blocks. Raises CheckpointError."""
         try:
             self._channel.send(question)
             answer = self._channel.receive()
@@ -104,7 +104,7 @@ class ReferenceChild:
 
 
 def checkered(size: Size) -> npt.NDArray[np.uint8]:
-    """Return an image, uint8 [H, W, 3], with something to see everywhere."""
+    """Return a test image, uint8 [H, W, 3], with detail everywhere."""
     y, x = np.mgrid[0 : size[0], 0 : size[1]]
     planes = (x * 3 + y, x * y // 7, (x // 8 + y // 8) % 2 * 255)
     return (np.stack(planes, axis=-1) % 256).astype(np.uint8)
@@ -121,7 +121,7 @@ def compare(ours: Sequence[int], expected: Expected, dtype: str, what: str) -> N
                 f"transformers' own generate samples {theirs}, {expected.leads[place]:.3g} ahead "
                 "of the next: this model is not served, for its answers would be wrong"
             )
-        return  # what follows is the answer to another text
+        return  # after a different token, answers are not comparable
     if len(ours) < len(expected.tokens):
         raise CheckpointError(
             f"--parity generate: the answer to {what} ends after {len(ours)} tokens"

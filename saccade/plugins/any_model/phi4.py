@@ -1,6 +1,6 @@
-"""Phi-4-multimodal's processor for images and text where torchvision is missing.
+"""Phi-4-multimodal's processor for images and text, for use without torchvision.
 
-It is transformers' own, without its half for sounds. It sees decoded images only.
+It is transformers' own processor without its audio part.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Pixels as a checkpoint's own processor makes them: what image workers do for these models.
-
-Sees decoded images only.
-"""
+"""Makes pixels with a checkpoint's own processor. Runs in image workers."""
 
 from __future__ import annotations
 
@@ -14,13 +11,13 @@ from saccade.plugins.any_model.facts import ProcessorPixels
 from saccade.plugins.any_model.processor import load_processor, process, quiet
 
 WARM_SIDES = (32, 400, 1200)
-"""Sides of blank images that are processed before workers are forked: these may open no file, so
-all that is loaded late is loaded then.
+"""The sides of blank images that are processed before workers are forked. Workers may not open
+files, so this triggers all lazy imports.
 """
 
 
 def warm_up(argument: str) -> None:
-    """Load the processor, and all that it loads on first use."""
+    """Load the processor, and whatever it loads lazily."""
     quiet()
     processor = load_processor(_read(argument).processor)
     for side in WARM_SIDES:
@@ -30,7 +27,7 @@ def warm_up(argument: str) -> None:
 def draw(out: npt.NDArray[np.uint8], argument: str, pixels: npt.NDArray[np.uint8]) -> None:
     """Write an upright image's tensors to its canvas.
 
-    Raises ValueError if the model's processor refuses it.
+    Raises ValueError if the model's processor rejects it.
     """
     told = _read(argument)
     processor = load_processor(told.processor)
@@ -38,7 +35,7 @@ def draw(out: npt.NDArray[np.uint8], argument: str, pixels: npt.NDArray[np.uint8
         made = process(processor, pixels)
     except MemoryError:
         raise
-    except Exception as error:  # a processor raises what it pleases
+    except Exception as error:  # processors may raise anything
         raise ValueError(f"the model's processor does not take it: {error}") from error
     write_tensors(out, told.tensors, made)
 

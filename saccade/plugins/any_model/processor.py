@@ -1,7 +1,6 @@
-"""A checkpoint's own processor for images and text, as transformers makes it.
+"""A checkpoint's own processor for images and text, as transformers creates it.
 
-It runs in the process that computes sizes (`inspector.py`), and in image workers
-(`pixels.py`). It sees decoded images only.
+It runs in the process that computes sizes (`inspector.py`), and in image workers (`pixels.py`).
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from saccade.plugins.any_model.phi4 import phi4_processor
 from saccade.plugins.any_model.without_torchvision import cohere2_processor
 
 EXPERTS = "moe_mm_token_type_ids"
-"""Of each token: which experts take it."""
+"""The tensor of token types that selects experts."""
 TEXT_KEYS = frozenset(
     {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", EXPERTS}
 )
-"""Tensors of a prompt's tokens; others are of its images."""
+"""The processor's outputs for text. All others are for images."""
 VIDEO = "video_processor"
 PIXTRAL = "PixtralProcessor"
 WITHOUT_TORCHVISION = {
     "Phi4MultimodalProcessor": phi4_processor,
     "Cohere2VisionProcessor": cohere2_processor,
 }
-"""Makers of classes whose image processors transformers has for torchvision alone."""
+"""By name, functions for processors whose image processors require torchvision in transformers."""
 OWN_CODE = (
     "its files name code of their own (auto_map), which is never run, and transformers has no "
     "class for them"
@@ -47,7 +46,7 @@ OWN_CODE = (
 NO_CHOICES = frozenset(
     {"data_format", "device", "disable_grouping", "input_data_format", "return_tensors"}
 )
-"""Fields that say how tensors lie, not what they hold."""
+"""Fields that control the format of tensors, not their values."""
 
 
 @cache
@@ -69,24 +68,24 @@ def load_processor(own: OwnProcessor) -> Any:
 
 
 def known_choices(processor: Any) -> set[str]:
-    """Return the image processor's fields that a server may choose."""
+    """Return the fields of the image processor that a server may set."""
     return {*processor.image_processor.valid_kwargs.__annotations__} - NO_CHOICES
 
 
 def processor_class(name: str) -> Any:
-    """Return transformers' processor class, as it works without torchvision."""
+    """Return transformers' processor class of this name, adapted to run without torchvision."""
     if name in WITHOUT_TORCHVISION:
         return WITHOUT_TORCHVISION[name]()
     if name != PIXTRAL:
         return stills_only(getattr(transformers, name))
-    # It asks torchvision's image processor for one function, which Pillow's has too.
+    # It imports a function from torchvision's image processor. Pillow's has the same function.
     pillow = import_module("transformers.models.pixtral.image_processing_pil_pixtral")
     sys.modules.setdefault("transformers.models.pixtral.image_processing_pixtral", pillow)
     return import_module("transformers.models.pixtral.processing_pixtral").PixtralProcessor
 
 
 def stills_only(kind: Any) -> Any:
-    """Return a processor's class without its video processor, which needs torchvision."""
+    """Return a processor class without its video processor, which requires torchvision."""
     attributes = kind.get_attributes()
     if VIDEO not in attributes:
         return kind
@@ -107,24 +106,24 @@ def stills_only(kind: Any) -> Any:
 
 
 def quiet() -> None:
-    """Let transformers log only errors in this process, and never prompt."""
+    """Silence transformers' logging except for errors, and disable its prompts."""
     logging: Any = transformers.utils.logging
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # the seconds for "run the custom code? [y/N]"
+    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # seconds to wait at "run the custom code? [y/N]"
 
 
 def said(error: Exception) -> str:
-    """Return a transformers error's words.
+    """Return the message of an error from transformers.
 
-    `OWN_CODE` replaces advice to run a checkpoint's code.
+    Advice to run a checkpoint's own code is replaced by `OWN_CODE`.
     """
     words = str(error)
     return OWN_CODE if "trust_remote_code" in words else words
 
 
 def ask_image(processor: Any, image: PIL.Image.Image) -> Any:
-    """Run a processor on one image alone and its token."""
+    """Run a processor on one image, without text."""
     return ask_text(processor, processor.image_token, [image])
 
 

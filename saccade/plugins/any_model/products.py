@@ -1,6 +1,6 @@
-"""transformers' linear layers with our products: their matrices in their fastest form.
+"""transformers' linear layers with Saccade's matrix multiplication and packed weights.
 
-The same code serves all models.
+The code is the same for all models.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from saccade.kernels.reference.ops import Ops
 
 
 class PackedLinear(torch.nn.Module):
-    """Replaces a `torch.nn.Linear`."""
+    """A replacement for `torch.nn.Linear`."""
 
     def __init__(self, layer: torch.nn.Linear, matrix: Matrix, ops: Ops) -> None:
-        """Build the layer from the one that it replaces, whose matrix is loaded."""
+        """Replace `layer`, whose weights have been loaded as `matrix`."""
         super().__init__()
         self.matrix = matrix
         self.bias = layer.bias
@@ -26,7 +26,7 @@ class PackedLinear(torch.nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """Return [out, in], made anew for modules that look at it."""
+        """The weight [out, in], unpacked anew for modules that access it."""
         return self.matrix.dense()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -34,9 +34,9 @@ class PackedLinear(torch.nn.Module):
 
 
 def pack(model: Any, head: Any, ops: Ops) -> None:
-    """Replace linear layers whose matrices are multiplied faster in a form of their own.
+    """Replace the linear layers for which packed weights are faster.
 
-    The `head` stays as it is.
+    The `head` is not replaced.
     """
     for inner in list(model.modules()):
         for name, layer in list(inner.named_children()):

@@ -1,7 +1,6 @@
-"""Prompts that a model is tried with at load: text alone, and text around images.
+"""The prompts of a model's trial at load: text only, and text with images.
 
-Each is built as the model's own processor makes it, and as it is made here. Leaves the comparison
-to `trial.py`.
+Each is built both by the model's own processor and by Saccade. `trial.py` compares the results.
 """
 
 from __future__ import annotations
@@ -25,33 +24,33 @@ from saccade.plugins.any_model.refusals import Unservable
 from saccade.plugins.any_model.spec import AnySpec
 
 WORDS = 24
-"""Tokens of a prompt without an image."""
+"""Number of tokens in a prompt without an image."""
 MAX_IMAGES = 4
-"""Of a prompt that is to show all tokens that stand around images."""
+"""Maximum images in the prompt that shows all tokens around images."""
 TEXTS = ("x", "y", "z", "x", "y")
 
 
 @dataclass(frozen=True, slots=True)
 class ProbePrompt:
-    """One prompt in both worlds."""
+    """One prompt, as input for Saccade and for the model's own forward pass."""
 
     tokens: tuple[int, ...]
     positions: npt.NDArray[np.int64]  # [axes, T]
-    next_position: int  # that of the token behind it
-    inputs: Mapping[str, torch.Tensor]  # as the model's own forward takes it
+    next_position: int  # the position of the token after it
+    inputs: Mapping[str, torch.Tensor]  # the arguments of the model's own forward pass
     spans: tuple[Span, ...] = ()
-    # its images', as towers take them here, each with its recipe
+    # the images' preprocessing parameters and canvases
     canvases: tuple[tuple[PreprocessParams, npt.NDArray[np.uint8]], ...] = ()
 
     def followed_by(self, token: int) -> ProbePrompt:
-        """Return the prompt with one more token of text."""
+        """Return the prompt with a text token appended."""
         last = np.full((len(self.positions), 1), self.next_position)
         positions = np.concatenate((self.positions, last), axis=1)
         return replace(self, tokens=(*self.tokens, token), positions=positions)
 
 
 def text_prompt(spec: AnySpec) -> ProbePrompt:
-    """Build a prompt from tokens all over the vocabulary, without those for images."""
+    """Build a prompt from tokens across the vocabulary, other than those for images."""
     images = spec.facts.images
     others = {*images.seen, *(t for each in images.sizes for t in each.tokens)} if images else set()
     usual = [token for token in range(spec.vocab_size) if token not in others]
@@ -64,19 +63,19 @@ def text_prompt(spec: AnySpec) -> ProbePrompt:
 
 
 def marks(spec: AnySpec) -> frozenset[int]:
-    """Return the tokens around an image's rows, which never occur in text."""
+    """Return the tokens around an image's rows that never occur in text."""
     around = {token for each in (*spec.images.sizes, *spec.images.largest) for token in each.tokens}
     added = load_processor(spec.processor).tokenizer.added_tokens_decoder
     return frozenset(around & added.keys() - {spec.images.content})
 
 
 def few_sizes(spec: AnySpec) -> tuple[Size, ...]:
-    """Return one size, whose image becomes few tokens."""
+    """Return one size, at which an image has few tokens."""
     return (_by_tokens(spec)[0].size,)
 
 
 def telling_sizes(spec: AnySpec) -> tuple[Size, ...]:
-    """Return three or more small sizes whose images show all kinds of tokens around them."""
+    """Return three or more small sizes at which images have all kinds of tokens around them."""
     known = _by_tokens(spec)
     found, seen = [known[0]], set(known[0].tokens)
     for each in (known[1], *known[2:]):
@@ -87,9 +86,9 @@ def telling_sizes(spec: AnySpec) -> tuple[Size, ...]:
 
 
 def _by_tokens(spec: AnySpec) -> list[SizeFacts]:
-    """Return the known sizes, those with fewest tokens first.
+    """Return the known sizes, those with the fewest tokens first.
 
-    Those with one row come last: some models' own code takes one row for none.
+    Sizes with a single image row come last, because some models' own code mistakes it for none.
     """
     images = spec.images
     return sorted(
@@ -101,12 +100,13 @@ def _by_tokens(spec: AnySpec) -> list[SizeFacts]:
 def image_prompt(
     spec: AnySpec, sizes: Sequence[Size], dtype: torch.dtype, *, apart: bool = False
 ) -> ProbePrompt:
-    """Build a prompt with letters around the image at one size, or between images at several.
+    """Build a prompt of one image within letters, or of several images.
 
-    The first two of several begin the prompt side by side, and the last ends it. apart: letters are
-    between all.
+    Of several images, the first two start the prompt and are adjacent, and the last ends it. With
+    `apart`, there are letters between all of them.
 
-    Raises Unservable if the processor's own tokens differ from ours, and what a processor raises.
+    Raises Unservable if the processor's tokens differ from Saccade's, and whatever a processor
+    raises.
     """
     processor = load_processor(spec.processor)
     pixels = [checkered(size) for size in sizes]

@@ -1,5 +1,5 @@
-"""Architectures whose answers tests compare with transformers' own `generate`, token for token:
-`docs/models.md` lists the same ones.
+"""Architectures whose tokens are compared with transformers' own `generate` in tests.
+`docs/models.md` has the same list.
 """
 
 from __future__ import annotations

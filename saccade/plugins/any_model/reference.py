@@ -1,4 +1,4 @@
-"""The process that answers with transformers' own `generate`, for `--parity generate`. Started by
+"""The process that runs transformers' own `generate`, for `--parity generate`. Started by
 `parity.py`.
 """
 
@@ -37,7 +37,7 @@ TYPES = "mm_token_type_ids"
 
 @torch.inference_mode()
 def answer(model: Any, own: OwnProcessor | None, question: ReferenceQuestion) -> Expected:
-    """Answer greedily, with as many tokens as wanted."""
+    """Generate `question.count` tokens with greedy decoding."""
     ids = torch.tensor([question.tokens])
     told = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if question.size is not None:
@@ -79,7 +79,7 @@ def main() -> int:
             question = channel.receive()
             try:
                 channel.send(answer(model, boot.processor, question))
-            except Exception as error:  # transformers raises what it pleases
+            except Exception as error:  # transformers may raise anything
                 channel.send(Expected(error=f"{type(error).__name__}: {error}"))
     return 0
 

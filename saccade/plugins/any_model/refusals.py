@@ -1,7 +1,7 @@
-"""The properties of a model that make transformers' own modules unservable, each with its reason.
+"""Model properties for which transformers' own modules cannot be served, and the reasons.
 
-Our paged attention, our caches or our batches would change such a model's answers. Reads
-configurations made by transformers' classes, without importing transformers.
+Saccade's paged attention, caches or batches would change the answers of such a model. Reads
+configurations created by transformers, without importing it.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ REFUSED = {
     "gpt_oss": "it uses attention sinks, which paged attention does not support",
     "llama4": "its layers see chunks of the context",
 }
-"""By model type, where its configuration does not say it."""
+"""By model type, if the configuration has no field for it."""
 HEARING = ("audio_config", "speech_config")
 DEAF = frozenset({"phi4_multimodal"})
-"""Types that are served without what they hear with."""
+"""Model types that are served without their audio part."""
 GENTLE_ROPES = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
-"""Kinds of rotary embedding that depend on a token's place alone."""
+"""Types of rotary embedding that depend only on a token's position."""
 LONGROPE = "longrope"
-"""The kind that depends on the length, too: of two sets of factors one is chosen at load."""
+"""The type that also depends on the text's length. One of its two sets is selected at load."""
 NEAR = "sliding_attention"
-"""The kind of layer that has a window."""
+"""The type of layer that has a window."""
 MAX_CONTEXT = 1 << 24
-"""Tokens; `check.py` looks at a layer's mask at each of these places."""
+"""In tokens. `check.py` evaluates a layer's mask at each position."""
 DESCRIBED_BY = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
     "max_position_embeddings",
 )
-"""Fields of a language model that transformers has a name for, whatever their own."""
+"""Fields of a language model that transformers can map to each configuration's own names."""
 SCORES_CAP = "attn_logit_softcapping"
 MASKS, MODELS = "create_masks_for_generate", "transformers.models."
-"""What a model's class has of its own where its masks are more than causal, and windows."""
+"""The function that a model's class overrides if its masks are not just causal with windows."""
 
 
 class Unservable(Exception):
-    """Why a checkpoint is not served."""
+    """Raised with the reason why a checkpoint cannot be served."""
 
 
 def refuse_type(config: Any, model: Any) -> None:
-    """Raise Unservable for a model type that is known to fail."""
+    """Raise Unservable for a model type that is known not to work."""
     if reason := REFUSED.get(config.model_type):
         raise Unservable(f"{model.__name__} is not served: {reason}")
     said = config.to_dict()
@@ -88,7 +88,7 @@ def refuse_type(config: Any, model: Any) -> None:
 
 
 def check_config(text: Any) -> None:
-    """Raise Unservable for a property that our attention or our head lacks."""
+    """Raise Unservable for a property that Saccade's attention or output head does not support."""
     said = text.to_dict()
     kinds = set(said.get("layer_types") or ())
     if others := sorted(kinds - {"full_attention", NEAR}):
@@ -107,17 +107,16 @@ def check_config(text: Any) -> None:
 
 
 def ropes(said: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a configuration's rotary embeddings: one, or one per kind of layer."""
+    """Return a configuration's rotary embeddings: one, or one per type of layer."""
     found = said.get("rope_parameters") or {}
     nested = [each for each in found.values() if isinstance(each, dict)]
     return nested or [found]
 
 
 def read_text(text: Any) -> TextFacts:
-    """Read the language model's sizes, except its position axes.
+    """Read the language model's sizes, except for the number of position axes.
 
-    Raises CheckpointError naming a field with a wrong value. Raises Unservable for a model that
-    these fail to describe.
+    Raises CheckpointError with the field if a value is wrong, and Unservable if a field is missing.
     """
     said = text.to_dict()
     said |= {name: said.get(own) for name, own in text.attribute_map.items() if own in said}
@@ -149,9 +148,10 @@ def read_text(text: Any) -> TextFacts:
 
 
 def read_windows(said: dict[str, Any], layers: int, context: int) -> tuple[int | None, ...]:
-    """Return how many last tokens each layer sees. Empty: all layers see all.
+    """Return the window of each layer in tokens. The result is empty if all layers attend to all
+    tokens.
 
-    If kinds of layers are not given, all layers share a window.
+    If the types of layers are not specified, all layers have the window.
     """
     window, kinds = said.get("sliding_window"), said.get("layer_types")
     if window is None or window >= context or not said.get("use_sliding_window", True):

@@ -1,7 +1,7 @@
-"""Rotary embeddings that transformers changes as soon as a forward call has a longer text.
+"""Fixes rotary embeddings that transformers would switch depending on the longest text of a call.
 
-Here one way is kept from the load on, since a call has rows from several texts. The same code
-serves all models.
+In Saccade, a call has tokens of several texts, so one set of factors is selected at load. The code
+is the same for all models.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from saccade.plugins.any_model.refusals import LONGROPE
 
 
 def keep_rope(decoder: Any, near: int, long: bool) -> None:
-    """Have `decoder` rotate all texts as it does those up to `near` tokens.
+    """Make `decoder` rotate all texts like those of up to `near` tokens.
 
-    `long`: as it does longer ones. Raises CheckpointError if it has no such embedding.
+    `long`: like longer ones instead. Raises CheckpointError if it has no such embedding.
     """
     found = [each for each in decoder.modules() if vars(each).get("rope_type") == LONGROPE]
     if not found:

@@ -1,7 +1,7 @@
-"""Settings of a checkpoint that transformers' own modules serve, without tensors.
+"""The settings of a checkpoint that transformers' own modules compute, without tensors.
 
-Sizes, tokens and prompts are those of its configuration and its processor (`facts.py`). Runs
-without torch.
+Sizes, tokens and prompts come from its configuration and its processor (`facts.py`). Does not
+import torch.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ from saccade.plugins.any_model.facts import (
 from saccade.plugins.any_model.proven import PROVEN
 
 FOLDER = "transformers_any"
-"""This one, for recipes."""
+"""The name of this family in preprocessing parameters."""
 SOURCE_BYTES = 24
-"""Memory that a processor takes for each pixel of an image."""
+"""Memory of a processor in bytes per pixel of an image."""
 TENSOR_COPIES = 8
-"""And so many times the bytes of its tensors."""
+"""Memory of a processor for its tensors, relative to their size."""
 MAX_PIXELS = 2**31 - 1
-"""The processor's own bounds are not ours to narrow."""
+"""No limit: the processor has its own bounds, which cannot be narrowed here."""
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "depth")
-"""Names of the number of layers of a part."""
+"""The names for the number of layers of a language model or vision encoder."""
 WHOLE = "language model of transformers' own modules"
-"""Divides by no number of ranks."""
+"""What cannot be sharded over ranks, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnySpec:
     """Implements `core.family.FamilySpec`.
 
-    An image's grid: (rows of its embedding, height, width, rows of its canvas), its box where
-    positions have axes, and its tensors' shapes by kind, one behind another (0s: it lacks this
-    kind).
+    An image's grid: (rows of its embedding, height, width, rows of its canvas), then its box if
+    positions have several axes, then the concatenated shapes of its tensors by kind (0s for one
+    that it does not have).
     """
 
     folder: Path
@@ -73,7 +73,7 @@ class AnySpec:
     sizes: SizeTable
     eos_token_ids: tuple[int, ...]
     dtype: str
-    long: bool = False  # tokens are rotated by the factors for long texts, whatever the length
+    long: bool = False  # rotate texts of any length by the factors for long ones
 
     family = "transformers_any"
     supports_cuda_graphs = False  # transformers' modules read values on the host
@@ -83,12 +83,12 @@ class AnySpec:
     encoder_blocks = 1
 
     def with_options(self, options: Mapping[str, str]) -> AnySpec:
-        """Return this spec with rope=long or short, and fields for the image processor.
+        """Return this spec with rope=long or short, and with fields for the image processor.
 
-        Only models that rotate long texts otherwise have `rope`. Fields differ from the
-        checkpoint's own files, as JSON or a text.
+        Only models that rotate long texts differently support `rope`. Other options override fields
+        of the image processor. Their values are JSON or plain text.
 
-        Raises ConfigError if no option or field has the name.
+        Raises ConfigError if an option is unknown.
         """
         choices, rope = dict(options), "short"
         if self.facts.text.near is not None:
@@ -222,7 +222,7 @@ class AnySpec:
         return fingerprint(*how, recipe.grid, told.tensors)
 
     def tensors(self, grid: Grid) -> tuple[PixelTensor, ...]:
-        """Return the tensors on an image's canvas."""
+        """Return the tensors in an image's canvas."""
         found, shapes = [], iter(grid[4 + self._box_axes :])
         for name, dtype, dims in self.images.kinds:
             shape = tuple(islice(shapes, dims))
@@ -234,7 +234,7 @@ class AnySpec:
         return grid[0]
 
     def num_patches(self, grid: Grid) -> int:
-        """Count the canvas's rows. Their cost follows from their number, about."""
+        """The rows of the canvas, which approximate the encoder's cost."""
         return grid[3]
 
     def expand_prompt(
@@ -257,7 +257,7 @@ class AnySpec:
         for number, run in groupby(spans, lambda span: span.image):
             of_image, shown = list(run), self._shown(images[number])
             runs = content_spans(shown, self.images.content)
-            begin = max(done, of_image[0].start - runs[0].start)  # two images may share a token
+            begin = max(done, of_image[0].start - runs[0].start)  # adjacent images may share tokens
             if begin >= at:
                 break
             done = of_image[-1].end + len(shown) - runs[-1].end
@@ -282,9 +282,9 @@ class AnySpec:
         spans: Sequence[Span],
         blocks: Sequence[npt.NDArray[np.int64]],
     ) -> tuple[npt.NDArray[np.int64], int]:
-        """Return positions, and the next one.
+        """Return positions, and the next position.
 
-        On one axis they are offsets in the prompt.
+        On one axis, they are indices in the prompt.
         """
         if not self._box_axes:
             return np.arange(len(tokens))[None], len(tokens)
@@ -292,9 +292,9 @@ class AnySpec:
 
 
 def check_depths(config: Section) -> None:
-    """Raise CheckpointError if there are more layers than a model has.
+    """Raise CheckpointError if a part has an implausible number of layers.
 
-    transformers would make all of them before it misses their tensors.
+    Otherwise, transformers would create all of them before it finds that their tensors are missing.
     """
     parts = [name for name, value in config.data.items() if isinstance(value, dict)]
     for part in (config, *map(config.section, parts)):
@@ -311,7 +311,7 @@ def _json_or_text(value: str) -> Any:
 
 
 def _ask(processor: OwnProcessor) -> tuple[ModelFacts, SizeTable]:
-    """Ask for the model's facts.
+    """Request the model's facts.
 
     Raises CheckpointError with the reason if it cannot be served.
     """
@@ -322,9 +322,9 @@ def _ask(processor: OwnProcessor) -> tuple[ModelFacts, SizeTable]:
 
 
 def transformers_spec(checkpoint: Checkpoint) -> AnySpec:
-    """Ask transformers about a checkpoint.
+    """Read a checkpoint's settings with transformers.
 
-    Raises CheckpointError with its reason if it cannot be served.
+    Raises CheckpointError with the reason if it cannot be served.
     """
     check_depths(checkpoint.config)
     processor = OwnProcessor(str(checkpoint.folder))

@@ -1,7 +1,7 @@
-"""transformers' vision tower, an image at a time: canvases with its processor's tensors become
-embeddings.
+"""transformers' vision encoder, one image at a time. Its input is a canvas that contains the image
+processor's tensors.
 
-The same code serves all models.
+The code is the same for all models.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from saccade.plugins.any_model.spec import AnySpec
 class AnyTower:
     """Implements `nn.protocol.VisionNet`.
 
-    A pack's rows are the canvases' bytes. A canvas's places begin with its grid's numbers, so that
-    `blocks` finds what it needs in the pack alone.
+    The rows of a pack are the bytes of canvases. The first positions of a canvas are the numbers of
+    its grid, so that `blocks` needs nothing but the pack.
     """
 
     __slots__ = ("device", "dtype", "features", "names", "spec")
@@ -73,7 +73,7 @@ class AnyTower:
             if each.name in self.names:
                 flat = data[start : start + each.nbytes].clone()
                 value = flat.view(getattr(torch, each.dtype)).view(each.shape)
-                # Places are counted in masks, for which half formats are too short.
+                # Masks are summed to count positions, for which 16-bit formats are too imprecise.
                 cast = value.is_floating_point() and not each.name.endswith("mask")
                 inputs[each.name] = value.to(self.dtype) if cast else value
         if is_blank(inputs):
@@ -110,17 +110,17 @@ class AnyTower:
 
 
 def is_blank(inputs: Mapping[str, torch.Tensor]) -> bool:
-    """Return True for a blank canvas, which startup encodes so that vision encoders compile their
-    kernels. It has sizes of zero, which most encoders do not accept.
+    """Return True for the blank canvas that start-up encodes to compile the encoder's kernels. It
+    contains sizes of zero, which most encoders do not accept.
 
-    An image may have a size of zero too, such as its number of tiles: its pixels then differ.
+    A real image may also have a zero, such as its number of tiles, but then its pixels are not 0.
     """
     counted = any(not value.is_floating_point() for value in inputs.values())
     return counted and not any(bool(value.any()) for value in inputs.values())
 
 
 def features_of(model: Any) -> Any:
-    """Return the method that makes image embeddings, by its processor's tensor names."""
+    """Return the method that computes image embeddings from the processor's tensors, by name."""
     base = model.base_model
     if "embed_tokens_extend" in dir(base):
         return InPlaceOfTokens(base.embed_tokens_extend.image_embed).features
@@ -129,7 +129,7 @@ def features_of(model: Any) -> Any:
 
 
 class InPlaceOfTokens:
-    """Phi-4-multimodal's tower, which writes its embeddings over those of an image's tokens."""
+    """Phi-4-multimodal's vision encoder, which overwrites the embeddings of an image's tokens."""
 
     __slots__ = ("tower",)
 
@@ -143,7 +143,7 @@ class InPlaceOfTokens:
         image_sizes: torch.Tensor,
         image_attention_mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Compute one image's features."""
+        """Compute the features of one image."""
         config = self.tower.config
         tokens = image_sizes.new_full((1, rows), config.vision_config.image_token_id)
         made: torch.Tensor = self.tower(

@@ -1,7 +1,8 @@
 """The trial of a model at load.
 
-Prompts go through its own `generate`, and through what is computed here. Both must hand its decoder
-the same, and come to the same. What cannot be tried is refused. The same code serves all models.
+Prompts are run through the model's own `generate` and through Saccade's computation. The decoder's
+inputs and its results must be the same in both. A model that cannot be tried is refused. The code
+is the same for all models.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ OURS = "Saccade fails on a prompt"
 
 @dataclass(frozen=True, slots=True)
 class OwnStep:
-    """The decode step behind a prompt: its token, what the decoder was handed, and the logits [V]
-    of the token after it.
+    """The decode step after a prompt: its token, the decoder's arguments, and the logits [V] of the
+    next token.
     """
 
     token: int
@@ -48,19 +49,19 @@ class OwnStep:
 
 @dataclass(frozen=True, slots=True)
 class OwnAnswer:
-    """A prompt, and what the model's own `generate` made from it."""
+    """A prompt, and what the model's own `generate` computed from it."""
 
     prompt: ProbePrompt
     handed: Handed
-    logits: torch.Tensor | None  # the next token's, [V]
-    step: OwnStep | None = None  # what follows. None: the decoder's layers were not run.
+    logits: torch.Tensor | None  # of the next token, [V]
+    step: OwnStep | None = None  # the next step, or None if the decoder's layers were not run
 
 
 @contextmanager
 def refusing(spec: AnySpec, what: str) -> Iterator[None]:
-    """Raise errors within the block as the reason why the model is not served.
+    """Convert exceptions within the block to the reason why the model is not served.
 
-    Startup and memory errors pass unchanged.
+    Startup and memory errors are re-raised unchanged.
     """
     named = f"{spec.folder}: {spec.facts.architecture} is not served:"
     try:
@@ -69,12 +70,12 @@ def refusing(spec: AnySpec, what: str) -> Iterator[None]:
         raise CheckpointError(f"{named} {error}") from error
     except (StartupError, MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # transformers raises what it pleases
+    except Exception as error:  # transformers may raise anything
         raise CheckpointError(f"{named} {what}: {type(error).__name__}: {error}") from error
 
 
 def run_own(model: Any, spec: AnySpec) -> tuple[OwnAnswer, ...]:
-    """Run all prompts through the model's own `generate`, before anything in it is changed."""
+    """Run all prompts through the model's own `generate`, before the model is modified."""
     with refusing(spec, TEXT):
         trials = [_ask(model, text_prompt(spec), stop=False)]
     if spec.sees_images:
@@ -87,14 +88,14 @@ def run_own(model: Any, spec: AnySpec) -> tuple[OwnAnswer, ...]:
 
 
 def _ask_several(model: Any, spec: AnySpec) -> OwnAnswer:
-    """Ask about several images, two of them side by side if the model's own code takes such."""
+    """Run a prompt with several images, two of them adjacent if the model's own code accepts it."""
     sizes, dtype = telling_sizes(spec), model.dtype
     glued = image_prompt(spec, sizes, dtype)
     try:
         return _ask(model, glued, stop=True)
     except (MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # transformers raises what it pleases
+    except Exception as error:  # transformers may raise anything
         logger.info("multiple images were not tested: its own generate raises %s", error)
     return _ask(model, image_prompt(spec, sizes, dtype, apart=True), stop=True)
 
@@ -102,7 +103,7 @@ def _ask_several(model: Any, spec: AnySpec) -> OwnAnswer:
 def _ask(model: Any, prompt: ProbePrompt, *, stop: bool) -> OwnAnswer:
     """Run one prompt through the model's own `generate`.
 
-    stop: only look at what the decoder is handed.
+    stop: only record the decoder's arguments.
     """
     settings: Any = transformers.GenerationConfig
     greedy = settings(
@@ -132,9 +133,9 @@ def _ask(model: Any, prompt: ProbePrompt, *, stop: bool) -> OwnAnswer:
 
 
 def batch_of(prompt: ProbePrompt, rows: torch.Tensor, device: torch.device) -> Batch:
-    """Build a batch from one whole prompt, for an attention without pages.
+    """Build a batch from one whole prompt, for attention without pages.
 
-    rows: its images' embeddings, [S, embedding_width].
+    rows: the embeddings of its images, [S, embedding_width].
     """
     places = [at for span in prompt.spans for at in range(span.start, span.end)]
     none = torch.zeros(0, dtype=torch.int64, device=device)
@@ -157,12 +158,12 @@ def batch_of(prompt: ProbePrompt, rows: torch.Tensor, device: torch.device) -> B
 def learned_rows(
     trials: Sequence[tuple[OwnAnswer, torch.Tensor]], marks: frozenset[int]
 ) -> dict[int, torch.Tensor]:
-    """Find the rows [hidden] that a model's own forward puts instead of tokens around an image.
+    """Find the learned embeddings [hidden] that a model's own forward uses around images.
 
-    They are the same for each image. trials: with our embeddings [T, hidden]. marks: the tokens
-    that may have them.
+    They are the same for each image. trials: the answers, with Saccade's embeddings [T, hidden].
+    marks: the tokens that may have learned embeddings.
 
-    Raises Unservable if another token has its own row, or a mark has several.
+    Raises Unservable if another token differs, or a marker has several embeddings.
     """
     found: dict[int, torch.Tensor] = {}
     known = [

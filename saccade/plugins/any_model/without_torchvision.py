@@ -1,7 +1,6 @@
-"""Processors of transformers whose image processors ask torchvision, where it is missing.
+"""transformers' processors whose image processors require torchvision, for use without it.
 
-Their few torchvision calls are answered by torch, which computes them there, too. They see decoded
-images only.
+Their few calls to torchvision are replaced by calls to torch, which computes them there, too.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ BACKENDS = "transformers.image_processing_backends"
 PACKAGES = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")
 FUNCTIONS = f"{PACKAGES[-1]}.functional"
 MODES = {2: "bilinear", 3: "bicubic"}
-"""By Pillow's numbers."""
+"""Interpolation modes by Pillow's number."""
 
 
 def resize(
@@ -36,9 +35,9 @@ def resize(
 
 
 def pad(image: torch.Tensor, edges: Sequence[int], fill: Sequence[int]) -> torch.Tensor:
-    """Pad the image.
+    """Pad an image.
 
-    edges: left, top, right, bottom. fill: by channel, all alike.
+    edges: left, top, right, bottom. fill: the value of each channel, all equal.
     """
     left, top, right, bottom = edges
     assert len(set(fill)) == 1, "channels are filled otherwise"
@@ -46,7 +45,7 @@ def pad(image: torch.Tensor, edges: Sequence[int], fill: Sequence[int]) -> torch
 
 
 def image_processor_class(model: str, name: str) -> Any:
-    """Return an image processor's class. model: the name of its module in transformers."""
+    """Return an image processor class. model: the name of its module in transformers."""
     path = f"transformers.models.{model}.image_processing_{model}"
     own: Any = getattr(sys.modules.get(path) or _import(path), name)
 
@@ -62,16 +61,16 @@ def image_processor_class(model: str, name: str) -> Any:
         ) -> torch.Tensor:
             return (image - mean.view(-1, 1, 1)).div_(std.view(-1, 1, 1))
 
-    ImageProcessor.__name__ = name  # as processors' files name it
+    ImageProcessor.__name__ = name  # the name in processors' config files
     return ImageProcessor
 
 
 def _import(path: str) -> ModuleType:
-    """Import it with a module instead of torchvision's functions.
+    """Import a module with a stand-in for torchvision's functions.
 
-    That module is gone after the import.
+    The stand-in is removed after the import.
     """
-    import_module(BACKENDS)  # it would take that module for torchvision
+    import_module(BACKENDS)  # first, or it would mistake the stand-in for torchvision
     standing = {name: ModuleType(name) for name in (*PACKAGES, FUNCTIONS)}
     functions = standing[FUNCTIONS]
     vars(functions).update(resize=resize, pad=pad)
@@ -85,14 +84,14 @@ def _import(path: str) -> ModuleType:
 
 
 def processor_class(own: Any, images: Any) -> Any:
-    """Return a processor's class that loads this image processor and a tokenizer."""
+    """Return a processor class that loads this image processor and a tokenizer."""
 
     class Processor(own):  # type: ignore[misc]
         @classmethod
         def _get_arguments_from_pretrained(cls, folder: str, *_: Any, **told: Any) -> list[Any]:
-            """Load the parts.
+            """Load both parts.
 
-            told: for the image processor.
+            told: overrides for the image processor.
             """
             tokenizers: Any = transformers.AutoTokenizer
             return [images.from_pretrained(folder, **told), tokenizers.from_pretrained(folder)]

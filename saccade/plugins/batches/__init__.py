@@ -1,4 +1,4 @@
-"""OpenAI's Batch API: a file of requests, answered when the server is idle."""
+"""OpenAI's Batch API: a file of requests that run when the server is idle."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLUGIN = Plugin(
 
 
 def has_batches(api: ApiContext) -> bool:
-    """Return True once a server of these files has had a batch, which may be unfinished."""
+    """Return True if there have been batches in the files' directory, which may be unfinished."""
     from saccade.core.store import BATCHES
 
     return (api.handler.front.intake.media.files_folder / BATCHES).is_dir()

@@ -29,33 +29,33 @@ Status = Literal[
     "cancelled",
 ]
 TOLD = tuple(status for status in get_args(Status) if status != "validating")
-"""Whose beginnings clients are told."""
+"""The statuses whose start times are reported to clients."""
 OVER = frozenset(("failed", "completed", "expired", "cancelled"))
 MAX_CUSTOM_ID = 512
 DAY = 86_400
 
 
 class ExpiresAfter(Struct, forbid_unknown_fields=True):
-    """When to remove files with results: seconds after they are made."""
+    """When to remove result files, in seconds after they are created."""
 
     seconds: Annotated[int, Meta(ge=3600, le=30 * DAY)]
     """The time in seconds."""
     anchor: Literal["created_at"] = "created_at"
-    """When the seconds start. They start when the file is created."""
+    """When the time starts: when the file is created."""
 
 
 class BatchRequest(Struct):
-    """What a batch answers, and until when."""
+    """The requests of a batch, and its time limit."""
 
     input_file_id: str
     """An uploaded file with purpose batch and one request per line."""
     endpoint: Endpoint
-    """The path that receives every line."""
+    """The endpoint for all lines."""
     completion_window: Literal["24h"] = "24h"
-    """24h. Lines still open by then stay unanswered."""
+    """24h. Lines without a result by then are not run."""
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
-    """How long result files stay. Default: until you delete them."""
+    """How long result files are stored. By default, until you delete them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ BATCH: BodySchema[BatchBody] = BodySchema(BatchBody)
 
 
 class BatchLine(Struct):
-    """A line in the input file. `body`: a request's body for the endpoint."""
+    """A line of the input file. `body`: the body of a request to the endpoint."""
 
     custom_id: Annotated[str, Meta(min_length=1, max_length=MAX_CUSTOM_ID)]
     url: str
@@ -78,64 +78,64 @@ class BatchLine(Struct):
 
 
 class BatchError(Struct):
-    """Why a whole batch failed."""
+    """The reason why a batch failed as a whole."""
 
     code: str
     message: str
-    """What is wrong."""
+    """The error message."""
     line: int | None = None
-    """The line in the input file, from 1."""
+    """The line in the input file, counted from 1."""
     param: str | None = None
 
 
 class BatchErrors(Struct):
-    """Errors in a list."""
+    """A list of errors."""
 
     data: list[BatchError]
-    """The input file's errors."""
+    """The errors in the input file."""
     object: str = "list"
 
 
 class RequestCounts(Struct):
-    """Lines: all, those with an answer, those with an error."""
+    """The number of lines: all, those with an answer, and those with an error."""
 
     total: int = 0
-    """All lines."""
+    """The number of all lines."""
     completed: int = 0
-    """Lines that have an answer."""
+    """The number of lines with an answer."""
     failed: int = 0
-    """Lines that have an error."""
+    """The number of lines with an error."""
 
 
 class BatchJob(Struct, kw_only=True):
-    """A batch, as kept. moments: by status, its beginning, in seconds since the epoch."""
+    """A batch as it is stored. moments: start times by status, in seconds since the epoch."""
 
-    # what was asked for
+    # the request
     id: str
     endpoint: Endpoint
-    """The path that receives every line."""
+    """The endpoint for all lines."""
     input_file_id: str
     """An uploaded file with purpose batch and one request per line."""
     created_at: int
     expires_at: int
     model: str | None = None
-    """The server's model when the batch was created. Only servers of this model run it."""
+    """The server's model when the batch was created. Only servers of this model run the batch."""
     completion_window: str = "24h"
-    """24h. Lines still open by then stay unanswered."""
+    """24h. Lines without a result by then are not run."""
     # the status
     object: str = "batch"
     status: Status = "validating"
     """validating, in_progress, finalizing, completed, failed, expired, cancelling or cancelled."""
     errors: BatchErrors | None = None
-    """Why the batch failed as a whole."""
-    # what came of it
+    """The reason why the batch failed as a whole."""
+    # the results
     output_file_id: str | None = None
-    """The file with answers, in the input's order."""
+    """The file with answers, in the order of the input."""
     error_file_id: str | None = None
-    """The file with errors, in the input's order."""
+    """The file with errors, in the order of the input."""
     request_counts: RequestCounts = field(default_factory=RequestCounts)
-    """Line counts by outcome."""
-    # the client's own words, and times
+    """The number of lines by outcome."""
+    # the client's metadata, and times
     metadata: Metadata | None = None
     moments: dict[Status, int] = field(default_factory=dict)
 
@@ -147,7 +147,7 @@ class BatchJob(Struct, kw_only=True):
 
 
 class BatchPage(Struct):
-    """A page in the list, newest first."""
+    """A page of the list, the newest first."""
 
     data: list[dict[str, Any]]
     """The batches."""
@@ -156,5 +156,5 @@ class BatchPage(Struct):
     last_id: str | None
     """The id of the last entry, for `after`."""
     has_more: bool
-    """More entries follow the last one."""
+    """Whether there are more entries after the last one."""
     object: str = "list"

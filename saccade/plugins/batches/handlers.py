@@ -1,4 +1,4 @@
-"""OpenAI's Batch API: a file of requests that run while no other request waits."""
+"""OpenAI's Batch API: a file of requests that run when no other request is waiting."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ MAX_LISTED = 100
 
 
 def batch_routes(api: ApiContext) -> list[Route]:
-    """Return the routes. Batches run once the model is loaded, each line as a request of its own,
-    behind the check of keys.
+    """Return the routes. Batches run once the model is loaded. Each line is a separate request to
+    the app behind the API key check.
     """
     front, admission = api.handler.front, api.handler.admission
     files = front.intake.media.files
@@ -44,7 +44,7 @@ def batch_routes(api: ApiContext) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class _Batches:
-    """The handlers."""
+    """The request handlers."""
 
     runner: BatchRunner
     bodies: Bodies

@@ -1,8 +1,8 @@
-"""Runs batches: each line is asked of the server itself, through the same routes as any request.
+"""Runs batches. Each line is sent to the server's own routes, like any other request.
 
-Owns when lines run: at most `ABREAST` requests are in flight together with those from waiting
-clients, so batches fill idle time. Owns the checks of an input file, and the files with results.
-One task on the event loop; disk and databases are read in threads of its own.
+Decides when lines run: lines and clients' requests in flight are at most `ABREAST`, so that batches
+use idle time. Owns the checks of an input file, and the result files. Runs as one task on the event
+loop, and uses separate threads for disk and databases.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ log = logging.getLogger("saccade")
 
 OUTPUT = "batch_output"
 ABREAST = 8
-"""Lines in flight, and requests of clients beside them."""
+"""Maximum lines in flight, including requests of clients."""
 PAUSE = 0.05
 LOOK = 2.0
-"""Seconds between looks at whether lines may begin, and at whether there are batches."""
+"""Intervals in seconds between checks whether lines may start, and whether there are batches."""
 MAX_RUNNING = 8
-"""Batches side by side, of as many owners."""
+"""Maximum batches that run concurrently, each of another client."""
 MAX_LINES = 1_000_000
 MAX_ERRORS = 20
-"""Faults of an input file that are told."""
+"""Maximum reported errors of an input file."""
 TOGETHER = 2_000
-"""Lines that are kept in one transaction."""
+"""Lines stored per transaction."""
 BUSY = 429
 REFUSED_FOR_NOW = frozenset((BUSY, 503))
 
@@ -83,10 +83,11 @@ STREAMED = InvalidRequest(
 
 
 class BatchRunner:
-    """Runs batches in the background. `app` answers a request as clients are answered. `models`:
-    the names of the model served. Batches of other models are left to their own servers, which may
-    use the same folder. `largest`: bytes in a line. A batch's results may have as many bytes as
-    all uploaded files.
+    """Runs batches in the background.
+
+    `app`: answers requests like those of clients. `models`: the names of the served model. Batches
+    of other models are left to other servers, which may use the same directory. `largest`: maximum
+    bytes of a line. The results of a batch may be as large as all uploaded files together.
     """
 
     def __init__(
@@ -112,13 +113,13 @@ class BatchRunner:
         self._mine = 0
         self._task: asyncio.Task[None] | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
-        """By the name of the owner's key: one batch of each runs at a time."""
+        """By client name, as one batch of each client runs at a time."""
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Stop all batches. The next to run a batch asks its lines in progress again."""
+        """Stop all batches. When a batch is resumed, its lines in progress are run again."""
         tasks = [*self._running.values(), *([self._task] if self._task else [])]
         for task in tasks:
             task.cancel()
@@ -149,7 +150,7 @@ class BatchRunner:
         return await self._threads.run(client, partial(self._store.find_batch, id, client.name))
 
     async def page(self, client: Client, paging: Paging) -> list[BatchJob]:
-        """Return a page of the client's batches, as the store does."""
+        """Return a page of the client's batches, like the store."""
         return await self._threads.run(client, partial(self._store.page, client.name, paging))
 
     async def cancel(self, id: str, client: Client) -> BatchJob:
@@ -178,7 +179,7 @@ class BatchRunner:
             with self._store.hold_batch(id) as held:
                 if held is not None:
                     await self._carry_out(held)
-        except Exception:  # the others continue; this one is looked at again
+        except Exception:  # other batches continue, and this one is retried
             log.exception("%s: cannot be run now", id)
             await asyncio.sleep(LOOK)
         finally:
@@ -209,7 +210,7 @@ class BatchRunner:
         try:
             batch.output_file_id = await self._save(held, answered=True)
             batch.error_file_id = await self._save(held, answered=False)
-        except RequestError as error:  # there is no room for the results
+        except RequestError as error:  # there is no space for the results
             await self._end(held, "failed", [BatchError("output_file", str(error))])
             return
         await self._end(held, over)
@@ -230,7 +231,7 @@ class BatchRunner:
     # ---- the input
 
     def _check(self, held: BufferedBatch, input: BinaryIO) -> list[BatchError]:
-        """Keep the lines' places. Returns the fault in the lines, if any."""
+        """Store the positions of lines. Returns the errors in the lines, if any."""
         held.clear_lines()
         faults: list[BatchError] = []
         lines: list[InputLine] = []
@@ -256,7 +257,7 @@ class BatchRunner:
     # ---- lines
 
     async def _answer_lines(self, held: BufferedBatch, input: BinaryIO) -> Status:
-        """Ask all lines that lack a result. Returns the reason for the end."""
+        """Run all lines without a result. Returns the final status."""
         under_way: set[asyncio.Task[None]] = set()
         waiting: list[InputLine] = []
         last = 0
@@ -265,7 +266,7 @@ class BatchRunner:
             while True:
                 for task in [task for task in under_way if task.done()]:
                     under_way.remove(task)
-                    task.result()  # a line without a result is not passed over
+                    task.result()  # raise any exception, rather than skip a line
                 if await self._off_loop(held.is_cancelled):
                     over = "cancelled"
                     break
@@ -298,7 +299,7 @@ class BatchRunner:
         return over
 
     def _may_begin(self) -> bool:
-        """Return True if a line may run. Requests from waiting clients go first."""
+        """Return True if another line may run. Requests of waiting clients take precedence."""
         others = self._permits.taken - self._mine
         return self._mine < max(0, ABREAST - max(0, others))
 
@@ -318,7 +319,7 @@ class BatchRunner:
             self._mine -= 1
 
     async def _ask(self, held: BufferedBatch, body: bytes) -> tuple[int, str, bytes]:
-        """Ask one line. Returns the answer's status, the request's id and the answer's body."""
+        """Run one line. Returns the response's status, the request's ID and the response's body."""
         name = f"batch_req_{secrets.token_hex(16)}"
         if _is_streamed(body):
             status, _, answer = refusal(held.batch.endpoint, STREAMED, name)
@@ -330,7 +331,7 @@ class BatchRunner:
         async def receive() -> Message:
             nonlocal sent
             if sent:
-                await gone.wait()  # there is no client that disconnects
+                await gone.wait()  # there is no client that could disconnect
             sent = True
             return {"type": "http.request", "body": body, "more_body": False}
 
@@ -341,14 +342,14 @@ class BatchRunner:
             else:
                 pieces.append(message.get("body", b""))
 
-        with suppress(Exception):  # it has been logged, and answered as an error of ours
+        with suppress(Exception):  # the app has logged it, and responded with 500
             await self._app(_scope(held, body), receive, send)
         return status, name, b"".join(pieces)
 
     # ---- results
 
     async def _save(self, held: BufferedBatch, *, answered: bool) -> str | None:
-        """Save all answers, or all errors, as a file. Returns its id, the same at every call."""
+        """Save all answers, or all errors, as a file. Returns its ID, which is always the same."""
         batch, client = held.batch, held.client
         with tempfile.TemporaryFile(dir=self._store.folder) as made:
             if not await self._off_loop(partial(_write_results, held, made, answered)):
@@ -384,7 +385,7 @@ def _scope(held: BufferedBatch, body: bytes) -> Scope:
 
 
 def _lines(input: BinaryIO, largest: int) -> Iterator[tuple[int, int, bytes]]:
-    """Yield each line with content: number, first byte, content (cut off where too long)."""
+    """Yield the number, offset and content of each non-empty line. Long lines are truncated."""
     number, start = 0, 0
     input.seek(0)
     while data := input.readline(largest + 2):
@@ -426,8 +427,8 @@ def _double(held: BufferedBatch, lines: Sequence[InputLine]) -> BatchError:
 
 
 def _body(input: BinaryIO, line: InputLine) -> bytes:
-    """Read a line's body. Runs in a thread, as the check did, because the event loop's stack allows
-    less nesting.
+    """Read a line's body. Call it in a thread, where the check ran, too: the event loop's stack
+    allows less nesting of JSON.
     """
     return bytes(_LINE.decode(os.pread(input.fileno(), line.length, line.start)).body)
 

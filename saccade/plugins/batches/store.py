@@ -1,10 +1,10 @@
-"""Batches on disk: each a database of its own, in a folder within that of uploaded files.
+"""Batches on disk: a database for each, in a directory within that of uploaded files.
 
-    FOLDER / ID.db      the batch, and a row for each line: its place in the input, its result
-    FOLDER / ID.lock    locked by the server that runs it
+    FOLDER / ID.db      the batch, and for each line its position in the input and its result
+    FOLDER / ID.lock    locked by the server that runs the batch
 
-A result is written once, in one transaction: a killed server loses only results of lines in
-progress, which are asked again. Owners are kept in memory, read once from each batch. All methods
+A result is written in one transaction. If a server is killed, only the results of lines in progress
+are lost, and these lines are run again. The clients of batches are cached in memory. All methods
 block: `runner.py` calls them in threads.
 """
 
@@ -31,12 +31,12 @@ from saccade.plugins.batches.fields import OVER, BatchJob, RequestCounts
 
 _ID = re.compile(r"batch_[0-9a-f]{32}")
 MAX_OPEN = 64
-"""Batches of one owner that are not over."""
+"""Maximum unfinished batches per client."""
 MAX_KEPT = 1000
-"""Batches of one owner; those that were over first are forgotten first."""
+"""Maximum batches per client. Finished ones are removed first."""
 BUSY_SECONDS = 10.0
 LOST_SECONDS = 60.0
-"""A batch without its row for so long was left behind by a crash."""
+"""The age after which a batch without its row is known to be left over from a crash."""
 _TABLES = """
 CREATE TABLE batch (described BLOB NOT NULL, owner BLOB NOT NULL, lifetime INTEGER,
     cancelled INTEGER NOT NULL);
@@ -48,7 +48,7 @@ CREATE INDEX open_line ON line (number) WHERE answered IS NULL;
 
 @dataclass(frozen=True, slots=True)
 class InputLine:
-    """The byte range of a line in the input file. `number` counts from 1."""
+    """The position of a line in the input file. `number` counts from 1."""
 
     number: int
     custom_id: str
@@ -57,21 +57,21 @@ class InputLine:
 
 
 class BatchStore:
-    """The batches in `folder`, which the first batch creates."""
+    """The batches in `folder`, which is created with the first batch."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._over: set[str] = set()
         self._index: dict[str, tuple[str, int]] = {}
-        """Owner and making of each batch, which never change, by id: each is read once."""
+        """By ID, the client and creation time of each batch, which never change."""
         self._broken: set[str] = set()
         self._learning = threading.Lock()
 
     def add_batch(self, batch: BatchJob, client: Client, lifetime: int | None) -> None:
-        """Keep a new batch. `lifetime`: seconds that files of results stay.
+        """Store a new batch. `lifetime`: how long result files are stored, in seconds.
 
-        Raises Overloaded if the owner has too many unfinished batches, and StorageFull if the disk
-        is full. The batch then leaves no trace.
+        Raises Overloaded if the client has too many unfinished batches, and StorageFull if the disk
+        is full; in this case, nothing is stored.
         """
         mine = self._ids_of(client.name)
         still = sum(not self._is_over(id, client.name) for id in mine)
@@ -98,7 +98,7 @@ class BatchStore:
             ) from error
 
     def find_batch(self, id: str, owner: str) -> BatchJob:
-        """Find an owner's batch. Raises NotFound."""
+        """Find a client's batch. Raises NotFound."""
         with suppress(sqlite3.Error), self._open(id) as rows:
             batch, client, _, _ = _row(rows)
             if client.name == owner:
@@ -107,7 +107,7 @@ class BatchStore:
         raise NotFound(f"there is no batch {id[:200]!r}", code="batch_not_found")
 
     def page(self, owner: str, paging: Paging) -> list[BatchJob]:
-        """Return a page of the owner's batches, and one more if there is one. Raises
+        """Return a page of the client's batches, and the next one if there is one. Raises
         InvalidRequest.
         """
         found: list[BatchJob] = []
@@ -125,8 +125,8 @@ class BatchStore:
         return []
 
     def open_batches(self, models: Sequence[str]) -> list[tuple[str, str]]:
-        """Return the unfinished batches of these models, oldest first, with their owners. Batches
-        stored without a model are anyone's.
+        """Return the unfinished batches of these models, oldest first, with their clients. Batches
+        stored without a model are included.
         """
         found = []
         for id in self.ids():
@@ -143,7 +143,7 @@ class BatchStore:
         return [(id, owner) for _, id, owner in sorted(found)]
 
     def cancel(self, id: str, owner: str) -> BatchJob:
-        """Cancel a batch. Its runner begins no further line. Raises NotFound."""
+        """Cancel a batch, so that no more of its lines are started. Raises NotFound."""
         batch = self.find_batch(id, owner)
         if batch.status not in OVER:
             with self._open(id) as rows:
@@ -154,9 +154,7 @@ class BatchStore:
 
     @contextmanager
     def hold_batch(self, id: str) -> Iterator[BufferedBatch | None]:
-        """Hold the batch for its runner. Yields None if the batch is over, or another process runs
-        it.
-        """
+        """Lock the batch for its runner. Yields None if it is finished, or runs elsewhere."""
         with ExitStack() as stack:
             held = None
             with suppress(FileNotFoundError, BlockingIOError, NotFound, sqlite3.Error):
@@ -168,7 +166,7 @@ class BatchStore:
             yield None if held is None or held.batch.status in OVER else held
 
     def _ids_of(self, owner: str) -> list[str]:
-        with self._learning:  # whoever waits here finds all of it read
+        with self._learning:  # the first thread reads everything, and the others wait for it
             there = set(self.ids())
             for id in self._index.keys() - there:
                 del self._index[id]
@@ -178,7 +176,7 @@ class BatchStore:
         return [id for _, id in sorted(found)]
 
     def _learn(self, id: str) -> None:
-        """Read who owns a batch. An incomplete one is perhaps still being added."""
+        """Read the client of a batch. An incomplete batch may be about to be added."""
         try:
             with suppress(sqlite3.Error), self._open(id) as rows:
                 batch, client, _, _ = _row(rows)
@@ -189,7 +187,7 @@ class BatchStore:
                     self._broken.add(id)
 
     def _is_over(self, id: str, owner: str) -> bool:
-        """Return True if a batch is over, or cannot be read now."""
+        """Return True if a batch is finished, or cannot be read now."""
         if id in self._over:
             return True
         with suppress(NotFound):
@@ -217,13 +215,15 @@ class BatchStore:
 
 
 class BufferedBatch:
-    """A batch run by this process, the only one to write its lines. A cancelled task's thread goes
-    on: `close` waits for it, and later calls raise sqlite3's error for a closed database.
+    """A batch that this process runs. No other process writes its lines.
+
+    The thread of a cancelled task may still be running: `close` waits for it, and later calls raise
+    sqlite3's error for a closed database.
     """
 
     def __init__(self, rows: sqlite3.Connection) -> None:
         self._rows = rows
-        self._lock = threading.RLock()  # sqlite3 crashes where it is closed in mid-statement
+        self._lock = threading.RLock()  # sqlite3 crashes if it is closed during a statement
         self.batch, self.client, self.lifetime, _ = _row(rows)
         found = rows.execute("SELECT coalesce(sum(length(result)), 0) FROM line").fetchone()
         self.result_bytes: int = found[0]
@@ -237,14 +237,14 @@ class BufferedBatch:
             return bool(self._rows.execute("SELECT cancelled FROM batch").fetchone()[0])
 
     def write(self) -> None:
-        """Write the present `batch` to disk."""
+        """Write the current `batch` to disk."""
         with self._lock:
             self.batch.request_counts = _counts(self._rows, self.batch)
             described = msgspec.json.encode(self.batch)
             self._rows.execute("UPDATE batch SET described = ?", (described,))
 
     def clear_lines(self) -> None:
-        """Forget the rows that a check of the input began."""
+        """Delete the rows of an interrupted check of the input."""
         with self._lock:
             self._rows.execute("DELETE FROM line")
 
@@ -257,7 +257,7 @@ class BufferedBatch:
             )
 
     def drop_lines(self) -> None:
-        """Drop the lines. Their counts stay in `batch`."""
+        """Delete the lines. Their counts remain in `batch`."""
         with self._lock:
             self.write()
             with self._transaction():
@@ -265,9 +265,7 @@ class BufferedBatch:
             self._rows.execute("VACUUM")
 
     def open_lines(self, after: int, most: int) -> list[InputLine]:
-        """Return at most `most` lines that lack a result, numbered above `after`, in the input's
-        order.
-        """
+        """Return at most `most` lines without a result, with numbers above `after`, in order."""
         with self._lock:
             found = self._rows.execute(
                 "SELECT number, custom_id, start, length FROM line "
@@ -277,7 +275,7 @@ class BufferedBatch:
             return [InputLine(*row) for row in found]
 
     def answer(self, number: int, answered: bool, result: bytes) -> None:
-        """Keep a line's result: an answer or an error."""
+        """Store a line's result: an answer or an error."""
         with self._lock:
             self._rows.execute(
                 "UPDATE line SET answered = ?, result = ? WHERE number = ? AND answered IS NULL",
@@ -286,7 +284,7 @@ class BufferedBatch:
             self.result_bytes += len(result)
 
     def results(self, answered: bool) -> Iterator[bytes]:
-        """Yield the answers, or the errors, in the input's order."""
+        """Yield the answers, or the errors, in the order of the input."""
         with self._lock:
             found = self._rows.execute(
                 "SELECT result FROM line WHERE answered = ? ORDER BY number", (answered,)
@@ -315,13 +313,13 @@ def new_id() -> str:
 
 
 def now() -> int:
-    """Return seconds since the epoch."""
+    """The time in seconds since the epoch."""
     return int(time.time())
 
 
 def _row(rows: sqlite3.Connection) -> tuple[BatchJob, Client, int | None, int]:
-    """Read the batch's row. Raises NotFound for a batch that is incomplete, perhaps because it is
-    just being added.
+    """Read the batch's row. Raises NotFound if the batch is incomplete, possibly because it is
+    about to be added.
     """
     if (row := rows.execute("SELECT * FROM batch").fetchone()) is None:
         raise NotFound("the batch was not kept whole", code="batch_not_found")
@@ -331,7 +329,7 @@ def _row(rows: sqlite3.Connection) -> tuple[BatchJob, Client, int | None, int]:
 
 
 def _counts(rows: sqlite3.Connection, batch: BatchJob) -> RequestCounts:
-    """Count the lines, or return the counts from when the lines were dropped."""
+    """Count the lines, or return the stored counts if the lines were deleted."""
     total, good, bad = rows.execute(
         "SELECT count(*), coalesce(sum(answered = 1), 0), coalesce(sum(answered = 0), 0) FROM line"
     ).fetchone()

@@ -1,7 +1,6 @@
-"""The store's work for clients, on threads of its own, so that lists of batches hold up no other
-work.
+"""Threads for clients' calls to the store, so that listing batches does not delay other work.
 
-A client has one place at a time, and waits for it.
+Each client has one call at a time.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from saccade.media.sources.fairness import FairPermits, Requester, Ticket
 
 PLACES = 4
 PATIENCE = 60.0
-"""Seconds for a place and the disk's answer together."""
+"""Maximum seconds to wait for a thread and for the disk, in total."""
 
 T = TypeVar("T")
 
@@ -30,7 +29,7 @@ class StoreThreads:
         self._turns = FairPermits(PLACES, per_client=1, per_request=1)
 
     async def run(self, client: Client, work: Callable[[], T]) -> T:
-        """Do `work` once `client` has a place. Raises as `work` does, and StorageBusy."""
+        """Run `work` when it is the client's turn. Raises what `work` raises, and StorageBusy."""
         ticket = Ticket()
         self._turns.enter(ticket, Requester(client.share("")))
         step: asyncio.Future[T] | None = None
@@ -47,14 +46,14 @@ class StoreThreads:
         finally:
             if step is None or step.done():
                 self._turns.leave(ticket)
-            else:  # the place is the thread's for as long as it works
+            else:  # the slot remains in use until the thread has finished
                 step.add_done_callback(lambda late: self._end_late(ticket, late))
 
     def close(self) -> None:
-        """Refuse further work. Running work ends by itself."""
+        """Accept no more work. Running work is not interrupted."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _end_late(self, ticket: Ticket, step: asyncio.Future[T]) -> None:
         self._turns.leave(ticket)
         if not step.cancelled():
-            step.exception()  # not awaited
+            step.exception()  # mark it as retrieved

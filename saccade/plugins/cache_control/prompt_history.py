@@ -1,10 +1,10 @@
-"""Each client's recent prompts, so that a miss in the prefix cache can be explained.
+"""The recent prompts of each client, by which a miss in the prefix cache can be explained.
 
-Owns copies of tokens and image keys, within a bounded number of bytes that is fair to clients with
-few. Remembers only prompts with a wish for the cache. Knows the tokens once computed, not those
-cached now.
+Owns copies of tokens and image keys, within a limit on bytes that is fair to clients with few
+prompts. Only prompts with a cache option are stored. The history has all tokens that were computed,
+whether they are still cached or not.
 
-Prompts are compared within one client and one salt only. So every client hears only about its own
+Prompts are compared only within one client and one salt, so a client learns only about its own
 prompts.
 """
 
@@ -21,27 +21,25 @@ from saccade.core.types import CacheMiss, CacheMissReason, ImageKey, Request
 
 MAX_BYTES = 32 << 20
 MAX_PROMPTS = 16
-"""Of one client. Each is looked at for every explanation, for about 20 us."""
+"""Maximum prompts of one client. An explanation compares all of them, at about 20 us each."""
 PROMPT_BYTES, SPAN_BYTES = 1024, 256
-"""Bytes counted beside 4 a token."""
+"""The bytes that a prompt and a span count as, in addition to 4 per token."""
 
 Shown = tuple[int, int, ImageKey, int]
-"""(first token, length, image, its row at the first token)."""
+"""(first token, length, image, row of the image at the first token)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Remembered:
-    """A computed prompt. kept: how many tokens breakpoints keep, `until` when. flushes: the cache's
-    flushes before it was computed.
-    """
+    """A prompt that was computed."""
 
     tokens: npt.NDArray[np.int32]
     shown: tuple[Shown, ...]
     partition: Partition
     family: str
-    kept: int
-    until: float
-    flushes: int
+    kept: int  # the number of tokens that breakpoints pin
+    until: float  # when that pin ends
+    flushes: int  # the number of cache flushes before it was computed
 
     @property
     def nbytes(self) -> int:
@@ -50,8 +48,8 @@ class _Remembered:
 
 @dataclass(frozen=True, slots=True)
 class _Likeness:
-    """An earlier prompt equal up to `length`. resized: at that point it has the same image at
-    another size.
+    """An earlier prompt with a common prefix of `length`. resized: the prefix ends at an image that
+    both have, in different sizes.
     """
 
     length: int
@@ -60,22 +58,22 @@ class _Likeness:
 
 
 class PromptHistory:
-    """Recent prompts. `add` computed ones, and `explain` misses."""
+    """Recent prompts. Use `add_prompt` for computed ones, and `explain` for misses."""
 
     def __init__(self, page_size: int, clock: Callable[[], float]) -> None:
         self.nbytes = 0
         self._page_size = page_size
         self._clock = clock
         self._flushes = 0
-        self._of: dict[str, list[_Remembered]] = {}  # by client, the oldest first
+        self._of: dict[str, list[_Remembered]] = {}  # by client, oldest first
         self._bytes: dict[str, int] = {}
 
     def flushed(self) -> None:
-        """Record that the prefix cache has forgotten everything."""
+        """Record that the prefix cache was flushed."""
         self._flushes += 1
 
     def add_prompt(self, request: Request, kept: int) -> None:
-        """Remember a computed prompt, whose first `kept` tokens breakpoints keep."""
+        """Add a computed prompt, whose first `kept` tokens are pinned by breakpoints."""
         caching, size = request.caching, self._page_size
         seconds = max((s for at, s in caching.breakpoints if at // size * size <= kept), default=0)
         prompt = _Remembered(
@@ -98,9 +96,9 @@ class PromptHistory:
             self._drop_oldest(max(self._bytes, key=lambda client: self._bytes[client]))
 
     def explain(self, request: Request, cached: int) -> CacheMiss | None:
-        """Return why only `cached` tokens of the prompt were found.
+        """Return the reason why only `cached` tokens of the prompt were found.
 
-        Returns None if earlier prompts offer the same or less.
+        Returns None if no earlier prompt had a longer common prefix.
         """
         size, length = self._page_size, len(request.tokens)
         most = (length - 1) // size * size
@@ -126,10 +124,10 @@ class PromptHistory:
         return miss("never_seen")
 
     def _likest(self, request: Request) -> _Likeness | None:
-        """Return the earlier prompt with the longest common beginning, the newest among equals.
+        """Return the earlier prompt with the longest common prefix; of equal ones, the latest.
 
-        Only prompts under the same salt are compared. Prompts that differ within their first page
-        are unrelated, unless the client names both alike.
+        Only prompts with the same salt are compared. Prompts that differ within the first page are
+        unrelated, unless the client gives them the same name.
         """
         tokens, shown = np.array(request.tokens, np.int32), _shown(request)
         sought = request.cache_salt, request.adapter.fingerprint
@@ -185,9 +183,7 @@ def _same(one: _Remembered, other: _Remembered) -> bool:
 def _compare(
     tokens: npt.NDArray[np.int32], shown: tuple[Shown, ...], prompt: _Remembered
 ) -> _Likeness:
-    """Return how far two prompts are equal. Images' salts are those of their prompts, and count as
-    equal.
-    """
+    """Compare two prompts. Images may have different salts, since salts belong to prompts."""
     shorter = min(len(tokens), len(prompt.tokens))
     differ = np.flatnonzero(tokens[:shorter] != prompt.tokens[:shorter])
     length = int(differ[0]) if len(differ) else shorter

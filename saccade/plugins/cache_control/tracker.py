@@ -1,7 +1,7 @@
-"""Wishes of requests for the caches: to keep computed pages, and to explain misses.
+"""Cache options of requests: pins computed pages, and explains misses.
 
-Owns no pin and no page: the caches do. Owns which breakpoints a sequence has passed. Decides what
-to keep, and what the answer reports.
+The caches own pins and pages. This file keeps track of the breakpoints that a sequence has passed,
+decides what to pin, and what the answer reports.
 """
 
 from __future__ import annotations
@@ -20,21 +20,17 @@ from saccade.sched.sequence import Run, Sequence
 
 @dataclass(slots=True)
 class CachedPrompt:
-    """What breakpoints keep from a prompt.
+    """What breakpoints pin of a prompt."""
 
-    passed: breakpoints in the present run. tokens: up to which breakpoints keep the prompt.
-    written: newly computed tokens among them, by the seconds they are kept. missed: why the prefix
-    is shorter than possible, if asked.
-    """
-
-    passed: int = 0
-    tokens: int = 0
+    passed: int = 0  # the number of breakpoints passed in the current run
+    tokens: int = 0  # the length of the pinned prefix
+    # newly computed tokens in it, by the lifetime of their pin in seconds
     written: Counter[int] = field(default_factory=Counter)
-    missed: CacheMiss | None = None
+    missed: CacheMiss | None = None  # why the cached prefix is not longer, if requested
 
 
 class CacheControlTracker(StepPart):
-    """Breakpoints and diagnostics for the sequences that ask for them."""
+    """Breakpoints and diagnostics for the sequences that request them."""
 
     def __init__(self, context: PartContext) -> None:
         self._prefix = prefix = context.prefix
@@ -45,7 +41,7 @@ class CacheControlTracker(StepPart):
         self._prompts: WeakKeyDictionary[Sequence, CachedPrompt] = WeakKeyDictionary()
 
     def admitted(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> None:  # noqa: ARG002
-        """Explain a miss at the first admission."""
+        """Explain a miss when the sequence is first admitted."""
         if (kept := self._prompts.get(sequence)) is not None:
             kept.passed = 0
             return
@@ -64,12 +60,12 @@ class CacheControlTracker(StepPart):
         return replace(missed, reason="read_too_slow") if slow else missed
 
     def computed(self, sequence: Sequence, run: Run, before: int) -> None:
-        """Pin the prefixes of the breakpoints that were passed."""
+        """Pin the prefixes of breakpoints that were passed."""
         request, kept = sequence.request, self._prompts[sequence]
         marks = request.caching.breakpoints
         while kept.passed < len(marks) and marks[kept.passed][0] <= run.computed:
             tokens, seconds = marks[kept.passed]
-            # The prefix of a later breakpoint is pinned at least as long.
+            # The prefix of a later breakpoint includes this one, so use its lifetime if longer.
             longest = max(seconds for _, seconds in marks[kept.passed :])
             kept.passed += 1
             self._keep(sequence, run, tokens, seconds, longest)
@@ -98,5 +94,5 @@ class CacheControlTracker(StepPart):
         sequence.account.caching = CacheReport(written, kept.missed)
 
     def flush(self) -> None:
-        """Mark all prompts as flushed from the cache."""
+        """Record that the cache was flushed."""
         self._recall.flushed()

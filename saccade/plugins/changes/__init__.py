@@ -1,4 +1,4 @@
-"""Changes of a running model: LoRA adapters, new weights, and memory released while it sleeps."""
+"""Changes of a running model: LoRA adapters, new weights, and memory released during sleep."""
 
 from saccade.plugin import Plugin
 

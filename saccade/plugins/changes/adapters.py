@@ -1,7 +1,7 @@
-"""Load LoRA adapters from their folders (`nn/adapter_files.py`) into a built network.
+"""Loads LoRA adapters from directories (`nn/adapter_files.py`) into a running network.
 
-Owns the numbers of loaded adapters, and which slot's sequence has which. Anything unsupported is
-refused by name, before any change.
+Owns the numbers of the loaded adapters, and which slots use them. Anything unsupported is rejected
+before a change is made.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from saccade.runtime.worker import NOT_LOADED
 
 
 class AdapterTable:
-    """One rank's loaded LoRA adapters, and the slots whose rows use one."""
+    """One rank's loaded LoRA adapters, and the slots whose sequences use one."""
 
     def __init__(
         self,
@@ -34,13 +34,13 @@ class AdapterTable:
         like: torch.Tensor,
         everyone: Shard,
     ) -> None:
-        """Take dtype and device from `like`, a tensor of the network."""
+        """Use the dtype and device of `like`, a tensor of the network."""
         self._adapters = adapters
         self._canonical_name = canonical_name
         self._like = like
         self._everyone = everyone
         self._loaded: set[int] = set()
-        self._slots: dict[int, int] = {}  # of those with an adapter, its number
+        self._slots: dict[int, int] = {}  # the adapter's number, for slots that have one
 
     @property
     def empty(self) -> bool:
@@ -51,7 +51,7 @@ class AdapterTable:
         assert adapter in self._loaded, NOT_LOADED
 
     def open(self, slot: int, adapter: int) -> None:
-        """Assign a loaded adapter to `slot`, for a sequence that enters it."""
+        """Assign a loaded adapter to the sequence in `slot`."""
         self.check(adapter)
         self._slots[slot] = adapter
 
@@ -59,8 +59,8 @@ class AdapterTable:
         self._slots.pop(slot, None)
 
     def rows(self, rows: Sequence[Row]) -> tuple[AdapterRows, ...]:
-        """Return each adapter's tokens in a step with these rows, which runs without a graph."""
-        found: dict[int, list[tuple[int, int]]] = {}  # runs of tokens
+        """Return each adapter's tokens in a step with these rows. Such steps run without graphs."""
+        found: dict[int, list[tuple[int, int]]] = {}  # ranges of tokens by adapter
         first = 0
         for row in rows:
             end = first + row.length
@@ -80,9 +80,7 @@ class AdapterTable:
         return send(each, self._like.device)
 
     def make(self, change: Change) -> Changed:
-        """Carry out a change on every rank. Either all ranks make the change or all keep what they
-        had.
-        """
+        """Make a change on every rank, or, if any rank fails, on none."""
         if change.kind == "drop adapter":
             self.check(change.adapter)
             self._drop(change.adapter)
@@ -100,7 +98,7 @@ class AdapterTable:
         return Changed("", found.fingerprint, found.tower, found.rank, nbytes)
 
     def _read(self, adapter: int, folder: Path) -> tuple[ReadAdapter, int]:
-        """Read a folder's adapter onto the device. Returns what was read and its bytes there."""
+        """Load an adapter from a directory to the device. Returns it and its bytes there."""
         found = read_adapter(folder, self._adapters.modules, self._canonical_name)
         return found, self._adapters.put(adapter, found.factors, self._like)
 

@@ -1,6 +1,7 @@
-"""Agree on a change across ranks: each rank tries to read it, then all make it or none does.
+"""Agreement on a change across ranks: every rank tries to read it, then either all ranks make it or
+none does.
 
-Owns the words for what could not be read.
+Also formats the reasons why something could not be read.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ log = logging.getLogger("saccade")
 
 T = TypeVar("T")
 UNDERSTOOD = "00" * FINGERPRINT_BYTES
-"""A fingerprint for what differs from rank to rank."""
+"""Denotes success if contents differ between ranks, so that they have no common fingerprint."""
 
 
 def attempt(source: Path, make: Callable[[], T]) -> tuple[T | None, str]:
     """Return `make()` and "", or `None` and the reason why `source` cannot be read.
 
-    Catches every error except PeerLost, so that an unreadable source leaves the rank running.
+    Catches all errors except PeerLost, so that an unreadable source does not stop the rank.
     """
     try:
         return make(), ""
@@ -37,20 +38,20 @@ def attempt(source: Path, make: Callable[[], T]) -> tuple[T | None, str]:
         why = str(refused)
     except RecursionError:
         why = f"{shown(source)} cannot be read: it is nested too deeply"
-    except (RuntimeError, MemoryError) as refused:  # torch has no class of its own on a CPU
+    except (RuntimeError, MemoryError) as refused:  # torch has no specific class on a CPU
         why = f"{shown(source)}: not enough memory: {str(refused)[:200]}"
     except (OSError, ValueError) as refused:
         why = f"{shown(source)} cannot be read: {reason(refused)}"
-    except Exception as refused:  # whatever the files made of our own code
+    except Exception as refused:  # unexpected errors caused by the files' contents
         log.exception("%s cannot be read", shown(source))
         why = f"{shown(source)} cannot be read: {type(refused).__name__}: {refused}"
     return None, sendable(why)
 
 
 def agree(fingerprint: str, like: torch.Tensor, everyone: Shard) -> bool:
-    """Return True if every rank has read the same.
+    """Return True if all ranks have read the same.
 
-    fingerprint: "" where this rank could not read.
+    fingerprint: "" if this rank has failed.
     """
     mine = [float(byte) for byte in bytes.fromhex(fingerprint)]
     sent = torch.zeros(1 + FINGERPRINT_BYTES, device=like.device)

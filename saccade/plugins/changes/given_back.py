@@ -1,7 +1,7 @@
-"""Memory for KV pages and states that a sleeping model releases, and takes again.
+"""The memory of KV pages and states, which a sleeping model releases and later allocates again.
 
-Owns the list of memory released. All views of the tensors stay. They are whole again, but empty,
-once memory is taken.
+All views of the tensors remain valid. After the memory is allocated again, its contents are
+undefined.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from saccade.ipc.memory import trim
 
 
 class GivenBack:
-    """The memory that can be released. `asleep`: what is released now. `worker_changes.py`
-    handles the weights.
+    """The memory that can be released. `asleep`: what is released now. `worker_changes.py` handles
+    the weights.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Remember the memory behind KV pages and states. Only views share it with `tensors`."""
+        """Keep the storages of KV pages and states, which only views may share with `tensors`."""
         self.asleep: tuple[Memory, ...] = ()
         self._storages = [each.untyped_storage() for each in tensors]
         self._sizes: Sequence[int] = [each.nbytes() for each in self._storages]
 
     @property
     def nbytes(self) -> int:
-        """Present bytes in KV pages and states."""
+        """The current bytes of KV pages and states."""
         return sum(each.nbytes() for each in self._storages)
 
     def give_back(self, memory: Memory) -> None:
@@ -41,7 +41,7 @@ class GivenBack:
     def take_back(self, memory: Memory) -> None:
         """Allocate the memory again.
 
-        Raises RuntimeError or MemoryError where there is too little. Then all stays released.
+        Raises RuntimeError or MemoryError if there is too little. All of it remains released then.
         """
         if memory == "kv_cache":
             try:
@@ -54,7 +54,7 @@ class GivenBack:
 
 
 def let_go(like: torch.Tensor) -> None:
-    """Return cached free memory to the system, on the host and on the device of `like`."""
+    """Release cached free memory to the system, on the host and on the device of `like`."""
     gc.collect()
     trim()
     if like.is_cuda:

@@ -1,8 +1,8 @@
-"""New weights for a running network: another checkpoint with the same shape, from a folder, or from
-one file, which may be shared memory.
+"""Loads new weights into a running network: another checkpoint of the same shape, from a directory
+or from a single file, which may be shared memory.
 
-The new network is complete before the old one is released, so an unreadable directory has no
-effect. For a moment both take memory.
+The new network is loaded before the old one is released, so a failure has no effect. Both are in
+memory for a moment.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from saccade.runtime.changes import LoadNet
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """What came of loading new weights: the network and its digest, or why there is none."""
+    """The result of loading new weights."""
 
     net: FamilyNet | None = None
     digest: str = ""
-    tower: bool = False  # the vision encoder is new
-    error: str = ""  # the reason if there is none
+    tower: bool = False  # whether the vision encoder has changed
+    error: str = ""  # the reason if there is no network
 
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """One rank's loader."""
+    """One rank's loader of new weights."""
 
     load: LoadNet
-    folder: Path  # the present checkpoint's
-    digest: str  # the vision encoder's
+    folder: Path  # the current checkpoint
+    digest: str  # the vision encoder's digest
     config: EngineConfig
     everyone: Shard
 
     def load_network(self, folder: Path, old: FamilyNet, like: torch.Tensor) -> Renewed:
-        """Load the network in `folder`. Every rank takes part."""
+        """Load the network in `folder`. All ranks must call it."""
         made, error = attempt(folder, lambda: self.load(folder))
         net, now = made or (None, "")
         if net is not None and net.spec != old.spec:
             error = f"{folder}: its config.json, or another of its JSON files, differs"
-        # Slices differ, so that only whether all could read is compared.
+        # Each rank has another shard, so only success is compared, not fingerprints.
         if not agree("" if error else UNDERSTOOD, like, self.everyone):
             error = error or f"{folder}: another rank could not read it"
         other = torch.tensor([float(now != self.digest)], device=like.device)
@@ -55,7 +55,7 @@ class Renewal:
         return Renewed(error=error) if error else Renewed(net, now, tower)
 
     def refuses(self, *, graphs: bool, adapters: bool) -> str:
-        """Return the reason why the server's weights cannot change, or "" if they can."""
+        """Return the reason why the server's weights cannot be changed, or "" if they can."""
         if graphs:
             return "CUDA graphs reference the old weights: start with --disable-cuda-graph"
         if adapters:

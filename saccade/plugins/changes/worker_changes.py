@@ -1,6 +1,6 @@
-"""Changes of a worker's model between two steps, each made on every rank or on none.
+"""Changes a worker's model between two steps, on all ranks or on none.
 
-Owns the memory released, and the checkpoint whose weights the model has.
+Owns the released memory, and the path of the checkpoint whose weights are loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from saccade.runtime.worker import Worker
 
 
 class WorkerChanges:
-    """Changes one worker's model. Implements `runtime.changes.ModelChanges`."""
+    """Changes the model of one worker. Implements `runtime.changes.ModelChanges`."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -38,7 +38,7 @@ class WorkerChanges:
         return table
 
     def make(self, change: Change) -> Changed:
-        """Make the change on every rank, or on none."""
+        """Make the change on all ranks, or on none."""
         match change.kind:
             case "weights":
                 made = self._renew(Path(change.folder))
@@ -65,7 +65,7 @@ class WorkerChanges:
         return table.make(change)
 
     def _renew(self, folder: Path | None = None) -> Changed:
-        """Switch to the weights in `folder`. `None` means the old ones."""
+        """Load the weights in `folder`, or by default the old ones again."""
         if self._renewal is None:
             return Changed("this server's weights cannot change")
         if why := self._keeps_weights():
@@ -80,7 +80,7 @@ class WorkerChanges:
         return Changed(tower=made.tower)
 
     def _keeps_weights(self) -> str:
-        """Return the reason why the weights must stay, or "" if they may go."""
+        """Return the reason why the weights cannot be released or replaced, or ""."""
         if self._renewal is None:
             return "this server's weights cannot change"
         graphs = self._worker.captures or self._worker.images.encoder.captures
@@ -99,7 +99,7 @@ class WorkerChanges:
         if trial:
             return Changed()
         if on_device:
-            torch.cuda.synchronize()  # what is copied beside steps
+            torch.cuda.synchronize()  # wait for copies that run in parallel with steps
         for each in memory:
             if each == "weights":
                 self._worker.use(without_weights(self._worker.net.spec, self._worker.net.ops))
@@ -115,7 +115,7 @@ class WorkerChanges:
         error = ""
         try:
             self._memory.take_back("kv_cache")
-        except (RuntimeError, MemoryError) as refused:  # torch has no class of its own on a CPU
+        except (RuntimeError, MemoryError) as refused:  # torch has no specific class on a CPU
             error = f"not enough memory for the KV cache: {str(refused)[:200]}"
         if not agree("" if error else UNDERSTOOD, self._like, self._worker.everyone):
             self._memory.give_back("kv_cache")

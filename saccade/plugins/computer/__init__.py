@@ -1,4 +1,4 @@
-"""Computer use: a model acts on a screen, in its own words."""
+"""Computer use: a model acts on a screen, in its own action format."""
 
 from saccade.plugin import Plugin, StepRule
 

@@ -1,6 +1,6 @@
-"""What is done to a computer or a browser, in no API's and no model's words.
+"""Actions on a computer or a browser, independent of any API's or model's format.
 
-Owns `Action` and its bounds. Coordinates are pixels of the client's screen.
+Owns `Action` and its limits. Coordinates are pixels of the client's screen.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Point = tuple[int, int]
-"""(x, y), from the left and from the top."""
+"""(x, y), from the left edge and from the top."""
 Kind = Literal[
     "click",
     "move",
@@ -28,14 +28,14 @@ Kind = Literal[
     "call",
     "answer",
 ]
-"""press, release: of the mouse button. hold: of keys, for a time. cursor: asks where it is. call: a
-function of the client's toolset. answer: words to the user, which end the task.
+"""press, release: the mouse button. hold: keys, for a time. cursor: report the cursor's position.
+call: a function of the client's toolset. answer: a text for the user, which ends the task.
 """
 
 NOTCH = 100
-"""Pixels that stand for one notch of a scroll wheel."""
+"""Pixels per notch of a scroll wheel."""
 MAX_PIXELS = 65_535
-"""The longest side of a screen, and the farthest coordinate."""
+"""The maximum edge of a screen, and the maximum coordinate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,17 @@ class Action:
     """One action."""
 
     kind: Kind
-    # where it happens: one point, a drag's points in order, or two corners of the part to zoom
-    # into. Without one, it happens where the cursor is.
+    # where it happens: one point, the points of a drag in order, or two corners of the region to
+    # zoom into. If empty, it happens at the cursor.
     path: tuple[Point, ...] = ()
     button: str = "left"
     count: int = 1
-    keys: tuple[str, ...] = ()  # the chord that is pressed, or held meanwhile
+    keys: tuple[str, ...] = ()  # the chord to press, or to hold during the action
     text: str = ""
-    scroll: tuple[int, int] = (0, 0)  # pixels to the right and down
+    scroll: tuple[int, int] = (0, 0)  # pixels to the right, and down
     seconds: float = 1
     repeat: int = 1
-    target: str = ""  # a page element's reference
-    tab: str = ""  # a browser's
-    name: str = ""  # name, arguments: of a call
+    target: str = ""  # the reference of a page element
+    tab: str = ""  # the ID of a browser tab
+    name: str = ""  # the name of a called function
     arguments: Mapping[str, Any] = field(default_factory=dict)

@@ -1,6 +1,6 @@
-"""The socket for action formats: what a model's way to act on a screen brings.
+"""The interface of action formats, in which models act on a screen.
 
-A format is a module in `formats/`. `find_format.py` finds it there, and no other file names it.
+A format is a module in `formats/`, which `find_format.py` discovers. No other file names it.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ Words = Mapping[str, Word]
 
 @dataclass(frozen=True, slots=True)
 class WrittenActions:
-    """How a model writes actions as text, where its template knows no tools."""
+    """How a model writes actions as text, if its chat template does not support tools."""
 
-    calls: ToolFormat  # reads such text, and holds the model to it
-    instruct: Callable[[Words], str]  # what a conversation begins with, for the words on offer
-    write: Callable[[str, Mapping[str, Any]], str]  # one call
+    calls: ToolFormat  # parses such text, and constrains the model to it
+    instruct: Callable[[Words], str]  # the start of a conversation, for the available actions
+    write: Callable[[str, Mapping[str, Any]], str]  # writes one call
     opens: str
 
 
 @dataclass(frozen=True, slots=True)
 class ActionFormat:
-    """A model's way to act: `FORMAT` in a module of that name."""
+    """A model's action format. Its module exports it as `FORMAT`."""
 
     name: str
-    # whether a model uses this format, by its family and name. Formats are tried from the lowest
+    # whether a model uses this format, by its family and name. Formats are tried in ascending
     # `order`.
     serves: Callable[[str, str], bool]
     order: int
     vocabulary: ActionWords
-    # whether coordinates are in pixels of the image that the model saw, by its family. They
-    # are thousandths of the screen otherwise.
+    # whether coordinates are pixels of the image that the model has seen, by its family. Otherwise,
+    # they are thousandths of the screen.
     in_pixels: Callable[[str], bool]
-    # the description and the parameters of the vocabulary's one tool, for the words on offer and
-    # the resolution that the model counts in ("" if unknown)
+    # the description and parameters of the vocabulary's single tool, for the available actions and
+    # the resolution of the model's coordinates ("" if unknown)
     describe: Callable[[Words, str], tuple[str, dict[str, Any]]] | None = None
     written: WrittenActions | None = None  # for models that act in text
-    note: str = ""  # for people, behind the name
+    note: str = ""  # logged after the name

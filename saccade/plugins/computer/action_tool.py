@@ -1,4 +1,4 @@
-"""A client's computer or browser, as a model may act on it, and what was done to it before."""
+"""A client's computer or browser, and the past actions on it."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from saccade.plugins.computer.vocabulary import ActionWords
 from saccade.text.grammar.tools import ToolSet
 
 ACT = {"type": "act"}
-"""The tool choice that asks for an action, and an action among tools that are allowed."""
+"""The tool choice that requires an action, and the entry that allows actions in a list of tools."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActionTool:
-    """A computer or a browser that a request offers."""
+    """The computer or browser of a request."""
 
     NAME: ClassVar[str] = "computer"
-    name: str  # what the client calls it
-    place: str  # its field path in the request
-    writes: ActionWords  # the client's actions
-    toolset: str = ""  # calls in answers refer to it
-    # (width, height) of the coordinates, if the client sets it. The newest screenshot's size
-    # is used otherwise.
+    name: str  # the client's name for it
+    place: str  # its path in the request
+    writes: ActionWords  # the client's action format
+    toolset: str = ""  # the toolset that calls in answers refer to
+    # (width, height) of the coordinates, if the client sets it; otherwise, the size of the latest
+    # screenshot is used
     display: Point | None = None
-    offered: bool = True  # False if the history alone knows it
-    # the request's functions, and its choice among all. `ACT` chooses an action.
+    offered: bool = True  # False if it occurs only in the history
+    # the request's functions and its tool choice, which may be `ACT`
     beside: ToolSet = ToolSet()  # noqa: RUF009 - frozen
 
 
 @dataclass(frozen=True, slots=True)
 class PastAction:
-    """What a call in history did to a screen, in whose words, and its place in the body."""
+    """The action of an earlier call, the format it was written in, and its path in the body."""
 
     action: Action
     words: ActionWords
@@ -42,7 +42,7 @@ class PastAction:
 
 @dataclass(frozen=True, slots=True)
 class PastActions:
-    """What a message's calls did to a screen, by their index among the calls."""
+    """The actions of a message's calls, by the index of the call."""
 
     NAME: ClassVar[str] = "computer.past"
     by_call: Mapping[int, PastAction] = field(default_factory=dict)

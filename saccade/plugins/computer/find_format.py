@@ -1,4 +1,4 @@
-"""A model's action format, found in `formats/` by its family and its name."""
+"""Finds a model's action format in `formats/`, by the model's family and name."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from saccade.plugins.computer.action_format import ActionFormat
 
 
 def find_action_formats() -> dict[str, ActionFormat]:
-    """Return the formats by name, in the order in which they are asked."""
+    """Return the formats by name, in the order in which they are tried."""
     names = [module.name for module in iter_modules(formats.__path__)]
     found: list[ActionFormat] = [import_module(f"{formats.__name__}.{n}").FORMAT for n in names]
     return {each.name: each for each in sorted(found, key=lambda each: each.order)}
 
 
 def find_action_format(family: str, model: str) -> ActionFormat:
-    """Return the way in which a model acts. The last format serves every model."""
+    """Return a model's action format. The last format supports all models."""
     return next(each for each in find_action_formats().values() if each.serves(family, model))

@@ -1,9 +1,9 @@
-"""Names of keys: one of ours for each, and how each party spells it.
+"""Names of keys: Saccade's own, and the spellings in other systems.
 
-    ours     OpenAI      X11 (Anthropic)   pyautogui (models)
+    Saccade  OpenAI      X11 (Anthropic)   pyautogui (models)
     enter    ENTER       Return            enter
 
-A key without a line here, such as a letter, keeps its spelling.
+Keys that are not in this table, such as letters, have the same spelling everywhere.
 """
 
 from __future__ import annotations
@@ -70,18 +70,18 @@ _OURS = {
 
 
 def ours(key: str) -> str:
-    """Return our name of a key, however it is spelt."""
+    """Return Saccade's name of a key, in whatever spelling."""
     return _OURS.get(_plain(key), key if len(key) == 1 else key.lower())
 
 
 def spelt(key: str, spelling: Spelling) -> str:
-    """Return a party's name of a key that has our name."""
+    """Convert Saccade's name of a key to another spelling."""
     named = _SPELT.get(key)
     return key if named is None else named[_PARTIES.index(spelling)]
 
 
 def read_chord(text: str) -> tuple[str, ...]:
-    """Read keys that are joined by "+" or by a space."""
+    """Read keys that are joined by "+" or by spaces."""
     joint = "+" if "+" in text.strip("+") else " "
     if text in ("+", " "):
         return (ours(text),)

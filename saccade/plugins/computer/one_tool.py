@@ -1,4 +1,4 @@
-"""The function through which a model acts, built from the actions that a client declares."""
+"""The single function with which a model acts, built from the actions that a client declares."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _ANY = Screen.in_thousandths((THOUSANDTHS, THOUSANDTHS))
 def parameters(
     words: Words, heading: str, key: str, fields: Mapping[str, tuple[str, str]]
 ) -> dict[str, Any]:
-    """Return a schema with one property for the word, and those of `fields` that a word on offer
-    has.
+    """Return a schema with a property for the action's name, and those of `fields` that any of the
+    available actions has.
 
-    fields: for each key its type and its description, which names the words that need it as "{}".
+    fields: the type and description of each key. In a description, "{}" is replaced by the names of
+    the actions that need the key.
     """
     listed = "\n".join(f"* `{name}`: {word.about}" for name, word in words.items())
     properties: dict[str, Any] = {

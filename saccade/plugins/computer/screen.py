@@ -1,9 +1,9 @@
-"""Coordinates of a client's screen in a model's units, and back.
+"""Converts coordinates between a client's screen and a model's units.
 
-A model counts a side in `units`: thousandths, or the pixels of the image that it saw. Pixel `p` of
-`size` becomes the nearest unit, `p * units / size`. A unit becomes the nearest pixel, which is the
-middle of all pixels that have this unit. Where a side has at most as many pixels as units, each
-pixel comes back unchanged.
+A model divides an edge into `units`: thousandths, or the pixels of the image that it has seen.
+Pixel `p` of `size` becomes the nearest unit to `p * units / size`. A unit becomes the nearest
+pixel, which is in the middle of all pixels that map to this unit. If an edge has no more pixels
+than units, a round trip does not change a pixel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ THOUSANDTHS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One side of a screen: `size` pixels, counted by the model in `units` up to `last`."""
+    """One edge of a screen: `size` pixels, in the model's `units`, of which the last is `last`."""
 
     size: int
     units: int
@@ -28,7 +28,7 @@ class Axis:
         return min(_nearest(pixel * self.units, self.size), self.last)
 
     def to_screen(self, unit: int) -> int:
-        """Return the pixel nearest to a unit. One outside the screen becomes its edge."""
+        """Return the pixel nearest to a unit, clamped to the screen."""
         return max(0, min(_nearest(unit * self.size, self.units), self.size - 1))
 
 
@@ -38,25 +38,25 @@ def _nearest(dividend: int, divisor: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """A client's screen as a model has seen it."""
+    """A client's screen, with a model's units."""
 
     x: Axis
     y: Axis
 
     @classmethod
     def in_thousandths(cls, size: Point) -> Screen:
-        """Return a screen of `size` (width, height) that the model counts from 0 to 1000."""
+        """Return a screen of `size` (width, height) with units from 0 to 1000."""
         x, y = (Axis(side, THOUSANDTHS, THOUSANDTHS) for side in size)
         return cls(x, y)
 
     @classmethod
     def in_pixels(cls, size: Point, seen: Point) -> Screen:
-        """Return a screen that the model counts in pixels of the image that it saw."""
+        """Return a screen whose units are pixels of the image that the model has seen."""
         x, y = (Axis(side, units, units - 1) for side, units in zip(size, seen, strict=True))
         return cls(x, y)
 
     def holds(self, point: Point) -> bool:
-        """Return True for a point on the screen."""
+        """Return True if a point is on the screen."""
         return 0 <= point[0] < self.x.size and 0 <= point[1] < self.y.size
 
     def to_model(self, point: Point) -> Point:

@@ -1,7 +1,7 @@
-"""What a model does to a screen, between the client's words and the model's.
+"""Translates actions on a screen between the client's format and the model's.
 
-Owns which screenshot counts for a call: the newest before it, or else the first behind it. Knows no
-API's and no model's words (`plugins/computer/`).
+Determines the screenshot that a call refers to: the latest before it, or else the first after it.
+The formats themselves are in other modules.
 """
 
 from __future__ import annotations
@@ -38,21 +38,19 @@ log = logging.getLogger("saccade")
 
 @dataclass(frozen=True, slots=True)
 class Screenshot:
-    """An image of the screen: its message, its own (width, height), and that which the model sees.
-    answers: it is a call's result.
-    """
+    """A screenshot."""
 
-    message: int
-    size: Point
-    seen: Point
-    answers: bool
+    message: int  # the index of its message
+    size: Point  # (width, height) of the image
+    seen: Point  # (width, height) of the image that the model gets
+    answers: bool  # it is the result of a call
 
 
 class TranslateActions:
-    """For chats with a computer or a browser."""
+    """Translates chats with a computer or a browser."""
 
     def __init__(self, context: StepContext) -> None:
-        """Translate for one model: its family decides what its coordinates count."""
+        """Set up the translation for one model. Its family determines the units of coordinates."""
         self._spec = context.spec
         self._form = find_action_format(context.spec.family, context.model)
         self._in_pixels = self._form.in_pixels(context.spec.family)
@@ -60,7 +58,7 @@ class TranslateActions:
         log.info("computer use: %s (%s)", self._form.name, self._form.note)
 
     async def begin(self, preparation: Preparation) -> None:
-        """Offer the model's own tools. Coordinates wait until the screenshots are open."""
+        """Add the model's own tools. Coordinates are translated after the screenshots are open."""
         request, written = preparation.request, self._form.written
         if written is not None:
             preparation.extras = with_extra(preparation.extras, WrittenCalls(written.calls))
@@ -69,9 +67,9 @@ class TranslateActions:
         preparation.request = replace(request, prompt=offering)
 
     async def place(self, preparation: Preparation) -> None:
-        """Translate the history to the model's format, and prepare to read the answer.
+        """Translate the history to the model's format, and set up the translation of the answer.
 
-        Raises InvalidRequest that names a call outside its screen.
+        Raises InvalidRequest for a call with a point outside its screen.
         """
         request, opened = preparation.request, preparation.opened
         translator = self._translator(_tool(request))
@@ -105,7 +103,7 @@ class TranslateActions:
         return ActionTranslator(self._form, tool, self._in_pixels)
 
     def _offering(self, chat: Chat, translator: ActionTranslator, screen: Screen | None) -> Chat:
-        """Return a chat with the model's tools beside the client's functions."""
+        """Return the chat with the model's tools added to the client's functions."""
         beside, written = translator.tool.beside, self._form.written
         if not translator.tool.offered:
             return replace(chat, tools=beside if beside != ToolSet() else None)
@@ -134,7 +132,7 @@ class TranslateActions:
         return self._screen(_tool(request), _screenshots(chat, opened), len(chat.messages))
 
     def _screen(self, tool: ActionTool, shots: Sequence[Screenshot], message: int) -> Screen | None:
-        """Return the screen as the model knows it before a message, or None before it knows any."""
+        """Return the screen that the model has seen before a message, or None if there is none."""
         display, shot = tool.display, _current(shots, message)
         size = display or (None if shot is None else shot.size)
         if size is None:
@@ -144,7 +142,7 @@ class TranslateActions:
         return Screen.in_pixels(size, self._resized(size) if shot is None else shot.seen)
 
     def _resized(self, size: Point) -> Point:
-        """Return the (width, height) in which the model sees an image."""
+        """Return the (width, height) at which the model gets an image."""
         canvas = self._spec.recipe(size[1], size[0], self._spec.pixel_bounds).canvas
         return canvas[1], canvas[0]
 
@@ -157,7 +155,7 @@ class TranslateActions:
         index: int,
         shots: Sequence[Screenshot],
     ) -> Message:
-        """Return the model's turn with each action in the model's words."""
+        """Return the model's turn with each action in the model's format."""
         screen, actions = self._screen(translator.tool, shots, index), _actions(message)
         calls: list[dict[str, Any]] = []
         for number, call in enumerate(message.fields["tool_calls"]):
@@ -218,8 +216,8 @@ def _choice(choice: Any, tools: Sequence[Tool]) -> Any:
 
 
 def _screenshots(chat: Chat, opened: Sequence[Opened]) -> list[Screenshot]:
-    """Return the images of the screen, in order. A part of it is none, as `zoom` shows it, nor is a
-    document's page.
+    """Return the screenshots, in order. Regions of the screen, which are the results of `zoom`, are
+    not screenshots, nor are the pages of documents.
     """
     zoomed = {
         call.get("id")
@@ -243,8 +241,8 @@ def _screenshots(chat: Chat, opened: Sequence[Opened]) -> list[Screenshot]:
 
 
 def _current(shots: Sequence[Screenshot], message: int) -> Screenshot | None:
-    """Return the screenshot that counts before a message. Results of calls count before images that
-    the user has sent.
+    """Return the screenshot that a message refers to. Results of calls take precedence over images
+    from the user.
     """
     before = [each for each in shots if each.message < message]
     results = [each for each in before if each.answers]
@@ -260,13 +258,13 @@ def _cursor(messages: Sequence[Message]) -> Point | None:
     return None
 
 
-# ---- models that act in text
+# ---- models that write actions as text
 
 
 def _in_text(
     messages: Sequence[Message], written: WrittenActions, translator: ActionTranslator
 ) -> Iterator[Message]:
-    """Yield messages without tools: calls are the model's text, and results are the user's."""
+    """Yield messages without tools: calls become the model's text, and results the user's."""
     instruct = written.instruct(translator.words) if translator.tool.offered else ""
     for message in messages:
         if message.role == "assistant":

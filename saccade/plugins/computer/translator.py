@@ -1,4 +1,4 @@
-"""Between a client's words for actions and a model's: tools, history and answers."""
+"""Translates tools, history and answers between a client's action format and a model's."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from saccade.text.grammar.json_size import extent
 from saccade.text.grammar.tools import Tool
 
 UNSEEN = Screen.in_thousandths((THOUSANDTHS, THOUSANDTHS))
-"""Stands in while no screenshot has come."""
+"""Used while there is no screenshot."""
 Call = tuple[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class ActionTranslator:
-    """Translates between one client's tool and one model's way to act."""
+    """Translates between one client's tool and one model's action format."""
 
     form: ActionFormat
     tool: ActionTool
-    in_pixels: bool  # the model counts the pixels of the image that it saw
-    words: Words = field(init=False)  # those on offer
+    in_pixels: bool  # whether the model's units are pixels of the image that it has seen
+    words: Words = field(init=False)  # the available actions
 
     def __post_init__(self) -> None:
         can = self.tool.writes.can
@@ -53,10 +53,10 @@ class ActionTranslator:
     # ---- tools
 
     def tools(self, screen: Screen | None, must: bool) -> tuple[Tool, ...]:
-        """Return the tools that the model is shown and held to.
+        """Return the tools that the model sees, and that constrain its answer.
 
-        screen: None before the first screenshot, when no place can be meant. must: the answer is to
-        act, so it may not end the task instead.
+        screen: None before the first screenshot, when actions cannot have a position. must: an
+        action is required, so the model may not end the task instead.
         """
         words = {
             name: word
@@ -98,7 +98,7 @@ class ActionTranslator:
     # ---- history
 
     def told(self, action: Action, theirs: ActionWords, screen: Screen | None) -> list[Call]:
-        """Return a past action in the model's words, or in `theirs` if it has none."""
+        """Translate a past action to the model's format, or leave it in that of `theirs`."""
         if action.kind == "call":
             return [(f"{self._prefix}{action.name}", {**action.arguments})]
         seen = screen or UNSEEN
@@ -106,7 +106,7 @@ class ActionTranslator:
         words = self.form.vocabulary
         if (call := words.write(mapped)) is not None:
             return [call]
-        if mapped.path and mapped.kind != "zoom":  # the cursor goes there first
+        if mapped.path and mapped.kind != "zoom":  # move the cursor there first
             rest = mapped.path[-1:] if mapped.kind == "drag" else ()
             moved = words.write(Action("move", mapped.path[:1]))
             done = words.write(replace(mapped, path=rest))
@@ -118,7 +118,7 @@ class ActionTranslator:
     # ---- answers
 
     def owns(self, name: str) -> bool:
-        """Return True if a call in an answer acts on the client's tool."""
+        """Return True if a call in an answer is for the client's tool."""
         return self.form.vocabulary.names(name) or self._member(name) is not None
 
     def _member(self, name: str) -> str | None:
@@ -126,7 +126,7 @@ class ActionTranslator:
         return member if name != member and member in self.tool.writes.functions else None
 
     def action(self, name: str, arguments: dict[str, Any], screen: Screen) -> Action:
-        """Return the action that a model's call means. Raises InvalidRequest."""
+        """Translate a model's call to an action. Raises InvalidRequest."""
         if (member := self._member(name)) is not None:
             return Action("call", name=member, arguments=arguments)
         action = self.form.vocabulary.read(name, arguments, "call")
@@ -140,7 +140,7 @@ class ActionTranslator:
 
 
 class ActionReader:
-    """Reads an answer, and emits each complete action as a call in the client's format."""
+    """Reads an answer, and emits complete actions as calls in the client's format."""
 
     def __init__(
         self,
@@ -149,21 +149,21 @@ class ActionReader:
         screen: Screen,
         cursor: Point | None,
     ) -> None:
-        """Begin an answer. cursor: where it was last, in the middle by default."""
+        """Start an answer. cursor: its last position; by default, the middle of the screen."""
         self._inner = inner
         self._translator = translator
         self._screen = screen
         self._cursor = cursor or screen.middle
         self._next = 0  # index of the next call
-        self._call: CallStarted | None = None  # an action that is being read
+        self._call: CallStarted | None = None  # the action being read
         self._pieces: list[str] = []
 
     def feed(self, text: str) -> list[AnswerEvent]:
-        """Return the events made certain by `text`."""
+        """Return the events that `text` completes."""
         return self._told(self._inner.feed(text))
 
     def end(self) -> list[AnswerEvent]:
-        """Return the events left when the answer ends."""
+        """Return the remaining events at the end of the answer."""
         return self._told(self._inner.end())
 
     def _told(self, events: Sequence[AnswerEvent]) -> list[AnswerEvent]:

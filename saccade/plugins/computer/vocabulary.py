@@ -1,7 +1,7 @@
-"""Words for actions, as tables: each API's, and each model's.
+"""Action formats of APIs and models, as tables of words.
 
-A `Word` is a kind of action with its JSON fields. It reads, writes and describes itself as a
-schema, so that a vocabulary is a table and no code.
+A `Word` is a type of action with its JSON fields. It can read and write an action and describe
+itself as a schema, so that a format is a table without code.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _USUAL: Mapping[str, Any] = {
     each.name: each.default if each.default_factory is MISSING else each.default_factory()
     for each in fields(Action)
 }
-"""Values of an action's attributes that say nothing about it."""
+"""The default values of an action's attributes."""
 _ALWAYS = frozenset({"kind", "path"})
-"""Attributes that every word has its own way with."""
+"""Attributes that every word handles separately."""
 
 
 class WordField(Protocol):
-    """The meaning of some keys in an action's JSON.
+    """The meaning of one or more keys in an action's JSON.
 
-    A frozen dataclass. uses: the attributes of an action that it has a place for. required: a model
-    must set it.
+    Implementations are frozen dataclasses. uses: the attributes of an action that it represents.
+    required: whether a model must set it.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -42,37 +42,37 @@ class WordField(Protocol):
     def required(self) -> bool: ...
 
     def read(self, given: Given, place: str) -> dict[str, Any]:
-        """Return attributes. Points are under "path". Raises InvalidRequest that names a key."""
+        """Return attributes, with points under "path". Raises InvalidRequest with the key."""
         ...
 
     def write(self, action: Action, points: list[Point]) -> dict[str, Any] | None:
-        """Return JSON, or None if this cannot be expressed. Removes the points it uses from
-        `points`.
+        """Return JSON, or None if the action cannot be represented. Removes the points that it uses
+        from `points`.
         """
         ...
 
     def schemas(self, screen: Screen) -> Schemas:
-        """Return each key's schema. `screen` bounds coordinates."""
+        """Return the schema of each key. `screen` bounds coordinates."""
         ...
 
     def sample(self) -> dict[str, Any]:
-        """Return attributes as a model might set them."""
+        """Return example attributes, as a model might set them."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One action: its type and its fields."""
+    """A type of action with its fields."""
 
     kind: Kind
     fields: tuple[WordField, ...] = ()
-    # attributes that the word itself implies
+    # attributes that the word implies
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    drops: frozenset[str] = frozenset()  # attributes that it has no place for and leaves out
-    about: str = ""  # its meaning, for a model
+    drops: frozenset[str] = frozenset()  # attributes that it ignores, as it cannot represent them
+    about: str = ""  # a description for the model
 
     def read(self, given: Given, place: str) -> Action:
-        """Return the action. Raises InvalidRequest that names the key below `place`."""
+        """Read an action. Raises InvalidRequest with the key, below `place`."""
         found: dict[str, Any] = {**self.fixed}
         path: tuple[Point, ...] = ()
         for each in self.fields:
@@ -82,7 +82,7 @@ class Word:
         return Action(self.kind, path, **found)
 
     def write(self, action: Action) -> dict[str, Any] | None:
-        """Return an action in JSON, or None if this word means something else."""
+        """Return an action as JSON, or None if this word cannot represent it."""
         if action.kind != self.kind or not all(self._has(name, action) for name in _USUAL):
             return None
         points, told = [*action.path], dict[str, Any]()
@@ -93,7 +93,7 @@ class Word:
         return None if points else told
 
     def sample(self) -> Action:
-        """Return an action as a model might mean it."""
+        """Return an example action."""
         found: dict[str, Any] = {**self.fixed}
         path: tuple[Point, ...] = ()
         for each in self.fields:
@@ -103,14 +103,14 @@ class Word:
         return Action(self.kind, path, **found)
 
     def told_by(self, can: Callable[[Word], bool]) -> Word:
-        """Return the word without the optional fields that a vocabulary has no place for. `can`: it
-        can express another vocabulary's field.
+        """Return the word without optional fields that another format cannot represent. `can`:
+        whether that format can represent a word.
         """
         kept = tuple(each for each in self.fields if each.required or can(self._needing(each)))
         return self if kept == self.fields else replace(self, fields=kept)
 
     def _needing(self, field: WordField) -> Word:
-        """Return the word with its optional field set."""
+        """Return the word with an optional field made required."""
         needed = replace(field, required=True)
         return replace(
             self, fields=tuple(needed if each is field else each for each in self.fields)
@@ -118,11 +118,11 @@ class Word:
 
     @property
     def points(self) -> bool:
-        """Return True if it has a position."""
+        """Whether it has a position."""
         return bool(self.sample().path)
 
     def schema(self, screen: Screen, key: str = "", value: str = "") -> Schemas:
-        """Return the schema of its JSON, with the word itself under `key`."""
+        """Return the schema of its JSON. If `key` is set, the schema requires `value` there."""
         properties: Schemas = {key: {"const": value}} if key else {}
         required = [key] if key else []
         for each in self.fields:
@@ -137,7 +137,7 @@ class Word:
         }
 
     def _has(self, name: str, action: Action) -> bool:
-        """Return True if this word sets, implies or may omit an attribute of the action."""
+        """Return True if this word represents, implies or may ignore an attribute of the action."""
         if name in _ALWAYS or name in self.drops or any(name in each.uses for each in self.fields):
             return True
         value: object = getattr(action, name)
@@ -146,7 +146,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class ClientFunction:
-    """A member of a toolset that is an ordinary function. schema: of its arguments."""
+    """An ordinary function in a toolset. schema: that of its arguments."""
 
     about: str
     schema: Mapping[str, Any]
@@ -154,22 +154,21 @@ class ClientFunction:
 
 @dataclass(frozen=True, slots=True)
 class ActionWords:
-    """Words by name, in the order in which they are tried."""
+    """An action format: words by name, in the order in which they are tried."""
 
     words: Mapping[str, Word]
-    # the function that all words are arguments of, under `key`. Without one, each word is a call of
-    # its own.
+    # the function whose argument `key` is the word. If empty, each word is a separate function.
     tool: str = ""
     key: str = "action"
-    # calls beside the words, by name
+    # functions that are not actions, by name
     functions: Mapping[str, ClientFunction] = field(default_factory=dict)
 
     def names(self, name: str) -> bool:
-        """Return True if a call with this name is in the vocabulary."""
+        """Return True if a call with this name belongs to the format."""
         return name == self.tool if self.tool else name in self.words or name in self.functions
 
     def read(self, name: str, arguments: Given, place: str) -> Action:
-        """Return the action that a call means. Raises InvalidRequest that names its place."""
+        """Read the action of a call. Raises InvalidRequest with the location of an error."""
         if name in self.functions and not self.tool:
             return Action("call", name=name, arguments=arguments)
         word: Any = arguments.get(self.key) if self.tool else name
@@ -181,7 +180,7 @@ class ActionWords:
         return self.words[word].read(arguments, place)
 
     def write(self, action: Action) -> tuple[str, dict[str, Any]] | None:
-        """Return the call that means an action, or None if there is no word for it."""
+        """Return the call for an action, or None if no word can represent it."""
         if action.kind == "call":
             return (action.name, {**action.arguments}) if action.name in self.functions else None
         if (said := self._said(action)) is None:
@@ -190,7 +189,7 @@ class ActionWords:
         return (self.tool, {self.key: name, **told}) if self.tool else said
 
     def word(self, action: Action) -> tuple[str, dict[str, Any]]:
-        """Return the word for an action that was read from here, and its fields."""
+        """Return the word for an action that was read with this format, and its fields."""
         said = self._said(action)
         assert said is not None
         return said
@@ -202,13 +201,13 @@ class ActionWords:
         return None
 
     def can(self, word: Word) -> bool:
-        """Return True if it can express another vocabulary's word."""
+        """Return True if this format can represent a word of another format."""
         action = word.sample()
         return any(self.write(each) is not None for each in placed(action, (0, 0)))
 
 
 def placed(action: Action, cursor: Point) -> Iterator[Action]:
-    """Yield an action as it is, and with the cursor's place where it has none."""
+    """Yield an action as it is, and if it has no position, with the cursor's."""
     if action.kind == "drag" and len(action.path) == 1:
         yield _at(action, (cursor, *action.path))
         return

@@ -1,4 +1,4 @@
-"""The fields that words of vocabularies have: points in their shapes, keys, texts, amounts."""
+"""The fields of words in action formats: points in various shapes, keys, texts, amounts."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MAX_REPEATED = 100
 MAX_KEYS = 16
 MAX_TEXT = 100_000
 MAX_POINTS = 1000
-"""The most points of a drag."""
+"""Maximum points of a drag."""
 _POINT = re.compile(r"\D*(\d{1,5})\D+(\d{1,5})\D*")
 _KEY = r"[!-&(-*,-\[\]-~]{1,16}"
-"""A key in a chord: no quotation mark, no backslash, and no joint."""
+"""A key in a chord, without quotes, backslashes, or the characters that join keys."""
 _PATH = frozenset({"path"})
 
 
@@ -33,7 +33,7 @@ def fault(place: str, key: str, expected: str, got: object) -> InvalidRequest:
 
 
 def coordinate(value: object, place: str, key: str) -> int:
-    """Read a coordinate. Raises InvalidRequest outside every screen."""
+    """Read a coordinate. Raises InvalidRequest if it exceeds the maximum screen."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_PIXELS:
@@ -167,7 +167,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A point, or an element of a page, as an object with a type. element: may be an element."""
+    """A point, or a page element, as an object with a type. element: elements are allowed."""
 
     key: str
     element: bool = True
@@ -207,7 +207,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """An element of a page, by its reference."""
+    """A page element, by its reference."""
 
     key: str
     required: bool = True
@@ -231,7 +231,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class WrittenPoint:
-    """A point as a text, "(x,y)"."""
+    """A point as text: "(x,y)"."""
 
     key: str
     required: bool = True
@@ -258,9 +258,9 @@ class WrittenPoint:
 
 
 def at_most(most: int) -> str:
-    """Return a regular expression for the whole numbers from 0 to `most`.
+    """Return a regular expression for the integers from 0 to `most`.
 
-    Numbers of as many digits are below it by their first digit that differs.
+    An integer with the same number of digits is smaller if its first different digit is.
     """
     digits, found = str(most), [str(most)]
     for at, digit in enumerate(digits):
@@ -274,12 +274,12 @@ def at_most(most: int) -> str:
     return "|".join(found)
 
 
-# ---- the rest
+# ---- other fields
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """A text, which is an attribute's own."""
+    """A text, which is the value of an attribute."""
 
     key: str
     attribute: str
@@ -311,7 +311,7 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of some values. values: theirs and ours."""
+    """One of several values. values: maps the format's values to Saccade's."""
 
     key: str
     attribute: str
@@ -344,7 +344,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Chord:
-    """Keys that are pressed together, as a list or joined in a text. joint: what joins them."""
+    """Keys pressed together, as a list or as text. joint: the text between keys."""
 
     key: str
     spelling: Spelling
@@ -386,7 +386,7 @@ class Chord:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """A number from `least` to `most`. whole: it has no fraction."""
+    """A number from `least` to `most`. whole: it must be an integer."""
 
     key: str
     attribute: str
@@ -428,7 +428,7 @@ _WAYS = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """Scrolling as a direction, and how many notches. Without `amount`, `notches` are meant."""
+    """Scrolling by direction and number of notches, which is `notches` if there is no `amount`."""
 
     direction: str
     amount: str = ""
@@ -469,7 +469,9 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True)
 class Scrolled:
-    """Scrolling in pixels: keys by axis, 0 to the right and 1 down. sign: -1 counts up as more."""
+    """Scrolling in pixels. keys: maps names to axes, 0 to the right and 1 down. sign: -1 if
+    positive values scroll up.
+    """
 
     keys: Mapping[str, int] = field(default_factory=dict)
     sign: int = 1

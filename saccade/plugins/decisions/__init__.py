@@ -1,4 +1,4 @@
-"""Answers to many questions about one input, which is computed once."""
+"""Many questions about one input, which is computed once."""
 
 from saccade.plugin import Plugin
 

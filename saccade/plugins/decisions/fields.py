@@ -1,6 +1,6 @@
-"""The body of POST /v1/decisions, as OpenAI has it: fields and errors.
+"""The body of POST /v1/decisions, as in OpenAI's API: fields and errors.
 
-Owns its fields and schemas. `read.py` turns bodies into prompts.
+`read.py` converts bodies to prompts.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class QuestionText(UnsupportedFields, tag_field="type", tag="input_text"):
 
 
 class QuestionJSON(UnsupportedFields, tag_field="type", tag="input_json"):
-    """JSON within a question, seen by the model as text."""
+    """JSON in a question, which the model reads as text."""
 
     data: dict[str, Any] | list[dict[str, Any]]
-    """JSON that the model sees as text."""
+    """JSON, which the model reads as text."""
 
 
 Instructions = str | list[QuestionText | QuestionJSON]
@@ -41,41 +41,41 @@ class PredicateQuestion(UnsupportedFields, tag_field="type", tag="predicate", kw
     """The probability that a statement about the input is true."""
 
     instructions: Instructions
-    """A statement, as a text or as parts with text and JSON."""
+    """The statement: a text, or parts with text and JSON."""
     name: Name | None = None
 
 
 class Choice(UnsupportedFields, kw_only=True):
-    """A value to choose from."""
+    """A value to choose."""
 
     value: str | bool
     description: str | None = None
 
 
 class ChoiceQuestion(UnsupportedFields, tag_field="type", tag="choice", kw_only=True):
-    """Asks which one value fits the input."""
+    """Asks which value fits the input best."""
 
     instructions: Instructions
-    """The question, as a text or as parts with text and JSON."""
+    """The question: a text, or parts with text and JSON."""
     choices: Annotated[list[Choice], Meta(min_length=2, max_length=MAX_CHOICES)]
     """The values to choose from."""
     name: Name | None = None
 
 
 class Level(UnsupportedFields, kw_only=True):
-    """A level that a score may have, the lowest first."""
+    """A level of a score."""
 
     label: str
     description: str | None = None
 
 
 class ScoreQuestion(UnsupportedFields, tag_field="type", tag="score", kw_only=True):
-    """Asks for one among some levels, in order."""
+    """Asks which of several ordered levels fits the input best."""
 
     instructions: Instructions
-    """What to rate, as a text or as parts with text and JSON."""
+    """What to rate: a text, or parts with text and JSON."""
     levels: Annotated[list[Level], Meta(min_length=2, max_length=MAX_CHOICES)]
-    """The score's levels, lowest first."""
+    """The levels of the score, the lowest first."""
     name: Name | None = None
 
 
@@ -83,10 +83,10 @@ Question = PredicateQuestion | ChoiceQuestion | ScoreQuestion
 
 
 class DecisionInput(Struct, kw_only=True):
-    """The input, and questions about it."""
+    """The input, and the questions about it."""
 
     input: Raw
-    """What to judge: a text, or items as in /v1/responses."""
+    """The input: a text, or items as in /v1/responses."""
     questions: Raw
     """The questions. Each is a predicate, a choice or a score."""
 

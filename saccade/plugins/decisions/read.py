@@ -1,7 +1,7 @@
-"""The prompts for POST /v1/decisions: one for each question, all beginning with the input.
+"""The prompts for POST /v1/decisions: one per question, all starting with the input.
 
-Owns the prompt: the input as a conversation, then a question, answered by one label. A prompt is
-the same beside any other questions. Owns the choice of tokens as labels. `fields.py` has the
+A prompt is the input as a conversation, then a question, which is answered by one label. It does
+not depend on the other questions. Also selects the tokens that serve as labels. `fields.py` has the
 fields.
 """
 
@@ -41,14 +41,14 @@ _QUESTION: Reader[Question] = Reader(Question)
 _NAMES = FieldNames({"messages": "input", "prompt": "input"})
 
 TRUTH = ("Yes", "No")
-"""Labels of a predicate."""
+"""The labels of a predicate."""
 LETTERS = (*ascii_uppercase, *map("".join, product(ascii_uppercase, repeat=2)), *ascii_lowercase)
-"""Labels of choices and levels, as many of them as there are, if each is one token."""
+"""The labels of choices and levels, in order. Those that are not a single token are skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionsAsked:
-    """Prompts, and each one's question."""
+    """The prompts, and their questions."""
 
     shared: SharedReadRequest
     questions: tuple[Question, ...]
@@ -59,9 +59,7 @@ Encode = Callable[[str], list[int]]
 
 
 def read_decisions(encode: Encode, body: bytearray, context_length: int) -> DecisionsAsked:
-    """Read the prompts in a body. `encode`: returns a text's tokens. Raises InvalidRequest that
-    names the field.
-    """
+    """Read the prompts in a body. encode: tokenizes a text. Raises InvalidRequest."""
     given = DECISIONS.read(body, context_length)
     asked, scope = given.asked, given.scope
     defaults = given.images.part_defaults()
@@ -105,7 +103,9 @@ def _messages(raw: msgspec.Raw, defaults: PartDefaults, context_length: int) -> 
 
 
 def _closed(messages: tuple[Message, ...], mark: str) -> tuple[Message, ...]:
-    """Append a placeholder for the question: to the user's last message, or as a new one."""
+    """Append a placeholder for the question: to the last message if it is the user's, or in a new
+    message.
+    """
     *before, last = messages
     place = MessageText(mark, last.place)
     if last.role != "user":
@@ -129,7 +129,7 @@ def _question(raw: msgspec.Raw, place: str) -> Question:
 
 
 class _Labels:
-    """The tokens that represent answers."""
+    """The tokens that serve as labels of answers."""
 
     def __init__(self, encode: Encode) -> None:
         self._encode = encode
@@ -161,9 +161,10 @@ class _Labels:
 
 
 def _tail(question: Question, labels: _Labels, place: str) -> tuple[str, PromptReading]:
-    """Put a question in the model's words, with labels for its answers.
+    """Return the text of a question, and the labels of its answers.
 
-    The words shared by questions of a kind come first, and are computed once.
+    The text starts with what all questions of this type have in common, so that this is computed
+    once.
     """
     instructions = _as_text(question.instructions)
     if isinstance(question, PredicateQuestion):

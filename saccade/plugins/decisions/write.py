@@ -1,6 +1,6 @@
-"""The answer of POST /v1/decisions.
+"""The response of POST /v1/decisions.
 
-Owns its shapes, and what the labels' logits become: probabilities of the labels among themselves.
+Owns its format, and converts the labels' logits to probabilities, normalised over the labels.
 """
 
 from __future__ import annotations
@@ -15,79 +15,79 @@ from saccade.plugins.decisions.fields import ChoiceQuestion, PredicateQuestion, 
 
 
 class ChoiceProbability(Struct):
-    """A value's probability."""
+    """The probability of a value."""
 
     value: str | bool
     probability: float
 
 
 class LevelProbability(Struct):
-    """A level's probability."""
+    """The probability of a level."""
 
     label: str
     probability: float
     value: int
-    """The level's place. The first is 1."""
+    """The index of the level. The first is 1."""
 
 
 class PredicateAnswer(Struct, tag_field="type", tag="predicate"):
-    """A statement's probability."""
+    """The probability that a statement is true."""
 
     name: str | None
     probability: float
 
 
 class ChoiceAnswer(Struct, tag_field="type", tag="choice"):
-    """The likeliest value. confidence: its probability."""
+    """The most likely value. confidence: its probability."""
 
     name: str | None
     choice: str | bool
-    """The likeliest value."""
+    """The most likely value."""
     confidence: float
     probabilities: list[ChoiceProbability]
 
 
 class ScoreAnswer(Struct, tag_field="type", tag="score"):
-    """The levels' mean place, weighted by probability. confidence: the likeliest level's."""
+    """The mean of the levels' indices. confidence: the probability of the most likely level."""
 
     name: str | None
     score: float
-    """The mean of the levels' places, weighted by their probabilities."""
+    """The mean of the levels' indices, weighted by their probabilities."""
     confidence: float
     probabilities: list[LevelProbability]
 
 
 class DecisionInputDetails(Struct):
-    """Counts among the input's tokens: those from the cache, and those kept from now on."""
+    """The input's tokens that were read from the cache, and those that were added to it."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
 class DecisionOutputDetails(Struct):
-    """Always 0: decisions come without reasoning."""
+    """Always 0, as decisions have no reasoning."""
 
     reasoning_tokens: int = 0
     """Always 0."""
 
 
 class DecisionUsage(Struct):
-    """Tokens in all questions' prompts, each with the input in it. Each answer is one label."""
+    """The tokens of all prompts, each of which contains the input. Each answer is one label."""
 
     input_tokens: int
     input_tokens_details: DecisionInputDetails
-    """The input's tokens, split by cost."""
+    """Details on the input's tokens."""
     output_tokens: int
     output_tokens_details: DecisionOutputDetails
-    """The answers' tokens, split by kind."""
+    """Details on the answers' tokens."""
     total_tokens: int
 
 
 class Decision(Struct):
-    """The answers, in the questions' order."""
+    """The answers, in the order of the questions."""
 
     answers: list[PredicateAnswer | ChoiceAnswer | ScoreAnswer]
-    """The answers, in the questions' order."""
+    """The answers, in the order of the questions."""
     model: str
     usage: DecisionUsage
 

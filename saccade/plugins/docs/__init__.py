@@ -1,4 +1,4 @@
-"""The description of the API: /openapi.json, and /docs to read it."""
+"""The API description: /openapi.json, and /docs to read it."""
 
 from saccade.plugin import Plugin
 

@@ -1,4 +1,4 @@
-"""The description's own operation in `/openapi.json`."""
+"""The operation for /docs in `/openapi.json`."""
 
 from __future__ import annotations
 

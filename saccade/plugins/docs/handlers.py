@@ -1,6 +1,6 @@
 """GET /openapi.json, and GET /docs, which shows it as a page.
 
-Owns the page's files (`web/`) and their permissions.
+Owns the page's files (`web/`) and their Content-Security-Policy.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ POLICY = (
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""Content-Security-Policy: no script and no request but this server's own, and no text that becomes
-HTML.
+"""The Content-Security-Policy: scripts and requests only from and to this server, and no HTML that
+is built from text.
 """
 
 
 def docs_routes(api: ApiContext) -> list[Route]:
-    """Build the routes. The page's files are read once."""
+    """Return the routes. The page's files are read once."""
     files = {path: ServedFile(FOLDER / name, POLICY) for path, name in FILES.items()}
     page = files.pop("/docs")
 

@@ -1,8 +1,8 @@
-"""GET /openapi.json: the API as described by its own schemas, in a form that generators of clients
-take: operations have names, groups and summaries, lists have items, values stay apart as names.
+"""GET /openapi.json: the API, described by its own schemas, in a form that client generators
+accept: operations have names, groups and summaries, lists have item types, and enum values have
+distinct names.
 
-Owns the document alone: the core and each plugin have a `Description` of their operations. Knows
-nothing of requests.
+The core and each plugin provide a `Description` of their operations. Independent of requests.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _EVENTS = "Server-sent events, if the request sets stream: each is `data:` and a
 
 @cache
 def descriptions(plugins: tuple[Plugin, ...]) -> tuple[Description, ...]:
-    """Return the core's description and those of plugins."""
+    """Return the descriptions of the core and of plugins."""
     named = (plugin.operations for plugin in plugins if plugin.operations)
     return (OPERATIONS, *map(resolve_name, named))
 
 
 @cache
 def describe(plugins: tuple[Plugin, ...]) -> dict[str, Any]:
-    """Build the document of a server with these plugins, in OpenAPI 3.1."""
+    """Build the OpenAPI 3.1 document of a server with these plugins."""
     described = descriptions(plugins)
     components = _components(described)
     paths: dict[str, Any] = {}
@@ -80,7 +80,7 @@ def _components(described: Sequence[Description]) -> Components:
     types = sorted(groups.union(*(each.types for each in described)), key=str)
     types += [UnsupportedFields, IgnoredFields]
     for kind in types:
-        json_decoder(kind)  # its fields are looked up, before msgspec does it beside other threads
+        json_decoder(kind)  # resolves the types of fields, which is not thread-safe in msgspec
     _, components = msgspec.json.schema_components(
         types, ref_template="#/components/schemas/{name}", schema_hook=_raw
     )
@@ -101,7 +101,7 @@ def _components(described: Sequence[Description]) -> Components:
 
 
 def _leave_out_unread(components: Components) -> None:
-    """Leave out the fields that must stay empty, and those that are ignored."""
+    """Remove the fields that must be empty, and those that are ignored."""
     unread = [components.pop(kind.__name__) for kind in (UnsupportedFields, IgnoredFields)]
     del components[SpokenAnswer.__name__]
     for shape in components.values():
@@ -118,7 +118,7 @@ def _raw(kind: type[Any]) -> dict[str, Any]:
 
 
 def _add_bounds(group: Schema) -> None:
-    """Give options of sampling their bounds."""
+    """Add the bounds of sampling options."""
     bounds = {name: (least, most) for name, (_, least, most) in SAMPLING_BOUNDS.items()}
     bounds["max_tokens"] = (NO_LIMIT, bounds["max_tokens"][1])
     for name, (low, high) in bounds.items():
@@ -135,10 +135,10 @@ def _options(group: Schema, name: str) -> list[Schema]:
 def _add_words(
     components: Components, described: Sequence[Description], kinds: Mapping[str, type]
 ) -> None:
-    """Describe each field, by the words below it in its class, or by those of its name.
+    """Add a description to each field: the string below it in its class, or that of its name.
 
-    `kinds`: the classes of schemas, by the schemas' names. Schemas share the objects that fields
-    are written in, so each gets a new one.
+    `kinds`: classes by the name of their schema. Schemas share the objects of fields, so these are
+    replaced by new ones.
     """
     own = {place: words for each in described for place, words in each.own_words.items()}
     common = {name: words for each in described for name, words in each.words.items()} | COMMON
@@ -203,7 +203,7 @@ def _tag(path: str) -> str:
 
 
 def _complete(value: Any) -> None:
-    """Give lists their items. Where two values are one name to a generator, keep the first."""
+    """Add item types to lists. Of enum values to which generators give one name, keep the first."""
     if isinstance(value, list):
         for each in value:
             _complete(each)
@@ -222,7 +222,7 @@ def _complete(value: Any) -> None:
 
 
 def classes_in(types: Sequence[type]) -> dict[str, type]:
-    """Return the classes that `types` are made of, by name."""
+    """Return the classes that `types` consist of, by name."""
     found: dict[str, type] = {}
     ahead = [*inspect.multi_type_info(types)]
     while ahead:

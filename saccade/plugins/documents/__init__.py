@@ -1,4 +1,4 @@
-"""Documents: PDFs whose pages a model sees as text, as images, or as both."""
+"""Documents: PDFs whose pages a model sees as text, as images, or both."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLUGIN = Plugin(
 
 @cache
 def renderer_version() -> str:
-    """Return the version of the PDF reader's distribution, or "" if missing."""
+    """Return the version of the PDF library, or "" if it is not installed."""
     try:
         return version("pypdfium2")
     except PackageNotFoundError:
@@ -41,5 +41,5 @@ def has_renderer() -> bool:
 
 
 def readable(_: FamilySpec) -> tuple[Readable, ...]:
-    """Return what this installation reads."""
+    """Return the types of files that this installation can read."""
     return ("pdfs",) if has_renderer() else ()

@@ -1,11 +1,11 @@
-"""Documents read by their own image workers, which hostile bytes may kill: the pages' sizes, their
-text, their pixels.
+"""Reads documents in separate image workers, which malicious files may crash: the sizes of pages,
+their text, and their pixels.
 
-Owns the work waiting for these workers. An order is one page, so that clients take turns after
-each. One worker is reserved for clients without an order in flight: no client's slow pages hold all
-workers. Sizes are known in a moment and have their own worker. Processor time is limited for a page
-and for a document. What takes more, or costs a worker, is refused for a while. The workers start
-with the first document.
+Owns the queue of these workers. A job is one page, so that clients are served round-robin page by
+page. One worker is reserved for clients without a job in progress, so that no client's slow pages
+occupy all workers. Sizes are fast to read, and have a separate worker. CPU time is limited per page
+and per document. A file that exceeds it, or crashes a worker, is rejected for a while. The workers
+start with the first document.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from saccade.media.workers.worker_slots import (
 )
 
 PAGE_BYTES = 512 * MIB
-"""Memory that reading a page may take beside the file: a scan of 100 Mpx in colour fits."""
+"""Memory for a page in addition to the file, enough for a scan of 100 Mpx in colour."""
 OUTBOX_BYTES = 256 * MIB
-"""The most that one page may answer with."""
+"""Maximum size of the result of one page."""
 MAX_FILE_PAGES = 10_000
-"""Pages of a file that is opened. Their sizes are decoded on the event loop, in 3 ms."""
+"""Maximum pages of a file. Decoding their sizes takes 3 ms on the event loop."""
 PAGE_SHARE, DOCUMENT_SHARE = 0.25, 3.0
-"""Of `decode_timeout`: the processor time that a page may take, and that a document may."""
+"""The maximum CPU time of a page, and of a document, as a fraction of `decode_timeout`."""
 PATIENCE = 2.0
-"""Of `decode_timeout`: how long a page may wait for its processor time, on a busy machine."""
+"""The maximum wait for a page's CPU time on a busy machine, as a multiple of `decode_timeout`."""
 
 T = TypeVar("T")
 LOST = "the PDF cannot be read: its reader crashed, or needed too much memory"
@@ -63,7 +63,7 @@ _PAGE = msgpack_decoder(tuple[str, bytes])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DocumentBytes:
-    """A file, and who asks for it."""
+    """A file and its requester."""
 
     digest: bytes
     data: bytes
@@ -72,14 +72,12 @@ class DocumentBytes:
 
 @dataclass(slots=True, eq=False)
 class _Budget:
-    """What reading a document may take: `left` of `seconds` of CPU time, for `pages`. use:
-    what is refused once it is used up.
-    """
+    """The CPU time for a document."""
 
-    seconds: float
-    pages: int
-    use: str
-    left: float = field(init=False)
+    seconds: float  # in total
+    pages: int  # the number of pages that share it
+    use: str  # what is rejected once it has been used up
+    left: float = field(init=False)  # the remaining seconds
 
     def __post_init__(self) -> None:
         self.left = self.seconds
@@ -87,7 +85,7 @@ class _Budget:
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """A page of a file, or the sizes of all (`None`). `tries` counts workers lost."""
+    """A job: one page of a file, or (None) the sizes of all. `tries` counts crashed workers."""
 
     file: DocumentBytes
     page: PageWanted | None
@@ -111,8 +109,8 @@ class _Work:
 
     @property
     def use(self) -> str:
-        """Name what is refused with this work. A page that is slow to draw may still have text, and
-        takes no other page with it. A slow part of a page takes no whole page with it.
+        """The name of what is rejected if this job fails. If drawing a page is too slow, its text
+        and other pages may still be read, and if a region is too slow, so may the whole page.
         """
         if self.page is None:
             return "sizes"
@@ -122,7 +120,7 @@ class _Work:
 
 
 class DocumentPool:
-    """All workers of one server for documents."""
+    """All workers for documents of a server."""
 
     def __init__(
         self,
@@ -131,7 +129,7 @@ class DocumentPool:
         metrics: Metrics,
         fork_servers: ForkServers | None = None,
     ) -> None:
-        """Set up the workers. `fork_servers`: as in `DecodePool`."""
+        """Create the workers. `fork_servers`: as in `DecodePool`."""
         self._own_fork_servers = ForkServers() if fork_servers is None else None
         fork_servers = fork_servers or self._own_fork_servers
         assert fork_servers is not None
@@ -146,7 +144,7 @@ class DocumentPool:
         )
 
     async def close(self) -> None:
-        """End the workers, and cancel all waiting work."""
+        """Stop the workers, and cancel all queued jobs."""
         await asyncio.gather(self._measuring.close(), self._reading.close())
         if self._own_fork_servers is not None:
             await asyncio.to_thread(self._own_fork_servers.close)
@@ -169,9 +167,9 @@ class DocumentPool:
         wanted: Sequence[PageWanted],
         grow: Callable[[int], None] = lambda _: None,
     ) -> list[tuple[str, bytes]]:
-        """Return the text and PNG of these pages. `grow` hears the number of bytes, as pieces come.
+        """Return the text and PNG of these pages. `grow` is called with the total bytes so far.
 
-        Raises as `sizes`, and as `grow`.
+        Raises what `sizes` and `grow` raise.
         """
         for page in wanted:
             if page.drawing is not None and piece_bytes(page) > OUTBOX_BYTES:
@@ -187,7 +185,7 @@ class DocumentPool:
 
 
 class _Readers:
-    """Workers for documents, and the work that waits for them."""
+    """Workers for documents, and the jobs queued for them."""
 
     def __init__(
         self,
@@ -199,8 +197,9 @@ class _Readers:
         outbox: int,
         max_pages: int,
     ) -> None:
-        """Set up the workers, `workers` for each client and one reserved for the others. `outbox`
-        is the bytes that an order may answer with.
+        """Create the workers: `workers` that any client can use, and one that is reserved.
+
+        outbox: the maximum bytes of a result.
         """
         memory = PAGE_BYTES + 3 * options.max_image_bytes + SLACK_BYTES
         self._slots = WorkerSlots(
@@ -214,7 +213,7 @@ class _Readers:
             outbox,
         )
         self._in_flight: Counter[str] = Counter()
-        """Orders by client."""
+        """The number of jobs in progress by client."""
         self._options = options
         self._max_pages = max_pages
         self._metrics = metrics
@@ -223,7 +222,7 @@ class _Readers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """End the workers, and cancel all waiting work."""
+        """Stop the workers, and cancel all queued jobs."""
         for task in (tasks := [*self._tasks]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -234,7 +233,9 @@ class _Readers:
     async def do(
         self, works: Sequence[_Work], grow: Callable[[int], None] = lambda _: None
     ) -> list[bytes]:
-        """Read one file's pages and texts, in order. Raises as `DocumentPool.pages`."""
+        """Run the jobs of one file, and return their results in order. Raises like
+        `DocumentPool.pages`.
+        """
         self._slots.start()
         requester, file = works[0].requester, works[0].file
         for use in (works[0].budget.use, *(work.use for work in works)):
@@ -249,10 +250,10 @@ class _Readers:
                 pieces.append(await work.done)
                 nbytes += len(pieces[-1])
                 grow(nbytes)
-        finally:  # the first that fails ends the others
+        finally:  # the first failure cancels the other jobs
             for work in works:
                 if not work.done.cancel() and not work.done.cancelled():
-                    work.done.exception()  # looked at
+                    work.done.exception()  # mark it as retrieved
         return pieces
 
     def _dispatch(self) -> None:
@@ -273,7 +274,7 @@ class _Readers:
         while work := self._turns.take_next():
             fail(work.done, EngineUnavailable(why))
 
-    # ---- one order
+    # ---- one job
 
     async def _run(self, slot: WorkerSlot, work: _Work) -> None:
         try:
@@ -297,11 +298,11 @@ class _Readers:
         finally:
             slot.free()
             self._in_flight[work.requester.client] -= 1
-            self._in_flight += Counter()  # without zeros: clients come and go
+            self._in_flight += Counter()  # removes zeros, so that clients do not accumulate
         self._dispatch()
 
     async def _read(self, slot: WorkerSlot, work: _Work) -> bytes:
-        """Read the piece of one order. Raises ImageError, TimeoutError and WorkerLost."""
+        """Run one job, and return its result. Raises ImageError, TimeoutError and WorkerLost."""
         data = work.file.data
         await self._slots.prepare(slot, [data], work.requester.tenant, work.file.digest)
         order = ReadDocument(
@@ -346,13 +347,14 @@ class _Readers:
         )
 
     def _refuse(self, work: _Work, error: ImageError, use: str) -> None:
-        """Report an error to the caller, and remember it for this use."""
+        """Fail a job, and reject the same use of this file for a while."""
         self._refused.add(work.requester.tenant, work.file.digest, error, use)
         fail(work.done, error)
 
     def _again(self, work: _Work, error: Exception) -> bool:
-        """Queue the work once more, or report `error` if every try is used. Returns True in the
-        latter case.
+        """Queue the job again, or fail it with `error` after the last try.
+
+        Returns True if it has failed.
         """
         work.tries += 1
         if work.tries >= TRIES:
@@ -363,7 +365,7 @@ class _Readers:
 
 
 def _read(decoder: msgspec.msgpack.Decoder[T], piece: bytes) -> T:
-    """Check a worker's answer, for the worker may be taken over. Raises ImageError."""
+    """Decode a worker's result, which may be malicious. Raises ImageError."""
     try:
         return decoder.decode(piece)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

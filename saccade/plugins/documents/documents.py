@@ -1,9 +1,9 @@
-"""Documents: PDFs whose pages a model sees as text, as images, or as both.
+"""Documents: PDFs whose pages a model sees as text, as images, or both.
 
-Owns a page's name, and a file's metadata. These are the pages' sizes, their text, and their images'
-names, so that a seen file costs a hash. A page's image is named by its drawing, so the same page in
-two files is one image. Metadata are a tenant's own. `page_drawing.py` says how large a page is
-drawn, and `document_pool.py` has files read and parsed.
+Owns the hashes of pages, and the metadata of files: the sizes of pages, their text, and the hashes
+of their images, so that a repeated file costs only a hash. A page's image is identified by the hash
+of its pixels, so the same page in two files is one image. Metadata are not shared between tenants.
+`page_drawing.py` decides the size at which a page is drawn, and `document_pool.py` reads files.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from saccade.plugins.documents.page_drawing import PageSize
 T = TypeVar("T")
 METADATA_BYTES = 64 * MIB
 KIND = "document"
-"""Of metadata on disk."""
+"""The type of metadata on disk."""
 PDF = b"%PDF-"
 OFFICE = {
     b"PK\x03\x04": "a zip archive, as Word, Excel, PowerPoint and OpenDocument files are",
@@ -60,16 +60,16 @@ _NAMES = msgpack_decoder(list[Name])
 
 @dataclass(slots=True)
 class _Known:
-    """The known part of a file's pages. `None` means unknown or unwanted."""
+    """What is known about a file's pages. `None` means unknown or not requested."""
 
     texts: list[str] | None = None
     names: list[bytes] | None = None
     drawn: dict[int, bytes] = field(default_factory=dict)
-    """PNGs, by page."""
+    """PNGs, by index among the requested pages."""
 
 
 class _DocumentMetadata:
-    """Metadata in memory, least recently used dropped first, and on disk in pieces."""
+    """Metadata, in an LRU cache in memory, and on disk in chunks."""
 
     def __init__(self, disk: MetadataStore | None) -> None:
         self._disk = disk
@@ -78,7 +78,7 @@ class _DocumentMetadata:
     async def find(
         self, name: bytes, form: msgspec.msgpack.Decoder[list[T]], length: int | None = None
     ) -> list[T] | None:
-        """Return a list with the given length if known, else `None`."""
+        """Return the list of this name, or None if it is unknown or has another length."""
         packed = self._metadata.get(name)
         if packed is None and self._disk:
             packed = await self._read(self._disk, name)
@@ -120,7 +120,7 @@ class _DocumentMetadata:
 
 
 def _check_readable(data: bytes, param: str) -> None:
-    """Raise InvalidRequest for a PDF without an installed reader, and for other documents."""
+    """Raise InvalidRequest for a PDF if no reader is installed, and for other documents."""
     kind = next((kind for start, kind in OFFICE.items() if data.startswith(start)), None)
     if kind is not None and PDF not in data[:HEAD_BYTES]:
         raise InvalidRequest(
@@ -142,12 +142,13 @@ def _piece(name: bytes, number: int) -> bytes:
 
 
 class Documents:
-    """All documents of one server, answering `MediaKind`. It shows pages, which become images
-    later.
+    """All documents of a server. Implements `MediaKind`.
+
+    Their pages are later handled as images.
     """
 
     def __init__(self, context: KindContext) -> None:
-        """Open the documents' metadata, on disk too where metadata outlives the server."""
+        """Set up the metadata, also on disk if the server's metadata are stored there."""
         self._spec = context.spec
         self._max_pages = context.options.of(PdfOptions).max_pages
         self._metrics = context.metrics
@@ -158,23 +159,23 @@ class Documents:
         self._flights = SingleFlight()
 
     def forget(self) -> None:
-        """Hold no pixels."""
+        """Do nothing, since no pixels are cached."""
 
     async def close(self) -> None:
         await self._flights.close()
         await self._pool.close()
 
     def check(self, source: SentFile) -> None:
-        """Accept every file, since only its bytes show what it is."""
+        """Accept any file, since its type is only known from its bytes."""
 
     def begin_reads(self, source: SentFile, reads: Reads) -> None:
         reads.fetch(source.url)
 
     async def metadata(self, source: SentFile, reads: Reads) -> MeasuredFile:
-        """Measure the pages of a PDF before any is read.
+        """Measure the pages of a PDF, before any is read.
 
-        Raises ImageError, EngineUnavailable. Raises InvalidRequest for an unreadable PDF, and for
-        documents in other formats.
+        Raises ImageError and EngineUnavailable, and InvalidRequest for an unreadable PDF or another
+        type of document.
         """
         file = (await reads.fetch(source.url)).encoded
         _check_readable(file.data, source.param)
@@ -203,7 +204,7 @@ class Documents:
         return MeasuredFile(file, source.budget, len(sizes), shown, drawn, begun)
 
     async def sizes(self, source: SentFile, reads: Reads) -> PageSizes:
-        """Check that a request could name this PDF, and return its pages' sizes. Raises as
+        """Check that a request could use this PDF, and return its pages' sizes. Raises like
         `metadata`.
         """
         file = (await reads.fetch(source.url)).encoded
@@ -215,7 +216,7 @@ class Documents:
     ) -> tuple[OpenedPage, ...]:
         """Read the pages of a PDF.
 
-        Raises as `metadata`, and Overloaded if the budget for drawings is used up.
+        Raises like `metadata`, and Overloaded if the memory budget for drawings is used up.
         """
         file, drawn, begun = metadata.file, metadata.drawn, metadata.begun
         known = await self._known(metadata, source.view.has_text, reads.salt, reads.requester)
@@ -236,7 +237,7 @@ class Documents:
         return tuple(pages)
 
     async def pixels(self, image: OpenedImage) -> list[Job] | None:
-        """Draw the page again if its bytes are gone. Raises ImageError."""
+        """Draw the page again if its PNG was freed. Raises ImageError if it looks different now."""
         page = image.encoded.page
         if image.there or page is None:
             return jobs_of(image) if image.there else None
@@ -247,7 +248,7 @@ class Documents:
         encoded = replace(image.encoded, data=png)
         return jobs_of(replace(image, frames=(replace(image.frames[0], encoded=encoded),)))
 
-    # ---- what is known of a file
+    # ---- what is known about a file
 
     async def _sizes(self, file: EncodedBytes, salt: str, requester: Requester) -> PageSizes:
         name = _metadata_name("sizes", file.digest, salt)
@@ -265,9 +266,9 @@ class Documents:
     async def _known(
         self, measured: MeasuredFile, texts: bool, salt: str, requester: Requester
     ) -> _Known:
-        """Find texts, and names of pages drawn as they are here, in metadata as far as known.
+        """Look up the texts, and the hashes of pages drawn in this way, in the metadata.
 
-        Metadata of some pages are stored separately from those of all pages.
+        Metadata of a selection of pages are stored separately from those of all pages.
         """
         file, drawn = measured.file, measured.drawn
         some = () if measured.shown == tuple(range(measured.count)) else (measured.shown,)
@@ -304,7 +305,7 @@ class Documents:
 
 
 def _places(numbers: Sequence[int], count: int) -> tuple[int, ...]:
-    """Return the places of the wanted pages, or of all. Raises ImageError for a missing page."""
+    """Return the indices of the requested pages, or of all. Raises ImageError if one is missing."""
     for number in numbers:
         if number > count:
             pages = f"{count} page{'s' * (count != 1)}"
@@ -315,7 +316,7 @@ def _places(numbers: Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def _way(drawing: PageDrawing) -> Sequence[object]:
-    """Return how a page is drawn, as its metadata's name has it. Whole pages are named by size."""
+    """Return the part of the metadata's name for how a page is drawn: its size, and any region."""
     box = drawing.box
     return drawing.size if box is None else (drawing.size, (box.top, box.left, *drawing.kept))
 
@@ -325,8 +326,8 @@ def _packed(*facts: object) -> bytes:
 
 
 def _metadata_name(kind: str, file: bytes, salt: str, more: bytes = b"") -> bytes:
-    """Name the metadata for a known part of the file with this digest. `more` is the way of
-    drawing.
+    """Return the name of a type of metadata for the file with this digest. more: how pages are
+    drawn.
     """
     facts = msgspec.msgpack.encode(("saccade page", kind, renderer_version(), salt, file, more))
     return blake3(facts).digest()

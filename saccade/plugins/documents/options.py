@@ -1,4 +1,4 @@
-"""The tuning value of documents."""
+"""The option for documents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from saccade.core.tuning import at_least, tuned
 
 @dataclass(frozen=True, slots=True)
 class PdfOptions:
-    """The bound of a document."""
+    """The limit for a document."""
 
     max_pages: int = tuned(
         200, "Maximum pages of a PDF that a request shows. It may choose them from a longer file."

@@ -1,7 +1,7 @@
-"""How a document's page is drawn: in which size, and which part of it is kept.
+"""Decides how a page is drawn: at which size, and which region of it is kept.
 
-Owns the scales. A region has a scale of its own, so that a part of a page is seen in more detail
-than the page.
+Owns the scales. A region has a separate scale, so that it is drawn in more detail than the whole
+page.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from saccade.media.content import Budget
 from saccade.media.sources.source import ImageRegion
 
 POINTS = 72
-"""Points in an inch."""
+"""Points per inch."""
 PIXELS_PER_INCH = {"low": 108, "auto": 108, "high": 216, "original": 216}
-"""How a page is drawn within the model's bounds: A4 has 1.1 Mpx, or 4.5."""
+"""The default resolution, within the model's bounds: A4 has 1.1 Mpx, or 4.5 at high."""
 MAX_SCALE = 600 / POINTS
-"""The most pixels along a side of a point, in a region."""
+"""The maximum pixels per point in a region."""
 MAX_PIXELS = 40_000_000
-"""The most pixels of a page from which a region is cut. A4 at 600 per inch fits."""
+"""Maximum pixels of a page from which a region is cropped. A4 fits at 600 pixels per inch."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageSize:
-    """The size of page `number` in points, upright."""
+    """The size in points of page `number`, upright."""
 
     number: int
     height: float
     width: float
 
     def draw(self, spec: FamilySpec, budget: Budget, region: ImageRegion | None) -> PageDrawing:
-        """Return how the page, or its part in `region`, is drawn for the model.
+        """Return how the page, or the `region` of it, is drawn for the model.
 
-        Drawings have the tower's size for one image where they can, and need no resizing then.
-        Raises ImageError for a region outside the page, and a shape that the model does not take.
+        If possible, the drawing has the size at which the model encodes it, so that it is not
+        resized. Raises ImageError for a region outside the page, and for an unsupported shape.
         """
         bounds = budget.apply(spec.pixel_bounds)
         if region is not None:
@@ -51,8 +51,8 @@ class PageSize:
     def _part(
         self, spec: FamilySpec, budget: Budget, bounds: PixelBounds, region: ImageRegion
     ) -> PageDrawing:
-        """Return how a part is drawn. It gets the pixels that `max_pixels` allows, or without it
-        those that the whole page would have.
+        """Return how a region is drawn. It gets as many pixels as `max_pixels` allows, or by
+        default as many as the whole page would have.
         """
         top, left, bottom, right = self._box(region)
         height, width = bottom - top, right - left
@@ -75,13 +75,13 @@ class PageSize:
         return PageDrawing((rows, columns), Box(y, x, y + part[0], x + part[1]))
 
     def _usual(self, budget: Budget) -> float:
-        """Return the pixels of a point, before the model's bounds."""
+        """Return the pixels per point, before the model's bounds are applied."""
         return PIXELS_PER_INCH[budget.detail] / POINTS
 
     def _box(self, region: ImageRegion) -> tuple[float, float, float, float]:
-        """Return a region's (top, left, bottom, right) on the page. Raises ImageError beside it.
+        """Return a region's (top, left, bottom, right). Raises ImageError if it exceeds the page.
 
-        A side that ends within a point may be named by its next whole number.
+        An edge of the page with a fractional coordinate may be rounded up by the client.
         """
         most_x, most_y = math.ceil(self.width), math.ceil(self.height)
         if 0 <= region.left < region.right <= most_x and 0 <= region.top < region.bottom <= most_y:
@@ -106,7 +106,9 @@ class PageSize:
 def _fitted(
     spec: FamilySpec, size: Size, bounds: PixelBounds, told: str, param: str | None
 ) -> Size:
-    """Return the size in which the model sees an image of `size`, if that is all it does."""
+    """Return the size at which the model encodes an image of `size`, if it is not also padded or
+    tiled.
+    """
     try:
         recipe = spec.recipe(*size, bounds)
     except ImageError as error:

@@ -1,4 +1,4 @@
-"""Draft tokens: speculative decoding from earlier answers, the prompt, or the model's MTP head."""
+"""Speculative decoding with draft tokens from earlier answers, the prompt, or an MTP head."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Draft tokens: proposals for a sequence's next tokens, and how many are worth a row in the step.
+"""Proposes draft tokens for a sequence, as many as are worth their cost in the step.
 
-Owns the kept answers about images, the record of draft tokens, and the measured cost of one more
-row. A wrong draft token costs a row and leaves the answer as it is: each token is drawn as without
-drafts (`speculative.py`).
+Owns the stored answers about images, the statistics of draft tokens, and the measured cost of one
+more row in a batch. A wrong draft token costs a row, but does not change the answer: each token is
+sampled as it would be without drafts (`speculative.py`).
 """
 
 from __future__ import annotations
@@ -25,56 +25,58 @@ from saccade.sched.sequence import Sequence
 Ids = npt.NDArray[np.int32]
 
 MIN_MATCH = 3
-"""Newest tokens of a sequence that a place must have before it, to be drafted from."""
+"""Minimum number of latest tokens that must match before a position to draft from it."""
 MAX_MATCH = 8
-"""How many are compared: of the places that match furthest, the newest is taken that has enough
-tokens after it.
+"""Maximum number of tokens compared. Of the positions with the longest match, the latest one with
+enough tokens after it is used.
 """
 LEAD = MAX_MATCH
-"""Prompt tokens that stand before an answer, so that its first token can be drafted too."""
+"""Prompt tokens stored before an answer, so that its first token can be drafted, too."""
 IMAGES = 4
-"""Images of a request whose earlier answers are searched, the newest first."""
+"""The number of a request's images whose earlier answers are searched, the latest first."""
 ANSWER_TOKENS = 4096
-"""Of one answer, kept."""
+"""Maximum stored tokens of one answer."""
 IMAGE_TOKENS = 16_384
-"""Of all answers about one image, kept; older ones go."""
+"""Maximum stored tokens of all answers about one image. The oldest are dropped first."""
 KEPT_TOKENS = 1 << 20
-"""Of all answers, kept: 4 MiB."""
+"""Maximum stored tokens in total, which take 4 MiB."""
 END = -1
-"""Between two answers: no token."""
+"""Separates answers; not a token."""
 
 
 HEAD_TOKENS = 3
-"""Draft tokens of the model's MTP head for a step: each further one is made of the one before."""
+"""Maximum draft tokens per step from an MTP head. Each one is computed from the one before."""
 TRIAL = 16
-"""Answer tokens from one question to a head whose drafts are not worth a row to the next."""
+"""If an MTP head's drafts are not worth their cost, one is requested every so many tokens."""
 MARGIN = 1.05
-"""A draft waits for its result before the sequence goes on; so it must promise so much more."""
+"""The minimum predicted speedup, as a sequence with drafts has to wait for their result."""
 BUSY_ROWS = 4
-"""Beside more rows nothing is drafted: it would hasten some sequences and delay the others, and the
-batch would fall apart into steps of a part of its rows each.
+"""With more rows than this in a batch, nothing is drafted: it would speed up some sequences and
+delay others, and the batch would break up into steps with some of its rows each.
 """
 FIRST_RATE = 0.7
-"""Before any draft token of the scheduler's sequences was drawn."""
+"""The assumed acceptance rate before any draft token was sampled."""
 MEMORY = 0.15
-"""Weight of a draft token's outcome in the share of accepted ones."""
+"""The weight of one draft token's outcome in a sequence's acceptance rate."""
 DEFAULT_MEMORY = 0.03
-"""The same in the share of all sequences, with which a new one begins."""
+"""The same for the acceptance rate of all sequences, which is the initial one of a new sequence."""
 ROW_COST = 0.06
-"""Of one more row, in parts of what a step of one row takes, where nothing else is measured: 8 rows
-in 8 bits were measured to take 1.28 to 1.5 times as long as one.
+"""The assumed cost of one more row, relative to a step with one row. 8 rows in 8 bits were measured
+to take 1.28 to 1.5 times as long as one.
 """
 MIN_COST, MAX_COST = 0.005, 1.0
 WEIGHT = 0.02
-"""Of the newest step, once there have been fifty."""
+"""The minimum weight of the latest step in the fit, reached after fifty steps."""
 SPREAD = 1.0
-"""Variance of the number of rows at which what was measured counts as much as `ROW_COST`."""
+"""The variance of the number of rows at which measurements weigh as much as `ROW_COST`."""
 OUTLIER = 3.0
-"""A step that takes so many times the usual was held up by something else, and counts as that."""
+"""The duration of a step is clipped to this multiple of the mean, as outliers have other causes."""
 
 
 class Untried(NamedTuple):
-    """A draft token too unlikely for a row, whose place is drawn anyway: `token` at `place`."""
+    """A draft token that was too unlikely to be tried: `token` at index `place`. It is compared
+    with the token that is sampled there.
+    """
 
     place: int
     token: int
@@ -83,30 +85,30 @@ class Untried(NamedTuple):
 
 @dataclass(slots=True)
 class Speculation:
-    """The draft tokens of one run."""
+    """The draft tokens of one run of a sequence."""
 
-    # in flight, and behind it
-    draft_tokens: list[int] = field(default_factory=list)  # in flight
-    # the newest token came as a draft token or after one, and goes to the worker
+    # the draft tokens in flight
+    draft_tokens: list[int] = field(default_factory=list)
+    # the latest token was, or followed, a draft token, so it must be sent to the worker
     sends_newest: bool = False
-    lines: list[int] = field(default_factory=list)  # for states between draft tokens
-    masks: list[bytes] = field(default_factory=list)  # for rows in flight, still to be taken
-    # how many draft tokens in flight have masks behind them, or None without a grammar
+    lines: list[int] = field(default_factory=list)  # slots for the states between draft tokens
+    masks: list[bytes] = field(default_factory=list)  # masks of rows in the plan, not yet requested
+    # the number of draft tokens with a mask after them, or None without a grammar
     foreseen: int | None = None
-    # how good they were
+    # their acceptance
     source: DraftSource = "text"
-    rate: float | None = None  # the share of accepted tokens, or None before the first
-    untried: deque[Untried] = field(default_factory=deque)  # draft tokens that are only compared
-    # what they come from
-    length: int = 0
-    # known so far, as far as looked at
+    rate: float | None = None  # the acceptance rate, or None before the first draft token
+    untried: deque[Untried] = field(default_factory=deque)
+    # what they are drafted from
+    length: int = 0  # the number of valid tokens in `tokens`
+    # a copy of the sequence's tokens, with spare capacity
     tokens: Ids = field(default_factory=lambda: np.empty(0, np.int32))
-    # the client's, behind the prompt's end, and empty before the first look
+    # the client's prediction after the end of the prompt; empty before it is first needed
     prediction: Ids = field(default_factory=lambda: np.empty(0, np.int32))
-    head: HeadDrafts | None = None  # the newest draft tokens from the MTP head
+    head: HeadDrafts | None = None  # the latest draft tokens of the MTP head
 
     def known(self, tokens: Tokens[int]) -> Ids:
-        """Return all tokens of the sequence as an array."""
+        """Return all tokens of the sequence as an array, which is extended by each call."""
         if len(tokens) > len(self.tokens):
             grown = np.empty(2 * len(tokens), np.int32)
             grown[: self.length] = self.tokens[: self.length]
@@ -121,29 +123,29 @@ class Drafter:
     """Drafts for all sequences of a scheduler."""
 
     def __init__(self, most: int, *, head: bool = False) -> None:
-        self.most = most  # draft tokens per step for each sequence
-        self.head = head  # the model has an MTP head
+        self.most = most  # maximum draft tokens per step and sequence
+        self.head = head  # whether the model has an MTP head
         self.costs = StepCosts()
         self.proposed: Counter[DraftSource] = Counter()
         self.accepted: Counter[DraftSource] = Counter()
         self._usual: dict[DraftSource, float] = dict.fromkeys(get_args(DraftSource), FIRST_RATE)
-        self._answers: OrderedDict[ImageKey, Ids] = OrderedDict()  # the newest answer last
+        self._answers: OrderedDict[ImageKey, Ids] = OrderedDict()  # the latest answer is last
         self._kept = 0
 
     def allows(self, request: Request) -> bool:
-        """Return True if each token is drawn as without draft tokens.
+        """Return True if drafts do not change the tokens sampled.
 
-        An adapter rules that out, because its bits depend on neighbouring rows.
+        They may with an adapter, whose results depend on neighbouring rows.
         """
         return request.reading is None and not request.adapter.number
 
     def propose(
         self, sequence: Sequence, speculation: Speculation, budget: int, rows: int
     ) -> list[int]:
-        """Return up to `budget` draft tokens to follow the next row's first, perhaps unknown,
-        token.
+        """Return up to `budget` draft tokens to follow the first token of the next row, which may
+        be unknown.
 
-        rows: the step's rows without draft tokens.
+        rows: the number of rows in the step without draft tokens.
         """
         grammar_state = sequence.grammar_state
         if (
@@ -167,8 +169,8 @@ class Drafter:
         return found[:count]
 
     def count_for_head(self, sequence: Sequence, speculation: Speculation, rows: int) -> int:
-        """Return how many draft tokens to ask the MTP head for, after the token that the next row
-        draws.
+        """Return how many draft tokens to request from the MTP head, after the token that the next
+        row samples.
 
         The next plan waits for them.
         """
@@ -183,7 +185,7 @@ class Drafter:
         return worthwhile(rate, most, rows, self.costs.row)
 
     def settle(self, speculation: Speculation, accepted: int) -> None:
-        """Record that the draft tokens in flight were drawn, with `accepted` of them accepted."""
+        """Record the result of the draft tokens in flight, of which `accepted` were accepted."""
         source, proposed = speculation.source, len(speculation.draft_tokens)
         self.proposed[source] += proposed
         self.accepted[source] += accepted
@@ -191,7 +193,7 @@ class Drafter:
         speculation.draft_tokens = []
 
     def _compare(self, sequence: Sequence, speculation: Speculation) -> None:
-        """Judge the untried draft tokens, once their tokens are known."""
+        """Compare the untried draft tokens with the sequence's tokens, once these are known."""
         untried = speculation.untried
         while untried and untried[0].place < len(sequence.tokens):
             place, token, source = untried.popleft()
@@ -207,7 +209,7 @@ class Drafter:
         self._usual[source] = judged(self._usual[source], accepted, proposed, DEFAULT_MEMORY)
 
     def _find(self, sequence: Sequence, speculation: Speculation, count: int) -> list[int]:
-        """Return up to `count` tokens that followed an earlier place of the newest tokens."""
+        """Return up to `count` tokens that followed an earlier occurrence of the latest tokens."""
         known = speculation.known(sequence.tokens)
         newest = known[-MAX_MATCH:]
         images = [image.key for image in reversed(sequence.request.images)][:IMAGES]
@@ -230,7 +232,7 @@ class Drafter:
         return found[: found.index(END)] if END in found else found
 
     def keep_answer(self, sequence: Sequence) -> None:
-        """Keep an ended answer, which may be given again."""
+        """Store a finished answer, as later answers may repeat it."""
         if not sequence.request.images or not sequence.output_length:
             return
         start = sequence.prompt_length
@@ -246,12 +248,12 @@ class Drafter:
             self._kept -= len(oldest)
 
     def flush(self) -> None:
-        """Forget earlier answers."""
+        """Drop all stored answers."""
         self._answers.clear()
         self._kept = 0
 
     def measure(self, metrics: Metrics) -> None:
-        """Copy the record of draft tokens into the metrics that users see."""
+        """Update the metrics of draft tokens."""
         for source in get_args(DraftSource):
             metrics.set("saccade_draft_tokens_total", self.proposed[source], source=source)
             metrics.set("saccade_accepted_tokens_total", self.accepted[source], source=source)
@@ -266,11 +268,11 @@ def _predicted(request: Request, speculation: Speculation) -> Ids:
 
 
 def last_match(tokens: Ids, newest: Ids, count: int) -> tuple[int, int]:
-    """Find the longest end of `newest` [N] in `tokens` [L] before a further token.
+    """Find the longest suffix of `newest` [N] that occurs in `tokens` [L] before another token.
 
-    Returns its length and the further token's place, or (0, 0) without a match. The place is the
-    last with `count` tokens to its END, or the one with most. (An answer that repeats itself
-    matches up to its end.)
+    Returns its length and the index of that token, or (0, 0) if there is no match. Of several
+    occurrences, the last one with `count` tokens before its END is used, or else the one with the
+    most. (An answer that repeats itself matches up to its end.)
     """
     places = np.flatnonzero((tokens[:-1] == newest[-1]) & (tokens[1:] != END)) + 1
     if not len(places):
@@ -289,19 +291,19 @@ def last_match(tokens: Ids, newest: Ids, count: int) -> tuple[int, int]:
 
 
 def judged(rate: float, accepted: int, proposed: int, memory: float = MEMORY) -> float:
-    """Return the rate after `accepted` tokens out of `proposed` in flight."""
+    """Return the acceptance rate after `accepted` of `proposed` draft tokens were accepted."""
     for outcome in [1.0] * accepted + [0.0] * (accepted < proposed):
         rate += memory * (outcome - rate)
     return rate
 
 
 def worthwhile(rate: float, most: int, rows: int, row_cost: float) -> int:
-    """Return how many draft tokens, up to `most`, promise most tokens for their cost.
+    """Return the number of draft tokens, up to `most`, with the best ratio of tokens to cost.
 
-    Returns 0 if even one is not worth a row. rows: the other rows in the step. rate: the chance
-    that a draft token is accepted after accepted ones. row_cost: as `StepCosts.row`.
+    Returns 0 if not even one is worth its row. rows: the step's rows without drafts. rate: the
+    probability that a draft token is accepted if all before it were. row_cost: as `StepCosts.row`.
 
-    Beside other rows, a drafting sequence waits while the rest continue with the next plan. So the
+    In a batch, a sequence with drafts waits while the others continue with the next plan, so the
     comparison is with two steps.
     """
     if rows > BUSY_ROWS:
@@ -323,21 +325,21 @@ def worthwhile(rate: float, most: int, rows: int, row_cost: float) -> int:
 
 
 class StepCosts:
-    """The fitted cost of a step by its rows.
+    """A linear fit of the duration of steps by their number of rows.
 
-    Old steps are forgotten, as the machine's load changes and sequences grow.
+    It is a moving average, because the machine's load and the sequences' lengths change.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._ended = 0.0
         self._steps = 0
-        self._rows = self._seconds = 0.0  # the means
+        self._rows = self._seconds = 0.0  # means
         self._variance = self._covariance = 0.0
 
     @property
     def row(self) -> float:
-        """Compute the cost of one more row, relative to a step with one row."""
+        """The cost of one more row, relative to a step with one row."""
         if not self._seconds:
             return ROW_COST
         one = self._seconds / (1.0 + ROW_COST * (self._rows - 1.0))
@@ -347,9 +349,10 @@ class StepCosts:
         return min(max(each / one, MIN_COST), MAX_COST)
 
     def ended(self, plan: Plan, planned: float) -> None:
-        """Record that a step has ended whose plan was handed out at `planned`.
+        """Record the end of a step whose plan was submitted at `planned`.
 
-        Steps run one after another, so a step begins when the step before ends, or when handed out.
+        Steps run one after another: a step starts when the one before ends, or when it is
+        submitted.
         """
         now = self._clock()
         seconds, self._ended = now - max(self._ended, planned), now
@@ -358,7 +361,7 @@ class StepCosts:
             self.note(len(plan.rows), seconds)
 
     def note(self, rows: int, seconds: float) -> None:
-        """Record a step with `rows` rows, each of one token, that took `seconds`."""
+        """Record a step of `rows` rows with one token each, which took `seconds`."""
         if seconds <= 0.0:
             return
         if self._steps:

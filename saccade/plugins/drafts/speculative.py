@@ -1,13 +1,14 @@
-"""Draft tokens within steps: their rows, their masks, and which were accepted.
+"""Draft tokens in steps: their rows, their masks, and which of them are accepted.
 
-Owns each run's draft tokens, and the lines of the workers' state memory for the states between
-them. `drafter.py` makes them. A draft token is accepted if the row before it counts and has drawn
-it. A run with draft tokens in flight waits for their result.
+Owns each run's draft tokens, and the slots in the workers' state memory for the states between
+them. `drafter.py` proposes the tokens. A draft token is accepted if the row before it was accepted
+and has sampled it. A run with draft tokens in flight waits for their result.
 
-A row and the draft tokens behind it make one state each. The last state is left in the slot, and
-each of the others is kept in a line. Once the tokens are drawn, the run resumes from the state
-after the last accepted token. Its next plan copies that line to the slot, before any row. Plans are
-carried out in order, so a line is free once the plan that reads it is made, or once it is unneeded.
+Each row of a run, draft or not, has one state after it. The last state stays in the run's slot, and
+the others are stored in extra slots. Once the tokens are sampled, the run resumes from the state
+after the last accepted token: its next plan copies that state to the run's slot before any row.
+Plans are executed in order, so an extra slot is free once the plan that reads it has been made, or
+once its state is not needed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from saccade.sched.sequence import Run, Sequence
 
 
 class SpeculativeDecoding(StepPart):
-    """Draft tokens for all sequences."""
+    """Speculative decoding of all sequences."""
 
     def __init__(self, context: PartContext) -> None:
         limits = context.limits
@@ -42,17 +43,17 @@ class SpeculativeDecoding(StepPart):
     # ---- plan
 
     def admitted(self, sequence: Sequence, run: Run, builder: PlanBuilder) -> None:  # noqa: ARG002
-        """Begin without draft tokens."""
+        """Start without draft tokens."""
         self._runs[run] = Speculation()
 
     def limit_steps(self, run: Run, most: int) -> int:  # noqa: ARG002
-        """Return 1: guesses look at each token before the next."""
+        """Return 1, because each draft depends on the token before it."""
         return 1
 
     def decode(
         self, sequence: Sequence, run: Run, builder: PlanBuilder, parts: Iterable[StepPart]
     ) -> Row:
-        """Plan the newest token's row, and a row for each draft token behind it."""
+        """Plan the row of the latest token, and a row for each draft token after it."""
         speculation, width = self._runs[run], builder.width
         draft_tokens = self._propose(sequence, run, speculation, width, parts)
         self._resume(run, speculation, builder)
@@ -76,10 +77,10 @@ class SpeculativeDecoding(StepPart):
         width: int,
         parts: Iterable[StepPart],
     ) -> list[int]:
-        """Return as many draft tokens as fit the pages, the answer, the workers' rows and states,
-        and the other parts.
+        """Return draft tokens, as many as the pages, the answer's length, the workers' rows and
+        states, and the other parts allow.
 
-        Only free pages are taken for draft tokens.
+        Only free pages are used for draft tokens, so nothing is evicted.
         """
         after, size = run.planned + 1, self._pool.page_size
         most = sequence.prompt_length + sequence.request.sampling.max_tokens
@@ -99,7 +100,7 @@ class SpeculativeDecoding(StepPart):
         return draft_tokens
 
     def planned(self, run: Run, row: Row, builder: PlanBuilder) -> None:  # noqa: ARG002
-        """Have a chunk resume from the state after the last accepted token."""
+        """Make a chunk resume from the state after the last accepted token."""
         if not run.waits:
             self._resume(run, self._runs[run], builder)
 
@@ -112,9 +113,9 @@ class SpeculativeDecoding(StepPart):
         speculation.lines = []
 
     def mask(self, sequence: Sequence, run: Run, row: Row) -> bytes | None:
-        """Return the mask of a row with draft tokens behind it, or of one of these.
+        """Return the mask of a row that has draft tokens after it, or of one of these.
 
-        They are asked for in order. Returns None for a run without draft tokens. Raises
+        Call it for the rows in order. Returns None for a run without draft tokens. Raises
         InvalidRequest if the grammar has become too complex.
         """
         speculation = self._runs[run]
@@ -128,10 +129,10 @@ class SpeculativeDecoding(StepPart):
         grammar_state, draft_tokens = sequence.grammar_state, speculation.draft_tokens
         assert grammar_state is not None
         masks = [grammar_state.mask()]
-        known = sequence.tokens[row.start + row.length :]  # forced: what the row draws, and more
+        known = sequence.tokens[row.start + row.length :]  # forced tokens: the sampled one and more
         if not known:
             masks += grammar_state.ahead(draft_tokens, jumps(sequence.request))
-        elif draft_tokens[:1] == known:  # if there are more, the next plan has them
+        elif draft_tokens[:1] == known:  # if there are more, they are in the next plan
             masks += [
                 grammar_state.mask(),
                 *grammar_state.ahead(draft_tokens[1:], jumps(sequence.request)),
@@ -144,10 +145,10 @@ class SpeculativeDecoding(StepPart):
     def outcomes(
         self, flight: InFlightPlan, result: StepResult, outcomes: Iterable[PlannedOutcome]
     ) -> Iterator[PlannedOutcome]:
-        """Yield the outcomes, except those of draft tokens that are wrong or come too late.
+        """Yield the outcomes, except for those of draft tokens that are wrong or outdated.
 
-        Afterwards runs continue behind their last accepted token, with the draft tokens found by
-        the MTP head.
+        Afterwards, runs continue after their last accepted token, with the draft tokens of the MTP
+        head.
         """
         self.drafter.costs.ended(flight.plan, flight.planned)
         if not any(row.draft or row.head_drafts for row in flight.plan.rows):
@@ -176,12 +177,12 @@ class SpeculativeDecoding(StepPart):
                 self._settle(sequence, run, right[run])
 
     def _right(self, outcomes: Iterable[PlannedOutcome]) -> dict[Run, int]:
-        """Return how many draft tokens each drafting run has had accepted.
+        """Return how many draft tokens were accepted for each run that had any.
 
         From now on, plans in flight sample no tokens for these runs.
         """
         right: dict[Run, int] = {}
-        newest: dict[Run, int | None] = {}  # drawn by a row that counts
+        newest: dict[Run, int | None] = {}  # the token sampled by the last accepted row
         for row, _, run, token, *_ in outcomes:
             if row.draft:
                 found, foreseen = right.setdefault(run, 0), self._runs[run].foreseen
@@ -195,7 +196,7 @@ class SpeculativeDecoding(StepPart):
         return right
 
     def _tell(self, sequence: Sequence, run: Run, right: int = 0, wrong: int = 0) -> None:
-        """Report a sequence's draft tokens, accepted and wrong."""
+        """Add to a sequence's counts of accepted and wrong draft tokens."""
         source, account = self._runs[run].source, sequence.account
         by_source = {each.source: each for each in account.draft_counts}
         before = by_source.get(source, DraftCounts(source, 0, 0))
@@ -209,28 +210,28 @@ class SpeculativeDecoding(StepPart):
             assert run.drawing == 0 and len(sequence.tokens) > run.computed
             run.planned = run.drawn = run.computed
             run.waits = False
-            lines = speculation.lines  # where all were right, the slot has the state
+            lines = speculation.lines  # if all were accepted, the state is in the run's own slot
             self._free += lines[:right] + lines[right + 1 :]
             speculation.lines = lines[right : right + 1]
             speculation.sends_newest = len(sequence.tokens) == run.computed + 1
 
-    # ---- the rest of a run's life
+    # ---- after the run
 
     def left(self, sequence: Sequence, run: Run, reason: FinishReason | None) -> None:
-        """Keep the answer, which may be given again."""
+        """Store the answer, as later answers may repeat it."""
         if reason in ("stop", "length"):
             self.drafter.keep_answer(sequence)
         self._release(self._runs[run])
 
     def flush(self) -> None:
-        """Forget earlier answers."""
+        """Drop all stored answers."""
         self.drafter.flush()
 
     def measure(self, metrics: Metrics) -> None:
         self.drafter.measure(metrics)
 
     def audit(self, runs: Iterable[Run]) -> Iterable[int]:
-        """Assert that every line between draft tokens is free, or one of `runs`'."""
+        """Assert that each extra slot is either free or used by one of `runs`."""
         taken = [line for run in runs for line in self._runs[run].lines]
         assert sorted((*self._free, *taken)) == list(self._lines or ()), "a line is lost"
         return ()

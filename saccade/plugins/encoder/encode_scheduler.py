@@ -1,10 +1,10 @@
 """The scheduler of a server that only encodes: each request gets the embedding of one image.
 
-    add ──▶ waiting ──image on the device, room──▶ running ──copied──▶ told ──abort──▶ room is free
+    waiting ──image encoded, space──▶ running ──copied to the arena──▶ sending ──abort──▶ freed
 
-Owns its sequences, and the part of the arena for embeddings waiting to be sent. Pixels have the
-rest, so that each leaves the other its room. `image_scheduler.py` decides about images as it does
-for a language model: an image is encoded once for any number of requests.
+Owns its sequences, and the part of the arena for embeddings to be sent. Pixels use the rest, so
+that neither can fill the whole arena. `image_scheduler.py` schedules images as it does for a
+language model: an image is encoded once for any number of requests.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from saccade.sched.turns import TurnQueue, in_turn
 
 @dataclass(frozen=True, slots=True)
 class _Delivery:
-    """An embedding on its way into the arena."""
+    """An embedding that is being copied to the arena."""
 
     sequence: Sequence
     offset: int
 
 
 class EncodeScheduler:
-    """A `protocol.Scheduler` whose answers are embeddings."""
+    """A `protocol.Scheduler` whose results are embeddings."""
 
     def __init__(
         self,
@@ -52,27 +52,27 @@ class EncodeScheduler:
         half = limits.arena_bytes // 2
         self.limits = replace(limits, arena_bytes=half)
         self.image_scheduler = ImageScheduler(self.limits, embeddings, self.counts, tiles=tiles)
-        self.running: list[Sequence] = []  # whose embeddings are being copied
+        self.running: list[Sequence] = []  # those whose embeddings are being copied
         self.waiting = TurnQueue()
         self._base = self.image_scheduler.slots.size
         self._capacity = limits.arena_bytes - self._base
         self._memory = Allocator(self._capacity)
         self._ids: dict[str, Sequence] = {}
-        self._told: dict[str, int] = {}  # the slot of the embedding that the front is sending
+        self._told: dict[str, int] = {}  # by request, the offset of the embedding being sent
         self._flights: deque[tuple[Plan, list[_Delivery]]] = deque()
         self._unused: FreeMemory | None = None
 
-    # ---- requests and pixels come in
+    # ---- requests and pixels
 
     @property
     def idle(self) -> bool:
-        """Return True if all requests have finished and the workers have released their slots."""
+        """Whether all requests have finished, and the workers have released their slots."""
         return not (self._ids or self._flights or self._unused or self.image_scheduler.busy)
 
     def add_request(self, request: Request) -> list[Delta]:
-        """Queue a request for an image, under a new id.
+        """Queue a request for an image, under a new ID.
 
-        An impossible request gets its terminal delta at once.
+        A request that cannot be served gets its final delta at once.
         """
         assert request.id not in self._ids and not request.grammar and len(request.images) == 1
         image = request.images[0]
@@ -97,9 +97,9 @@ class EncodeScheduler:
         return []
 
     def _consistent(self, request: Request) -> bool:
-        """Return True if all known facts about the image agree with the request.
+        """Return True if what is known about the image agrees with the request.
 
-        A client that names an image without its bytes may claim anything.
+        A client that sends a key without the image's bytes may claim anything.
         """
         image = request.images[0]
         others = (sequence.request.images[0] for sequence in self._ids.values())
@@ -107,13 +107,13 @@ class EncodeScheduler:
         return known and all(other == image for other in others if other.key == image.key)
 
     def abort(self, id: str) -> list[Delta]:
-        """Forget a request: the client has left, or has the embedding."""
+        """Drop a request, because the client has left or has received the embedding."""
         if (offset := self._told.pop(id, None)) is not None:
             self._memory.free(offset)
         return [self._finish(self._ids[id], Delta(id, finish="abort"))] if id in self._ids else []
 
     def fail_all(self, error: str) -> list[Delta]:
-        """End every request with an error."""
+        """Fail all requests with this error."""
         return [
             self._finish(sequence, Delta(id, finish="error", error=error))
             for id, sequence in list(self._ids.items())
@@ -125,35 +125,35 @@ class EncodeScheduler:
         pixels: bytes = b"",  # noqa: ARG002
         tiles: tuple[bytes, ...] = (),
     ) -> list[Delta]:
-        """Take an image that the front has decoded into the slot named by `Notices.want`.
+        """Record that the front has decoded an image to the slot named in `Notices.want`.
 
-        Ignores `pixels`, because embeddings are given away by requested names.
+        Ignores `pixels`, because requests name the embedding's key.
         """
         self.image_scheduler.pixels_ready(key, tiles=tiles)
         return []
 
     def pixels_failed(self, key: ImageKey, error: str) -> list[Delta]:
-        """End every request for an image that the front has failed to write to its slot."""
+        """Fail all requests for an image that the front could not decode to its slot."""
         return [
             self._finish(sequence, Delta(sequence.request.id, finish="error", error=error))
             for sequence in self.image_scheduler.pixels_failed(key)
         ]
 
     def flush(self, embeddings: bool, disk: bool = True) -> None:
-        """Forget unawaited embeddings and pixels. The disk is cleared only with `disk`."""
+        """Drop unused embeddings and pixels; on disk only if `disk` is True."""
         if embeddings:
             self.image_scheduler.flush(disk)
 
     def drop_pages(self, pages: int) -> int:  # noqa: ARG002
-        """Do nothing: there are no pages."""
+        """Do nothing, since there are no pages."""
         return 0
 
     def release_memory(self) -> None:
-        """Have the next plan release what freed embeddings took."""
+        """Make the next plan release the memory of freed embeddings."""
         self._unused = FreeMemory()
 
     def take_notices(self) -> Notices:
-        """Return the news for the front, and clear it."""
+        """Return the notices for the front, and clear them."""
         return self.image_scheduler.take_notices()
 
     # ---- plan
@@ -181,7 +181,7 @@ class EncodeScheduler:
         return builder, deliveries
 
     def _deliver(self, builder: PlanBuilder) -> list[_Delivery]:
-        """Deliver embeddings to requests with finished images, by turns, while room is left."""
+        """Deliver embeddings to requests with encoded images, round-robin, while there is space."""
         found: list[_Delivery] = []
         exceed = not (self.running or self._flights)
         for sequence in list(in_turn(self.waiting, self.running, self.limits.max_running)):
@@ -194,7 +194,7 @@ class EncodeScheduler:
                 break
             run = sequence.admit(0, None, [], 0)
             place = self.image_scheduler.show(run, image, builder, (), exceed and not found)
-            if place is None:  # the device has no room for it now
+            if place is None:  # there is no space on the device now
                 sequence.preempt()
                 sequence.matched = 0
                 self._memory.free(offset)
@@ -207,7 +207,7 @@ class EncodeScheduler:
         return found
 
     def _note(self, sequence: Sequence, place: Place) -> None:
-        """Note for the front where the image was found."""
+        """Record where the image was found."""
         key = sequence.request.images[0].key
         if (encoded := sequence.encoded.get(key)) is not None:
             missed, source, tiles = encoded
@@ -224,7 +224,7 @@ class EncodeScheduler:
         """Apply the result of the oldest plan in flight."""
         plan, deliveries = self._flights.popleft()
         assert plan.step == result.step, "results come in the order of plans"
-        # What became of images.
+        # The results for images.
         for key, _, _ in result.encoded:
             self.image_scheduler.encoded(key)
         deltas = [
@@ -240,7 +240,7 @@ class EncodeScheduler:
                 self.embeddings.not_saved(key)
             else:
                 self.image_scheduler.read_ended(key, event == "read")
-        # Delivered embeddings end their requests.
+        # Delivered embeddings finish their requests.
         for each in deliveries:
             sequence, request = each.sequence, each.sequence.request
             image = request.images[0]
@@ -261,9 +261,9 @@ class EncodeScheduler:
         return deltas
 
     def _finish(self, sequence: Sequence, delta: Delta) -> Delta:
-        """End a sequence and return `delta`, which reports it to the front.
+        """Finish a sequence and return `delta`, its final one.
 
-        An image being copied by a plan in flight stays pinned until the plan was applied.
+        If a plan in flight copies its image, the image stays pinned until the plan is applied.
         """
         if sequence in self.running:
             self.running.remove(sequence)
@@ -278,11 +278,11 @@ class EncodeScheduler:
 
     @property
     def unsent(self) -> frozenset[str]:
-        """Requests with embeddings waiting to be sent."""
+        """The requests whose embeddings have not been sent yet."""
         return frozenset(self._told)
 
     def audit(self) -> None:
-        """Assert that every byte for embeddings is free, being copied or being sent."""
+        """Assert that all memory for embeddings is free, being copied or being sent."""
         self.image_scheduler.audit()
         copying = {each.offset for _, deliveries in self._flights for each in deliveries}
         assert self._memory.taken == copying | set(self._told.values())
@@ -294,7 +294,7 @@ def build_encode_scheduler(
     saved: Iterable[tuple[ImageKey, int]],
     arena_bytes: int,
 ) -> EncodeScheduler:
-    """Build the deciding half of an engine with a vision encoder alone."""
+    """Build the scheduler of an engine that only has a vision encoder."""
     limits = limits_of(config, spec, arena_bytes)
     embeddings = build_embeddings(config, spec, saved)
     return EncodeScheduler(limits, embeddings, build_tiles(spec, embeddings))

@@ -1,4 +1,4 @@
-"""The options of servers that run a part of the model, and of the servers that run the rest."""
+"""Options for servers that run a part of the model, and for those that run the rest."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Executes plans on one rank without a language model: encodes, keeps embeddings, and copies them
-into the arena, to be sent. The plans are the same as for `worker.py`, all without rows.
+"""Executes plans on one rank without a language model: encodes images, caches embeddings, and
+copies them to the arena to be sent. Plans have the same type as those for `worker.py`, but no rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def load_worker(spec: FamilySpec, folder: Path, **wanted: Any) -> Callable[..., 
 
 
 class TowerWorker:
-    """Holds one rank's vision tower and embeddings."""
+    """One rank's vision encoder and embeddings."""
 
     def __init__(
         self,
@@ -51,13 +51,13 @@ class TowerWorker:
         self._out = None if shard.rank else torch.from_numpy(arena.whole())
 
     def close(self) -> None:
-        """Finish pending writes, and release the graphs."""
+        """Finish pending writes, and release the CUDA graphs."""
         self.images.close()
 
     @torch.inference_mode()
     def begin_step(self, plan: Plan, _: MaskSource | None = None) -> Step:
-        """Begin a step: moves, encode, deliver, save. Delivered embeddings are in the arena on
-        return.
+        """Start a step: move, encode, deliver, save. Delivered embeddings are in the arena when it
+        returns.
         """
         assert not (plan.rows or plan.open), "there is no language model here"
         step = self.images.begin_step(plan)

@@ -1,4 +1,4 @@
-"""The caches' changes as events: listens to the caches, and hands events to publishers."""
+"""Converts changes of the caches to events, and passes them to publishers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from saccade.sched.scheduler import GenerationScheduler
 
 
 class CacheEvents:
-    """An `EnginePart` that publishes what changes in the scheduler's caches."""
+    """An `EnginePart` that publishes changes of the scheduler's caches."""
 
     def __init__(self, options: dict[str, Any], config: EngineConfig, scheduler: Scheduler) -> None:
-        """Start to publish. Raises StartupError if an endpoint cannot be opened."""
+        """Start publishing. Raises StartupError if an endpoint cannot be opened."""
         asked = convert(options, EventOptions)
         self._publishers: dict[str, Publisher] = {}
         if asked.kv_events_endpoint is not None:
@@ -58,19 +58,19 @@ class CacheEvents:
         )
 
     def measure(self, metrics: Metrics) -> None:
-        """Copy counts into the metrics that users see."""
+        """Update the metrics."""
         for cache, publisher in self._publishers.items():
             metrics.set("saccade_cache_events_total", publisher.accepted, cache=cache)
             metrics.set("saccade_cache_events_dropped_total", publisher.dropped, cache=cache)
 
     def close(self) -> None:
-        """Publish what is left, and close the sockets."""
+        """Publish the remaining events, and close the sockets."""
         for publisher in self._publishers.values():
             publisher.close()
 
 
 class BlockEvents:
-    """A `PageListener` that publishes blocks. medium: where the server keeps them."""
+    """A `PageListener` that publishes KV pages as blocks. medium: where they are stored."""
 
     def __init__(self, publisher: Publisher, medium: str) -> None:
         self._publisher = publisher

@@ -1,4 +1,4 @@
-"""The options of cache events, and what they need."""
+"""Options for cache events, and their requirements."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class EventOptions:
 
 
 def check_endpoint(name: str, endpoint: str | None) -> None:
-    """Raise ConfigError unless ZeroMQ can open the endpoint."""
+    """Raise ConfigError unless ZeroMQ can parse the endpoint."""
     if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
         raise ConfigError(f"{name} {endpoint!r}: give tcp://HOST:PORT, tcp://*:PORT or ipc://PATH")
 
 
 def is_enabled(options: ServeOptions) -> bool:
-    """Return True if events are to be published. Raises ConfigError if that cannot be."""
+    """Return True if events should be published. Raises ConfigError if they cannot be."""
     events = options.of(EventOptions)
     if events.kv_events_endpoint is not None:
         if options.role == "encode":

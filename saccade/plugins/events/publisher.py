@@ -1,8 +1,8 @@
-"""Batches of events with sequence numbers, sent by a thread, and sent again to who missed some.
+"""Publishes batches of events with sequence numbers from a thread, and replays missed batches.
 
-Owns the sockets and what is kept for replays. The engine only appends to a queue. What exceeds the
-queue is dropped and counted, and a number is left out of the sequence, so that readers notice.
-ZeroMQ itself drops what exceeds one slow reader's queue, and that reader notices it the same way.
+Owns the sockets and the buffer for replays. The engine only appends to a queue. If the queue is
+full, events are dropped and counted, and a sequence number is skipped, so that readers notice.
+ZeroMQ drops batches for a reader that is too slow, which notices the gap in the same way.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from saccade.core.errors import StartupError
 from saccade.plugins.events.schema import Event, EventBatch, merged
 
 MAX_PENDING = 100_000
-"""Events that wait for the thread."""
+"""Maximum events in the queue."""
 MAX_BATCH = 1000
-"""Events in a batch, so that a message stays below a few MiB."""
+"""Maximum events in a batch, so that a message has at most a few MiB."""
 MAX_UNREAD = 10_000
-"""Batches that wait for one slow reader."""
+"""Maximum batches that are queued for one reader."""
 MAX_BUFFER_BYTES = 64 << 20
 CLOSE_SECONDS = 1.0
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
@@ -32,7 +32,7 @@ END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where a publisher's events go. replay: None refuses replays."""
+    """The addresses of a publisher. replay: None disables replays."""
 
     publish: str
     replay: str | None = None
@@ -41,15 +41,16 @@ class Endpoints:
 
 
 class Publisher:
-    """Publishes the events of one cache. `put` is the engine's, all else the thread's.
+    """Publishes the events of one cache. The engine calls `put`, and the thread does the rest.
 
-    Sequence numbers start at the time in nanoseconds, and so above those of the server before. A
-    reader that missed a restart sees a gap, and finds `cleared`, the first event, in the replay.
+    Sequence numbers start at the current time in nanoseconds, so they are higher than those of an
+    earlier server. A reader that has missed a restart sees a gap, and its replay starts with
+    `cleared`, the first event.
     """
 
     def __init__(self, endpoints: Endpoints, cleared: Event) -> None:
         """Open the sockets and start the thread. Raises StartupError."""
-        self.accepted = 1  # `cleared`
+        self.accepted = 1  # counts `cleared`
         self.dropped = 0
         self.published = 0
         self._topic = endpoints.topic.encode()
@@ -64,7 +65,7 @@ class Publisher:
         self._events = _open(self._context, zmq.PUB, endpoints.publish, MAX_UNREAD)
         self._replays: zmq.Socket[bytes] | None = None
         if endpoints.replay is not None:
-            # Enough for a full replay and its end. ZeroMQ counts what a reader has taken by halves.
+            # Space for a full replay and its end. ZeroMQ frees space in steps of half a queue.
             hwm = 2 * (endpoints.buffer_steps + 1)
             self._replays = _open(self._context, zmq.ROUTER, endpoints.replay, hwm, bind=True)
         self.endpoint = self._events.get_string(zmq.LAST_ENDPOINT)
@@ -75,7 +76,7 @@ class Publisher:
         self._thread.start()
 
     def put(self, event: Event) -> None:
-        """Queue an event, without waiting."""
+        """Queue an event, without blocking."""
         if len(self._pending) >= MAX_PENDING:
             self.dropped += 1
             return
@@ -85,7 +86,7 @@ class Publisher:
             os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """Send what is queued, within `CLOSE_SECONDS`."""
+        """Send the queued events, within `CLOSE_SECONDS`."""
         self._closing = True
         os.eventfd_write(self._wake, 1)
         self._thread.join(CLOSE_SECONDS)
@@ -129,7 +130,7 @@ class Publisher:
         self.published += count
 
     def _replay(self) -> None:
-        """Answer a request, [..., first sequence number], with what is kept of it, and an end."""
+        """Answer a request, [..., first sequence number], with all buffered batches from it on."""
         assert self._replays is not None
         *sender, first = self._replays.recv_multipart()
         if len(first) != len(END_OF_REPLAY):
@@ -143,9 +144,7 @@ class Publisher:
 def _open(
     context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str, hwm: int, bind: bool = False
 ) -> zmq.Socket[bytes]:
-    """Bind a wildcard or ipc endpoint, as vLLM does, and connect to any other. Raises
-    StartupError.
-    """
+    """Bind a wildcard or ipc endpoint, as vLLM does, else connect. Raises StartupError."""
     socket = context.socket(kind)
     socket.set_hwm(hwm)
     socket.ipv6 = True

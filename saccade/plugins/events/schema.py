@@ -1,7 +1,7 @@
-"""The events as MessagePack writes them.
+"""The events in MessagePack format.
 
-Batches and blocks are vLLM's (`vllm/distributed/kv_events.py`), as arrays, which all its readers
-understand. Embeddings, which vLLM does not publish, have events of the same format.
+Batches and blocks are those of vLLM (`vllm/distributed/kv_events.py`), as arrays, which all its
+readers support. Embeddings, which vLLM does not publish, have similar events.
 """
 
 from __future__ import annotations
@@ -12,46 +12,46 @@ from msgspec import Struct
 
 
 class BlockStored(Struct, array_like=True, tag=True):
-    """Blocks that follow one another, each `block_size` tokens."""
+    """Consecutive blocks of `block_size` tokens."""
 
-    block_hashes: list[bytes]  # each covers all tokens and images before it, salt and adapter
-    parent_block_hash: bytes | None  # of the first block; None: it begins a prompt
+    block_hashes: list[bytes]  # each covers all tokens and images up to it, the salt and adapter
+    parent_block_hash: bytes | None  # the block before the first one; None at a prompt's start
     token_ids: list[int]
     block_size: int
     lora_id: int | None
     medium: str | None
     lora_name: str | None  # the adapter's fingerprint
-    # For each block: the adapter, (image, its first token counted from the block's), and in a
-    # prompt's first block the salt
+    # for each block: the adapter, (image, its first token relative to the block), and the salt if
+    # it is a prompt's first block
     extra_keys: list[list[Any] | None] | None = None
 
 
 class BlockRemoved(Struct, array_like=True, tag=True):
-    """Blocks that the prefix cache no longer has."""
+    """Blocks that are no longer in the prefix cache."""
 
     block_hashes: list[bytes]
     medium: str | None
 
 
 class AllBlocksCleared(Struct, array_like=True, tag=True):
-    """The server has just started, with an empty prefix cache."""
+    """The server has started, with an empty prefix cache."""
 
 
 class EmbeddingStored(Struct, array_like=True, tag=True):
-    """Embeddings that are cached, or being encoded."""
+    """Embeddings that are cached, or about to be encoded."""
 
     embeddings: list[tuple[str, str]]  # image and salt
     num_tokens: list[int]
 
 
 class EmbeddingRemoved(Struct, array_like=True, tag=True):
-    """Embeddings that no tier has any more."""
+    """Embeddings that are no longer in any tier."""
 
     embeddings: list[tuple[str, str]]
 
 
 class AllEmbeddingsCleared(Struct, array_like=True, tag=True):
-    """The server has just started. Embeddings that it found on disk follow."""
+    """The server has started. Events for embeddings that were found on disk follow."""
 
 
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
@@ -68,7 +68,7 @@ class EventBatch(Struct, array_like=True):
 
 
 def merged(events: list[Event]) -> list[Event]:
-    """Join events that continue the one before. Changes `events`, whose owner is the caller."""
+    """Merge events that continue the one before. Modifies `events`, which the caller must own."""
     result: list[Event] = []
     for event in events:
         if not (result and _join(result[-1], event)):
@@ -77,7 +77,7 @@ def merged(events: list[Event]) -> list[Event]:
 
 
 def _join(last: Event, event: Event) -> bool:
-    """Append `event` to `last` if they can be merged. Returns True if so."""
+    """Append `event` to `last` if possible. Returns whether it was."""
     match last, event:
         case BlockStored(), BlockStored():
             if event.parent_block_hash != last.block_hashes[-1]:

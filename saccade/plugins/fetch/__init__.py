@@ -1,4 +1,4 @@
-"""Images by their URLs: `http(s):`, and `file:` below one allowed folder."""
+"""Images by URL: `http(s):`, and `file:` below one allowed directory."""
 
 from saccade.plugin import Plugin
 

@@ -1,7 +1,7 @@
-"""HTTP's content codings (RFC 9110, 8.4): gzip and deflate are taken off a body as it comes.
+"""Decodes HTTP content codings (RFC 9110, 8.4), gzip and deflate, from a body as it arrives.
 
-Some stores compress objects regardless of Accept-Encoding. A few bytes may decode to many, so
-bodies come out in pieces. The caller counts the pieces against its limits.
+Some stores compress objects regardless of Accept-Encoding. Since a few bytes may decode to many,
+output is in chunks, which the caller counts against its limits.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from collections.abc import Iterator
 from saccade.core.errors import ImageError
 
 PIECE = 1 << 18
-"""Most bytes of a piece: half a millisecond of work."""
+"""Maximum bytes of a chunk, which take half a millisecond."""
 MAX_MEMBERS = 16
-"""Compressed streams that one gzip body may be made of."""
+"""Maximum compressed streams in a gzip body."""
 GZIP = ("gzip", "x-gzip")
 DEFLATE = "deflate"
 BY_HEADER, RAW = zlib.MAX_WBITS | 32, -zlib.MAX_WBITS
 
 
 class ContentDecoder:
-    """Takes the coding off one body."""
+    """Decodes one body."""
 
     def __init__(self, header: str, url: str) -> None:
         """Set up the decoder. header: the body's Content-Encoding. url: for errors.
 
-        Raises ImageError for a coding unknown here.
+        Raises ImageError for an unsupported coding.
         """
         names = [name.strip().lower() for name in header.split(",")]
         self._coding = ", ".join(name for name in names if name not in ("", "identity"))
@@ -41,7 +41,7 @@ class ContentDecoder:
             )
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the pieces of content that `data` brings. Raises ImageError."""
+        """Yield the chunks of content decoded from `data`. Raises ImageError."""
         if not self._coding:
             yield data
             return
@@ -63,12 +63,12 @@ class ContentDecoder:
                 yield piece
 
     def check_end(self) -> None:
-        """Check that the body has come whole. Raises ImageError if it is cut short."""
+        """Raise ImageError if the body is truncated."""
         if self._coding and (self._stream is not None or self._head or not self._members):
             raise self._error("and is cut short")
 
     def _begin(self, data: bytes) -> zlib._Decompress:
-        """Choose the decoder for the next compressed stream by its first two bytes."""
+        """Select the decoder for the next compressed stream by its first two bytes."""
         self._members += 1
         if self._members > (1 if self._coding == DEFLATE else MAX_MEMBERS):
             raise self._error("and has trailing data")

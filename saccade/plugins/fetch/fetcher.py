@@ -1,11 +1,10 @@
-"""An image's bytes from where its URL leads: `data:`, `http(s):`, or `file:` below one allowed
-folder.
+"""Gets an image's bytes by URL: `data:`, `http(s):`, or `file:` below one allowed directory.
 
-Owns limits (bytes, seconds, redirects, hosts) and the connections. One URL is one flight
-(`single_flight.py`), and waits for its turn (`fairness.py`) before its clock starts. Allowed
-addresses are `network.py`'s policy. `http_cache.py` keeps answers as servers allow, and
-`content_coding.py` decodes them. Redirects are followed by hand, so that every hop passes the same
-checks.
+Owns the limits (bytes, seconds, redirects, hosts) and the connections. Concurrent fetches of one
+URL are combined (`single_flight.py`), and a fetch waits for its turn (`fairness.py`) before its
+timeout starts. `network.py` decides which addresses are allowed, `http_cache.py` caches responses
+as far as servers allow, and `content_coding.py` decodes them. Redirects are followed here, so that
+every hop is checked.
 """
 
 from __future__ import annotations
@@ -38,30 +37,28 @@ from saccade.plugins.fetch.options import FetchOptions
 
 MAX_REDIRECTS = 5
 MAX_FETCHES = 128
-"""Fetches that run beside each other; more wait their turn. httpcore must never be the one to
-queue: it loses connections for good when a request that waits is cancelled.
+"""Maximum concurrent fetches; more wait for their turn. httpcore must not queue requests itself,
+because it leaks connections if a waiting request is cancelled.
 """
 CLIENT_FETCHES = 64
 REQUEST_FETCHES = 32
-"""Of these, what one client and one request may have at a time."""
+"""The maximum of these for one client, and for one request."""
 LOCAL_READS, CLIENT_READS, REQUEST_READS = 32, 16, 8
-"""Threads that read `file:` URLs, and what one client and one request may have of them."""
+"""Threads that read `file:` URLs, and the maximum for one client and for one request."""
 PATIENCE = 12
-"""A fetch waits for its turn for so many `fetch_timeout`s at most."""
+"""The maximum wait of a fetch for its turn, as a multiple of `fetch_timeout`."""
 CONNECT_TIMEOUT = 5.0
 REDIRECTS = {301, 302, 303, 307, 308}
 HEADERS = hishel.Headers(
     {"User-Agent": "saccade", "Accept": "image/*, */*;q=0.1", "Accept-Encoding": "identity"}
 )
 CACHE_BYTES = 256 << 20
-"""Encoded images kept where their servers allow it."""
+"""Maximum bytes of cached responses, which are stored only if their servers allow it."""
 
 
 @dataclass(slots=True)
 class _Trip:
-    """One flight's way through redirects, with the clock for the whole and the last question to a
-    server.
-    """
+    """A fetch on its way through redirects, its timeout, and its latest request to a server."""
 
     flight: ByteFlight
     clock: asyncio.Timeout
@@ -69,7 +66,7 @@ class _Trip:
 
 
 class Fetcher:
-    """Fetches for one server. `close` ends the connections."""
+    """Fetches for one server. `close` closes all connections."""
 
     def __init__(self, options: ServeOptions, metrics: Metrics, resolve: Resolve = resolve) -> None:
         self._options = own = options.of(FetchOptions)
@@ -92,12 +89,11 @@ class Fetcher:
         self._exchanges: set[asyncio.Task[HttpResponse]] = set()
 
     async def fetch(self, url: str, salt: str, requester: Requester | None = None) -> bytes:
-        """Return the encoded bytes behind a URL. Bytes from outside the request are counted in the
-        requester's budget.
+        """Return the encoded bytes behind a URL. Bytes that are not part of the request count
+        against the requester's budget.
 
-        Raises ImageError for bytes that are missing or forbidden, and TooLarge beyond
-        `max_image_bytes`. Raises Overloaded if the budget is used up, or after waiting `PATIENCE`
-        for a turn.
+        Raises ImageError if the bytes are missing or forbidden, TooLarge beyond `max_image_bytes`,
+        and Overloaded if the budget is used up, or the turn did not come within `PATIENCE`.
         """
         requester = requester or Requester()
         scheme = url[:8].partition(":")[0].lower()
@@ -144,7 +140,7 @@ class Fetcher:
         raise ImageError(why, code="image_unreachable")
 
     async def _begin(self, trip: _Trip) -> None:
-        """Wait for a flight's first turn, then start its clock."""
+        """Wait for the turn of a fetch, then start its timeout."""
         if trip.clock.when() is None:
             await self._turns.wait(trip.flight.ticket, PATIENCE * self._options.fetch_timeout)
             now = asyncio.get_running_loop().time()
@@ -180,7 +176,7 @@ class Fetcher:
     def _end(self, exchange: asyncio.Task[HttpResponse]) -> None:
         self._exchanges.discard(exchange)
         if not exchange.cancelled():
-            exchange.exception()  # whoever asked may have gone
+            exchange.exception()  # mark it as retrieved, as the requester may have left
 
     async def _exchange(
         self,
@@ -189,7 +185,7 @@ class Fetcher:
         headers: hishel.Headers,
         given_up: asyncio.Future[None],
     ) -> HttpResponse:
-        """Ask the server of `url` in its own task, which is never cancelled (`network.py`)."""
+        """Send a request to the server of `url`. Run it in a task that is never cancelled."""
         GIVEN_UP.set(given_up)
         target = httpcore.URL(
             scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
@@ -228,9 +224,9 @@ class Fetcher:
             return HttpResponse(response.status, hishel.Headers(fields), bytes(body))
 
     def _check(self, url: httpx.URL) -> None:
-        """Check that this hop is allowed, as far as the URL alone shows.
+        """Check that this hop is allowed, as far as that depends on the URL alone.
 
-        Raises ImageError if not.
+        Raises ImageError if it is not.
         """
         if url.scheme not in ("http", "https") or not url.host:
             raise ImageError(
@@ -256,8 +252,8 @@ class Fetcher:
     # ---- file:
 
     async def _read_local(self, url: str, flight: ByteFlight) -> bytes:
-        """Read on a thread that waits for this alone. A folder that hangs holds up only askers for
-        its files, and at most a client's share of their places.
+        """Read a file in a thread. If a directory hangs, this only blocks requests for its files,
+        and at most a client's share of the threads.
         """
         seconds, in_thread = self._options.fetch_timeout, asyncio.get_running_loop().run_in_executor
         step: asyncio.Future[BinaryIO] | asyncio.Future[bytes] | None = None
@@ -267,7 +263,7 @@ class Fetcher:
                 step = opening = in_thread(self._readers, self._open_file, url)
                 with await asyncio.shield(opening) as file:
                     flight.grow(os.fstat(file.fileno()).st_size)
-                    rest = os.fdopen(os.dup(file.fileno()), "rb")  # the thread's own to close
+                    rest = os.fdopen(os.dup(file.fileno()), "rb")  # the thread closes it
                 step = reading = in_thread(self._readers, self._read_all, rest)
                 return await asyncio.shield(reading)
         except TimeoutError:
@@ -277,11 +273,11 @@ class Fetcher:
         finally:
             if step is None or step.done():
                 self._disk_turns.leave(flight.ticket)
-            else:  # the place is the thread's for as long as it hangs
+            else:  # the thread's slot remains in use while it hangs
                 step.add_done_callback(partial(self._end_late, flight))
 
     def _end_late(self, flight: ByteFlight, step: asyncio.Future[Any]) -> None:
-        """Give the place back when a thread returns after its flight has ended."""
+        """Release the slot of a thread that returns after its fetch has ended."""
         self._disk_turns.leave(flight.ticket)
         if not step.cancelled() and step.exception() is None:
             found = step.result()
@@ -293,9 +289,9 @@ class Fetcher:
             return file.read(self._max_bytes)
 
     def _open_file(self, url: str) -> BinaryIO:
-        """Open a regular file below the allowed folder.
+        """Open a regular file below the allowed directory.
 
-        Raises ImageError for another file, and TooLarge if it exceeds an image's limit.
+        Raises ImageError for any other file, and TooLarge beyond the limit of an image.
         """
         root = self._options.allowed_local_media_path
         if root is None:
@@ -314,15 +310,15 @@ class Fetcher:
         if parts.netloc not in ("", "localhost"):
             raise refused
         try:
-            # Checked after links are resolved; what is opened is the resolved path, and no link may
-            # have taken its place.
+            # Resolve links, and then check and open the resolved path, which must not contain a
+            # link by then.
             path = Path(os.fsdecode(unquote_to_bytes(parts.path))).resolve(strict=True)
             if not path.is_relative_to(Path(root).resolve()):
                 raise refused
             file = os.fdopen(
                 os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb"
             )
-        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a cycle of links
             raise refused from error
         try:
             found = os.fstat(file.fileno())
@@ -336,7 +332,7 @@ class Fetcher:
 
 
 def _joined(url: httpx.URL, location: str) -> httpx.URL:
-    """Return where a redirect leads. Raises ImageError."""
+    """Return the target of a redirect. Raises ImageError."""
     try:
         return url.join(location)
     except (httpx.InvalidURL, UnicodeError) as error:

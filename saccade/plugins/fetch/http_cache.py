@@ -1,9 +1,9 @@
-"""A cache of web servers' responses as RFC 9111 allows. hishel decides, and this file has the
-bytes and the freshness lifetimes.
+"""A cache of HTTP responses that follows RFC 9111. hishel implements the rules, and this file
+stores the bytes and freshness lifetimes.
 
-A response is fresh for as long as its server allows, counted from the request by the monotonic
-clock. Without a lifetime, a response is revalidated before each use, as the image may have been
-replaced. The caller's `send` brings a request to the server.
+A response is fresh for as long as its server specifies, counted from the request by the monotonic
+clock. If no lifetime is specified, a response is revalidated before each use, since the image may
+have been replaced. The caller's `send` performs requests.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from cachetools import LRUCache
 
 OPTIONS = hishel.CacheOptions(
     shared=True
-)  # many users, one server: what an origin marks private is not kept
+)  # a shared cache does not store responses that are marked private
 DIRECTIVE = re.compile(r'([a-z-]+)(?:\s*=\s*(?:"([^"]*)"|([^,\s]*)))?', re.IGNORECASE)
 RULES = ("no-store", "no-cache", "private")
-"""Directives that hishel is to hear as they are; it hears freshness in one form."""
+"""Directives that hishel gets unchanged. It gets freshness as max-age only."""
 MAX_FRESH = (1 << 31) - 1
-"""Seconds: RFC 9111's own most."""
+"""The maximum lifetime in seconds of RFC 9111."""
 HEAD_BYTES = 2048
-"""Counted for an answer beside its body."""
+"""The size that a response counts as in addition to its body."""
 SETTLED = 2
-"""Seconds from which on a date of change is told from the next: dates are in whole seconds."""
+"""The minimum age in seconds of a modification date for it to be unambiguous, as dates have a
+resolution of one second.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +48,14 @@ class CachedResponse:
     """A stored response."""
 
     answer: HttpResponse
-    stale: float  # when it must be checked, by `time.monotonic`
-    validators: dict[str, str]  # validators
+    stale: float  # the end of its freshness, by `time.monotonic`
+    validators: dict[str, str]  # headers for revalidation
 
     @classmethod
     def of(cls, answer: HttpResponse, asked: float) -> CachedResponse:
-        """Make the stored form of an answer.
+        """Create the stored form of a response.
 
-        asked: the time of the question, by `time.monotonic`.
+        asked: the time of the request, by `time.monotonic`.
         """
         headers = answer.headers
         began = time.time() - (time.monotonic() - asked)
@@ -62,8 +64,8 @@ class CachedResponse:
         return cls(answer, asked + freshness(headers, began), validators)
 
     def judged(self) -> hishel.Response:
-        """Return the response as hishel is to judge it. Its freshness has one form, and `date` is
-        now, so that hishel has no date to guess by.
+        """Return the response as hishel sees it. Its freshness is a max-age from now, and `date` is
+        now, so that hishel uses no heuristics.
         """
         given = directives(self.answer.headers)
         left = max(0, int(self.stale - time.monotonic()))
@@ -74,7 +76,7 @@ class CachedResponse:
         return hishel.Response(self.answer.status, hishel.Headers(headers | self.validators))
 
     def confirmed(self, newer: hishel.Headers, asked: float) -> CachedResponse:
-        """Keep the same body after a 304, whose headers replace the stored ones."""
+        """Return the same body after a 304 response, whose headers replace the stored ones."""
         before = _lists(self.answer.headers)
         for name in ("age", "date"):
             before.pop(name, None)
@@ -83,7 +85,7 @@ class CachedResponse:
 
     @property
     def useful(self) -> bool:
-        """Return True if the answer could spare another."""
+        """Whether the response can save a request or a transfer."""
         fresh = self.stale > time.monotonic()
         return (fresh or bool(self.validators)) and "no-store" not in directives(
             self.answer.headers
@@ -91,7 +93,7 @@ class CachedResponse:
 
 
 class HTTPCache:
-    """Responses by URL and tenant. The least recently used are dropped beyond `size` bytes."""
+    """Responses by URL and tenant, as an LRU cache of `size` bytes."""
 
     def __init__(self, size: int) -> None:
         self._kept: LRUCache[tuple[str, str], CachedResponse] = LRUCache(
@@ -105,10 +107,10 @@ class HTTPCache:
         headers: hishel.Headers,
         send: Callable[[hishel.Headers], Awaitable[HttpResponse]],
     ) -> HttpResponse:
-        """Answer a GET from the cache or through `send`. `send` may get more headers, to revalidate
-        a stored answer.
+        """Answer a GET request from the cache or by `send`, which may get additional headers to
+        revalidate a stored response.
 
-        Only 200 and redirects are kept, so a failure is asked again. Raises as `send` does.
+        Only status 200 and redirects are cached, so failures are retried. Raises like `send`.
         """
         place = url, salt
         kept = self._kept.get(place)
@@ -135,8 +137,8 @@ class HTTPCache:
                 case hishel.StoreAndUse() if answer.status == 200 or answer.status // 100 == 3:
                     self._keep(place, CachedResponse.of(answer, asked))
                     return answer
-                case _:  # could not be stored
-                    if answer.status < 500:  # the server has something else there now
+                case _:  # the response cannot be stored
+                    if answer.status < 500:  # and the stored one is outdated
                         self._kept.pop(place, None)
                     return answer
 
@@ -147,10 +149,10 @@ class HTTPCache:
 
 
 def freshness(headers: hishel.Headers, asked: float) -> int:
-    """Return the freshness lifetime in seconds, counted from the request. A server
-    that sets none means 0. asked: by `time.time`.
+    """Return the freshness lifetime in seconds, counted from the request; 0 if the server specifies
+    none. asked: by `time.time`.
 
-    A senseless number or date means 0 instead of an error, as in RFC 9111, 4.2.
+    An invalid number or date means 0 instead of an error, as in RFC 9111, 4.2.
     """
     given = directives(headers)
     if "no-cache" in given:
@@ -165,15 +167,15 @@ def freshness(headers: hishel.Headers, asked: float) -> int:
 
 
 def settled(headers: hishel.Headers, asked: float) -> bool:
-    """Return True if the last change was at least `SETTLED` seconds before the response. Content
-    that changed later may change again within the same second. asked: by `time.time`.
+    """Return True if the last change was at least `SETTLED` seconds before the response. More
+    recent content may change again within the same second. asked: by `time.time`.
     """
     date, changed = _seconds(headers, "date"), _seconds(headers, "last-modified")
     return changed is not None and (asked if date is None else date) - changed >= SETTLED
 
 
 def directives(headers: hishel.Headers) -> dict[str, str]:
-    """Return the directives in `Cache-Control`. Of several with one name, the first counts."""
+    """Return the directives in `Cache-Control`. Of several with one name, the first one is used."""
     found: dict[str, str] = {}
     for name, quoted, plain in DIRECTIVE.findall(headers.get("cache-control", "")):
         found.setdefault(name.lower(), quoted or plain)
@@ -185,7 +187,7 @@ def _lists(headers: hishel.Headers) -> dict[str, list[str]]:
 
 
 def _number(text: str) -> int:
-    """Parse a header's seconds. All else means 0."""
+    """Parse a header's seconds. Anything else is 0."""
     digits = text.strip().partition(",")[0]
     return int(digits[:11]) if digits.isascii() and digits.isdigit() else 0
 

@@ -1,12 +1,11 @@
-"""Connections to checked addresses, which can be given up.
+"""Connections to checked addresses, which can be abandoned.
 
-A name that resolves to a private address is refused here, after names and spellings have become
-addresses. So is any spelling of one (decimal, octal, hexadecimal, IPv4 inside IPv6). The connection
-goes to the checked address.
+A host is checked after it is resolved, so private addresses are rejected in any spelling (decimal,
+octal, hexadecimal, IPv4 in IPv6). The connection is made to the checked address.
 
-httpcore is never cancelled. Interrupted while it opens, closes or hands over a connection, it keeps
-the connection in its pool for good, at times with an open socket. Network errors it handles, so a
-wait for a server that is given up ends with one.
+httpcore is never cancelled: if it is interrupted while it opens, closes or hands over a connection,
+the connection stays in its pool forever, sometimes with an open socket. It does handle network
+errors, so an abandoned wait for a server ends with one.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
-# Cloud metadata at an address that looks public (Azure), and ranges that older Pythons take for
-# global ones.
+# Azure's cloud metadata at a seemingly public address, and ranges that older Python versions treat
+# as global.
 REFUSED = tuple(map(ipaddress.ip_network, ("168.63.129.16/32", "192.0.0.0/24", "64:ff9b:1::/48")))
 
 
 def is_public(address: Address) -> bool:
-    """Return True for a public internet address. IPv4 wrapped in IPv6 is unwrapped first."""
+    """Return True for a public internet address. IPv4 addresses in IPv6 are unwrapped first."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = (
             address.ipv4_mapped
@@ -56,8 +55,8 @@ def is_public(address: Address) -> bool:
 
 
 LOOKUPS = ThreadPoolExecutor(128, "saccade-dns")
-"""Threads of their own: a name server that does not answer must not hold up other work. As many as
-there may be fetches; they start when they are needed.
+"""Separate threads, so that a name server that does not answer cannot block other work. There are
+as many as fetches, started on demand.
 """
 
 
@@ -71,7 +70,7 @@ async def resolve(host: str, port: int) -> list[str]:
 class PinnedNetwork(httpcore.AsyncNetworkBackend):
     """Connects httpcore to checked addresses only.
 
-    Host header, SNI and certificate stay with the requested name.
+    The Host header, SNI and certificate check still use the requested name.
     """
 
     def __init__(self, allow_private: bool, resolve: Resolve = resolve) -> None:
@@ -90,9 +89,9 @@ class PinnedNetwork(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Resolve, check, and connect to the first answering address.
+        """Resolve the host, check its addresses, and connect to the first one that answers.
 
-        Raises ImageError unless every address is public.
+        Raises ImageError unless all addresses are public.
         """
         try:
             found = until_given_up(self._find(host, port), httpcore.ConnectError)
@@ -122,13 +121,13 @@ class PinnedNetwork(httpcore.AsyncNetworkBackend):
 
 
 GIVEN_UP: ContextVar[asyncio.Future[None] | None] = ContextVar("given up", default=None)
-"""A task that asks a server sets this to a future, and is done soon after that is."""
+"""A task that sends a request sets this to a future. If it completes, the task ends soon."""
 
 T = TypeVar("T")
 
 
 class Network(httpcore.AsyncNetworkBackend):
-    """Opens connections that can be given up."""
+    """Opens connections that can be abandoned."""
 
     def __init__(self) -> None:
         self._inner = httpcore.AnyIOBackend()
@@ -141,7 +140,7 @@ class Network(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Connect to a host. Raises httpcore.ConnectError when given up."""
+        """Connect to a host. Raises httpcore.ConnectError if abandoned."""
         work = self._inner.connect_tcp(host, port, timeout, local_address, socket_options)
         return _Stream(await until_given_up(work, httpcore.ConnectError))
 
@@ -166,7 +165,7 @@ class _Stream(httpcore.AsyncNetworkStream):
         try:
             return _Stream(await until_given_up(work, httpcore.ConnectError))
         except BaseException:
-            await self.aclose()  # httpcore has no connection to close yet
+            await self.aclose()  # httpcore does not have the connection yet
             raise
 
     async def aclose(self) -> None:
@@ -177,7 +176,7 @@ class _Stream(httpcore.AsyncNetworkStream):
 
 
 async def until_given_up(work: Coroutine[Any, Any, T], error: type[Exception]) -> T:
-    """Return the result of `work`. Raises `error` if this task's future is done first."""
+    """Return the result of `work`. Raises `error` if this task's future completes first."""
     given_up = GIVEN_UP.get()
     if given_up is None:
         return await work

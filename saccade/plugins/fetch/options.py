@@ -1,4 +1,4 @@
-"""The options of images by their URLs."""
+"""Options for images by URL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from saccade.core.tuning import above, named
 
 @dataclass(frozen=True, slots=True)
 class FetchOptions(FetchSettings):
-    """Images by their URLs."""
+    """Images by URL."""
 
     allowed_media_domains: tuple[str, ...] = ()
     """Fetch images from this host only. Repeat the option for several. Default: any public host."""

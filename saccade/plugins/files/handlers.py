@@ -1,7 +1,7 @@
-"""OpenAI's Files API: upload an image once, then name it by id in any number of messages.
-Anthropic's clients, known by their header, get Anthropic's form of a file.
+"""OpenAI's Files API: upload an image once, then refer to it by ID in any number of messages.
+Anthropic's clients are recognized by their header, and get Anthropic's format.
 
-Owns the shapes and the reading of multipart bodies. `media/sources/files.py` owns the kept files.
+Owns the format of files, and parses multipart bodies. `media/sources/files.py` stores the files.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ from saccade.plugins.files.warm_ups import WarmUps
 
 Purpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
 DATA = ("batch", "evals", "fine-tune")
-"""Purposes of files that are no images: they are kept as they come."""
+"""Purposes of files that are not images. They are stored unchanged."""
 
 SHORTEST, LONGEST = 3600, 30 * 24 * 3600
-"""Bounds of `expires_after`, in seconds; OpenAI's."""
+"""Bounds of `expires_after` in seconds, which are OpenAI's."""
 _SUFFIX = re.compile(r"[0-9a-f]{8}")
 MAX_LISTED = 10_000
 MAX_FIELDS = 256
-"""Of a form: SDKs send a prefix of messages as two fields for each."""
+"""Maximum fields of a form. SDKs send a prefix of messages as two fields per message."""
 MAX_NAME = 255
-"""Characters of a file's name."""
+"""Maximum characters of a file's name."""
 
 log = logging.getLogger("saccade")
-# It warns of each malformed form. Clients get an error, and the log stays short.
+# The library warns about each malformed form. Clients get an error, so this would fill the log.
 logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
 class FileObject(Struct):
-    """One uploaded file."""
+    """An uploaded file."""
 
     id: str
     bytes: int
@@ -71,9 +71,9 @@ class FileObject(Struct):
     object: str = "file"
     status: str = "processed"
     pages: int | UnsetType = UNSET
-    """The number of pages, in the answer to the upload of a PDF."""
+    """The number of pages, in the response to the upload of a PDF."""
     page_sizes: Sequence[tuple[float, float]] | UnsetType = UNSET
-    """Each page's width and height in points, upright, as regions count them."""
+    """Each page's width and height in points, upright, in the units of regions."""
 
     @classmethod
     def of(cls, stored: Stored, pages: PageSizes | None = None) -> FileObject:
@@ -90,7 +90,7 @@ class FileObject(Struct):
 
 
 class FileMetadata(Struct):
-    """An uploaded file as Anthropic's clients see it."""
+    """An uploaded file in Anthropic's format."""
 
     id: str
     filename: str
@@ -109,7 +109,7 @@ class FileMetadata(Struct):
 
 
 class FileList(Struct):
-    """A page in the list."""
+    """A page of the list."""
 
     data: list[FileObject]
     first_id: str | None
@@ -119,7 +119,7 @@ class FileList(Struct):
 
 
 class FileDeleted(Struct):
-    """DELETE /v1/files/ID."""
+    """The response to DELETE /v1/files/ID."""
 
     id: str
     object: str = "file"
@@ -142,7 +142,7 @@ def file_routes(api: ApiContext) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """The handlers."""
+    """The request handlers."""
 
     front: RequestManager
     bodies: Bodies
@@ -188,8 +188,8 @@ class _Files:
     def _warm(
         self, form: FormData, purpose: str, client: Client
     ) -> Callable[[str, bytes], GenerationRequest] | None:
-        """Return a function that builds an upload's warm-up request, or None if the form asks for
-        none. Raises InvalidRequest, Overloaded, or EngineUnavailable.
+        """Return a function that builds an upload's warm-up request, or None if the form does not
+        request one. Raises InvalidRequest, Overloaded or EngineUnavailable.
         """
         found = read_warm(form)
         if found is None:
@@ -249,7 +249,7 @@ def _described(request: Request, stored: Stored, pages: PageSizes | None = None)
 
 
 def _suffix(request: Request) -> str | None:
-    """Return the id's suffix that a router asks for, if any."""
+    """Return the suffix for the file's ID that a router demands, if any."""
     given = request.headers.get(SUFFIX_HEADER, "")
     return given if _SUFFIX.fullmatch(given) else None
 
@@ -259,7 +259,7 @@ def _owner(request: Request) -> str:
 
 
 class _Download(StreamingResponse):
-    """A file on its way out: one piece in memory at a time, counted in `share`. Closes `file`."""
+    """Sends a file, one chunk at a time, whose memory is counted in `share`. Closes `file`."""
 
     def __init__(
         self, files: Uploads, file: BinaryIO, share: AbstractContextManager[BufferedBody]
@@ -271,7 +271,7 @@ class _Download(StreamingResponse):
             media_type="application/octet-stream",
             headers={
                 "content-length": str(os.fstat(file.fileno()).st_size),
-                "x-content-type-options": "nosniff",  # whatever it is, a browser shall not run it
+                "x-content-type-options": "nosniff",  # so that browsers do not execute it
             },
         )
 
@@ -300,8 +300,8 @@ async def _parse(request: Request, body: object) -> FormData:
 
 
 def _no_room(error: OSError) -> StorageFull:
-    """Return the error for an upload that the temporary directory rejects. Larger uploads are
-    stored there until complete.
+    """Return the error for an upload that does not fit into the temporary directory, which stores
+    large uploads until they are complete.
     """
     log.warning("an upload failed: %s", error)
     return StorageFull(
@@ -320,7 +320,7 @@ def _name(file: UploadFile) -> str:
 
 
 def _purpose(form: FormData, usual: str | None) -> str:
-    """Read the file's purpose. `usual`: the default if optional."""
+    """Read the file's purpose. `usual`: the default, or None if it is required."""
     known = {"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"}
     if unknown := set(form) - known - warm_fields(form):
         name = sorted(unknown)[0]
@@ -341,7 +341,7 @@ def _purpose(form: FormData, usual: str | None) -> str:
 
 
 def _lifetime(form: FormData) -> int | None:
-    """Return the seconds to keep the file, or None to keep it until deleted."""
+    """Return for how many seconds to store the file, or None to store it until it is deleted."""
     anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
     if anchor is None and seconds is None:
         return None

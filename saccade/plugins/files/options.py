@@ -1,4 +1,4 @@
-"""The option of uploaded files."""
+"""Options for uploaded files."""
 
 from __future__ import annotations
 

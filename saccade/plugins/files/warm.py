@@ -1,7 +1,8 @@
-"""An upload's words on its first question: the way to look at the image, and the messages before.
+"""The fields of an upload that describe its first question, so that the image and the prompt before
+it can be cached in advance.
 
-Owns the fields and their forms. A form lacks objects, so clients send JSON as one field. As SDKs
-write nested objects, they may also send a field for each leaf, with lists as columns:
+Forms have no objects, so clients send JSON in one field. They may also send one field per leaf, as
+SDKs do for nested objects, with lists as columns:
 
     warm={"max_pixels": 65536}    warm[max_pixels]=65536    warm[prefix][][role]=system
 """
@@ -25,7 +26,7 @@ from saccade.front.prompt_encoder import GenerationRequest
 from saccade.media.content import Detail, looks_like_video
 
 LONGEST = 1 << 19
-"""Bytes of all fields about warming together: images of a prefix come as uploaded files."""
+"""Maximum bytes of all these fields together. Images in a prefix must be uploaded files."""
 _NAME = re.compile(r"(?:saccade\[)?warm\b")
 _PREFIX = re.compile(r"^(?:saccade\[warm\]|warm)")
 _STEP = re.compile(r"\[([A-Za-z_]*)\]")
@@ -33,8 +34,9 @@ _DEEPEST = 3
 
 
 class Warm(Struct, forbid_unknown_fields=True, kw_only=True):
-    """min_pixels, max_pixels, detail: as in the question, else the caches see a different image.
-    prefix: messages before the message that begins with the upload. cache_salt: as in the question.
+    """Encodes the upload, and caches its prompt, in advance. min_pixels, max_pixels, detail,
+    cache_salt: must be the same as in the question, or nothing is reused. prefix: the messages
+    before the one that starts with the upload.
     """
 
     min_pixels: Positive | None = None
@@ -44,7 +46,7 @@ class Warm(Struct, forbid_unknown_fields=True, kw_only=True):
     cache_salt: str | None = None
 
     def messages(self, context_length: int, place: str) -> tuple[Message, ...]:
-        """Read the messages before the upload. Raises InvalidRequest that names the fault."""
+        """Read the messages before the upload. Raises InvalidRequest with an error's location."""
         given = self.prefix or []
         check_lengths(given, context_length, f"{place}.prefix")
         return tuple(
@@ -53,7 +55,7 @@ class Warm(Struct, forbid_unknown_fields=True, kw_only=True):
         )
 
     def question(self, before: Sequence[Message], id: str, data: bytes) -> GenerationRequest:
-        """Build the beginning of the question about an upload with these bytes."""
+        """Build the start of a question about an upload with these bytes."""
         part: dict[str, Any] = {"type": "file", "file": {"file_id": id}}
         if looks_like_video(data):
             part = {"type": "input_video", "file_id": id}
@@ -75,7 +77,7 @@ class Warm(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class _Extension(Struct, forbid_unknown_fields=True):
-    """An upload's field `saccade`."""
+    """The field `saccade` of an upload."""
 
     warm: Warm
 
@@ -85,15 +87,14 @@ _EXTENSION: Reader[_Extension] = Reader(_Extension)
 
 
 def warm_fields(form: FormData) -> set[str]:
-    """Return the form's field names for warming."""
+    """Return the names of the form's fields for warm-up."""
     return {name for name in form if name == "saccade" or _NAME.match(name)}
 
 
 def read_warm(form: FormData) -> tuple[Warm, str] | None:
-    """Read the form's wish for warming, and the client's name for it. Returns None if there is
-    none.
+    """Read the form's warm-up fields, and return them with the name of the field.
 
-    Raises InvalidRequest that names the fault.
+    Returns None if there are none. Raises InvalidRequest with the location of an error.
     """
     names = warm_fields(form)
     if not names:

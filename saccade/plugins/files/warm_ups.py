@@ -1,8 +1,8 @@
-"""Uploads made ready before the first question: encoded and prefilled while the engine is idle.
+"""Prepares uploads before the first question: encodes and prefills them while the engine is idle.
 
-Owns their queue and its bounds: `MOST` wait in all, and half as many for one of several keys; keys
-take turns. Uploads are computed one at a time, by the engine's rules for idle work
-(`sched/turns.py`).
+Owns the queue and its limits: `MOST` uploads in total, and half as many for one of several API
+keys. Keys are served round-robin. One upload is computed at a time, by the engine's rules for idle
+work (`sched/turns.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from saccade.front.prompt_encoder import GenerationRequest
 log = logging.getLogger("saccade")
 
 MOST = 64
-"""Uploads that wait to be got ready: each holds the prefix that came with it."""
+"""Maximum queued uploads, as each keeps the prefix that was sent with it."""
 
 Prepare = Callable[[GenerationRequest, Client], Coroutine[None, None, PreparedRequest]]
 Generate = Callable[[PreparedRequest], AsyncGenerator[AnswerUpdate, None]]
@@ -31,8 +31,8 @@ Spawn = Callable[[Coroutine[None, None, None]], None]
 
 
 class WarmUps:
-    """Prepares uploads in turn. `prepare`, `generate`: as in the request manager. `spawn` runs a
-    task until the server stops.
+    """Prepares uploads one after another. `prepare`, `generate`: as in the request manager.
+    `spawn`: runs a task until the server stops.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class WarmUps:
         self._busy = False
 
     def check(self, client: Client) -> None:
-        """Raise Overloaded if the queue is full, or the client's share is."""
+        """Raise Overloaded if the queue is full, or the client's part of it."""
         mine = len(self._clients.get(client.name, ()))
         most = int(MOST * SHARE) if client.limited else MOST
         if mine >= most or self._waiting >= MOST:
@@ -57,7 +57,7 @@ class WarmUps:
             )
 
     def add(self, request: GenerationRequest, client: Client) -> None:
-        """Queue `request` to be prepared at some time. Raises as `check`."""
+        """Queue `request`. Raises like `check`."""
         self.check(client)
         self._clients.setdefault(client.name, deque()).append((request, client))
         self._tell()
@@ -79,7 +79,7 @@ class WarmUps:
                 request, client = mine.popleft()
                 del self._clients[name]
                 if mine:
-                    self._clients[name] = mine  # after all others
+                    self._clients[name] = mine  # move the client to the end
                 self._tell()
                 await self._warm(request, client)
         finally:
@@ -97,7 +97,7 @@ class WarmUps:
             outcome = "done"
         except RequestError as error:
             log.info("an upload was not encoded in advance: %s", error.message)
-        except Exception:  # a background task: other requests go first
+        except Exception:  # a background task must not affect other requests
             log.exception("an upload was not encoded in advance")
         finally:
             self._metrics.inc("saccade_warm_total", outcome=outcome)

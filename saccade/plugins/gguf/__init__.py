@@ -1,4 +1,4 @@
-"""llama.cpp's files as a checkpoint."""
+"""GGUF files, llama.cpp's format, as checkpoints."""
 
 from saccade.plugin import CheckpointFormat, Plugin
 

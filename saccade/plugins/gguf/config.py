@@ -1,7 +1,7 @@
-"""A checkpoint's JSON files, made from the metadata in its GGUF files.
+"""Creates a checkpoint's JSON files from the metadata in its GGUF files.
 
-Families map metadata to fields (`kinds.py`), and read the result like any other
-checkpoint. Leaves tokenizers to `tokenizer.py`.
+Families map metadata to fields (`kinds.py`), and read the result like any other checkpoint.
+`tokenizer.py` creates the tokenizer's files.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from saccade.plugins.gguf.known import gguf_facts, projector, text_kind
 
 @dataclass(frozen=True, slots=True)
 class Configs:
-    """JSON files by name, but the tokenizer's.
+    """JSON files by name, except for the tokenizer's.
 
-    defaults: fields that no file sets, for messages.
+    defaults: fields that no file sets, to be logged.
     """
 
     files: Mapping[str, Mapping[str, Any]]
@@ -28,10 +28,10 @@ class Configs:
 
 
 def make_configs(model: GgufFile, tower: GgufFile | None, tensors: set[str]) -> Configs:
-    """Make the configs from a language model's file, its tower's, and all tensor names.
+    """Create the configs from the files of a language model and its vision encoder.
 
-    A split model gives its first file. Raises CheckpointError naming file and field, for files that
-    do not belong together too.
+    model: for a split model, its first file. tensors: the names of all tensors. Raises
+    CheckpointError with the file and field, also for files that do not belong together.
     """
     kind = text_kind(model)
     projected = projector(tower) if tower else ""

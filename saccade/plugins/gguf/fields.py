@@ -1,6 +1,6 @@
-"""Metadata of a GGUF file, read field by field, and the settings for answers.
+"""Reads a GGUF file's metadata field by field, and its settings for generation.
 
-Leaves the meaning of a family's own fields to its folder.
+Families interpret their own fields.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ ENDS = (
     *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"),
     *("<end_of_utterance>", "<turn|>"),
 )
-"""Tokens that end an answer, beside those that the metadata name, as in llama.cpp."""
+"""Tokens that end an answer, in addition to those in the metadata, as in llama.cpp."""
 MAX_FLOATS = 4096
-"""The most numbers of a tensor that config.json takes: rotary factors, one per pair of values."""
+"""Maximum numbers of a tensor that is copied to config.json: rotary factors, one per pair."""
 
 
 @dataclass(slots=True)
 class MetadataFields:
-    """Metadata in one file under a prefix, read one by one.
+    """Reads the metadata of one file under a prefix.
 
-    `missing` collects those that were absent and have a default. Raises CheckpointError naming file
+    `missing` collects the absent fields that have a default. Raises CheckpointError with the file
     and field.
     """
 
@@ -37,14 +37,14 @@ class MetadataFields:
 
     def integer(self, name: str, default: int | None = None) -> int:
         found = self._find(name, default)
-        if isinstance(found, list) and len(set(map(str, found))) == 1:  # one for each layer
+        if isinstance(found, list) and len(set(map(str, found))) == 1:  # the same for all layers
             found = found[0]
         if isinstance(found, bool) or not isinstance(found, int) or found < 0:
             raise self._refuse(name, found, "a whole number")
         return found
 
     def integers(self, name: str, count: int) -> list[int]:
-        """Read an integer for each layer; files may set one for all."""
+        """Read an integer per layer. The file may have a single one for all layers."""
         found = self._find(name, None)
         listed = found if isinstance(found, list) else [found] * count
         if len(listed) != count or not all(type(each) is int and each >= 0 for each in listed):
@@ -102,7 +102,7 @@ class MetadataFields:
 
 
 def floats_in(file: GgufFile, tensor: TensorInfo) -> list[float]:
-    """Read a small tensor's numbers. Raises CheckpointError."""
+    """Read all numbers of a small tensor. Raises CheckpointError."""
     count = tensor.nbytes // 4
     if tensor.kind != "F32" or count > MAX_FLOATS:
         raise file.refuse(
@@ -116,14 +116,14 @@ def floats_in(file: GgufFile, tensor: TensorInfo) -> list[float]:
 
 
 def token_ids(file: GgufFile, wanted: Collection[str]) -> dict[str, int]:
-    """Return the ids of those wanted tokens that the vocabulary has."""
+    """Return the IDs of those tokens that are in the vocabulary."""
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     listed = tokens if isinstance(tokens, list) else []
     return {token: at for at, token in enumerate(listed) if token in wanted}
 
 
 def require_tokens(file: GgufFile, wanted: Mapping[str, str]) -> dict[str, int]:
-    """Return ids by field, of tokens by field. Raises CheckpointError naming a missing token."""
+    """Return IDs by field, from tokens by field. Raises CheckpointError for a missing token."""
     known = token_ids(file, set(wanted.values()))
     if missing := [token for token in wanted.values() if token not in known]:
         raise file.refuse(f"its vocabulary has no {missing[0]}, so it cannot be shown images")
@@ -131,7 +131,7 @@ def require_tokens(file: GgufFile, wanted: Mapping[str, str]) -> dict[str, int]:
 
 
 def read_generation(file: GgufFile) -> dict[str, Any]:
-    """Return generation_config.json: the tokens that end an answer, and how tokens are drawn."""
+    """Return generation_config.json: the stop tokens, and the sampling parameters."""
     known = token_ids(file, ENDS)
     names = (f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
     named = [file.metadata[name] for name in names if name in file.metadata]

@@ -1,8 +1,9 @@
-"""A GGUF file's header: its metadata, and its tensors' offsets.
+"""Reads a GGUF file's header: its metadata, and its tensors' offsets.
 
-Every count and length is compared with the file's size before memory is taken. The package `gguf`
-knows the formats and their sizes. Its own reader makes several arrays per string, 300,000 in a
-vocabulary, and trusts the file's counts. Leaves the tensors' meaning to `names.py`.
+All counts and lengths are checked against the file's size before memory is allocated. The package
+`gguf` provides the list of formats and their sizes. Its own reader is not used, as it creates
+several arrays per string, of which a vocabulary has 300,000, and does not check counts. `layers.py`
+interprets the tensors' names.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.extras import how_to_install
 
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
-"""The name of a part of a model in several files, whose first part alone has metadata."""
+"""The name of one file of a split model. Only the first one has metadata."""
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_TENSORS = 65_536
-"""Qwen3-VL-235B has 1,131."""
+"""Maximum tensors in a file. Qwen3-VL-235B has 1,131."""
 MAX_FIELDS = 4_096
 MAX_ITEMS = 1 << 22
-"""The most items of all arrays. A vocabulary has 250,000, with as many kinds, scores and merges."""
+"""Maximum items of all arrays. A vocabulary has 250,000, and as many types, scores and merges."""
 MAX_TEXT = 1 << 22
-"""Bytes of one string: a chat template has some 10,000."""
+"""Maximum bytes of a string. A chat template has about 10,000."""
 MAX_TEXTS = 1 << 26
-"""Bytes of all strings together: those of a vocabulary with its merges have some 7 million."""
+"""Maximum bytes of all strings. A vocabulary and its merges have about 7 million."""
 MAX_VALUES = 1 << 40
-"""The most values of a tensor."""
+"""Maximum values of a tensor."""
 SCALARS = {
     0: "B",
     1: "b",
@@ -47,7 +48,7 @@ SCALARS = {
     11: "q",
     12: "d",
 }
-"""Kinds of metadata by their number, as `struct` calls them."""
+"""The `struct` format of types of metadata, by their number."""
 FLOAT, TEXT, ARRAY = 6, 8, 9
 ENDED = "the file ends too early: it is cut off, download it again"
 
@@ -57,15 +58,15 @@ class TensorInfo:
     """One tensor in a file."""
 
     name: str
-    shape: tuple[int, ...]  # in values, outermost dimension first, as torch counts
-    kind: str  # its format's name (Q4_K)
-    start: int  # where its bytes begin in the file
+    shape: tuple[int, ...]  # in values, outermost dimension first, as in torch
+    kind: str  # the name of its format (Q4_K)
+    start: int  # its offset in the file
     nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """What one file's header holds."""
+    """The contents of one file's header."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -83,12 +84,12 @@ class GgufFile:
 
 
 def read_header(path: Path) -> GgufFile:
-    """Read a file's header, in half a second for a large vocabulary.
+    """Read a file's header. Takes half a second for a large vocabulary.
 
-    Other parts of a split model get the first's metadata.
+    Later files of a split model get the metadata of the first.
 
-    Raises CheckpointError naming the file if it is not a GGUF file, cut off or damaged. Raises
-    ConfigError without the package `gguf`.
+    Raises CheckpointError with the file if it is not a GGUF file, truncated or damaged, and
+    ConfigError if the package `gguf` is not installed.
     """
     formats = known_formats()
     try:
@@ -108,14 +109,16 @@ def read_header(path: Path) -> GgufFile:
 
 
 def part_of(path: Path, number: int) -> Path:
-    """Return the path to part `number` of a file's split model."""
+    """Return the path of file `number` of a split model, given the path of any of its files."""
     found = SPLIT.fullmatch(path.name)
     assert found is not None
     return path.with_name(f"{found[1]}-{number:05}-of-{found[3]}.gguf")
 
 
 def known_formats() -> dict[int, tuple[str, int, int]]:
-    """Return formats by number: name, values per block, bytes per block. Raises ConfigError."""
+    """Return the name, values per block and bytes per block of formats, by number. Raises
+    ConfigError.
+    """
     try:
         from gguf.constants import GGML_QUANT_SIZES
     except ImportError:
@@ -126,7 +129,7 @@ def known_formats() -> dict[int, tuple[str, int, int]]:
 
 
 class _Reader:
-    """Reads one header from beginning to end."""
+    """Reads one header sequentially."""
 
     def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
         self._path = path
@@ -161,7 +164,7 @@ class _Reader:
         return GgufFile(self._path, metadata, placed)
 
     def _tensor(self, formats: Mapping[int, tuple[str, int, int]]) -> TensorInfo:
-        """Read a tensor, with a start counted from that of all tensors."""
+        """Read a tensor, whose `start` is relative to the start of all tensors' data."""
         name = self._text()
         (count,) = self._take("I")
         if not 0 < count <= 4:
@@ -258,7 +261,7 @@ class _Reader:
 
 
 def _exact(kind: int, values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return figures as meant, a float32 as the shortest decimal with equal value (1e-6)."""
+    """Convert float32 values to the shortest decimal of the same value, such as 1e-6."""
     if kind != FLOAT:
         return values
     return tuple(_shortest(value) for value in values)

@@ -1,4 +1,4 @@
-"""All kinds of GGUF files that families state."""
+"""All types of GGUF files that families declare."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLDER_MAY = "another may work from its Hugging Face folder"
 
 @cache
 def gguf_facts() -> GgufFacts:
-    """Return the facts of all families as one."""
+    """Return the declarations of all families combined."""
     found: list[GgufFacts] = [resolve_name(each.gguf) for each in families() if each.gguf]
     return GgufFacts(
         models={key: model for each in found for key, model in each.models.items()},
@@ -25,7 +25,7 @@ def gguf_facts() -> GgufFacts:
 
 
 def text_kind(file: GgufFile) -> TextKind:
-    """Return a language model's kind. Raises CheckpointError that lists the known ones."""
+    """Return a language model's type. Raises CheckpointError with a list of the known ones."""
     arch, texts = file.architecture, gguf_facts().texts
     if arch == "clip":
         raise file.refuse("it is a vision tower: give the language model's file, this as --mmproj")
@@ -57,7 +57,7 @@ def projector(file: GgufFile) -> str:
 def made_tensors(file: GgufFile) -> dict[str, Made]:
     """Return the checkpoint's tensors in this file, by transformers' names.
 
-    Unknown tensors keep their own name.
+    Unknown tensors keep their own names.
 
     Raises CheckpointError for a tensor with a part in another file.
     """

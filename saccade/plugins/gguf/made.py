@@ -1,7 +1,7 @@
-"""A checkpoint's tensor, and what of a GGUF file it is made of.
+"""A tensor of a checkpoint, and how it is made from tensors of a GGUF file.
 
-The changes are those by llama.cpp's converter, undone. Leaves names to `gguf.py` in the families'
-folders, and bytes to `plugins/gguf/tensors.py`.
+The changes undo those of llama.cpp's converter. Families' `gguf.py` have the names, and
+`plugins/gguf/tensors.py` reads the data.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from saccade.core.errors import CheckpointError
 from saccade.plugins.gguf.header import GgufFile, TensorInfo
 
 Edit = Literal["none", "less one", "decay", "colours last"]
-"""What is done to the values: none; one is taken off; they become log(-x); a patch's pixels
-[out, 3, height, width] become rows, the three colours of a pixel side by side.
+"""How values are changed. less one: subtract one. decay: log(-x). colours last: a patch's pixels
+[out, 3, height, width] become rows in which the three colours of a pixel are adjacent.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Parts of a tensor in llama.cpp's own order.
+    """Parts of a tensor that llama.cpp stores in another order.
 
-    A run has `each` groups with `keys` parts of `size` values. In transformers the parts with one
-    index are contiguous, in llama.cpp those of one group.
+    A run has `each` groups of `keys` parts with `size` values. transformers stores the parts of
+    equal index contiguously, and llama.cpp those of one group.
     """
 
-    axis: int  # the tensor's, with `runs` runs from `start` on
+    axis: int  # the axis with `runs` runs, from index `start`
     start: int
     keys: int
     each: int
     size: int
     runs: int = 1
-    rest: int = 0  # values behind each run, in their place
+    rest: int = 0  # the number of values after each run, which are not moved
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A tensor in the checkpoint, with `shape`: its sources, joined, then edited.
+    """A tensor of the checkpoint with `shape`: the concatenation of its sources, then edited.
 
-    join: the dimension. None: a new one, the third, with a slice for each.
+    join: the axis of concatenation. None: stack the sources along a new third axis.
     """
 
     sources: tuple[TensorInfo, ...]
@@ -51,39 +51,39 @@ class Made:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file."""
+        """The number of bytes in the file."""
         return sum(source.nbytes for source in self.sources)
 
 
 def one(tensor: TensorInfo, edit: Edit = "none", heads: Heads | None = None) -> Made:
-    """Return a tensor of one source."""
+    """Return a tensor with one source."""
     return Made((tensor,), tensor.shape, 0, edit, heads)
 
 
 def patch_matrix(tensor: TensorInfo) -> Made:
-    """Return a patch embedding whose rows have a pixel's colours side by side."""
+    """Return a patch embedding with interleaved colours."""
     shape = (tensor.shape[0], math.prod(tensor.shape[1:]))
     return Made((tensor,), shape, 0, "colours last")
 
 
 def from_pairs(heads: int, size: int) -> Heads:
-    """Return the order of heads that have two halves, and pairs in llama.cpp."""
+    """Return the order of heads that consist of two halves, and of pairs in llama.cpp."""
     return Heads(0, 0, 2, size // 2, 1, heads)
 
 
 def from_halves(heads: int, size: int, turned: int) -> Heads:
-    """Return the order of heads that begin with `turned` values in pairs: llama.cpp's halves."""
+    """Return the order of heads that start with `turned` values in pairs; halves in llama.cpp."""
     return Heads(0, 0, turned // 2, 2, 1, heads, size - turned)
 
 
 def two_frames(file: GgufFile, tensor: TensorInfo) -> Made:
-    """Return a patch embedding of two frames, each with a tensor. Raises CheckpointError."""
+    """Return a patch embedding of two frames, which are two tensors. Raises CheckpointError."""
     frames = tensor, sibling(file, tensor, f"{tensor.name}.1")
     return Made(frames, (*tensor.shape[:2], 2, *tensor.shape[2:]), None)
 
 
 def gates_and_ups(file: GgufFile, gates: TensorInfo) -> Made:
-    """Return experts' first matrices, whose gates and ups are two tensors.
+    """Return the first matrices of experts, whose gates and ups are two tensors.
 
     Raises CheckpointError.
     """
@@ -95,7 +95,7 @@ def gates_and_ups(file: GgufFile, gates: TensorInfo) -> Made:
 
 
 def layer_count(file: GgufFile) -> int:
-    """Count the language model's layers, without drafting layers. Raises CheckpointError."""
+    """Return the number of layers, without MTP layers. Raises CheckpointError."""
     arch = file.architecture
     names = (f"{arch}.block_count", f"{arch}.nextn_predict_layers")
     found = [file.metadata.get(name, 0) for name in names]
@@ -105,7 +105,7 @@ def layer_count(file: GgufFile) -> int:
 
 
 def sibling(file: GgufFile, tensor: TensorInfo, name: str) -> TensorInfo:
-    """Return the second tensor to join with `tensor`, in the same shape. Raises CheckpointError."""
+    """Return the tensor to join with `tensor`, which has the same shape. Raises CheckpointError."""
     found = file.tensors.get(name)
     if found is None:
         raise file.refuse(

@@ -1,6 +1,6 @@
-"""A GGUF file's tensors by transformers' names and shapes, like those in safetensors' files.
+"""A GGUF file's tensors by transformers' names and shapes, with the interface of safetensors.
 
-Numbers in few bits become float32, by the package `gguf`: exactly the file's values.
+The package `gguf` dequantises to float32, without a loss.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from saccade.plugins.gguf.known import made_tensors
 from saccade.plugins.gguf.made import Heads, Made
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Formats that a tensor has as they are."""
+"""Formats that are not quantised."""
 BLOCK_VALUES = 1 << 20
-"""Values that a thread makes at a time."""
+"""Values that a thread dequantises at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufSlice:
-    """One tensor, still to be read."""
+    """One tensor, which has not been read yet."""
 
     path: Path
     made: Made
@@ -38,7 +38,7 @@ class GgufSlice:
 
     @property
     def kinds(self) -> set[str]:
-        """Formats in the file."""
+        """The tensor's formats in the file."""
         return {source.kind for source in self.made.sources}
 
     def get_dtype(self) -> str:
@@ -82,7 +82,7 @@ class GgufTensors:
 def open_gguf(path: Path) -> GgufTensors:
     """Open a GGUF file. Raises CheckpointError.
 
-    Its header is read once while the file stays unchanged.
+    The header is cached until the file changes.
     """
     try:
         found = path.stat()
@@ -98,7 +98,7 @@ def _open(path: Path, _changed: int, _size: int) -> GgufTensors:
 
 @lru_cache
 def _readable(kind: str) -> bool:
-    """Return True if the installed package can make numbers from the format."""
+    """Return True if the installed package can dequantise the format."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -133,7 +133,7 @@ def _edited(values: torch.Tensor, made: Made) -> torch.Tensor:
 
 
 def _together(values: torch.Tensor, heads: Heads) -> torch.Tensor:
-    """Put together the heads that share a head of keys."""
+    """Reorder heads, so that those that share a KV head are contiguous."""
     axis, turned = heads.axis, heads.keys * heads.each * heads.size
     size = turned + heads.rest
     kept = values.narrow(axis, 0, heads.start)
@@ -146,9 +146,9 @@ def _together(values: torch.Tensor, heads: Heads) -> torch.Tensor:
 
 
 def read_rows(path: Path, made: Made, start: int, stop: int) -> torch.Tensor:
-    """Read rows [start, stop) of one source as blocks: uint8 [rows, bytes].
+    """Read rows [start, stop) of a tensor with one source as blocks: uint8 [rows, bytes].
 
-    Raises CheckpointError for a changed file.
+    Raises CheckpointError if the file has changed.
     """
     (source,) = made.sources
     if made.heads is None:
@@ -159,10 +159,10 @@ def read_rows(path: Path, made: Made, start: int, stop: int) -> torch.Tensor:
 
 
 def read_values(path: Path, tensor: TensorInfo, start: int, stop: int) -> torch.Tensor:
-    """Read rows [start, stop) along the first dimension.
+    """Read rows [start, stop) along the first axis.
 
-    A plain format gives a view on the mapped file. All others become float32. Raises
-    CheckpointError for a changed file.
+    The result is a view of the memory-mapped file, or float32 if the format is quantised. Raises
+    CheckpointError if the file has changed.
     """
     raw = read_blocks(path, tensor, start, stop)
     shape = (stop - start, *tensor.shape[1:])
@@ -175,7 +175,7 @@ def read_values(path: Path, tensor: TensorInfo, start: int, stop: int) -> torch.
 
 
 def read_blocks(path: Path, tensor: TensorInfo, start: int, stop: int) -> torch.Tensor:
-    """Return the rows' bytes, uint8 [N], as a view on the mapped file. Raises CheckpointError."""
+    """Return the rows' bytes, uint8 [N], as a view of the mapped file. Raises CheckpointError."""
     row = tensor.nbytes // tensor.shape[0]
     try:
         raw = np.memmap(path, np.uint8, "c", tensor.start + start * row, ((stop - start) * row,))
@@ -185,12 +185,12 @@ def read_blocks(path: Path, tensor: TensorInfo, start: int, stop: int) -> torch.
 
 
 def _dequantise(raw: np.ndarray[Any, Any], kind: str, target: torch.Tensor) -> None:
-    """Fill target [rows, columns] from raw [rows, bytes], some rows to a thread at a time."""
+    """Fill target [rows, columns] from raw [rows, bytes], in several threads."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
     count = max(1, BLOCK_VALUES // target.shape[1])
-    out = target.numpy()  # other threads are in no inference mode, whatever this one is in
+    out = target.numpy()  # NumPy, as other threads do not inherit this thread's inference mode
 
     def fill(first: int) -> None:
         out[first : first + count] = dequantize(

@@ -1,8 +1,8 @@
-"""tokenizer.json and tokenizer_config.json, made from a GGUF file's metadata.
+"""Creates tokenizer.json and tokenizer_config.json from a GGUF file's metadata.
 
-What llama.cpp calls `pre` names the rules that cut text before merges. Each known one is here as
-the model's own tokenizer has it, with its normaliser. An unknown one is refused: other rules would
-give other tokens.
+The field `tokenizer.ggml.pre` names the pre-tokenizer. Each known one is defined here as in the
+model's own tokenizer, with its normaliser. Unknown ones are rejected, because others would produce
+different tokens.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_SIGNS}"
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How text is cut before merges."""
+    """A pre-tokenizer, and related settings."""
 
-    split: str | None  # a pattern. None: GPT-2's own.
-    digits: bool = False  # each is cut off first
-    normal: str | None = None  # the Unicode form
-    whole: bool = False  # a piece that is a token is taken whole, whatever the merges
-    # whether a bare text starts with that token if the file does not set it. None: the model has no
-    # such token.
+    split: str | None  # a regular expression, or None for GPT-2's
+    digits: bool = False  # split digits off first
+    normal: str | None = None  # the Unicode normalisation form
+    whole: bool = False  # a piece that is a token is not split, whatever the merges
+    # whether a plain text starts with the BOS token if the file does not specify it. None: the
+    # model has no BOS token.
     bos: bool | None = False
 
 
@@ -60,7 +60,7 @@ RULES = {
     "smollm": Rules(None, digits=True),
     "gpt-2": Rules(None),
 }
-"""Rules by `tokenizer.ggml.pre`."""
+"""Pre-tokenizers by `tokenizer.ggml.pre`."""
 SAME = {
     "llama3": "llama-bpe",
     "llama-v3": "llama-bpe",
@@ -69,12 +69,12 @@ SAME = {
     "starcoder": "smollm",
     "refact": "smollm",
 }
-"""Other names of the same rules."""
+"""Aliases of pre-tokenizers."""
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
-"""Types in `tokenizer.ggml.token_type`. Tokens of another type are padding."""
+"""Types in `tokenizer.ggml.token_type`. Tokens of any other type are padding."""
 PREFIX = "tokenizer.ggml."
 SPACE = "\u2581"
-"""What SentencePiece writes for a space."""
+"""SentencePiece's symbol for a space."""
 ROLES = {
     "eos_token": "eos",
     "pad_token": "padding",
@@ -84,10 +84,10 @@ ROLES = {
 
 
 def make_tokenizer(file: GgufFile, keep_space: Collection[str] | None = None) -> dict[str, Any]:
-    """Make tokenizer.json.
+    """Create tokenizer.json.
 
-    keep_space: that of the model's `TextKind`. Raises CheckpointError if the vocabulary is missing
-    or another kind.
+    keep_space: as in the model's `TextKind`. Raises CheckpointError if the vocabulary is missing or
+    not supported.
     """
     model = _text(file, "model")
     if model not in MAKERS:
@@ -106,7 +106,7 @@ def make_tokenizer(file: GgufFile, keep_space: Collection[str] | None = None) ->
 
 
 def merged_by_bytes(file: GgufFile, vocabulary: FileVocabulary) -> dict[str, Any]:
-    """Return tokenizer.json's parts for merges of bytes, as GPT-2 has them."""
+    """Return tokenizer.json's parts for byte-level BPE, as in GPT-2."""
     rules = _rules(file)
     known = vocabulary.numbered(NORMAL)
     merges = [_pair(file, merge) for merge in _list(file, "merges", str)]
@@ -134,7 +134,7 @@ def merged_by_bytes(file: GgufFile, vocabulary: FileVocabulary) -> dict[str, Any
 
 
 def merged_by_score(file: GgufFile, vocabulary: FileVocabulary) -> dict[str, Any]:
-    """Return tokenizer.json's parts for merges of characters, as SentencePiece has them."""
+    """Return tokenizer.json's parts for SentencePiece, with merges derived from scores."""
     scores = _list(file, "scores", float)
     if len(scores) != len(vocabulary.tokens):
         raise file.refuse(f"{len(scores)} of {PREFIX}scores, but {len(vocabulary.tokens)} tokens")
@@ -142,14 +142,14 @@ def merged_by_score(file: GgufFile, vocabulary: FileVocabulary) -> dict[str, Any
 
 
 def merged_by_rank(file: GgufFile, vocabulary: FileVocabulary) -> dict[str, Any]:
-    """Return tokenizer.json's parts for merges of characters that the file lists."""
+    """Return tokenizer.json's parts for SentencePiece, with merges that the file lists."""
     return _spaced(file, vocabulary, [_pair(file, each) for each in _list(file, "merges", str)])
 
 
 def _spaced(
     file: GgufFile, vocabulary: FileVocabulary, merges: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
-    """Return tokenizer.json's parts for characters with a sign instead of a space."""
+    """Return tokenizer.json's parts for a vocabulary with a symbol in place of spaces."""
     spaced = file.metadata.get(f"{PREFIX}add_space_prefix") is not False
     keep = vocabulary.keep_space
     known = vocabulary.numbered(NORMAL, BYTE, UNKNOWN)
@@ -175,13 +175,13 @@ def _spaced(
 
 
 MAKERS = {"gpt2": merged_by_bytes, "llama": merged_by_score, "gemma4": merged_by_rank}
-"""Makers of tokenizer.json's parts by `tokenizer.ggml.model`."""
+"""Functions that create tokenizer.json's parts, by `tokenizer.ggml.model`."""
 
 
 def merges_of(
     file: GgufFile, known: Mapping[str, int], scores: Sequence[float]
 ) -> list[tuple[str, str]]:
-    """Return merges, the best first: SentencePiece merges the pair whose token has most score."""
+    """Return merges, the best first. SentencePiece merges the pair whose token scores highest."""
     if len({scores[at] for at in known.values()}) < len(known) // 2:
         raise file.refuse(
             f"{PREFIX}scores do not define the order of merges (many are equal): take a file "
@@ -212,7 +212,7 @@ def bpe(
 def _begun(
     file: GgufFile, vocabulary: FileVocabulary, usual: bool, after: dict[str, Any] | None
 ) -> dict[str, Any] | None:
-    """Return the step behind merges, which puts the first token before a bare text."""
+    """Return the post-processor, with a step that prepends the BOS token if there is one."""
     wanted = file.metadata.get(f"{PREFIX}add_bos_token", usual)
     if not wanted:
         return after
@@ -236,7 +236,7 @@ def _begun(
 
 @dataclass(frozen=True, slots=True)
 class FileVocabulary:
-    """Tokens, and the type of each. keep_space: see `TextKind`."""
+    """The tokens, and the type of each. keep_space: as in `TextKind`."""
 
     tokens: Sequence[str]
     types: Sequence[int]
@@ -244,7 +244,7 @@ class FileVocabulary:
 
     @classmethod
     def read(cls, file: GgufFile, keep_space: Collection[str] | None) -> FileVocabulary:
-        """Read the vocabulary. Raises CheckpointError for a damaged one."""
+        """Read the vocabulary. Raises CheckpointError if it is damaged."""
         tokens, types = _list(file, "tokens", str), _list(file, "token_type", int)
         if len(tokens) != len(types):
             raise file.refuse(f"{len(tokens)} tokens, but {len(types)} of {PREFIX}token_type")
@@ -257,9 +257,9 @@ class FileVocabulary:
         return {token: at for at, token in enumerate(self.tokens) if self.types[at] == kind}
 
     def numbered(self, *types: int) -> dict[str, int]:
-        """Return ids of tokens that merges make, and of those that are found before.
+        """Return the IDs of tokens of these types, and of all special tokens.
 
-        The library numbers the latter anew where the vocabulary lacks them.
+        The tokenizers library would assign new IDs to special tokens missing in the vocabulary.
         """
         found = {token: at for each in types for token, at in self.of_type(each).items()}
         for at, token in enumerate(self.tokens):
@@ -268,7 +268,7 @@ class FileVocabulary:
         return found
 
     def added(self, *types: int) -> list[dict[str, Any]]:
-        """Return tokens that are found in a text before it is cut."""
+        """Return the tokens that are matched before a text is split."""
         return [
             _added(at, self.tokens[at], kind != USER_DEFINED)
             for at, kind in enumerate(self.types)
@@ -277,7 +277,7 @@ class FileVocabulary:
 
 
 def tokenizer_settings(file: GgufFile) -> dict[str, Any]:
-    """Make tokenizer_config.json: the tokens by role, and the chat template.
+    """Create tokenizer_config.json: the tokens by role, and the chat template.
 
     Raises CheckpointError.
     """
@@ -297,7 +297,7 @@ def tokenizer_settings(file: GgufFile) -> dict[str, Any]:
 
 
 def _has_bos(file: GgufFile) -> bool:
-    """Return False for a model without such a token, regardless of its file."""
+    """Return False for a model without a BOS token, even if its file has one."""
     return _text(file, "model") != "gpt2" or _rules(file).bos is not None
 
 

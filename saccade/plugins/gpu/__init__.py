@@ -1,4 +1,4 @@
-"""Kernels and graphs for NVIDIA GPUs."""
+"""Kernels and CUDA graphs for NVIDIA GPUs."""
 
 from __future__ import annotations
 

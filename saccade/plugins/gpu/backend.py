@@ -1,4 +1,4 @@
-"""The backend for NVIDIA GPUs, as start-up knows it: without PyTorch."""
+"""The backend for NVIDIA GPUs, as start-up sees it, without importing PyTorch."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from saccade.kernels.backend import KernelBackend
 from saccade.plugins.gpu.libraries.installed import FA3_INSTALL, find_fa3, has_fa4
 
 TOWER_ATTENTION = {9: "triton", 10: "triton"}
-"""By a GPU's major architecture; flash where none is named. For 14,400 rows of 16 heads of 72 an
-H200 takes 4.1 ms with torch's kernel, 2.7 with ours. On Blackwell that is not measured.
+"""The attention that auto selects for the vision encoder, by a GPU's major architecture; flash for
+others. For 14,400 rows of 16 heads of 72, an H200 takes 4.1 ms with torch's kernel and 2.7 with
+Saccade's. Blackwell has not been measured.
 """
 FA3_SPEEDUP: Mapping[int, float] = {}
-"""By rows of an image, how many times as fast as our kernel FlashAttention-3 attends on a Hopper:
-"fa3 beside ours", of stage `attention` of `saccade_bench.gpu_check`. Where all are above 1, auto
-takes it if it is installed. No run has compared them yet.
+"""The speed of FlashAttention-3 relative to Saccade's kernel on Hopper, by an image's number of
+patches: "fa3 beside ours" in stage `attention` of `saccade_bench.gpu_check`. If all are above 1,
+auto selects FlashAttention-3 where it is installed. It has not been measured yet.
 """
 FLASH_LIKE = ("flash", "fa3", "fa4")
-"""Those that need a dtype of 16 bits."""
+"""The backends that require a 16-bit dtype."""
 TOWERS = ("triton", *FLASH_LIKE, "sdpa")
 
 
 def pick_tower(wanted: str, arch: int, half: bool) -> str:
-    """Implement `kernels.backend.PickTower`, for auto by what was measured."""
+    """Implement `kernels.backend.PickTower`. auto selects what was fastest when measured."""
     option = f"--tune mm_attention_backend={wanted}"
     if wanted == "auto":
         if half and arch == 90 and min(FA3_SPEEDUP.values(), default=0.0) > 1 and find_fa3():
@@ -48,7 +49,7 @@ BACKEND = KernelBackend(
     packages=("triton",),
     towers=TOWERS,
     pick_tower=pick_tower,
-    # Ours for FlashInfer, and its own 8 MiB of indices.
+    # Saccade's workspace for FlashInfer, and FlashInfer's own 8 MiB of indices.
     workspaces={"flashinfer": 136 * MIB},
     step_graphs="saccade.plugins.gpu.cuda.step_graphs:open_step_graphs",
     pack_graphs="saccade.plugins.gpu.cuda.pack_graphs:CapturedPacks",

@@ -1,7 +1,7 @@
-"""Penalties for past tokens, biases, and bans on an early end, for all rows of a step at once.
+"""Penalties for past tokens, logit biases, and bans on an early end, for all requests of a step.
 
-Owns each slot's wishes and the counts of its tokens, on the device, where drawn tokens are added
-unknown to the host.
+Owns each slot's options and token counts. They are on the device, so sampled tokens are counted
+without a host synchronization.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from saccade.runtime.row_parts import Draws
 from saccade.runtime.sampling.edits import list_edits
 
 NOTHING = -1, 0, 0
-"""The facts of a slot without edits: no line of counts, no listed tokens, no bans left."""
+"""The facts of a slot without edits: no row of counts, no listed tokens, no tokens due."""
 
 
 class SlotEdits:
-    """Edits all rows in a step with one kernel, which reads the slots' wishes on the device.
+    """Edits the logits of all requests with one kernel, which reads the slots' options on the
+    device.
 
-    Implements `runtime.row_parts.SamplePart`, as `runtime.sampling.edits.Edit` does. Each slot has
-    a line of counts for the whole vocabulary, at a fixed address, so that a graph may read the
-    line. Only this class writes `tables`.
+    Implements `runtime.row_parts.SamplePart`, like `runtime.sampling.edits.Edit`. Each slot has a
+    row of counts for the whole vocabulary at a fixed address, which CUDA graphs can read. Only this
+    class writes to `tables`.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class SlotEdits:
         )
 
     def open(self, opened: Open) -> None:
-        """Open a slot for a sequence, with its prompt and the answer so far."""
+        """Set up a slot for a sequence, with its prompt and the tokens generated so far."""
         slot, params, tokens = opened.slot, opened.sampling, opened.tokens
         listed = self._list(slot, params)
         line = -1
@@ -68,7 +69,7 @@ class SlotEdits:
         self._send_facts(slot, (line, len(listed), min(left, np.iinfo(np.int32).max)))
 
     def close(self, slot: int) -> None:
-        """Leave the kernel without work in the slot, whoever enters it."""
+        """Disable edits in the slot, until it is opened again."""
         self._send_facts(slot, NOTHING)
 
     def edit(self, logits: torch.Tensor, draws: Draws, masked: bool) -> bool:
@@ -82,7 +83,7 @@ class SlotEdits:
         self.tables.facts[slot].copy_(send(np.array(facts, np.int32), self._device))
 
     def _list(self, slot: int, params: SamplingParams) -> list[int]:
-        """Write the biased and banned tokens into the slot's list, and return them, each once."""
+        """Write the biased and banned tokens to the slot's list, and return them, each once."""
         added = dict[int, float]()
         biases, bans = list_edits(params, self._stop_ids)
         for token, amount in biases:
@@ -100,7 +101,7 @@ class SlotEdits:
     def _fill(
         self, line: int, tokens: Sequence[int], prompt_length: int, listed: Sequence[int]
     ) -> None:
-        """Write the line's numbers for a prompt and the answer so far."""
+        """Write the slot's counts for a prompt and the tokens generated so far."""
         ids = np.array((*tokens, *listed), np.int64)
         unique, places = np.unique(ids, return_inverse=True)
         state = np.bincount(places[prompt_length : len(tokens)], minlength=len(unique))

@@ -1,8 +1,8 @@
-"""The vision tower's attention on GPUs by name: bidirectional, within segments.
+"""The vision encoder's attention backends on GPUs by name: bidirectional, within segments.
 
-triton: our own kernel, can be captured in a graph. flash: torch's (16 bits), can be captured too.
-fa3, fa4: FlashAttention-3's (Hopper) and -4's (the same), where those packages are; both are NOT
-YET RUN. sdpa: PyTorch's, which waits for the device.
+triton: Saccade's kernel; flash: torch's, for 16 bits. Both can be captured in CUDA graphs. fa3:
+FlashAttention-3 (Hopper); fa4: FlashAttention-4. These require their packages and are NOT YET RUN.
+sdpa: PyTorch's, which waits for the device.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _triton_segments(
 def _flash_segments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
 ) -> torch.Tensor:
-    """Launch torch's variable-length flash attention once (CUDA, 16 bits)."""
+    """Call torch's variable-length flash attention once (CUDA, 16 bits)."""
     bounds, longest = segments.bounds, segments.longest
     return _in_eights(
         lambda *qkv: torch.ops.aten._flash_attention_forward(
@@ -55,7 +55,7 @@ def _fa3_segments(
             max_seqlen_k=longest,
             softmax_scale=scale,
         )
-        # Until 2025 it gave a row's denominators, too.
+        # Versions before 2025 also returned the log-sum-exp of each row.
         return (found,) if isinstance(found, torch.Tensor) else found
 
     return _in_eights(launch, q, k, v)
@@ -64,7 +64,7 @@ def _fa3_segments(
 def _fa4_segments(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
 ) -> torch.Tensor:
-    """Do as `_flash_segments`, with the package flash-attn-4."""
+    """Like `_flash_segments`, but with the package flash-attn-4."""
     from flash_attn.cute import flash_attn_varlen_func
 
     bounds, longest = segments.bounds, segments.longest
@@ -89,7 +89,7 @@ def _in_eights(
     k: torch.Tensor,
     v: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the first result of a launch that takes head sizes in multiples of 8."""
+    """Pad heads to a multiple of 8 values, as `launch` requires, and return its first result."""
     assert len(k) == len(q)
     dim = q.shape[-1]
     if missing := -dim % 8:

@@ -1,4 +1,4 @@
-"""Structured outputs: a grammar holds the answer to a form, or to calls of tools."""
+"""Structured outputs: a grammar constrains the answer to a format, or to tool calls."""
 
 from saccade.plugin import Plugin, StepRule
 

@@ -1,7 +1,7 @@
-"""Grammars compiled in a thread, for `HoldAnswer`.
+"""Compiles grammars in a thread, for `HoldAnswer`.
 
-Owns the front's lexicon, the one compiling thread, and the order of its turns. What takes long to
-import is imported there.
+Owns the front's lexicon, the compiler thread, and the order of requests. Slow imports happen in
+that thread.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("saccade")
 
 MakeConstraint = Callable[[Lexicon], OutputConstraint | None]
-"""A constraint that depends on the lexicon, as a forced tool call does: its tags may be tokens.
-Called in the compiler's thread; may raise InvalidRequest. None: any text.
+"""Creates a constraint that depends on the lexicon, such as a forced tool call, whose tags may be
+tokens. Called in the compiler's thread. May raise InvalidRequest, and returns None for any text.
 """
 
 
 class Compiler:
-    """Compiles grammars in one thread, which reads the lexicon first. Clients take turns, and
-    requests from one client keep their order. The event loop stays free.
+    """Compiles grammars in one thread, so that the event loop is not blocked.
+
+    Clients are served round-robin, and the requests of one client in order.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> None:
-        """Start to read the lexicon. `vocab_size`, `ends`: as in `vocabulary.read_lexicon`."""
+        """Start reading the lexicon. `vocab_size`, `ends`: as in `vocabulary.read_lexicon`."""
         self._thread = ThreadPoolExecutor(1, "saccade-grammar")
         self._grammars = self._thread.submit(_read, tokenizer, vocab_size, ends)
         self._busy = False
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the next client's first
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by client, the next one first
 
     async def compile(
         self,
@@ -48,9 +49,10 @@ class Compiler:
         client: str = "",
     ) -> Grammar | None:
         """Compile the grammar for a constraint, or return None if it allows any text.
-        `thinks_until`: as in `Grammars.compile`. client: the name for taking turns.
 
-        Raises InvalidRequest whose `param` names the place.
+        `thinks_until`: as in `Grammars.compile`. client: the name used for round-robin.
+
+        Raises InvalidRequest with the location of an error in `param`.
         """
         await self._turn(client)
         try:
@@ -69,12 +71,12 @@ class Compiler:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it came all the same
+            if turn.done() and not turn.cancelled():  # the turn had been granted before
                 self._pass_on()
             raise
 
     def _pass_on(self) -> None:
-        """Give the turn to the client that has waited longest."""
+        """Grant the next turn to the client that has waited longest."""
         while self._waiting:
             client = next(iter(self._waiting))
             turns = self._waiting.pop(client)
@@ -89,7 +91,7 @@ class Compiler:
     def _compile(
         self, constraint: OutputConstraint | MakeConstraint, thinks_until: str | None
     ) -> Grammar | None:
-        grammars = self._grammars.result()  # this thread has read it before anything else
+        grammars = self._grammars.result()  # the thread's first job, so it is done
         if grammars is None:
             raise InvalidRequest(
                 "this model's tokenizer is not byte-level, so grammars are not supported: "
@@ -110,6 +112,6 @@ def _read(tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> Grammar
 
     try:
         return Grammars(read_lexicon(tokenizer.json, vocab_size, ends), vocab_size)
-    except Exception as error:  # the library raises plain ones, and the model serves without
+    except Exception as error:  # llguidance has no exception types; serve without grammars
         log.warning("no structured outputs: %s", str(error)[:300])
         return None

@@ -1,7 +1,7 @@
-"""Requests whose grammars are prepared in threads while the engine's loop continues.
+"""Prepares the grammars of requests in threads, while the engine's loop continues.
 
-Owns two kinds of threads, and the requests that wait for their grammars. One thread reads the
-lexicon and compiles grammars once more. Others make slow masks.
+Owns the threads and the requests that wait for their grammars. One thread reads the lexicon and
+compiles grammars, as the front has done before. Others compute slow masks.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("saccade")
 
 SLOW_THREADS = 2
-"""Threads that make the masks of sequences whose masks are slow."""
+"""The number of threads that compute masks for sequences whose masks are slow."""
 
 
 class GrammarLoader:
-    """`prepare` a request's grammar state; `take_ready` returns it after a call of `wake`."""
+    """Prepares requests' grammar states. After `wake` is called, `take_ready` returns them."""
 
     def __init__(
         self,
@@ -34,7 +34,9 @@ class GrammarLoader:
         ends: Sequence[int],
         wake: Callable[[], object],
     ) -> None:
-        """Start to read the lexicon. `wake`: may be called by any thread. Others: as in
+        """Start reading the lexicon.
+
+        `wake`: called from any thread when a grammar is ready. The other arguments are those of
         `vocabulary.read_lexicon`.
         """
         self._wake = wake
@@ -45,24 +47,24 @@ class GrammarLoader:
 
     @property
     def waiting(self) -> bool:
-        """Return True if a request has yet to be taken."""
+        """Whether a request has not been returned by `take_ready` yet."""
         return bool(self._waiting)
 
     def prepare(self, request: Request) -> None:
-        """Prepare the grammar state for a request's grammar."""
+        """Start preparing the grammar state of a request."""
         future = self._beginner.submit(self._begin, request.grammar)
         self._waiting[request.id] = (request, future)
         future.add_done_callback(lambda _: self._wake())
 
     def drop(self, id: str) -> bool:
-        """Forget a request and stop compiling its grammar. Returns True if it was waiting."""
+        """Drop a request, and do not compile its grammar. Returns True if it was waiting."""
         waited = self._waiting.pop(id, None)
         if waited is not None:
             waited[1].cancel()
         return waited is not None
 
     def take_ready(self) -> list[tuple[Request, GrammarState | RequestError]]:
-        """Take the requests whose grammar states are ready, or have failed, each once."""
+        """Return the requests whose grammar states are ready or failed, each once."""
         found: list[tuple[Request, GrammarState | RequestError]] = []
         for id, (request, future) in list(self._waiting.items()):
             if not future.done():
@@ -72,13 +74,13 @@ class GrammarLoader:
                 found.append((request, future.result()))
             except RequestError as error:
                 found.append((request, error))
-            except Exception as error:  # one request's grammar must not reach the others
+            except Exception as error:  # a failure must not affect other requests
                 log.exception("a grammar could not be begun")
                 found.append((request, InternalError(f"the grammar could not be started: {error}")))
         return found
 
     def fail_all(self, error: str) -> list[Delta]:
-        """End every waiting request with an error."""
+        """Fail all waiting requests with this error."""
         ended = [Delta(id, finish="error", error=error) for id in self._waiting]
         self._waiting.clear()
         return ended
@@ -86,7 +88,7 @@ class GrammarLoader:
     def _begin(self, grammar: str) -> GrammarState:
         from saccade.plugins.grammar.matchers import MatcherState
 
-        matchers = self._matchers.result()  # this thread has read it before anything else
+        matchers = self._matchers.result()  # the thread's first job, so it is done
         if matchers is None:
             raise InvalidRequest("this model's tokenizer is not byte-level")
         matcher = matchers.new_matcher(grammar)
@@ -99,6 +101,6 @@ def _read(tokenizer_json: str, vocab_size: int, ends: Sequence[int]) -> Matchers
 
     try:
         lexicon = read_lexicon(tokenizer_json, vocab_size, ends)
-    except Exception:  # the library raises plain ones; the front has found the same
+    except Exception:  # llguidance has no exception types; the front has reported the error
         return None
     return Matchers(lexicon, vocab_size, ends)

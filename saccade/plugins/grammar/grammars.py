@@ -1,6 +1,6 @@
-"""From a requested answer form to a grammar that is compiled once.
+"""Compiles requested answer formats to grammars, once each.
 
-Owns the text that the engine's matchers begin from, and its cache.
+Owns the grammar texts that are sent to the engine's matchers, and their cache.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from saccade.text.grammar.parts import Part, lark_part, quoted, schema_part
 from saccade.text.grammar.schema_types import place_name
 
 MAX_GRAMMAR_BYTES = 65_536
-"""Of a regular expression, a Lark grammar or a list of choices."""
+"""Maximum size of a regular expression, a Lark grammar or a list of choices."""
 MAX_INTERSECTIONS = 8
-"""`&` and `~` of a Lark grammar: a step of the matcher takes up to 2^n operations for n of them
+"""Maximum `&` and `~` in a Lark grammar, as n of them cost up to 2^n operations per token
 (`schema.MAX_INTERSECTED`).
 """
 MAX_KEPT_BYTES = 16 << 20
-"""Of the texts of all grammars that are kept."""
+"""Maximum total size of the cached grammar texts."""
 EXPLAIN_SECONDS = 0.5
-"""CPU time after which the place of a fault is not looked for any more: others wait."""
+"""Maximum CPU time for locating an error in a schema, as other requests are waiting."""
 _OUR_WORDS = re.compile(
     r"<non-verbose/>|while processing json-schema:\S*|Enable 'coerce_one_of' option.*"
 )
 _LITERAL = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
-"""What no operator stands in: comments, strings and regular expressions of Lark."""
+"""Where Lark operators do not occur: comments, strings and regular expressions."""
 _NOTHING_FITS = "Unsatisfiable"
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A grammar that compiles."""
+    """A grammar that has been compiled successfully."""
 
     text: str  # the input of the engine's matchers
-    digest: str  # its name
+    digest: str  # the cache key
 
 
 class Grammars:
-    """Compiles requested forms and keeps the latest grammars."""
+    """Compiles answer formats, and caches the most recently used grammars."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class Grammars:
         most: int = 256,
         most_bytes: int = MAX_KEPT_BYTES,
     ) -> None:
-        """Keep at most `most` grammars, with texts of at most `most_bytes`.
+        """Cache at most `most` grammars, with texts of at most `most_bytes` in total.
 
-        The most recent grammar is kept at any size.
+        The most recent grammar is cached whatever its size.
         """
         self.nbytes = 0
         self._most_bytes = most_bytes
@@ -72,11 +72,11 @@ class Grammars:
         self._known: OrderedDict[str, Grammar] = OrderedDict()
 
     def compile(self, constraint: OutputConstraint, thinks_until: str | None = None) -> Grammar:
-        """Return the grammar for `constraint`. Takes milliseconds, or a lookup for a recent one.
+        """Return the grammar for `constraint`, from the cache or compiled in milliseconds.
 
-        thinks_until: the mark that ends reasoning before the answer, e.g. "</think>". The reasoning
-        itself is free. With `None` the answer begins at once. Raises InvalidRequest whose `param`
-        names the place.
+        thinks_until: the text that ends reasoning before the answer, e.g. "</think>". Reasoning is
+        not constrained. With `None`, the answer starts at once. Raises InvalidRequest with the
+        location of an error in `param`.
         """
         key = _digest(
             [constraint.kind, constraint.value, constraint.spacing.options(), thinks_until],
@@ -133,7 +133,7 @@ class Grammars:
         return [lark_part("answer", text)]
 
     def _after_reasoning(self, ends: str, name: str) -> Part:
-        """Return a part for free text up to the first `ends`, then the grammar `name`."""
+        """Return a part that allows any text up to `ends`, and then the grammar `name`."""
         tag, text = tag_term(self.lexicon, ends), quoted(ends)
         thought = (
             f"thought[suffix={text}]: /(?s:.*)/" if tag == text else f"thought: /(?s:.*)/ {tag}"
@@ -141,21 +141,21 @@ class Grammars:
         return lark_part("thinking", f'start: thought "\\n\\n" @{name}\n{thought}\n')
 
     def _fault(self, parts: list[Part]) -> str:
-        """Return why parts fail to compile, or why their first mask fails. Empty if they work."""
+        """Return why parts fail to compile or to compute a first mask. Empty if they succeed."""
         matcher = begin_match(self.lexicon, json.dumps({"grammars": parts}))
         if not matcher.is_error():
             fill_mask(self.lexicon, matcher, self._row)
             if not (matcher.is_error() or self._row.any()):
                 return "no token of this model begins it"
-            # What is forced from the start may be too long to be followed.
+            # Consume the forced prefix, which may exceed the matcher's limits.
             matcher.try_consume_tokens(matcher.compute_ff_tokens())
         return matcher.get_error()
 
     def _explain(self, constraint: OutputConstraint, error: str) -> InvalidRequest:
-        """Return the library's words as an error.
+        """Return the library's message as an error.
 
-        For a schema, it names the innermost place that has a fault by itself, if that is found
-        soon.
+        For a schema, the error has the location of the innermost invalid part, if it can be found
+        in `EXPLAIN_SECONDS`.
         """
         late = time.thread_time() + EXPLAIN_SECONDS
         for inner in constraint.inner:
@@ -186,7 +186,7 @@ def _bounded(text: str, param: str) -> str:
 
 
 def _digest(value: Any, param: str) -> str:
-    """Return a name for `value` that depends on the order of a schema's properties."""
+    """Return a digest of `value`, including the order of a schema's properties."""
     try:
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

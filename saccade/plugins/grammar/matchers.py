@@ -1,6 +1,6 @@
-"""The state of sequences in their grammars: the tokens that may come next, and the forced ones.
+"""The grammar state of sequences: the tokens allowed next, and forced tokens.
 
-Owns the matchers, found only in the engine process, their prototypes, and the mask for each
+Owns the matchers, which exist only in the engine process, their prototypes, and the mask for each
 sequence's next token.
 """
 
@@ -22,40 +22,40 @@ from saccade.ipc.memory import allocated_bytes
 from saccade.plugins.grammar.vocabulary import begin_match, fill_mask, mask_words
 
 MAX_KEPT_BYTES = 128 << 20
-"""Of memory that prototypes take, as far as malloc tells."""
+"""Maximum memory of cached prototypes, as measured by malloc statistics."""
 MIN_KEPT_BYTES = 16 << 10
-"""What one counts as at least."""
+"""The minimum that each prototype counts as."""
 GROWTH_BYTES = 200 << 20
-"""What a prototype may have grown by in a second of slow masks: all that follow its grammar share
-its lexer, which remembers states.
+"""Estimated memory growth of a prototype per second spent on slow masks. All copies share its
+lexer, which caches states.
 """
 MASK_SECONDS = 5.0
 TOKEN_SECONDS = 2e-3
-"""CPU time that following a grammar may take in one answer: so much, and so much for each token."""
+"""Maximum CPU time for the grammar of one answer: a fixed part, and a part for each token."""
 SLOW_SECONDS = 5e-4
-"""A mask usually takes 10 to 50 us. A sequence of which one took longer than this has the others
-made beside the loop.
+"""The time after which a mask is slow; most take 10 to 50 us. After a slow mask, a sequence's masks
+are computed in another thread.
 """
 
 
 @dataclass(slots=True)
 class Prototype:
-    """A begun grammar with its first mask. `match` is only ever copied."""
+    """A compiled grammar and its first mask. `match` is only ever copied."""
 
     match: LLMatcher
-    nbytes: int  # the memory
-    slow_seconds: float = 0.0  # CPU time that slow masks in all copies have taken since
+    nbytes: int  # memory when it was compiled
+    slow_seconds: float = 0.0  # CPU time that slow masks of all copies have taken since
 
     @property
     def kept_bytes(self) -> int:
-        """Return how many bytes the copies may take by now."""
+        """An estimate of the memory of the prototype and the state shared by its copies."""
         return self.nbytes + int(self.slow_seconds * GROWTH_BYTES)
 
 
 class Matcher:
-    """One sequence's way through its grammar.
+    """The state of one sequence in its grammar.
 
-    This class accepts end tokens itself, because the library's rollback miscounts them.
+    Stop tokens are handled by this class, because the library's rollback miscounts them.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Matcher:
         ends: frozenset[int],
         words: int,
     ) -> None:
-        """Take over `match`, a copy of the prototype's. `words`: words in one row of a mask."""
+        """Use `match`, a copy of the prototype's. `words`: the number of words in a mask."""
         self._prototype = prototype
         self._match = match
         self._lexicon = lexicon
@@ -77,32 +77,32 @@ class Matcher:
 
     @property
     def length(self) -> int:
-        """Tokens accepted so far, an end token among them."""
+        """The number of accepted tokens, including a stop token."""
         return self._length
 
     @property
     def ended(self) -> bool:
-        """Return True if an end token was accepted."""
+        """Whether a stop token was accepted."""
         return self._ended
 
     @property
     def may_end(self) -> bool:
-        """Return True if the answer is complete as far as written."""
+        """Whether the answer so far is complete."""
         return self._ended or self._match.is_accepting()
 
     @property
     def must_end(self) -> bool:
-        """Return True if the answer is complete and must end here.
+        """Whether the answer is complete, and the grammar allows no more text.
 
-        The sequence then needs no further step, even for an end token.
+        The sequence then needs no further step, not even for a stop token.
         """
         return self._ended or (self._match.is_stopped() and not self._match.is_error())
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Advance by all `tokens`, in order, or stay in place.
+        """Advance by all `tokens`, or raise and stay at the same position.
 
-        Raises InvalidRequest if the grammar has become too complex, InternalError for a token
-        outside its mask. Either ends one request.
+        Raises InvalidRequest if the grammar has become too complex, and InternalError if a token is
+        not allowed. Both fail only this request.
         """
         if not tokens:
             return
@@ -123,7 +123,7 @@ class Matcher:
         self._length += len(tokens)
 
     def count_allowed(self, tokens: Sequence[int]) -> int:
-        """Count the leading `tokens` (a draft) that the grammar allows, without side effects."""
+        """Count the leading draft `tokens` that the grammar allows. The state does not change."""
         if self._ended:
             return 0
         for at, token in enumerate(tokens):
@@ -133,10 +133,10 @@ class Matcher:
         return self._match.validate_tokens(list(tokens))
 
     def fill(self, row: np.ndarray) -> None:
-        """Write the mask for the next token into `row` [W] uint32.
+        """Write the mask for the next token to `row` [W] uint32.
 
-        After the end, only end tokens are allowed. Raises InvalidRequest when the grammar has
-        become too complex to follow.
+        After the end, only stop tokens are allowed. Raises InvalidRequest if the grammar has become
+        too complex.
         """
         assert row.shape == (self._words,)
         if self._ended:
@@ -147,14 +147,14 @@ class Matcher:
         fill_mask(self._lexicon, self._match, row)
         if self._match.is_error():
             raise self._too_complex()
-        if not self.may_end:  # a client's grammar may name an end token in the midst of others
+        if not self.may_end:  # a client's grammar may contain a stop token in the middle
             for token in self._ends:
                 row[token // 32] &= ~np.uint32(1 << token % 32)
 
     def forced(self) -> tuple[int, ...]:
-        """Return the forced tokens, cut as by the tokenizer, for acceptance without sampling.
+        """Return the forced tokens, which can be accepted without sampling.
 
-        Stops before an end token.
+        They are tokenized like the tokenizer would, and do not include a stop token.
         """
         if self._ended:
             return ()
@@ -162,7 +162,7 @@ class Matcher:
         return tokens[: self._match.validate_tokens(list(tokens))] if tokens else ()
 
     def rollback(self, count: int) -> None:
-        """Take back the last `count` tokens."""
+        """Undo the last `count` tokens."""
         assert 0 <= count <= self._length
         self._length -= count
         if count and self._ended:
@@ -173,11 +173,11 @@ class Matcher:
             assert done, self._match.get_error()
 
     def charge(self, seconds: float) -> None:
-        """Record a slow mask that took `seconds`."""
+        """Add the time of a slow mask to the prototype."""
         self._prototype.slow_seconds += seconds
 
     def clone(self) -> Matcher:
-        """Return a matcher for another sequence at the same place."""
+        """Return a matcher with the same state."""
         match = self._match.deep_copy()
         other = Matcher(self._prototype, match, self._lexicon, self._ends, self._words)
         other._length, other._ended = self._length, self._ended
@@ -196,13 +196,14 @@ class Matcher:
 
 
 class MatcherState:
-    """A sequence's matcher and the mask for its next token.
+    """A sequence's matcher, and the mask for its next token.
 
-    The mask is made as soon as the token before is known: at once or, if masks are slow, by another
-    thread. A sequence is planned ahead of its token only while its masks are quick.
+    The mask is computed as soon as the previous token is known: at once or, if masks are slow, in
+    another thread. Async scheduling plans a step before the previous token is known only while
+    masks are quick.
 
-    Forced tokens are cut as by the tokenizer. They are taken at once (`jump`) or one by one
-    (`step`), under masks with one token each. The answer is the same either way.
+    Forced tokens are tokenized like the tokenizer would. They are accepted all at once (`jump`), or
+    sampled one by one (`step`) with masks that allow one token. The answer is the same either way.
     """
 
     def __init__(
@@ -213,10 +214,10 @@ class MatcherState:
         wake: Callable[[], object],
         slow_seconds: float = SLOW_SECONDS,
     ) -> None:
-        """Make the first mask, which pays the grammar's own cost.
+        """Compute the first mask, which is the slowest.
 
-        `words`: words in one row of a mask. `wake`: called by another thread when a slow mask is
-        ready.
+        `words`: the number of words in a mask. `wake`: called from another thread when a slow mask
+        is ready.
         """
         self._matcher = matcher
         self._row = np.zeros(words, np.uint32)
@@ -227,29 +228,29 @@ class MatcherState:
         self._spent = 0.0
         self._fault: RequestError | None = None
         self._filling: Future[None] | None = None
-        self._forced: deque[int] = deque()  # to be drawn one by one
-        self._only: int | None = None  # what the mask asked for next allows, before `_row`
+        self._forced: deque[int] = deque()  # to be sampled one by one
+        self._only: int | None = None  # the only token that the next `mask` allows, if any
         self._slow_ahead = False
         self._fill()
 
     @property
     def must_end(self) -> bool:
-        """Return `Matcher.must_end`."""
+        """See `Matcher.must_end`."""
         return self._matcher.must_end
 
     @property
     def ready(self) -> bool:
-        """Return True if the mask for the next token is ready."""
+        """Whether the mask for the next token has been computed."""
         return self._filling is None or self._filling.done()
 
     @property
     def quick(self) -> bool:
-        """Return True if the mask will be ready soon after the token before."""
+        """Whether masks are computed at once, rather than in another thread."""
         return not self._slow
 
     @property
     def foresees(self) -> bool:
-        """Return True if `ahead` may be called: masks behind draft tokens are quick."""
+        """Whether `ahead` may be called, as masks after draft tokens are quick."""
         return not (self._slow or self._slow_ahead)
 
     @property
@@ -258,8 +259,8 @@ class MatcherState:
         return b"\xff" * self._row.nbytes
 
     def accept(self, token: int) -> None:
-        """Advance by a token drawn under the mask. Raises as `Matcher.accept`."""
-        if self._filling is not None:  # a run of accepted draft tokens does not wait for its masks
+        """Advance by a token sampled with the mask. Raises like `Matcher.accept`."""
+        if self._filling is not None:  # masks between accepted draft tokens are not waited for
             self._filling.result()
             self._filling = None
         if self._fault is not None:
@@ -270,9 +271,9 @@ class MatcherState:
             self._matcher.accept((token,))
 
     def jump(self, planned: bool) -> tuple[int, ...]:
-        """Take the forced tokens, and return them.
+        """Accept the forced tokens, and return them.
 
-        `planned`: a plan in flight draws the first. Raises as `Matcher.accept`.
+        `planned`: a plan in flight samples the first one. Raises like `Matcher.accept`.
         """
         with self._timed():
             tokens = self._matcher.forced()
@@ -282,12 +283,12 @@ class MatcherState:
         return tokens
 
     def step(self) -> None:
-        """Sample forced tokens one by one from now on."""
+        """From now on, sample forced tokens one by one."""
         if not self._forced:
             self._forced.extend(self._matcher.forced())
 
     def go_on(self, planned: bool) -> None:
-        """Make the mask for the next token, if a token is to be sampled.
+        """Compute the mask for the next token, unless the token is forced.
 
         `planned`: a plan in flight needs the mask.
         """
@@ -302,7 +303,7 @@ class MatcherState:
             self._filling.add_done_callback(lambda _: self._wake())
 
     def mask(self) -> bytes:
-        """Return the mask for the next token. Waits unless `ready`.
+        """Return the mask for the next token. Blocks unless `ready`.
 
         Raises InvalidRequest if the grammar has become too complex.
         """
@@ -318,28 +319,27 @@ class MatcherState:
         return self._row.tobytes()
 
     def lone(self, token: int) -> bytes:
-        """Return a mask that allows one token."""
+        """Return a mask that allows only this token."""
         row = np.zeros_like(self._row)
         row[token // 32] = np.uint32(1 << token % 32)
         return row.tobytes()
 
     def count_allowed(self, draft_tokens: Sequence[int]) -> int:
-        """Return `Matcher.count_allowed`."""
+        """See `Matcher.count_allowed`."""
         return self._matcher.count_allowed(draft_tokens)
 
     def ahead(self, draft_tokens: Sequence[int], jumps: bool) -> list[bytes]:
-        """Return the masks behind each draft token, as long as these can come to be.
+        """Return the mask after each draft token, up to the first one that is not allowed.
 
-        There are fewer masks than draft tokens if one of these is impossible. Leaves the state as
-        it is, and is free for the answer.
+        The state does not change, and the CPU time is not charged to the answer.
 
-        jumps: forced tokens will be taken at once, else one by one. Where several are taken at
-        once, draft tokens count only up to the token before them.
+        jumps: whether forced tokens will be accepted all at once. If several are, only the draft
+        tokens before them get masks.
         """
         masks: list[bytes] = []
         begin, matcher, row = time.thread_time(), self._matcher.clone(), np.zeros_like(self._row)
         forced = deque(self._forced)
-        with suppress(RequestError):  # the answer meets it too, if it comes so far
+        with suppress(RequestError):  # the error is raised again if the answer gets that far
             for draft_token in draft_tokens:
                 jumped = jumps and bool(forced)
                 if forced and draft_token != forced.popleft():
@@ -366,7 +366,7 @@ class MatcherState:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Count this thread's CPU time alone, as the machine may be busy."""
+        """Measure the CPU time of this thread only, as the machine may be busy."""
         begin = time.thread_time()
         try:
             yield
@@ -392,7 +392,7 @@ class MatcherState:
         except RequestError as error:
             self._fault = error
             return
-        except Exception as error:  # the library's: it ends one request
+        except Exception as error:  # llguidance has no exception types; fail this request
             self._fault = InternalError(f"no mask of the grammar could be made: {error}")
             return
         if not self._row.any():
@@ -404,7 +404,7 @@ class MatcherState:
 
 
 class Matchers:
-    """Begins matchers, and keeps the prototypes of the latest grammars."""
+    """Creates matchers, and caches the prototypes of the most recently used grammars."""
 
     def __init__(
         self,
@@ -414,10 +414,10 @@ class Matchers:
         most: int = 256,
         most_bytes: int = MAX_KEPT_BYTES,
     ) -> None:
-        """Start without prototypes.
+        """Create an empty cache.
 
-        `most`, `most_bytes`: bounds on kept prototypes and their memory. The most recent prototype
-        is kept at any size.
+        `most`, `most_bytes`: the maximum number of prototypes, and of their memory. The most recent
+        one is cached whatever its size.
         """
         self._most_bytes = most_bytes
         self._lexicon = lexicon
@@ -429,19 +429,19 @@ class Matchers:
 
     @property
     def nbytes(self) -> int:
-        """Return how many bytes the kept prototypes may take."""
+        """An estimate of the memory of all cached prototypes."""
         return sum(each.kept_bytes for each in self._prototypes.values())
 
     @property
     def words(self) -> int:
-        """Words in one row of a mask."""
+        """The number of words in a mask."""
         return self._words
 
     def new_matcher(self, grammar: str) -> Matcher:
-        """Return a matcher before its first token. `grammar`: `text.grammar.Grammar.text`.
+        """Return a new matcher. `grammar`: `Grammar.text`.
 
-        Call it from one thread at a time. Raises InvalidRequest if the grammar fails to compile or
-        to give its first mask, which the front rules out. Such a grammar is dropped.
+        Call this from one thread at a time. Raises InvalidRequest if the grammar does not compile,
+        or its first mask fails; the front has ruled this out. Such a grammar is not cached.
         """
         prototype = self._prototypes.get(grammar)
         if prototype is None:
@@ -464,5 +464,5 @@ class Matchers:
                 f"the grammar does not compile: {match.get_error().splitlines()[0]}",
                 code="grammar_too_complex",
             )
-        taken = allocated_bytes() - before  # others may have allocated, or freed, meanwhile
+        taken = allocated_bytes() - before  # inexact, as other threads may allocate or free memory
         return Prototype(match, max(MIN_KEPT_BYTES, len(grammar), taken))

@@ -1,7 +1,7 @@
-"""JSON schemas made fit for grammars: refused and reworded parts.
+"""Prepares JSON schemas for grammars: checks them, and rewrites parts.
 
-Owns the bounds on a schema, the keywords beyond any grammar, and two gaps in the library: schemas
-that only endless documents satisfy, and `oneOf` whose branches exclude each other.
+Owns the limits on a schema, the list of unsupported keywords, and workarounds for two gaps of the
+library: schemas that only infinite documents satisfy, and `oneOf` with disjoint branches.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from saccade.text.grammar.schema_types import (
 )
 
 MAX_NESTING = 3 * MAX_SCHEMA_DEPTH
-"""Objects and lists within each other, whatever they are: what reads them calls itself."""
+"""Maximum nesting of objects and lists of any kind, because the parser is recursive."""
 MAX_SCHEMAS = 4_000
-"""Schemas in the whole, a reference counted once."""
+"""Maximum schemas in total. A schema that is referenced several times counts once."""
 MAX_PROPERTIES = 1_000
 MAX_ENUM_VALUES = 5_000
-"""Both in the whole schema: 1,000 optional properties take 50 ms to compile, 5,000 values 25 ms."""
+"""Both in total: 1,000 optional properties take 50 ms to compile, and 5,000 values 25 ms."""
 MAX_MULTIPLE = 1_000
-"""Remainders that a number has to be followed by, which the least common multiple of every
-`multipleOf` decides: 1,000,003 of them take 6 s to compile.
+"""Maximum least common multiple of all `multipleOf` that apply to a number, as the grammar tracks
+each remainder: 1,000,003 of them take 6 s to compile.
 """
 
 MAX_INTERSECTED = 8
-"""Patterns that one text has to match all: a step of the matcher takes up to 2^n operations for n
-of them, which none of the library's limits counts. 20 take 10 s to compile.
+"""Maximum patterns that one text must match. n of them cost up to 2^n operations per token, which
+the library's limits do not count; 20 take 10 s to compile.
 """
 
 _MAX_MERGED = 20_000
-"""Schemas that are looked at to know what `allOf` puts together, each as often as it is reached."""
+"""Maximum schemas visited to find what `allOf` combines. Each visit of a schema counts."""
 _MAX_TRIED = 64
-"""Schemas within one that are tried alone, to name the one at fault."""
+"""Maximum inner schemas that are compiled separately, to locate an error."""
 _MAX_BRANCHES = 64
-"""Branches of a `oneOf` that are compared, each with each."""
+"""Maximum branches of a `oneOf` that are compared pairwise."""
 
 _ONE = ("items", "additionalProperties", "additionalItems")
 _LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAP = ("properties", "$defs", "definitions")
 _SAME = ("anyOf", "oneOf", "allOf")
-"""What stands in these is said of the same document as what holds them."""
+"""Keywords whose schemas apply to the same document as the schema around them."""
 _DEFINED = ("$defs", "definitions")
 _UNSUPPORTED = frozenset(
     (
@@ -113,10 +113,11 @@ def _is_deep(value: Any) -> bool:
 
 
 def prepare_schema(schema: Any, param: str) -> Any:
-    """Return a copy of `schema`, checked and reworded for the library.
+    """Return a copy of `schema`, checked and rewritten for the library.
 
-    Raises InvalidRequest whose `param` names where a schema is malformed, beyond the bounds, beyond
-    any grammar (`not`, `if`, `patternProperties`, ...), or satisfied only by endless documents.
+    Raises InvalidRequest with the location in `param` if a schema is malformed, exceeds the limits,
+    uses unsupported keywords (`not`, `if`, `patternProperties`, ...), or is satisfied only by
+    infinite documents.
     """
     if _is_deep(schema):
         raise InvalidRequest(
@@ -141,7 +142,7 @@ def prepare_schema(schema: Any, param: str) -> Any:
 
 
 class _Checked:
-    """A schema with every place inspected. `nodes`: the inner schemas, by place."""
+    """A schema whose parts have all been checked. `nodes`: the inner schemas by location."""
 
     def __init__(self, root: Any, param: str) -> None:
         self.root = root
@@ -151,7 +152,7 @@ class _Checked:
         self._multiple = 1
         self._visit(())
         pending = list(self.nodes)
-        while pending:  # what only references reach
+        while pending:  # visit schemas that are only reachable by references
             before = set(self.nodes)
             for place in pending:
                 if (target := self.target(place)) is not None:
@@ -159,7 +160,7 @@ class _Checked:
             pending = [place for place in self.nodes if place not in before]
 
     def target(self, place: Place) -> Place | None:
-        """Return the target of a schema's `$ref`, or `None` without a reference."""
+        """Return the target of a schema's `$ref`, or `None` if it has none."""
         node = self.nodes[place]
         reference = node.get("$ref") if isinstance(node, dict) else None
         if reference is None:
@@ -183,7 +184,7 @@ class _Checked:
         return at
 
     def children(self, place: Place) -> Iterator[Place]:
-        """Yield the schemas directly within the one at `place`, without `$defs`."""
+        """Yield the locations of the schemas directly within that at `place`, without `$defs`."""
         node = self.nodes[place]
         for key in node if isinstance(node, dict) else ():
             if key in _MAP:
@@ -194,9 +195,9 @@ class _Checked:
                 yield (*place, key)
 
     def refuse_endless(self) -> None:
-        """Refuse every schema that only endless documents satisfy."""
+        """Raise for schemas that only infinite documents satisfy."""
         ends: set[Place] = set()
-        waiting: dict[Place, list[Place]] = {}  # a part, and the schemas that it may decide
+        waiting: dict[Place, list[Place]] = {}  # by part, the schemas that depend on it
         for place in self.nodes:
             target = self.target(place)
             for part in (*self.children(place), *(() if target is None else (target,))):
@@ -212,9 +213,9 @@ class _Checked:
                 self._refuse(place, "the schema refers to itself without end: no document fits")
 
     def refuse_intersections(self) -> None:
-        """Refuse texts that have to match too many patterns at once.
+        """Raise for texts that must match too many patterns at once.
 
-        `allOf` may ask for that, or a reference beside other keywords.
+        `allOf` can cause this, and so can a reference with other keywords next to it.
         """
         patterns = {place: own for place in self.nodes if (own := self._patterns(place))}
         if len(set[str]().union(*patterns.values())) <= MAX_INTERSECTED:
@@ -223,7 +224,7 @@ class _Checked:
         for start, node in self.nodes.items():
             if not isinstance(node, dict) or not {"allOf", "$ref"} & node.keys():
                 continue
-            wanted: dict[Place, set[str]] = {}  # patterns by place within a document
+            wanted: dict[Place, set[str]] = {}  # patterns by location within a document
             pending: list[tuple[Place, Place]] = [(start, ())]
             seen = set(pending)
             while pending:
@@ -244,7 +245,7 @@ class _Checked:
                         pending.append((part, inner))
 
     def _patterns(self, place: Place) -> set[str]:
-        """Return the patterns for a text under the schema at `place`."""
+        """Return the patterns that the schema at `place` itself has for a text."""
         node = self.nodes[place]
         keys = ("pattern", "format") if isinstance(node, dict) else ()
         return {f"{key} {node[key]}" for key in keys if key in node}
@@ -252,7 +253,7 @@ class _Checked:
     def _merged(self, place: Place) -> Iterator[tuple[Place, Place]]:
         """Yield the schemas within the one at `place`, and the target of its reference.
 
-        Each comes with its document's place within this schema's document.
+        Each comes with its document's location within this schema's document.
         """
         for part in self.children(place):
             step = part[len(place) :]
@@ -262,14 +263,14 @@ class _Checked:
             yield target, ()
 
     def reword(self) -> None:
-        """Replace expressions unknown to the library by equivalent ones."""
+        """Replace keywords that the library does not support by equivalent ones."""
         references = [str(n.get("$ref")) for n in self.nodes.values() if isinstance(n, dict)]
         for place, node in self.nodes.items():
             if not isinstance(node, dict):
                 continue
             if node.get("format") not in _FORMATS:  # an annotation in JSON Schema
                 node.pop("format", None)
-            node.pop("uniqueItems", None)  # false: `_check` refuses true
+            node.pop("uniqueItems", None)  # it is false, since `_check` rejects true
             if place or "json-schema.org" not in str(node.get("$schema", "")):
                 node.pop("$schema", None)
             if (
@@ -278,7 +279,7 @@ class _Checked:
                 and not any("/oneOf/" in reference for reference in references)
                 and self._excludes(place)
             ):
-                # In its place, so that the order of the keys stays.
+                # Rebuild the dict, to keep the order of keys.
                 items = [("anyOf" if key == "oneOf" else key, v) for key, v in node.items()]
                 node.clear()
                 node.update(items)
@@ -286,10 +287,10 @@ class _Checked:
             self._close()
 
     def _close(self) -> None:
-        """Allow only named properties, if the schema leaves the question open.
+        """Forbid additional properties, unless the schema specifies them.
 
-        Any document that fits the closed schema fits the open one. In an open schema a model could
-        invent names without end, useless to a client with a class.
+        A document that matches the closed schema also matches the original. Otherwise, a model
+        could invent names endlessly, which a client that parses into a class cannot use.
         """
         for node in self.nodes.values():
             if isinstance(node, dict) and "properties" in node:
@@ -352,8 +353,8 @@ class _Checked:
                 )
 
     def _ends(self, place: Place, ends: set[Place]) -> bool:
-        """Return True if a finite document may satisfy the schema at `place`, given those in
-        `ends`.
+        """Return True if a finite document can satisfy the schema at `place`, given that this is
+        so for the schemas in `ends`.
         """
         node = self.nodes[place]
         if isinstance(node, bool):
@@ -367,7 +368,7 @@ class _Checked:
             ):
                 return False
         if not {"object", "array"} >= {*_list(node.get("type", "null"))}:
-            return True  # a value without children is allowed here
+            return True  # a value without children is allowed
         if "enum" in node or "const" in node:
             return True
         needs = [
@@ -386,7 +387,7 @@ class _Checked:
         )
 
     def _excludes(self, place: Place) -> bool:
-        """Return True if each document satisfies at most one branch in the `oneOf` at `place`."""
+        """Return True if a document satisfies at most one branch of the `oneOf` at `place`."""
         branches = [
             self._resolved((*place, "oneOf", index))
             for index in range(len(self.nodes[place]["oneOf"]))
@@ -396,9 +397,8 @@ class _Checked:
         )
 
     def _disjoint(self, one: Place, other: Place, deep: bool = True) -> bool:
-        """Return True if two schemas are disjoint by types, by values, or (deep) by a property.
-
-        Such a property is required by both, and the values that they allow it differ.
+        """Return True if two schemas are disjoint by their types, their values, or (with `deep`) a
+        property that both require, with disjoint schemas.
         """
         a, b = self.nodes[one], self.nodes[other]
         if not (isinstance(a, dict) and isinstance(b, dict)):
@@ -422,7 +422,7 @@ class _Checked:
         )
 
     def _resolved(self, place: Place) -> Place:
-        """Follow a reference to its target, through schemas that are only a reference."""
+        """Return the location that a chain of references leads to."""
         seen = {place}
         while (target := self.target(place)) is not None and target not in seen:
             seen.add(target)
@@ -439,7 +439,7 @@ class _Checked:
 def _combines(node: Any) -> bool:
     """Return True if one value must satisfy several schemas, or more than the named properties.
 
-    Then a property unnamed by one schema may belong to another.
+    In this case, a property that one schema does not name may belong to another.
     """
     if not isinstance(node, dict):
         return False
@@ -462,9 +462,9 @@ def _types(node: Mapping[str, Any]) -> set[str]:
 
 
 def _values(node: Mapping[str, Any]) -> set[str] | None:
-    """Return the documents left by `enum` or `const`, or `None` if all are left.
+    """Return the documents that `enum` or `const` allow, or `None` if there is neither.
 
-    Equal documents compare as equal.
+    They are in a canonical form, so that equal documents compare as equal.
     """
     if "const" not in node and "enum" not in node:
         return None
@@ -508,9 +508,9 @@ def _is_type(value: Any) -> bool:
 
 
 def subschemas(schema: Any) -> Iterator[tuple[Place, Any]]:
-    """Yield every schema within `schema` as a schema of its own, the inner ones first.
+    """Yield all schemas within `schema` as independent schemas, inner ones first.
 
-    Pure references come last, and true and false are left out. `schema` comes from
+    Pure references come last, and true and false are omitted. `schema` must be the result of
     `prepare_schema`.
     """
     checked = _Checked(schema, "")

@@ -1,6 +1,6 @@
-"""A grammar for a model's tool calls, in the model's own spelling.
+"""Grammars for tool calls in the model's own format.
 
-Owns what `tool_choice` means.
+Implements `tool_choice`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def read_tool_choice(
     parallel: bool = True,
     answer: OutputConstraint | None = None,
 ) -> OutputConstraint | None:
-    """Return the grammar for `tool_choice`, or `None` if the answer is free.
+    """Return the grammar for `tool_choice`, or `None` if the answer is not constrained.
 
-    The choice "none" leaves the answer free, and so does "auto" unless a tool is strict. With a
-    strict tool, text is free, and a begun call has to be complete. `answer`: an answer's form
-    without calls. Raises InvalidRequest that names the field.
+    It is not constrained for "none", nor for "auto" unless a tool is strict. With a strict tool,
+    text is free, but a call must be complete once it has started. `answer`: the format of an answer
+    without calls. Raises InvalidRequest with the field.
     """
     match choice:
         case None | "auto":
@@ -65,7 +65,7 @@ def _allowed(
     parallel: bool,
     answer: OutputConstraint | None,
 ) -> OutputConstraint:
-    """Allow calls to only some tools: optional (`auto`), or `required`."""
+    """Allow calls to some of the tools only, which are optional (`auto`) or `required`."""
     where = "tool_choice.allowed_tools"
     if mode not in ("auto", "required"):
         raise InvalidRequest(f'{where}.mode: expected "auto" or "required"', f"{where}.mode")
@@ -97,9 +97,9 @@ def calls_constraint(
 ) -> OutputConstraint:
     """Return a grammar for calls to `tools`.
 
-    `must`: one call, or several in a row with `parallel`, or else `answer`. `may`: text in which
-    every tag that opens a call begins one. Raises InvalidRequest that names the place within a
-    tool's schema.
+    `must`: one call, or several in a row with `parallel`, or else `answer`. `may`: text, in which
+    each opening tag starts a call. Raises InvalidRequest with the location of an error in a tool's
+    schema.
     """
     parts = ValueParts(param)
     rules = []

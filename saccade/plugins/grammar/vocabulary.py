@@ -1,7 +1,7 @@
-"""A tokenizer as llguidance reads it, and the bounds for compiling and matching grammars.
+"""The tokenizer for llguidance, and the limits for compiling and matching grammars.
 
-Owns the only way to make a matcher, so that the front, which checks a grammar, and the engine,
-which follows it, agree.
+All matchers are created here, so that the front, which checks a grammar, and the engine, which
+follows it, agree.
 """
 
 from __future__ import annotations
@@ -12,49 +12,47 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 WORD_BITS = 32
-"""Tokens that one word of a mask speaks of."""
+"""Tokens per word of a mask."""
 
 _LIMITS = LLParserLimits(
-    # What expands beyond it ("(a{1000}){1000}") is cut; it takes about 40 ms and 20 MB. The largest
-    # schemas and choices that are taken need a tenth.
+    # Stops expansions such as "(a{1000}){1000}" after about 40 ms and 20 MB. The largest schemas
+    # and choices that are accepted need a tenth.
     initial_lexer_fuel=100_000,
     step_lexer_fuel=200_000,  # about 15 ms
     step_max_items=50_000,
     max_grammar_size=200_000,
     max_lexer_states=50_000,  # 1 to 2 kB each
-    verbose_errors=False,  # they quote the answer so far
+    verbose_errors=False,  # they would quote the answer so far
 )
 
 
 def read_lexicon(tokenizer_json: str, vocab_size: int, ends: Sequence[int]) -> LLTokenizer:
     """Read a tokenizer for llguidance. Takes about half a second.
 
-    `tokenizer_json`: as `tokenizers.Tokenizer.to_str` writes it. vocab_size: the logits' columns,
-    which may outnumber the tokenizer's tokens. Masks disallow the columns without a token. ends:
-    the tokens that end an answer.
+    tokenizer_json: the result of `tokenizers.Tokenizer.to_str`. vocab_size: the columns of logits,
+    of which there may be more than tokens. Masks never allow columns without a token. ends: the
+    stop tokens.
     """
     return LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=list(ends))
 
 
 def begin_match(lexicon: LLTokenizer, grammar: str) -> LLMatcher:
-    """Create a matcher before its first token. `is_error()` is true for a wrong or too large
-    grammar.
-    """
+    """Create a matcher. `is_error()` is true if the grammar is invalid or too large."""
     return LLMatcher(lexicon, grammar, log_level=0, limits=_LIMITS)
 
 
 def mask_words(vocab_size: int) -> int:
-    """Return the number of 32-bit words in one mask row."""
+    """Return the number of 32-bit words in a mask."""
     return -(-vocab_size // WORD_BITS)
 
 
 def fill_mask(lexicon: LLTokenizer, matcher: LLMatcher, row: np.ndarray) -> None:
-    """Write the allowed next tokens into `row` ([W] uint32, contiguous).
+    """Write the allowed next tokens to `row` ([W] uint32, contiguous).
 
-    Token t is bit t % 32 in word t // 32. Other threads run meanwhile.
+    Token t is bit t % 32 of word t // 32. Releases the GIL.
 
-    If forced text spells a special token's name ("<|im_start|>"), the library allows only the token
-    and then refuses it. Then the letters are allowed instead.
+    If forced text spells the name of a special token ("<|im_start|>"), the library allows only that
+    token, and then rejects it. In this case, the tokens of the text are allowed instead.
     """
     assert row.dtype == np.uint32 and row.flags["C_CONTIGUOUS"] and row.ndim == 1
     matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
@@ -73,7 +71,7 @@ def fill_mask(lexicon: LLTokenizer, matcher: LLMatcher, row: np.ndarray) -> None
 
 
 def _single(row: np.ndarray) -> int | None:
-    """Return the only token that a mask allows, or None if it allows several."""
+    """Return the only token that a mask allows, or None if it allows several or none."""
     words = np.flatnonzero(row)
     if len(words) != 1:
         return None

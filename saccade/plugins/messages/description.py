@@ -18,7 +18,7 @@ _EXAMPLE = {"model": "", "messages": _MESSAGES}
 
 
 def _complete(components: Components) -> None:
-    """Describe the answers. A stream's events add up to a message."""
+    """Add the schemas of answers. A stream's events add up to a message."""
     number, text = {"type": "integer"}, {"type": "string"}
     tokens = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
     message = {

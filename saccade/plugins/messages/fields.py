@@ -1,6 +1,6 @@
-"""Anthropic's request bodies (POST /v1/messages): the schemas.
+"""The schemas of Anthropic's request bodies (POST /v1/messages).
 
-Owns the accepted fields. `front/unread_fields.py` has the names that are not read.
+Owns the accepted fields. `front/unread_fields.py` lists fields that are ignored.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from saccade.plugins.messages.toolsets import BrowserState
 
 
 class MarkedBlock(UnsupportedFields, kw_only=True):
-    """A block of text or of tools that may carry a mark."""
+    """Base of text and tool blocks, which may have a cache breakpoint."""
 
     cache_control: CacheControl | None = None
 
 
 class MediaBlock(IgnoredFields, kw_only=True):
-    """A block with an image, a video or a document, that may carry a mark."""
+    """Base of image, video and document blocks, which may have a cache breakpoint."""
 
     cache_control: CacheControl | None = None
 
@@ -50,7 +50,7 @@ class Base64Source(IgnoredFields, tag_field="type", tag="base64", kw_only=True):
 
 
 class URLSource(IgnoredFields, tag_field="type", tag="url", kw_only=True):
-    """An image's address."""
+    """The URL of an image."""
 
     url: str
 
@@ -62,7 +62,7 @@ class FileSource(IgnoredFields, tag_field="type", tag="file", kw_only=True):
 
 
 class DigestSource(IgnoredFields, tag_field="type", tag="digest", kw_only=True):
-    """An image that was sent before: our extension."""
+    """An image that was sent before. Saccade's extension."""
 
     digest: DigestName
 
@@ -71,13 +71,13 @@ class Transformations(Struct, forbid_unknown_fields=True):
     """How to treat an image that is too large."""
 
     oversized_image: Literal["downsize", "error"] | None = None
-    """downsize, the default: the model sees a smaller image. error: the server refuses the request,
-    and names the largest size that fits.
+    """downsize, the default: the model gets a smaller image. error: the server rejects the request
+    with the largest size that fits.
     """
 
 
 class ImageBlock(MediaBlock, tag_field="type", tag="image", kw_only=True):
-    """An image. min_pixels, max_pixels, region: our extension, as in a chat's parts."""
+    """An image. min_pixels, max_pixels, region: Saccade's extensions, as in a chat's parts."""
 
     source: Base64Source | URLSource | FileSource | DigestSource
     transformations: Transformations | None = None
@@ -95,14 +95,14 @@ class VideoBytes(IgnoredFields, tag_field="type", tag="base64", kw_only=True):
 
 
 class FramesSource(IgnoredFields, tag_field="type", tag="frames", kw_only=True):
-    """Frames that the client has taken, in their order: their URLs, or uploaded files."""
+    """Frames that the client has sampled: their URLs, or uploaded files."""
 
     frames: list[Any]
     """The frames, in order."""
 
 
 class VideoBlock(MediaBlock, tag_field="type", tag="video", kw_only=True):
-    """A video: our extension, with the fields that a chat's `video_url` has."""
+    """A video, with the fields of a chat's `video_url`. Saccade's extension."""
 
     source: VideoBytes | URLSource | FileSource | FramesSource
     fps: Rate | None = None
@@ -136,15 +136,15 @@ class PartsSource(IgnoredFields, tag_field="type", tag="content", kw_only=True):
 
 
 class DocumentBlock(MediaBlock, tag_field="type", tag="document", kw_only=True):
-    """A document: a PDF, a text, or texts and images. min_pixels, max_pixels, page, region: our
-    extension, as in a chat's parts.
+    """A document: a PDF, a text, or texts and images. min_pixels, max_pixels, page, region:
+    Saccade's extensions, as in a chat's parts.
     """
 
     source: PlainSource | PartsSource | PDFBytes | URLSource | FileSource | DigestSource
     title: str | None = None
-    """A title, placed before the document's text."""
+    """A title, which precedes the document's text."""
     context: str | None = None
-    """Context for the document, placed before its text."""
+    """Context for the document, which precedes its text."""
     citations: Citations | None = None
     """Must be disabled, because answers never cite their sources."""
     min_pixels: Positive | None = None
@@ -159,14 +159,14 @@ class ThinkingBlock(UnsupportedFields, tag_field="type", tag="thinking"):
     thinking: str
     """The model's reasoning."""
     signature: str = ""
-    """Another server's proof. This server ignores it."""
+    """The signature of another server. This server ignores it."""
 
 
 class RedactedBlock(UnsupportedFields, tag_field="type", tag="redacted_thinking"):
-    """Reasoning readable by its maker alone: accepted, and left out."""
+    """Reasoning that only its author can read. Accepted, but ignored."""
 
     data: str
-    """Data that only its maker can read. The prompt leaves it out."""
+    """Data that only its author can read. It is not part of the prompt."""
 
 
 class ToolUseBlock(MarkedBlock, tag_field="type", tag="tool_use", kw_only=True):
@@ -184,13 +184,13 @@ class ToolResultBlock(MarkedBlock, tag_field="type", tag="tool_result", kw_only=
     """A tool's result: text, images, or both."""
 
     tool_use_id: Name
-    """The call that this block answers."""
+    """The call that this is the result of."""
     content: (
         str | list[TextBlock | ImageBlock | VideoBlock | DocumentBlock | BrowserState] | None
     ) = None
-    """The tool's answer: a text, or texts and images."""
+    """The tool's output: a text, or texts and images."""
     is_error: bool | None = None
-    """The tool failed. The model reads this before the content."""
+    """Whether the tool failed. If so, the model reads "Error:" before the content."""
 
 
 Shown = TextBlock | ImageBlock | VideoBlock | DocumentBlock
@@ -205,7 +205,7 @@ class InputMessage(UnsupportedFields):
 
 
 class ToolDefinition(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A tool run by the client."""
+    """A tool that the client runs."""
 
     name: str
     input_schema: dict[str, Any]
@@ -216,27 +216,27 @@ class ToolDefinition(Struct, forbid_unknown_fields=True, kw_only=True):
     eager_input_streaming: bool | None = None
     """Accepted and ignored."""
     input_examples: list[Any] | None = None
-    """Accepted and hidden from the model."""
+    """Accepted, but not shown to the model."""
     allowed_callers: list[Literal["direct"]] | None = None
-    """Must be direct. The model itself calls the tool."""
+    """Must be direct: the model calls the tool itself."""
     cache_control: CacheControl | None = None
     defer_loading: Literal[False] | None = None
-    """Must be false. The model sees every tool."""
+    """Must be false: the model always sees all tools."""
 
 
 class ToolKind(Struct):
-    """A tool by its type. Tools without a schema are Anthropic's own."""
+    """The type of a tool. Types other than custom are Anthropic's own tools."""
 
     type: str | None = None
 
 
 class ToolChoice(Struct, forbid_unknown_fields=True):
-    """How to use tools: optional, required, forbidden, or a named tool."""
+    """Whether tools are optional, required, forbidden, or a single one is required."""
 
     type: Literal["auto", "any", "tool", "none"]
     """auto: may call. any: must call one. tool: must call this one. none: may not call."""
     name: str | None = None
-    """The tool that the model must call. Only type tool takes it."""
+    """The tool that the model must call. Only for type tool."""
     disable_parallel_tool_use: bool = False
     """If true, an answer has at most one call."""
 
@@ -247,23 +247,23 @@ class Thinking(Struct, forbid_unknown_fields=True):
     type: Literal["enabled", "adaptive", "disabled"]
     """disabled turns reasoning off. All other values turn it on."""
     budget_tokens: Positive | None = None
-    """Maximum reasoning tokens. After them, the answer proper begins."""
+    """Maximum reasoning tokens. After them, the answer starts."""
     display: Literal["summarized", "omitted"] | None = None
-    """omitted: the answer signs its reasoning and hides it."""
+    """omitted: the answer has a signature instead of the reasoning."""
 
 
 class OutputFormat(Struct, forbid_unknown_fields=True):
-    """The answer's form."""
+    """The answer's format."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
 class OutputConfig(Struct, forbid_unknown_fields=True):
-    """The answer's form."""
+    """The answer's format."""
 
     format: OutputFormat | None = None
-    """The answer's form: JSON with a schema."""
+    """The answer's format: JSON that follows a schema."""
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     """Accepted and ignored."""
 
@@ -276,31 +276,31 @@ class Metadata(AnyFields):
 
 
 class Diagnostics(Struct, forbid_unknown_fields=True):
-    """Asks why the cache missed what the message before contained."""
+    """Requests the reason why tokens of the previous message were not cached."""
 
     previous_message_id: str | None = None
-    """Accepted. The server compares the most similar earlier prompt."""
+    """Accepted. The server compares with the most similar earlier prompt."""
 
 
 class ClearThinking(
     Struct, tag_field="type", tag="clear_thinking_20251015", forbid_unknown_fields=True
 ):
-    """Leaves old reasoning out. Templates do so according to their model."""
+    """Removes old reasoning. Chat templates already do so, as their model requires."""
 
     keep: Any = None
-    """Accepted and ignored. The chat template decides which reasoning stays."""
+    """Accepted and ignored. The chat template decides which reasoning remains."""
 
 
 class InputTokens(
     Struct, tag_field="type", tag="input_tokens", forbid_unknown_fields=True, frozen=True
 ):
-    """So many tokens of the prompt."""
+    """A number of prompt tokens."""
 
     value: Annotated[int, Meta(ge=0)]
 
 
 class ToolUses(Struct, tag_field="type", tag="tool_uses", forbid_unknown_fields=True, frozen=True):
-    """So many tool uses."""
+    """A number of tool uses."""
 
     value: Annotated[int, Meta(ge=0)]
 
@@ -308,9 +308,10 @@ class ToolUses(Struct, tag_field="type", tag="tool_uses", forbid_unknown_fields=
 class ClearToolUsesEdit(
     Struct, tag_field="type", tag="clear_tool_uses_20250919", forbid_unknown_fields=True
 ):
-    """Replaces old tool results by a short text. trigger: beyond which it begins. keep: the newest
-    uses that stay. clear_at_least: fewer are not worth it. exclude_tools: whose results stay.
-    clear_tool_inputs: also the calls' arguments, of all tools or of these.
+    """Replaces old tool results with a short text. trigger: the size above which this happens.
+    keep: how many of the latest uses remain. clear_at_least: do nothing if fewer tokens would be
+    removed. exclude_tools: tools whose results remain. clear_tool_inputs: also remove the arguments
+    of calls, to all tools or to these.
     """
 
     trigger: InputTokens | ToolUses = InputTokens(100_000)
@@ -320,7 +321,7 @@ class ClearToolUsesEdit(
     clear_tool_inputs: bool | list[Name] | None = None
 
     def edit(self) -> ClearToolUses:
-        """Return the edit in the front's terms."""
+        """Convert to the edit that the front applies."""
         trigger, inputs = self.trigger, self.clear_tool_inputs
         by_tokens = isinstance(trigger, InputTokens)
         return ClearToolUses(
@@ -334,13 +335,13 @@ class ClearToolUsesEdit(
 
 
 class ContextManagement(Struct, forbid_unknown_fields=True):
-    """Ways to shorten the conversation."""
+    """Edits that shorten the conversation."""
 
     edits: list[ClearThinking | ClearToolUsesEdit] | None = None
-    """Ways to shorten the conversation."""
+    """Edits that shorten the conversation."""
 
     def edit(self) -> ClearToolUses | None:
-        """Return the edit of tool uses, if asked for. Raises InvalidRequest for two."""
+        """Return the edit of tool uses, if there is one. Raises InvalidRequest for two."""
         found = [each for each in self.edits or () if isinstance(each, ClearToolUsesEdit)]
         if len(found) > 1:
             where = "context_management.edits"
@@ -349,7 +350,7 @@ class ContextManagement(Struct, forbid_unknown_fields=True):
 
 
 class Inquiry(Struct, kw_only=True):
-    """The model, messages and tools. A message is an `InputMessage`, a tool a `ToolDefinition`."""
+    """The model, messages and tools. Messages are `InputMessage`s, and tools `ToolDefinition`s."""
 
     model: str
     messages: Annotated[list[msgspec.Raw], Meta(min_length=1)]
@@ -359,39 +360,38 @@ class Inquiry(Struct, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    """The answer's form."""
+    """The answer's format."""
     output_format: OutputFormat | None = None
-    """The answer's form. output_config under its older name."""
+    """The answer's format. An older name of output_config.format."""
     cache_control: CacheControl | None = None
     context_management: ContextManagement | None = None
     """How to shorten the conversation."""
     thread: dict[str, Any] | None = None
-    """Refused. Send all messages, because the server keeps no conversation."""
+    """Rejected. Send all messages, because the server stores no conversations."""
     saccade: DocumentOptions | None = None
 
 
 class Drawing(Struct, kw_only=True):
-    """Sampling, and where the answer ends. max_tokens 0: only compute the prompt."""
+    """Sampling, and when the answer ends. max_tokens 0: only compute the prompt."""
 
     max_tokens: Annotated[int, Meta(ge=0, le=2**63 - 1)]
-    """Maximum tokens of the answer. With 0, the server computes and caches the prompt without an
-    answer.
+    """Maximum tokens of the answer. With 0, the server only computes the prompt and caches it.
     """
     stop_sequences: list[str] | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
-    """Sample only from this many of the likeliest tokens. 0 removes the limit."""
+    """Sample from this many most likely tokens only. 0 removes the limit."""
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     stream: bool | None = None
 
 
 class Sender(Struct, kw_only=True):
-    """The client, and its terms. These fields leave the answer unchanged."""
+    """Information about the client. These fields do not change the answer."""
 
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     diagnostics: Diagnostics | None = None
-    """Ask why the cache held less of the prompt than it could."""
+    """Request the reason why less of the prompt was cached than possible."""
 
 
 @dataclass(frozen=True, slots=True)

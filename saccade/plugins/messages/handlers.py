@@ -1,7 +1,7 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's API, end to end.
 
-Owns the two handlers, and how an answer's events become Anthropic's. Bodies are `fields.py`'s and
-`read.py`'s, the order of a stream is `write.py`'s.
+Owns the two handlers, and the conversion of an answer's events. `fields.py` and `read.py` read
+bodies, and `write.py` writes streams.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def message_routes(api: ApiContext) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class _Messages:
-    """The handlers."""
+    """The request handlers."""
 
     handler: RequestHandler
 
@@ -66,8 +66,8 @@ class _Messages:
             await while_connected(receive, answer)
 
     async def count_tokens(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count a prompt's tokens. Images are fetched and their headers read, without decoding them
-        or asking the engine.
+        """Count a prompt's tokens. Images are fetched and their headers read, but they are not
+        decoded, and the engine is not involved.
         """
         front = self.handler.front
         async with self.handler.admission.admit(scope, receive) as (body, held):
@@ -85,14 +85,14 @@ class _Messages:
 
 
 HOUR = 3600
-"""Seconds from which tokens count as kept for an hour, and not for five minutes."""
+"""Cache lifetimes of at least this many seconds are reported as 1 h, shorter ones as 5 min."""
 
 
 def diagnosis(missed: CacheMiss | None) -> dict[str, Any]:
-    """Return diagnostics in Anthropic's words. These are fewer, so a reason other than a changed
+    """Return diagnostics in Anthropic's format. It has fewer reasons, so any other than a changed
     prompt is "unavailable".
 
-    `saccade_reason` and `saccade_place` have the full finding.
+    `saccade_reason` and `saccade_place` have the details.
     """
     if missed is None:
         return {"cache_miss_reason": None}
@@ -110,7 +110,7 @@ def diagnosis(missed: CacheMiss | None) -> dict[str, Any]:
 
 
 def applied_edits(edited: AppliedEdit | None) -> dict[str, Any]:
-    """Return what a request's edits did, in Anthropic's words."""
+    """Return the effect of a request's edits, in Anthropic's format."""
     if edited is None or not edited.cleared_uses:
         return {"applied_edits": []}
     cleared = {
@@ -122,8 +122,8 @@ def applied_edits(edited: AppliedEdit | None) -> dict[str, Any]:
 
 
 class MessageTeller:
-    """Writes an answer as Anthropic's message (see `stream.ResponseWriter`). An empty answer is
-    computed with one token, which stays hidden.
+    """Writes an answer as Anthropic's message (see `stream.ResponseWriter`). If no answer is
+    requested, one token is computed and discarded.
     """
 
     def __init__(self, model: str, asked: AskedMessage, context: AnswerContext) -> None:

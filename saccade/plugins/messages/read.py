@@ -1,7 +1,7 @@
-"""Anthropic's bodies as conversations.
+"""Converts Anthropic's bodies to conversations.
 
-Owns the way from a body's messages, blocks, tools and settings to a `GenerationRequest`, each with
-its place in the body.
+A body's messages, blocks, tools and settings become a `GenerationRequest`, in which each part has
+its path in the body.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ from saccade.text.grammar.constraint import OutputConstraint
 from saccade.text.grammar.tools import Tool, ToolSet, read_each, read_function
 
 _ATTRIBUTION = "x-anthropic-billing-header:"
-"""How a system block begins that is for Anthropic's accounts and not for the model. As it differs
-from request to request, nothing behind it would ever be found in a cache.
+"""The prefix of a system block for Anthropic's accounting. It is dropped: it differs for each
+request, so the text after it could never be cached.
 """
 
 _MESSAGE: Reader[InputMessage] = Reader(InputMessage)
@@ -101,19 +101,17 @@ _KIND: Reader[ToolKind] = Reader(ToolKind)
 
 @dataclass(frozen=True, slots=True)
 class AskedMessage:
-    """A body after reading. `requests` holds one request, until taken. `most`: the answer's maximum
-    tokens. manages_context: the answer reports the edits.
-    """
+    """A body that has been read."""
 
-    requests: list[GenerationRequest]
+    requests: list[GenerationRequest]  # a single request, which the caller removes
     reply: Reply
-    most: int = 0
+    most: int = 0  # the maximum tokens of the answer
     shows_thinking: bool = True
-    manages_context: bool = False
+    manages_context: bool = False  # the answer reports the effect of edits
 
 
 def read_message(body: bytearray, context_length: int) -> AskedMessage:
-    """Read the request to answer. Raises InvalidRequest that names the field as Anthropic does."""
+    """Read a request for an answer. Raises InvalidRequest with Anthropic's name for the field."""
     request = MESSAGES.read(body, context_length)
     thinking, drawing = request.inquiry.thinking, request.drawing
     return AskedMessage(
@@ -126,7 +124,7 @@ def read_message(body: bytearray, context_length: int) -> AskedMessage:
 
 
 def read_count(body: bytearray, context_length: int) -> AskedMessage:
-    """Read the request to count. Raises as `read_message`."""
+    """Read a request to count tokens. Raises like `read_message`."""
     request = COUNT_TOKENS.read(body, context_length)
     return AskedMessage(
         [message_request(request, context_length)],
@@ -138,13 +136,13 @@ def read_count(body: bytearray, context_length: int) -> AskedMessage:
 def message_request(
     request: CountTokensRequest | MessagesRequest, context_length: int
 ) -> GenerationRequest:
-    """Build the request for a body. Raises InvalidRequest for faults beyond the schema."""
+    """Build the request for a body. Raises InvalidRequest for errors beyond the schema."""
     inquiry = request.inquiry
     if inquiry.thread is not None:
         raise InvalidRequest(
             "thread: this server does not store conversations: send all messages",
             "thread",
-            "thread_unsupported_request",  # by which the SDK knows to do so
+            "thread_unsupported_request",  # the code on which the SDK sends all messages
         )
     # The messages, the system prompt first.
     check_lengths(inquiry.messages, context_length, "messages")
@@ -158,7 +156,7 @@ def message_request(
         conversation.add_message(_MESSAGE.json(raw, place), place)
     if inquiry.cache_control is not None:
         conversation.add_breakpoint(inquiry.cache_control)
-    # An answer begun by the client is continued.
+    # An answer that the client has started is continued.
     final = conversation.messages[-1]
     continues = final.role == "assistant" and "tool_calls" not in final.fields
     thinking = inquiry.thinking
@@ -194,7 +192,7 @@ def message_request(
 
 
 def _constraint(inquiry: Inquiry) -> OutputConstraint | None:
-    """Return the form of the answer, from its newer or older field."""
+    """Return the answer's format, from the newer or older field."""
     config = inquiry.output_config
     if config is not None and config.format is not None:
         return OutputConstraint("json", config.format.schema, "output_config.format.schema")
@@ -234,7 +232,7 @@ def _tool_set(
 def _read_tools(
     given: list[msgspec.Raw] | None,
 ) -> tuple[tuple[Tool, ...], tuple[Mark, ...], ActionTool | None]:
-    """Return the functions, all tools' marks, and the computer or browser."""
+    """Return the functions, the cache breakpoints of all tools, and the computer or browser."""
     marks: list[Mark] = []
     acting: list[ActionTool] = []
 
@@ -275,8 +273,8 @@ def _read_tool(raw: msgspec.Raw, kind: str | None, place: str) -> ToolDefinition
 
 @dataclass(slots=True)
 class _Content:
-    """A message's parts while they are read, and their marks. undiminished: places of images that
-    are refused rather than downsized, of all messages.
+    """A message's parts as they are read, and its cache breakpoints. undiminished: paths of images
+    in all messages that must be rejected instead of downsized.
     """
 
     view: DocumentView
@@ -292,7 +290,7 @@ class _Content:
     def mark(
         self, block: MarkedBlock | MediaBlock | BrowserState, place: str, part: int | None = None
     ) -> None:
-        """Add a block's mark: after this part, or after the whole message."""
+        """Add a block's cache breakpoint after this part, or after the whole message."""
         if block.cache_control is not None:
             where = f"{place}.cache_control"
             self.marks.append(control_mark(block.cache_control, where, part))
@@ -302,11 +300,11 @@ class _Content:
 
 
 class _Conversation:
-    """Messages being read."""
+    """Messages as they are read."""
 
     def __init__(self, view: DocumentView, acting: ActionTool | None) -> None:
-        """Begin without messages. `view`: how documents are shown. acting: the computer or browser
-        on offer, or later one that history knows.
+        """Start without messages. `view`: how documents are shown. acting: the computer or browser
+        of the request, if any; later, one that occurs only in history.
         """
         self.messages: list[Message] = []
         self.acting = acting
@@ -314,13 +312,13 @@ class _Conversation:
         self._view = view
 
     def add_breakpoint(self, control: CacheControl) -> None:
-        """Add a cache breakpoint at the end, unless the last message has one."""
+        """Add a cache breakpoint at the end, unless the last message has one there."""
         final, mark = self.messages[-1], control_mark(control, "cache_control")
         if all(each.part is not None for each in final.marks):
             self.messages[-1] = replace(final, marks=(*final.marks, mark))
 
     def add_system(self, system: str | list[TextBlock]) -> None:
-        """Add the system prompt, which comes first."""
+        """Add the system prompt, which must be first."""
         if isinstance(system, str):
             self.messages.append(Message("system", system, place="system"))
             return
@@ -332,7 +330,7 @@ class _Conversation:
             self.messages.append(content.message("system", "system"))
 
     def add_message(self, message: InputMessage, place: str) -> None:
-        """Add a message. Tool results become messages of their own."""
+        """Add a message. Tool results become separate messages."""
         where = f"{place}.content"
         if isinstance(message.content, str):
             self.messages.append(Message(message.role, message.content, place=where))
@@ -362,7 +360,7 @@ class _Conversation:
 
     def _add_result(self, block: ToolResultBlock, place: str) -> None:
         content, where = _Content(self._view, self.undiminished), f"{place}.content"
-        if block.is_error:  # templates have no other word for it
+        if block.is_error:  # templates have no field for it
             content.parts.append(MessageText("Error: ", place))
         if isinstance(block.content, str):
             content.parts.append(MessageText(block.content, where))
@@ -409,7 +407,7 @@ class _Conversation:
         self.messages.append(Message("assistant", text, fields, marks, where, extras))
 
     def _past(self, block: ToolUseBlock, place: str) -> PastAction | None:
-        """Return a call's effect on a screen. A toolset may occur only in the history."""
+        """Return a call's action on a screen. Its toolset may occur only in the history."""
         toolset = block.toolset_name
         past = read_past(block.name, block.input, toolset, self.acting, place)
         if past is not None and self.acting is None and toolset is not None:
@@ -424,7 +422,7 @@ def _misplaced(block: Block, where: str, role: str) -> InvalidRequest:
 
 
 def _undiminished(block: Shown | BrowserState, place: str) -> Iterator[str]:
-    """Yield the places of images that are refused rather than downsized."""
+    """Yield the paths of images that must be rejected instead of downsized."""
     if isinstance(block, ImageBlock):
         wish = block.transformations
         if wish is not None and wish.oversized_image == "error":
@@ -436,7 +434,7 @@ def _undiminished(block: Shown | BrowserState, place: str) -> Iterator[str]:
 
 
 def _parts(block: Shown | BrowserState, place: str, view: DocumentView) -> list[Part]:
-    """Return the parts that show a block. view: how documents are shown."""
+    """Convert a block to message parts. view: how documents are shown."""
     if isinstance(block, BrowserState):
         return [MessageText(block.text(), place)]
     if isinstance(block, TextBlock):

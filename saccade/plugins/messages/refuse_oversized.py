@@ -1,4 +1,4 @@
-"""Images that a client wants seen whole: refused where the model would see them smaller."""
+"""Rejects images that a client wants in full resolution, if the model would downsize them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from saccade.media.sources.source import ImageSource
 
 @dataclass(frozen=True, slots=True)
 class Undiminished:
-    """Places of images that are refused rather than downsized."""
+    """Paths of images that must be rejected instead of downsized."""
 
     NAME: ClassVar[str] = "messages.undiminished"
     places: frozenset[str]
 
 
 class RefuseOversized:
-    """For requests with images that may not be downsized."""
+    """Checks requests with images that must not be downsized."""
 
     def __init__(self, context: StepContext) -> None:
         self._spec = context.spec
 
     async def check(self, preparation: Preparation) -> None:
-        """Raise OversizedImages that names every image at fault, the first in its message."""
+        """Raise OversizedImages with all such images, if any is too large."""
         request, places, words, side = preparation.request, list[str](), "", 0
         undiminished = find_extra(request.extras, Undiminished)
         assert undiminished is not None

@@ -1,7 +1,7 @@
-"""Anthropic's computers and browsers: their words for actions, and their tools.
+"""Anthropic's computers and browsers: their action formats, and their tools.
 
 computer_20241022, _20250124, _20251124   one tool, `computer`, with an `action`
-computer_toolset_20260801                 a call of its own for each member
+computer_toolset_20260801                 a separate call for each action
 browser_toolset_20260801                  the same, and functions such as `navigate`
 """
 
@@ -35,7 +35,7 @@ from saccade.plugins.computer.word_fields import (
 
 COMPUTER, BROWSER = "computer", "browser"
 
-# ---- words: the computer's
+# ---- actions: the computer's
 
 _AT = PointPair("coordinate", required=False)
 _HELD = Chord("text", "x11", "+", required=False)
@@ -67,14 +67,14 @@ _COMPUTER: Mapping[str, Word] = {
     "zoom": Word("zoom", (Region("region"),)),
 }
 _FIRST = ("scroll", "hold_key", "left_mouse_down", "left_mouse_up", "triple_click", "wait", "zoom")
-"""Members that computer_20241022 lacks."""
+"""Actions that computer_20241022 does not have."""
 _LACKED: Mapping[str, tuple[str, ...]] = {
     "computer_20241022": _FIRST,
     "computer_20250124": ("zoom",),
     "computer_20251124": (),
 }
 
-# ---- words: the browser's
+# ---- actions: the browser's
 
 _TAB = Texts("tab_id", "tab", required=False)
 _HERE = Target("target", element=False)
@@ -109,7 +109,7 @@ _NAMES: Mapping[str, Any] = {"type": "array", "items": _STRING, "maxItems": 16}
 
 
 def _function(about: str, needs: Sequence[str] = (), **properties: Any) -> ClientFunction:
-    """Return a member that is a function. needs: the properties that it must have."""
+    """Return a member that is a function. needs: its required properties."""
     tab = {} if "tab_id" in properties else {"tab_id": _STRING}
     schema = {
         "type": "object",
@@ -156,14 +156,14 @@ _FUNCTIONS: Mapping[str, ClientFunction] = {
     "javascript_exec": _function("Run JavaScript in the page.", ["text"], text=_STRING),
 }
 _OFF = frozenset({"file_upload", "read_console", "read_network", "javascript_exec"})
-"""Members that are offered only where `configs` enables them."""
+"""Members that are available only if `configs` enables them."""
 
 SINGLE = ActionWords(_COMPUTER, COMPUTER)
 FAMILIES: Mapping[str, ActionWords] = {
     COMPUTER: ActionWords(_COMPUTER),
     BROWSER: ActionWords(_BROWSER, functions=_FUNCTIONS),
 }
-"""The words of a toolset, by what its calls call it."""
+"""The actions of a toolset, by the name that its calls have."""
 TOOLSETS: Mapping[str, str] = {
     "computer_toolset_20260801": COMPUTER,
     "browser_toolset_20260801": BROWSER,
@@ -176,43 +176,43 @@ Side = Annotated[int, Meta(ge=1, le=MAX_PIXELS)]
 
 
 class ComputerDefinition(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A computer run by the client, as one tool."""
+    """A computer that the client controls, as one tool."""
 
     type: Literal["computer_20241022", "computer_20250124", "computer_20251124"]
     name: Literal["computer"]
     display_width_px: Side
-    """The display's width in pixels. Coordinates count these."""
+    """The display's width in pixels, the unit of coordinates."""
     display_height_px: Side
     """The display's height in pixels."""
     display_number: int | None = None
     """Accepted and ignored."""
     enable_zoom: bool | None = None
-    """True if the model may zoom into a part of the screen."""
+    """Whether the model may zoom into a part of the screen."""
     allowed_callers: list[Literal["direct"]] | None = None
-    """Must be direct. The model itself calls the tool."""
+    """Must be direct: the model calls the tool itself."""
     cache_control: CacheControl | None = None
     defer_loading: Literal[False] | None = None
-    """Must be false. The model sees every tool."""
+    """Must be false: the model always sees all tools."""
     strict: bool | None = None
     input_examples: list[Any] | None = None
-    """Accepted and hidden from the model."""
+    """Accepted, but not shown to the model."""
 
 
 class MemberConfig(Struct, forbid_unknown_fields=True):
     """Settings of one member of a toolset."""
 
     enabled: bool | None = None
-    """False if the model may not use it."""
+    """If false, the model cannot use it."""
     defer_loading: Literal[False] | None = None
-    """Must be false. The model sees every member."""
+    """Must be false: the model always sees all members."""
 
 
 class ToolsetDefinition(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A computer or a browser run by the client, as a set of tools."""
+    """A computer or a browser that the client controls, as a set of tools."""
 
     type: Literal["computer_toolset_20260801", "browser_toolset_20260801"]
     configs: dict[str, MemberConfig | None] | None = None
-    """Settings of members, by their names."""
+    """Settings of members by name."""
     cache_control: CacheControl | None = None
 
 
@@ -220,17 +220,17 @@ class BrowserTab(AnyFields):
     """An open tab."""
 
     tab_id: str
-    """The client's name for the tab."""
+    """The client's ID of the tab."""
     title: str
     """The page's title, which may be empty."""
     url: str
-    """The page's address, which may be empty."""
+    """The page's URL, which may be empty."""
     active: bool = False
-    """True for the tab that actions without a tab_id apply to."""
+    """Whether this is the tab for actions without a tab_id."""
 
 
 class BrowserState(AnyFields, tag_field="type", tag="browser_state"):
-    """The browser's tabs after a call, as text for the model."""
+    """The browser's tabs after a call, which the model reads as text."""
 
     tabs: list[BrowserTab]
     """All open tabs."""
@@ -239,7 +239,7 @@ class BrowserState(AnyFields, tag_field="type", tag="browser_state"):
     cache_control: CacheControl | None = None
 
     def text(self) -> str:
-        """Return what the model reads."""
+        """Return the text that the model reads."""
         tabs = [
             f"- {each.tab_id}{' (active)' if each.active else ''}: {each.title} {each.url}".rstrip()
             for each in self.tabs
@@ -257,20 +257,20 @@ _TOOLSET: Reader[ToolsetDefinition] = Reader(ToolsetDefinition)
 
 
 def acts(kind: str | None) -> bool:
-    """Return True for a tool type that is a computer or a browser."""
+    """Return True if a tool type is a computer or a browser."""
     return kind in ACTION_TYPES
 
 
 @dataclass(frozen=True, slots=True)
 class GivenTool:
-    """A computer or a browser as read, and its cache mark."""
+    """A computer or a browser that has been read, and its cache breakpoint."""
 
     tool: ActionTool
     mark: CacheControl | None
 
 
 def read_action_tool(raw: msgspec.Raw, kind: str, place: str) -> GivenTool:
-    """Read a computer or a browser. Raises InvalidRequest that names the field."""
+    """Read a computer or a browser. Raises InvalidRequest with the field."""
     if kind in _LACKED:
         single = _SINGLE.json(raw, place)
         lacked = {*_LACKED[kind], *(() if single.enable_zoom else ("zoom",))}
@@ -313,9 +313,9 @@ def read_past(
     tool: ActionTool | None,
     place: str,
 ) -> PastAction | None:
-    """Return what an earlier call did to a screen, or None if it is a function's.
+    """Return an earlier call's action on a screen, or None if it called a function.
 
-    Raises InvalidRequest that names the place of a fault.
+    Raises InvalidRequest with the location of an error.
     """
     if toolset is not None and toolset in FAMILIES:
         words = FAMILIES[toolset]

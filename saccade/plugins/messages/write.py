@@ -1,4 +1,4 @@
-"""An answer in the form of Anthropic's API: stream events in their order, and messages.
+"""Writes an answer in the format of Anthropic's API: stream events in order, and messages.
 
 Owns content blocks: the open block, and its content so far.
 """
@@ -30,7 +30,7 @@ StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
 ]
 Ending = Literal["stop", "length", "context"]
-"""Why the tokens ended. context: before as many as the client allows, for it is full."""
+"""Why the answer ended. context: the context was full before the client's limit was reached."""
 
 
 _BESIDE = {
@@ -38,25 +38,22 @@ _BESIDE = {
     "prepared_tokens": "prepared_input_tokens",
     "prepared_in_vain_tokens": "prepared_in_vain_input_tokens",
 }
-"""Names of a chat's usage in Anthropic's manner."""
+"""Maps the names of a chat's usage to Anthropic's style."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageUsage:
-    """Token counts. `fresh`: prompt tokens neither read from the cache nor kept by a mark. hour:
-    those among `written` that are kept for an hour or more. beside: more about the prompt, as a
-    chat's usage reports it.
-    """
+    """Token counts."""
 
-    fresh: int
-    written: int
-    read: int
+    fresh: int  # prompt tokens that were neither cached nor stored at a breakpoint
+    written: int  # those stored at a breakpoint
+    read: int  # those read from the cache
     output: int
-    hour: int = 0
-    beside: Mapping[str, Any] = field(default_factory=dict)
+    hour: int = 0  # those of `written` that are stored for an hour or more
+    beside: Mapping[str, Any] = field(default_factory=dict)  # other fields of a chat's usage
 
     def body(self) -> dict[str, Any]:
-        """Return the counts in the form of `usage`."""
+        """The counts in the format of `usage`."""
         return {
             "input_tokens": self.fresh,
             "cache_creation_input_tokens": self.written,
@@ -71,15 +68,16 @@ class MessageUsage:
 
 
 class MessageStream:
-    """One answer's stream, from `opening_events` over `feed` to `closing_events`.
-    shows_thinking: show the reasoning, or only sign it.
+    """The stream of one answer: `opening_events`, then `feed`, then `closing_events`.
+
+    shows_thinking: send the reasoning, or only its signature.
     """
 
     def __init__(self, message_id: str, model: str, shows_thinking: bool = True) -> None:
         self._id = message_id
         self._model = model
         self._shows_thinking = shows_thinking
-        self._index = -1  # of the block that is open, or was last
+        self._index = -1  # of the open block, or else of the last one
         self._open: Literal["text", "thinking", "tool_use"] | None = None
         self._signature = hashlib.blake2b(digest_size=16)
         self._called = False
@@ -87,7 +85,7 @@ class MessageStream:
     def opening_events(
         self, usage: MessageUsage, diagnostics: dict[str, Any] | None = None
     ) -> list[StreamEvent]:
-        """Return the events before the first token. diagnostics: about the cache, if requested."""
+        """Return the events before the first token. diagnostics: on the cache, if requested."""
         message: dict[str, Any] = {
             "id": self._id,
             "type": "message",
@@ -114,7 +112,7 @@ class MessageStream:
         edited: dict[str, Any] | None = None,
     ) -> list[StreamEvent]:
         """Return the events after the last token. stop: the stop sequence that ended the answer.
-        edited: what the request's edits did, if it has any.
+        edited: the effect of the request's edits, if it has any.
         """
         reason = self._reason(finish, stop)
         delta = {
@@ -168,7 +166,7 @@ class MessageStream:
     def _enter(
         self, kind: Literal["text", "thinking", "tool_use"], block: dict[str, Any]
     ) -> list[StreamEvent]:
-        """Begin a block, unless a block like this is open."""
+        """Open a block, unless one of the same type is open."""
         if self._open == kind:
             return []
         closed = self._close()
@@ -192,12 +190,12 @@ class MessageStream:
 
 
 class WholeMessage:
-    """A stream's message, for clients without streaming. `add` every event."""
+    """Collects a stream's events to a message, for clients that do not stream."""
 
     def __init__(self) -> None:
         self._message: dict[str, Any] = {}
         self._blocks: list[dict[str, Any]] = []
-        self._pieces: list[tuple[str, list[str]]] = []  # of each block: which field, its text
+        self._pieces: list[tuple[str, list[str]]] = []  # for each block, a field and its text
 
     def add_event(self, event: StreamEvent) -> None:
         match event["type"]:
@@ -223,7 +221,7 @@ class WholeMessage:
                         self._message[name] = event[name]
 
     def body(self) -> dict[str, Any]:
-        """Return the answer's body."""
+        """The body of the answer."""
         content = []
         for block, (name, pieces) in zip(self._blocks, self._pieces, strict=True):
             text = "".join(pieces)
@@ -233,8 +231,8 @@ class WholeMessage:
 
 
 def read_input(text: str) -> Any:
-    """Parse a call's input. If its length cut it off, parse the complete part, as the SDKs read a
-    stream.
+    """Parse a call's input. If it was cut off by the maximum length, parse the complete part, as
+    the SDKs do in a stream.
     """
     try:
         return _parsed(text or "{}")
@@ -249,14 +247,14 @@ def _parsed(text: str) -> Any:
 
 
 def _number(word: str) -> Any:
-    """Parse a number. Beyond the range of JSON readers, return the model's own digits as JSON."""
+    """Parse a number. If JSON readers may not support it, return the model's digits as raw JSON."""
     value: int | float = int(word) if word.lstrip("-").isdigit() else float(word)
     fits = -(2**63) <= value < 2**64 if isinstance(value, int) else math.isfinite(value)
     return value if fits else msgspec.Raw(word.encode())
 
 
 def _tellable(value: Any) -> Any:
-    """Replace halves of surrogate pairs in `value`: JSON can name them, text cannot hold them."""
+    """Replace lone surrogates in `value`: JSON can escape them, but UTF-8 cannot encode them."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):
@@ -265,9 +263,10 @@ def _tellable(value: Any) -> Any:
 
 
 def whole_part(text: str) -> str:
-    """Return a JSON document's longest beginning, cut between its values, with its brackets closed.
+    """Return the longest prefix of a JSON document that ends after a value, with all brackets
+    closed.
 
-    text: begins an object or a list.
+    text: the start of an object or a list.
     """
     closers: list[str] = []
     best, closing = 0, "{}"

@@ -1,4 +1,4 @@
-"""Several models behind one router, which starts and stops their servers on demand."""
+"""A router for several models, which starts and stops their servers on demand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def has_models(options: RouteOptions) -> bool:
-    """Return True for a router that is given models instead of servers."""
+    """Return True if the router is configured with models instead of servers."""
     return options.models is not None
 
 

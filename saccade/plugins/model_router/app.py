@@ -1,9 +1,10 @@
-"""The HTTP side of `saccade route --models`: whose server gets a request, and the list of models.
+"""The HTTP side of `saccade route --models`: selects the server for a request, and lists models.
 
-A request goes to the model that it names, in the JSON field `model` or in the header
-x-saccade-model. Without a name, one with a JSON body goes to the server that keeps the response to
-continue, or else to the first model. All others (uploads, which every server finds in the shared
-folder, and pages) go to any server that runs. Keys are checked here, before a server starts.
+A request is sent to the model that it names in the JSON field `model` or the header
+x-saccade-model. Without a name, a request with a JSON body is sent to the server that stores the
+response to continue, or else to the first model. Other requests (uploads, whose directory all
+servers share, and pages) are sent to any running server. API keys are checked here, before a server
+is started.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ MODEL_HEADER = b"x-saccade-model"
 
 
 class _Body(msgspec.Struct):
-    """What is read of a body."""
+    """The fields of a body that are read."""
 
     model: Any = None
     previous_response_id: Any = None
@@ -51,7 +52,7 @@ _read = json_decoder(_Body).decode
 
 
 class ModelRouter:
-    """Servers by model, and the ASGI application that routes to them."""
+    """The servers by model, and the ASGI application that routes to them."""
 
     def __init__(self, context: RouterContext) -> None:
         """Read the file of models. Raises ConfigError."""
@@ -79,10 +80,10 @@ class ModelRouter:
             self._preflight = CORSMiddleware(self._serve_refusing, **allow)  # type: ignore[arg-type]
         self.app: ASGIApp = self._respond
 
-    # ---- the life of the router
+    # ---- lifecycle
 
     async def start(self) -> None:
-        """Do nothing, as servers start on demand."""
+        """Do nothing, since servers start on demand."""
 
     async def watch(self) -> None:
         await self._pool.run()
@@ -133,7 +134,7 @@ class ModelRouter:
                 await self._forward(scope, receive, respond, client)
 
     def _check_key(self, scope: Scope) -> Client:
-        """Return the sender. Raises Unauthorized."""
+        """Return the client. Raises Unauthorized."""
         if not len(self._keys):
             return client_of(scope)
         client = self._keys.client(scope)
@@ -186,13 +187,13 @@ class ModelRouter:
         return (match and self._holder(match[1])) or self._pool.find("")
 
     def _holder(self, instance: str) -> ManagedModel | None:
-        """Return the model whose running server keeps a response, if any."""
+        """Return the model whose running server stores a response, if any."""
         for model in self._pool.models:
             if instance and model.fleet and model.fleet.replicas[0].instance == instance:
                 return model
         return None
 
-    # ---- what is shown
+    # ---- status
 
     def _shown(self, model: ManagedModel) -> dict[str, Any]:
         return {
@@ -218,7 +219,7 @@ class ModelRouter:
 
 
 def _read_body(body: bytearray) -> _Body:
-    """Read the model's name. Invalid bodies have none, and get an error from the server."""
+    """Read the model's name. An invalid body has none, and the server will reject it."""
     try:
         return _read(bytes(first_part(body)) if body.startswith(b"--") else body)
     except (msgspec.DecodeError, ValueError, RecursionError):
@@ -226,7 +227,7 @@ def _read_body(body: bytearray) -> _Body:
 
 
 def _budget(config: ModelsConfig) -> tuple[int, str]:
-    """Return the bytes for all servers, and who has decided it."""
+    """Return the bytes for all servers, and where that value comes from."""
     if config.memory is not None:
         return config.memory, "memory"
     left = min((room.left for room in MachineMemory().read()), default=0)

@@ -1,7 +1,7 @@
-"""The file of `saccade route --models`: its fields, and their bounds.
+"""The file of `saccade route --models`: its fields, and their limits.
 
     memory = "40GiB"                        # of all servers together
-    idle = "10m"                            # "never" keeps idle servers
+    idle = "10m"                            # "never" does not stop idle servers
     [qwen]                                  # the name in requests
     model = "Qwen/Qwen3-VL-2B-Instruct"     # as for `saccade serve`
     args = ["--quantization", "int8"]
@@ -33,9 +33,9 @@ from saccade.core.tuning import read_size
 MAX_MODELS = 64
 MAX_NAME_CHARS = 128
 DEFAULT_SHARE = 0.8
-"""Of the memory that is free when the router starts."""
+"""The default fraction of the memory that is free when the router starts."""
 PROCESS_BYTES = 512 * MIB
-"""What a server takes beside its weights before its first request (measured: 0.47 GiB)."""
+"""Memory of a server in addition to its weights, before its first request (measured: 0.47 GiB)."""
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
@@ -49,9 +49,9 @@ ROUTER_OPTIONS = {
     "--role": "a server encodes and answers",
     "--encoders": "a server encodes and answers",
 }
-"""Options that a model's `args` cannot have, and what to do instead."""
+"""Options that are not allowed in a model's `args`, and the alternatives."""
 SHARED_OPTIONS = ("--files-dir",)
-"""Options that all servers need to have in common: uploads are found by whichever uses them."""
+"""Options that must be the same for all servers, as any of them may use an upload."""
 
 
 class _Table(msgspec.Struct, forbid_unknown_fields=True):
@@ -74,7 +74,7 @@ class _Top(msgspec.Struct, forbid_unknown_fields=True, rename="kebab"):
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A model by name. `args`: of its server, those of all servers included."""
+    """A model by name. `args`: its server's arguments, including those for all servers."""
 
     name: str
     model: str
@@ -84,7 +84,7 @@ class ModelConfig:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names in requests, those of adapters in `args` included."""
+        """All names for requests, including those of adapters in `args`."""
         return (self.name, *self.aliases, *self._adapters)
 
     @property
@@ -110,18 +110,18 @@ _SERVED = "--served-model-name"
 class ModelsConfig:
     """The whole file. Durations are in seconds, memory in bytes."""
 
-    models: tuple[ModelConfig, ...]  # the first answers requests that name none
-    memory: int | None = None  # None: a share of what is free
-    idle: float | None = 600.0  # without requests before a server is stopped; None: never
-    stay: float = 10.0  # minimum between a server's start and its eviction
-    patience: float = 300.0  # maximum that a request waits for its model
-    queue: int = 128  # maximum requests waiting for one model
-    max_waiting: int = 256  # in all; one client gets half
+    models: tuple[ModelConfig, ...]  # the first one is the default
+    memory: int | None = None  # None: a fraction of what is free
+    idle: float | None = 600.0  # time without requests until a server is stopped; None: never
+    stay: float = 10.0  # minimum time between a server's start and its eviction
+    patience: float = 300.0  # maximum time that a request waits for its model
+    queue: int = 128  # maximum requests that wait for one model
+    max_waiting: int = 256  # maximum waiting requests in total; one client may have half
     api_keys_file: str | None = None
 
 
 def read_models(file: str) -> ModelsConfig:
-    """Read the file. Raises ConfigError that names the table and the field."""
+    """Read the file. Raises ConfigError with the table and field."""
     try:
         content = tomllib.loads(read_text(Path(file)))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -208,7 +208,7 @@ def in_gib(nbytes: int) -> str:
 
 
 def estimated_bytes(model: str) -> int | None:
-    """Estimate a server's memory by its weights on disk. None: they are not on this machine."""
+    """Estimate a server's memory from its weights on disk. Returns None if they are not there."""
     path = DEMO if model == "demo" else Path(model).expanduser()
     if path.is_file():
         return path.stat().st_size + PROCESS_BYTES
@@ -220,7 +220,7 @@ def estimated_bytes(model: str) -> int | None:
 
 
 def _hub_cache() -> Path:
-    """Return the folder of the hub's cache, as huggingface_hub finds it."""
+    """Return the Hub's cache directory, as huggingface_hub determines it."""
     if given := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
         return Path(given).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

@@ -1,11 +1,12 @@
-"""The models' servers: which of them run, which requests wait for one, and who has to stop for it.
+"""The servers of all models: which ones run, which requests wait for one, and which one must stop.
 
     stopped -> starting -> ready -> stopping -> stopped
 
-A server starts when a request waits for its model and its memory fits the budget. For that, idle
-servers are stopped, the least recently used first. If all are busy, the one that has run longest
-yields: its running requests finish, new ones wait, and it gets its turn again later. A server that
-is in use is never stopped. Owns these states. Independent of HTTP. One event loop; no locks.
+A server starts when a request waits for its model, and its memory fits the budget. To make space,
+idle servers are stopped, the least recently used first. If all are busy, the one that has run
+longest yields: its running requests finish, new ones wait, and it is started again later. A server
+in use is never stopped. Owns these states. Independent of HTTP, and for use in one event loop,
+without locks.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ log = logging.getLogger("saccade")
 
 HOST = "127.0.0.1"
 START_SECONDS = 1800.0
-"""A start that takes longer has failed. A download counts."""
+"""The maximum duration of a start, including a download."""
 LOOK_SECONDS = 1.0
-"""Between two looks at idle servers, and at memory while a model waits for it."""
+"""The interval between checks of idle servers, and of memory while a model waits for it."""
 STEADY_SECONDS = 60.0
-"""A server that has run for so long makes up for the failures before."""
+"""After a server has run this long, its earlier failures are forgotten."""
 BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 5.0, 300.0
-"""No start within so long of the second failure in a row; twice as long after each further one."""
+"""The delay after the second consecutive failure, which doubles with each further one."""
 DEFAULT_RETRY_SECONDS = 10
 MAX_REASON_CHARS = 400
 MAX_CLIENTS = 1024
-"""Clients whose last start is remembered, for fairness."""
+"""Maximum clients whose last start is stored, for fairness."""
 
 State = Literal["stopped", "starting", "ready", "stopping"]
 STATES: tuple[State, ...] = ("stopped", "starting", "ready", "stopping")
@@ -88,7 +89,7 @@ METRICS = (
 
 
 class ModelUnavailable(Overloaded):
-    """503: the model's server is not ready. `retry_after` seconds may help."""
+    """503: the model's server is not ready. Retry after `retry_after` seconds."""
 
     status = 503
     type = "server_error"
@@ -109,36 +110,36 @@ class _Waiter:
 
 
 class ManagedModel:
-    """A model, and its server while it has one."""
+    """A model, and its server if it has one."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
         self.name = config.name
         self.state: State = "stopped"
         self.server: OwnedServer | None = None
-        self.fleet: Fleet | None = None  # of one worker, while ready
-        self.life: asyncio.Task[None] | None = None  # of the last server
-        self.leases = 0  # requests that use the server
+        self.fleet: Fleet | None = None  # a fleet of one worker, while ready
+        self.life: asyncio.Task[None] | None = None  # the task of the latest server
+        self.leases = 0  # number of requests that use the server
         self.waiting: deque[_Waiter] = deque()
-        self.yielding = False  # to be stopped once unused; new requests wait
+        self.yielding = False  # will be stopped once unused, so new requests wait
         self.stop_reason: StopReason = "idle"
         self.stop_event = asyncio.Event()
         self.started_at = self.ready_at = self.used_at = 0.0
-        self.start_seconds = 0.0  # that the last start took
-        self.estimate = estimated_bytes(config.model)  # None: not on this machine yet
-        self.resident = 0  # bytes, when last measured
-        self.peak = 0  # the largest of these
-        self.failures = 0  # in a row
+        self.start_seconds = 0.0  # duration of the last start
+        self.estimate = estimated_bytes(config.model)  # None: not downloaded yet
+        self.resident = 0  # bytes, as last measured
+        self.peak = 0  # maximum of `resident`
+        self.failures = 0  # consecutive
         self.retry_at = 0.0
-        self.reason = ""  # of the last failure
+        self.reason = ""  # the reason of the last failure
 
     @property
     def open(self) -> bool:
-        """True if a request may use the server now."""
+        """Whether a request may use the server now."""
         return self.state == "ready" and not self.yielding
 
     def state_fields(self) -> dict[str, Any]:
-        """Return what clients may know."""
+        """Return the state for clients."""
         failed = self.state == "stopped" and self.failures > 0
         return {
             "state": "failed" if failed else self.state,
@@ -147,7 +148,7 @@ class ManagedModel:
 
 
 class ModelPool:
-    """All models of a router. `run` has to run while requests are served."""
+    """All models of a router. `run` must be running while requests are served."""
 
     def __init__(
         self,
@@ -157,7 +158,7 @@ class ModelPool:
         options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Build the pool. options, environment: of every server, beside its own."""
+        """Create the pool. options, environment: for all servers, in addition to their own."""
         self.models = [ManagedModel(model) for model in config.models]
         self.budget = budget
         self._config = config
@@ -176,7 +177,7 @@ class ModelPool:
     # ---- requests
 
     def find(self, name: str) -> ManagedModel:
-        """Return the model by one of its names, the first for "". Raises NotFound."""
+        """Return the model with this name, or the first one for "". Raises NotFound."""
         if not name:
             return self.models[0]
         if name not in self._by_name:
@@ -195,9 +196,9 @@ class ModelPool:
 
     @asynccontextmanager
     async def use(self, model: ManagedModel, client: str) -> AsyncIterator[Fleet]:
-        """Wait for the model's server, and keep it from being stopped within the context.
+        """Wait for the model's server, and prevent it from being stopped within the context.
 
-        Raises Overloaded if too many wait, and ModelUnavailable.
+        Raises ModelUnavailable, and Overloaded if too many requests wait.
         """
         if model.open:
             assert model.fleet is not None
@@ -265,7 +266,7 @@ class ModelPool:
             self._wake.set()
 
     def _impatient(self, model: ManagedModel) -> ModelUnavailable:
-        """Return the error for a request that has waited for too long."""
+        """Return the error for a request that has waited too long."""
         patience = f"{self._config.patience:g} s (patience)"
         if model.state == "starting":
             elapsed = monotonic() - model.started_at
@@ -297,9 +298,9 @@ class ModelPool:
     # ---- memory
 
     def need(self, model: ManagedModel) -> int:
-        """Return the bytes that a start of the model needs: declared, measured, or its files'.
+        """Return the bytes needed to start the model: declared, measured, or those of its files.
 
-        A model without any of these, as it is yet to be downloaded, needs the whole budget.
+        If none is known, because the model is not downloaded yet, it needs the whole budget.
         """
         known = max(model.config.memory or 0, model.peak)
         if known:
@@ -307,7 +308,7 @@ class ModelPool:
         return self.budget if model.estimate is None else model.estimate
 
     def _size(self, model: ManagedModel) -> int:
-        """Return the bytes that count for the model's server now."""
+        """Return the bytes that the model's server counts as now."""
         if model.state == "stopped":
             return 0
         if model.state == "starting":
@@ -321,15 +322,15 @@ class ModelPool:
                 model.peak = max(model.peak, model.resident)
                 self._show(model)
 
-    # ---- who starts and who stops
+    # ---- starting and stopping
 
     async def run(self) -> None:
-        """Start and stop servers, for ever."""
+        """Start and stop servers, forever."""
         while True:
             self._wake.clear()
             try:
                 delay = await self._step()
-            except Exception:  # requests wait for the next step
+            except Exception:  # requests keep waiting for the next step
                 log.exception("the models could not be managed")
                 delay = LOOK_SECONDS
             with suppress(TimeoutError):
@@ -337,14 +338,14 @@ class ModelPool:
                     await self._wake.wait()
 
     async def _step(self) -> float:
-        """Start or stop what is due. Return the seconds until the next look."""
+        """Start or stop servers as needed. Returns the seconds until the next step."""
         wanted = [model for model in self.models if model.waiting and model.state == "stopped"]
         if not wanted:
             self._end_yielding()
             await self._stop_idle()
             return LOOK_SECONDS
         target = min(wanted, key=self._turn)
-        if target.retry_at > monotonic():  # it failed while these requests waited
+        if target.retry_at > monotonic():  # it has failed while these requests were waiting
             self._reject(target, self._failed(target))
             return 0
         need = self.need(target)
@@ -355,7 +356,7 @@ class ModelPool:
         if ready and monotonic() - self._measured_at > LOOK_SECONDS:
             await self._measure(ready)
             self._measured_at = monotonic()
-        if not target.waiting:  # all have left meanwhile
+        if not target.waiting:  # all clients have left meanwhile
             return 0
         if need <= self._free():
             self._start(target)
@@ -365,12 +366,12 @@ class ModelPool:
         return LOOK_SECONDS
 
     def _turn(self, model: ManagedModel) -> tuple[float, float]:
-        """Rank by when a start was last made for any of the waiting clients, then by arrival."""
+        """Sort key: the time of the last start for any of the waiting clients, then arrival."""
         last = min(self._last_start.get(waiter.client, 0.0) for waiter in model.waiting)
         return last, model.waiting[0].since
 
     def _free(self, *, soon: bool = False) -> int:
-        """Return the free bytes of the budget. soon: once all that are to stop have stopped."""
+        """Return the free bytes of the budget. soon: once all servers have stopped that will."""
         leaving = ("stopping",) if soon else ()
         used = sum(
             self._size(model)
@@ -380,7 +381,7 @@ class ModelPool:
         return self.budget - used
 
     def _choose_victims(self, need: int) -> None:
-        """Let servers yield until `need` bytes will be free, as far as their time has come."""
+        """Make servers yield until `need` bytes will be free, as far as they may be evicted yet."""
         now = monotonic()
         while self._free(soon=True) < need:
             candidates = [model for model in self.models if model.open]
@@ -391,24 +392,24 @@ class ModelPool:
                 victim = min(idle_due, key=lambda model: model.used_at)
             elif due and not idle:
                 victim = min(due, key=lambda model: model.ready_at)
-            else:  # an idle one will be due, before a busy one has to
+            else:  # wait until an idle server may be evicted, rather than stop a busy one
                 return
             victim.yielding, victim.stop_reason = True, "evicted"
 
     def _due(self, model: ManagedModel) -> float:
-        """Return when a server may be evicted. A busy one serves as long as its start took."""
+        """Return when a server may be evicted. A busy one may run for as long as its start took."""
         stay = max(self._config.stay, model.start_seconds if model.leases else 0.0)
         return model.ready_at + stay
 
     def _end_yielding(self) -> None:
-        """Open servers again that no model waits for any more."""
+        """Reopen servers whose memory is no longer needed."""
         for model in self.models:
             if model.yielding and model.state == "ready":
                 model.yielding = False
                 self._admit(model)
 
     async def _stop_idle(self) -> None:
-        """Stop the servers that have had no request for long."""
+        """Stop the servers that have been idle for too long."""
         if self._config.idle is None:
             return
         before = monotonic() - self._config.idle
@@ -418,7 +419,7 @@ class ModelPool:
         await self._stop_unused()
 
     async def _stop_unused(self) -> None:
-        """Stop the yielding servers that no request uses."""
+        """Stop the yielding servers that are not in use."""
         for model in self.models:
             if model.yielding and model.state == "ready" and not model.leases:
                 if await self._has_work(model):
@@ -429,7 +430,7 @@ class ModelPool:
                     model.stop_event.set()
 
     async def _has_work(self, model: ManagedModel) -> bool:
-        """Return True if the server works without a client, such as on a background response."""
+        """Return True if the server is working without a client, e.g. on a background response."""
         assert model.server is not None
         with suppress(httpx.HTTPError):
             stats = await model.server.stats()
@@ -445,7 +446,7 @@ class ModelPool:
             "insufficient_memory",
         )
 
-    # ---- a server's life
+    # ---- the lifecycle of a server
 
     def _start(self, model: ManagedModel) -> None:
         now = monotonic()
@@ -462,7 +463,7 @@ class ModelPool:
         model.life = asyncio.create_task(self._live(model))
 
     async def _live(self, model: ManagedModel) -> None:
-        """Run a model's server from its start to its end."""
+        """Run a model's server from start to end."""
         reason: StopReason = "shutdown"
         try:
             model.server = self._start_server(model)
@@ -483,7 +484,7 @@ class ModelPool:
                 status = model.server.ended.result()
                 why = f"the server ended with status {status}"
                 self._note_failure(model, _last_error(model.server, why))
-        except Exception as error:  # those who wait have to hear of it, or it would start again
+        except Exception as error:  # fail the waiting requests, or it would be restarted forever
             reason = "failed"
             if isinstance(error, StartupError):
                 why = _last_error(model.server, str(error).strip().rpartition("\n")[2])
@@ -504,7 +505,7 @@ class ModelPool:
     def _open(self, model: ManagedModel) -> None:
         model.ready_at = monotonic()
         model.start_seconds = model.ready_at - model.started_at
-        model.resident = self.need(model)  # until it is measured
+        model.resident = self.need(model)  # until it has been measured
         model.state, model.yielding = "ready", False
         self._admit(model)
 
@@ -519,7 +520,7 @@ class ModelPool:
         self._show(model)
 
     async def _until_end(self, model: ManagedModel) -> bool:
-        """Wait until the server is to stop, or has ended: then return True."""
+        """Wait until the server should be stopped, or has exited. Returns True if it has exited."""
         assert model.server is not None
         ended = asyncio.ensure_future(asyncio.shield(asyncio.wrap_future(model.server.ended)))
         told = asyncio.create_task(model.stop_event.wait())
@@ -564,16 +565,16 @@ class ModelPool:
                 waiter.granted.set_exception(error)
         model.waiting.clear()
 
-    # ---- the end, and what is shown
+    # ---- shutdown and metrics
 
     def begin_stop(self) -> None:
-        """Reject the requests that wait, and those to come that would have to."""
+        """Reject all waiting requests, and all future ones that would have to wait."""
         self._closed = True
         for model in self.models:
             self._reject(model, ModelUnavailable("the router is stopping", 1, "engine_unavailable"))
 
     async def stop(self) -> None:
-        """Stop all servers, and wait until they have ended."""
+        """Stop all servers, and wait until they have exited."""
         for model in self.models:
             model.stop_reason = "shutdown"
             model.stop_event.set()

@@ -1,4 +1,4 @@
-"""Memory of a process and of all below it."""
+"""The memory of a process and its descendants."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ PROC = Path("/proc")
 
 
 def tree_bytes(pid: int) -> int:
-    """Return the bytes of `pid` and of all processes below it. Blocks for some milliseconds.
+    """Return the bytes of `pid` and all its descendants. Blocks for some milliseconds.
 
-    Memory that processes share counts once (PSS). A process that does not show its own counts its
-    unshared pages.
+    Shared memory is counted once (PSS). If a process does not reveal its PSS, its unshared pages
+    are counted.
     """
     children = defaultdict[int, list[int]](list)
     for folder in PROC.iterdir():

@@ -1,4 +1,4 @@
-"""Families of vision-language models beside Qwen-VL, a folder each."""
+"""Families of vision-language models other than Qwen-VL, one package each."""
 
 from saccade.plugin import Plugin
 

@@ -1,6 +1,6 @@
-"""A server as pages are sent to it: its model, uploads of PDFs, and one request for each page.
+"""The client of an OCR run: finds the model, uploads PDFs, and sends one request per page.
 
-Owns the requests and what their failures mean. A failure that any page would meet is `ServerGone`.
+Classifies failures: one that would affect any page is a `ServerGone`.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from saccade.tools.server import cause, named_first, refusal, said, unreachable
 
 CONNECT_SECONDS = 30.0
 PAGE_SECONDS = 3600.0
-"""A page may wait so long for its turn and its answer."""
+"""Maximum time for a page to wait and be answered."""
 KEPT_SECONDS = 24 * 3600
-"""The server forgets an upload after this time if the command is killed."""
+"""The server deletes an upload after this time, in case the command is killed."""
 TRIES = 8
 MAX_WAIT = 30.0
 BUSY = frozenset((429, 503))
 FORBIDDEN = frozenset((401, 403))
 MAX_TOKENS = 4096
-"""The most tokens of a page's answer, by default."""
+"""The default maximum tokens of a page's answer."""
 
 
 class ServerGone(SaccadeError):
-    """The server ended, is away, or refuses this client: no page can be read."""
+    """The server has exited, is unreachable, or rejects this client, so no page can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ class Uploaded:
     pages: int
 
     def page(self, number: int) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Return a page as a part of a message, and the fields that go with it."""
+        """Return a page as a message part, and the fields to add to the request."""
         part = {"type": "file", "file": {"file_id": self.id}}
         return part, {"saccade": {"documents": "bare", "pages": [number]}}
 
 
 @dataclass(frozen=True, slots=True)
 class PageAnswer:
-    """A page's text, and what it cost in tokens. whole: False if cut at the limit."""
+    """A page's text and token counts. whole: False if it was cut off at the limit."""
 
     text: str
     whole: bool
@@ -64,14 +64,14 @@ class PageAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model by the server's name for it. context: tokens of prompt and answer, 0 if unknown."""
+    """A model by the server's name. context: tokens of prompt and answer, or 0 if unknown."""
 
     name: str
     context: int
 
 
 async def find_model(http: httpx.AsyncClient, address: str, name: str | None) -> ServedModel:
-    """Return this model of a server, or its first. Raises ConfigError."""
+    """Return the server's model of this name, or its first one. Raises ConfigError."""
     try:
         reply = await http.get(f"{address}/v1/models")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -85,7 +85,7 @@ async def find_model(http: httpx.AsyncClient, address: str, name: str | None) ->
 
 
 class PageReader:
-    """Asks one model about pages. Uploads are deleted at the end of the context."""
+    """Sends pages to one model. Uploads are deleted at the end of the context."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class PageReader:
         prompt: PagePrompt,
         max_tokens: int | None,
     ) -> None:
-        """Take a connection. `max_tokens`: `None` leaves a page at least half of the context."""
+        """`max_tokens`: by default, at least half of the context remains for the page."""
         self.model = model.name
         self.prompt = prompt
         self.max_tokens = max_tokens or min(MAX_TOKENS, model.context // 2 or MAX_TOKENS)
@@ -112,7 +112,7 @@ class PageReader:
                 await self._http.delete(f"{self._address}/v1/files/{each.id}")
 
     async def upload(self, path: Path, data: bytes) -> Uploaded:
-        """Send a PDF. Raises SaccadeError, and ServerGone."""
+        """Upload a PDF. Raises SaccadeError and ServerGone."""
         lifetime = {"expires_after[anchor]": "created_at", "expires_after[seconds]": KEPT_SECONDS}
         name = sendable(path.name)[-255:]
         reply = await self._post(
@@ -129,7 +129,7 @@ class PageReader:
         return uploaded
 
     async def read(self, part: Mapping[str, Any], more: Mapping[str, Any]) -> PageAnswer:
-        """Ask for one page. Raises SaccadeError, and ServerGone."""
+        """Read one page. Raises SaccadeError and ServerGone."""
         body = {
             "model": self.model,
             "messages": [{"role": "user", "content": self.prompt.content(part)}],
@@ -155,7 +155,7 @@ class PageReader:
             ) from None
 
     async def _post(self, path: str, **content: Any) -> Any:
-        """Return the JSON of an answer. A busy server is asked again."""
+        """Return the JSON of a response. Retries if the server is busy."""
         for number in range(1, TRIES + 1):
             try:
                 reply = await self._http.post(self._address + path, **content)
@@ -185,7 +185,7 @@ def _wait(reply: httpx.Response, number: int) -> float:
 
 
 def connection(api_key: str | None, concurrency: int) -> httpx.AsyncClient:
-    """Return the client for all requests of one run."""
+    """Return the HTTP client for all requests of a run."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     limits = httpx.Limits(max_connections=concurrency + 2)
     timeout = httpx.Timeout(PAGE_SECONDS, connect=CONNECT_SECONDS)

@@ -28,8 +28,8 @@ def ocr(
 ) -> int:
     """Convert the pages of PDFs and images to Markdown.
 
-    The status is 0 if every page was converted whole. A page that fails costs no other page. With
-    --output, an interrupted command continues where it stopped if you type it again.
+    The exit status is 0 if every page was converted completely. If a page fails, the others are
+    still converted. With --output, you can repeat an interrupted command to resume it.
 
     Parameters
     ----------
@@ -39,25 +39,25 @@ def ocr(
         The model to load, as for saccade serve, or the URL of a server. With --base-url, the
         server's name for the model.
     base_url:
-        Ask this server (for example http://127.0.0.1:8000, with or without /v1) instead of loading
-        a model. PDFs need a server of Saccade. Images need any OpenAI-compatible server.
+        Use this server (for example http://127.0.0.1:8000, with or without /v1) instead of loading
+        a model. PDFs require a Saccade server. For images, it can be any OpenAI-compatible server.
     api_key:
-        The server's key.
+        The server's API key.
     output:
-        Write the Markdown to this file, and pages done so far beside it. Default: print it.
+        Write the Markdown to this file. Finished pages are saved next to it. Default: print it.
     pages:
         The pages of each file, such as 1-5,8,12-. Default: all.
     prompt:
-        What to ask about each page. Default: the model's published prompt, or a general one.
+        The prompt for each page. Default: the model's published prompt, or a general one.
     task:
-        The model's published prompt for something else than text, such as table or formula.
+        Use the model's published prompt for this task instead of text, such as table or formula.
     no_repeat_ngram:
-        The answer repeats no sequence of so many tokens within its last tokens. 0 allows it.
+        Do not repeat sequences of this many tokens among the recent tokens of a page. 0 allows it.
         Default: as published for the model.
     max_tokens:
         Maximum length of a page's text in tokens. Default: 4096, or half of the context.
     concurrency:
-        How many pages are read at once.
+        Maximum number of pages that are read at once.
     """
     from saccade.plugins.ocr.run import OcrJob
     from saccade.plugins.ocr.run import ocr as read_pages

@@ -1,7 +1,7 @@
-"""Pages that were read before an interruption, in a file beside the output.
+"""Pages that were read before an interruption, in a file next to the output.
 
-Owns that file: a line of JSON for each page, named by all that its text depends on. So a changed
-file, model or prompt begins anew without a word.
+The file has a line of JSON per page, with a hash of everything that its text depends on. So if a
+file, the model or the prompt has changed, pages are read again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SUFFIX = ".pages"
 
 @dataclass(frozen=True, slots=True)
 class ReadPage:
-    """A page's text. whole: False if the answer was cut at `max_tokens`."""
+    """A page's text. whole: False if the answer was cut off at `max_tokens`."""
 
     name: str
     text: str
@@ -38,7 +38,7 @@ _LINE = json_decoder(ReadPage)
 
 
 class DonePages:
-    """The finished pages of one output file. Without a file, they are kept in memory."""
+    """The finished pages of one output file. Without a file, they are only in memory."""
 
     def __init__(self, file: BinaryIO | None) -> None:
         self._file = file
@@ -55,14 +55,14 @@ class DonePages:
             file.write(b"\n")
 
     def find(self, name: str, max_tokens: int) -> ReadPage | None:
-        """Return a page that asking again would not change."""
+        """Return a page, unless reading it again would change it."""
         page = self._pages.get(name)
         if page is None or not (page.whole or page.max_tokens == max_tokens):
             return None
         return page
 
     def add(self, page: ReadPage) -> None:
-        """Keep a page. It survives the end of this process from here on."""
+        """Store a page. On disk, it survives the end of this process."""
         self._pages[page.name] = page
         if self._file is not None:
             self._file.write(json.dumps(asdict(page), ensure_ascii=True).encode() + b"\n")
@@ -71,7 +71,7 @@ class DonePages:
 
 @contextmanager
 def done_pages(output: Path | None) -> Iterator[DonePages]:
-    """Open the saved pages of an output. Raises ConfigError where another process writes them."""
+    """Open the stored pages of an output. Raises ConfigError if another process uses them."""
     if output is None:
         yield DonePages(None)
         return
@@ -97,12 +97,12 @@ def done_pages(output: Path | None) -> Iterator[DonePages]:
 
 
 def beside(output: Path) -> Path:
-    """Return the path of the pages kept for an output."""
+    """Return the path of the stored pages of an output."""
     return output.with_name(output.name + SUFFIX)
 
 
 def write_whole(output: Path, text: str) -> None:
-    """Replace the output at once. Raises ConfigError."""
+    """Replace the output atomically. Raises ConfigError."""
     new = output.with_name(f"{output.name}.{os.getpid()}.new")
     try:
         new.write_text(text, encoding="utf-8", errors="backslashreplace")

@@ -1,7 +1,7 @@
-"""The files whose pages are read: their kind, their pages, and a page as a part of a request.
+"""The input files: their type, their pages, and pages as message parts.
 
-Owns page ranges. The server draws the pages of a PDF. An image goes as it is, and each picture of a
-TIFF as a TIFF.
+Parses page ranges. The server draws the pages of a PDF. An image is sent unchanged, and each frame
+of a TIFF as a separate TIFF.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from saccade.core.given_paths import read_bytes, reason, shown
 
 MAX_BYTES = 2 << 30
 BEGIN = 1024
-"""Bytes at a file's beginning in which a PDF says what it is."""
+"""The number of leading bytes that must contain a PDF's signature."""
 MAX_RANGES = 1000
 _RANGE = re.compile(r"([0-9]{1,9})(?:(-)([0-9]{1,9})?)?")
 _BROKEN = (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError)
@@ -30,14 +30,14 @@ _BROKEN = (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.Decom
 
 @dataclass(frozen=True, slots=True)
 class PageRange:
-    """Pages `first` to `last`, both from 1. A `last` of `None` is the file's last page."""
+    """Pages `first` to `last`, counted from 1. A `last` of `None` is the file's last page."""
 
     first: int
     last: int | None
 
 
 def page_ranges(text: str | None) -> tuple[PageRange, ...]:
-    """Read page ranges, such as 1-5,8,12-. Raises ConfigError."""
+    """Parse page ranges, such as 1-5,8,12-. Raises ConfigError."""
     if text is None:
         return ()
     ranges = []
@@ -55,7 +55,7 @@ def page_ranges(text: str | None) -> tuple[PageRange, ...]:
 
 
 def chosen(ranges: Sequence[PageRange], count: int) -> list[int]:
-    """Return the wanted pages of a file, ascending. Raises SaccadeError for a range beyond it."""
+    """Return the pages in these ranges, ascending. Raises SaccadeError if one exceeds `count`."""
     if not ranges:
         return [*range(1, count + 1)]
     wanted: set[int] = set()
@@ -69,7 +69,7 @@ def chosen(ranges: Sequence[PageRange], count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class GivenFile:
-    """A file. `pictures`: the number of pictures of an image, 0 for a PDF."""
+    """An input file. `pictures`: the number of frames of an image, 0 for a PDF."""
 
     path: Path
     digest: str
@@ -80,7 +80,7 @@ class GivenFile:
         return self.pictures == 0
 
     def picture(self, number: int) -> Mapping[str, Any]:
-        """Return an image's picture as a part of a message. Raises SaccadeError."""
+        """Return a frame of an image as a message part. Raises SaccadeError."""
         data = _read(self.path)
         if self.pictures != 1:
             data = _frame(data, number, self.path)
@@ -95,7 +95,7 @@ def look(path: Path) -> tuple[GivenFile, bytes]:
     name = blake3(data).hexdigest()
     if b"%PDF-" in data[:BEGIN]:
         return GivenFile(path, name, 0), data
-    if data[4:8] == b"ftyp":  # HEIC and relatives, which a server may know
+    if data[4:8] == b"ftyp":  # HEIC and similar formats, which the server may support
         return GivenFile(path, name, 1), data
     try:
         with Image.open(io.BytesIO(data)) as image:

@@ -1,7 +1,7 @@
-"""How models are asked for a page as Markdown: their published prompts (`page_prompts.toml`), and
-the order of text and image.
+"""The prompts to read a page as Markdown: those published for models (`page_prompts.toml`), and the
+order of text and image.
 
-A model is known by its name.
+A model is recognized by its name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KNOWN: Mapping[str, Mapping[str, Any]] = tomllib.loads(
 )
 MAX_NGRAM = 256
 WINDOW = 90
-"""Tokens of the answer among which nothing is repeated, as DeepSeek-OCR's users have it."""
+"""The number of tokens within which n-grams may not repeat, as in DeepSeek-OCR's examples."""
 GENERAL = (
     "Convert the page to Markdown. Write all of its text in reading order, tables as HTML and "
     "formulas as LaTeX. Write nothing else."
@@ -28,7 +28,7 @@ GENERAL = (
 
 @dataclass(frozen=True, slots=True)
 class PagePrompt:
-    """How to ask for one page. `fields` go into the request as they are.
+    """The prompt for one page. `fields` are added to the request.
 
     text_first: the prompt precedes the page, so that all pages share it as a cached prefix.
     """
@@ -38,7 +38,7 @@ class PagePrompt:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     def content(self, page: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """Return a message's content that shows this part."""
+        """Return the content of a message with this page."""
         if not self.prompt:
             return [page]
         text = {"type": "text", "text": self.prompt}
@@ -46,7 +46,7 @@ class PagePrompt:
 
 
 def prompt_of(model: str, task: str | None = None) -> PagePrompt:
-    """Return what is published for a model of this name, or a general prompt.
+    """Return the prompt published for a model of this name, or a general prompt.
 
     Raises ConfigError for a task that the model was not trained for.
     """
@@ -66,7 +66,7 @@ def prompt_of(model: str, task: str | None = None) -> PagePrompt:
 
 
 def check_task(task: str | None, prompt: str | None) -> None:
-    """Raise ConfigError for a task of no model, and for one beside a prompt."""
+    """Raise ConfigError for an unknown task, and for a task together with a prompt."""
     tasks = sorted({each for told in KNOWN.values() for each in told.get("tasks", ())})
     if task is not None and task not in tasks:
         raise ConfigError(f"--task {task}: known are {', '.join(tasks)}")
@@ -79,7 +79,7 @@ def _squeezed(name: str) -> str:
 
 
 def asked(model: str, prompt: str | None, ngram: int | None, task: str | None = None) -> PagePrompt:
-    """Return the model's prompt with a user's own wishes. `ngram`: 0 allows repetition.
+    """Return the model's prompt with the user's options. `ngram`: 0 allows repetition.
 
     Raises ConfigError.
     """

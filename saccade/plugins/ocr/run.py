@@ -1,7 +1,7 @@
-"""`saccade ocr`: pages of PDFs and images to Markdown, some at once, written in order.
+"""`saccade ocr`: converts pages of PDFs and images to Markdown, several at once, in order.
 
-Owns the run: which page is next, what is shown of it, and how it ends. A page that fails costs no
-other page.
+Owns the run: the next page, the progress display, and the exit status. If a page fails, the others
+are still read.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _FENCED = re.compile(r"```(?:markdown|md)?\n(.*)\n```", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class OcrJob:
-    """What to read, and how. `None` leaves a choice to what is published for the model.
+    """What to read, and how. With `None`, the value published for the model is used.
 
-    output: where the text goes, `None` for the standard output.
+    output: the output file, or `None` for standard output.
     """
 
     files: tuple[Path, ...]
@@ -62,7 +62,7 @@ class OcrJob:
     task: str | None = None
 
     def check(self) -> None:
-        """Raise ConfigError for what cannot work, before a model is loaded."""
+        """Raise ConfigError for invalid options, before a model is loaded."""
         page_ranges(self.pages)
         check_task(self.task, self.prompt)
         asked("", self.prompt, self.ngram)
@@ -78,9 +78,9 @@ class OcrJob:
 
 
 def ocr(job: OcrJob, model: str | None, base_url: str | None, api_key: str | None) -> int:
-    """Read all pages with a server, or with one that this starts for `model`.
+    """Read all pages with a running server, or with one that is started for `model`.
 
-    Returns 0 if every page was read whole. Raises SaccadeError where none can be read.
+    Returns 0 if every page was read completely. Raises SaccadeError if none can be read.
     """
     job.check()
     console = Console(stderr=True)
@@ -103,7 +103,7 @@ def ocr(job: OcrJob, model: str | None, base_url: str | None, api_key: str | Non
 
 @contextmanager
 def _served(model: str | None, console: Console) -> Iterator[str]:
-    """Start a server for a model, and yield its address. Raises SaccadeError if it ends first."""
+    """Start a server for a model, and yield its URL. Raises SaccadeError if it exits first."""
     if model is None:
         raise ConfigError("name a model with --model, or a running server with --base-url")
     port = free_port()
@@ -122,7 +122,7 @@ def _served(model: str | None, console: Console) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Outcome:
-    """A page's result. `read` is `None` for a page that failed, and `why` has the reason."""
+    """A page's result. `read` is `None` if the page failed, for the reason `why`."""
 
     title: str
     read: ReadPage | None = None
@@ -131,7 +131,7 @@ class _Outcome:
 
 @dataclass(slots=True)
 class _Counts:
-    """What the run cost: pages asked for and found from before, and tokens."""
+    """The cost of a run: the numbers of pages that were read and reused, and of tokens."""
 
     asked: int = 0
     found: int = 0
@@ -188,7 +188,7 @@ class _Run:
         reader: PageReader,
         group: asyncio.TaskGroup,
     ) -> None:
-        """Begin a file's pages, each as soon as one of its turns is free."""
+        """Start reading a file's pages, with at most `concurrency` in progress."""
         try:
             file, data = await asyncio.to_thread(look, path)
             uploaded = await reader.upload(path, data) if file.is_pdf else None
@@ -236,7 +236,7 @@ class _Run:
             self._permits.release()
 
     def _end(self, place: int, outcome: _Outcome) -> None:
-        """Take a page's end, and print the pages that are now in order."""
+        """Record a page's result, and print all pages that are next in order."""
         self.outcomes[place] = outcome
         self._bar.advance(self._task)
         if outcome.read is None:
@@ -255,7 +255,7 @@ class _Run:
         self._console.print(sendable(words), highlight=False, soft_wrap=True)
 
     def to_go_on(self) -> str:
-        """Print which pages are saved, and how to resume."""
+        """Return a message on the stored pages, and how to resume."""
         if self._job.output is None:
             return ""
         done = sum(each is not None and each.read is not None for each in self.outcomes)
@@ -286,7 +286,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """One page of a file. among: True if the file has several."""
+    """One page of a file. among: whether the file has several."""
 
     file: GivenFile
     uploaded: Uploaded | None
@@ -299,19 +299,19 @@ class _Page:
         return f"{name}, page {self.number}" if self.among else name
 
     def name(self, reader: PageReader) -> str:
-        """Name the page by all that its text depends on."""
+        """Return a hash of everything that the page's text depends on."""
         facts = (self.file.digest, self.number, reader.model, asdict(reader.prompt))
         return blake3(json.dumps(facts).encode()).hexdigest()
 
     async def shown(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Return the page as a part of a message, and fields that go with it."""
+        """Return the page as a message part, and the fields to add to the request."""
         if self.uploaded is not None:
             return self.uploaded.page(self.number)
         return await asyncio.to_thread(self.file.picture, self.number), {}
 
 
 def block(title: str, read: ReadPage | None, why: str) -> str:
-    """Return a page of the output, below a comment with its title."""
+    """Return a page of the output, after a comment with its title."""
     words = title if read is not None else f"{title}: {why}"
     if read is not None and not read.whole:
         words += f", cut after {read.max_tokens} tokens"
@@ -321,7 +321,7 @@ def block(title: str, read: ReadPage | None, why: str) -> str:
 
 
 def unfenced(text: str) -> str:
-    """Return a text without a fence around all of it, as general models write one."""
+    """Remove a code fence around the whole text, which general models often add."""
     found = _FENCED.fullmatch(text.strip())
     return found[1] if found and "```" not in found[1] else text
 

@@ -1,4 +1,4 @@
-"""Pause, sleep, new weights and adapters, for the operator of a server."""
+"""Pause, sleep, new weights and adapters: operations for the operator of a server."""
 
 from saccade.plugin import Plugin
 

@@ -1,4 +1,4 @@
-"""An operator's operations in `/openapi.json`."""
+"""The operator's endpoints in `/openapi.json`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""An operator's changes of a running server: adapters, as in vLLM's routes, pauses, sleep and the
-model's weights, as in vLLM's and SGLang's.
+"""The operator's endpoints for a running server: adapters, as in vLLM, and pause, sleep and new
+weights, as in vLLM and SGLang.
 
-Owns the permissions; `front/adapters.py` and `front/changes.py` do the work.
+Checks permissions. `front/adapters.py` and `front/changes.py` make the changes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from saccade.front.changes import PauseMode
 from saccade.front.fields import Reader
 
 LARGEST = 1 << 16
-"""Bytes of a body."""
+"""Maximum bytes of a body."""
 
 
 class LoadAdapter(Struct, forbid_unknown_fields=True):
@@ -35,7 +35,7 @@ class LoadAdapter(Struct, forbid_unknown_fields=True):
 
     lora_name: str
     lora_path: str
-    """The server's folder with adapter_config.json and adapter_model.safetensors."""
+    """A directory on the server with adapter_config.json and adapter_model.safetensors."""
 
 
 class UnloadAdapter(Struct, forbid_unknown_fields=True):
@@ -43,15 +43,15 @@ class UnloadAdapter(Struct, forbid_unknown_fields=True):
 
     lora_name: str
     lora_int_id: int | None = None
-    """Accepted from vLLM's clients and ignored."""
+    """Accepted for vLLM's clients and ignored."""
 
 
 T = TypeVar("T")
 
 
 class UpdateWeights(Struct, forbid_unknown_fields=True):
-    """POST /update_weights. model_path: a checkpoint's folder, or one file in safetensors' layout,
-    such as shared memory (/dev/shm/NAME), whose tensors have the checkpoint's names.
+    """POST /update_weights. model_path: a checkpoint's directory, or one safetensors file, which
+    may be shared memory (/dev/shm/NAME), with the tensor names of the checkpoint.
     """
 
     model_path: str
@@ -62,13 +62,13 @@ class UpdateFromDisk(Struct, forbid_unknown_fields=True):
 
     model_path: str
     load_format: str | None = None
-    """auto or safetensors. The server reads only safetensors."""
+    """auto or safetensors. Other formats are not supported."""
     abort_all_requests: bool | None = None
-    """If true, running requests end with an error. Else they finish first."""
+    """If true, running requests fail. By default, they finish first."""
     keep_pause: bool | None = None
-    """New requests wait after the change until a client resumes the server."""
+    """After the change, new requests wait until a client resumes the server."""
     flush_cache: Literal[True] | None = None
-    """Must be true. New weights clear the caches that depend on the old ones."""
+    """Must be true, because the caches depend on the old weights."""
     is_async: Any = None
     """Accepted and ignored."""
     recapture_cuda_graph: Any = None
@@ -85,7 +85,7 @@ class MemoryTags(Struct, forbid_unknown_fields=True):
     """POST /release_memory_occupation, /resume_memory_occupation. None: all."""
 
     tags: list[str] | None = None
-    """Which memory to act on: weights, kv_cache. Default: all."""
+    """The memory: weights, kv_cache. By default, both."""
 
 
 LOAD_FORMATS = (None, "auto", "safetensors")
@@ -125,7 +125,7 @@ def operator_routes(api: ApiContext) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class _Operations:
-    """The handlers. closed: open only to holders of the key and clients on this machine."""
+    """The request handlers. closed: only clients with the key, and local ones, have access."""
 
     handler: RequestHandler
     bodies: Bodies
@@ -142,16 +142,14 @@ class _Operations:
         return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
 
     async def pause(self, request: Request) -> Response:
-        """Pause the engine. The query may name a mode, by default abort."""
+        """Pause the engine. Query: mode, by default abort."""
         self._check(request)
         mode = _read_mode(request, PAUSE_MODES)
         await self.handler.front.adapters.changes.pause(mode)
         return json_response({"status": "paused"})
 
     async def sleep(self, request: Request) -> Response:
-        """Put the engine to sleep. Query: level, 1 by default; mode, as for a pause, but without
-        keep.
-        """
+        """Put the engine to sleep. Query: level, by default 1; mode, as in `pause`, except keep."""
         self._check(request)
         level = request.query_params.get("level", "1")
         if level not in ("1", "2"):
@@ -165,7 +163,7 @@ class _Operations:
         return json_response({"status": "asleep", "released": changes.asleep})
 
     async def wake(self, request: Request) -> Response:
-        """Wake the engine. Query: tags, all by default."""
+        """Wake the engine. Query: tags, by default all."""
         self._check(request)
         return await self._wake(request.query_params.getlist("tags"))
 
@@ -202,8 +200,8 @@ class _Operations:
         return await self._update((await self._read(request, _UPDATE)).model_path)
 
     async def update_from_disk(self, request: Request) -> Response:
-        """Load new weights, in a pause unless somebody has paused already. SGLang's clients leave
-        the pause to the server.
+        """Load new weights. Pauses the server, unless it is paused already, as SGLang's clients
+        expect.
         """
         asked = await self._read(request, _FROM_DISK)
         if asked.load_format not in LOAD_FORMATS:
@@ -238,7 +236,7 @@ class _Operations:
             return reader.json(msgspec.Raw(bytes(body)), "")
 
     def _check(self, request: Request) -> None:
-        """Raise Unauthorized unless the request may operate this server."""
+        """Raise Unauthorized unless the client is allowed to operate this server."""
         self.handler.front.check_ready()
         check_operator(request.scope)
         if not self.closed:
@@ -252,7 +250,7 @@ Mode = TypeVar("Mode", bound=PauseMode)
 
 
 def _read_mode(request: Request, modes: Sequence[Mode]) -> Mode:
-    """Read what becomes of requests in flight. Raises InvalidRequest."""
+    """Read what happens to requests in flight. Raises InvalidRequest."""
     asked = request.query_params.get("mode", "abort")
     mode = next((each for each in modes if each == asked), None)
     if mode is None:
@@ -261,7 +259,7 @@ def _read_mode(request: Request, modes: Sequence[Mode]) -> Mode:
 
 
 def _memory(tags: Sequence[str] | None) -> Sequence[Memory]:
-    """Return the named memory, or all if none is named. Raises InvalidRequest."""
+    """Return the named types of memory, or by default all. Raises InvalidRequest."""
     if unknown := [tag for tag in tags or () if tag not in MEMORY]:
         raise InvalidRequest(
             f"tags: expected {', '.join(MEMORY)}, got {unknown[0][:100]!r}", "tags"

@@ -1,8 +1,8 @@
-"""GET /: a page to try the server with.
+"""GET /: the web UI.
 
-Owns the page's files and their permissions. `web/` has HTML, styles and JavaScript modules, and in
-`vendor/` libraries as their authors published them. The page fetches only these. The browser does
-the work, through every client's API.
+Owns the page's files and their Content-Security-Policy. `web/` has HTML, styles and JavaScript
+modules, and in `vendor/` unmodified libraries. The page loads only these. All work is done in the
+browser, through the public API.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ POLICY = (
     "img-src 'self' blob: data:; media-src blob:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types dompurify"
 )
-"""Content-Security-Policy: no script, style or request but this server's own, and no text that
-becomes HTML but through the sanitiser (`web/vendor/purify.min.js`), whose policy `dompurify` is.
+"""The Content-Security-Policy: scripts, styles and requests only from and to this server, and HTML
+from text only through the sanitizer (`web/vendor/purify.min.js`), whose policy is `dompurify`.
 """
 
 
 def page_routes(_: ApiContext) -> list[Route]:
-    """Build a route for each of the page's files, which are read once."""
+    """Return a route for each of the page's files, which are read once."""
     return [Route(path, ServedFile(file, POLICY).answer) for path, file in FILES.items()]

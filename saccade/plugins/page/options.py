@@ -1,4 +1,4 @@
-"""The option of the web UI."""
+"""The option for the web UI."""
 
 from __future__ import annotations
 

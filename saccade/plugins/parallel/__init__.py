@@ -1,4 +1,4 @@
-"""Several processes that share one model: tensor and expert parallelism."""
+"""Several processes for one model: tensor and expert parallelism."""
 
 from saccade.plugin import Plugin
 

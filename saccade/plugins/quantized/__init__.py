@@ -1,5 +1,5 @@
-"""Checkpoints whose safetensors have matrices in 8 bits or fewer: FP8, compressed-tensors, AWQ,
-GPTQ.
+"""Quantised checkpoints in safetensors: FP8, compressed-tensors, AWQ and GPTQ, with 8 bits or
+fewer.
 """
 
 from saccade.plugin import Offer, Plugin

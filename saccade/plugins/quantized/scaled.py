@@ -1,8 +1,7 @@
-"""Matrices in 8 bits with scales, as stored in a checkpoint (FP8, compressed-tensors): checked,
-made whole, or kept for a device that multiplies them.
+"""Matrices in 8 bits with scales (FP8, compressed-tensors). They are checked, and then dequantised,
+or kept for a device with a kernel for them.
 
-Knows the arithmetic between values and scales. `families/quantization.py` assigns scales to
-matrices.
+Handles values and scales. `families/quantization.py` assigns scales to matrices.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from saccade.runtime.weights.quant_policy import Kind
 from saccade.runtime.weights.stored import FORMATS, LoadContext, StoredTensor, check_shape
 
 BLOCK_VALUES = 1 << 20
-"""Values that are made whole at a time: what is made of them on the way is float32."""
+"""Values that are dequantised at a time, since intermediate results are float32."""
 
 
 class ScaledTensor(StoredTensor):
-    """A matrix, or experts' matrices as one tensor: value = stored * scale."""
+    """A matrix, or all experts' matrices as one tensor: value = stored * scale."""
 
     __slots__ = ("scheme",)
 
@@ -51,10 +50,10 @@ class ScaledTensor(StoredTensor):
         self.loading.gauge.update(piece.nbytes)
 
     def check_scales(self, shape: tuple[int, ...]) -> None:
-        """Raise CheckpointError unless a tensor's scales are present, in a readable format and
+        """Raise CheckpointError if a tensor's scales are missing, or have an unsupported format or
         shape.
 
-        shape: the tensor's.
+        shape: that of the tensor.
         """
         files, scheme = self.loading.files, self.scheme
         if len(shape) not in (2, 3):
@@ -82,9 +81,9 @@ class ScaledTensor(StoredTensor):
             raise files.misshapen(scales, found, wanted)
 
     def scales(self, part: Part) -> torch.Tensor:
-        """Read the scales for the wanted rows and columns, on the device.
+        """Read the scales of a slice to the device.
 
-        Returns float32 [..., rows or 1, columns or 1]. Raises CheckpointError as `check_scales`,
+        Returns float32 [..., rows or 1, columns or 1]. Raises CheckpointError like `check_scales`,
         and for scales that are not finite.
         """
         self.check_scales(part.shape)
@@ -136,7 +135,7 @@ class ScaledTensor(StoredTensor):
         parts: Sequence[Part],
         inputs: Literal[-1, -2] = -1,
     ) -> int | None:
-        """Return the inputs per scale, if the parts stay in FP8, else `None`."""
+        """Return the number of inputs per scale if the parts can be kept in FP8, or else `None`."""
         policy = self.loading.policy
         groups = {
             _group_of(part, each.scheme, inputs)
@@ -165,7 +164,7 @@ class ScaledTensor(StoredTensor):
 
 
 def scales_name(weight: str, scheme: Scheme) -> str:
-    """Return the scales' name for tensor `weight`."""
+    """Return the name of the scales of tensor `weight`."""
     return weight + scheme.suffix.removeprefix("weight")
 
 
@@ -181,7 +180,7 @@ def _read_all(
 def _read_fp8(
     stored: Sequence[ScaledTensor], parts: Sequence[Part]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Read values and scales as stored, onto the device. Checks that the values are finite."""
+    """Read values and scales to the device, as stored. Checks that the values are finite."""
     pieces, scales = _read_all(stored, parts)
     pieces = [piece.to(stored[0].loading.device) for piece in pieces]
     for each, piece in zip(stored, pieces):
@@ -190,7 +189,7 @@ def _read_fp8(
 
 
 def _cut_scales(scales: torch.Tensor, part: Part, scheme: Scheme) -> torch.Tensor:
-    """Return the scales for each wanted row and column: float32 [..., rows or 1, columns or 1]."""
+    """Return the scales of a slice: float32 [..., rows or 1, columns or 1]."""
     index = _whole_index(part)
     cut = scales.float()[index[:-2]]
     for axis, of in zip((-2, -1), scheme.block):
@@ -205,7 +204,7 @@ def _whole_index(part: Part) -> tuple[slice, ...]:
 
 
 def _multiply(piece: torch.Tensor, scales: torch.Tensor, target: torch.Tensor) -> None:
-    """Write piece * scales into target, a few rows at a time.
+    """Write piece * scales to target, a few rows at a time.
 
     piece: on the host. scales: [..., rows or 1, columns or 1], on the target's device.
     """
@@ -221,9 +220,9 @@ def _multiply(piece: torch.Tensor, scales: torch.Tensor, target: torch.Tensor) -
 
 
 def _group_of(part: Part, scheme: Scheme, axis: Literal[-1, -2]) -> int | None:
-    """Return how many inputs share a scale in the wanted slice, along `axis`.
+    """Return the number of inputs per scale in the slice, along `axis`.
 
-    Returns `None` if the slice cuts a group, or without a product.
+    Returns `None` if the slice splits a group, or if there is no kernel for the size.
     """
     start, stop, _ = _whole_index(part)[axis].indices(part.shape[axis])
     of = scheme.block[axis]
@@ -235,7 +234,7 @@ def _group_of(part: Part, scheme: Scheme, axis: Literal[-1, -2]) -> int | None:
 def _join_experts(
     pieces: Sequence[torch.Tensor], scales: Sequence[torch.Tensor], group: int, *, turned: bool
 ) -> Fp8Experts:
-    """Stack several experts' tensors by outputs.
+    """Concatenate several tensors of experts along their outputs.
 
     Each is [experts, out, in] (turned: [..., in, out]), with scales [..., rows or 1, columns or 1].
     """

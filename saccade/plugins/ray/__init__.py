@@ -1,4 +1,4 @@
-"""Servers on Ray Serve, and the file that deploys them."""
+"""Servers on Ray Serve, and the config file that deploys them."""
 
 from saccade.plugin import Command, Plugin
 

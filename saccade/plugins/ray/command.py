@@ -31,7 +31,7 @@ def ray(
     Parameters
     ----------
     model:
-        A folder, a hub id, or "demo", as for saccade serve. Each server's machine must have it.
+        A directory, a Hub ID, or "demo", as for saccade serve. Each server's machine must have it.
     serve_options:
         Options for saccade serve, after --. Every server gets the same options.
     """

@@ -1,6 +1,6 @@
-"""A deployment's description for Ray Serve: the file that `serve run` and `serve deploy` read.
+"""Creates the config file for Ray Serve, which `serve run` and `serve deploy` read.
 
-Works without importing Ray: the file can be written anywhere.
+Does not import Ray, so that the file can be written anywhere.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from saccade.route.options import SpreadOptions
 ENGINE, INGRESS, ENCODER = "engine", "ingress", "encoder"
 """Names of the deployments."""
 REQUESTS = "requests"
-"""What `by_queue` counts, as a server's replica tells Ray."""
+"""The metric that replicas report to Ray, and that `by_queue` uses."""
 APP = "saccade.plugins.ray.serving:app"
 ROUTER = "saccade.plugins.ray.serving.DigestAffinityRouter"
 POLICY = "saccade.plugins.ray.serving:by_queue"
 GRACE = "--shutdown-grace"
 INGRESS_CPUS = 0.5
 SERVER_CPUS = 4.0
-"""Of each server, where the machine has so many."""
+"""CPU cores for each server, if the machine has enough."""
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
 MARGIN_SECONDS = 20.0
-"""After a server's own grace, until Ray kills its replica."""
+"""The time after a server's own grace period until Ray kills its replica."""
 
 
 def with_bookings(
@@ -37,7 +37,7 @@ def with_bookings(
 ) -> DeployOptions:
     """Return `deploy` with Ray's resources for each server.
 
-    Those left open are filled in from this machine.
+    Options that are not set are derived from this machine.
     """
     gpus, cpus = deploy.gpus, deploy.cpus
     if gpus is None:
@@ -49,7 +49,7 @@ def with_bookings(
 
 
 def describe_booking(model: str, deploy: DeployOptions) -> str:
-    """Describe the deployment for people."""
+    """Return a description of the deployment for the terminal."""
     servers = f"{deploy.replicas} server{'s' * (deploy.replicas != 1)}"
     if deploy.max_replicas is not None:
         servers = f"{deploy.replicas} to {deploy.max_replicas} servers"
@@ -61,9 +61,9 @@ def describe_booking(model: str, deploy: DeployOptions) -> str:
 
 
 def check_serve_options(options: Sequence[str]) -> None:
-    """Raise ConfigError for options that the replicas decide, and for secrets.
+    """Raise ConfigError for options that replicas set themselves, and for secrets.
 
-    Secrets must stay out of the file.
+    Secrets must not be written to the file.
     """
     for option in options:
         name = option.partition("=")[0]
@@ -131,18 +131,18 @@ def _engine(deploy: DeployOptions) -> dict[str, Any]:
 
 
 def _encoder(deploy: DeployOptions) -> dict[str, Any]:
-    """Return the encoders' deployment.
+    """Return the deployment of the encoders.
 
-    It gets no routed requests. Servers get its address, and send requests to the encoders.
+    No requests are routed to it. The other servers get its address, and send it their images.
     """
     return {"name": ENCODER, "num_replicas": deploy.encoders, **_server(deploy)}
 
 
 def _server(deploy: DeployOptions) -> dict[str, Any]:
-    """Return the settings common to replicas that own a server."""
+    """Return the settings for all replicas that own a server."""
     return {
         "max_ongoing_requests": deploy.max_ongoing,
-        "logging_config": {"enable_access_log": False},  # the ingress asks once a second
+        "logging_config": {"enable_access_log": False},  # the ingress polls once per second
         "health_check_period_s": 2.0,
         "health_check_timeout_s": 10.0,
         "graceful_shutdown_wait_loop_s": 0.5,
@@ -162,7 +162,7 @@ def _ingress(deploy: DeployOptions, spread: SpreadOptions) -> dict[str, Any]:
 
 
 def as_yaml(value: Mapping[str, Any]) -> str:
-    """Write mappings, and lists of them, as lines. Everything else is JSON, a subset of YAML."""
+    """Write mappings, and lists of mappings, as YAML blocks, and other values as JSON."""
     return "\n".join(_lines(value)) + "\n"
 
 

@@ -10,12 +10,12 @@ from saccade.core.tuning import above, at_least, at_most
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployOptions:
-    """A cluster's resources that Ray Serve gives to servers."""
+    """The resources of a cluster that Ray Serve assigns to servers."""
 
     replicas: int = 1
     """Number of servers. With --max-replicas, the minimum."""
     max_replicas: int | None = None
-    """Maximum servers. Ray starts and ends servers as requests vary. Default: --replicas."""
+    """Maximum servers. Ray starts and stops servers as load varies. Default: --replicas."""
     target_requests: float = 32.0
     """Requests per server, running and waiting, above which Ray starts more servers."""
     gpus: float | None = None
@@ -23,8 +23,8 @@ class DeployOptions:
     machine has an NVIDIA driver, else 0.
     """
     cpus: float | None = None
-    """CPU cores that Ray books for each server. Ray does not enforce them. Default: 4, or an equal
-    share of the cores that ingresses leave on this machine if that is less.
+    """CPU cores that Ray reserves for each server. Ray does not enforce them. Default: 4, or an
+    equal share of this machine's cores without those of ingresses, if that is less.
     """
     encoders: int = 0
     """Number of servers with role encode. They encode the images for all other servers and have the
@@ -32,11 +32,11 @@ class DeployOptions:
     SACCADE_ENCODER_KEY to the value of SACCADE_API_KEY where Ray starts.
     """
     ingresses: int = 1
-    """Number of processes that take requests and rank servers."""
+    """Number of processes that accept requests and choose servers."""
     max_ongoing: int = 256
     """Maximum requests at one server at a time. More wait at the ingress."""
     drain: float = 60.0
-    """Seconds that a server's requests get to finish when the server stops."""
+    """Seconds in which requests in progress may finish when their server stops."""
     host: str = "127.0.0.1"
     """Address on which Ray listens for requests. The servers check keys."""
     port: int = 8000

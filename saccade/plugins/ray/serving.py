@@ -1,14 +1,15 @@
 """Saccade on Ray Serve: `serve run saccade.plugins.ray.serving:app model=MODEL`, or the file that
 `saccade deploy ray` writes.
 
-Two deployments. `engine`: each replica owns a real `saccade serve` process (`server_process.py`). A
-third, `encoder`, may own servers with role encode, named to the other servers by their owners.
-`ingress`: the router of `saccade route` (`proxy.py`), except for the choice of replica. Ray knows
-the replicas, and picks one by `DigestAffinityRouter`, which ranks by `rank.py`. Ray holds a place
-at the replica during the request. The request itself goes from the ingress to the server by HTTP,
-so that streams, aborts, files, errors and retries are those of `saccade route`.
+There are two deployments, or three. In `engine`, each replica owns a `saccade serve` process
+(`server_process.py`). `encoder`, which is optional, owns servers with role encode, whose addresses
+the replicas of `engine` pass to their servers. `ingress` is the router of `saccade route`
+(`proxy.py`), except that Ray lists the replicas, and selects one with `DigestAffinityRouter`, which
+uses the order of `rank.py`. Ray reserves a slot at the replica during the request. The request
+itself is sent from the ingress to the server by HTTP, so that streams, aborts, files, errors and
+retries work as in `saccade route`.
 
-The only module that imports Ray (the extra `ray`), and imported by Ray alone.
+This is the only module that imports Ray (the extra `ray`). Only Ray imports it.
 """
 
 from __future__ import annotations
@@ -51,20 +52,20 @@ from saccade.route.server_process import OwnedServer
 log = logging.getLogger("saccade")
 
 PLACE_SECONDS = 30.0
-"""A request waits so long for a place at a server."""
+"""The maximum wait of a request for a slot at a server."""
 LIST_SECONDS = 1.0
-"""Between two looks at which replicas there are."""
+"""The interval at which replicas are listed."""
 LIST_TIMEOUT = 5.0
 BODY_SECONDS = 300.0
 NOT_OURS = frozenset((b"x-request-id", b"date", b"server"))
-"""Headers of an answer that Ray's own HTTP server writes."""
+"""Response headers that Ray's own HTTP server sets."""
 
 
 class AppArgs(msgspec.Struct, forbid_unknown_fields=True):
     """The arguments of `app`.
 
-    options: those of `saccade serve`, as a list or as a line. encoders: True if the encoder
-    deployment encodes images. host: the address on which Ray Serve listens (its `http_options`).
+    options: those of `saccade serve`, as a list or one string. encoders: whether there is a
+    deployment of encoders. host: the address on which Ray Serve listens (its `http_options`).
     """
 
     model: str = "demo"
@@ -80,7 +81,7 @@ class AppArgs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def app(args: dict[str, Any]) -> serve.Application:
-    """Build the application. Raises msgspec.ValidationError, ConfigError."""
+    """Build the application. Raises msgspec.ValidationError and ConfigError."""
     settings = convert(args, AppArgs, strict=False)
     spread = SpreadOptions(
         affinity="none" if settings.affinity == "none" else "image",
@@ -93,7 +94,7 @@ def app(args: dict[str, Any]) -> serve.Application:
     options = _words(settings.options)
 
     def build() -> RayIngress:
-        """Make the ingress in its own process."""
+        """Create the ingress in its own process."""
         name = serve.get_replica_context().app_name
         return RayIngress(serve.get_deployment_handle(ENGINE, name), spread, settings.host)
 
@@ -117,14 +118,14 @@ def _words(words: list[str] | str) -> list[str]:
 
 
 class RayEngine:
-    """A replica: the owner of one server. Ray's questions to it are passed to the server."""
+    """A replica, which owns one server. Ray's requests for information are passed on to it."""
 
     def __init__(
         self, model: str, options: Sequence[str], encoders: DeploymentHandle | None = None
     ) -> None:
-        """Start the server, and return once it serves. Raises StartupError.
+        """Start the server, and wait until it is ready. Raises StartupError.
 
-        encoders: the deployment that encodes its images. With `None` the server does so itself.
+        encoders: the deployment that encodes its images. With `None`, the server encodes them.
         """
         self._ending = False
         self._encoders = encoders
@@ -135,44 +136,44 @@ class RayEngine:
             self._list.touch()
             options = [*options, "--role", "language", "--encoders", str(self._list)]
         self._server = OwnedServer(model, options, ray.util.get_node_ip_address())
-        forget(*KEY_VARIABLES)  # the server has them
+        forget(*KEY_VARIABLES)  # the server has read them
         self._url = self._server.ready()
         self._server.ended.add_done_callback(self._follow)
 
     def _follow(self, ended: Future[int]) -> None:
-        """End the replica at once after its server's death. Ray starts another."""
+        """Exit if the server has exited unexpectedly, so that Ray starts another replica."""
         if not self._ending:
             log.error("the server exited with %s; its replica stops", ended.result())
             os._exit(1)
 
     async def where(self) -> dict[str, str]:
-        """Return the replica's name for Ray, its server's URL, and the server run's name."""
+        """Return the replica's ID, its server's URL, and the ID of the server's run."""
         name = serve.get_replica_context().replica_id.unique_id
         return {"name": name, "url": self._url, "instance": await self._server.health()}
 
     async def record_replica_metadata(self) -> dict[str, str]:
-        """Return the replica's facts for routers, constant from its start."""
+        """Return information for routers that does not change."""
         return await self.where()
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """Return the replica's facts for routers. Ray asks every few seconds."""
+        """Return information for routers. Ray calls this every few seconds."""
         return await self._server.stats()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the figures for `by_queue`."""
+        """Return the metrics for `by_queue`."""
         stats = await self._server.stats()
         return {REQUESTS: stats["running"] + stats["waiting"]}
 
     async def check_health(self) -> None:
-        """Check the server's health. Raises RuntimeError.
+        """Raise RuntimeError if the server is not healthy.
 
-        Ray also asks before the first request.
+        Ray also calls this before the first request.
         """
         await self._server.health()
         await self._tell()
 
     async def _tell(self) -> None:
-        """Send the encoders' addresses to the server, at every health check by Ray."""
+        """Send the encoders' addresses to the server, at each of Ray's health checks."""
         if self._encoders is None:
             return
         try:
@@ -189,17 +190,17 @@ class RayEngine:
             self._listed = urls
 
     async def __del__(self) -> None:
-        """End the server. Ray has let its requests finish."""
+        """Stop the server. Ray has waited for its requests."""
         self._ending = True
         await self._server.stop()
         self._folder.cleanup()
 
 
 def by_queue(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-    """Return the wanted number of servers.
+    """Return the desired number of servers.
 
-    There is one server per `target_ongoing_requests` requests that run, wait at servers, or wait
-    for one.
+    It is the number of requests, running or waiting anywhere, divided by
+    `target_ongoing_requests`.
     """
     requests = (context.aggregated_metrics or {}).get(REQUESTS, {})
     if not requests:
@@ -209,22 +210,22 @@ def by_queue(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
 
 
 class DigestAffinityRouter(RequestRouter):
-    """Chooses the replicas that a request should try, in the order of `rank`."""
+    """Selects the replicas that a request should try, in the order of `rank`."""
 
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Return replicas in the order of trying, each alone.
+        """Return replicas in the order in which to try them, each in a separate list.
 
-        The request's keys, the replicas tried in vain, and the instance that keeps the response to
-        continue come as keyword arguments of the call (`RayFleet.take_worker`).
+        The keyword arguments of the call (`RayFleet.take_worker`) contain the request's keys, the
+        replicas that have been tried, and the server that stores the response to continue.
         """
         asked: dict[str, Any] = {}
         if pending_request is not None:
             asked = pending_request.kwargs
-            # All have been tried by then: wait before the next round.
+            # If this is called again, all have been tried, so Ray should wait before the next call.
             pending_request.routing_context.should_backoff = True
         tried = asked.get("tried", ())
         by_name = {
@@ -242,22 +243,22 @@ class DigestAffinityRouter(RequestRouter):
         return [[each] for each in ranked]
 
 
-# ---- the router in front of them
+# ---- the router
 
 
 class RayFleet(Fleet):
-    """The servers of Ray's replicas. Ray lists the replicas, and picks one for each request."""
+    """The servers of Ray's replicas. Ray lists the replicas, and selects one for each request."""
 
     def __init__(self, engines: DeploymentHandle, metrics: Metrics) -> None:
         super().__init__((), metrics)
         self._engines = engines
-        self._names: dict[Backend, str] = {}  # Ray's
+        self._names: dict[Backend, str] = {}  # the replicas' IDs
 
     @asynccontextmanager
     async def take_worker(
         self, bearing: AffinityKey, tried: Container[Backend]
     ) -> AsyncIterator[Backend | None]:
-        """Yield a worker as Fleet does. Raises Overloaded if all servers are full."""
+        """Yield a worker like Fleet. Raises Overloaded if all servers are full."""
         vain = [name for each, name in self._names.items() if each in tried]
         asking = partial(
             self._engines.choose_replica, keys=bearing.keys, holder=bearing.holder, tried=vain
@@ -279,7 +280,7 @@ class RayFleet(Fleet):
                 yield replica
 
     async def watch(self) -> None:
-        """Follow the list of replicas and their health, for ever."""
+        """Keep updating the list of replicas and their health, forever."""
         while True:
             try:
                 await self.look()
@@ -311,17 +312,17 @@ class RayFleet(Fleet):
 
 
 class RayIngress:
-    """The ingress's ASGI application: a router in front of Ray's replicas."""
+    """The ingress's ASGI application: a router to Ray's replicas."""
 
     def __init__(self, engines: DeploymentHandle, options: SpreadOptions, host: str) -> None:
-        forget(*KEY_VARIABLES)  # they are the servers' to check
+        forget(*KEY_VARIABLES)  # the servers check them
         metrics = Metrics(ROUTED)
         self._fleet = RayFleet(engines, metrics)
         bodies = Bodies(options.inflight_bytes, metrics, BODY_SECONDS)
         self._app = guarded(Proxy(self._fleet, options, metrics, bodies), host, options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve HTTP, and the beginning and the end of the application."""
+        """Serve HTTP requests, and the application's startup and shutdown."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
             return

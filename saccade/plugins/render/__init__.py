@@ -1,4 +1,4 @@
-"""Prompts as tokens and image hashes, for routers that know what each server caches."""
+"""Returns prompts as tokens and image hashes, for routers that track what each server caches."""
 
 from saccade.plugin import Plugin
 

@@ -1,8 +1,8 @@
 """POST /v1/chat/completions/render, /v1/completions/render and /v1/messages/render: the prompt of a
-request, as vLLM's render endpoints return it. No image is decoded, and the engine is not used.
+request, in the format of vLLM's render endpoints. No image is decoded, and the engine is not used.
 
-An image has the same hash in every response if it has the same embedding. Prompts with equal tokens
-and hashes have equal KV, within one `cache_salt`.
+Images with the same embedding have the same hash in all responses. Prompts with equal tokens and
+hashes have equal KV, within one `cache_salt`.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ from saccade.plugins.messages.read import read_message
 
 
 class TokenRange(Struct):
-    """The tokens of an image, and of what the model writes between them."""
+    """The range of an image's tokens, including text that the model's format has between them."""
 
     offset: int
-    """Index of the first token."""
+    """The index of the first token."""
     length: int
-    """Number of tokens."""
+    """The number of tokens."""
 
 
 class Features(Struct):
-    """A prompt's images and videos, by "image" or "video", in the order of the prompt."""
+    """The images and videos of a prompt in order, by "image" or "video"."""
 
     mm_hashes: dict[str, list[str]]
     """Cache keys. A video has one per pair of frames."""
     mm_placeholders: dict[str, list[TokenRange]]
-    """Where each of them is among the tokens."""
+    """The range of tokens of each one."""
 
 
 class RenderedPrompt(Struct):
-    """A prompt as the engine gets it."""
+    """A prompt as the engine receives it."""
 
     request_id: str
     """The response's x-request-id."""
     model: str
-    """The model or adapter."""
+    """The name of the model or adapter."""
     token_ids: Sequence[int]
     """The prompt's tokens, with a placeholder for each row of an image's embedding."""
     features: Features | None
     """Null for text."""
     cache_salt: str | None = None
-    """That of the request."""
+    """The request's cache_salt."""
 
 
 Read = Callable[[bytearray, int], tuple[str | None, list[GenerationRequest]]]
-"""Read a body: the requested model, and its prompts. Raises InvalidRequest."""
+"""Reads a body: the requested model, and its prompts. Raises InvalidRequest."""
 
 
 def render_routes(api: ApiContext) -> list[Route]:
@@ -99,7 +99,7 @@ class _Renderer:
     async def render(
         self, read: Read, listed: bool, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Answer with the prompt, or with a list of them."""
+        """Respond with the prompt, or with a list of prompts."""
         async with self.handler.admission.admit(scope, receive) as (body, held):
             front = self.handler.front
             model, requests = await self.handler.read_body(read, body)
@@ -132,7 +132,7 @@ class _Renderer:
 
 
 def features_of(prompt: Prompt) -> Features | None:
-    """Return the images of a prompt, or None for text."""
+    """Return the images of a prompt, or None if it has none."""
     if not prompt.opened:
         return None
     spans: list[list[Span]] = [[] for _ in prompt.opened]

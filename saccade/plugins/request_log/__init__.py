@@ -1,4 +1,4 @@
-"""A log of requests, and of what slow ones waited for."""
+"""A log of requests, and of the causes of delay in slow ones."""
 
 from saccade.plugin import Plugin
 

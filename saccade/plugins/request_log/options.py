@@ -1,4 +1,4 @@
-"""The options of logs."""
+"""Options for logs."""
 
 from __future__ import annotations
 

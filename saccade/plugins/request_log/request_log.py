@@ -1,4 +1,4 @@
-"""Lines about answered requests, without their content."""
+"""Log lines about finished requests, without their content."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("saccade")
 
 
 class RequestLog:
-    """Logs a line for every request, and the traces of images in slow ones, as the options set."""
+    """Logs a line per request, and the traces of images in slow requests, if enabled."""
 
     def __init__(self, options: ServeOptions) -> None:
         self._options = options.of(LogOptions)
@@ -26,7 +26,7 @@ class RequestLog:
     def __call__(
         self, prepared: Sequence[PreparedRequest], tally: UsageCounter, tracer: Tracer
     ) -> None:
-        """Log an answered request."""
+        """Log a finished request."""
         request, usage = prepared[0].request, tally.usage
         if self._options.log_requests:
             log.info(

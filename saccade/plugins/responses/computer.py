@@ -1,7 +1,7 @@
-"""OpenAI's computer: its words for actions, its items, and its tool.
+"""OpenAI's computer tool: its action format, its items, and its declaration.
 
-Owns the spellings `computer`, `computer_use_preview` and `computer_use`. A `computer` acts several
-times in a call (`actions`), a `computer_use_preview` once (`action`).
+Owns the names `computer`, `computer_use_preview` and `computer_use`. A call to `computer` has
+several actions (`actions`), one to `computer_use_preview` has one (`action`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from saccade.plugins.computer.word_fields import Chord, Flat, OneOf, Points, Scr
 
 COMPUTER = "computer"
 TOOLS = (COMPUTER, "computer_use_preview", "computer_use")
-"""Its names as a tool, and as a tool choice."""
+"""The names of the tool in `tools` and `tool_choice`."""
 MAX_ACTIONS = 100
-"""Of one call."""
+"""Maximum actions in one call."""
 _BUTTONS = {
     "left": "left",
     "right": "right",
@@ -51,17 +51,17 @@ Side = Annotated[int, Meta(ge=1, le=MAX_PIXELS)]
 
 
 class ComputerTool(Struct, forbid_unknown_fields=True):
-    """A computer that the client runs. Its coordinates count the newest screenshot's pixels."""
+    """A computer that the client controls. Coordinates are pixels of the latest screenshot."""
 
     type: Literal["computer", "computer_use"]
 
 
 class PreviewTool(Struct, forbid_unknown_fields=True):
-    """A computer under its older name."""
+    """A computer, by its older name."""
 
     type: Literal["computer_use_preview"]
     display_width: Side
-    """The display's width in pixels. Coordinates count these."""
+    """The display's width in pixels, the unit of coordinates."""
     display_height: Side
     """The display's height in pixels."""
     environment: Literal["windows", "mac", "linux", "ubuntu", "browser"] = "linux"
@@ -72,9 +72,9 @@ _PREVIEW: Reader[PreviewTool] = Reader(PreviewTool)
 
 
 def read_computer(tools: Sequence[Mapping[str, Any]], acted: bool) -> ActionTool | None:
-    """Return the computer among a request's tools, or the one that history alone knows.
+    """Return the computer among a request's tools, or a default one if only history calls it.
 
-    Raises InvalidRequest that names the field.
+    Raises InvalidRequest with the field.
     """
     found = None
     for index, tool in enumerate(tools):
@@ -96,20 +96,20 @@ def read_computer(tools: Sequence[Mapping[str, Any]], acted: bool) -> ActionTool
 
 
 def is_computer(tool: Mapping[str, Any]) -> bool:
-    """Return True for a tool that is a computer, and for a tool choice that names it."""
+    """Return True if a tool, or a tool choice, is a computer."""
     kind = tool.get("type")
     return isinstance(kind, str) and kind in TOOLS
 
 
 def acts_once(tools: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if a call has one action, as with the older name."""
+    """Return True if a call has a single action, as with the older name."""
     return any(tool.get("type") == "computer_use_preview" for tool in tools)
 
 
 def read_actions(
     action: Mapping[str, Any] | None, actions: Sequence[Mapping[str, Any]] | None, place: str
 ) -> list[PastAction]:
-    """Read what a call did. Raises InvalidRequest that names the place of a fault."""
+    """Read the actions of a past call. Raises InvalidRequest with the location of an error."""
     if (action is None) == (actions is None):
         raise InvalidRequest(f"{place}: expected actions, or one action", place)
     given = [action] if actions is None else actions

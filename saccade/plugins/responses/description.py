@@ -1,4 +1,4 @@
-"""The Responses API in `/openapi.json`, and an input for examples."""
+"""The Responses API in `/openapi.json`, and an example input."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The body of POST /v1/responses: fields, checks and errors.
 
-Owns the fields, by topic. `items.py` has the items of `input`, `read.py` makes requests of both.
+Fields are grouped by topic. `items.py` has the items of `input`, and `read.py` converts both to
+requests.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ INCLUDABLE = (
     "computer_call_output.output.image_url",
     "file_search_call.results",
 )
-"""What `include` may name. Only logprobs change anything: images are always told, reasoning is not
-encrypted, and the rest belongs to tools that are refused."""
+"""The accepted values of `include`. Only logprobs has an effect: image URLs are always included,
+reasoning is not encrypted, and the rest belongs to tools that this server does not run."""
 
 Name = Annotated[str, Meta(max_length=512)]
 
 
 class TextFormat(Struct, forbid_unknown_fields=True):
-    """The answer's form."""
+    """The answer's format."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     """text: any text. json_object: any JSON object. json_schema: JSON that follows a schema."""
@@ -61,20 +62,20 @@ class TextFormat(Struct, forbid_unknown_fields=True):
 
 
 class ResponseText(Struct, forbid_unknown_fields=True):
-    """The answer's form and length. verbosity: a hint to the template."""
+    """The answer's format and length. verbosity: a hint for the chat template."""
 
     format: TextFormat | None = None
-    """The answer's form: text, any JSON, or JSON with a schema."""
+    """The answer's format: text, any JSON, or JSON that follows a schema."""
     verbosity: Verbosity | None = None
 
 
 class ResponseInput(Struct, kw_only=True):
-    """The input. An item in `input` is a message, a function's call or output, or reasoning."""
+    """The input. Items are messages, calls of functions, their outputs, and reasoning."""
 
     input: str | list[msgspec.Raw]
-    """A text, or the items of a conversation, oldest first."""
+    """A text, or the items of a conversation, the oldest first."""
     instructions: str | None = None
-    """A system prompt, placed before the input."""
+    """A system prompt, which precedes the input."""
     previous_response_id: Id | None = None
     """A stored response that the input continues."""
     truncation: Literal["auto", "disabled"] | None = None
@@ -88,18 +89,18 @@ class ResponseEnding(Stops, kw_only=True):
 
 
 class ResponseForm(ToolRules, kw_only=True):
-    """What the answer contains. reasoning_effort: `reasoning.effort` by its name in chats, as
-    programs send it that turn their chats into responses.
+    """What the answer contains. reasoning_effort: the name of `reasoning.effort` in chats, which
+    programs send that convert chats to responses.
     """
 
     text: ResponseText | None = None
     """The answer's form and length."""
     tools: list[dict[str, Any]] | None = None
     max_tool_calls: Positive | None = None
-    """Accepted and returned. It limits tools that a server runs, and this server runs none."""
+    """Accepted and echoed. It limits server-side tools, of which this server has none."""
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     include: list[str] | None = None
-    """What to add to the answer. Among the accepted names, only logprobs adds anything."""
+    """What to add to the answer. Of the accepted values, only logprobs has an effect."""
     reasoning: ReasoningConfig | None = None
     reasoning_effort: Effort | None = None
 
@@ -110,12 +111,12 @@ class ResponseForm(ToolRules, kw_only=True):
 
 
 class ResponseDelivery(Struct, kw_only=True):
-    """How the answer is sent and kept, and facts about the client."""
+    """How the answer is sent and stored, and information about the client."""
 
     stream: bool | None = None
     stream_options: Obfuscation | None = None
     store: bool | None = None
-    """If false, the server discards the response. By default it keeps responses in memory for
+    """If false, the response is not stored. By default, the server keeps it in memory for
     previous_response_id.
     """
     metadata: Metadata | None = None

@@ -1,7 +1,7 @@
-"""POST /v1/responses, and kept responses: retrieve, list input items, delete, cancel.
+"""POST /v1/responses, and stored responses: retrieve, list input items, delete, cancel.
 
-Owns the handlers, the response's body, and the list of running responses. `read.py` has the fields,
-`items.py` the items, `write.py` the events, `store.py` the kept responses.
+Owns the handlers, the response's body, and the responses in progress. `read.py` has the fields,
+`items.py` the items, `write.py` the events, `store.py` the stored responses.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from saccade.plugins.responses.store import Packed, ResponseStore, StoredTurn
 from saccade.plugins.responses.write import Ended, ResponseEvent, ResponseStream
 
 CANCEL_SECONDS = 1.0
-"""Seconds that a cancel waits for the stream that it ends to have said so."""
+"""How long a cancel waits for the cancelled stream to finish."""
 MAX_LISTED, USUALLY_LISTED = 100, 20
 
 _encode = msgspec.json.Encoder().encode
@@ -84,7 +84,7 @@ def response_routes(api: ApiContext) -> list[Route]:
 
 @dataclass(slots=True)
 class Running:
-    """A response being streamed. `group`: the front's name for its request."""
+    """A response that is being streamed. `group`: the ID of its request in the front."""
 
     response: dict[str, Any]
     group: str
@@ -93,29 +93,24 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class ResponseAsked:
-    """A request after reading, and the turn that it continues.
-
-    `requests`: one request, until prepared. `packed`: its items as the store keeps them, or None if
-    the response is not kept. `comparable`: the response named for comparison is known, or none is
-    named.
-    """
+    """A request that has been read."""
 
     request: ResponsesRequest
-    requests: list[GenerationRequest]
+    requests: list[GenerationRequest]  # a single request, removed when it is prepared
     reply: Reply
-    before: StoredTurn | None
-    packed: tuple[Packed, ...] | None
-    comparable: bool
+    before: StoredTurn | None  # the conversation that it continues
+    packed: tuple[Packed, ...] | None  # its items for the store; None if it will not be stored
+    comparable: bool  # the response named for a cache comparison is known, or none is named
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes held during the answer, beside the encoded images."""
+        """Bytes held in memory during the answer, other than encoded images."""
         before = 0 if self.before is None else self.before.total
         return before + sum(len(item) for _, item in self.packed or ())
 
 
 class ResponseTeller:
-    """Writes one answer as /v1/responses has it. `on_end`: called with the response, once."""
+    """Writes one answer in the format of /v1/responses. `on_end`: called once with the response."""
 
     def __init__(
         self,
@@ -132,7 +127,7 @@ class ResponseTeller:
         self._on_end = on_end
         self._began = False
         self._finish: Finish | None = None
-        self._reasoned = 0  # tokens
+        self._reasoned = 0  # number of reasoning tokens
 
     def shown(self, event: AnswerUpdate) -> bytes:
         begun = [] if self._began else self._stream.opening_events()
@@ -204,20 +199,20 @@ class ResponseTeller:
 
 
 class _Responses:
-    """The handlers."""
+    """The request handlers."""
 
     def __init__(self, handler: RequestHandler, store: ResponseStore, refuse_tools: bool) -> None:
         self._handler = handler
         self._refuse_tools = refuse_tools
         self._store = store
-        self._running: dict[tuple[str, str], Running] = {}  # by owner and id
+        self._running: dict[tuple[str, str], Running] = {}  # by client and response ID
 
     async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._asked(scope, receive) as (found, held):
             await while_connected(receive, self._answer(send, found, held))
 
     async def count(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count the tokens in a request's input."""
+        """Count the tokens of a request's input."""
         async with self._asked(scope, receive) as (found, held):
             self._handler.model_of(found.reply.model)
             intake, context_length = (
@@ -233,7 +228,7 @@ class _Responses:
     async def _asked(
         self, scope: Scope, receive: Receive
     ) -> AsyncIterator[tuple[ResponseAsked, BufferedBody]]:
-        """Read a request, and hold its share of memory."""
+        """Read a request, and reserve its memory."""
         async with self._handler.admission.admit(scope, receive) as (body, held):
             reader = partial(read_responses, refuse_tools=self._refuse_tools)
             inquiry = await self._handler.read_body(reader, body)
@@ -250,7 +245,7 @@ class _Responses:
                 and self._store.fits(held.client, held.nbytes),
                 self._comparable(inquiry.request, held.client),
             )
-            del inquiry, items  # they go as soon as they are read
+            del inquiry, items  # free each as soon as it is converted
             long = held.nbytes > SMALL_BODY
             found = await self._handler.front.intake.in_thread(read) if long else read()
             del read
@@ -269,10 +264,10 @@ class _Responses:
         return False
 
     def _items(self, inquiry: ResponseInquiry, client: Client) -> list[PlacedItem]:
-        """Return a request's items. Items named by id come packed.
+        """Return a request's items. Those that are references are returned as packed bytes.
 
-        Each item may be named once, so that reading takes only as much memory as the body and the
-        kept items.
+        Each stored item may be referenced once, so that the memory needed is bounded by the body
+        and the stored items.
         """
         named = set[str]()
         for placed in inquiry.items:
@@ -366,8 +361,10 @@ def exchange(
     keeps: bool,
     comparable: bool,
 ) -> ResponseAsked:
-    """Read `request` as a chat, its conversation included. `given`: its items, some packed.
-    `keeps`: the items will be kept. `comparable`: as in `ResponseAsked`.
+    """Convert `request` to a chat, including the conversation before it.
+
+    given: its items, some packed. keeps: whether the items will be stored. comparable: as in
+    `ResponseAsked`.
 
     Raises InvalidRequest with the client's name for the field.
     """
@@ -385,10 +382,10 @@ def exchange(
 
 
 def cache_diagnostics(missed: CacheMiss | None) -> dict[str, Any]:
-    """Return diagnostics in OpenAI's words. These are fewer, so a reason other than a changed
+    """Return diagnostics in OpenAI's format. It has fewer reasons, so any other than a changed
     prompt is "unavailable".
 
-    `saccade_reason` and `saccade_place` have the full finding.
+    `saccade_reason` and `saccade_place` have the details.
     """
     if missed is None:
         return {"type": "cache_hit"}
@@ -402,13 +399,13 @@ def cache_diagnostics(missed: CacheMiss | None) -> dict[str, Any]:
 
 
 def opened(name: str, model: str, found: ResponseAsked, sampling: SamplingParams) -> dict[str, Any]:
-    """Return a response before any text is generated."""
+    """Return a new response, without output."""
     request = found.request
     form, delivery = request.form, request.delivery
     text, reasoning = form.text or ResponseText(), form.reasoning or ReasoningConfig()
     kind = {"type": "text"} if text.format is None else _given(text.format)
     ignored = ignored_tools(form)
-    # Fields without meaning here have the values of OpenAI's API.
+    # Fields that have no effect here have the default values of OpenAI's API.
     return {
         "id": name,
         "object": "response",
@@ -448,7 +445,7 @@ def opened(name: str, model: str, found: ResponseAsked, sampling: SamplingParams
 
 
 def _given(value: msgspec.Struct) -> dict[str, Any]:
-    """Return a value's fields, except those that are None."""
+    """Return the fields of a struct that are not None."""
     fields = msgspec.structs.asdict(value)
     return {name: each for name, each in fields.items() if each is not None}
 

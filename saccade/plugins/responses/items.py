@@ -1,7 +1,6 @@
-"""The items of a conversation in POST /v1/responses, and their reading into messages.
+"""The items of a conversation in POST /v1/responses, and their conversion to messages.
 
-Owns their schemas, and the way from items to messages: the model's words, thoughts and calls in one
-turn are one message.
+Owns their schemas. The model's text, reasoning and calls in one turn become one message.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ from saccade.plugins.responses.computer import WORDS, read_actions
 from saccade.plugins.responses.other_items import translate
 
 MAX_ID = 256
-"""Characters of an id that a client gives."""
+"""Maximum characters of an ID from a client."""
 
 
 class SparseItem(UnsupportedFields, omit_defaults=True, kw_only=True):
-    """Items and texts. Fields at their defaults are not stored."""
+    """Base of items and texts. Fields with default values are not stored."""
 
 
 class SparseMedia(IgnoredFields, omit_defaults=True, kw_only=True):
-    """Images, videos and files. Neither unknown fields nor those at their defaults are stored."""
+    """Base of images, videos and files. Unknown fields and default values are not stored."""
 
 
 Id = Annotated[str, Meta(max_length=MAX_ID)]
@@ -51,14 +50,14 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class TextContent(SparseItem, tag_field="type", tag="input_text"):
-    """Text to the model."""
+    """Text for the model."""
 
     text: str
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
 class PlainContent(SparseItem, tag_field="type", tag="text"):
-    """Text, under the name from chats."""
+    """Text, by its type in chats."""
 
     text: str
 
@@ -72,7 +71,7 @@ class OutputTextContent(AnyFields, tag_field="type", tag="output_text"):
 
 
 class RefusalContent(AnyFields, tag_field="type", tag="refusal"):
-    """A model's words when it refuses."""
+    """The model's text when it refuses."""
 
     refusal: str
 
@@ -90,7 +89,7 @@ class SummaryContent(SparseItem, tag_field="type", tag="summary_text"):
 
 
 class ImageContent(SparseMedia, tag_field="type", tag="input_image", kw_only=True):
-    """An image: a URL (data: too), an uploaded file, or the digest of bytes sent before."""
+    """An image: a URL (also data:), an uploaded file, or the digest of bytes sent before."""
 
     image_url: str | None = None
     file_id: Id | None = None
@@ -120,7 +119,9 @@ class FileContent(SparseMedia, tag_field="type", tag="input_file", kw_only=True)
 
 
 class VideoContent(SparseMedia, tag_field="type", tag="input_video", kw_only=True):
-    """A video: a URL (data: too), or an uploaded file; otherwise as a chat's `input_video`."""
+    """A video: a URL (also data:), or an uploaded file. Other fields are those of a chat's
+    `input_video`.
+    """
 
     video_url: str | None = None
     file_id: Id | None = None
@@ -138,7 +139,7 @@ Content = Given | OutputTextContent | RefusalContent
 
 
 class MessageItem(SparseItem, tag_field="type", tag="message", kw_only=True):
-    """A message in any role."""
+    """A message of any role."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[Content]
@@ -147,7 +148,7 @@ class MessageItem(SparseItem, tag_field="type", tag="message", kw_only=True):
 
 
 class CallItem(SparseItem, tag_field="type", tag="function_call", kw_only=True):
-    """A call that the model made."""
+    """A call by the model."""
 
     call_id: Id
     name: str
@@ -157,17 +158,17 @@ class CallItem(SparseItem, tag_field="type", tag="function_call", kw_only=True):
 
 
 class ResultItem(SparseItem, tag_field="type", tag="function_call_output", kw_only=True):
-    """What the client's function returned: text, images, or both."""
+    """The output of the client's function: text, images, or both."""
 
     call_id: Id
     output: str | list[Given]
-    """The function's answer: a text, or texts and images."""
+    """The function's output: a text, or texts and images."""
     id: Id | None = None
     status: Status | None = None
 
 
 class SafetyCheck(AnyFields, omit_defaults=True):
-    """A safety check that another server has asked for. This server asks for none."""
+    """A safety check requested by another server. This server requests none."""
 
     id: Id
     code: str | None = None
@@ -175,7 +176,7 @@ class SafetyCheck(AnyFields, omit_defaults=True):
 
 
 class ComputerCallItem(SparseItem, tag_field="type", tag="computer_call", kw_only=True):
-    """What the model did to the client's computer: several actions, or one."""
+    """The model's actions on the client's computer: several, or one."""
 
     call_id: Id
     actions: list[dict[str, Any]] | None = None
@@ -183,13 +184,13 @@ class ComputerCallItem(SparseItem, tag_field="type", tag="computer_call", kw_onl
     action: dict[str, Any] | None = None
     """The only action, in calls to computer_use_preview."""
     pending_safety_checks: list[SafetyCheck] = msgspec.field(default_factory=list)
-    """Safety checks of another server. This server asks for none."""
+    """Safety checks requested by another server. This server requests none."""
     id: Id | None = None
     status: Status | None = None
 
 
 class ScreenshotContent(IgnoredFields, tag_field="type", tag="computer_screenshot", kw_only=True):
-    """A screenshot: a URL (data: too), or an uploaded file. detail, max_pixels: as of images."""
+    """A screenshot: a URL (also data:), or an uploaded file. Other fields are those of images."""
 
     image_url: str | None = None
     file_id: Id | None = None
@@ -202,24 +203,24 @@ class ScreenshotContent(IgnoredFields, tag_field="type", tag="computer_screensho
 
 
 class ComputerResultItem(SparseItem, tag_field="type", tag="computer_call_output", kw_only=True):
-    """What the client's computer shows after a call."""
+    """The client's screen after a call."""
 
     call_id: Id
     output: ScreenshotContent
-    """The screen after the call's last action."""
+    """The screen after the last action of the call."""
     acknowledged_safety_checks: list[SafetyCheck] | None = None
-    """Accepted and kept."""
+    """Accepted and stored."""
     id: Id | None = None
     status: Literal["in_progress", "completed", "incomplete", "failed"] | None = None
 
 
 class ReasoningItem(SparseItem, tag_field="type", tag="reasoning", kw_only=True):
-    """The model's reasoning. Another server's `encrypted_content` is unreadable: accepted, and left
-    out.
+    """The model's reasoning. The `encrypted_content` of another server is accepted, but ignored,
+    since it cannot be read.
     """
 
     summary: list[SummaryContent] = msgspec.field(default_factory=list)
-    """Summaries of the reasoning, used if content is missing."""
+    """Summaries of the reasoning, which are used if there is no content."""
     content: list[ThoughtContent] | None = None
     """The model's reasoning."""
     id: Id | None = None
@@ -227,14 +228,14 @@ class ReasoningItem(SparseItem, tag_field="type", tag="reasoning", kw_only=True)
 
 
 class ReferenceItem(SparseItem, tag_field="type", tag="item_reference", kw_only=True):
-    """An item from an earlier response, by its id."""
+    """A reference to an item of an earlier response."""
 
     id: Id
     """The item's id."""
 
 
 Item = MessageItem | CallItem | ResultItem | ComputerCallItem | ComputerResultItem | ReasoningItem
-"""The kept part of a conversation."""
+"""An item of a conversation that can be stored."""
 
 _KINDS: dict[str, Reader[Any]] = {
     "message": Reader(MessageItem),
@@ -265,14 +266,15 @@ _ITEM: msgspec.json.Decoder[Item] = json_decoder(Item)
 
 
 def new_id(kind: str) -> str:
-    """Return a fresh id for an item with type `kind`."""
+    """Return a new ID for an item of type `kind`."""
     return _PREFIXES[kind] + secrets.token_hex(16)
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedItem:
-    """An item of a request, or a stored one, packed, and its path in the body. where: its content's
-    path, unless that is one of its fields.
+    """An item of a request, or a packed item from the store.
+
+    place: its path in the body. where: the path of its content, unless that is one of its fields.
     """
 
     item: Item | ReferenceItem | bytes
@@ -281,8 +283,9 @@ class PlacedItem:
 
 
 def read_items(raw: msgspec.Raw, place: str) -> list[PlacedItem]:
-    """Read an item of a request: one, or a call with its result, or none that the model reads.
-    Raises InvalidRequest that names the fault's place below `place`.
+    """Read an item of a request. It may become one item, a call and its result, or none.
+
+    Raises InvalidRequest with the path of an error, below `place`.
     """
     kind = _KIND.json(raw, place).type or "message"
     if (reader := _KINDS.get(kind)) is not None:
@@ -294,7 +297,7 @@ def read_items(raw: msgspec.Raw, place: str) -> list[PlacedItem]:
 
 
 def pack(item: Item) -> tuple[str, bytes]:
-    """Encode an item for the store: its id, and JSON in which a message's content is a list."""
+    """Encode an item for the store: its ID, and JSON in which a message's content is a list."""
     kind = str(type(item).__struct_config__.tag)
     item_id = item.id or new_id(kind)
     return item_id, msgspec.json.encode(_whole(item, item_id))
@@ -306,7 +309,7 @@ def unpack(packed: bytes) -> Item:
 
 
 def pack_output(output: dict[str, Any]) -> tuple[str, bytes]:
-    """Encode an answer's item as `pack` does, without its log-probabilities."""
+    """Encode an item of an answer like `pack`, without its log-probabilities."""
     return pack(convert(output, Item))
 
 
@@ -325,7 +328,7 @@ def _whole(item: Item, item_id: str) -> Item:
 
 
 def _as_input(content: Any) -> Any:
-    """Return a content in the API's form. Clients recognise an image by its `detail`."""
+    """Return a content in the API's form. Clients recognize an image by its `detail`."""
     if isinstance(content, ImageContent) and content.detail is None:
         return msgspec.structs.replace(content, detail="auto")
     return content
@@ -336,9 +339,9 @@ def _as_input(content: Any) -> Any:
 
 @dataclass(slots=True)
 class _Turn:
-    """The model's turn being read: its words, thoughts and calls become one message.
+    """The model's turn as it is read: its text, reasoning and calls become one message.
 
-    place: where its first item has its content.
+    place: the path of its first item's content.
     """
 
     place: str
@@ -374,13 +377,13 @@ class _Turn:
         self.calls.append(tool_call(item.call_id, item.name, item.arguments))
 
     def act(self, item: ComputerCallItem, place: str) -> None:
-        """Add a call to the computer, as one call of each of its actions."""
+        """Add a call to the computer, as one tool call per action."""
         for past in read_actions(item.action, item.actions, place):
             if len(self.calls) == MAX_CALLS:
                 raise InvalidRequest(f"{place}: one turn has at most {MAX_CALLS} calls", place)
             self.actions[len(self.calls)] = past
             given = WORDS.write(past.action)
-            assert given is not None  # it has been read from there
+            assert given is not None  # `read_actions` has produced it with the same format
             self.calls.append(tool_call(item.call_id, *given))
 
     def message(self) -> Message:
@@ -394,16 +397,15 @@ class _Turn:
 
 
 class ItemReader:
-    """Reads items as messages. Raises InvalidRequest that names an item's own place."""
+    """Converts items to messages. Raises InvalidRequest with the path of an item."""
 
     def __init__(self, defaults: PartDefaults) -> None:
-        """Begin without messages. `defaults`: for images without wishes of their own. acted: a
-        computer has been called.
-        """
+        """Start without messages. `defaults`: for images that do not set these options."""
         self._messages: list[Message] = []
         self._limits = defaults
         self._turn: _Turn | None = None
         self._thoughts: list[str] = []
+        # whether a computer has been called
         self.acted = False
 
     @property
@@ -412,11 +414,11 @@ class ItemReader:
         return (*self._messages, *turn)
 
     def instruct(self, instructions: str) -> None:
-        """Add the system prompt, which comes first."""
+        """Add the system prompt, which must be first."""
         self._add(Message("system", instructions, place="instructions"))
 
     def add_item(self, item: Item, place: str, where: str = "") -> None:
-        """Add the next item. where: its content's place, unless that is one of its fields."""
+        """Add the next item. where: the path of its content, unless that is one of its fields."""
         match item:
             case ReasoningItem():
                 self._thoughts += [each.text for each in item.content or item.summary]
@@ -433,7 +435,7 @@ class ItemReader:
             case MessageItem(role=role):
                 where = where or f"{place}.content"
                 content, marks = _content(item.content, where, self._limits)
-                # Chat templates know the role by its older name.
+                # Chat templates only know the role's older name.
                 role = "system" if role == "developer" else role
                 self._add(Message(role, content, marks=marks, place=where))
             case ResultItem():
@@ -454,7 +456,7 @@ class ItemReader:
 
     def _add(self, message: Message) -> None:
         self._close()
-        self._thoughts = []  # of a turn that is otherwise empty
+        self._thoughts = []  # reasoning of a turn that has nothing else is dropped
         self._messages.append(message)
 
     def _close(self) -> None:
@@ -477,8 +479,8 @@ def _listed(content: str | tuple[Part, ...], place: str) -> tuple[Part, ...]:
 def _content(
     content: str | Sequence[Content], where: str, defaults: PartDefaults
 ) -> tuple[str | tuple[Part, ...], tuple[Mark, ...]]:
-    """Read a content and the marks in it. If it is the model's text alone, it becomes one string,
-    as in the original turns.
+    """Read a content and its breakpoints. If it is only text by the model, it becomes one string,
+    as in the original turn.
     """
     if isinstance(content, str):
         return content, ()

@@ -9,8 +9,9 @@ from saccade.core.tuning import at_least, tuned
 
 @dataclass(frozen=True, slots=True)
 class ResponseOptions:
-    """The responses that POST /v1/responses keeps, for previous_response_id and GET, and its tools.
-    With several keys, each key sees its own responses and fills at most half the budget.
+    """The responses that POST /v1/responses stores, for previous_response_id and GET, and its
+    tools. With several API keys, each key can access only its own responses, and use at most half
+    the budget.
     """
 
     refuse_unsupported_tools: bool = tuned(

@@ -1,8 +1,7 @@
-"""Items of conversations that began on another server: calls of tools that this one does not run.
+"""Items of conversations that started on another server: calls of tools that this one does not run.
 
-Owns their types, and what the model reads of them: a call becomes a `function_call`, its result a
-`function_call_output`. Items without content for a model are omitted. Independent of tools and of
-stores.
+A call is converted to a `function_call`, and its result to a `function_call_output`. Items without
+content for a model are omitted. Independent of tools and of the store.
 """
 
 from __future__ import annotations
@@ -18,13 +17,11 @@ from saccade.core.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call. name: the tool's, where the item has none. arguments: their field. result: the fields
-    of which one has the result, where the call brings it along.
-    """
+    """How to read a type of call."""
 
-    name: str
-    arguments: str
-    result: tuple[str, ...] = ()
+    name: str  # of the tool, if the item has no name
+    arguments: str  # the field with its arguments
+    result: tuple[str, ...] = ()  # the fields that may have its result, if that is in the same item
 
 
 _CALLS = {
@@ -48,7 +45,7 @@ _RESULTS = {
     "shell_call_output": ("output",),
     "tool_search_output": ("tools",),
 }
-"""The fields of which one has a result, by its item's type."""
+"""By type of item, the fields that may have the result."""
 LEFT_OUT = frozenset(
     {
         "additional_tools",
@@ -62,17 +59,17 @@ LEFT_OUT = frozenset(
         "mcp_list_tools",
     }
 )
-"""Items that carry nothing for this model: encrypted texts, notes of a client's, and tools."""
+"""Items without content for this model: encrypted text, a client's notes, and tools."""
 _CALL, _OUTPUT = "_call", "_output"
-"""How the types of later calls and results end."""
+"""The suffixes of types of calls and results that are not listed."""
 _ARGUMENTS = ("arguments", "input", "action", "operation", "code", "queries")
 _ANY_RESULT = ("output", "result", "outputs", "results", "tools", "error", "status")
 
 
 def translate(item: Mapping[str, Any], kind: str, place: str) -> list[tuple[dict[str, Any], str]]:
-    """Return an item as items that this server has, each with the place of its content.
+    """Convert an item to items that this server supports, each with the path of its content.
 
-    Raises InvalidRequest for a type that no call, result or omission has.
+    Raises InvalidRequest if the type is neither a call, nor a result, nor omitted.
     """
     if kind in LEFT_OUT:
         return []
@@ -90,7 +87,7 @@ def translate(item: Mapping[str, Any], kind: str, place: str) -> list[tuple[dict
 
 
 def _later_call(item: Mapping[str, Any], kind: str) -> _Call | None:
-    """Return how to read a call of a type that this server has not heard of."""
+    """Return how to read a call of an unknown type, or None if the item is not a call."""
     if not kind.endswith(_CALL):
         return None
     field = next((name for name in _ARGUMENTS if item.get(name) is not None), "arguments")
@@ -119,7 +116,7 @@ def _call(item: Mapping[str, Any], call: _Call, place: str) -> list[tuple[dict[s
 def _result(
     item: Mapping[str, Any], fields: tuple[str, ...], name: str, place: str
 ) -> tuple[dict[str, Any], str]:
-    # An empty text says no more than none: clients empty the results that they take out.
+    # An empty text means the same as none: clients empty the results that they remove.
     field = next((each for each in fields if item.get(each) not in (None, "")), fields[0])
     output = _output(item, field)
     call_id = _id(item, name)
@@ -135,7 +132,7 @@ def _id(item: Mapping[str, Any], name: Any) -> Any:
 
 
 def _output(item: Mapping[str, Any], field: str) -> Any:
-    """Return a result as an output: a text, or texts and images."""
+    """Return a result as the output of a function: a text, or texts and images."""
     value = item.get(field)
     if item.get("type") == "image_generation_call" and field == "result" and value:
         form = item.get("output_format") or "png"
@@ -155,7 +152,7 @@ def _is_content(value: Any) -> bool:
 
 
 def _content(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a content of a result, those of a code interpreter in the words of others."""
+    """Return a content of a result. Those of a code interpreter are converted to other types."""
     match value:
         case {"type": "logs", "logs": logs}:
             return {"type": "input_text", "text": logs}

@@ -1,7 +1,7 @@
-"""The body of POST /v1/responses as a conversation.
+"""Converts the body of POST /v1/responses to a conversation.
 
-Owns the features refused by name, and the way from the fields (`fields.py`) and items (`items.py`)
-to a `GenerationRequest`.
+Rejects unsupported features, and converts the fields (`fields.py`) and items (`items.py`) to a
+`GenerationRequest`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from saccade.text.grammar.tools import Tool, ToolSet, not_run, read_each, read_f
 
 @dataclass(frozen=True, slots=True)
 class ResponseInquiry:
-    """A body after reading. `items`: its input, as items."""
+    """A body that has been read. `items`: its input, as items."""
 
     request: ResponsesRequest
     items: tuple[PlacedItem, ...]
@@ -58,9 +58,9 @@ class ResponseInquiry:
 def read_responses(
     body: bytearray, context_length: int, refuse_tools: bool = False
 ) -> ResponseInquiry:
-    """Read the inquiry in a body. refuse_tools: tools that this server does not run are an error.
+    """Read the inquiry in a body. refuse_tools: reject tools that this server does not run.
 
-    Raises InvalidRequest that names the field.
+    Raises InvalidRequest with the field.
     """
     request = RESPONSES.read(body, context_length)
     _check(request)
@@ -72,7 +72,7 @@ def read_responses(
         return ResponseInquiry(request, (_said(given),))
     check_lengths(given, context_length, "input")
     items = tuple(item for i, raw in enumerate(given) for item in read_items(raw, f"input[{i}]"))
-    request.asked.input = []  # a view of the body, which is released
+    request.asked.input = []  # its items are views of the body, which can now be freed
     if not (items or request.asked.previous_response_id):
         items = (_said(""),)
     return ResponseInquiry(request, items)
@@ -83,7 +83,7 @@ def _said(text: str) -> PlacedItem:
 
 
 def ignored_tools(form: ResponseForm) -> list[dict[str, str]]:
-    """Return the tools that are left out: their places and types."""
+    """Return the path and type of tools that are ignored."""
     return [
         {"param": f"tools[{index}]", "type": str(tool.get("type"))}
         for index, tool in enumerate(form.tools or ())
@@ -92,7 +92,7 @@ def ignored_tools(form: ResponseForm) -> list[dict[str, str]]:
 
 
 def is_run(tool: dict[str, Any]) -> bool:
-    """Return True for a tool that a client's program runs for this server."""
+    """Return True for a tool that the client runs."""
     return is_computer(tool) or tool.get("type") == "function"
 
 
@@ -122,17 +122,17 @@ def response_request(
 ) -> GenerationRequest:
     """Build the request for an answer. `before`: the conversation so far. `items`: the new items.
 
-    Raises InvalidRequest that names the field.
+    Raises InvalidRequest with the field.
     """
     asked, form, delivery = request.asked, request.form, request.delivery
     reader = ItemReader(request.prompt.defaults(delivery.saccade))
     if asked.instructions is not None:
         reader.instruct(asked.instructions)
-    # The conversation: kept turns, then the new items.
+    # The conversation: stored turns, then the new items.
     for item in before:
         reader.add_item(item, "previous_response_id")
     for placed in items:
-        assert not isinstance(placed.item, ReferenceItem | bytes)  # they have been looked up
+        assert not isinstance(placed.item, ReferenceItem | bytes)  # references have been resolved
         reader.add_item(placed.item, placed.place, placed.where)
     if not (messages := reader.messages):
         raise InvalidRequest("input: it has no content", "input")
@@ -148,7 +148,7 @@ def response_request(
         verbosity=text.verbosity,
         variables=request.prompt.variables,
     )
-    # Sampling, in the names of chats.
+    # Sampling fields, by their names in chats.
     sampling = sampling_fields(request.sampling, request.ending)
     if (most := sampling.pop("max_output_tokens", None)) is not None:
         sampling["max_tokens"] = most
@@ -198,7 +198,7 @@ def _tool(tool: dict[str, Any], place: str) -> Tool | None:
     if not (isinstance(kind, str) and kind):
         raise missing(f"{place}.type")
     if kind != "function":
-        return None  # a computer, or a tool that is left out
+        return None  # a computer, or a tool that is ignored
     tool = read_members(tool, _TOOL, place)
     if not isinstance(tool.get("name"), str):
         raise InvalidRequest(
@@ -225,7 +225,7 @@ def _tool_set(form: ResponseForm) -> ToolSet | None:
 def _tool_choice(
     choice: str | dict[str, Any] | None, given: Sequence[dict[str, Any]], tools: Sequence[Tool]
 ) -> Any:
-    """Convert OpenAI's choice to the form of chats. Raises InvalidRequest that names the field."""
+    """Convert OpenAI's choice to the format of chats. Raises InvalidRequest with the field."""
     computer = any(map(is_computer, given))
     if choice is None or choice in ("none", "auto", "required"):
         return choice

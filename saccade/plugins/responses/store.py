@@ -1,8 +1,8 @@
-"""Kept responses: by id, for their makers, for a time and within a budget.
+"""Stored responses by ID, accessible to their clients, for a limited time and within a budget.
 
-Owns the kept responses and the order of eviction. A conversation is a chain of turns. Each turn is
-kept once, however many responses continue it, for as long as any of them is kept. The content is
-JSON, unread by the store. One event loop, without locks.
+Owns the stored responses and the order of eviction. A conversation is a chain of turns. Each turn
+is stored once, however many responses continue it, until the last of these is removed. Contents are
+JSON, which the store does not parse. For use in one event loop, without locks.
 """
 
 from __future__ import annotations
@@ -20,29 +20,27 @@ from saccade.core.metrics import Metrics
 from saccade.plugins.responses.options import ResponseOptions
 
 _OVERHEAD = 512
-"""Bytes that a response or an item takes beside its JSON, about."""
+"""Approximate memory of a response or an item in addition to its JSON."""
 
 MAX_KEPT = 10_000
-"""Responses."""
+"""Maximum number of responses."""
 KEPT_SECONDS = 86_400.0
-"""After a response's last use."""
+"""How long a response is stored after its last use."""
 Packed = tuple[str, bytes]
-"""An item: its id, and all of it as JSON."""
+"""An item: its ID, and the whole item as JSON."""
 
 
 @dataclass(eq=False, slots=True)
 class StoredTurn:
-    """What a request adds to a conversation: its items, and the answer's. `nbytes`: its own.
-    `total`: with all turns before.
-    """
+    """What a request adds to a conversation: its items, and those of the answer."""
 
     items: tuple[Packed, ...]
     answer: tuple[Packed, ...]
     before: StoredTurn | None
-    nbytes: int = field(init=False)
-    total: int = field(init=False)
+    nbytes: int = field(init=False)  # of this turn
+    total: int = field(init=False)  # bytes of this turn and all turns before it
     uses: int = field(init=False, default=0)
-    """Responses that are kept with it, and turns after it that are."""
+    """The number of stored responses that end with it, and of stored turns that follow it."""
 
     def __post_init__(self) -> None:
         packed = (*self.items, *self.answer)
@@ -50,7 +48,7 @@ class StoredTurn:
         self.total = self.nbytes + (0 if self.before is None else self.before.total)
 
     def chain(self) -> list[StoredTurn]:
-        """Return all turns up to this turn, in order."""
+        """Return all turns up to this one, in order."""
         turns = list(self._back())
         turns.reverse()
         return turns
@@ -64,7 +62,7 @@ class StoredTurn:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response: its body as JSON, its last turn, and when its keeping ends."""
+    """A response: its body as JSON, its last turn, and the time when it expires."""
 
     id: str
     body: bytes
@@ -73,12 +71,12 @@ class StoredResponse:
 
 
 class OwnResponses:
-    """One owner's responses, the least recently used first."""
+    """The responses of one client, the least recently used first."""
 
     def __init__(self) -> None:
         self.kept: OrderedDict[str, StoredResponse] = OrderedDict()
         self.items: dict[str, bytes] = {}
-        """Of all turns, by their ids."""
+        """The items of all turns, by ID."""
         self.nbytes = 0
 
     def put(self, response: StoredResponse) -> None:
@@ -109,7 +107,7 @@ class OwnResponses:
 
 
 class ResponseStore:
-    """All kept responses."""
+    """All stored responses."""
 
     def __init__(
         self,
@@ -119,19 +117,19 @@ class ResponseStore:
         most: int = MAX_KEPT,
         instance: str = "",
     ) -> None:
-        """Build an empty store. `instance`: names this run of the server in the responses' ids."""
+        """Create an empty store. `instance`: a prefix of response IDs, unique to this process."""
         self._budget_bytes = options.responses_mb * MIB
         self._most = most
         self._metrics = metrics
         self._clock = clock
         self._by_client: dict[str, OwnResponses] = {}
         self.instance = instance
-        """This store among those of a fleet: the ids that it gives begin with it, so that a router
-        knows where a conversation is kept.
+        """Identifies this store in a fleet: response IDs start with it, so that a router can find
+        the server that has a conversation.
         """
 
     def name(self) -> str:
-        """Return an id for a new response."""
+        """Return an ID for a new response."""
         return f"resp_{self.instance}{secrets.token_hex(20)}"
 
     @property
@@ -142,7 +140,7 @@ class ResponseStore:
         return sum(len(own.kept) for own in self._by_client.values())
 
     def keep(self, client: Client, response_id: str, body: bytes, turn: StoredTurn) -> None:
-        """Keep a response, and evict responses beyond the budget, perhaps the new one itself."""
+        """Store a response, and evict responses beyond the budget, possibly the new one."""
         self._expire()
         own = self._by_client.setdefault(client.name, OwnResponses())
         own.put(StoredResponse(response_id, body, turn, self._clock() + KEPT_SECONDS))
@@ -155,13 +153,13 @@ class ResponseStore:
         self._count()
 
     def fits(self, client: Client, nbytes: int) -> bool:
-        """Return True if a conversation with `nbytes` bytes can be kept at all."""
+        """Return True if a conversation of `nbytes` fits the budget at all."""
         return self._most > 0 and nbytes <= self._budget_bytes * (SHARE if client.limited else 1.0)
 
     def find(self, client: Client, response_id: str, param: str) -> StoredResponse:
-        """Find this client's response, and keep it for longer.
+        """Find this client's response, and extend its lifetime.
 
-        Raises NotFound for an unknown response. Other clients' responses are unknown.
+        Raises NotFound if it is unknown, or belongs to another client.
         """
         self._expire()
         own = self._by_client.get(client.name)
@@ -179,7 +177,7 @@ class ResponseStore:
         return found
 
     def item(self, client: Client, item_id: str, param: str) -> bytes:
-        """Return an item from a kept conversation. Raises NotFound for an unknown item."""
+        """Return an item of a stored conversation. Raises NotFound for an unknown item."""
         self._expire()
         own = self._by_client.get(client.name)
         if own is None or item_id not in own.items:
@@ -192,7 +190,7 @@ class ResponseStore:
         return own.items[item_id]
 
     def delete(self, client: Client, response_id: str, param: str) -> None:
-        """Delete a response. Turns continued by other responses stay. Raises as `find`."""
+        """Delete a response. Turns that other responses continue remain. Raises like `find`."""
         self.find(client, response_id, param)
         self._by_client[client.name].drop(response_id)
         self._count()

@@ -1,6 +1,6 @@
-"""An answer in the form of POST /v1/responses: stream events in their order, and the response.
+"""Writes an answer in the format of POST /v1/responses: stream events in order, and the response.
 
-Owns output items: the open item, its content so far, and the numbers of events.
+Owns output items: the open item, its content so far, and the event numbers.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from saccade.text.answer.events import (
 ResponseEvent = dict[str, Any]
 """The data of one event; its name is its "type"."""
 Ended = Literal["stop", "length", "cancelled", "prewarmed"]
-"""prewarmed: only the prompt was wanted."""
+"""prewarmed: the request was only to cache its prompt."""
 
 
 class ResponseStream:
-    """One answer's stream: `opening_events`, `feed` as text comes, then `closing_events` or `fail`.
+    """The stream of one answer.
 
-    `response`: the response's body, kept up to date. Its status is "in_progress". single: a call to
-    the computer has one action.
+    Call `opening_events`, `feed` with new text, then `closing_events` or `fail`. `response` is the
+    response's body, which is kept up to date; its status is "in_progress" at first. single: a call
+    to the computer has a single action.
     """
 
     def __init__(self, response: dict[str, Any], single: bool = False) -> None:
         self.response = response
         self._single = single
         self._number = 0
-        self._item: dict[str, Any] | None = None  # the one that is open
-        self._pieces: list[str] = []  # of its text, which it has once it is closed
-        self._logprobs: list[Raw] = []  # of tokens whose text is still to come
+        self._item: dict[str, Any] | None = None  # the open item
+        self._pieces: list[str] = []  # its text so far, which it gets when it is closed
+        self._logprobs: list[Raw] = []  # those of tokens whose text has not arrived yet
 
     @property
     def _output(self) -> list[dict[str, Any]]:
@@ -52,7 +53,7 @@ class ResponseStream:
 
     @property
     def reasons(self) -> bool:
-        """Return True if the last content was reasoning."""
+        """Whether the latest content was reasoning."""
         return self._item is not None and self._item["type"] == "reasoning"
 
     def opening_events(self) -> list[ResponseEvent]:
@@ -62,15 +63,15 @@ class ResponseStream:
     def feed(
         self, parts: Iterable[AnswerEvent], logprobs: Sequence[Raw] = ()
     ) -> list[ResponseEvent]:
-        """Return the events for new content. Log-probabilities come with their tokens' text."""
+        """Return the events for new content. Log-probabilities are sent with their tokens' text."""
         self._logprobs += logprobs
         events = [sent for part in parts for sent in self._feed(part)]
         if self._item is not None and self._item["type"] != "message":
-            self._logprobs = []  # only an answer's text has them
+            self._logprobs = []  # only the text of messages has them
         return events
 
     def closing_events(self, how: Ended, usage: dict[str, Any], **more: Any) -> list[ResponseEvent]:
-        """Return the events after the last token. `more`: response fields known only now."""
+        """Return the events after the last token. `more`: response fields to set at the end."""
         whole = how in ("stop", "prewarmed")
         silent = self._output or how == "prewarmed"
         events = [] if silent else self._feed(Text(""))  # the output is empty
@@ -88,7 +89,7 @@ class ResponseStream:
         return [*events, self._whole("response.incomplete")]
 
     def fail(self, error: RequestError) -> list[ResponseEvent]:
-        """Return the events for an answer that fails on its way."""
+        """Return the events for an answer that has failed."""
         events = self._close("incomplete")
         code = "server_error"
         if isinstance(error, ImageError):
@@ -140,7 +141,7 @@ class ResponseStream:
         return self._item is not None and self._item["type"] == "computer_call"
 
     def _begin_action(self, call_id: str) -> list[ResponseEvent]:
-        """Begin an action: the next in the open call, or the first in a new one."""
+        """Start an action: the next one of the open call, or the first one of a new call."""
         if self._acting and not self._single:
             return []
         call: dict[str, Any] = {"call_id": call_id, "pending_safety_checks": []}
@@ -148,7 +149,7 @@ class ResponseStream:
         return [*self._close(), self._open("computer_call", {**call, **acts})]
 
     def _end_action(self) -> list[ResponseEvent]:
-        """Add a whole action to the open call. Others may follow."""
+        """Add a complete action to the open call. More may follow."""
         assert self._item is not None
         action, self._pieces = json.loads("".join(self._pieces)), []
         if self._single:
@@ -164,7 +165,7 @@ class ResponseStream:
         return content
 
     def _enter(self, kind: str, content: dict[str, Any]) -> list[ResponseEvent]:
-        """Begin an item with this content, unless an item like this is open."""
+        """Open an item with this content, unless one of the same type is open."""
         if self._item is not None and self._item["type"] == kind:
             return []
         fields: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}

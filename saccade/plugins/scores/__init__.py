@@ -1,4 +1,4 @@
-"""Embeddings, ranks and scores, in the forms of OpenAI, Cohere, Jina and vLLM."""
+"""Embeddings, reranking and scores, with the APIs of OpenAI, Cohere, Jina and vLLM."""
 
 from saccade.plugin import Plugin
 

@@ -1,4 +1,4 @@
-"""Embeddings, ranks and scores in `/openapi.json`."""
+"""Embeddings, reranking and scores in `/openapi.json`."""
 
 from __future__ import annotations
 

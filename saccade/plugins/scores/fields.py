@@ -1,6 +1,6 @@
 """The bodies of POST /v1/embeddings, /v2/embed, /rerank and /score: fields and errors.
 
-Owns their fields and schemas. `read.py` turns bodies into prompts.
+`read.py` converts bodies to prompts.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from saccade.front.image_parts import ImageURL
 from saccade.front.unread_fields import IgnoredFields, Neutral, UnsupportedFields
 
 MAX_INPUTS = 2048
-"""Inputs or documents of one request, as OpenAI has it."""
+"""Maximum inputs or documents of a request, as in OpenAI's API."""
 MAX_INSTRUCTION = 8192
-"""Characters."""
+"""Maximum characters of an instruction."""
 
 EncodingFormat = Literal["float", "base64"]
 
 
 class ScoreScope(RequestScope, kw_only=True):
-    """The model, the cache, and the way of asking."""
+    """The model, the cache, and the instruction."""
 
     instruction: Annotated[str, Meta(max_length=MAX_INSTRUCTION)] | None = None
     """The input's purpose, or the question for documents. Default: the model's own."""
@@ -41,10 +41,10 @@ class EmbeddingInput(Struct, kw_only=True):
 
 
 class EmbeddingForm(Struct, kw_only=True):
-    """How embeddings are written."""
+    """The format of embeddings."""
 
     dimensions: Annotated[int, Meta(ge=1)] | None = None
-    """Keep only this many first values, rescaled to length 1."""
+    """Return only this many leading values, rescaled to length 1."""
     encoding_format: EncodingFormat | None = None
     """float returns numbers. base64 returns little-endian float32."""
 
@@ -72,7 +72,7 @@ class CohereText(UnsupportedFields, tag_field="type", tag="text", kw_only=True):
 
 
 class CohereInput(UnsupportedFields, kw_only=True):
-    """Texts and images with one embedding together."""
+    """Texts and images that share one embedding."""
 
     content: list[CohereText | CohereImage]
     """Texts and images."""
@@ -89,16 +89,16 @@ class CohereInputs(Struct, kw_only=True):
 
 
 class CohereForm(Struct, kw_only=True):
-    """How embeddings are made and written."""
+    """The type and format of embeddings."""
 
     input_type: (
         Literal["search_document", "search_query", "classification", "clustering", "image"] | None
     ) = None
     """search_query has its own instruction. Other values are ignored."""
     embedding_types: list[EncodingFormat] | None = None
-    """One or both formats for the embeddings."""
+    """The formats of the embeddings, one or both."""
     output_dimension: Annotated[int, Meta(ge=1)] | None = None
-    """Keep only this many first values, rescaled to length 1."""
+    """Return only this many leading values, rescaled to length 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class EmbedRequest:
 
 
 class ScoredContent(UnsupportedFields, kw_only=True):
-    """A query or a document: its text, or its content in parts."""
+    """A query or a document: a text, or parts."""
 
     text: str | None = None
     content: str | list[str | ContentPart] | None = None
@@ -120,18 +120,18 @@ class ScoredContent(UnsupportedFields, kw_only=True):
 
 
 class RankInput(Struct, kw_only=True):
-    """The query and documents to rank: each a text, or with a text or content."""
+    """The query and the documents to rank, each a text, or an object with text or content."""
 
     query: Raw
-    """What documents should answer: a text, or an object with text or content."""
+    """What documents should match: a text, or an object with text or content."""
     documents: Raw
 
 
 class RankForm(Struct, kw_only=True):
-    """The documents returned: how many, and whether with their content."""
+    """How many documents to return, and whether to include their content."""
 
     top_n: Annotated[int, Meta(ge=1)] | None = None
-    """Return only this many of the best documents."""
+    """Return only this many documents, the best ones."""
     return_documents: bool | None = None
     """Return each document with its score."""
 
@@ -147,19 +147,19 @@ class RerankRequest:
 
 
 class PairInput(Struct, kw_only=True):
-    """The texts to score: one query (text_1) and its documents (text_2), or as many of both."""
+    """The texts to score: one query (text_1) and its documents (text_2), or a query for each."""
 
     text_1: Raw = field(default_factory=Raw)
-    """The query, or one query for each document."""
+    """The query, or a query per document."""
     text_2: Raw = field(default_factory=Raw)
     """The documents."""
     queries: Raw = field(default_factory=Raw)
-    """text_1 under another name."""
+    """Another name of text_1."""
     documents: Raw = field(default_factory=Raw)
     data_1: Raw = field(default_factory=Raw)
-    """text_1 under another name."""
+    """Another name of text_1."""
     data_2: Raw = field(default_factory=Raw)
-    """text_2 under another name."""
+    """Another name of text_2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ _NEUTRAL: Neutral = {
     "add_special_tokens": (True,),
     "continue_final_message": (True, False),
 }
-"""The template is the model's own (`core.family.ScoreTemplates`), whatever is said of it."""
+"""The model's own template is always used (`core.family.ScoreTemplates`)."""
 
 EMBEDDINGS: BodySchema[EmbeddingsRequest] = BodySchema(EmbeddingsRequest, _NEUTRAL)
 EMBED: BodySchema[EmbedRequest] = BodySchema(EmbedRequest, _NEUTRAL)

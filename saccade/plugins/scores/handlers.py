@@ -1,6 +1,7 @@
-"""POST /v1/embeddings, /v2/embed, /rerank and /score: what is read of prompts and not answered.
+"""POST /v1/embeddings, /v2/embed, /rerank and /score: requests that read a prompt, but generate
+nothing.
 
-Owns the handlers. Bodies are `read.py`'s, answers `write.py`'s.
+Owns the handlers. `read.py` reads bodies, and `write.py` writes responses.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def score_routes(api: ApiContext) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """The handlers."""
+    """The request handlers."""
 
     handler: RequestHandler
     reader: PromptReader
@@ -101,7 +102,7 @@ class _Scores:
             await send_json(send, score_list(read, model))
 
     def _check_dimensions(self, wanted: int | None, field: str) -> None:
-        """Raise InvalidRequest for more dimensions than the model has."""
+        """Raise InvalidRequest if more dimensions are requested than the model has."""
         most = self.handler.front.intake.spec.hidden_size
         if wanted is not None and wanted > most:
             message = f"{field}: {wanted}; this model's embeddings have {most}"

@@ -1,7 +1,7 @@
-"""The bodies of embeddings, ranks and scores as prompts to read.
+"""Converts the bodies of embeddings, reranking and scores to prompts.
 
-Owns the bounds of their number, checked before any is read. `fields.py` has the fields,
-`front/score_prompts.py` the prompts.
+Limits on their number are checked before any is read. `fields.py` has the fields, and
+`front/score_prompts.py` builds the prompts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CONTENT: Reader[ScoredContent] = Reader(ScoredContent)
 
 @dataclass(frozen=True, slots=True)
 class EmbedAsked:
-    """Prompts to embed. formats: each embedding's form; texts: as sent."""
+    """The prompts to embed. formats: those of the response. texts: the inputs, for the response."""
 
     reads: tuple[ReadRequest, ...]
     model: str | None
@@ -57,7 +57,7 @@ class EmbedAsked:
 
 @dataclass(frozen=True, slots=True)
 class RankAsked:
-    """Pairs of a query and a document. documents: as sent, if the response includes them."""
+    """The pairs of query and document. documents: included in the response, if requested."""
 
     reads: tuple[ReadRequest, ...]
     model: str | None
@@ -66,12 +66,12 @@ class RankAsked:
 
 
 def _body_limit(context_length: int) -> int:
-    """Return how many values a body may have: as many as a prompt may have tokens."""
+    """Return the maximum number of values in a body: a prompt's maximum tokens."""
     return max(context_length, MAX_TOKENS)
 
 
 def read_embeddings(scoring: Scoring, body: bytearray, context_length: int) -> EmbedAsked:
-    """Read a request to POST /v1/embeddings. Raises InvalidRequest that names the field."""
+    """Read a request to POST /v1/embeddings. Raises InvalidRequest with the field."""
     request = EMBEDDINGS.read(body, _body_limit(context_length))
     scoring.check_embeds()
     given, scope, form = request.asked, request.scope, request.form
@@ -87,7 +87,7 @@ def read_embeddings(scoring: Scoring, body: bytearray, context_length: int) -> E
 
 
 def read_embed(scoring: Scoring, body: bytearray, context_length: int) -> EmbedAsked:
-    """Read a request to POST /v2/embed. Raises as `read_embeddings`."""
+    """Read a request to POST /v2/embed. Raises like `read_embeddings`."""
     request = EMBED.read(body, _body_limit(context_length))
     scoring.check_embeds()
     scope, form = request.scope, request.form
@@ -117,7 +117,7 @@ def read_embed(scoring: Scoring, body: bytearray, context_length: int) -> EmbedA
 
 
 def read_rerank(scoring: Scoring, body: bytearray, context_length: int) -> RankAsked:
-    """Read a request to POST /rerank. Raises as `read_embeddings`."""
+    """Read a request to POST /rerank. Raises like `read_embeddings`."""
     request = RERANK.read(body, _body_limit(context_length))
     scoring.check_ranks()
     given, limits = request.asked, request.images.part_defaults(scoring.limits)
@@ -134,7 +134,7 @@ def read_rerank(scoring: Scoring, body: bytearray, context_length: int) -> RankA
 
 
 def read_score(scoring: Scoring, body: bytearray, context_length: int) -> RankAsked:
-    """Read a request to POST /score. Raises as `read_embeddings`."""
+    """Read a request to POST /score. Raises like `read_embeddings`."""
     request = SCORE.read(body, _body_limit(context_length))
     scoring.check_ranks()
     limits = request.images.part_defaults(scoring.limits)
@@ -169,9 +169,7 @@ def _is_given(raw: Raw) -> bool:
 
 
 def _items(raw: Raw, name: str) -> list[Raw]:
-    """Return a list's entries, still as JSON. Raises InvalidRequest for an empty list, and for too
-    many entries.
-    """
+    """Return the entries of a list as JSON. Raises InvalidRequest if it is empty, or too long."""
     items = _LIST.json(raw, name)
     if not items:
         raise InvalidRequest(f"{name}: the list is empty", name)
@@ -185,7 +183,7 @@ def _items(raw: Raw, name: str) -> list[Raw]:
 
 
 class _Embedder:
-    """Turns inputs into prompts."""
+    """Converts inputs to prompts."""
 
     def __init__(
         self, scoring: Scoring, scope: ScoreScope, images: ImageFields, query: bool = False
@@ -196,7 +194,7 @@ class _Embedder:
         self._limits = images.part_defaults(scoring.limits)
 
     def inputs(self, raw: Raw) -> Sequence[ReadRequest]:
-        """Read OpenAI's `input` in its forms."""
+        """Read OpenAI's `input` in any of its forms."""
         if _begins(raw) != "[":
             return [self.text(_TEXT.json(raw, "input"), "input")]
         if _begins(raw, 1) in "0123456789-":
@@ -227,7 +225,7 @@ class _Embedder:
         return self.text(_TEXT.json(raw, place), place)
 
     def tokens(self, raw: Raw, place: str) -> ReadRequest:
-        """Read a prompt in tokens, which has no template."""
+        """Read a prompt that is a list of tokens, and has no template."""
         tokens = _TOKENS.json(raw, place)
         if not tokens:
             raise InvalidRequest(f"{place}: the list is empty", place)
@@ -237,7 +235,7 @@ class _Embedder:
         return self._whole(read_parts(parts, place, self._limits), self._scope.instruction, place)
 
     def cohere(self, raw: Raw, place: str) -> ReadRequest:
-        """Read an entry in Cohere's `inputs`."""
+        """Read an entry of Cohere's `inputs`."""
         content = _INPUT.json(raw, place).content
         parts = [
             ImagePart(image_url=part.image_url)
@@ -252,7 +250,7 @@ class _Embedder:
             message_from_json(each, f"{place}[{i}]", self._limits) for i, each in enumerate(items)
         ]
         if messages[-1].role == "assistant" and not messages[-1].content:
-            messages.pop()  # of those who have another server end the prompt there
+            messages.pop()  # clients add it to end the prompt there on another server
         instruction = self._scope.instruction
         if messages and messages[0].role == "system":
             parts = _parts(messages.pop(0))
@@ -277,7 +275,7 @@ def _parts(message: Message) -> tuple[Part, ...]:
 
 
 def _begins(raw: Raw, at: int = 0) -> str:
-    """Return a JSON value's `at`-th character, spaces left out."""
+    """Return a JSON value's `at`-th character, not counting spaces."""
     seen = bytes(memoryview(raw)[:256]).decode("utf-8", "replace")
     return "".join(seen.split())[at : at + 1] or " "
 

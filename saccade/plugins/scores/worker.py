@@ -1,9 +1,8 @@
-"""Scores for a prompt's tokens: log-probability, rank, and the likeliest alternatives. Or readings
-instead of an answer: states, or logits for labels.
+"""Scores of a prompt's tokens: log-probabilities, ranks, and the most likely alternatives. Also
+readings of a prompt, instead of an answer: states, or logits of labels.
 
-Owns the blocks in which the head is applied to scored or read rows, which keeps a whole tensor
-[prompt, vocab] out of memory. Every rank goes through the same blocks, and the first keeps the
-results.
+The output head is applied to blocks of rows, so that [prompt, vocab] logits need not fit into
+memory. All ranks compute the same blocks, and rank 0 returns the results.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from saccade.runtime.row_parts import ExtraRow, RowOutcome
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Scores for runs of prompt tokens.
+    """The scores of runs of prompt tokens.
 
-    runs: each one's row in the plan, and its first token. tensors: for each run with C tokens, ids
-    [C, 1 + K] int32, logprobs [C, 1 + K] float32 and ranks [C] int32.
+    runs: the row in the plan, and the first token, of each run. tensors: for each run of C tokens,
+    ids [C, 1 + K] int32, logprobs [C, 1 + K] float32 and ranks [C] int32.
     """
 
     runs: Sequence[tuple[int, int]]
@@ -43,7 +42,7 @@ class Scored:
 
 
 class Scorer:
-    """Scores prompt tokens for one network. `keeps`: this rank reads the results."""
+    """Scores prompt tokens with one network. `keeps`: whether this rank returns the results."""
 
     def __init__(self, net: FamilyNet, keeps: bool) -> None:
         self._net = net
@@ -71,10 +70,10 @@ class Scorer:
 
 @dataclass(frozen=True, slots=True)
 class RowsRead:
-    """Readings from runs of tokens, one after another.
+    """The concatenated readings of runs of tokens.
 
-    tensors: states [N, hidden] float32 for runs without labels, and logits [M, K] float32 for runs
-    with labels. K is the longest list's length, and shorter lists are padded.
+    tensors: states [N, hidden] float32 of runs without labels, and logits [M, K] float32 of runs
+    with labels. K is the maximum number of labels, and shorter lists are padded.
     """
 
     asking: Sequence[ExtraRow[ReadRun]]
@@ -95,7 +94,7 @@ class RowsRead:
 
 
 class StateReader:
-    """Reads prompts for one network. `keeps`: this rank reads the results."""
+    """Reads prompts with one network. `keeps`: whether this rank returns the results."""
 
     def __init__(self, net: FamilyNet, keeps: bool) -> None:
         self._net = net
@@ -128,7 +127,7 @@ class StateReader:
 
 
 def block_rows(net: FamilyNet) -> int:
-    """Return how many rows the head is applied to at once."""
+    """Return the number of rows to which the head is applied at a time."""
     return max(1, SCORE_BLOCK_BYTES // (4 * net.spec.vocab_size))
 
 
@@ -143,8 +142,8 @@ def score(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Score tokens [B] by logits [B, V] float32.
 
-    Returns ids [B, 1 + K] int32, logprobs [B, 1 + K] float32 and ranks [B] int32, the token itself
-    first. The chosen token's rank counts likelier tokens.
+    Returns ids [B, 1 + K] int32 and logprobs [B, 1 + K] float32, of the token itself and then the K
+    most likely ones, and ranks [B] int32. The most likely token has rank 1.
     """
     best, ids = torch.topk(logits, min(top, logits.shape[1]), dim=-1)
     chosen = logits.gather(1, tokens.unsqueeze(1))

@@ -1,7 +1,7 @@
-"""The answers of embeddings, ranks and scores.
+"""The responses for embeddings, reranking and scores.
 
-Owns their shapes, and the final values: embeddings of length 1, cut if asked; scores between 0 and
-1.
+Owns their formats, and computes final values: embeddings of length 1, truncated if requested, and
+scores from 0 to 1.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from saccade.front.readings import Vectors, WasRead, rank_scores
 from saccade.plugins.scores.fields import EncodingFormat
 
 _PIECE = 64
-"""Embeddings that are written at a time: some ms."""
+"""Embeddings written at a time, which takes some milliseconds."""
 
 
 class ScoreTokens(Struct):
-    """Prompt token counts: those already computed, and those in images."""
+    """The number of prompt tokens that were cached, and of those in images."""
 
     cached_tokens: int
     image_tokens: int
 
 
 class ScoreUsage(Struct):
-    """Tokens in a request's prompts."""
+    """The number of tokens in a request's prompts."""
 
     prompt_tokens: int
     total_tokens: int
@@ -46,17 +46,17 @@ class ScoreUsage(Struct):
 
 
 class EmbeddingList(Struct):
-    """Answer to /v1/embeddings."""
+    """The response of /v1/embeddings."""
 
     data: list[Any]
-    """The embeddings, in the inputs' order."""
+    """The embeddings, in the order of the inputs."""
     model: str
     usage: ScoreUsage
     object: str = "list"
 
 
 class EmbeddingEntry(Struct):
-    """One input's embedding: numbers, or float32 in base64."""
+    """The embedding of one input: numbers, or float32 in base64."""
 
     index: int
     embedding: list[float] | str
@@ -65,11 +65,11 @@ class EmbeddingEntry(Struct):
 
 
 class CohereEmbeddings(Struct):
-    """Answer to /v2/embed."""
+    """The response of /v2/embed."""
 
     id: str
     embeddings: dict[str, list[Any]]
-    """The embeddings by format, one for each input."""
+    """The embeddings by format, one per input."""
     texts: list[str]
     meta: dict[str, Any]
     response_type: str = "embeddings_by_type"
@@ -77,22 +77,22 @@ class CohereEmbeddings(Struct):
 
 
 class RankEntry(Struct):
-    """A document's place in the request, and its score for the query, from 0 to 1."""
+    """A document's index in the request, and its score for the query, from 0 to 1."""
 
     index: int
     relevance_score: float
-    """How well the document answers the query, from 0 to 1."""
+    """How well the document matches the query, from 0 to 1."""
     document: Any | UnsetType = UNSET
     """The document as you sent it."""
 
 
 class RankList(Struct):
-    """Answer to /rerank, the best document first."""
+    """The response of /rerank, the best document first."""
 
     id: str
     model: str
     results: list[RankEntry]
-    """The documents, best first."""
+    """The documents, the best first."""
     usage: ScoreUsage
     meta: dict[str, Any]
 
@@ -107,13 +107,13 @@ class ScoreEntry(Struct):
 
 
 class ScoreList(Struct):
-    """Answer to /score, in the documents' order."""
+    """The response of /score, in the order of the documents."""
 
     id: str
     created: int
     model: str
     data: list[ScoreEntry]
-    """The scores, in the documents' order."""
+    """The scores, in the order of the documents."""
     usage: ScoreUsage
     object: str = "list"
 
@@ -121,7 +121,7 @@ class ScoreList(Struct):
 def embedding_list(
     read: Sequence[WasRead], vectors: Vectors, written: EncodingFormat, model: str
 ) -> StreamedBody:
-    """Write OpenAI's answer, which is long."""
+    """Write OpenAI's response in chunks, as it is long."""
 
     def pieces() -> Iterator[bytes]:
         before = b""
@@ -141,7 +141,7 @@ def cohere_list(
     formats: Sequence[EncodingFormat],
     texts: Sequence[str],
 ) -> StreamedBody:
-    """Write Cohere's answer."""
+    """Write Cohere's response in chunks, as it is long."""
 
     def pieces(written: EncodingFormat) -> Iterator[bytes]:
         before = b""
@@ -167,7 +167,7 @@ def _written(vectors: Vectors, written: EncodingFormat) -> list[Any]:
 def rank_list(
     read: Sequence[WasRead], model: str, top: int | None, documents: Sequence[Any]
 ) -> RankList:
-    """Write Jina's and Cohere's answer. Among equal documents the first comes first."""
+    """Write the response of Jina and Cohere. Documents with equal scores stay in order."""
     scores = rank_scores(read)
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[:top]
     results = [
@@ -183,7 +183,7 @@ def _document(sent: Any) -> Any:
 
 
 def score_list(read: Sequence[WasRead], model: str) -> ScoreList:
-    """Write vLLM's answer."""
+    """Write vLLM's response."""
     data = [ScoreEntry(index, score) for index, score in enumerate(rank_scores(read))]
     name = f"score-{secrets.token_hex(12)}"
     return ScoreList(name, int(time.time()), model, data, ScoreUsage.of(read))

@@ -1,4 +1,4 @@
-"""`saccade size`: the memory that a server of a model takes, without its weights being loaded."""
+"""`saccade size`: the memory that a model's server takes, computed without loading its weights."""
 
 from saccade.plugin import Command, Plugin
 

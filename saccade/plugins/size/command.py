@@ -40,24 +40,24 @@ def size(
     revision: str | None = None,
     mmproj: str | None = None,
 ) -> int:
-    """Show the memory that a server of a model takes, and the context that fits.
+    """Show the memory that a model's server takes, and the context that fits.
 
-    Only the model's JSON files and the headers of its weights are read. Of a model on the hub, only
-    these are downloaded. The status is 0 if the model fits, and 1 if not.
+    Only the model's JSON files and the headers of its weights are read, and downloaded if the model
+    is on the Hub. The exit status is 0 if the model fits, and 1 if not.
 
     Parameters
     ----------
     model:
-        A folder, a hub id, a *.gguf file, or "demo", as for saccade serve.
+        A directory, a Hub ID, a *.gguf file, or "demo", as for saccade serve.
     memory:
         The memory of the machine, or of the GPU, such as 24GiB. Default: this machine's.
     tokens:
-        The length of the request that is sized, prompt and answer together, with one image of
+        The total length of the prompt and answer of one request, which includes an image of
         2560x1440 pixels. Default: 8192, or the model's context if that is shorter.
     json:
         Print JSON. All sizes are in bytes.
     device:
-        auto: cuda if this machine has a GPU. A GPU that is not here is taken for an H100.
+        auto: cuda if this machine has a GPU. If it has none, cuda assumes an H100.
     dtype:
         As for saccade serve, like all options below.
     """

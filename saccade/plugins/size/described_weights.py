@@ -1,7 +1,7 @@
-"""A network built from the headers of a checkpoint's files: every tensor has its shape and format,
-and no memory.
+"""Builds a network from the headers of a checkpoint's files, with tensors that have a shape and
+dtype, but no memory.
 
-What is counted are the tensors that the network keeps, in the layout that a device's products take.
+Counts the tensors that the network keeps, in the layout of the device's kernels.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from saccade.runtime.weights.quant_policy import INT4_GROUP, Kind, LoadTally
 from saccade.runtime.weights.stored import StoredTensor
 
 META = torch.device("meta")
-"""PyTorch's device of tensors without memory."""
+"""PyTorch's device for tensors without memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class NumberFormats:
-    """What a model is loaded in: the values of --dtype and of both --quantization options."""
+    """How a model is loaded: the values of --dtype and of both --quantization options."""
 
     dtype: Dtype
     quantization: QuantizationMode = "auto"
@@ -58,7 +58,7 @@ class NumberFormats:
 
 @dataclass(frozen=True, slots=True)
 class WeightBytes:
-    """The bytes of a loaded network. quantised: its matrices in few bits, in words."""
+    """The bytes of a loaded network. quantised: a description of its quantised matrices."""
 
     language: int
     tower: int
@@ -66,7 +66,7 @@ class WeightBytes:
 
 
 class LayoutOps(Ops):
-    """What a device keeps of matrices. CPUs pack each one for products, into memory of its own."""
+    """The layout of matrices on a device. On CPUs, packing copies each matrix."""
 
     def quantise_int8(self, weight: torch.Tensor) -> Int8Matrix:
         outputs, inputs = weight.shape
@@ -87,7 +87,7 @@ class LayoutOps(Ops):
 
 
 class GpuLayoutOps(LayoutOps):
-    """The same of a GPU, which may be absent here: matrices stay as they are."""
+    """The layout on a GPU, which need not be present: matrices stay as they are."""
 
     stacks = True
 
@@ -103,7 +103,7 @@ class DescribedWeights(CheckpointWeights):
     """A checkpoint's tensors, of which only the headers are read."""
 
     def lay_out(self, ops: Ops) -> None:
-        """From now on build layers with `ops`, on tensors without memory."""
+        """From now on, build layers with `ops`, from tensors without memory."""
         self.device, self.ops = META, ops
 
     def load_matrix(self, *parts: Part) -> Matrix:
@@ -135,13 +135,13 @@ class DescribedWeights(CheckpointWeights):
         return Fp8Experts(values, torch.empty(experts, outputs, 1, device=META), inputs)
 
     def equals(self, part: Part, _values: torch.Tensor) -> bool:
-        """Take a head of the table's shape for the table: only its values could differ."""
+        """Assume that tensors of equal shape are equal: only their values could differ."""
         return self.fits(part)
 
     def _restore(self, parts: Sequence[Part], stored: Sequence[StoredTensor]) -> torch.Tensor:
         self._ask(parts, stored)
         rows = sum(part.wanted[0] if part.wanted else 1 for part in parts)
-        # A limit is a number that the host asks for.
+        # The host reads the value of a limit, so it needs memory.
         place = torch.device("cpu") if parts[0].limit else META
         return torch.zeros((rows, *parts[0].wanted[1:]), dtype=self.dtype, device=place)
 
@@ -151,7 +151,7 @@ class DescribedWeights(CheckpointWeights):
 
 
 def few_bits(kind: Kind, outputs: int, inputs: int) -> Int8Matrix | Fp8Matrix | Int4Matrix:
-    """Return a matrix of a kind without memory. 4 bits: `INT4_GROUP` inputs share a scale."""
+    """Return a quantised matrix without memory. With 4 bits, `INT4_GROUP` inputs share a scale."""
     if kind == "int8":
         return _int8(outputs, inputs)
     if kind == "fp8":
@@ -163,10 +163,10 @@ def few_bits(kind: Kind, outputs: int, inputs: int) -> Int8Matrix | Fp8Matrix | 
 def count_weights(
     spec: FamilySpec, folder: Path, device: torch.device, formats: NumberFormats
 ) -> WeightBytes:
-    """Count the bytes of the network in `folder`, once it is loaded on the device.
+    """Count the bytes of the network in `folder` after it is loaded on the device.
 
-    Raises ConfigError for a quantisation that cannot run here. Raises CheckpointError, naming file
-    and tensor, for a checkpoint that would not load.
+    Raises ConfigError for a quantisation that cannot run here, and CheckpointError with file and
+    tensor for a checkpoint that would not load.
     """
     model, dtype = family_model(spec), DTYPES[formats.dtype]
     layout = LayoutOps() if device.type == "cpu" else GpuLayoutOps()
@@ -186,7 +186,7 @@ def count_weights(
 
 
 def storage_bytes(thing: object) -> int:
-    """Count the bytes of the tensors that `thing` refers to, each memory once."""
+    """Count the bytes of all tensors that `thing` refers to. Shared memory is counted once."""
     seen, left, found = set[int](), [thing], dict[int, int]()
     while left:
         each = left.pop()
@@ -194,7 +194,7 @@ def storage_bytes(thing: object) -> int:
             continue
         seen.add(id(each))
         if isinstance(each, torch.Tensor):
-            if each.is_mkldnn:  # packed by a library, in memory of its own
+            if each.is_mkldnn:  # packed by a library, which owns the memory
                 found[id(each)] = each.nbytes
             else:
                 storage = each.untyped_storage()
@@ -213,6 +213,6 @@ def _int4(outputs: int, inputs: int, group: int) -> Int4Matrix:
     words = torch.empty(
         outputs, -(-inputs // CHUNK) * CHUNK // EACH, dtype=torch.int32, device=META
     )
-    # As CPUs lay them out; a GPU's zeros have 8 bits.
+    # The layout of CPUs. On a GPU, zeros have 8 bits.
     scales = torch.empty(-(-inputs // group), outputs, dtype=torch.float16, device=META)
     return Int4Matrix(words, scales, torch.empty_like(scales), group, inputs)

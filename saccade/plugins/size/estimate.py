@@ -1,6 +1,6 @@
-"""The memory of a server: what one request needs, and what full caches take.
+"""Estimates the memory of a server: what one request needs, and what full caches take.
 
-Decides as start-up does (`engine/sizing.py`), from a network's bytes and the machine's.
+Uses the decisions of start-up (`engine/sizing.py`), given the bytes of the network and the machine.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from saccade.front.assemble import arena_bytes
 from saccade.plugins.size.described_weights import WeightBytes
 
 PROGRAM_BYTES = 360 * MIB
-"""A server's processes without a model, on a CPU: 335 to 385 MiB (PSS) with two cores. Each further
-image worker adds 12.
+"""The memory of a server's processes without a model, on a CPU: 335 to 385 MiB (PSS) with two
+cores. Each additional image worker takes 12.
 """
 CONTEXT_BYTES = 512 * MIB
-"""CUDA and its libraries, on a GPU."""
+"""The memory of CUDA and its libraries on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Bytes of one kind: for one request, and at most, once caches are full."""
+    """The bytes for one purpose: needed for one request, and with full caches."""
 
     name: str
     needed: int
@@ -42,7 +42,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Dials:
-    """The options of `saccade serve` that memory depends on."""
+    """The options of `saccade serve` that affect memory."""
 
     model: ModelOptions
     engine: EngineOptions
@@ -52,22 +52,17 @@ class Dials:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The memory of a server. All sizes are in bytes.
-
-    tokens: of the request in `needed`. image_tokens: of its image. total: the
-    memory that the server is to have. config: what start-up would decide. None: it would not start.
-    refusal: why.
-    """
+    """The memory of a server. All sizes are in bytes."""
 
     lines: tuple[Line, ...]
-    tokens: int
+    tokens: int  # those of the request in `needed`
     kv_token_bytes: int
     state_bytes: int
     embedding_token_bytes: int
-    image_tokens: int
-    total: int
-    config: EngineConfig | None
-    refusal: str = ""
+    image_tokens: int  # those of the request's image
+    total: int  # the memory available to the server
+    config: EngineConfig | None  # start-up's decisions; None: it would not start
+    refusal: str = ""  # the reason for not starting
 
     @property
     def needed(self) -> int:
@@ -79,7 +74,7 @@ class Estimate:
 
 
 def without_model(hardware: Hardware) -> int:
-    """Return the bytes that a server takes on the device beside its model."""
+    """Return the bytes that a server takes on the device in addition to its model."""
     return PROGRAM_BYTES if hardware.device == "cpu" else CONTEXT_BYTES
 
 
@@ -93,8 +88,8 @@ def estimate(
 ) -> Estimate:
     """Estimate the memory of a server on `hardware`, whose free bytes are those before loading.
 
-    tokens: of one request, with a large image if the model sees any. Raises ConfigError for
-    options that contradict each other.
+    tokens: the length of one request, which has a large image if the model supports any. Raises
+    ConfigError for options that contradict each other.
     """
     programs = without_model(hardware)
     free = hardware.free_bytes - programs - weights.language - weights.tower
@@ -128,7 +123,7 @@ def estimate(
 
 @dataclass(frozen=True, slots=True)
 class ImageSize:
-    """An image of `LARGE_IMAGE`, or the model's largest if that is smaller. pixels: resized."""
+    """An image of `LARGE_IMAGE`, or the model's largest if smaller. pixels: when resized."""
 
     tokens: int
     patches: int
@@ -136,7 +131,7 @@ class ImageSize:
 
 
 def _image_of(spec: FamilySpec) -> ImageSize | None:
-    """Return the size of a large image to the model. None: it sees none."""
+    """Return the size of a large image, or None if the model does not support images."""
     if not spec.sees_images:
         return None
     grid = spec.recipe(*LARGE_IMAGE, spec.pixel_bounds).grid
@@ -152,7 +147,7 @@ def _caches(
     tokens: int,
     image: ImageSize | None,
 ) -> list[Line]:
-    """Return what one request keeps, and what caches grow to."""
+    """Return what one request needs in caches, and their maximum sizes."""
     size, kept = dials.engine.page_size, dials.settings.quantization.kv_cache_dtype
     page = kv_page_bytes(spec, size, dtype, kept=kept)
     lines = [Line("KV cache", -(-tokens // size) * page, config.kv_pages * page if config else 0)]
@@ -176,7 +171,7 @@ def _work(
     tokens: int,
     image: ImageSize | None,
 ) -> list[Line]:
-    """Return what computing takes for a moment, and on a GPU what graphs keep."""
+    """Return the temporary memory of a step, and on a GPU that of CUDA graphs."""
     size = dials.engine.page_size
     if config is not None and config.device == "cuda":
         bounds = config.max_running, config.chunk_tokens, config.context_length, size

@@ -1,5 +1,5 @@
-"""A model of the Hugging Face hub as a folder, without its weights: the JSON files, and beside them
-files of safetensors' headers whose values are holes, which take no space on disk.
+"""A model of the Hugging Face Hub as a directory without weights: the JSON files, and sparse
+safetensors files, which contain only headers and take no other space on disk.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ WEIGHTS = "*.safetensors"
 
 @contextmanager
 def described_folder(model: str, revision: str | None, mmproj: str | None) -> Iterator[Path]:
-    """Yield the folder of `model`, as for `saccade serve`. A hub's weights stay on the hub.
+    """Yield the directory of `model`, as for `saccade serve`. Downloads no weights from the Hub.
 
-    Raises CheckpointError that says what to do.
+    Raises CheckpointError with advice.
     """
     name, _, file = model.partition(":")
     if model == "demo" or Path(model).expanduser().exists() or Path(name).expanduser().exists():
@@ -33,7 +33,7 @@ def described_folder(model: str, revision: str | None, mmproj: str | None) -> It
         return
     parts = name.split("/")
     if len(parts) != 2 or not all(parts) or model.startswith((".", "~")):
-        yield resolve_checkpoint(model, revision, mmproj)  # which words the error
+        yield resolve_checkpoint(model, revision, mmproj)  # raises the error
         return
     if file or mmproj or "gguf" in name.lower():
         raise CheckpointError(
@@ -46,7 +46,7 @@ def described_folder(model: str, revision: str | None, mmproj: str | None) -> It
 
 
 def _describe(repo: str, revision: str | None, folder: Path) -> None:
-    from huggingface_hub import HfApi, snapshot_download  # here: it takes long to import
+    from huggingface_hub import HfApi, snapshot_download  # here, as the import is slow
     from huggingface_hub.errors import NotASafetensorsRepoError
 
     with hub_errors(repo):
@@ -59,13 +59,13 @@ def _describe(repo: str, revision: str | None, folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{repo} on the hub has no config.json")
     for name, file in found.files_metadata.items():
-        if (folder / name).resolve().parent != folder.resolve():  # an index may name any path
+        if (folder / name).resolve().parent != folder.resolve():  # the index may contain any path
             raise CheckpointError(f"{repo} on the hub has weights outside its folder: {name!r}")
         write_header(folder / name, file)
 
 
 def write_header(path: Path, file: SafetensorsFileMetadata) -> None:
-    """Write a file of safetensors with the tensors of `file`, whose values are holes."""
+    """Write a sparse safetensors file with the tensors of `file`, but without their values."""
     header = {
         name: {
             "dtype": tensor.dtype,

@@ -1,4 +1,4 @@
-"""From the command line to an `Estimate`, and from that to a table or JSON."""
+"""Computes an `Estimate` from the command line's options, and prints it as a table or JSON."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ HOPPER = 90
 
 @dataclass(frozen=True, slots=True)
 class SizeInput:
-    """What the command line says, by its options.
+    """The options of the command line.
 
-    bits: of the language model, the vision tower, and the KV cache. limits: --context-length,
-    --max-running-requests, --max-total-tokens.
+    bits: quantisation of the language model, the vision encoder, and the KV cache. limits:
+    --context-length, --max-running-requests, --max-total-tokens.
     """
 
     model: str
@@ -65,7 +65,7 @@ class SizeInput:
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """A model, as asked for, and its memory."""
+    """The requested model, and its memory."""
 
     model: str
     family: str
@@ -87,7 +87,7 @@ def answer(asked: SizeInput, *, as_json: bool) -> int:
 
 
 def measure(asked: SizeInput) -> ModelSize:
-    """Size the model. Raises CheckpointError or ConfigError, as the server would."""
+    """Compute the sizes. Raises CheckpointError or ConfigError, like the server would."""
     dials, hardware = asked.dials, find_hardware(asked.device, asked.memory)
     with described_folder(asked.model, asked.revision, asked.mmproj) as folder:
         spec = load_spec(folder)
@@ -103,7 +103,7 @@ def measure(asked: SizeInput) -> ModelSize:
 
 
 def find_hardware(device: Literal["auto", "cpu", "cuda"], memory: str | None) -> Hardware:
-    """Return the machine's memory, or one with `memory`. Raises ConfigError."""
+    """Return this machine, or a machine with `memory`. Raises ConfigError."""
     here = torch.cuda.is_available()
     kind: Literal["cpu", "cuda"] = device if device != "auto" else "cuda" if here else "cpu"
     if kind == "cuda" and not here and memory is None:
@@ -118,7 +118,7 @@ def find_hardware(device: Literal["auto", "cpu", "cuda"], memory: str | None) ->
 
 
 def as_data(found: ModelSize) -> dict[str, Any]:
-    """Return the sizes for programs."""
+    """Return the sizes as JSON data."""
     sizes, config = found.estimate, found.estimate.config
     return {
         "model": found.model,
@@ -145,7 +145,7 @@ def as_data(found: ModelSize) -> dict[str, Any]:
 
 
 def show(found: ModelSize, console: Console) -> None:
-    """Print the sizes for people."""
+    """Print the sizes as a table."""
     sizes, formats = found.estimate, found.formats
     title = f"{found.model}: {found.family}, {formats.dtype} on {found.hardware.device}"
     console.print(title, markup=False, highlight=False)

@@ -1,4 +1,4 @@
-"""Snapshots of states per sequence, so that hybrid models have a prefix cache."""
+"""Snapshots of sequences' states, which make a prefix cache possible for hybrid models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GET /saccade/state: what a server does now, for people."""
+"""GET /saccade/state: what a server is doing, for the web UI."""
 
 from saccade.plugin import Plugin
 

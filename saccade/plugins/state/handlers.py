@@ -1,4 +1,4 @@
-"""GET /saccade/state: the server and the answers in flight, for people."""
+"""GET /saccade/state: the server's state and the answers in progress, for the web UI."""
 
 from __future__ import annotations
 
@@ -19,51 +19,50 @@ from saccade.front.request_manager import RequestManager
 from saccade.media.media import Readable
 
 MAX_SHOWN = 50
-"""Answers in flight that /saccade/state lists."""
+"""Maximum answers in progress that /saccade/state lists."""
 
 
 class Underway(Struct):
-    """An answer on its way."""
+    """An answer in progress."""
 
     seconds: float
     """Seconds since the request arrived."""
     prompt_tokens: int
     images: int
-    """Images in the prompt."""
+    """The number of images in the prompt."""
     generated: int
-    """Tokens generated so far."""
+    """The number of tokens generated so far."""
 
 
 class ServerState(Struct):
-    """The server as its page shows it. Times in seconds; `context_length` and `kv_tokens` are null
-    until the model is loaded.
+    """The server's state, for the web UI. Times are in seconds. `context_length` and `kv_tokens`
+    are null until the model is loaded.
 
-
-    `answers` are the longest on their way, at most `MAX_SHOWN`. A holder of one of several keys
-    sees only its own answers.
+    `answers` has the longest-running answers in progress, at most `MAX_SHOWN`. If there are several
+    API keys, clients see only their own answers.
     """
 
     status: str
     """starting, ready, stalled, stopping or failed."""
     reason: str
-    """What still keeps the server from being ready."""
+    """The reason why the server is not ready yet."""
     model: str
     version: str
     """Saccade's version."""
     uptime: int
     """Seconds since the server started."""
     context_length: int | None
-    """Maximum tokens for a prompt and its answer together."""
+    """Maximum tokens of a prompt and its answer together."""
     kv_tokens: int | None
-    """Tokens that the KV cache holds."""
+    """The capacity of the KV cache in tokens."""
     takes: tuple[Readable, ...]
-    """What requests may hold besides text. frames means a list of video frames."""
+    """What requests may contain besides text. frames: videos as lists of images."""
     answers: list[Underway]
-    """The running answers, longest first."""
+    """The answers in progress, the longest-running first."""
 
     @classmethod
     def of(cls, front: RequestManager, model: str, started: int, client: Client) -> ServerState:
-        """Take the server's present state. `started`: seconds since the epoch."""
+        """Return the server's current state. `started`: seconds since the epoch."""
         status, reason = front.health
         ready = front.check_ready() if front.state == "ready" else None
         return cls(

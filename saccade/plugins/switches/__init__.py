@@ -1,4 +1,4 @@
-"""Switches for benchmarks: mechanisms measured with and without."""
+"""Switches that disable mechanisms, to measure their effect in benchmarks."""
 
 from saccade.plugin import Plugin
 

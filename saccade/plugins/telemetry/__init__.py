@@ -1,4 +1,4 @@
-"""Traces of requests for an OpenTelemetry collector."""
+"""Sends traces of requests to an OpenTelemetry collector."""
 
 from saccade.plugin import Plugin
 

@@ -1,4 +1,4 @@
-"""The option of request traces, and what it needs."""
+"""The option for request traces, and its requirements."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class TelemetryOptions:
 
     @property
     def traces_url(self) -> str | None:
-        """Return the collector's endpoint, with the usual path if the given URL lacks one.
+        """The collector's endpoint, with the default path if the given URL has none.
 
-        Raises ConfigError unless the endpoint is an http(s) URL.
+        Raises ConfigError if the endpoint is not an http(s) URL.
         """
         given = self.otlp_traces_endpoint
         if given is None:
@@ -37,7 +37,7 @@ class TelemetryOptions:
         try:
             url = urlsplit(given)
             whole = url.scheme in ("http", "https") and url.hostname and url.port != 0
-        except ValueError:  # a port that is no number
+        except ValueError:  # the port is not a number
             whole = False
         if not whole:
             raise ConfigError(
@@ -48,7 +48,7 @@ class TelemetryOptions:
 
 
 def is_enabled(options: ServeOptions) -> bool:
-    """Return True if traces are to be sent. Raises ConfigError if the extra is missing."""
+    """Return True if traces should be sent. Raises ConfigError if the extra is not installed."""
     if options.of(TelemetryOptions).traces_url is None:
         return False
     check_installed()
@@ -56,7 +56,7 @@ def is_enabled(options: ServeOptions) -> bool:
 
 
 def check_installed() -> None:
-    """Raise ConfigError where the extra is missing."""
+    """Raise ConfigError if the extra is not installed."""
     try:
         missing = find_spec("opentelemetry.sdk") is None or (
             find_spec("opentelemetry.exporter.otlp.proto.http") is None

@@ -1,8 +1,7 @@
-"""Journeys of requests as OpenTelemetry traces, sent to a collector by a thread of its own.
+"""Sends the timelines of requests as OpenTelemetry traces to a collector, from a separate thread.
 
-Owns that thread and the journeys that wait for it (bounded: beyond, they are counted and dropped).
-The event loop only puts a trace into the queue: a slow, missing or broken collector costs
-requests nothing.
+Owns the thread and its queue, which is bounded; timelines beyond the bound are dropped and counted.
+The event loop only appends to the queue, so a slow or missing collector does not delay requests.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from saccade.plugins.telemetry.options import TelemetryOptions
 log = logging.getLogger("saccade")
 
 MAX_WAITING = 1024
-"""Journeys that wait for the thread; each is some KB."""
+"""Maximum timelines in the queue. Each has some KB."""
 MAX_IN_BATCH = 64
 BATCH_SECONDS = 1.0
-"""A journey waits so long for others to be sent with it."""
+"""How long a timeline waits for others to be sent with it."""
 CLOSE_SECONDS = 3.0
-"""At the end the thread gets so long to send what waits."""
+"""How long `close` waits for the thread to send the remaining timelines."""
 
 
 def build_recorder(options: ServeOptions, metrics: Metrics) -> Telemetry:
@@ -36,23 +35,24 @@ def build_recorder(options: ServeOptions, metrics: Metrics) -> Telemetry:
 
 
 class Telemetry:
-    """Sends journeys to the collector at `url`. `record` belongs to the event loop. Any thread may
-    call `close`, once.
+    """Sends timelines to the collector at `url`.
+
+    Call `record` from the event loop, and `close` once from any thread.
     """
 
     def __init__(self, url: str, metrics: Metrics) -> None:
-        """Start the thread that sends."""
+        """Start the thread."""
         self._url = url
         self._metrics = metrics
         self._waiting: queue.Queue[RequestTimeline] = queue.Queue(MAX_WAITING)
         self._closing = threading.Event()
-        self._lost = 0  # written by the thread alone
-        self._counted = 0  # of those, counted in the metrics
+        self._lost = 0  # written only by the thread
+        self._counted = 0  # the part of `_lost` that metrics include
         self._thread = threading.Thread(target=self._run, name="saccade-traces", daemon=True)
         self._thread.start()
 
     def record(self, journey: RequestTimeline) -> None:
-        """Queue an ended journey to be sent, without waiting."""
+        """Queue the timeline of a finished request, without blocking."""
         lost = self._lost
         dropped = lost - self._counted
         self._counted = lost
@@ -64,14 +64,14 @@ class Telemetry:
             self._metrics.inc("saccade_traces_dropped_total", dropped)
 
     def close(self) -> None:
-        """Send waiting timelines, within `CLOSE_SECONDS`."""
+        """Send the queued timelines, within `CLOSE_SECONDS`."""
         self._closing.set()
         self._thread.join(CLOSE_SECONDS)
 
     # ---- the thread
 
     def _run(self) -> None:
-        # Only now: the libraries take their time to be imported, and tens of MB.
+        # Imported here, since the libraries take time and tens of MB of memory.
         from saccade.plugins.telemetry.spans import Spans
 
         spans = Spans(self._url)
@@ -79,7 +79,7 @@ class Telemetry:
         while batch := self._batch():
             try:
                 sent = spans.send(batch)
-            except Exception:  # traces are not worth a server
+            except Exception:  # a fault in tracing must not stop the server
                 log.exception("a trace could not be created")
                 sent = False
             if not sent:
@@ -95,7 +95,7 @@ class Telemetry:
         spans.close()
 
     def _batch(self) -> list[RequestTimeline]:
-        """Wait for the next journeys. Returns an empty list once the server ends and none waits."""
+        """Wait for timelines. Returns an empty list if the server is stopping and none are left."""
         batch: list[RequestTimeline] = []
         due = 0.0
         while len(batch) < MAX_IN_BATCH:

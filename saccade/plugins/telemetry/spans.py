@@ -1,8 +1,9 @@
-"""Timelines as OpenTelemetry's spans, and their way to a collector.
+"""Converts timelines to OpenTelemetry spans, and sends them to a collector.
 
-Owns the names: those of OpenTelemetry's conventions for HTTP and for generative models if defined,
-`saccade.` else. No attribute holds text or images of users. The only module that imports
-OpenTelemetry's libraries (extra `otel`); only the thread of `telemetry.py` calls it.
+Names are those of OpenTelemetry's semantic conventions for HTTP and for generative AI, and
+otherwise start with `saccade.`. No attribute contains users' text or images. This is the only
+module that imports OpenTelemetry's libraries (extra `otel`), and only the thread of `recorder.py`
+calls it.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from saccade.api.trace.timeline import RequestTimeline
 from saccade.api.trace.tracer import Figure, Leg
 
 EXPORT_SECONDS = 10.0
-"""For one batch, retries included."""
+"""The timeout for one batch, including retries."""
 SERVER_FAULT = 500
 CLIENT_LEFT = "client_disconnected"
 
 
 class Spans:
-    """Sends journeys to the collector at `url`."""
+    """Sends timelines to the collector at `url`."""
 
     def __init__(self, url: str) -> None:
-        # These loggers report a missing collector once per batch; `Telemetry` does so
+        # These loggers would report a missing collector for each batch. `Telemetry` reports it
         # once.
         for name in ("opentelemetry.exporter", "opentelemetry.sdk"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -48,7 +49,7 @@ class Spans:
         self._exporter = OTLPSpanExporter(url, timeout=EXPORT_SECONDS)
 
     def send(self, journeys: Sequence[RequestTimeline]) -> bool:
-        """Send timelines. Returns True if the collector has taken them."""
+        """Send timelines. Returns True if the collector has accepted them."""
         for journey in journeys:
             self._make(journey)
         made = self._made.get_finished_spans()
@@ -81,7 +82,7 @@ class Spans:
         if journey.failed or not journey.whole:
             error = journey.failed or CLIENT_LEFT
             root.set_attribute("error.type", error)
-            # A request that was refused is no error of the server's, by the conventions.
+            # By the conventions, a rejected request is not an error of the server.
             if journey.status is None or not 300 <= journey.status < SERVER_FAULT:
                 root.set_status(Status(StatusCode.ERROR, error))
         root.end(at(journey.ended))

@@ -1,4 +1,4 @@
-"""Several keys, each with its own files and caches."""
+"""Several API keys, each with separate files and caches."""
 
 from saccade.plugin import Plugin
 

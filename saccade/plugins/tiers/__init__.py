@@ -1,5 +1,5 @@
-"""What is kept beside the device: KV pages and embeddings, in host memory, on disk and in a store
-that servers share.
+"""Slower cache tiers for KV pages and image embeddings: host memory, disk, and a disk store that
+several servers share.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def keeps_pages(config: EngineConfig) -> bool:
 
 
 def keeps_embeddings(budgets: EmbeddingBudgets, like: torch.Tensor) -> bool:
-    """Return True unless all embeddings are kept in the memory of a CPU."""
+    """Whether evicted embeddings move to another tier. For a CPU model, host memory is not one."""
     return budgets.folder is not None or (like.is_cuda and budgets.host_bytes > 0)
 
 

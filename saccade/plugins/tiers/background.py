@@ -1,7 +1,7 @@
-"""A store's I/O, in a thread next to the worker, so that steps are not blocked.
+"""A store's I/O, in a separate thread of the worker, so that steps are not blocked.
 
-Owns the thread and its jobs. Decides only on failures: items that cannot be written are skipped,
-unreadable items are missing, and `collect` reports it.
+Owns the thread and its queue of jobs. A write that fails is skipped, an item that cannot be read
+counts as missing, and `collect` reports both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from saccade.plugins.tiers.store import Store
 from saccade.runtime.tiers import Ready
 
 PENDING_BYTES = 1 << 30
-"""Bytes that may wait to be written; what would come on top is not saved."""
+"""Maximum bytes queued for writing. Items beyond it are reported as not saved."""
 
 
 K = TypeVar("K", bound=Hashable)
@@ -38,7 +38,7 @@ class _Job(Generic[K]):
 
 
 class Background(Generic[K]):
-    """The items of `store`. One thread calls all its methods."""
+    """Reads and writes items of `store` in the background. Call its methods from one thread."""
 
     def __init__(self, store: Store[K]) -> None:
         self.store = store
@@ -51,14 +51,14 @@ class Background(Generic[K]):
         self._changed = threading.Condition()
         self._closed = False
         self._ended = False
-        self._warnings = RareWarnings()  # the thread's
+        self._warnings = RareWarnings()  # used by the I/O thread only
         self._thread = threading.Thread(target=self._work, name="saccade-disk", daemon=True)
         self._thread.start()
 
     def write(self, key: K, rows: torch.Tensor, ready: Ready = None) -> bool:
-        """Begin to write `rows`, on the CPU and unchanging once they are `ready`.
+        """Queue a write of `rows`, in host memory. They must not change once they are `ready`.
 
-        Returns False if too much waits to be written. The rows stay the caller's then.
+        Returns False if too many bytes are queued. The caller must then release the rows.
         """
         with self._changed:
             if self._pending_bytes + rows.nbytes > PENDING_BYTES:
@@ -69,13 +69,13 @@ class Background(Generic[K]):
             return True
 
     def pass_over(self, key: K) -> None:
-        """Report an item as not saved, for want of memory to write from."""
+        """Report an item as not saved, because there was no free buffer to copy it to."""
         with self._changed:
             self._events.append((key, "not saved"))
             self._changed.notify_all()
 
     def begin_read(self, key: K, size: int) -> None:
-        """Begin to read an item of `size`. `collect` reports the end."""
+        """Queue a read of an item of `size`. `collect` reports when it has finished."""
         with self._changed:
             self._put(_Job("read", key, size))
 
@@ -84,18 +84,18 @@ class Background(Generic[K]):
             self._put(_Job("remove", key))
 
     def has_read(self, key: K) -> bool:
-        """Return True if `take_rows` has rows to take."""
+        """Whether the rows of `key` have been read and not yet taken."""
         with self._changed:
             return key in self._read
 
     def take_rows(self, key: K) -> torch.Tensor:
-        """Take the rows read, on the CPU. The taker releases lent memory."""
+        """Return the rows that were read, in host memory. The caller must release lent memory."""
         with self._changed:
             return self._read.pop(key)
 
     def collect(self, wait: bool) -> tuple[tuple[K, Happened], ...]:
-        """Return the events since the last call. With `wait`, waits for one, while a read is under
-        way.
+        """Return the events since the last call. With `wait`, block until there is one; use it
+        only while a read is in progress.
 
         Raises RuntimeError if the thread has failed: its reads will never finish.
         """
@@ -111,18 +111,18 @@ class Background(Generic[K]):
 
     @property
     def has_events(self) -> bool:
-        """Return True if `collect` has something to report, even bad news."""
+        """Whether `collect` would return an event or raise."""
         with self._changed:
             return bool(self._events) or self._ended
 
     @property
     def busy(self) -> bool:
-        """Return True while a read is in progress, or has ended and awaits `collect`."""
+        """Whether a read is in progress, or an event awaits `collect`."""
         with self._changed:
             return bool(self._events) or self._reading > 0 or self._ended
 
     def close(self) -> None:
-        """Do the remaining work, then end."""
+        """Finish all queued jobs, then stop the thread and close the store."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -150,9 +150,9 @@ class Background(Generic[K]):
                 self._changed.notify_all()
 
     def _next(self) -> _Job[K] | None:
-        """Wait for the next job and return it, or `None` once closed and done.
+        """Wait for the next job and return it, or return `None` once the queue is closed and empty.
 
-        Awaited reads run before all jobs but those for the same item.
+        Reads run before all other jobs, except for a pending write or removal of the same item.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._closed)
@@ -197,7 +197,7 @@ class Background(Generic[K]):
             failed = "missing"
         except (
             OSError
-        ) as error:  # it may pass (too many open files, a disk that is away): the file stays
+        ) as error:  # it may be temporary (too many open files, an unmounted disk): keep the file
             self._warnings.warn(
                 f"{store.what}: {job.kind}: {reason(error)}",
                 f"{store.what}: {job.kind} {store.name(job.key)}: {error}",

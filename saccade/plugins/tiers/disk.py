@@ -1,11 +1,11 @@
-"""The disk tier: items as files in one folder of one server, a safetensors file each.
+"""The disk tier: a directory of one server, with a safetensors file for each item.
 
-A file appears under its name only when whole (write, rename). Files with such a name that do not
-fit it (`items.py`) are removed when they are found or read, except folders and files that could not
-be looked at: the next run may succeed. All other names are left alone. The owner of the folder and
-of its files must be this server's user, since whoever else can write there can make everything fit.
-Where the kind of item asks for it, the folder is locked. Writing through a link in the folder's
-place is refused.
+A file is written under a temporary name and renamed when complete. A file that does not match its
+name (`items.py`) is removed when it is listed or read. Files that could not be read stay, as
+the error may be temporary, and files with other names are ignored. The directory and its files must
+belong to this server's user, because any other user with write access could forge them. For items
+that require it (`Items.lone`), the directory is locked. If the directory is a symbolic link, writes
+are refused.
 """
 
 from __future__ import annotations
@@ -44,16 +44,18 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Folder(Generic[K]):
-    """Items of one kind, in `root`/`items.folder`."""
+    """Items of one type, in the directory `root`/`items.folder`."""
 
     shared = ""
 
     def __init__(self, root: Path, items: Items[K], memory: Memory, _nbytes: int) -> None:
-        """Take or create the folder. memory: where items are read to. _nbytes: the engine's book
-        keeps within them.
+        """Open or create the directory.
 
-        Raises OSError, with the reason, for a folder that cannot be had, is somebody else's, or is
-        in use by another server.
+        memory: allocates the rows that items are read into. _nbytes: unused here, as the engine's
+        index keeps the items within the budget.
+
+        Raises OSError with the reason if the directory cannot be opened, belongs to another user,
+        or is used by another server.
         """
         self.what = items.what
         self._items = items
@@ -66,7 +68,7 @@ class Folder(Generic[K]):
         self.found = self._begin(user)
 
     def _begin(self, user: int) -> tuple[tuple[K, int], ...]:
-        """Return what an earlier run left. user: this server's in the root folder."""
+        """Return the items that an earlier run left. user: this server's user ID."""
         remedy = (
             ", who could plant files that this server reads: remove it, or choose another directory"
         )
@@ -77,7 +79,7 @@ class Folder(Generic[K]):
             return self._scan()
 
     def _scan(self) -> tuple[tuple[K, int], ...]:
-        """Return (key, size) of the whole files, the oldest first. Removes all others of ours."""
+        """Return (key, size) of the valid files, the oldest first. Removes damaged files."""
         layout, whole = self._items.layout, list[tuple[int, K, int]]()
         for entry in os.scandir(self.folder):
             try:
@@ -94,7 +96,7 @@ class Folder(Generic[K]):
         return tuple((key, size) for _, key, size in sorted(whole, key=lambda each: each[0]))
 
     def _own(self, user: int, remedy: str = "") -> None:
-        """Read one user's files alone. Raises OSError for a folder of another's."""
+        """Use only files of this user. Raises OSError if another user owns the directory."""
         with opened_folder(self.folder) as folder:
             if os.fstat(folder).st_uid != user:
                 why = f"{self.folder.name} in it belongs to another user{remedy}"
@@ -102,7 +104,7 @@ class Folder(Generic[K]):
         self._user = user
 
     def close(self) -> None:
-        """Leave the folder to other servers."""
+        """Release the lock of the directory."""
         if self._lock is not None:
             os.close(self._lock)
 
@@ -110,14 +112,14 @@ class Folder(Generic[K]):
         return self._items.file(key)
 
     def path(self, key: K) -> Path:
-        """Return the path of an item's file."""
+        """The path of an item's file."""
         return self.folder / self._items.file(key)
 
     def has(self, key: K) -> bool:
         return self.path(key).exists()
 
     def put(self, key: K, rows: torch.Tensor, ready: Ready) -> None:
-        """Write an item. Gives its memory back. Raises OSError."""
+        """Write an item, and release its memory. Raises OSError."""
         try:
             if ready is not None:
                 ready.synchronize()
@@ -138,7 +140,7 @@ class Folder(Generic[K]):
 
     @contextmanager
     def _draft(self, path: Path, _nbytes: int) -> Iterator[BinaryIO]:
-        """Open a file to be written, which becomes `path` at the end. Raises OSError."""
+        """Open a temporary file, which is renamed to `path` on success. Raises OSError."""
         draft = path.with_suffix(f".{os.getpid()}.tmp").name
         with opened_folder(self.folder) as folder:
             try:
@@ -152,7 +154,7 @@ class Folder(Generic[K]):
                 raise
 
     def get(self, key: K, size: int) -> tuple[torch.Tensor, Ready]:
-        """Read an item. Removes the file, if it is damaged. Raises Damaged and OSError."""
+        """Read an item. A damaged file is removed. Raises Damaged and OSError."""
         path = self.path(key)
         try:
             with open_whole(path) as file:
@@ -174,7 +176,7 @@ class Folder(Generic[K]):
             rows = self._items.empty(size)
         try:
             values = values_of(rows)
-            # This detects a file that is truncated meanwhile.
+            # The lengths reveal a file that was truncated after its header had been read.
             if found != key or file.readinto(values) != len(values) or file.read(1):
                 raise Damaged("its size is wrong, or it holds another item")
             if self._items.checksum(key, values) != header.checksum:
@@ -187,7 +189,7 @@ class Folder(Generic[K]):
         return rows
 
     def _trusted(self, file: BufferedReader) -> None:
-        """Record a use of a file whose header fits."""
+        """Hook for subclasses, called when the header of a file that is read is valid."""
 
     def drop(self, key: K) -> None:
         self.path(key).unlink(missing_ok=True)
@@ -197,10 +199,10 @@ STORE = Folder
 
 
 def locked(path: Path) -> int:
-    """Lock a file until closed, and return its descriptor. A killed server may take a moment to
-    exit.
+    """Lock a file, and return its descriptor; closing it releases the lock.
 
-    Raises OSError if another server keeps the lock.
+    Waits up to `LOCK_SECONDS`, as a killed server may need a moment to exit. Raises OSError if
+    another server still holds the lock.
     """
     handle, until = made_beside(str(path), os.O_RDWR), time.monotonic() + LOCK_SECONDS
     while True:

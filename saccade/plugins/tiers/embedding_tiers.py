@@ -1,4 +1,4 @@
-"""The embedding tiers of one rank that the options enable. Makes no decisions."""
+"""Opens the embedding tiers of one rank that the options enable."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from saccade.runtime.vision.streams import Copies
 
 
 class StoredEmbeddings:
-    """The first rank's way to a store. Implements `runtime.tiers.EmbeddingStore`."""
+    """The disk tier, which only rank 0 opens. Implements `runtime.tiers.EmbeddingStore`."""
 
     def __init__(self, store: Store[ImageKey], buffers: Buffers | Unbuffered) -> None:
-        """Start the thread. `buffers`: between device and store, which has them, too."""
+        """Start the I/O thread. buffers: those of `store`, between the device and the disk."""
         self.found, self.shared = store.found, store.shared
         self._thread = Background(store)
         self._buffers = buffers
@@ -42,7 +42,7 @@ class StoredEmbeddings:
         self._thread.close()
 
     def save(self, key: ImageKey, rows: torch.Tensor, ready: Ready) -> None:
-        """Begin to write an embedding that is on the device."""
+        """Start writing an embedding that is on the device."""
         try:
             copy, copied = self._buffers.fetch(rows, ready)
         except BufferError:
@@ -52,7 +52,7 @@ class StoredEmbeddings:
                 self._buffers.give_rows(copy)
 
     def move(self, move: Move) -> None:
-        """Begin to read, or remove, or forget what was read."""
+        """Start a read or a removal, or drop rows that were read and are no longer needed."""
         match move.source, move.target:
             case "disk", "staged":
                 self._thread.begin_read(move.key, move.num_tokens)
@@ -64,16 +64,17 @@ class StoredEmbeddings:
                 raise AssertionError(f"no embedding goes from {source} to {target}")
 
     def bring(self, key: ImageKey) -> tuple[torch.Tensor, Ready]:
-        """Move to the device what was read."""
+        """Copy an embedding that was read to the device. Returns its rows and their event."""
         return self._buffers.bring(self._thread.take_rows(key))
 
 
 def open_tiers(
     budgets: EmbeddingBudgets, tower: str, like: torch.Tensor, rank: int
 ) -> EmbeddingTiers:
-    """Open the tiers. tower: its fingerprint. like: [0, width], on the device.
+    """Open the tiers.
 
-    Raises StartupError.
+    tower: the fingerprint of the vision encoder. like: [0, width], on the device. Raises
+    StartupError.
     """
     folder, host_bytes = None if rank else budgets.folder, budgets.host_bytes
     copies = Copies(like.device) if like.is_cuda and (folder or host_bytes) else None

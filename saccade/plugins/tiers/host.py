@@ -1,8 +1,8 @@
-"""Host memory for embeddings: the host tier, and buffers for the way to disk and back.
+"""Host memory for embeddings: the host tier, and the buffers between the GPU and the disk.
 
-For a GPU the memory is pinned by a thread, in chunks as it is used, so that start-up
-and steps are not blocked. The slabs' bytes are the budget's. On a CPU an embedding stays in place.
-Makes no decisions.
+For a GPU, a thread pins the memory chunk by chunk as it is used, so that neither start-up nor steps
+are blocked. A slab counts in full against the budget, even while parts of it are free. With a CPU
+model, embeddings are used where they are. Makes no decisions.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from saccade.runtime.vision.streams import Copies, Pinned
 BUFFER_BYTES = 256 << 20
 """Maximum bytes of embeddings in flight to or from disk."""
 PIECE_BYTES = 1 << 30
-"""Bytes pinned per call, which takes a third of a second. No copy spans two registrations."""
+"""Bytes pinned per call, which takes about 0.3 s. No copy spans two chunks."""
 
 
 class Slab:
-    """`capacity` rows of host memory [capacity, width], allocated in runs, from any thread.
+    """Host memory of `capacity` rows, [capacity, width], allocated in runs. Thread-safe.
 
-    A chunk is pinned before its rows are allocated, if there is time. Otherwise copies are slower.
+    A chunk is usually pinned before its rows are allocated. Until then, copies are slower.
     """
 
     def __init__(self, capacity: int, like: torch.Tensor, pin: torch.device | None) -> None:
-        """Take the dtype from `like` [.., width]. pin: the GPU that reads and writes by itself."""
+        """Use the dtype and width of `like` [.., width]. pin: the GPU to pin the memory for."""
         width = like.shape[-1]
-        self._rows = max(1, PIECE_BYTES // max(1, width * like.element_size()))  # of a piece
+        self._rows = max(1, PIECE_BYTES // max(1, width * like.element_size()))  # per chunk
         self._pieces = [
             torch.empty((min(self._rows, capacity - start), width), dtype=like.dtype)
             for start in range(0, capacity, self._rows)
         ]
-        self._free = [range(capacity)] if capacity else []  # by start, none next to another
+        self._free = [range(capacity)] if capacity else []  # sorted by start, never adjacent
         self._lock = threading.Lock()
         self._pinned: list[Pinned] = []
         self._to_pin = self._pieces[:] if pin is not None else []
@@ -59,9 +59,9 @@ class Slab:
                 self._wanted.put(self._to_pin.pop(0))
 
     def take_rows(self, count: int, *, whole: bool = False) -> tuple[range, ...] | None:
-        """Take `count` rows, in one or more runs. Returns `None` if too few are free.
+        """Allocate `count` rows, in one or more runs. Returns `None` if too few are free.
 
-        whole: take a single run, in a slab with one piece.
+        whole: allocate a single run. Requires a slab of one chunk.
         """
         with self._lock:
             fitting = [run for run in self._free if len(run) >= count] if whole else self._free
@@ -76,12 +76,12 @@ class Slab:
                 if rest := run[count:]:
                     insort(self._free, rest, key=lambda run: run.start)
                 count -= len(taken[-1])
-            if taken:  # the piece behind the last one taken will be next
+            if taken:  # pin the next chunk in advance
                 self._pin_until(1 + (taken[-1].stop - 1) // self._rows)
             return tuple(taken)
 
     def give_rows(self, runs: Sequence[range]) -> None:
-        """Give rows back for others to take."""
+        """Free rows, and merge them with adjacent free runs."""
         with self._lock:
             merged: list[range] = []
             for run in sorted((*self._free, *runs), key=lambda run: run.start):
@@ -92,7 +92,7 @@ class Slab:
             self._free = merged
 
     def views(self, runs: Sequence[range]) -> list[torch.Tensor]:
-        """Return views on the runs' rows, one for each piece concerned."""
+        """Return views of the runs' rows. A run that spans chunks has one view per chunk."""
         found = []
         for run in runs:
             start = run.start
@@ -114,7 +114,7 @@ def _pin(
 
 
 def open_host(nbytes: int, like: torch.Tensor, copies: Copies | None) -> Tier[ImageKey]:
-    """Open the host tier. like: [0, width], on the device. copies: to and from a GPU."""
+    """Open the host tier. like: [0, width], on the device. copies: to and from a GPU, if any."""
     if copies is None:
         return SameMemory()
     row = like.shape[1] * like.element_size()
@@ -122,7 +122,7 @@ def open_host(nbytes: int, like: torch.Tensor, copies: Copies | None) -> Tier[Im
 
 
 def open_buffers(like: torch.Tensor, copies: Copies | None) -> Buffers | Unbuffered:
-    """Open the way between device and disk. Takes what `open_host` does."""
+    """Open the buffers between the device and the disk. Arguments are those of `open_host`."""
     if copies is None:
         return UNBUFFERED
     row = like.shape[1] * like.element_size()
@@ -132,8 +132,8 @@ def open_buffers(like: torch.Tensor, copies: Copies | None) -> Buffers | Unbuffe
 class PinnedTier:
     """The host tier for a GPU.
 
-    All copies are in the order of one stream, so a run's rows have been read before the next copy
-    into the run begins.
+    All copies run on one stream, so the rows of a run have been read before the next copy
+    overwrites them.
     """
 
     def __init__(self, slab: Slab, copies: Copies) -> None:
@@ -158,7 +158,7 @@ class PinnedTier:
 
 
 class Unbuffered:
-    """The way between disk and a CPU, which needs no memory of its own."""
+    """The counterpart of `Buffers` on a CPU, where the disk's rows are used without a copy."""
 
     def lend(self, _: int) -> torch.Tensor | None:
         return None
@@ -176,8 +176,9 @@ UNBUFFERED = Unbuffered()
 
 
 class Buffers:
-    """Pinned memory for embeddings between device and disk. It is lent, and released when the
-    other side is done.
+    """A pool of pinned memory for embeddings between the device and the disk.
+
+    Rows are lent, and must be released once they have been written or copied.
     """
 
     def __init__(self, slab: Slab, copies: Copies) -> None:
@@ -187,7 +188,7 @@ class Buffers:
         self._leaving: list[tuple[torch.cuda.Event, torch.Tensor]] = []
 
     def lend(self, count: int) -> torch.Tensor | None:
-        """Lend rows [count, width], or return `None` if all are in use. Any thread may call."""
+        """Lend rows [count, width], or return `None` if too few are free. Thread-safe."""
         runs = self._slab.take_rows(count, whole=True)
         if runs is None:
             return None
@@ -196,14 +197,14 @@ class Buffers:
         return rows
 
     def give_rows(self, rows: torch.Tensor) -> None:
-        """Take back rows, if lent by this memory. Any thread may call."""
+        """Release rows. Rows that this pool did not lend are ignored. Thread-safe."""
         if (runs := self._lent.pop(rows.data_ptr(), None)) is not None:
             self._slab.give_rows(runs)
 
     def fetch(self, rows: torch.Tensor, ready: Ready) -> tuple[torch.Tensor, Ready]:
-        """Begin to copy rows from the device. Returns the copy, and when it is whole.
+        """Start copying rows from the device. Returns the copy, and the event of its completion.
 
-        Raises BufferError if all memory is in use.
+        Raises BufferError if too few rows are free.
         """
         self._reap()
         copy = self.lend(len(rows))
@@ -212,7 +213,7 @@ class Buffers:
         return copy, self._copies.to_host(rows, [copy], ready)
 
     def bring(self, rows: torch.Tensor) -> tuple[torch.Tensor, Ready]:
-        """Copy host rows to the device. They are released once read."""
+        """Start copying host rows to the device. They are released when the copy has finished."""
         self._reap()
         there, ready = self._copies.to_device([rows])
         self._leaving.append((ready, rows))

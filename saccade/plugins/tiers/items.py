@@ -1,9 +1,9 @@
-"""The file of an item: its name, its header, the checksum of its values, and the rows that
-these are. Embeddings and KV pages differ in this alone.
+"""The file format of a cached item: its name, header and checksum, and the tensor that it contains.
+Only this differs between embeddings and KV pages.
 
-A file is trusted only if everything fits: its name, format, identity (the model's fingerprint, the
-pages' identity), shape, and the checksum. It is read, not mapped: where a file is cut short, or its
-disk is removed, a read fails and a mapping kills the process.
+A file is used only if all of these match: its name, format, identity (the model's fingerprint, or
+the pages' identity), shape and checksum. Files are read, not mapped: if a file is truncated or its
+disk is removed, a read raises, but access to a mapping kills the process.
 """
 
 from __future__ import annotations
@@ -39,46 +39,46 @@ SAFETENSORS_NAMES = {
     torch.uint8: "U8",
 }
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-"""What a header that others wrote raises."""
+"""Errors from parsing a header that another program wrote."""
 
 
 K = TypeVar("K", bound=Hashable)
 
 
 class Damaged(Exception):
-    """The file's content breaks what its name promises."""
+    """The content of a file does not match its name."""
 
 
 class Memory(Protocol):
-    """Where rows are read to. Any thread may call."""
+    """Allocates the memory that rows are read into. Its methods are thread-safe."""
 
     def lend(self, count: int) -> torch.Tensor | None:
-        """Lend memory on the CPU for so many rows, if any."""
+        """Lend host memory for `count` rows, or return `None` to let the caller allocate it."""
         ...
 
     def give_rows(self, rows: torch.Tensor) -> None:
-        """Take back rows that were lent."""
+        """Release rows. Rows that were not lent are ignored."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ItemHeader:
-    """The beginning of an item's file. nbytes: of the values behind it."""
+    """The header of an item's file."""
 
     metadata: dict[str, Any]
     checksum: str
     shape: Any
-    nbytes: int
+    nbytes: int  # of the values that follow the header
 
 
 class Items(Protocol[K]):
-    """One kind of item of one model."""
+    """The file format for one type of item, embeddings or pages, of one model."""
 
     what: str  # its name in logs
-    layout: FolderLayout  # of the root folder
-    folder: str  # below it, this model's
-    lone: bool  # one server has the folder
-    durable: bool  # a file is forced to the disk before it has its name
+    layout: FolderLayout  # of the root directory
+    folder: str  # this model's directory below the root
+    lone: bool  # the directory is locked, so that only one server uses it
+    durable: bool  # a file is flushed to the disk (fsync) before it is renamed to its final name
 
     def file(self, key: K) -> str:
         """Return the name of an item's file."""
@@ -91,22 +91,24 @@ class Items(Protocol[K]):
     def checksum(self, key: K, values: memoryview) -> str: ...
 
     def empty(self, size: int) -> torch.Tensor:
-        """Make memory for the rows of an item."""
+        """Allocate memory for an item of `size`."""
         ...
 
     def check(self, header: ItemHeader, name: str) -> tuple[K, int]:
-        """Return the (key, size) of a file. Raises Damaged if anything does not fit."""
+        """Return the (key, size) of a file. Raises Damaged if the header does not match `name`."""
         ...
 
     def found(self, path: Path, seen: os.stat_result) -> tuple[K, int] | None:
-        """Return a file's (key, size), as a book counts it: rows of an embedding, bytes of a page's
-        file. None: there is no file. Raises Damaged and OSError.
+        """Return a file's (key, size), or `None` if it is not a regular file.
+
+        The size is in the unit of the tier's budget: the rows of an embedding, or the bytes of a
+        page's file. Raises Damaged and OSError.
         """
         ...
 
 
 class Embeddings:
-    """The embeddings of one vision tower, rows [tokens, width]."""
+    """The embeddings of one vision encoder, as rows [tokens, width]."""
 
     what = "embedding cache on disk"
     layout = store.EMBEDDING_FILES
@@ -158,9 +160,9 @@ class Embeddings:
 
 
 class Pages:
-    """The KV pages, and states, of one identity, rows uint8 [1, bytes].
+    """The KV pages and states of one identity, as rows uint8 [1, bytes].
 
-    A page is not forced to the disk: the checksum finds what a power failure tore.
+    Files are not flushed to the disk: the checksum detects a page that a power failure truncated.
     """
 
     what = "KV cache on disk"
@@ -179,7 +181,7 @@ class Pages:
         return {"format": store.FORMAT, "identity": self._identity, "name": key.hex()}
 
     def checksum(self, key: bytes, values: memoryview) -> str:
-        """Return a checksum under the page's name. Another page's values never fit."""
+        """Return a checksum keyed by the page's name, so that another page's values never match."""
         return blake3(values, key=key).hexdigest()
 
     def empty(self, size: int) -> torch.Tensor:
@@ -200,12 +202,12 @@ class Pages:
         return key, header.nbytes
 
     def found(self, path: Path, seen: os.stat_result) -> tuple[bytes, int] | None:
-        whole = stat.S_ISREG(seen.st_mode)  # there are many, so none is opened
+        whole = stat.S_ISREG(seen.st_mode)  # pages are many, so their files are not opened here
         return (bytes.fromhex(path.stem), seen.st_size) if whole else None
 
 
 def open_whole(path: Path) -> BufferedReader:
-    """Open a regular file to read. Raises Damaged for all else."""
+    """Open a regular file for reading. Raises Damaged if it is anything else."""
     try:
         return open(path, "rb", opener=beside)
     except Strange:
@@ -213,7 +215,7 @@ def open_whole(path: Path) -> BufferedReader:
 
 
 def read_header(file: BufferedReader) -> ItemHeader:
-    """Read up to the values. Raises Damaged if the header makes no sense."""
+    """Read the header, up to the values. Raises Damaged if it cannot be parsed."""
     text = file.read(min(int.from_bytes(file.read(8), "little"), MAX_HEADER))
     try:
         fields = json.loads(text)
@@ -225,18 +227,18 @@ def read_header(file: BufferedReader) -> ItemHeader:
 
 
 def write_header(rows: torch.Tensor, metadata: dict[str, str]) -> bytes:
-    """Return the beginning of a safetensors file with one tensor, up to its values."""
+    """Return the header of a safetensors file with one tensor, padded to whole disk blocks."""
     dtype = SAFETENSORS_NAMES[rows.dtype]
     tensor = {"dtype": dtype, "shape": list(rows.shape), "data_offsets": [0, rows.nbytes]}
     text = json.dumps({"__metadata__": metadata, TENSOR: tensor}).encode()
-    text += b" " * (-(8 + len(text)) % DISK_BLOCK)  # whole blocks, as the budget counts them
+    text += b" " * (-(8 + len(text)) % DISK_BLOCK)  # the budget counts whole blocks
     return len(text).to_bytes(8, "little") + text
 
 
 def discard(what: str, path: Path, why: Damaged) -> None:
-    """Remove a file untrue to its name, if possible.
+    """Remove a damaged file, if possible, and log a warning.
 
-    Folders stay, and everything stays where writing is forbidden.
+    Directories are not removed, and neither is a file in a directory that is not writable.
     """
     try:
         path.unlink()

@@ -1,17 +1,19 @@
-"""KV pages and sequences' states kept beside the pool: their places by name, and the writes, reads,
-placements and removals still to do.
+"""The index of KV pages and states in host memory and on disk, and the moves that the workers have
+yet to make.
 
-Owns the index. The workers have the bytes, and execute the moves from `take_moves` at the
-start of a plan, before anything is computed.
+The workers hold the bytes. They execute the moves from `take_moves` at the start of a plan, before
+any computation.
 
-    device ──save──▶ host, disk ──fetch──▶ read ──place──▶ device         (stays below, too)
+    device ──save──▶ host, disk ──fetch──▶ read ──place──▶ device    (the page stays in its tier)
 
-A page may be in several tiers. A page that leaves one tier stays in the rest. In a chain, pages
-nearer to the root are more useful, as a missing page makes everything behind it useless. So a
-chain's uses are counted from its end to its root, and its end is evicted first.
+A page may be in several tiers, and eviction from one tier does not affect the others. In a chain
+of pages, those closer to the root are more valuable, because a missing page makes all later ones
+useless. So a use is recorded from the last page of a chain to the first, and the last is evicted
+first.
 
-In each tier, a client's pins hold within a share of the tier, for present and future pages.
-Pins in the tiers outlast a pin on the device that has given way.
+In each tier, a client's pins are limited to a fraction of the tier. They cover pages that are
+already there and pages that are saved later. A pin in a tier remains if the pin on the device is
+evicted.
 """
 
 from __future__ import annotations
@@ -35,13 +37,11 @@ from saccade.core.plan import (
 )
 
 WORTH = 1.0
-"""Of any page, per byte: what a chain saves is by its pages, and all have one size."""
+"""The value per byte of any page: pages have one size, and a chain saves work by the page."""
 
 
 class CacheTierState:
-    """The book of one tier. counts: pages saved, unsaved and read, and why others were computed
-    instead.
-    """
+    """The index of one tier."""
 
     def __init__(
         self,
@@ -52,14 +52,15 @@ class CacheTierState:
     ) -> None:
         """Start with the pages that an earlier run left.
 
-        size: maps bytes to bytes in the tier.
+        size: converts the bytes of a page to the bytes that it takes in the tier.
 
-        pins: an empty book, whose share is in bytes in the tier.
+        pins: an empty table, whose limit is in bytes of the tier.
 
         found: (name, bytes in the tier) per page, the oldest first.
         """
         self.pinned = PinnedItems(pins)
         self.book = self.pinned.tier(budget_bytes)
+        # pages saved, not saved and read, and the reasons why others were computed instead
         self.counts: Counter[PageOutcome] = Counter()
         self._size = size
         self._save: dict[bytes, PageCopy] = {}
@@ -76,16 +77,16 @@ class CacheTierState:
 
     @property
     def moving(self) -> bool:
-        """Return True with anything for the next plan."""
+        """Whether there are moves for the next plan."""
         return bool(self._save or self._place or self._fetch or self._drop or self._forget)
 
     @property
     def placing(self) -> Collection[bytes]:
-        """Pages that were read and are placed by the next plan."""
+        """Pages that have been read, and that the next plan places in the pool."""
         return self._place
 
     def take_moves(self) -> TierMoves:
-        """Return the workers' moves, and clear them."""
+        """Return the moves for the workers, and clear them."""
         moves = TierMoves(
             tuple(self._drop),
             tuple(self._save.values()),
@@ -98,7 +99,7 @@ class CacheTierState:
         return moves
 
     def write_page(self, copy: PageCopy, nbytes: int) -> int:
-        """Write a page to the tier, unless it is there or too large. Returns the bytes written."""
+        """Write a page to the tier, unless it is there or too large. Returns the bytes to write."""
         name, size = copy.name, self._size(nbytes)
         if name in self.book or size > self.book.budget_bytes:
             return 0
@@ -107,21 +108,21 @@ class CacheTierState:
         if name not in self.book:
             return 0
         if name in self._drop:
-            del self._drop[name]  # it is still there
+            del self._drop[name]  # the workers have not dropped it yet
             return 0
         self._save[name] = copy
         self.counts["saved"] += 1
         return nbytes
 
     def fetch(self, name: bytes, place: int, *, state: bool = False) -> None:
-        """Begin to read a page held in `book`, for the given place.
+        """Start reading a page into slot `place` of the pool. The page must be held in `book`.
 
-        `read`, `lost` or `forget` ends the read and the hold.
+        `note_read`, `lost` or `forget` ends the read and releases the hold.
         """
         self._fetch[name] = PageCopy(name, place, state)
 
     def note_read(self, name: bytes, place: int, *, state: bool = False) -> None:
-        """Record that a page was read. The next plan copies it to the given slot."""
+        """Record that a page was read. The next plan places it in slot `place` of the pool."""
         self.book.release(name)
         self.counts["read"] += 1
         self._place[name] = PageCopy(name, place, state)
@@ -129,7 +130,7 @@ class CacheTierState:
     def lost(self, name: bytes, why: Happened, *, held: bool = True) -> None:
         """Record a failed read. The page counts as missing.
 
-        `held`: a sequence has held the page until now.
+        held: whether a sequence waited for the page, and held it in `book`.
         """
         if held:
             self.book.release(name)
@@ -138,13 +139,13 @@ class CacheTierState:
             self.book.remove(name)
 
     def not_saved(self, name: bytes) -> None:
-        """Record a failed write. A read in progress will fail too."""
+        """Record a failed write. A read of this page in progress will fail too."""
         self.counts["not saved"] += 1
         if name in self.book and name not in self.book.held:
             self.book.remove(name)
 
     def forget(self, name: bytes, *, reading: bool) -> None:
-        """Drop a page that is being read, or was just read, as it is needed no more."""
+        """Cancel a read in progress (`reading`), or drop a page that was read and is not needed."""
         if reading:
             self.book.release(name)
         self._place.pop(name, None)
@@ -152,12 +153,12 @@ class CacheTierState:
             self._forget.append(name)
 
     def pin(self, items: Iterable[tuple[bytes, int]], client: str, seconds: int) -> None:
-        """Pin items of these names and bytes for a client, present or future."""
+        """Pin (name, bytes) items for a client, including items that are not in the tier yet."""
         sized = [(name, self._size(nbytes)) for name, nbytes in items]
         self.pinned.pin(sized, client, seconds)
 
     def flush(self) -> None:
-        """Remove everything except the pages being read just now."""
+        """Remove all pages except those that are being read."""
         self._remove(self.book.clear(self.book.held))
 
     def _remove(self, names: Iterable[bytes]) -> None:
@@ -167,7 +168,7 @@ class CacheTierState:
 
 
 class OffloadedPages:
-    """All tiers of kept pages. Implements `cache.page_tiers.PageTiers`."""
+    """All tiers of KV pages. Implements `cache.page_tiers.PageTiers`."""
 
     def __init__(
         self,
@@ -187,7 +188,7 @@ class OffloadedPages:
 
         `found`: (name, bytes on disk) per page left by an earlier run, the oldest first.
 
-        `pinned_share`: the share of each tier that pins may take.
+        `pinned_share`: the fraction of each tier that pins may take.
         """
         self.identity = identity
         self.page_bytes = page_bytes
@@ -202,9 +203,9 @@ class OffloadedPages:
             self.tiers["disk"] = CacheTierState(disk_bytes, embedding_file_bytes, pins, found)
 
     def _in_pages(self, nbytes: int) -> int:
-        """Round up to whole pages, as host memory is handed out by the page.
+        """Round up to whole pages, the unit in which host memory is allocated.
 
-        A state gets one page more, because its parts are aligned.
+        A state gets an extra page, for the alignment of its parts.
         """
         pages = -(-nbytes // self.page_bytes) + (nbytes != self.page_bytes)
         return pages * self.page_bytes
@@ -217,16 +218,16 @@ class OffloadedPages:
         return not any(len(tier.book) for tier in self.tiers.values())
 
     def where(self, name: bytes) -> PageTier:
-        """Return the quickest tier with the page."""
+        """Return the fastest tier that has the page."""
         return next(place for place, tier in self.tiers.items() if name in tier)
 
     @property
     def moving(self) -> bool:
-        """Return True with moves for the next plan."""
+        """Whether there are moves for the next plan."""
         return any(tier.moving for tier in self.tiers.values())
 
     def take_moves(self) -> PageMoves:
-        """Return the workers' moves in all tiers, and clear them."""
+        """Return the moves for the workers in all tiers, and clear them."""
         return tuple(
             (place, tier.take_moves()) for place, tier in self.tiers.items() if tier.moving
         )
@@ -234,9 +235,10 @@ class OffloadedPages:
     def write_page(
         self, name: bytes, page: int, line: int | None, tiers: Iterable[PageTier] = PAGE_TIERS
     ) -> int:
-        """Write `page`, and the state after it from `line`, to the tiers without them.
+        """Write slot `page`, and the state in slot `line` after it, to those of `tiers` that lack
+        them.
 
-        Returns the bytes written.
+        Returns the bytes to write.
         """
         written = self._keep(PageCopy(name, page), self.page_bytes, tiers)
         if line is not None:
@@ -245,7 +247,7 @@ class OffloadedPages:
         return written
 
     def _keep(self, copy: PageCopy, nbytes: int, tiers: Iterable[PageTier]) -> int:
-        # What is only on its way to its place cannot be written from there.
+        # A page that has not been placed in the pool yet cannot be copied from there.
         if any(copy.name in tier.placing for tier in self.tiers.values()):
             return 0
         return sum(
@@ -253,17 +255,17 @@ class OffloadedPages:
         )
 
     def used(self, names: Sequence[bytes]) -> None:
-        """Record a use of a chain, from its first page on."""
+        """Record a use of a chain of pages. names: from its first page on."""
         for tier in self.tiers.values():
             for name in reversed(names):
                 if name in tier:
                     tier.book.use(name, WORTH)
 
     def pin(self, chain: Sequence[tuple[bytes, bool]], client: str, seconds: int) -> None:
-        """Pin a chain for a client in every tier for `seconds`, from its first page on.
+        """Pin a chain for a client in every tier for `seconds`.
 
-        In each tier the pin extends as far as the client's part of the limit. Each page has
-        True if a state is kept after it.
+        chain: (name, whether there is a state after it) per page, from the first page on. A tier
+        pins as many of these pages as the client's part of its limit allows.
         """
         items: list[tuple[bytes, int]] = []
         for name, state in chain:
@@ -274,7 +276,7 @@ class OffloadedPages:
             tier.pin(items, client, seconds)
 
     def hit(self, names: Sequence[bytes], client: str) -> None:
-        """Renew a client's pins on a chain, from its first page on."""
+        """Renew a client's pins on a chain. names: from its first page on."""
         if self.state_bytes:
             names = [each for name in names for each in (name, state_name(name))]
         for tier in self.tiers.values():
@@ -282,13 +284,13 @@ class OffloadedPages:
 
     @property
     def pinned(self) -> bool:
-        """Return True with a pin in any tier."""
+        """Whether any tier has a pin."""
         return any(len(tier.pinned) for tier in self.tiers.values())
 
     def flush(self, disk: bool) -> None:
-        """Remove all pins, and everything except the pages being read just now.
+        """Remove all pins, and all pages except those that are being read.
 
-        The disk is cleared only with `disk`.
+        The disk is cleared only if `disk` is True.
         """
         for place, tier in self.tiers.items():
             tier.pinned.clear()
@@ -302,7 +304,7 @@ def build_kept(
     found: Iterable[tuple[bytes, int]],
     pinned_share: float,
 ) -> OffloadedPages:
-    """Build the book for KV pages beside the pool."""
+    """Create the index for the tiers of KV pages that `config` enables."""
     pages = config.kv.pages
     each = spec.kv_spec(pages.ranks).with_dtype(config.kv.dtype)
     page_bytes = config.page_size * each.token_bytes(config.dtype) * pages.ranks

@@ -1,4 +1,4 @@
-"""The options of caches beyond the device."""
+"""Options of the cache tiers in host memory and on disk."""
 
 from __future__ import annotations
 

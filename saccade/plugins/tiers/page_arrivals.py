@@ -1,12 +1,12 @@
-"""Pages of waiting sequences, loaded from host memory and disk: one load for each chain.
+"""Loads KV pages from host memory and disk for waiting sequences.
 
-Owns the pages taken from the pool by an arrival, its hold on the path before, and what was loaded
-for each sequence. When the arrival ends, the trie owns the pages. Decides when reading is worth the
-wait.
+An arrival is one load of a chain of pages. It owns the pages that it allocated in the pool, and
+holds the nodes of the path before them. When it ends, the prefix cache takes over its pages.
 
-Only the sequence with arriving pages waits, and sequences in need of the same pages. Pages are read
-once. Pages then missing, damaged or late are computed. An arrival is late when its pages could have
-been computed by then, at the measured tokens and bytes per second.
+Decides whether a read is worth the wait. Only the sequence of the arrival waits, and any others
+that need the same pages; each page is read once. Pages that are missing, damaged or late are
+computed. An arrival is late if its pages could have been computed by then, at the measured rates
+of tokens and bytes per second.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from saccade.sched.parts.step_part import PartContext
 from saccade.sched.sequence import Sequence
 
 IDLE_SAVE_BYTES = 64 << 20
-"""In a step, about: what is copied on the device before a request that comes meanwhile."""
+"""Bytes saved in an idle step. The copies delay a request that arrives meanwhile."""
 STATE = -1
-"""Among the places of awaited pages: of the state after the last."""
+"""The index of the state after the last page, in `Arrival.reading`."""
 STALL_SECONDS = 10.0
-"""Without any page, where nothing has been measured: then the disk is taken to hang."""
+"""Without an update for this long, the disk is assumed to hang, even if no rate is known yet."""
 SMOOTH = 0.3
-"""Of a new measurement in the mean."""
+"""The weight of a new measurement in the moving average."""
 FEWEST_TOKENS = 16
-"""Of prompts, in a step that tells how quick computing is."""
+"""Minimum prompt tokens in a step whose duration is measured."""
 FIRST_SECONDS = 0.02
-"""Until the first page, whatever follows: it is no part of a rate."""
+"""The latency of the first page, whatever its size. Rates do not include it."""
 LEAST = 1e-12
-"""Seconds of a byte: less than any, and yet measured."""
+"""The lower bound of a measured rate in seconds per byte, as 0.0 means unmeasured."""
 NO_GAIN = 0.9
-"""Reading is begun where it should take less than such a part of computing."""
+"""A read starts if it should take less than this fraction of the time to compute the tokens."""
 NONE: Mapping[PageTier, float] = {}
 
 
@@ -60,10 +60,10 @@ Bytes = Mapping[PageTier, int]
 
 @dataclass(slots=True)
 class ReadRates:
-    """Measured costs."""
+    """The measured costs of computing a token and of reading a byte."""
 
     token_seconds: float = 0.0  # to compute a prompt token, or 0.0 while unmeasured
-    byte_seconds: dict[PageTier, float] = field(default_factory=dict)  # to read a byte, by tier
+    byte_seconds: dict[PageTier, float] = field(default_factory=dict)  # per byte read, by tier
 
     def computed(self, tokens: int, seconds: float) -> None:
         """Record a step with `tokens` prompt tokens that took `seconds`."""
@@ -76,15 +76,15 @@ class ReadRates:
         self.byte_seconds[tier] = _mean(self.byte_seconds.get(tier, 0.0), each)
 
     def doubt(self, tier: PageTier) -> None:
-        """Decay the measured cost after an error, because measurements age."""
+        """Lower a measured cost after a decision not to read, so that the tier is tried again."""
         if tier in self.byte_seconds:
             self.byte_seconds[tier] *= NO_GAIN
 
     def pays(self, tokens: int, nbytes: Bytes, measured: Mapping[PageTier, float] = NONE) -> bool:
-        """Return True if reading `nbytes` is quicker than computing `tokens`, or if either is
-        unmeasured.
+        """Return True if reading `nbytes` is faster than computing `tokens`, or if either rate is
+        unknown.
 
-        measured: seconds per byte in these very reads.
+        measured: seconds per byte of the reads in question, instead of the average.
         """
         rates = self.byte_seconds | dict(measured)
         if not self.token_seconds or not nbytes.keys() & rates.keys():
@@ -99,21 +99,21 @@ def _mean(before: float, now: float) -> float:
 
 @dataclass(slots=True)
 class Restore:
-    """Pages back for a waiting sequence."""
+    """The pages loaded for a waiting sequence."""
 
-    names: list[bytes] = field(default_factory=list)  # the pages asked for
-    done: bool = False  # the sequence has had its turn
-    start: int = 0  # the first token back
-    # the source, page by page, so far as cached
+    names: list[bytes] = field(default_factory=list)  # the keys of the prompt's pages, so far
+    done: bool = False  # nothing more is loaded for this sequence
+    start: int = 0  # the index of the first loaded token
+    # the tier that each loaded page came from
     tiers: list[PageTier] = field(default_factory=list)
 
     def tier(self, token: int, page_size: int) -> PageTier | None:
-        """Return a cached token's source, or None if it was on the device."""
+        """Return the tier that a token was loaded from, or None if it was on the device."""
         page = (token - self.start) // page_size
         return self.tiers[page] if 0 <= page < len(self.tiers) else None
 
     def tokens(self, cached: int, page_size: int) -> Counter[PageTier]:
-        """Count the tokens back from other tiers among `cached` tokens, by tier."""
+        """Count the loaded tokens among the first `cached` tokens, by tier."""
         found: Counter[PageTier] = Counter()
         for page, tier in enumerate(self.tiers):
             first = self.start + page * page_size
@@ -123,20 +123,20 @@ class Restore:
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """Pages from `depth` on, with `names` awaited, in order. `held`: the node before."""
+    """A load of the pages `names`, in order, which start at page `depth` of the sequence."""
 
     sequence: Sequence
-    held: Node
+    held: Node  # the last node of the path before them
     depth: int
-    pages: list[int]  # the path's, and the targets for the rest
+    pages: list[int]  # the path's pages, then those allocated for `names`
     names: list[bytes]
-    tiers: dict[bytes, PageTier]  # the source of each name, and of the state
-    line: int | None  # for the state after the last page, or None for models without states
-    begun: float  # when it began
-    whole: int  # how many awaited pages can still be loaded
+    tiers: dict[bytes, PageTier]  # the source of each page, and of the state
+    line: int | None  # the slot of the state after the last page; None for models without states
+    begun: float  # the time of its start
+    whole: int  # the number of leading pages of `names` that can still be loaded
     heard: dict[PageTier, float] = field(default_factory=dict)  # time of the last update, by tier
-    came: Counter[PageTier] = field(default_factory=Counter)  # how many were loaded, by tier
-    # pending names, and their index in `names`
+    came: Counter[PageTier] = field(default_factory=Counter)  # number of pages loaded, by tier
+    # the pending pages, with their index in `names`
     reading: dict[bytes, int] = field(default_factory=dict)
 
     @property
@@ -145,10 +145,10 @@ class Arrival:
 
 
 class PageArrivals:
-    """All arrivals. Implements `sched.parts.page_loads.PageLoads`.
+    """All loads in progress. Implements `sched.parts.page_loads.PageLoads`.
 
-    `counts` of `kept` has the outcome of pages. This class counts `late` and `slow`: pages computed
-    because reading took, or would have taken, longer.
+    The tiers' `counts` have the outcome of each page. This class counts `late` and `slow`: pages
+    that are computed because reading them took, or would have taken, longer.
     """
 
     def __init__(self, context: PartContext, clock: Callable[[], float] = time.monotonic) -> None:
@@ -158,39 +158,39 @@ class PageArrivals:
         self._pool = context.pool
         self._prefix = context.prefix
         self.clock = clock
-        self._applied = 0.0  # when the last plan was
+        self._applied = 0.0  # the time of the last applied plan
         self._restores: WeakKeyDictionary[Sequence, Restore] = WeakKeyDictionary()
         self._under_way: dict[Sequence, Arrival] = {}
         self._by_name: dict[bytes, Arrival] = {}
 
     @property
     def busy(self) -> bool:
-        """Return True with a page on its way."""
+        """Whether a load is in progress."""
         return bool(self._under_way)
 
     @property
     def holders(self) -> Iterator[list[int]]:
-        """Yield the pages of each arrival."""
+        """Yield the pool's pages that each load uses."""
         return (arrival.pages for arrival in self._under_way.values())
 
     @property
     def lines(self) -> Iterator[int]:
-        """Yield the lines that arrivals have taken for states."""
+        """Yield the slots allocated for the states of loads."""
         return (each.line for each in self._under_way.values() if each.line is not None)
 
-    # ---- what is there
+    # ---- finding pages
 
     def of(self, sequence: Sequence) -> Restore:
-        """Return what was loaded for a sequence."""
+        """Return the record of what was loaded for a sequence."""
         if (restore := self._restores.get(sequence)) is None:
             restore = self._restores[sequence] = Restore()
         return restore
 
     def beyond(self, sequence: Sequence, path: Seq[Node]) -> list[bytes]:
-        """Return names of pages after `path` that can be loaded for a waiting sequence.
+        """Return the names of the pages after `path` that can be loaded for a waiting sequence.
 
-        After the sequence's turn the list is empty. For a model with states, it ends at the last
-        page with a state.
+        Empty once the sequence's loads are done. For a model with states, the list ends at the
+        last page that has a state.
         """
         restore, size = self.of(sequence), self._pool.page_size
         most = min(len(sequence.tokens) - 1, sequence.shareable) // size
@@ -198,11 +198,11 @@ class PageArrivals:
             return []
         names, known = restore.names, len(path)
         if names[known - 1 : known] != [self._prefix.name(node) for node in path[-1:]]:
-            names[:] = map(self._prefix.name, path)  # it is longer, or goes by other images' tiles
+            names[:] = map(self._prefix.name, path)  # the path has grown, or has other tiles' keys
         found: list[bytes] = []
         for index in range(known, most):
             if index == len(names) or names[index] not in self.kept:
-                # Pages may come and go, and be found by tiles once these are known.
+                # Tiers change, and a page's key may depend on tiles that were unknown before.
                 del names[index:]
                 parent = names[-1] if names else None
                 name = self._prefix.stored_name(parent, sequence.content, index)
@@ -218,10 +218,10 @@ class PageArrivals:
     def count_coming(self, sequence: Sequence, path: Seq[Node]) -> int:
         return len(self.beyond(sequence, path))
 
-    # ---- begin
+    # ---- starting reads
 
     def awaits(self, sequence: Sequence, path: Seq[Node], has_room: Callable[[], bool]) -> bool:
-        """Start reads if pages are worth waiting for, as `PageLoads.awaits` does."""
+        """Implement `PageLoads.awaits`: start the reads that are worth waiting for."""
         if self._comes(sequence):
             return True
         found = self.beyond(sequence, path)
@@ -229,7 +229,7 @@ class PageArrivals:
         sequence.account.slow_reads = len(names) < len(found)
         if names:
             if not has_room():
-                return False  # no page is requested before the sequence's turn
+                return False  # no page is requested before the sequence can be admitted
             if self.begin_reads(sequence, path, names):
                 return True
         self.of(sequence).done = True
@@ -237,9 +237,8 @@ class PageArrivals:
         return False
 
     def _comes(self, sequence: Sequence) -> bool:
-        """Return True if pages are on their way to a waiting sequence, or to an earlier one.
-
-        The earlier one needs the same pages.
+        """Return True if pages are being loaded for this sequence, or for another one that needs
+        the same pages.
         """
         if sequence in self._under_way:
             return True
@@ -247,7 +246,7 @@ class PageArrivals:
         return not restore.done and any(name in self._by_name for name in restore.names)
 
     def worth(self, names: list[bytes]) -> list[bytes]:
-        """Return the leading names worth the wait. Counts the savings forgone with the rest."""
+        """Return the leading pages that are worth the wait. Counts the others as `slow`."""
         places = [self.kept.where(name) for name in names]
         size, page_bytes = self._pool.page_size, self.kept.page_bytes
         ahead = Counter(arrival.tiers[name] for name, arrival in self._by_name.items())
@@ -265,19 +264,19 @@ class PageArrivals:
         return names[:end]
 
     def _resumes(self, name: bytes) -> bool:
-        """Return True if a sequence can resume after the given page."""
+        """Return True if a sequence can resume after page `name`: a model with states needs one."""
         return self._prefix.snapshots is None or state_name(name) in self.kept
 
     def begin_reads(self, sequence: Sequence, path: Seq[Node], names: list[bytes]) -> bool:
-        """Start to read `names`, which follow `path`, as far as there are free pages.
+        """Start reading `names`, which follow `path`, as far as the pool has free pages.
 
-        Returns False without room for any page, or for the state.
+        Returns False if there is no free page, or no slot for the state.
         """
         pages, line = [node.page for node in path], None
-        held = self._prefix.hold(sequence.content, path)  # room is not made of it
+        held = self._prefix.hold(sequence.content, path)  # keep the path from being evicted below
         awaited = [*names, *([state_name(names[-1])] if self._prefix.snapshots is not None else [])]
         tiers = {name: self.kept.where(name) for name in awaited}
-        for name in awaited:  # nor of these, for what is saved of those that make room
+        for name in awaited:  # saving the evicted pages must not evict these from their tier
             self._tier(tiers, name).book.hold(name)
         if self._pool.free < len(names):
             self._prefix.evict(len(names) - self._pool.free)
@@ -309,7 +308,7 @@ class PageArrivals:
         return True
 
     def admitted(self, sequence: Sequence, computed: int) -> None:
-        """Record which of a sequence's cached tokens were loaded, as it gets a slot."""
+        """Record which of a sequence's cached tokens were loaded, when it is admitted to a slot."""
         restore, account, size = self.of(sequence), sequence.account, self._pool.page_size
         if account.cached is None:
             cached = min(computed, sequence.prompt_length)
@@ -325,25 +324,25 @@ class PageArrivals:
 
     @property
     def unsaved(self) -> bool:
-        """Return True with pages still to be handed over to the disk."""
+        """Whether pages remain to be saved to the disk."""
         return self._prefix.unsaved or self.kept.moving
 
     def begin_plan(self, *, idle: bool) -> None:
-        """End late arrivals. If idle, save the pages that sequences have left."""
+        """End late loads. If idle, save the pages that finished sequences have left."""
         self._look()
         if idle:
             self._prefix.save(IDLE_SAVE_BYTES)
 
     def take_moves(self) -> PageMoves:
-        """Return the plan's orders for pages beside the pool."""
+        """Return the plan's moves of pages between tiers."""
         return self.kept.take_moves()
 
     def applied(
         self, flight: InFlightPlan, result: StepResult, later: Iterable[InFlightPlan]
     ) -> None:
-        """Apply a plan's result: ended reads and writes, and the speed of computing.
+        """Process a plan's result: the finished reads and writes, and the speed of the step.
 
-        The plan was carried out before those in `later`.
+        later: plans in flight that were submitted after this one.
         """
         now = self.clock()
         rows = [row.length for row in flight.plan.rows if row.length > 1]
@@ -353,7 +352,7 @@ class PageArrivals:
         unread = {(copy.name, tier) for tier, moves in ahead for copy in moves.fetch}
         self._hear(result.pages, unread)
 
-    # ---- news
+    # ---- updates from the workers
 
     def _tier(self, tiers: Mapping[bytes, PageTier], name: bytes) -> CacheTierState:
         return self.kept.tiers[tiers[name]]
@@ -361,10 +360,10 @@ class PageArrivals:
     def _hear(
         self, events: Iterable[PageEvent], unread: Collection[tuple[bytes, PageTier]]
     ) -> None:
-        """Take the workers' news about reads and writes.
+        """Process the workers' updates about reads and writes.
 
-        unread: pages whose reads are yet to begin. News of their end belongs to an earlier,
-        unawaited read.
+        unread: pages whose reads have not started. An update on one of them is about an earlier
+        read that was cancelled, and is ignored.
         """
         for name, happened, tier in events:
             arrival = self._by_name.get(name)
@@ -418,23 +417,23 @@ class PageArrivals:
                 self.end_wait(arrival.sequence)
 
     def _grace(self, arrival: Arrival) -> float:
-        """Return the seconds of silence allowed. The first page takes longer than later ones."""
+        """Return the seconds to wait before a load can be late. The first page takes longest."""
         tokens = len(arrival.names) * self._pool.page_size
         return min(FIRST_SECONDS, (1 - NO_GAIN) * tokens * self.rates.token_seconds)
 
     def end_wait(self, sequence: Sequence) -> None:
-        """End a sequence's wait. The pages loaded so far, without a gap, are cached."""
+        """End a sequence's wait. The pages loaded so far, up to the first gap, are cached."""
         if (arrival := self._under_way.get(sequence)) is not None:
             late = (i for i, name in enumerate(arrival.names) if name in arrival.reading)
             whole = next(late, arrival.whole)
-            # no sequence can resume from the last page without it
+            # no sequence can resume after the last page without its state
             if arrival.state in arrival.reading:
                 whole = min(whole, len(arrival.names) - 1)
             self._cut(arrival, whole)
             self._end(arrival)
 
     def _cut(self, arrival: Arrival, index: int) -> None:
-        """Give up the awaited pages from `index` on."""
+        """Give up the pages of a load from `index` on."""
         names = arrival.names[index : arrival.whole]
         if arrival.state is not None and index < len(arrival.names):
             names.append(arrival.state)
@@ -449,7 +448,7 @@ class PageArrivals:
                 tier.forget(name, reading=reading)
 
     def flush(self, disk: bool) -> None:
-        """End every arrival, and forget what is kept. The disk is cleared only with `disk`."""
+        """End all loads. Clear the prefix cache and its tiers; clear the disk only if `disk`."""
         for sequence in tuple(self._under_way):
             self.end_wait(sequence)
         self._prefix.flush()
@@ -478,7 +477,7 @@ class PageArrivals:
         sequence.matched = None
 
     def measure(self, metrics: Metrics, counts: Counts) -> None:
-        """Copy the levels of what is kept beside the pool."""
+        """Update the metrics of the tiers."""
         for place, tier in self.kept.tiers.items():
             metrics.set("saccade_kv_tier_entries", len(tier.book), tier=place)
             metrics.set("saccade_kv_tier_bytes", tier.book.used_bytes, tier=place)

@@ -1,8 +1,8 @@
-"""KV pages, and sequences' states, in a store.
+"""KV pages and sequences' states on disk.
 
-A page is written and read as one row of bytes: each layer's part of the page's tokens. The first
-rank writes all ranks' rows side by side, and hands pages read to all, so that all ranks agree on
-the store's content.
+A page is one row of bytes, which holds the tokens of the page for every layer. Rank 0 writes the
+rows of all ranks, concatenated, and broadcasts pages that were read, so that all ranks agree on the
+content of the store.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def open_pages(config: PageTierConfig) -> Background[bytes]:
 
 
 class StoredPages:
-    """One rank's way to the store, which the first rank has."""
+    """One rank's access to the store, which only rank 0 opens."""
 
     def __init__(self, config: PageTierConfig, parts: PoolParts, shard: Shard) -> None:
         """Open the store. Raises StartupError."""
@@ -50,11 +50,11 @@ class StoredPages:
         self._parts = parts
         self._shard = shard
         self._reading: set[bytes] = set()
-        self._forgotten: set[bytes] = set()  # of these: no longer awaited
+        self._forgotten: set[bytes] = set()  # reads in progress whose pages are no longer needed
 
     @property
     def found(self) -> tuple[tuple[bytes, int], ...]:
-        """Return (name, bytes) for pages left by an earlier run, the oldest first."""
+        """(name, bytes) of the pages left by an earlier run, the oldest first."""
         return self._store.store.found if self._store is not None else ()
 
     def leave(self, moves: TierMoves) -> None:
@@ -128,7 +128,7 @@ class StoredPages:
     def _place(self, copies: Sequence[PageCopy], state: bool) -> None:
         parts = self._parts.of(state)
         if self._parts.device.type == "cpu" and self._shard.size == 1 and self._store is not None:
-            # Each byte is copied once: memory that is new costs more than the copy.
+            # Copy each byte once: allocating an intermediate buffer costs more than the copy.
             for copy in copies:
                 row = self._store.take_rows(copy.name)[0].split([part.shape[1] for part in parts])
                 for part, values in zip(parts, row, strict=True):
@@ -137,7 +137,7 @@ class StoredPages:
             self._place_together(copies, state)
 
     def _place_together(self, copies: Sequence[PageCopy], state: bool) -> None:
-        """Place pages on any device and number of ranks. Every rank must call."""
+        """Place pages on any device, with any number of ranks. All ranks must call it together."""
         width, device, ranks = self._parts.width(state), self._parts.device, self._shard.size
         if self._store is not None:
             read = torch.cat(

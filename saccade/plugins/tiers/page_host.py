@@ -1,10 +1,10 @@
-"""KV pages, and sequences' states, in host memory: one rank's part of each, copied while a GPU
-works.
+"""KV pages and sequences' states in host memory: one rank's shard of each, copied while the GPU
+computes.
 
-Owns the memory and its allocation. Makes no decisions. Memory is handed out by the page, and a
-state takes several. On a GPU all copies are in the order of one stream: a place has been read
-before the next copy into the place begins. A page is read right into its final place in the pool,
-which stays untouched by others until `settle`.
+Owns the memory and allocates it in units of a page; a state takes several. On a GPU, all copies run
+on one stream, so a row has been read before the next copy overwrites it. A page is read directly
+into its slot in the pool. Steps must not touch the slot before `_settle` makes them wait for the
+read.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from saccade.runtime.tiers import Ready
 
 
 class HostPages:
-    """`nbytes` for pages."""
+    """The host tier of KV pages, with a budget of `nbytes`."""
 
     def __init__(self, nbytes: int, parts: PoolParts, stream: torch.cuda.Stream | None) -> None:
-        """Allocate the memory. stream: for copies. Without one, on a CPU, copies are immediate."""
+        """Allocate the memory. stream: for copies on a GPU. If `None`, copies are synchronous."""
         self._parts, self._device = parts, parts.device
         self._width = width = parts.width(state=False)
         like = torch.empty((0, width), dtype=torch.uint8)
         self._slab = Slab(nbytes // width, like, None if stream is None else self._device)
         self._runs: dict[bytes, tuple[range, ...]] = {}
-        self._coming: dict[bytes, Ready] = {}  # read, and not yet settled
+        self._coming: dict[bytes, Ready] = {}  # reads that no step waits for yet
         self._untold: dict[bytes, Ready] = {}
         self._stream = stream
         self._ring: list[torch.Tensor] = []
-        self._leaving: list[torch.cuda.Event] = []  # of each piece of the ring, the last copy
+        self._leaving: list[torch.cuda.Event] = []  # the last copy from each entry of the ring
 
     def leave(self, moves: TierMoves) -> None:
-        """Begin to copy the places to save. The current stream may write to them afterwards."""
+        """Start copying the slots to save. The current stream may overwrite them afterwards."""
         self._slab.give_rows([run for name in moves.drop for run in self._runs.pop(name)])
         for state, copies in self._pieces(moves.save):
             self._save(copies, state)
         self._settle(moves.forget)
 
     def come(self, moves: TierMoves) -> None:
-        """Begin to read into places in the pool. `collect` reports each end."""
+        """Start reading into slots of the pool. `collect` reports when each read has finished."""
         self._settle(copy.name for copy in moves.place)
         if self._stream is not None and moves.fetch:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         for state, copies in self._pieces(moves.fetch):
             ready: Ready = None
-            with torch.cuda.stream(self._stream):  # none: the current one
+            with torch.cuda.stream(self._stream):  # `None` keeps the current stream
                 self._fetch(copies, state)
                 if self._stream is not None:
                     ready = torch.cuda.Event()
@@ -86,7 +86,7 @@ class HostPages:
                 target.copy_(piece)
             return
         current = torch.cuda.current_stream(self._device)
-        if len(self._leaving) == PAGE_PIECES:  # the memory of those is the device's own again
+        if len(self._leaving) == PAGE_PIECES:  # bound the device memory of copies in flight
             current.wait_event(self._leaving.pop(0))
             self._ring.pop(0)
         self._stream.wait_stream(current)
@@ -95,7 +95,7 @@ class HostPages:
                 target.copy_(piece, non_blocking=True)
             done = torch.cuda.Event()
             done.record()
-        self._ring.append(rows)  # not to be used again before
+        self._ring.append(rows)  # keeps the memory from being reused during the copy
         self._leaving.append(done)
 
     def _fetch(self, copies: Sequence[PageCopy], state: bool) -> None:
@@ -107,7 +107,7 @@ class HostPages:
         self._parts.scatter(copies, state, rows.view(len(copies), -1))
 
     def _settle(self, names: Iterable[bytes]) -> None:
-        """Make the current stream's later work wait for these reads."""
+        """Make later work on the current stream wait for the reads of these pages."""
         for name in names:
             self._untold.pop(name, None)
             if (ready := self._coming.pop(name, None)) is not None:

@@ -1,6 +1,4 @@
-"""KV pages, and sequences' states, on their way to other tiers and back. The scheduler decides,
-and each tier's file copies.
-"""
+"""Moves KV pages and sequences' states between the pool and other tiers, as a plan demands."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from saccade.runtime.states import StateMemory
 
 
 class PageTierMemory:
-    """One rank's part of pages beside the pool. Implements `runtime.tiers.PageMemory`."""
+    """One rank's shard of the pages in all tiers. Implements `runtime.tiers.PageMemory`."""
 
     def __init__(
         self,
@@ -35,7 +33,7 @@ class PageTierMemory:
         ]  # each [pages, bytes]
         parts = PoolParts(pages, pages[0].new_empty((0, 0)) if states is None else states.lines)
         self.found: tuple[tuple[bytes, int], ...] = ()
-        """(name, bytes) for pages left by an earlier run, the oldest first."""
+        """(name, bytes) of the pages left by an earlier run, the oldest first."""
         self._tiers: dict[PageTier, PageTransfers] = {}
         if config.host_bytes >= parts.width(state=False):
             gpu = parts.device if parts.device.type == "cuda" else None
@@ -46,7 +44,7 @@ class PageTierMemory:
             self._tiers["disk"], self.found = stored, stored.found
 
     def move(self, moves: PageMoves) -> None:
-        """Carry out a plan's work on pages. Every rank must call."""
+        """Execute the page moves of a plan. All ranks must call it together."""
         for tier, each in moves:
             self._tiers[tier].leave(each)
         for tier, each in moves:
@@ -54,16 +52,16 @@ class PageTierMemory:
 
     @property
     def is_reading(self) -> bool:
-        """Return True while a read is in progress, or has ended and awaits `collect`."""
+        """Whether a read is in progress, or has finished and awaits `collect`."""
         return any(each.is_reading for each in self._tiers.values())
 
     @property
     def has_events(self) -> bool:
-        """Return True if `collect` has something to report."""
+        """Whether `collect` would return an event."""
         return any(each.has_events for each in self._tiers.values())
 
     def collect(self) -> tuple[PageEvent, ...]:
-        """Return the reads and writes that have ended since the last call."""
+        """Return the reads and writes that have finished since the last call."""
         return tuple(
             (name, happened, tier)
             for tier, each in self._tiers.items()
@@ -71,6 +69,6 @@ class PageTierMemory:
         )
 
     def close(self) -> None:
-        """Finish all writing."""
+        """Finish all writes."""
         for each in self._tiers.values():
             each.close()

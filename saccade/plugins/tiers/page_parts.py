@@ -1,4 +1,4 @@
-"""What the pool keeps of pages and states, as bytes: read and written by place."""
+"""Access to the KV pool's pages and states as bytes, by slot index."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from saccade.kernels.device import send
 
 
 class PoolParts:
-    """One rank's part of the pool: of each layer what it keeps, uint8 [places, bytes]."""
+    """One rank's shard of the KV pool: for each layer, a tensor uint8 [slots, bytes]."""
 
     def __init__(self, pages: Sequence[torch.Tensor], lines: torch.Tensor) -> None:
-        """Take the pool's tensors. `lines`: of states."""
+        """Use the pool's tensors. lines: those of states, [slots, bytes]."""
         self._pages = pages
         self._lines = [lines]
         self.device = lines.device
@@ -25,16 +25,16 @@ class PoolParts:
         return self._lines if state else self._pages
 
     def width(self, state: bool) -> int:
-        """Return the bytes of a state, or of a page."""
+        """The bytes of a state, or of a page, in this rank."""
         return sum(part.shape[1] for part in self.of(state))
 
     def gather(self, copies: Sequence[PageCopy], state: bool) -> torch.Tensor:
-        """Return the bytes in these places, [n, width]."""
+        """Return the bytes of the copies' slots, [n, width]."""
         places = send(np.array([copy.place for copy in copies]), self.device)
         return torch.cat([part.index_select(0, places) for part in self.of(state)], dim=1)
 
     def scatter(self, copies: Sequence[PageCopy], state: bool, rows: torch.Tensor) -> None:
-        """Write bytes [n, at least width] to these places."""
+        """Write bytes [n, width or more] to the copies' slots."""
         places, start = send(np.array([copy.place for copy in copies]), self.device), 0
         for part in self.of(state):
             part.index_copy_(0, places, rows[:, start : start + part.shape[1]])
@@ -45,33 +45,33 @@ class PageTransfers(Protocol):
     """Copies pages between the pool and one tier."""
 
     def leave(self, moves: TierMoves) -> None:
-        """Drop, save and forget: in all tiers before any place is written to."""
+        """Drop, save and forget pages. Call this for all tiers before the slots are overwritten."""
         ...
 
     def come(self, moves: TierMoves) -> None:
-        """Fetch and place."""
+        """Fetch pages from the tier, and place fetched pages in the pool."""
         ...
 
     @property
     def is_reading(self) -> bool:
-        """Return True while a read is in progress, or has ended and awaits `collect`."""
+        """Whether a read is in progress, or has finished and awaits `collect`."""
         ...
 
     @property
     def has_events(self) -> bool:
-        """Return True if `collect` has something to report."""
+        """Whether `collect` would return an event."""
         ...
 
     def collect(self) -> Sequence[tuple[bytes, Happened]]:
-        """Return the reads and writes that have ended since the last call."""
+        """Return the reads and writes that have finished since the last call."""
         ...
 
     def close(self) -> None:
-        """Finish all writing."""
+        """Finish all writes."""
         ...
 
 
 def by_kind(copies: Sequence[PageCopy]) -> list[tuple[bool, list[PageCopy]]]:
-    """Split pages and states."""
+    """Group copies into those of pages and those of states. Empty groups are left out."""
     kinds = ((state, [copy for copy in copies if copy.state == state]) for state in (False, True))
     return [(state, found) for state, found in kinds if found]

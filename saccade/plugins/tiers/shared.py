@@ -1,19 +1,19 @@
-"""The shared store: a folder of embeddings that several servers write, within one budget.
+"""The shared store: a directory of embeddings that several servers write, within one budget.
 
-    ROOT / .saccade-embeddings     the marker: this folder is ours (`core/claims.py`)
-    ROOT / lock                    its holder may evict; has the bytes in use
-    ROOT / FINGERPRINT / NAME      an embedding of one model, whole: never changed
+    ROOT / .saccade-embeddings     marks the directory as Saccade's (`core/claims.py`)
+    ROOT / lock                    must be held to evict files; contains the number of bytes in use
+    ROOT / FINGERPRINT / NAME      a complete embedding of one model, which never changes
     ROOT / FINGERPRINT / .X.draft  a file being written, locked by its writer
 
-Files of exactly these names (`core/store.py`) of this server's user are looked at, counted and
-removed; all other entries are ignored, and no link or pipe is followed.
+Only files with these names (`core/store.py`) that belong to this server's user are listed, counted
+and removed. All other entries are ignored, and symbolic links and pipes are not opened.
 
-Room is taken before a byte is written, under the lock, so that the budget holds at every moment.
-Locks are the kernel's (flock): those of an exited server are free at once, so locks are never
-stale. Its drafts are found unlocked, and removed, by the next server to make room. The count in the
-lock file may be too high after a death, never too low; making room counts anew. The least lately
-used go first, of all models. Each server looks only at needed files, the first one writes a file,
-once, and a read counts as a use.
+Space is reserved under the lock before a byte is written, so the budget is never exceeded. Locks
+are the kernel's (flock), which releases those of an exited server at once, so no lock is ever
+stale. The unlocked drafts of an exited server are removed by the next eviction. After a crash, the
+count in the lock file may be too high, but never too low; the next eviction recounts. Eviction is
+LRU across all models. A server opens only the files that it needs. The first server that computes
+an embedding writes it, and each read counts as a use.
 """
 
 from __future__ import annotations
@@ -49,22 +49,21 @@ from saccade.plugins.tiers.items import Items, Memory
 log = logging.getLogger("saccade")
 
 LOCK_SECONDS = 0.5
-"""Another server may make room for so long before this one gives up a save."""
+"""How long to wait while another server holds the lock. After that, the item is not saved."""
 LOCK_PAUSE = 0.005
 SPARE = 16
-"""Making room frees a part in so many of the budget beyond what is needed: it looks at every file.
-"""
+"""An eviction frees an extra 1 / SPARE of the budget, because it has to list every file."""
 
 K = TypeVar("K", bound=Hashable)
 
 
 class SharedFolder(Folder[K]):
-    """Items of one kind, in a folder where each server finds what any has written."""
+    """Items of one type, in a directory that several servers read and write."""
 
     def __init__(self, root: Path, items: Items[K], memory: Memory, nbytes: int) -> None:
-        """Take or create the folder. nbytes: the budget of all servers that write below `root`.
+        """Open or create the directory. nbytes: the budget of all servers that write below `root`.
 
-        Raises OSError, with the reason.
+        Raises OSError with the reason.
         """
         self._room = SharedBudget(root, nbytes)
         super().__init__(root, items, memory, nbytes)
@@ -75,7 +74,7 @@ class SharedFolder(Folder[K]):
         return ()
 
     def _write(self, key: K, rows: torch.Tensor) -> None:
-        if not self.has(key):  # another server was first
+        if not self.has(key):  # another server may have written it already
             super()._write(key, rows)
 
     @contextmanager
@@ -92,7 +91,7 @@ STORE = SharedFolder
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Found:
-    """An embedding. The least lately used is the smallest."""
+    """A complete file of an embedding. The least recently used sorts first."""
 
     used: int
     nbytes: int
@@ -101,15 +100,15 @@ class _Found:
 
 
 class SharedBudget:
-    """At most `budget` bytes in files below `root`, blocks counted whole.
+    """Keeps the files below `root` within `budget` bytes, counted in whole disk blocks.
 
-    Methods block. One thread per server calls them.
+    Methods block. Call them from one thread per server.
     """
 
     def __init__(self, root: Path, budget: int) -> None:
-        """Take the folder and count what it holds.
+        """Open the directory and count the bytes of its files.
 
-        Raises OSError where the folder cannot be had, or is somebody else's.
+        Raises OSError if the directory cannot be opened or belongs to another user.
         """
         self._root = root
         self._budget = budget
@@ -120,9 +119,9 @@ class SharedBudget:
 
     @contextmanager
     def draft(self, target: Path, nbytes: int) -> Iterator[BinaryIO]:
-        """Reserve `nbytes` and open a new file to be written, which becomes `target` at the end.
+        """Reserve `nbytes` and open a new file to write, which is renamed to `target` on success.
 
-        Raises OSError if it exceeds the budget, or another server holds the lock.
+        Raises OSError if the file exceeds the budget, or another server holds the lock.
         """
         needed = on_disk(nbytes)
         if needed > self._budget:
@@ -137,27 +136,27 @@ class SharedBudget:
             self._write(lock, used + needed)
             file = open(path, "xb", opener=beside)  # noqa: SIM115 - closed below
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            file.truncate(nbytes)  # whoever counts meanwhile counts all of it
+            file.truncate(nbytes)  # so that other servers count its full size meanwhile
         try:
             yield file
-            with self._locked():  # who counts finds it under one name
+            with self._locked():  # so that another server counts it once, under one of its names
                 path.replace(target)
         finally:
             path.unlink(missing_ok=True)
             file.close()
 
-    # ---- room
+    # ---- space
 
     def _sweep(self, needed: int) -> int:
-        """Make `needed` bytes and some to spare fit the budget. Returns the bytes in use.
+        """Recount the bytes in use, and evict files if `needed` more exceed the budget.
 
-        Removes abandoned drafts.
+        Removes abandoned drafts. Returns the bytes in use.
         """
         files: list[_Found] = []
         used = 0
         for folder, handle in EMBEDDING_FILES.folders(self._root):
             for file in os.scandir(handle):
-                with suppress(OSError):  # its writer, or who found it damaged, may have removed it
+                with suppress(OSError):  # another server may have removed it meanwhile
                     found = file.stat(follow_symlinks=False)
                     if not stat.S_ISREG(found.st_mode) or found.st_uid != self.user:
                         continue
@@ -174,8 +173,7 @@ class SharedBudget:
         return used
 
     def _make_room(self, files: list[_Found], used: int, enough: int) -> int:
-        """Remove the least lately used files until at most `enough` bytes are in use, or all are
-        gone.
+        """Evict the least recently used files until at most `enough` bytes are in use.
 
         Returns the bytes in use.
         """
@@ -189,7 +187,7 @@ class SharedBudget:
         return used
 
     def _read(self, lock: BinaryIO) -> int | None:
-        """Return the bytes in use, if the lock file has them."""
+        """Return the bytes in use as the lock file has them, or `None` if it has no valid count."""
         lock.seek(0)
         text = lock.read(32)
         return int(text) if text.endswith(b"\n") and text[:-1].isdigit() else None
@@ -201,7 +199,7 @@ class SharedBudget:
 
     @contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
-        """Hold the lock, which one server has at a time. Raises OSError when another keeps it."""
+        """Hold the lock of all servers. Raises OSError if another server holds it for too long."""
         with open(self._root / "lock", "r+b", opener=made_beside) as lock:
             until = time.monotonic() + LOCK_SECONDS
             while True:
@@ -217,9 +215,9 @@ class SharedBudget:
 
 
 def _abandoned(path: Path, folder: int) -> bool:
-    """Remove a dead writer's draft. Returns False if its writer lives.
+    """Remove the draft of a writer that has exited. Returns False if the writer is still running.
 
-    `folder`: the draft's, open. Raises OSError.
+    folder: the descriptor of the draft's directory. Raises OSError.
     """
     with open(path, "rb", opener=beside) as draft:
         try:

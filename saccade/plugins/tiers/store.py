@@ -1,5 +1,6 @@
-"""A tier that blocks: a file of this folder, opened by its name. One thread does its work
-(`background.py`).
+"""The interface of a tier whose methods block. `background.py` calls them from a thread.
+
+Each store is a module of this package, opened by its name.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Store(Tier[K], Protocol[K]):
-    """A tier that blocks."""
+    """A tier whose methods block, such as a directory on disk."""
 
     what: str  # its name in logs
     found: tuple[tuple[K, int], ...]  # (key, size) left by an earlier run, the oldest first
-    shared: str  # the folder where other servers find the same items, or ""
+    shared: str  # the directory in which other servers find the same items, or ""
 
     def name(self, key: K) -> str: ...
 
@@ -28,6 +29,6 @@ class Store(Tier[K], Protocol[K]):
 
 
 def open_store(name: str, root: Path, items: Items[K], memory: Memory, nbytes: int) -> Store[K]:
-    """Open the store of the file `name`, its `STORE`. Raises OSError, with the reason."""
+    """Open the store that the module `name` exports as `STORE`. Raises OSError with the reason."""
     store: Store[K] = import_module(f"{__package__}.{name}").STORE(root, items, memory, nbytes)
     return store

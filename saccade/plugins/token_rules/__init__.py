@@ -1,4 +1,4 @@
-"""Tokens that an answer may not have, or must: bans, runs that do not repeat, reasoning budgets."""
+"""Rules on an answer's tokens: bans, no repeated n-grams, and reasoning budgets."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`TokenRules` on logits: what earlier tokens ban or demand next.
+"""Applies `TokenRules` to logits: what earlier tokens forbid or require next.
 
-Owns, for each sequence with rules, its tokens on the device, where sampled tokens are added unknown
-to the host. A step's work is a pass over the tokens and a pass over the row.
+Owns the tokens of each sequence with rules, on the device, so that sampled tokens are added without
+a host synchronization. A step takes one pass over the tokens, and one over the logits.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from saccade.core.token_rules import NoRepeat, ThinkingBudget, TokenRules
 from saccade.kernels.device import send
 
 ROOM = 256
-"""Tokens that there is room for beside the first ones, to begin with."""
+"""The initial spare capacity for tokens."""
 _ANY, _NONE = -1, -2
-"""In a bad word's beginning: any token; before an answer's first token: no token."""
+"""In the prefix of a bad word: any token; before the answer's first token: no token."""
 
 
 class _Ngrams:
-    """The tokens so far, each with the length to which the tokens before it match the newest ones.
+    """The tokens so far, and for each, how many tokens before it equal the latest tokens.
 
-    `matched[j]` tokens before place j equal as many newest tokens. One more token `t` makes
-    `matched[j] + 1` before place j + 1 if token j is `t`, else 0.
+    The `matched[j]` tokens before index j equal the latest `matched[j]` tokens. After one more
+    token `t`, the match before index j + 1 is `matched[j] + 1` if token j is `t`, and 0 otherwise.
     """
 
     def __init__(self, rule: NoRepeat, tokens: Sequence[int], device: torch.device) -> None:
@@ -40,10 +40,10 @@ class _Ngrams:
         self._spared = send(spared, device) if rule.spared else None
 
     def ban(self, row: torch.Tensor) -> None:
-        """Set -inf for tokens that would end a repeated run."""
+        """Set the logits of tokens to -inf that would complete a repeated n-gram."""
         size, length = self._rule.size, self._length
         first = max(0, length - self._rule.window) if self._rule.window else 0
-        first += size - 1  # the place of the last token of the window's first run
+        first += size - 1  # the index of the last token of the first n-gram in the window
         if first >= length:
             return
         ids = self._ids[first:length]
@@ -65,13 +65,13 @@ class _Ngrams:
 
 
 def match_ends(ids: np.ndarray, most: int) -> np.ndarray:
-    """Count, for each place j, how many tokens before j equal as many last tokens of `ids` [L].
+    """For each index j, count how many tokens before j equal the last tokens of `ids` [L].
 
-    The count goes up to `most`: int32 [L].
+    The counts, int32 [L], are at most `most`.
     """
     length = len(ids)
     matched = np.zeros(length, np.int32)
-    places = np.arange(length)  # those that have matched all the way
+    places = np.arange(length)  # the indices that match so far
     for back in range(1, min(most, length) + 1):
         places = places[places >= back]
         places = places[ids[places - back] == ids[length - back]]
@@ -82,7 +82,7 @@ def match_ends(ids: np.ndarray, most: int) -> np.ndarray:
 
 
 class _BadWords:
-    """The words' beginnings and last tokens, and the answer's newest tokens."""
+    """The prefixes and last tokens of bad words, and the latest tokens of the answer."""
 
     def __init__(
         self, words: Sequence[Sequence[int]], answer: Sequence[int], device: torch.device
@@ -97,7 +97,7 @@ class _BadWords:
         self._tail = send(np.array(tail[len(tail) - width :], np.int64), device)
 
     def ban(self, row: torch.Tensor) -> None:
-        """Set -inf for tokens that would complete a word."""
+        """Set the logits of tokens to -inf that would complete a word."""
         met = ((self._before == self._tail) | (self._before == _ANY)).all(dim=1)
         row.index_add_(0, self._last, torch.where(met, -torch.inf, 0.0).to(row.dtype))
 
@@ -107,7 +107,7 @@ class _BadWords:
 
 
 class RowThinking:
-    """The state of the answer's reasoning, and its budget: how many tokens it may still take."""
+    """The state of an answer's reasoning, and the remaining tokens of its budget."""
 
     def __init__(
         self, budget: ThinkingBudget, answer: Sequence[int], vocab_size: int, device: torch.device
@@ -124,13 +124,13 @@ class RowThinking:
     def of(
         cls, opened: Open, vocab_size: int, _: Sequence[int], device: torch.device
     ) -> RowThinking:
-        """Return a sequence's budget after its answer so far."""
+        """Return a sequence's budget, given its answer so far."""
         assert opened.rules is not None and opened.rules.thinking is not None
         answer = opened.tokens[opened.prompt_length :]
         return cls(opened.rules.thinking, answer, vocab_size, device)
 
     def edit(self, row: torch.Tensor, _: int, masked: bool, /) -> bool:
-        """Leave only the end of reasoning, if it is due and the grammar allows it."""
+        """Force the end of reasoning, if the budget is used up and the grammar allows it."""
         close = slice(self._budget.close, self._budget.close + 1)
         due = self._inside & (self._left <= 0) & (row[close] > -torch.inf)
         row.copy_(torch.where(due, self._ending, row))
@@ -143,12 +143,12 @@ class RowThinking:
 
 
 class RowBans:
-    """The tokens that one sequence's rules forbid."""
+    """The tokens that a sequence's rules forbid."""
 
     def __init__(
         self, rules: TokenRules, tokens: Sequence[int], prompt_length: int, device: torch.device
     ) -> None:
-        """Take the rules, and `tokens`: the prompt and the answer so far."""
+        """Set up the rules. `tokens`: the prompt and the answer so far."""
         answer = tokens[prompt_length:]
         self._allowed = send(np.array(rules.allowed, np.int64), device) if rules.allowed else None
         self._kinds: list[_BadWords | _Ngrams] = []
@@ -167,7 +167,7 @@ class RowBans:
         return cls(opened.rules, opened.tokens, opened.prompt_length, device)
 
     def edit(self, row: torch.Tensor, _count: int, _masked: bool, /) -> bool:
-        """Forbid tokens, unless that would forbid every token."""
+        """Forbid tokens, unless that would forbid all of them."""
         before = row.clone()
         if self._allowed is not None:
             row.fill_(-torch.inf)

@@ -1,4 +1,4 @@
-"""Videos: files, or frames that come as images."""
+"""Videos: files, or frames that are sent as images."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLUGIN = Plugin(
 
 
 def readable(spec: FamilySpec) -> tuple[Readable, ...]:
-    """Return what this model and this installation read. frames: of a video, as a list."""
+    """Return what this model and installation can read. frames: videos as lists of images."""
     from saccade.media.content import video_reader
 
     if spec.video is None:

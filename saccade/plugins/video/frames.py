@@ -1,7 +1,7 @@
-"""A video's frames as images: the frames on one canvas, and the canvas's name.
+"""A video's frames as images: pairs of frames on one canvas, and their hashes.
 
-An image with two frames is named by both frames' names. An image with one frame twice has the name
-of the frame's still image.
+The hash of an image with two frames is made of the frames' hashes. If both frames are the same, it
+is the hash of the frame as a still image.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FRAME = b"saccade frame\0"
 
 
 def check_decoder(param: str) -> None:
-    """Raise InvalidRequest if the installation lacks a reader for video files."""
+    """Raise InvalidRequest if no reader for video files is installed."""
     if not video_reader():
         raise InvalidRequest(
             f"{param}: this server does not support video files: send frames as images, or "
@@ -45,14 +45,14 @@ def check_decoder(param: str) -> None:
 
 
 def frame_name(file: bytes, index: int, orientation: int) -> bytes:
-    """Name frame `index` in the file with this digest, whose frames are to be turned."""
+    """Return the hash of frame `index` of the file with this digest. orientation: its rotation."""
     turned = b"" if orientation == 1 else bytes([orientation])
     name = FRAME + video_reader().encode() + b"\0" + file + index.to_bytes(8) + turned
     return blake3(name).digest()
 
 
 def rules_of(spec: FamilySpec, param: str) -> VideoRules:
-    """Return the model's rules for video. Raises InvalidRequest if it takes none."""
+    """Return the model's rules for videos. Raises InvalidRequest if it does not support them."""
     if spec.video is None:
         raise InvalidRequest(
             f"{param}: this model does not support video: send frames as images, or use another "
@@ -64,7 +64,7 @@ def rules_of(spec: FamilySpec, param: str) -> VideoRules:
 
 
 def times_of_frames(source: VideoSource, rules: VideoRules) -> FrameTimes:
-    """Time a client's own frames. Raises InvalidRequest."""
+    """Return the times of frames from the client. Raises InvalidRequest."""
     assert isinstance(source.url, tuple)
     count, param, indices = len(source.url), source.param, source.indices
     if not 1 <= count <= MAX_FRAMES:
@@ -88,7 +88,7 @@ def times_of_frames(source: VideoSource, rules: VideoRules) -> FrameTimes:
 
 
 def times_of_file(source: VideoSource, probe: Probe, rules: VideoRules) -> FrameTimes:
-    """Choose the frames to look at in a file, and their times. Raises InvalidRequest."""
+    """Choose the frames to decode from a file, and return their times. Raises InvalidRequest."""
     total, fps, options = probe.frames or 0, probe.fps, source.options
     if options.fps is not None:
         options = replace(options, fps=min(options.fps, MAX_FPS))
@@ -103,7 +103,7 @@ def times_of_file(source: VideoSource, probe: Probe, rules: VideoRules) -> Frame
 
 
 def check_frames(probes: Sequence[Probe], param: str) -> None:
-    """Raise ImageError unless all frames have one size."""
+    """Raise ImageError unless all frames have the same size."""
     first = probes[0].upright
     for number, probe in enumerate(probes):
         if probe.upright != first:
@@ -124,7 +124,7 @@ def assemble(
     read: ReadTimes,
     budget: FrameBudget | None,
 ) -> OpenedVideo:
-    """Build the video from its frames, all with one recipe. budget: as `OpenedImage`'s."""
+    """Build the video from its frames, all with the same parameters. budget: see `OpenedImage`."""
     recipe = frames[0].recipe
     both = stacked(recipe, rules.grid(recipe), rules.frames)
     settings, settings_of_both = spec.settings(recipe), spec.settings(both)

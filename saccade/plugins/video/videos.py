@@ -1,4 +1,4 @@
-"""Videos: a file, or frames that come as images, whose frames two on a canvas are images."""
+"""Videos: a file, or frames that are sent as images. Pairs of frames become images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from saccade.plugins.video.frames import (
 
 
 class Videos:
-    """Answers `MediaKind` for videos. The metadata is the read of the file, or of each frame."""
+    """Implements `MediaKind` for videos. Metadata are the read of the file, or of each frame."""
 
     def __init__(self, context: KindContext) -> None:
         self._spec = context.spec
@@ -38,7 +38,7 @@ class Videos:
             reads.read_source(source.url, video=True)
             return
         for url in source.url:
-            if not comes_along(url):  # frames that are there take no task each
+            if not comes_along(url):  # frames within the request need no task
                 reads.read_source(url)
 
     async def metadata(self, source: VideoSource, reads: Reads) -> list[SourceRead]:
@@ -82,7 +82,7 @@ class Videos:
         return jobs_of(image) if image.there else None
 
     def forget(self) -> None:
-        """Hold no pixels."""
+        """Do nothing, since no pixels are cached."""
 
     async def close(self) -> None:
-        """Do nothing: there are no open files."""
+        """Do nothing, since there are no open files."""

@@ -1,4 +1,4 @@
-"""The family of every architecture that no other family names."""
+"""The fallback family, for architectures that no other family supports."""
 
 from saccade.plugin import Family
 

@@ -1,4 +1,4 @@
-"""A plain tool of ours, for models that publish no way to act. Coordinates are thousandths."""
+"""Saccade's own tool, for models without a published action format. Coordinates are thousandths."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The function `computer_use` of Qwen2.5-VL, Qwen3-VL and Qwen3.5, as their cookbooks describe it.
+"""The function `computer_use` of Qwen2.5-VL, Qwen3-VL and Qwen3.5, as in their cookbooks.
 
-Qwen2.5-VL counts the pixels of the resized image, later models thousandths of the screen. A drag
-begins where the cursor is. Additions of ours are `screenshot` and `zoom`, for clients that send a
-screenshot only on request, `click_element` and `hover_element`, for browsers that report
-elements' references, and keys that are held meanwhile.
+Coordinates are pixels of the resized image in Qwen2.5-VL, and thousandths of the screen in later
+models. A drag starts at the cursor. Saccade adds `screenshot` and `zoom`, for clients that send a
+screenshot only on request, `click_element` and `hover_element`, for browsers that report references
+of elements, and keys to hold during an action.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     Thought: The menu is open.
     Action: click(start_box='(512,300)')
 
-UI-TARS 1.5, a Qwen2.5-VL, counts the pixels of the resized image. Its elders, of Qwen2-VL, count
-thousandths. `screenshot` is an addition of ours, for clients that send one only when asked.
+In UI-TARS 1.5, a Qwen2.5-VL, coordinates are pixels of the resized image. In older versions, based
+on Qwen2-VL, they are thousandths. Saccade adds `screenshot`, for clients that send one only on
+request.
 """
 
 from __future__ import annotations
@@ -81,14 +82,14 @@ _ESCAPED = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _PLAIN = {"n": "\n", "r": "\r", "t": "\t"}
 _CONTROL = re.compile(r"[\\'\n\r\t]")
 _LONGEST = 64
-"""Characters of a name or a key."""
+"""Maximum characters of a name or a key."""
 
 
 class WrittenCall:
     """One call: NAME(KEY='TEXT', ...)."""
 
     def __init__(self) -> None:
-        """Begin behind the tag."""
+        """Start after the tag."""
         self.name: str | None = None
         self.done = False
         self._phase = "name"  # name, key, value, text, escape, next
@@ -111,7 +112,7 @@ class WrittenCall:
         return at
 
     def feed(self, character: str) -> bool:
-        """Read on. Return False, and leave `character` out, if the text stops being a call."""
+        """Read a character. Return False, without consuming it, if the text is not a call."""
         match self._phase:
             case "text":
                 if character == "'":
@@ -136,7 +137,7 @@ class WrittenCall:
         return self._feed_word(character)
 
     def _feed_word(self, character: str) -> bool:
-        """Read a name up to its bracket, or a key up to its equals sign."""
+        """Read a name up to its parenthesis, or a key up to its equals sign."""
         if character.isspace():
             return not self._word
         if character == ("(" if self._phase == "name" else "=") and self._word:
@@ -156,10 +157,10 @@ class WrittenCall:
 
 
 class WrittenGrammar:
-    """Grammar for thoughts and one action behind them."""
+    """The grammar for a thought followed by one action."""
 
     def __init__(self, lexicon: Lexicon) -> None:
-        """Need no token of the tokenizer's."""
+        """Ignore the lexicon, as no tags are tokens."""
 
     def tool_rules(self, index: int, tool: Tool, schema: Any, parts: ValueParts) -> list[str]:  # noqa: ARG002
         terms, before = list[str](), f"{tool.name}("
@@ -180,7 +181,7 @@ def _value(schema: Mapping[str, Any]) -> str:
     if "enum" in schema:
         return f"({' | '.join(quoted(each) for each in schema['enum'])})"
     pattern = schema.get("pattern", r"^([^'\\\n]|\\.)*$")
-    escaped = pattern[1:-1].replace("/", "\\/")  # a term has no anchors: it is matched whole
+    escaped = pattern[1:-1].replace("/", "\\/")  # drop the anchors: a term matches the whole text
     return f"/{escaped}/"
 
 

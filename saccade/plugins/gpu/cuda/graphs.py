@@ -1,8 +1,7 @@
-"""GraphRunner: a function on tensors, captured at a few sizes and replayed at the smallest that
-fits.
+"""Captures a function on tensors at a few sizes, and replays the smallest graph that fits.
 
-Owns the graphs and the choice of sizes. `eager` stands in for a capture without CUDA, so that
-everything but the recording itself runs, and is tested, on a CPU.
+Owns the graphs and the choice of sizes. Without CUDA, `eager` replaces the capture, so that
+everything else runs, and is tested, on a CPU.
 """
 
 from __future__ import annotations
@@ -24,64 +23,64 @@ Inputs = TypeVar("Inputs")
 Replay = Callable[[], object]
 
 ENOUGH = 64
-"""Runs after which the histogram says something."""
+"""Minimum number of runs before the histogram of sizes is evaluated."""
 WORTH = 0.05
-"""Share of the rows computed that other sizes must save before graphs are captured anew."""
+"""Fraction of the computed rows that other sizes must save before graphs are captured again."""
 STEPS = 64
-"""The histogram counts sizes in this many steps up to the largest, or fewer."""
+"""Maximum number of buckets in the histogram of sizes."""
 
 
 class Graphed(Protocol[Inputs]):
-    """A function over inputs with fixed shapes.
+    """A function whose inputs have a fixed shape for each size.
 
-    All sizes share one set of buffers, and use parts of them.
+    All sizes share one set of buffers, and use slices of them.
     """
 
     def inputs(self, size: int) -> Inputs:
-        """Return the part of the input buffers for `size`, the same memory at every call."""
+        """Return the slice of the input buffers for `size`, at the same address in every call."""
         ...
 
     def output(self, size: int) -> torch.Tensor:
-        """Return the part of the output buffer for `size`."""
+        """Return the slice of the output buffer for `size`."""
         ...
 
     def compute(self, inputs: Inputs) -> torch.Tensor:
-        """Compute the output from `inputs` and constants alone."""
+        """Compute the output from `inputs` and constants only."""
         ...
 
 
 class Capture(Protocol):
-    """Records a function's device work. Calling the recording repeats the work."""
+    """Captures the device work of a function. Calling the result replays it."""
 
     def __call__(self, work: Replay) -> Replay: ...
 
 
 def eager(work: Replay) -> Replay:
-    """Run the work and return it in place of a recording."""
+    """Run the function, and return it instead of a captured graph."""
     work()
     return work
 
 
 class CudaCapture:
-    """Captures CUDA graphs into one memory pool, their kernels at a stream's priority.
+    """Captures CUDA graphs into one memory pool, with kernels at a stream's priority.
 
-    Capture the largest first: the rest then fit into the memory left.
+    Capture the largest graph first, so that the others fit into the memory that it allocated.
     """
 
     def __init__(self, priority: int = 0) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        # cuBLAS keeps a workspace of 32 MiB for every stream that it was ever used on.
+        # One stream for all captures: cuBLAS keeps a 32 MiB workspace for each stream it has used.
         self._stream = torch.cuda.Stream(priority=priority)
 
     def __call__(self, work: Replay) -> Replay:
-        # What libraries set up at first use must not happen within a capture.
+        # Libraries must do their lazy initialization before the capture.
         self._stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
-        # Not `torch.cuda.graph`: it first gives all memory back that PyTorch keeps, for which the
-        # steps after `adapt` would pay.
+        # `torch.cuda.graph` would first empty PyTorch's memory cache, which would slow down the
+        # steps after `adapt`.
         with torch.cuda.stream(self._stream):
             work()
-            # Other threads may ask for events meanwhile, as NCCL's watchdog does.
+            # Other threads may query events meanwhile, as NCCL's watchdog does.
             graph.capture_begin(self._pool, capture_error_mode="thread_local")
             try:
                 work()
@@ -92,7 +91,7 @@ class CudaCapture:
 
 
 class GraphRunner(Generic[Inputs]):
-    """Graphs of `graphed` at `sizes`. Their number and largest size stay within those given."""
+    """Graphs of `graphed` at `sizes`. `adapt` may choose others, but not more or larger ones."""
 
     def __init__(
         self,
@@ -105,8 +104,9 @@ class GraphRunner(Generic[Inputs]):
     ) -> None:
         """Capture the graphs, the largest first.
 
-        `progress`: the bar's name for captures. Without one there is no bar. `unit`: all sizes are
-        multiples of it. `prepare`: called with the work of all sizes before the first capture.
+        `progress`: the title of a progress bar. By default, there is none.
+        `unit`: all sizes are multiples of it.
+        `prepare`: called with the work of all sizes before the first capture.
         """
         assert sizes and min(sizes) > 0 and not any(size % unit for size in sizes)
         self._unit = unit
@@ -120,7 +120,7 @@ class GraphRunner(Generic[Inputs]):
             prepare(lambda: [self._work(size)() for size in self._wanted])
         largest_first = reversed(self._wanted)
         if progress is not None:
-            # None: not where nobody watches.
+            # `disable=None` hides the bar if stderr is not a terminal.
             bar = tqdm(largest_first, progress, self._most, unit="graph", disable=None)
             largest_first = iter(bar)
         for size in largest_first:
@@ -128,7 +128,7 @@ class GraphRunner(Generic[Inputs]):
 
     @property
     def sizes(self) -> list[int]:
-        """Return the sizes with a graph, ascending."""
+        """The sizes with a graph, ascending."""
         return sorted(self._graphs)
 
     @property
@@ -136,14 +136,14 @@ class GraphRunner(Generic[Inputs]):
         return self._wanted[-1]
 
     def bucket(self, size: int) -> int | None:
-        """Return the smallest graph's size for `size` rows or more, if there is one."""
+        """Return the size of the smallest graph for at least `size` rows, or `None`."""
         return min((captured for captured in self._graphs if captured >= size), default=None)
 
     def run(self, size: int, fill: Callable[[Inputs], bool]) -> torch.Tensor | None:
-        """Replay the smallest graph for `size` rows or more. Returns the output, overwritten by the
-        next replay.
+        """Replay the smallest graph for at least `size` rows. The next replay overwrites the
+        output.
 
-        `fill` writes the inputs, padding included. Returns `None` if every graph is too small, or
+        `fill` writes the inputs, including padding. Returns `None` if all graphs are too small, or
         if `fill` returns False.
         """
         if size <= self.largest:
@@ -155,9 +155,9 @@ class GraphRunner(Generic[Inputs]):
         return self._graphed.output(bucket)
 
     def adapt(self) -> bool:
-        """Fit the sizes to those seen, one capture per call. Call it in idle moments.
+        """Adapt the graphs to the sizes that were run, one capture per call. Call it when idle.
 
-        Returns True while more is to do.
+        Returns True if there is more to do.
         """
         if sum(self._seen.values()) >= ENOUGH:
             better = best_sizes(self._seen, self.largest, self._most)
@@ -197,9 +197,9 @@ class GraphRunner(Generic[Inputs]):
 
 
 def padded(seen: Counter[int], sizes: Sequence[int]) -> int:
-    """Count the rows computed for the sizes seen, padding included.
+    """Count the rows computed for the sizes seen, including padding.
 
-    Sizes above all in `sizes` run eagerly, unpadded.
+    Sizes above all of `sizes` run eagerly, without padding.
     """
     return sum(
         count * min((captured for captured in sizes if captured >= size), default=size)
@@ -208,16 +208,16 @@ def padded(seen: Counter[int], sizes: Sequence[int]) -> int:
 
 
 def best_sizes(seen: Counter[int], largest: int, most: int) -> list[int]:
-    """Choose at most `most` sizes, `largest` among them, that compute the fewest rows for the sizes
-    seen.
+    """Choose at most `most` sizes, including `largest`, that minimize the rows computed for the
+    sizes seen.
 
-    Each best size but the largest has been seen. Dynamic programming over sizes: O(n^2 most) for n
-    distinct sizes.
+    All chosen sizes except `largest` have been seen. Dynamic programming over sizes: O(n^2 most)
+    for n distinct sizes.
     """
     marks = sorted({size for size in seen if size <= largest} | {largest})
     upto = list(accumulate((seen[size] for size in marks), initial=0))
-    # cost[j], choice[j]: the best way found to serve everything up to marks[j], the largest size in
-    # it.
+    # cost[j], choice[j]: the best way to cover all sizes up to marks[j] if marks[j] is the largest
+    # size chosen.
     cost = [mark * upto[j + 1] for j, mark in enumerate(marks)]
     choice = [[mark] for mark in marks]
     for _ in range(most - 1):
@@ -230,9 +230,9 @@ def best_sizes(seen: Counter[int], largest: int, most: int) -> list[int]:
 
 
 def begin_captures(like: torch.Tensor, priority: int = 0) -> Capture:
-    """Return a recorder for graphs that are replayed one after another.
+    """Return a capture function for graphs that are replayed one at a time.
 
-    Graphs that run at the same time, as the tower's do while the language model's run, need an own
-    memory pool and workspace. priority: the kernels'.
+    Graphs that may run concurrently, such as the vision encoder's and the language model's, need
+    separate memory pools and workspaces. priority: that of the kernels.
     """
     return CudaCapture(priority) if like.is_cuda else eager

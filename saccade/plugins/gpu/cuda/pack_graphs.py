@@ -1,6 +1,6 @@
-"""The vision tower's blocks as graphs, captured for a few numbers of patches.
+"""The vision encoder's blocks as CUDA graphs, captured for a few numbers of patches.
 
-Owns the buffers that graphs read and write. Knows packs of images only.
+Owns the buffers that the graphs read and write.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from saccade.plugins.gpu.cuda.graphs import Capture, GraphRunner, begin_captures
 from saccade.runtime.vision.packed_encoder import drain
 
 ROWS_PER_SEGMENT = 16
-"""A graph for N rows has room for N / 16 segments of each kind, and a few more; packs that have
-more of them run eagerly.
+"""A graph for N rows has space for N / 16 segments of each kind, plus 8. Packs with more segments
+run eagerly.
 """
 MAX_UNBOUNDED = 32
-"""But for no more segments that may be as long as the graph: for each of them it launches blocks
-for N rows, most of which find none.
+"""The limit for segments that may be as long as the graph: each one launches blocks for N rows,
+most of which have no work.
 """
 
 
 class CapturedPacks:
-    """The tower's graphs at a config's sizes. Implements `runtime.graphs.PackGraphs`."""
+    """The encoder's graphs at the sizes of a config. Implements `runtime.graphs.PackGraphs`."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class CapturedPacks:
         ranks: int = 1,
         capture: Capture | None = None,
     ) -> None:
-        """Capture the graphs. ranks: on this machine. capture: `None`: the device's."""
+        """Capture the graphs. ranks: those on this machine. capture: by default, the device's."""
         self._buffers = PackBuffers(net, max(config.graph_sizes), config, like)
         self._runner = GraphRunner(
             self._buffers,
@@ -53,7 +53,7 @@ class CapturedPacks:
         return self._runner.largest
 
     def run(self, rows: Sequence[torch.Tensor], facts: Sequence[GridFacts]) -> torch.Tensor | None:
-        # Not before it is replayed: the buffers are every pack's.
+        # Fill the buffers only just before a replay, as all packs share them.
         return self._runner.run(
             sum(map(len, rows)), lambda inputs: self._buffers.fill(inputs, rows, facts)
         )
@@ -63,10 +63,10 @@ class CapturedPacks:
 
 
 class PackBuffers:
-    """Inputs and output for the tower's graphs, for packs with up to `largest` rows. Implements
+    """Inputs and output of the encoder's graphs, for packs of up to `largest` rows. Implements
     `graphs.Graphed`.
 
-    Padding rows see only each other, in segments of their own.
+    Padding rows attend only to each other, in separate segments.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class PackBuffers:
             (net.vision.axes, largest), dtype=torch.int64, device=like.device
         )
         self._output = like.new_zeros((net.vision.rows(largest), net.spec.embedding_width))
-        # A graph holds on to its bounds, so each size has its own.
+        # A captured graph keeps the address of its bounds, so each size has its own tensor.
         self._inputs: dict[int, Pack] = {}
 
     def inputs(self, size: int) -> Pack:
@@ -107,7 +107,7 @@ class PackBuffers:
         return drain(self._vision.blocks(inputs))
 
     def fill(self, inputs: Pack, rows: Sequence[torch.Tensor], facts: Sequence[GridFacts]) -> bool:
-        """Write a pack of images and its padding.
+        """Write a pack of images and its padding to the inputs.
 
         Returns False if it has more segments than fit.
         """
@@ -135,7 +135,7 @@ class PackBuffers:
 
 
 def segments_that_fit(size: int, limit: int | None) -> int:
-    """Return how many segments, with at most `limit` rows each, fit a graph for `size` rows."""
+    """Return how many segments of at most `limit` rows each fit into a graph for `size` rows."""
     most = size // ROWS_PER_SEGMENT + 8
     return most if limit else min(most, MAX_UNBOUNDED)
 
@@ -145,8 +145,8 @@ def segment_bounds(
 ) -> torch.Tensor | None:
     """Return the bounds [room + 1], int32, for segments that fill `size` rows.
 
-    `lengths` come first, then padding cut to `longest`, then empty segments. Returns `None` for
-    more segments than fit.
+    They cover `lengths` first, then padding in segments of at most `longest` rows, then empty
+    segments. Returns `None` if there are more segments than fit.
     """
     used = sum(lengths)
     padding = [min(longest, size - at) for at in range(used, size, longest)]

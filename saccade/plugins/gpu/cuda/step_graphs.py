@@ -1,8 +1,8 @@
-"""Steps as graphs: the language model's layers, captured at a few frames.
+"""Steps as CUDA graphs: the language model's layers, captured for a few batch shapes (frames).
 
-Owns the choice of a step's frame, the graphs' inputs outside the batcher's staging buffer, their
-output, and the count of replays. A graph covers a whole step, attention included, which reads
-lengths and pages on the device. Sees a plan only as numbers of rows and tokens.
+Owns the choice of a step's frame, the graphs' inputs other than the batcher's staging buffer, their
+output, and the count of replays. A graph covers a whole step, including attention, which reads
+lengths and pages on the device. Of a plan, only the numbers of rows and tokens are used.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from saccade.runtime.vision.streams import FIRST
 
 
 class StepMemory:
-    """What all step graphs share: the work, and the memory for image rows (`embeddings`) and output
-    states.
+    """What all step graphs share: the function to capture, and the buffers for image embeddings
+    (`embeddings`) and output states.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class StepMemory:
         sizes: StepGraphSizes,
         like: torch.Tensor,
     ) -> None:
-        """Take dtype, device and width from `like`, a tensor of embeddings."""
+        """Use the dtype, device and width of `like`, a tensor of embeddings."""
         most = max((0, *sizes.mixed_tokens))
         self.batcher = batcher
         self.states = like.new_zeros((max((0, *sizes.rows, sizes.most_tokens)), net.hidden))
@@ -48,7 +48,7 @@ class StepMemory:
 
 
 class FrameBuffers:
-    """A family of frames, each named by one number. Implements `graphs.Graphed`."""
+    """The frames of one kind, each identified by a size. Implements `graphs.Graphed`."""
 
     def __init__(self, memory: StepMemory, frame: Callable[[int], Frame]) -> None:
         self._memory = memory
@@ -56,7 +56,7 @@ class FrameBuffers:
         self._inputs: dict[int, Batch] = {}
 
     def inputs(self, size: int) -> Batch:
-        """Return a frame's batch. At the first call, the staging buffer holds only padding."""
+        """Return a frame's batch. On the first call, the staging buffer contains only padding."""
         if size not in self._inputs:
             frame, memory = self._frame(size), self._memory
             shown = memory.embeddings[: frame.splices]
@@ -71,13 +71,14 @@ class FrameBuffers:
 
 
 class CapturedSteps:
-    """The graphs for steps, all captured when the object is made."""
+    """The CUDA graphs for steps, which the constructor captures."""
 
     def __init__(
         self, memory: StepMemory, sizes: StepGraphSizes, capture: Capture, metrics: Metrics
     ) -> None:
         self._metrics = metrics
-        # By the rows that decode beside others. The largest first: the rest fit into its memory.
+        # By the number of decoding rows in a mixed step. The largest is captured first, so that the
+        # others fit into its memory.
         self._mixed = {
             singles: GraphRunner(
                 FrameBuffers(memory, partial(Frame.mixed, singles)),
@@ -95,10 +96,10 @@ class CapturedSteps:
         )
 
     def frame(self, decoding: int, rows: int, tokens: int) -> Frame | None:
-        """Return the smallest frame for `rows` rows and `tokens` tokens, `decoding` of the rows
-        decoding.
+        """Return the smallest frame for `rows` rows, of which `decoding` decode, and `tokens`
+        tokens.
 
-        Returns `None` if the step is too large for all.
+        Returns `None` if the step is too large for all frames.
         """
         if decoding == rows:
             bucket = self._decode.bucket(rows) if self._decode else None
@@ -113,8 +114,8 @@ class CapturedSteps:
     def run(self, frame: Frame, shown: torch.Tensor) -> torch.Tensor:
         """Replay the graph for `frame` and return its states [tokens of the frame, hidden].
 
-        They belong to the staged step, padded, and the next replay overwrites them. shown: the
-        step's image rows.
+        The states are those of the staged step, with padding. The next replay overwrites them.
+        shown: the embeddings of the step's images.
         """
 
         def fill(inputs: Batch) -> bool:

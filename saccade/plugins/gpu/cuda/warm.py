@@ -1,9 +1,8 @@
-"""Launch every kernel that a request could meet once before the first request, so that no request
-waits for a compiler.
+"""Launches every kernel once before the first request, so that no request waits for a compilation.
 
-Owns the choice of steps that stands for all steps. Their rows are padding: written to the dummy
-page, seeing nothing. Knows no kernels: `tests/runtime/test_warm.py` compares compiled variants with
-requests' launches.
+Chooses a few batch shapes that cover all kernel variants. Their rows are padding, which write to
+the dummy page and attend to no key. The list of kernels is not repeated here:
+`tests/runtime/test_warm.py` compares the variants compiled with those that requests launch.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from saccade.runtime.batch_invariance import doubled
 from saccade.runtime.start import Start
 
 BLANK = -1
-"""An adapter's number that no adapter is given."""
+"""An adapter index that is never assigned."""
 
 
 @torch.inference_mode()
 def prepare(start: Start) -> tuple[bool, str]:
-    """Implement `runtime.start.Prepare`: launch every kernel once, compiled several at a time.
+    """Implement `runtime.start.Prepare`: launch every kernel once, compiling several at a time.
 
-    Every rank takes part. Whether rows are exact is not measured.
+    All ranks take part. Returns False, as batch invariance is not measured on GPUs.
     """
     launch = partial(_launch_all, start)
     if compile_abreast := start.net.ops.compiler(start.like.device, start.ranks):
@@ -36,11 +35,11 @@ def prepare(start: Start) -> tuple[bool, str]:
 
 def _launch_all(start: Start) -> None:
     net, attention, batcher, like = start.net, start.attention, start.batcher, start.like
-    # Products are others for few rows and for many, whether these decode or are of prompts.
+    # Matmul kernels depend on the number of rows, whether these decode or prefill.
     frames = [Frame.decode(rows) for rows in doubled(1, batcher.slots)]
     for tokens in doubled(ROW_TOKENS, batcher.chunk_tokens):
         frames.append(Frame.mixed(0, tokens)._replace(splices=min(tokens, ROW_TOKENS)))
-    if net.spec.kv_spec().whole_images:  # prompts without images have kernels of their own
+    if net.spec.kv_spec().whole_images:  # text-only prompts use different kernels
         frames.append(Frame.mixed(0, ROW_TOKENS)._replace(splices=0))
     for frame in frames:
         shown = like.new_zeros((frame.splices, like.shape[1]))

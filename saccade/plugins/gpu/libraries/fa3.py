@@ -1,5 +1,5 @@
-"""FlashAttention-3 for prompt rows over pages, and Triton's kernel for rows that decode. What is
-launched depends on a step's shape alone, as a graph needs it.
+"""FlashAttention-3 for prefill over pages, with Triton's kernel for decode. The launches depend
+only on the shape of a step, so that it can be captured in a CUDA graph.
 
 NOT YET RUN on a GPU.
 """
@@ -18,8 +18,8 @@ from saccade.plugins.gpu.triton.paged_decode import launch_decode, share_keys
 class Fa3Attention:
     """Implements `kernels.reference.paged.AttentionBackend`.
 
-    Heads are at most 256 values, in multiples of 8. Keys and values have the queries' dtype, with
-    16 bits.
+    Heads have at most 256 values, in multiples of 8. Keys and values have the queries' dtype, which
+    must be a 16-bit one.
     """
 
     def __init__(self, shape: PagedShape) -> None:
@@ -27,14 +27,14 @@ class Fa3Attention:
         self._attend = load_fa3("flash_attn_with_kvcache")
         self._shape = shape
         self._rows: PagedRows | None = None
-        self._pages = torch.empty((0, 0), dtype=torch.int32)  # of rows of prompts [R, pages]
-        self._starts = torch.empty(0, dtype=torch.int32)  # [R + 1], from the first of them on
+        self._pages = torch.empty((0, 0), dtype=torch.int32)  # of prefill rows, [R, pages]
+        self._starts = torch.empty(0, dtype=torch.int32)  # [R + 1], relative to the first of them
 
     def plan(self, rows: PagedRows) -> None:
         first = rows.singles
         work = share_keys(rows, self._shape.kv_heads) if first else None
         self._rows = replace(rows, work=work)
-        # It takes a line for each row, and no list of lines beside pages.
+        # It expects one row of the page table per sequence, without an index in between.
         self._pages = rows.page_table.index_select(0, rows.lines[first:])
         self._starts = rows.q_starts[first:] - first
 
@@ -54,8 +54,8 @@ class Fa3Attention:
                 cache_seqlens=rows.kv_lengths[first:],
                 page_table=self._pages,
                 cu_seqlens_q=self._starts,
-                max_seqlen_q=len(q) - first,  # at most: the host knows no row's own
+                max_seqlen_q=len(q) - first,  # an upper bound: the lengths are on the device
                 softmax_scale=shape.scale,
-                causal=True,  # lower right
+                causal=True,  # aligned to the lower right corner
             )
         return out

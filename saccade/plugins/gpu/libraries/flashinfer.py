@@ -1,5 +1,5 @@
-"""FlashInfer for rows that decode over pages, and Triton's kernels for prompt rows. Its plan is
-made on the host, which waits for the rows' lengths once a step: steps are never graphs.
+"""FlashInfer for decode over pages, with Triton's kernels for prefill. FlashInfer plans each step
+on the host, which waits for the sequences' lengths, so steps cannot be captured in CUDA graphs.
 
 NOT YET RUN on a GPU.
 """
@@ -14,7 +14,7 @@ from saccade.kernels.reference.paged import PagedCache, PagedRows, PagedShape
 from saccade.plugins.gpu.triton.paged import launch_prefill
 
 WORKSPACE_BYTES = 128 << 20
-"""As FlashInfer recommends; start-up sets it aside (`engine/memory_estimate.py`)."""
+"""The size that FlashInfer recommends. Start-up reserves it (`engine/memory_estimate.py`)."""
 
 
 class FlashInferAttention:
@@ -22,7 +22,7 @@ class FlashInferAttention:
 
     def __init__(self, shape: PagedShape) -> None:
         self._shape = shape
-        self._wrapper: Any = None  # made in the first step that decodes
+        self._wrapper: Any = None  # created by the first step that decodes
         self._rows: PagedRows | None = None
         self._planned = False
 
@@ -35,7 +35,7 @@ class FlashInferAttention:
         first = rows.singles
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if first:
-            if not self._planned:  # in the first layer: queries' heads are not known before
+            if not self._planned:  # in the first layer, since planning needs the number of heads
                 self._plan_decode(rows, q)
             in_pages = (-1, shape.page_size, shape.kv_heads, shape.head_dim)
             self._wrapper.run(
@@ -54,7 +54,7 @@ class FlashInferAttention:
             from flashinfer import BatchDecodeWithPagedKVCacheWrapper
 
             workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=q.device)
-            # Its other kernel knows few numbers of queries that share a key.
+            # Its other kernel supports only a few ratios of query heads to key heads.
             self._wrapper = BatchDecodeWithPagedKVCacheWrapper(
                 workspace, "NHD", use_tensor_cores=True
             )

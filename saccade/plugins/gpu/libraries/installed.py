@@ -1,6 +1,6 @@
-"""Which of FlashAttention's packages are installed, and their functions once they are wanted.
+"""Which FlashAttention packages are installed, and their functions, which are loaded on demand.
 
-Finding skips the import, which would load torch. Leaves attention to others.
+Detection does not import a package, since that would import torch.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any
 
 FA3_PACKAGES = ("flash_attn_interface", "sgl_kernel", "kernels")
-"""Packages that bring FlashAttention-3, the first one found is taken. They are its own (the folder
-hopper of flash-attention's repository), sglang-kernel's, and Hugging Face's `kernels`.
+"""Packages that provide FlashAttention-3; the first installed one is used. They are its own (the
+directory hopper of flash-attention's repository), sglang-kernel's, and Hugging Face's `kernels`.
 """
 FA3_INSTALL = (
     "python scripts/install.py kernels: it fetches a build once; sglang-kernel carries one, and so "
     "does the folder hopper of flash-attention's repository"
 )
 HUB_BUILD, HUB_VERSION = "kernels-community/flash-attn3", 1
-"""What `kernels` fetches, from its own organisation on the hub."""
+"""The repository and version that `kernels` downloads from the Hugging Face Hub."""
 
 
 def find_fa3() -> str | None:
-    """Return the package that brings FlashAttention-3; `None` if it is missing."""
+    """Return the package that provides FlashAttention-3, or `None` if there is none."""
     for package in FA3_PACKAGES:
         if package == "sgl_kernel" and not _has_module(package, "flash_attn"):
             continue
@@ -36,9 +36,9 @@ def find_fa3() -> str | None:
 
 @cache
 def load_fa3(function: str) -> Callable[..., Any]:
-    """Return FlashAttention-3's function with that name. All packages have the same functions.
+    """Return the FlashAttention-3 function of this name, which is the same in all packages.
 
-    Raises ImportError if the library is missing, and passes on what a broken package raises.
+    Raises ImportError if the library is missing, and whatever importing a broken package raises.
     """
     package = find_fa3()
     if package is None:

@@ -1,5 +1,5 @@
-"""What gates take, as a part of kernels: SiLU, and GELU with the tanh approximation. Works on
-values in registers, wherever their tensors lie.
+"""Activations of gated MLPs as device functions: SiLU, and GELU with the tanh approximation. They
+compute on values in registers.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -12,13 +12,13 @@ import triton.language as tl
 from saccade.kernels.reference import activation
 
 GATES = ("silu", "gelu_tanh")
-"""Those that `activated` knows."""
+"""The activations that `activated` supports."""
 SLOPE = tl.constexpr(activation.SLOPE)
 
 
 @triton.jit
 def activated(x, tanh: tl.constexpr):
-    """silu(x) of float32, or with `tanh` `activation.gelu_tanh(x)`."""
+    """silu(x) of float32, or `activation.gelu_tanh(x)` if `tanh` is set."""
     slope = x
     if tanh:
         slope = (x * x * 0.044715 + 1.0) * x * SLOPE

@@ -1,8 +1,9 @@
-"""What attention kernels share: online softmax over blocks of keys, heads cut in two parts.
+"""Building blocks shared by attention kernels: online softmax over blocks of keys, and heads that
+are split into two parts.
 
-Owns the inner step (Milakov & Gimelshein 2018; Dao 2023, FlashAttention-2) and how heads are cut. A
-product needs a power of two, so that a head with 72 values is 64 + 16 and costs 80 rather than 128.
-Leaves the keys' places to callers.
+The inner step follows Milakov & Gimelshein 2018 and Dao 2023 (FlashAttention-2). `tl.dot` requires
+powers of two, so a head of 72 values is split into 64 + 16, which costs 80 columns instead of 128.
+Callers compute the addresses of keys.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -16,16 +17,16 @@ import triton.language as tl
 
 LOG2_E = 1.4426950408889634
 NOTHING = tl.constexpr(-1.0e30)
-"""The score of a key that is not seen: finite, so that rows that see none give no NaN."""
+"""The score of a masked key. It is finite, so that rows with only masked keys do not become NaN."""
 MIN_PART = 16
-"""Columns that a product on tensor cores has at least."""
+"""Minimum number of columns of a product on tensor cores."""
 ALIGNED = 16
-"""Triton knows of a stride whether it is a multiple of this."""
+"""Triton specializes on whether a stride is a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadTiling:
-    """A head of `dim` values as columns [0, d0) and [d0, d0 + d1), padded; d1 may be 0."""
+    """A head of `dim` values as columns [0, d0) and [d0, d0 + d1), padded. d1 may be 0."""
 
     dim: int
     d0: int
@@ -33,11 +34,12 @@ class HeadTiling:
 
     @classmethod
     def of(cls, dim: int, *strides: int) -> HeadTiling:
-        """Return the cheapest cut: at most two parts, each a power of two.
+        """Return the cheapest tiling of at most two parts, each a power of two.
 
-        strides: values between rows that a kernel reads in parts. Where these are unaligned, a head
-        stays whole: keys are then copied without a pipeline, and ptxas 12.8 computes a wrong place
-        in shared memory for the second part (seen on an H200; right without its optimisations).
+        strides: the row strides of the tensors that are loaded in parts, in values. If one of them
+        is unaligned, the head is not split: keys are then copied without a pipeline, and ptxas 12.8
+        computes a wrong shared memory address for the second part (observed on an H200; correct
+        without ptxas's optimizations).
         """
         whole = max(MIN_PART, triton.next_power_of_2(dim))
         d0 = whole // 2
@@ -49,8 +51,8 @@ class HeadTiling:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a kernel's work is cut: a block's query rows and keys, warps, its pipeline's stages, and
-    a thread's most registers, to fit more programs (`None`: unlimited).
+    """A kernel's tile: the query rows and keys of a block, its warps and pipeline stages, and the
+    maximum registers per thread, to fit more programs (`None`: unlimited).
     """
 
     rows: int
@@ -61,15 +63,15 @@ class Tile:
 
     @property
     def options(self) -> dict[str, int]:
-        """Return the cut as arguments for a launch."""
+        """Return the keyword arguments for a launch."""
         most = {} if self.registers is None else {"maxnreg": self.registers}
         return {"num_warps": self.warps, "num_stages": self.stages} | most
 
 
 @triton.jit
 def load_part(at, live, first: tl.constexpr, count: tl.constexpr, dim: tl.constexpr):
-    """Columns [first, first + count) of the rows at `at` [N]: [N, count], 0 where `live` [N] is
-    false (None: all live), and beyond `dim`.
+    """Load columns [first, first + count) of the rows at `at` [N] as [N, count]. Values are 0 where
+    `live` [N] is false (None: all are live), and beyond `dim`.
     """
     c = first + tl.arange(0, count)
     places = at[:, None] + c[None, :]
@@ -87,7 +89,7 @@ def load_part(at, live, first: tl.constexpr, count: tl.constexpr, dim: tl.conste
 
 @triton.jit
 def store_part(at, live, values, first: tl.constexpr, count: tl.constexpr, dim: tl.constexpr):
-    """The counterpart of `load_part`."""
+    """Store what `load_part` loads."""
     c = first + tl.arange(0, count)
     known = live[:, None]
     if first + count > dim:
@@ -112,19 +114,19 @@ def attend_block(
     d0: tl.constexpr,
     d1: tl.constexpr,
 ):
-    """One block of N keys more: (acc0, acc1, top, total).
+    """Process one more block of N keys. Returns the new (acc0, acc1, top, total).
 
-    k_at, v_at [N]: the beginnings of present keys and their values; v_at None: these are the same,
-    read once. bias [N]: 0, or `NOTHING`
-    for a key left out, at least one being in; seen [M, N]: the keys seen by each query. Either may
-    be None. Scores are logarithms to base 2. acc1 means nothing if d1 is 0.
+    k_at, v_at [N]: addresses of the keys and their values. If v_at is None, the values are the keys
+    and are loaded once. bias [N]: 0, or `NOTHING` for a masked key; at least one key must not be
+    masked. seen [M, N]: the keys that each query attends to. Either may be None. Scores are in base
+    2. acc1 is unused if d1 is 0.
     """
     k0 = load_part(k_at, None, 0, d0, dim).to(q0.dtype)
     scores = tl.dot(q0, tl.trans(k0), input_precision="ieee")
     if d1 > 0:
         k1 = load_part(k_at, None, d0, d1, dim).to(q0.dtype)
         scores = tl.dot(q1, tl.trans(k1), scores, input_precision="ieee")
-    if (seen is None) & (bias is None):  # scaled as it is subtracted: one operation a score
+    if (seen is None) & (bias is None):  # scale and subtract in one operation per score
         new = tl.maximum(top, tl.max(scores, 1) * scale_log2)
         p = tl.exp2(scores * scale_log2 - new[:, None])
     else:
@@ -149,16 +151,16 @@ def attend_block(
 
 @triton.jit
 def beyond(cols, end):
-    """For places [N], some behind the last at `end` - 1: the present places, the last in place of
-    absent ones, and the bias that removes the absent.
+    """Clamp positions [N] to the last one, `end` - 1. Returns them, and the bias that masks those
+    that were beyond it.
     """
     return tl.minimum(cols, end - 1), tl.where(cols < end, 0.0, NOTHING)
 
 
 @triton.jit
 def begin(q_at, mine, dim: tl.constexpr, d0: tl.constexpr, d1: tl.constexpr):
-    """Before the first block: (q0, q1, acc0, acc1, top, total) of the queries at `q_at` [M], 0
-    where `mine` is false.
+    """The state before the first block: (q0, q1, acc0, acc1, top, total) of the queries at `q_at`
+    [M], which are 0 where `mine` is false.
     """
     q0 = load_part(q_at, mine, 0, d0, dim)
     acc0 = tl.zeros([q_at.shape[0], d0], tl.float32)
@@ -173,8 +175,8 @@ def begin(q_at, mine, dim: tl.constexpr, d0: tl.constexpr, d1: tl.constexpr):
 
 @triton.jit
 def beside_keys(q, cache):
-    """Queries [M, D] in the format of products with keys of `cache`. A GPU turns FP8 into float16
-    in one step, and into bfloat16 by way of float32.
+    """Convert queries [M, D] to the dtype in which they are multiplied by keys of `cache`. GPUs
+    convert FP8 to float16 in one step, but to bfloat16 only by way of float32.
     """
     if (cache.dtype.element_ty.primitive_bitwidth == 8) & (q.dtype == tl.bfloat16):
         q = q.to(tl.float16)
@@ -194,8 +196,8 @@ def finish(
     d0: tl.constexpr,
     d1: tl.constexpr,
 ):
-    """After the last block: the means of values, times `scale`, go to `to` [M] as `kind`; zeros
-    where no key was seen.
+    """Store the results after the last block, times `scale`, to `to` [M] as dtype `kind`. Queries
+    that attend to no key get zeros.
     """
     share = (scale / tl.where(total > 0, total, 1.0))[:, None]
     store_part(to, mine, (acc0 * share).to(kind), 0, d0, dim)

@@ -1,8 +1,8 @@
-"""Compiles all kernels that some work launches, several at a time.
+"""Compiles all kernels that a function launches, several at a time.
 
-Triton compiles a kernel where it is first launched, one after another, and the work waits for each.
-Here the work is done twice. At first a kernel that is not compiled yet is noted and left out, then
-all those are compiled in threads (which wait for ptxas, and for passes that release the GIL).
+Triton compiles a kernel at its first launch, one by one, while the caller waits. Here the function
+runs twice. In the first run, kernels that are not compiled yet are recorded and skipped; then they
+are compiled in threads (most of the time goes to ptxas and to passes that release the GIL).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ EMPTY = {
 
 
 class ZeroedMemory(TorchDispatchMode):
-    """Fills new tensors with zeros.
+    """Zero-fills new tensors.
 
-    What a left-out kernel would have written to them may be read as an index.
+    They stay so if the kernel that writes them is skipped, and other code may use them as indices.
     """
 
     def __torch_dispatch__(
@@ -47,14 +47,15 @@ class ZeroedMemory(TorchDispatchMode):
 
 
 def compile_abreast(work: Callable[[], object], device: torch.device, ranks: int = 1) -> int:
-    """Compile what `work` would launch, and return how many kernels that was.
+    """Compile the kernels that `work` launches, and return how many they are.
 
-    Does `work` once, without the kernels that are still to be compiled: its results are worthless.
-    ranks: processes that compile on this machine at the same time.
+    Calls `work` once without the kernels that are not compiled yet, so its results are meaningless.
+    ranks: the number of processes that compile on this machine at the same time.
     """
     if knobs.runtime.interpret:
         return 0
-    # An error shows when the work is done in earnest; ranks must do the same until then.
+    # An error will be raised by the real run. With several ranks, all must fail alike, so it is
+    # raised here.
     forgiving = suppress(Exception) if ranks == 1 else nullcontext()
     with _noted() as kernels, ZeroedMemory(), forgiving:
         work()
@@ -63,14 +64,14 @@ def compile_abreast(work: Callable[[], object], device: torch.device, ranks: int
     found = list(kernels.values())
     with ThreadPoolExecutor(threads, "compile", take_device) as pool:
         missed = [each for each, done in zip(found, pool.map(_compile, found)) if not done]
-    # ptxas and the cache on disk are shared: what failed beside others may pass alone.
+    # ptxas and the disk cache are shared: what failed concurrently may succeed on its own.
     with ThreadPoolExecutor(1, "compile", take_device) as pool:
         pool.map(_compile, missed)
     return len(kernels)
 
 
 def _index(device: torch.device) -> int:
-    """Return which GPU that is: a device without an index is the one that this thread uses."""
+    """The GPU's index. A device without an index is the current one of this thread."""
     return torch.cuda.current_device() if device.index is None else device.index
 
 
@@ -81,7 +82,7 @@ def _noted() -> Iterator[dict[str, tuple[Any, str]]]:
     def note(*, fn: Any, compile: Mapping[str, Any], **_: Any) -> bool:
         data = compile["specialization_data"]
         kernels[data] = fn.jit_function, data
-        return True  # it is neither compiled nor launched
+        return True  # skip both the compilation and the launch
 
     before, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, note
     try:
@@ -91,10 +92,10 @@ def _noted() -> Iterator[dict[str, tuple[Any, str]]]:
 
 
 def _compile(kernel: tuple[Any, str]) -> bool:
-    """Compile a noted kernel. Returns False where that fails."""
+    """Compile a recorded kernel. Returns False on failure."""
     function, data = kernel
     try:
         function.preload(data)
-    except Exception:  # the launch compiles it again, and says what is wrong
+    except Exception:  # the launch will compile it again, and raise the error
         return False
     return True

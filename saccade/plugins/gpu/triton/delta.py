@@ -1,9 +1,9 @@
-"""The functions from `delta.py` as Triton kernels. Knows tensors only.
+"""The functions of `delta.py` as Triton kernels.
 
-A program has a few columns of one head's state, independent from other columns, and keeps them in
-registers while a row's tokens go by: one after another for one-token rows, else chunk by chunk, as
-`delta.chunked_scan` does. The inverse of a chunk's equations is the same for any state, and is made
-for all chunks at once. Grids depend only on how many rows and tokens there are.
+A program computes a few columns of one head's state, which are independent of the others, and keeps
+them in registers for all tokens of a sequence. Sequences with one token advance by token, others by
+chunk, as in `delta.chunked_scan`. The inverse of a chunk's equations does not depend on the state,
+and is computed for all chunks at once. Grids depend only on the numbers of sequences and tokens.
 
 Imported only on a GPU, or in Triton's interpreter.
 """
@@ -23,21 +23,21 @@ from saccade.kernels.reference.delta import LENGTH_EPS, StateRows
 from saccade.plugins.gpu.triton.paged import find_row
 
 CHANNELS = 256
-"""Channels of the convolution that one program has."""
+"""Convolution channels per program."""
 TOKENS = 16
-"""Tokens of the convolution that one program has, where rows have several."""
+"""Convolution tokens per program, if sequences have several."""
 COLUMNS = 32
-"""Columns of a state that one program has, at most, where rows have one token."""
+"""Maximum columns of a state per program, if sequences have one token."""
 LEAST = 16
-"""Rows and columns of a product on tensor cores, at least."""
+"""Minimum rows and columns of a product on tensor cores."""
 STEP = ["lines", "q_starts", "kv_lengths"]
-"""What is a view of a step's staging buffer."""
+"""The arguments that are views of a step's staging buffer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunked:
-    """A chunk's tokens, how factors in products are rounded, and a program's layout, with at most
-    `columns` of a state.
+    """The tokens per chunk, the precision of products, and a program's layout, with at most
+    `columns` columns of a state.
     """
 
     tokens: int
@@ -48,15 +48,15 @@ class Chunked:
 
 
 HALF = Chunked(64, "ieee")
-"""For 16-bit values: the factors of products are rounded to these."""
+"""For 16-bit values: the operands of products are rounded to the values' dtype."""
 WIDE = Chunked(32, "tf32x3")
-"""For 32-bit values: factors in two parts, which take twice the memory."""
+"""For 32-bit values: operands are split into two parts, which take twice the memory."""
 
 
 @triton.jit
 def _inputs(x, state, at, here, channel, known, x_stride, channels, taps: tl.constexpr):
-    """The inputs at places `at` of a row, [N, C] float32: inputs before the first token, from the
-    state, are at -1, -2 ...; nothing where not `here`.
+    """The inputs at positions `at` of a row, [N, C] float32. Positions -1, -2, ... are the inputs
+    before the first token, from the state. Inputs are 0 where `here` is false.
     """
     inside = (here & (at >= 0))[:, None] & known[None, :]
     new = tl.load(
@@ -68,7 +68,7 @@ def _inputs(x, state, at, here, channel, known, x_stride, channels, taps: tl.con
     return new.to(tl.float32) + old.to(tl.float32)
 
 
-# Where a step's numbers lie depends on how many there are: nothing is compiled for how they do.
+# The alignment of these depends on the size of the step. Do not compile a variant for each.
 @triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=STEP)
 def _conv(
     x,
@@ -87,7 +87,7 @@ def _conv(
     block_q: tl.constexpr,
     block_c: tl.constexpr,
 ):
-    """Program (block, channels): `block_q` tokens of one row."""
+    """Program (block of `block_q` tokens of one row, block of channels)."""
     row, token = find_row(q_starts, 0, rows, tl.program_id(0), block_q)
     start = tl.load(q_starts + row)
     count = tl.load(q_starts + row + 1) - start
@@ -126,7 +126,9 @@ def _remember(
     block_t: tl.constexpr,
     block_c: tl.constexpr,
 ):
-    """Program (row, channels): the row's last inputs, after `_conv` has read earlier ones."""
+    """Program (row, block of channels): save the row's last inputs, once `_conv` has read the old
+    ones.
+    """
     row = tl.program_id(0)
     start = tl.load(q_starts + row)
     count = tl.load(q_starts + row + 1) - start
@@ -141,7 +143,7 @@ def _remember(
     state = states + tl.load(lines + row) * line_stride
     first = x + start.to(tl.int64) * x_stride
     values = _inputs(first, state, at, here, channel, known, x_stride, channels, taps)
-    tl.debug_barrier()  # another thread may have yet to read what this one overwrites
+    tl.debug_barrier()  # all threads must have read the old inputs before they are overwritten
     to = state + t[:, None] * channels + channel[None, :]
     mask = (t < taps - 1)[:, None] & known[None, :]
     tl.store(to, values.to(states.dtype.element_ty), mask=mask)
@@ -155,7 +157,7 @@ def launch_conv(
     *,
     silu: bool = True,
 ) -> torch.Tensor:
-    """Do as `delta.causal_conv` in two launches."""
+    """Compute `delta.causal_conv` in two launches."""
     assert x.stride(1) == 1 and weight.is_contiguous() and states.stride(1) == x.shape[1]
     taps, channels = weight.shape
     out = torch.zeros((len(x), channels), dtype=x.dtype, device=x.device)
@@ -222,7 +224,7 @@ def _delta(
     block_k: tl.constexpr,
     block_v: tl.constexpr,
 ):
-    """Program (row, head of values, columns of the state)."""
+    """Program (row, value head, block of columns of the state)."""
     row, head = tl.program_id(0), tl.program_id(1)
     start = tl.load(q_starts + row)
     count = tl.load(q_starts + row + 1) - start
@@ -257,7 +259,7 @@ def _delta(
 
 @triton.jit
 def _unit_rows(x, c, here, i, stride, dim, eps):
-    """Heads of queries or keys [C, D] float32 of length one, from `x` on; 0 where not `here`."""
+    """Load heads of queries or keys from `x` as unit vectors [C, D] float32; 0 where not `here`."""
     known = here[:, None] & (i < dim)[None, :]
     values = tl.load(x + c[:, None] * stride + i[None, :], mask=known, other=0.0).to(tl.float32)
     return values * tl.rsqrt(tl.sum(values * values, 1) + eps)[:, None]
@@ -281,8 +283,8 @@ def _solve(
     chunk: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """Program (chunk of one of the rows [first, rows), head of values): the inverse of I + A
-    [C, C], by forward substitution.
+    """Program (chunk of one of the rows [first, rows), value head): the inverse of I + A [C, C], by
+    forward substitution.
     """
     block, head = tl.program_id(0), tl.program_id(1)
     row, token = find_row(q_starts, first, rows, block, chunk)
@@ -306,7 +308,7 @@ def _solve(
     inverse = tl.where(c[:, None] == c[None, :], 1.0, 0.0)
     for r in tl.range(1, chunk):
         mine = (c == r)[:, None]
-        known = tl.sum(tl.where(mine, system, 0.0), 0)  # what row r finds of each row before it
+        known = tl.sum(tl.where(mine, system, 0.0), 0)  # row r's coefficients for earlier rows
         inverse -= tl.where(mine, tl.sum(known[:, None] * inverse, 0)[None, :], 0.0)
     to = solved + (block.to(tl.int64) * heads + head) * chunk * chunk
     tl.store(to + c[:, None] * chunk + c[None, :], inverse)
@@ -314,8 +316,8 @@ def _solve(
 
 @triton.jit
 def _advance(query, key, value, decays, share, inverse, state, c, precision: tl.constexpr):
-    """(the values read by a chunk's tokens [C, V], the state after). Factors have the dtype of the
-    values; sums and states are float32.
+    """(the values read by a chunk's tokens [C, V], the next state). Operands have the dtype of
+    `value`; sums and states are float32.
     """
     kind = value.dtype
     since, whole = tl.cumsum(decays, 0), tl.sum(decays, 0)
@@ -361,7 +363,7 @@ def _scan(
     chunk: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """Program (row from `first` on, head of values, columns of the state)."""
+    """Program (row from `first` on, value head, block of columns of the state)."""
     row, head = first + tl.program_id(0), tl.program_id(1)
     start = tl.load(q_starts + row)
     count = tl.load(q_starts + row + 1) - start
@@ -375,7 +377,7 @@ def _scan(
     places = line + i[:, None] * value_dim + j[None, :]
     goes_on = (i * 0 + length) > count
     state = tl.load(places, mask=tile & goes_on[:, None], other=0.0)
-    block = (start - tl.load(q_starts + first)) // chunk + row - first  # as `find_row` counts
+    block = (start - tl.load(q_starts + first)) // chunk + row - first  # as in `find_row`
     for token in tl.range(0, count, chunk):
         here = token + c < count
         begin = (start + token).to(tl.int64)
@@ -408,13 +410,13 @@ def launch_delta(
     *,
     chunked: Chunked | None = None,
 ) -> torch.Tensor:
-    """Do as `delta.gated_delta` in at most three launches, without waiting for a value.
+    """Compute `delta.gated_delta` in at most three launches, without host synchronization.
 
-    chunked: against the rules above, for measurements and tests.
+    chunked: overrides the default, in measurements and tests.
     """
     tokens, heads, value_dim = v.shape
     key_dim = q.shape[2]
-    # of one token no stride matters, and a view of it has whichever it likes
+    # with a single token, its stride is arbitrary and irrelevant
     assert tokens == 1 or (q.stride() == k.stride() and q.stride(0) == v.stride(0))
     assert q.stride(1) == key_dim and v.stride(1) == value_dim and v.stride(2) == 1
     assert decay.is_contiguous() and beta.is_contiguous()
@@ -438,7 +440,7 @@ def _launch_steps(
     rows: StateRows,
     out: torch.Tensor,
 ) -> None:
-    """Launch the first rows, with one token each."""
+    """Launch the kernel for the first rows, which have one token each."""
     heads, value_dim = v.shape[1:]
     key_heads, key_dim = q.shape[1:]
     block_v = min(COLUMNS, triton.next_power_of_2(value_dim))
@@ -468,7 +470,7 @@ def _launch_steps(
 
 
 def _constants(q: torch.Tensor, v: torch.Tensor, chunked: Chunked) -> dict[str, Any]:
-    """Return the compile-time arguments shared by `_solve` and `_scan`."""
+    """Return the compile-time arguments that `_solve` and `_scan` share."""
     heads, key_dim = v.shape[1], q.shape[2]
     return {
         "heads": heads,
@@ -493,7 +495,7 @@ def _launch_chunks(
     out: torch.Tensor,
     chunked: Chunked,
 ) -> None:
-    """Launch the other rows."""
+    """Launch the kernels for the remaining rows."""
     tokens, heads, value_dim = v.shape
     key_dim = q.shape[2]
     first, count = rows.singles, len(rows.kv_lengths)

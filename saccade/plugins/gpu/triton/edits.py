@@ -1,8 +1,8 @@
-"""The edits from `runtime/sampling/edits.py` to one row's logits, for all a step's rows in one
-launch: bans and biases, then penalties for past tokens, by tables with slots on the device.
+"""The logit edits from `runtime/sampling/edits.py`, for all requests of a step in one launch: bans
+and biases, then penalties for past tokens. They are read from tables by slot on the device.
 
-Two launches a step, before and after the draw, whose grids depend only on how many rows there are;
-the host reads nothing. Knows tensors only. Imported only on a GPU, or in Triton's interpreter.
+There are two launches per step, before and after sampling. Their grids depend only on the number of
+requests, and the host reads no values. Imported only on a GPU, or in Triton's interpreter.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -16,34 +16,34 @@ import triton
 import triton.language as tl
 
 BLOCK = 4096
-"""Logits of a row that a program changes."""
+"""Logits of a row that a program edits."""
 ENTRIES = 256
-"""Tokens of a list that are looked at together."""
+"""Tokens of a list that are read at a time."""
 WARPS = 8
 SEEN = tl.constexpr(1 << 30)
-"""Of a token's number: the prompt has it, or an answer's begin."""
+"""A bit of a token's count: the token occurs in the prompt or in the output so far."""
 LISTED = tl.constexpr(1 << 29)
-"""Of a token's number: the row's list has it too, and so the program that goes through it."""
+"""A bit of a token's count: it is in the slot's list, so the program for the list edits it."""
 BANNED = tl.constexpr(1 << 30)
-"""Of a list's entry: the token may not end an answer that is too short."""
+"""A bit of a list entry: the token would end the output before the minimum length."""
 
 
 @dataclass(frozen=True, slots=True)
 class EditTables:
-    """The wishes in S slots."""
+    """The edit options of S slots."""
 
-    # its line in `counts`, -1 for none; how many tokens are in the list; how many tokens are due
-    # before an answer may end
+    # the row in `counts`, or -1; the number of tokens in the list; the number of tokens to generate
+    # before the output may end
     facts: torch.Tensor  # [S, 3] int32
     weights: torch.Tensor  # [S, 3] float32; repetition, presence and frequency penalty
-    entries: torch.Tensor  # [S, E] int32; tokens, each once, with BANNED if banned
-    amounts: torch.Tensor  # [S, E] float32; what is added to these tokens' logits
-    counts: torch.Tensor  # [S, V] int32; how often each token is in an answer, with SEEN and LISTED
+    entries: torch.Tensor  # [S, E] int32; distinct tokens, with BANNED if banned
+    amounts: torch.Tensor  # [S, E] float32; added to these tokens' logits
+    counts: torch.Tensor  # [S, V] int32; each token's count in the output, with SEEN and LISTED
 
 
 @triton.jit
 def penalised(x, state, repetition, presence, frequency):
-    """Logits of past tokens: CTRL's penalty, then OpenAI's."""
+    """The logits of past tokens after CTRL's repetition penalty and OpenAI's penalties."""
     times = (state & (LISTED - 1)).to(tl.float32)
     harder = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
     return harder - (tl.where(times > 0, presence, 0.0) + frequency * times)
@@ -51,8 +51,9 @@ def penalised(x, state, repetition, presence, frequency):
 
 @triton.jit
 def others_left(logits, entries, number, vocab, block: tl.constexpr, room: tl.constexpr):
-    """The number of tokens left to draw without the BANNED. Penalties by other programs meanwhile
-    leave a logit finite.
+    """The number of tokens that can be sampled if those marked BANNED are excluded.
+
+    Other programs may apply penalties concurrently, but these keep a logit finite.
     """
     left = tl.zeros([], tl.int32)
     for at in tl.range(0, vocab, block):
@@ -68,7 +69,7 @@ def others_left(logits, entries, number, vocab, block: tl.constexpr, room: tl.co
     return left
 
 
-# A step's slots lie where its size has it: nothing is compiled for how they do.
+# The alignment of `slots` depends on the size of the step. Do not compile a variant for each.
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def _edit(
     logits,
@@ -85,8 +86,8 @@ def _edit(
     room: tl.constexpr,
     has_mask: tl.constexpr,
 ):
-    """Program (row, part): part 0 goes through the row's list, every other part through a block of
-    the vocabulary, without listed tokens.
+    """Program (row, part): part 0 edits the tokens in the row's list, and each other part a block
+    of the vocabulary, except for listed tokens.
     """
     logits += tl.program_id(0).to(tl.int64) * row_stride
     part = tl.program_id(1)
@@ -109,7 +110,7 @@ def _edit(
     entries += slot * width
     amounts += slot * width
     bans = tl.load(facts + slot * 3 + 2) > 0
-    if has_mask:  # noqa: SIM102  # one is known to the compiler, the other is not
+    if has_mask:  # noqa: SIM102  # `has_mask` is a compile-time constant, `bans` is not
         if bans:
             bans = others_left(logits, entries, number, vocab, block, room) > 0
     for at in tl.range(0, number, room):
@@ -128,7 +129,7 @@ def _edit(
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def _count(slots, facts, counts, drawn, vocab):
-    """Program (row)."""
+    """Program (row): count the row's sampled token."""
     slot = tl.load(slots + tl.program_id(0))
     line = tl.load(facts + slot * 3).to(tl.int64)
     left = tl.load(facts + slot * 3 + 2)
@@ -141,9 +142,9 @@ def _count(slots, facts, counts, drawn, vocab):
 def launch_edit(
     logits: torch.Tensor, slots: torch.Tensor, tables: EditTables, masked: bool
 ) -> None:
-    """Edit logits [D, V] float32 in place, for the rows of `slots` [D] int64.
+    """Edit logits [D, V] float32 in place, for the rows in slots `slots` [D] int64.
 
-    masked: some are -inf, and a ban that would leave nothing is lifted.
+    masked: some logits are -inf. A ban that would exclude all remaining tokens is then lifted.
     """
     rows, vocab = logits.shape
     assert logits.stride(1) == 1 and tables.counts.shape[1] == vocab
@@ -168,7 +169,7 @@ def launch_edit(
 
 
 def launch_count(slots: torch.Tensor, tables: EditTables, tokens: torch.Tensor) -> None:
-    """Count `tokens` [D] int64, drawn by the rows of `slots` [D] int64, one row each."""
+    """Count `tokens` [D] int64, one sampled for each of the rows in slots `slots` [D] int64."""
     if len(tokens):
         _count[(len(tokens),)](
             slots, tables.facts, tables.counts, tokens, tables.counts.shape[1], num_warps=1

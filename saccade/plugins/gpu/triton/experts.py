@@ -1,9 +1,9 @@
-"""`moe.route` as a Triton kernel, and `experts.stacked_mlp` as four, whatever rows go where.
+"""`moe.route` as a Triton kernel, and `experts.stacked_mlp` as four, for any distribution of rows.
 
-Pairs (row, expert) are sorted by expert. A program multiplies a tile from one expert's pairs. There
-are as many programs as tiles could be needed, and one that finds all taken ends. So rows' experts
-stay on the device, the grid depends on sizes alone (a CUDA graph may hold it), and an expert
-without rows is left unread. Knows tensors only.
+Pairs (row, expert) are sorted by expert, and a program multiplies one tile of an expert's pairs.
+There are as many programs as tiles in the worst case; surplus programs return at once. So the
+experts of rows stay on the device, the grid depends only on sizes and can be captured in a CUDA
+graph, and the weights of an expert without rows are not read.
 
 Imported only on a GPU, or in Triton's interpreter.
 """
@@ -26,24 +26,26 @@ from saccade.plugins.gpu.triton.attention import Tile
 from saccade.plugins.gpu.triton.fp8 import as_rows
 
 FEW = Tile(rows=16, keys=32, warps=4, stages=4)
-"""Tiles: pairs, and outputs (`keys`) of a program. Few pairs cost what their weights do."""
+"""Tiles: `rows` are pairs, and `keys` outputs. With few pairs, weight loads are the bottleneck."""
 SOME = Tile(rows=64, keys=64, warps=4, stages=3)
 MANY = Tile(rows=128, keys=128, warps=8, stages=3)
 MANY_WIDE = Tile(rows=32, keys=64, warps=4, stages=2)
 """For 32-bit values."""
 INPUTS = 128
-"""Inputs that are multiplied at a time, at most."""
+"""Maximum number of inputs multiplied per iteration."""
 INPUTS_OF_MANY = 64
 COMPARED = 4096
-"""Pairs up to which each is compared with all; more are sorted by PyTorch, in more launches."""
+"""Up to this many pairs, each pair is compared with all others. More are sorted by PyTorch, which
+takes more launches.
+"""
 WARP_VALUES = 256
 MAX_WARPS = 8
-"""Values of a row that a warp adds up; warps of a row, at most."""
+"""Values of a row that each warp sums, and the maximum warps per row."""
 ROUTE_LANES = 128
-"""Experts of a warp, which are looked at once for each of a row's."""
+"""Experts per warp. Each of a row's chosen experts takes a pass over them."""
 BLOCK = tl.constexpr(64)
 OTHERS = tl.constexpr(128)
-"""Pairs that are placed by a program, and that they are compared with at a time."""
+"""Pairs that a program sorts, and those that it compares them with per iteration."""
 
 
 @triton.jit
@@ -57,8 +59,8 @@ def _route(
     top: tl.constexpr,
     kept: tl.constexpr,
 ):
-    """Program (row): the `top` likeliest of `count` experts, of equals the first, and their shares.
-    A row of anything but numbers has such shares, and experts that are there.
+    """Program (row): the `top` best of `count` experts and their weights; of equal experts, the
+    first. For NaN logits, the weights are NaN and the experts are valid indices.
     """
     row = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, lanes)
@@ -81,13 +83,15 @@ def _route(
 
 @triton.jit(do_not_specialize=["pairs", "before"])
 def _place(experts, order, starts, pairs, before, count: tl.constexpr):
-    """Program (block of pairs, then of experts). order [pairs]: the pairs by expert, else as they
-    were; starts [count + 1]: where each expert's begin in it, number `before` being the first.
+    """Program (block of pairs, then of experts): a counting sort.
+
+    order [pairs]: the pairs by expert, otherwise in their original order. starts [count + 1]: where
+    each expert's pairs start in `order`. `before`: the index of the first expert.
     """
     blocks = tl.cdiv(pairs, BLOCK)
     mine = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     placing = mine < blocks * BLOCK
-    number = mine - blocks * BLOCK  # of an expert
+    number = mine - blocks * BLOCK  # the expert's index, for programs after those of pairs
     wanted = tl.load(experts + mine, mask=mine < pairs, other=0).to(tl.int32)
     wanted = tl.where(placing, wanted, number + before)
     place = tl.zeros([BLOCK], tl.int32)
@@ -105,8 +109,8 @@ def _place(experts, order, starts, pairs, before, count: tl.constexpr):
 
 @triton.jit
 def _tile(starts, tile, block_m: tl.constexpr, count: tl.constexpr, lanes: tl.constexpr):
-    """(expert, first pair, end of the expert's pairs) of a tile; the end is not after the first
-    where there is no such tile.
+    """(expert, first pair, end of the expert's pairs) of a tile. If there is no such tile, the end
+    is not after the first pair.
     """
     e = tl.arange(0, lanes)
     first = tl.load(starts + e, mask=e < count, other=0)
@@ -134,9 +138,11 @@ def _multiply(
     block_n: tl.constexpr,
     block_k: tl.constexpr,
 ):
-    """Outputs whose weights begin `at` lines of `values`, by rows at `x_at`: [block_n, block_m].
+    """Multiply rows at `x_at` by outputs whose weights start at row `at` of `values`. Returns
+    [block_n, block_m].
 
-    The weights stand on the left: Hopper takes that side from registers, where they are converted.
+    The weights are the left operand, which Hopper can read from registers, where they are
+    converted.
     """
     k = tl.arange(0, block_k)
     weight_at = values + at[:, None] * inputs + k[None, :]
@@ -178,7 +184,7 @@ def _up(
     block_k: tl.constexpr,
     tanh: tl.constexpr,
 ):
-    """Program (block of inner values, tile): out [pairs, width] = act(gate) * up, by `order`."""
+    """Program (block of inner values, tile): out [pairs, width] = act(gate) * up, as in `order`."""
     expert, first, end = _tile(starts, tl.program_id(1), block_m, count, lanes)
     if first >= end:
         return
@@ -222,8 +228,8 @@ def _down(
     block_n: tl.constexpr,
     block_k: tl.constexpr,
 ):
-    """Program (block of outputs, tile): out [pairs, outputs], where the pairs were, times their
-    shares.
+    """Program (block of outputs, tile): out [pairs, outputs], in the pairs' original order, times
+    their weights.
     """
     expert, first, end = _tile(starts, tl.program_id(1), block_m, count, lanes)
     if first >= end:
@@ -256,12 +262,12 @@ def _sum(
     size: tl.constexpr,
     columns: tl.constexpr,
 ):
-    """Program (row): out = the sum over the row's experts that are here."""
+    """Program (row): out = the sum over those of the row's experts that this rank has."""
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, columns)
     total = tl.zeros([columns], tl.float32)
     for k in tl.static_range(top):
-        # A vector of one number: scalars are not masks in Triton's interpreter.
+        # A vector, because Triton's interpreter does not accept scalars as masks.
         number = tl.load(experts + row * top + k).to(tl.int32) - before + 0 * c
         here = (number >= 0) & (number < count) & (c < size)
         total += tl.load(each + (row * top + k) * size + c, mask=here, other=0.0).to(tl.float32)
@@ -269,7 +275,7 @@ def _sum(
 
 
 def launch_route(logits: torch.Tensor, top: int) -> Routes:
-    """Do as `moe.route`."""
+    """Compute `moe.route`."""
     rows, count = logits.shape
     assert logits.stride(1) == 1 and 0 < top <= count
     experts = torch.empty((rows, top), dtype=torch.int64, device=logits.device)
@@ -285,10 +291,10 @@ def launch_route(logits: torch.Tensor, top: int) -> Routes:
 
 
 def by_expert(experts: torch.Tensor, before: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sort pairs in `experts` [T, K] by expert, and find where each expert's pairs begin.
+    """Sort the pairs in `experts` [T, K] by expert, and find where each expert's pairs start.
 
-    Returns the pairs, int32 [T K], and the beginnings for each of `count` experts from number
-    `before` on, int32 [count + 1]. The host reads no value.
+    Returns the pairs, int32 [T K], and the starts for `count` experts from index `before`, int32
+    [count + 1]. The host reads no values.
     """
     pairs = experts.numel()
     flat = experts.reshape(pairs)
@@ -304,7 +310,7 @@ def by_expert(experts: torch.Tensor, before: int, count: int) -> tuple[torch.Ten
 
 
 class _Pieces(NamedTuple):
-    """Experts' values as in Fp8Experts. Without scales, values are what they mean."""
+    """The values of experts, as in Fp8Experts. If `scales` is None, they are not quantized."""
 
     values: torch.Tensor
     scales: torch.Tensor | None
@@ -326,7 +332,7 @@ def launch_experts(
     before: int = 0,
     act: Activation = "silu",
 ) -> torch.Tensor:
-    """Do as `experts.stacked_mlp`. act: one of `GATES`."""
+    """Compute `experts.stacked_mlp`. act: one of `GATES`."""
     assert act in GATES
     rows, top = experts.shape
     wide, narrow = _pieces(up), _pieces(down)
@@ -362,7 +368,7 @@ def launch_experts(
 
 
 def _tile_of(pairs_each: float, item: int, eight: bool) -> Tile:
-    """Choose the tile by how many pairs an expert has on average. 8-bit scales take registers."""
+    """Choose the tile by the average number of pairs per expert. 8-bit scales take registers."""
     if pairs_each <= FEW.rows / 2:
         return FEW
     if item == 4:

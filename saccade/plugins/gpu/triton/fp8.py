@@ -1,5 +1,5 @@
-"""`fp8.fp8_linear` as a Triton kernel: weights cross memory in 8 bits and become the rows' number
-format where they are loaded. Knows tensors only.
+"""`fp8.fp8_linear` as a Triton kernel: weights are loaded as 8 bits and converted to the dtype of
+the rows in registers.
 
 Imported only on a GPU, or in Triton's interpreter.
 """
@@ -17,25 +17,25 @@ from saccade.kernels.matrix import Fp8Matrix
 from saccade.plugins.gpu.triton.tiling import Tiling, first_that_fills
 
 FEW = (Tiling(16, 64, 1, 4, 4), Tiling(16, 32, 2, 4, 4), Tiling(16, 16, 4, 4, 4))
-"""For at most 16 rows, the first that makes enough programs, else the last. What they cost is the
-weights' way: a program of fewer outputs has as many bytes under way, of several parts of the
-inputs.
+"""For at most 16 rows: the first with enough programs, or else the last. Loading the weights is the
+bottleneck. A program with fewer outputs keeps as many bytes in flight by splitting the inputs.
 """
 FEW_WIDE = (FEW[0], Tiling(16, 32, 2, 4, 3), Tiling(16, 16, 4, 4, 2))
-"""For 32-bit values, which must fit into 99 KB."""
+"""For 32-bit values, which must fit into 99 KB of shared memory."""
 MANY = Tiling(128, 64, 1, 4, 3)
 MANY_SMALL = Tiling(64, 64, 1, 4, 3)
-"""For multiprocessors of 99 KB."""
+"""For GPUs with 99 KB of shared memory per multiprocessor."""
 MANY_WIDE = Tiling(32, 64, 1, 4, 2)
 """For 32-bit values."""
 INPUTS = 128
-"""Inputs that are multiplied at a time, at most."""
+"""Maximum number of inputs multiplied per iteration."""
 
 
 @triton.jit
 def as_rows(weight, dtype: tl.constexpr):
-    """Convert weights to the data type of the rows, exactly. GPUs convert 8 bits to float16 and
-    float32 to bfloat16 in pairs, but float16 to bfloat16 one by one, on their slowest unit.
+    """Convert weights to the dtype of the rows, exactly. GPUs convert FP8 to float16 and float32 to
+    bfloat16 in pairs, but float16 to bfloat16 one by one on their slowest unit, so bfloat16 goes
+    through float32.
     """
     if weight.dtype == dtype or dtype != tl.bfloat16:
         return weight.to(dtype)
@@ -62,7 +62,8 @@ def _product(
 ):
     """Program (block of outputs, block of rows).
 
-    The weights stand on the left: Hopper takes that side from registers, where they are converted.
+    The weights are the left operand, which Hopper can read from registers, where they are
+    converted.
     """
     n = tl.program_id(0) * block_n + tl.arange(0, block_n)
     m = tl.program_id(1) * block_m + tl.arange(0, block_m)
@@ -108,8 +109,8 @@ def _few(
     block_k: tl.constexpr,
     splits: tl.constexpr,
 ):
-    """Program (block of outputs, block of rows). Blocks of inputs go to the parts in turns, each
-    part to warps of its own.
+    """Program (block of outputs, block of rows). The blocks of inputs are assigned to the splits
+    round-robin, and each split has its own warps.
     """
     n = tl.program_id(0) * block_n + tl.arange(0, block_n)
     m = tl.program_id(1) * block_m + tl.arange(0, block_m)
@@ -153,7 +154,7 @@ def _cut(x: torch.Tensor, outputs: int) -> Tiling:
 def launch_fp8(
     x: torch.Tensor, matrix: Fp8Matrix, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Do as `fp8.fp8_linear` in one launch."""
+    """Compute `fp8.fp8_linear` in one launch."""
     assert x.stride(1) == 1 and matrix.values.is_contiguous() and matrix.scales.is_contiguous()
     rows, inputs = x.shape
     outputs, groups = matrix.scales.shape

@@ -1,9 +1,9 @@
-"""`int4.int4_linear` as Triton kernels: weights cross memory in 4 bits and become the rows' number
-format in registers. Knows tensors only.
+"""`int4.int4_linear` as Triton kernels: weights are loaded as 4 bits and converted to the dtype of
+the rows in registers.
 
-Two neighbouring numbers lie 16 bits apart (`Int4Matrix`), so that a shift and a mask make both the
-low bits in a 16-bit float whose high bits are a power of two. Less that and the zero point they are
-what they mean, exactly.
+Two adjacent weights are stored 16 bits apart (`Int4Matrix`), so one shift and one mask turn both
+into the low bits of 16-bit floats whose high bits encode a power of two. Subtracting that power and
+the zero point gives the exact values.
 
 Imported only on a GPU, or in Triton's interpreter.
 """
@@ -24,29 +24,29 @@ from saccade.plugins.gpu.triton.tiling import Tiling, first_that_fills
 FEW = (Tiling(16, 64, 4, 8, 3), Tiling(16, 32, 4, 4, 4), Tiling(16, 16, 4, 4, 4))
 SOME = (Tiling(64, 128, 1, 8, 3), Tiling(32, 32, 2, 4, 3))
 MANY = (Tiling(128, 128, 1, 8, 3), Tiling(64, 64, 1, 4, 3))
-"""For at most 16 rows, at most 64, and more; of each the first that makes enough programs, else the
-last. What few rows cost is the weights' way, so programs are small and their inputs split among
-warps; but each program reads all rows, so they are no smaller than they need be.
+"""For at most 16 rows, at most 64, and more: the first with enough programs, or else the last. With
+few rows, loading the weights is the bottleneck, so tiles are small and the inputs are split among
+warps. But each program loads all rows, so tiles are no smaller than necessary.
 """
 SOME_WIDE = SOME[1:]
 MANY_WIDE = (Tiling(32, 64, 1, 4, 2),)
 """For 32-bit values."""
 WORDS = tl.constexpr(16)
-"""Of a chunk."""
+"""Words per chunk."""
 QUARTER = tl.constexpr(32)
-"""Inputs that one shift and mask of a chunk's words brings."""
+"""Weights per row of a chunk that one shift and mask unpacks."""
 QUARTERS = tl.constexpr(4)
 LENGTH = tl.constexpr(128)
-"""Inputs of a chunk."""
+"""Inputs per chunk."""
 IN_BFLOAT16 = tl.constexpr(0x4300)
 IN_FLOAT16 = tl.constexpr(0x6400)
-"""128 and 1024: what is added to them below 16 are their lowest bits."""
+"""The bits of 128 and of 1024. Adding an integer below 16 to these only changes the low bits."""
 
 
 @triton.jit
 def _numbers(words, quarter: tl.constexpr, form: tl.constexpr):
-    """Words [..., 16] -> neighbours [..., 16, 2] of a quarter, more than they are by what `_above`
-    says.
+    """Unpack words [..., 16] to pairs of weights [..., 16, 2] of a quarter. They exceed the real
+    values by the result of `_above`.
     """
     if form == tl.float32:
         low = ((words >> (4 * quarter)) & 15).to(tl.float32)
@@ -61,7 +61,7 @@ def _numbers(words, quarter: tl.constexpr, form: tl.constexpr):
 
 @triton.jit
 def _above(zeros, at, known, has_zeros: tl.constexpr, form: tl.constexpr):
-    """What numbers that `_numbers` made are to be less."""
+    """What to subtract from the results of `_numbers`: the zero point and the power of two."""
     more: tl.constexpr = 0 if form == tl.float32 else (128 if form == tl.bfloat16 else 1024)
     if has_zeros:
         zero = tl.load(zeros + at, mask=known, other=8).to(tl.float32)
@@ -72,8 +72,8 @@ def _above(zeros, at, known, has_zeros: tl.constexpr, form: tl.constexpr):
 
 @triton.jit
 def _inputs(x, order, column, rows, inputs: tl.constexpr, has_order: tl.constexpr):
-    """The values of rows at columns [S, K] as a matrix has them, [S, K, M], 0 beyond its inputs and
-    where there is no row.
+    """Load the rows' values at the matrix's columns [S, K] as [S, K, M]. They are 0 beyond the
+    inputs and for missing rows.
     """
     inside = column < inputs
     if has_order:
@@ -103,8 +103,8 @@ def _few(
     block_n: tl.constexpr,
     splits: tl.constexpr,
 ):
-    """Program (block of outputs, block of rows). Chunks go to the parts in turns, each part to
-    warps of its own. quarters: of a chunk that share a scale.
+    """Program (block of outputs, block of rows). Chunks are assigned to the splits round-robin, and
+    each split has its own warps. quarters: the number of a chunk's quarters that share a scale.
     """
     form: tl.constexpr = x.dtype.element_ty
     chunks: tl.constexpr = (inputs + LENGTH - 1) // LENGTH
@@ -162,8 +162,8 @@ def _many(
     block_m: tl.constexpr,
     block_n: tl.constexpr,
 ):
-    """Program (block of outputs, block of rows). Weights are scaled before they are multiplied, in
-    registers: Hopper takes the left side from there.
+    """Program (block of outputs, block of rows). Weights are scaled in registers before they are
+    multiplied, as Hopper can read the left operand from registers.
     """
     form: tl.constexpr = x.dtype.element_ty
     chunks: tl.constexpr = (inputs + LENGTH - 1) // LENGTH
@@ -196,9 +196,9 @@ def _many(
 def launch_int4(
     x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Do as `int4.int4_linear` in one launch.
+    """Compute `int4.int4_linear` in one launch.
 
-    Takes two where inputs lie in an order of their own and rows are many.
+    Takes two launches for a large batch if the matrix's inputs are permuted.
     """
     words, scales, zeros = matrix.words, matrix.scales, matrix.zeros
     group, inputs, order = matrix.group, matrix.inputs, matrix.order

@@ -1,5 +1,6 @@
-"""The language model's attention on GPUs by name, and that by Triton's kernels: keys and values are
-read where they lie, in equally many launches for any number of sequences. The host never waits.
+"""The GPU attention backends of the language model by name, and Triton's. Keys and values are read
+from the pages, in a fixed number of launches for any number of sequences, without a host
+synchronization.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class TritonAttention:
     def __init__(self, shape: PagedShape) -> None:
         self._scale = shape.scale
         self._rows: PagedRows | None = None
-        self._shared: dict[int | None, PagedRows] = {}  # with the list of pieces, by windows
+        # rows with their KV splits, computed once per step for each window size
+        self._shared: dict[int | None, PagedRows] = {}
 
     def plan(self, rows: PagedRows) -> None:
         self._rows, self._shared = rows, {}
@@ -65,7 +67,7 @@ def _halves(place: torch.device, dtype: torch.dtype) -> bool:
 
 ATTENTION: Mapping[str, LanguageAttention] = {
     "triton": LanguageAttention(TritonAttention, captured=True, knows=EVERYTHING),
-    # Not before they were measured: where these run, the one above does.
+    # These need `--tune` until they have been measured: auto selects the one above.
     "fa3": LanguageAttention(
         _fa3,
         runs=lambda place, dtype: _halves(place, dtype) and device.generation(place) == 90,

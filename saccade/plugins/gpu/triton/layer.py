@@ -1,4 +1,4 @@
-"""The functions from `layer.py` as Triton kernels, one launch each. Knows tensors only.
+"""The functions of `layer.py` as Triton kernels, one launch each.
 
 Imported only on a GPU, or in Triton's interpreter.
 """
@@ -19,17 +19,19 @@ from saccade.kernels.reference.paged import PagedCache
 from saccade.plugins.gpu.triton.activation import GATES, activated
 
 HEAD_VALUES = 1024
-"""Values of the heads that one program of `_rope_and_cache` holds."""
+"""Maximum number of values in the heads that a program of `_rope_and_cache` processes."""
 GATE_VALUES = 1024
 WARP_VALUES = 512
-"""Values of a row for which a normalisation gets one warp more."""
+"""Values of a row per warp of a normalization."""
 MAX_WARPS = 16
 
 
 @triton.jit
 def _keep(x, to, mine, factor, largest: tl.constexpr):
-    """Those of x that are `mine` go to the places `to`; as 8 bits, whose largest value that is,
-    after multiplication with `factor`; as they are where `largest` is 0.
+    """Store x to the addresses `to` where `mine` is true.
+
+    For an 8-bit cache, x is multiplied by `factor` and clamped to the format's maximum, `largest`.
+    If `largest` is 0, x is stored as it is.
     """
     if largest > 0:
         x = tl.minimum(tl.maximum(x * factor, -largest), largest)
@@ -63,8 +65,8 @@ def _rope_and_cache(
 ):
     """Program (token, block of heads): of queries, then keys, then values.
 
-    A value's partner is loaded a second time, from the cache of the multiprocessor: to move it
-    between threads would cost more.
+    Each value's rotation partner is loaded separately, and comes from the L1 cache. Exchanging
+    values between threads would cost more.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * block_heads + tl.arange(0, block_heads)
@@ -84,7 +86,7 @@ def _rope_and_cache(
         root = tl.rsqrt(tl.sum(x * x, 1) / dim + eps)[:, None]
         weight = tl.load(rows + c[None, :], mask=weighed, other=0.0).to(tl.float32)
         other = tl.load(rows + partner[None, :], mask=weighed, other=0.0).to(tl.float32)
-        kind = qkv.dtype.element_ty  # rounded where the reference rounds: before they are turned
+        kind = qkv.dtype.element_ty  # round before the rotation, as the reference does
         x = tl.where(is_value[:, None], x, (x * root * weight).to(kind).to(tl.float32))
         y = tl.where(is_value[:, None], y, (y * root * other).to(kind).to(tl.float32))
     cos = tl.load(cos_table + token * turned + c, mask=c < turned, other=1.0)[None, :]
@@ -110,7 +112,7 @@ def launch_rope_and_cache(
     *,
     halves: bool,
 ) -> torch.Tensor:
-    """Do as `layer.rope_and_cache`. cos, sin: tables [T, R] from a rotation that is ready."""
+    """Compute `layer.rope_and_cache`. cos, sin: tables [T, R] of a rotation that is ready."""
     tokens, all_heads, dim = qkv.shape
     heads = all_heads - 2 * kv_heads
     keys, values = cache.keys, cache.values
@@ -165,14 +167,14 @@ def _add_norm(
     columns: tl.constexpr,
     centred: tl.constexpr,
 ):
-    """Program (row): total = x + delta, normalised by its mean square, or by its variance."""
+    """Program (row): total = x + delta, then RMSNorm of total, or LayerNorm if `centred`."""
     row = tl.program_id(0).to(tl.int64) * size
     c = tl.arange(0, columns)
     known = c < size
     kind = total.dtype.element_ty
     left = tl.load(x + row + c, mask=known, other=0.0).to(tl.float32)
     right = tl.load(delta + row + c, mask=known, other=0.0).to(tl.float32)
-    added = (left + right).to(kind)  # rounded as the stream is
+    added = (left + right).to(kind)  # rounded like the residual stream
     tl.store(total + row + c, added, mask=known)
     values = added.to(tl.float32)
     scale = tl.load(weight + c, mask=known, other=0.0).to(tl.float32)
@@ -193,7 +195,7 @@ def launch_add_norm(
     bias: torch.Tensor | None,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do as `layer.add_layer_norm`, or as `layer.add_rms_norm` without a bias."""
+    """Compute `layer.add_layer_norm`, or `layer.add_rms_norm` if there is no bias."""
     assert x.is_contiguous() and delta.is_contiguous() and x.shape == delta.shape
     rows, size = x.shape
     total, normed = torch.empty_like(x), torch.empty_like(x)
@@ -229,7 +231,7 @@ def _gate(gate_up, out, size: tl.constexpr, block: tl.constexpr, tanh: tl.conste
 
 
 def launch_gate(gate_up: torch.Tensor, act: Activation) -> torch.Tensor:
-    """Do as `layer.gate`. act: one of `GATES`."""
+    """Compute `layer.gate`. act: one of `GATES`."""
     assert gate_up.is_contiguous() and act in GATES
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)

@@ -1,7 +1,7 @@
 """`low_rank.add_low_rank` as two Triton kernels for all adapters in a batch.
 
-A program has up to 16 rows with one adapter. That alone decides the order in which it sums: a row's
-bits stay the same beside any rows and adapters. Knows tensors only.
+A program computes up to 16 rows of one adapter. The order of its sums does not depend on the rest
+of the batch, so results are batch-invariant.
 
 Imported only on a GPU, or in Triton's interpreter.
 """
@@ -18,9 +18,9 @@ from saccade.kernels.reference.low_rank import ALIGNED, GROUP_ROWS, Additions, P
 
 ROWS = tl.constexpr(GROUP_ROWS)
 RANKS = tl.constexpr(32)
-"""Ranks of a program, or of a step."""
+"""Ranks computed by a program of `_shrink`, and per iteration of `_expand`."""
 SPLIT = tl.constexpr(1024)
-"""Inputs of a program: few rows would else make too few programs."""
+"""Inputs summed by a program. Without this split, small batches would have too few programs."""
 OUTPUTS = tl.constexpr(128)
 EVEN = tl.constexpr(ALIGNED)
 WARPS = 4
@@ -28,7 +28,7 @@ WARPS = 4
 
 @triton.jit
 def _group(groups, rows):
-    """(place, first in `rows`, numbers in the batch [16], which there are)."""
+    """(adapter index, offset in `rows`, the rows' batch indices [16], a mask of valid ones)."""
     at = groups + tl.program_id(0) * 3
     place = tl.load(at)
     first = tl.load(at + 1)
@@ -53,9 +53,10 @@ def _shrink(
     fields: tl.constexpr,
     step: tl.constexpr,
 ):
-    """Program (group, block of ranks, run of inputs): inner[run, row, rank], in float32, of whole
-    blocks. places: lines of the table, beyond which adapters add nothing. count: rows of all
-    groups.
+    """Program (group, block of ranks, split of inputs): inner[split, row, rank], in float32.
+
+    places: the number of adapters in the table; adapters beyond it add 0. count: the number of rows
+    in all groups.
     """
     place, first, row, known = _group(groups, rows)
     line = table + place.to(tl.int64) * fields
@@ -97,8 +98,9 @@ def _expand(
     fields: tl.constexpr,
     even: tl.constexpr,
 ):
-    """Program (group, part, block of its outputs): added to y, with the runs of inputs in order.
-    even: parts begin and end at multiples of `EVEN`.
+    """Program (group, part, block of its outputs): add to y, summing the splits in order.
+
+    even: all parts start and end at multiples of `EVEN`.
     """
     form: tl.constexpr = y.dtype.element_ty
     place, first, row, known = _group(groups, rows)
@@ -136,7 +138,7 @@ def _expand(
 def launch_low_rank(
     x: torch.Tensor, y: torch.Tensor, additions: Additions, present: Present
 ) -> None:
-    """Do as `low_rank.add_low_rank` in two launches, whatever adapters there are."""
+    """Compute `low_rank.add_low_rank` in two launches, for any number of adapters."""
     if not any(place in additions.pairs for place, _ in present.each):
         return
     assert x.stride(1) == 1 and y.stride(1) == 1 and x.dtype == y.dtype

@@ -1,4 +1,4 @@
-"""What GPUs run by Triton's kernels; all else by PyTorch. Imported where Triton is installed."""
+"""The operations that run as Triton kernels on GPUs. Imported only if Triton is installed."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def rope_and_cache(
 
 
 class TritonOps(Ops):
-    """Triton's kernels. The host never waits, and reads no tensor."""
+    """Triton's kernels. They never make the host wait for the device, nor read a tensor on it."""
 
     name = "Triton"
     attention = ATTENTION

@@ -1,11 +1,11 @@
-"""`paged.paged_attention_reference` as Triton kernels: keys and values are read where they lie.
+"""`paged.paged_attention_reference` as Triton kernels, which read keys and values from the pages.
 
-One-token rows (decode) are `triton/paged_decode.py`'s. All other rows are one launch, whatever
-their number and lengths. Where tokens are few, keys are split, and a second launch joins what comes
-from it. The query heads that share a key head are rows in one product. Grids depend only on how
-many rows and tokens there are. In a layer with a window, key blocks outside the window of all a
-block's queries are skipped. Windows are constants; without one, the code for them is left out.
-Knows tensors only.
+Sequences with one new token (decode) use `triton/paged_decode.py`. All others share one launch,
+whatever their number and lengths. With few tokens, the keys are split, and a second launch merges
+the partial results. Query heads that share a KV head are rows of one product. Grids depend only on
+the numbers of sequences and tokens. In a layer with a window, blocks of keys that none of a block's
+queries attend to are skipped. The window is a compile-time constant, so layers without one pay
+nothing for it.
 
 Imported only on a GPU, or in Triton's interpreter.
 """
@@ -44,43 +44,43 @@ from saccade.plugins.gpu.triton.paged_decode import (
 )
 
 MAX_SPLITS = 8
-"""Pieces of a row's keys, in a launch of few tokens. A row of more has blocks enough."""
+"""Maximum KV splits per sequence with few tokens in a launch. With many, blocks are enough."""
 SPLIT_TOKENS = 512
-"""Tokens of a launch times pieces at most: what their parts take stays small."""
+"""Maximum product of tokens and splits in a launch, to keep the partial results small."""
 MIN_PREFILL_SPLIT_KEYS = 1024
-"""Keys of such a piece."""
+"""Minimum number of keys per split."""
 
 PREFILL = Tile(rows=128, keys=64, warps=8, stages=3)
 PREFILL_HOPPER = replace(PREFILL, registers=128)
-"""Two programs fit a multiprocessor, at the price of some spills: one multiplies while the other
-makes exponentials. On an H200 421 TFLOP/s where one program has 309 (`gpu_check`, 3,650 tokens over
-25,600).
+"""Two programs fit on a multiprocessor, at the cost of some register spills: one multiplies while
+the other computes exponentials. An H200 reaches 421 TFLOP/s, and 309 with one program (`gpu_check`,
+3,650 tokens over 25,600).
 """
 PREFILL_SMALL = Tile(rows=128, keys=32, warps=8, stages=3)
-"""Before Hopper products leave from registers: with 64 keys, heads of 128 values would spill."""
+"""Before Hopper, products are kept in registers. With 64 keys, heads of 128 values would spill."""
 PREFILL_THIN_SMALL = Tile(rows=64, keys=32, warps=4, stages=3)
-"""The same for heads up to 64: three programs fit, where one of 128 rows spills."""
+"""The same for heads up to 64 values: three such programs fit, and one of 128 rows would spill."""
 PREFILL_LARGE = Tile(rows=128, keys=32, warps=8, stages=3)
-"""For heads beyond 128; with a window a stage less, for Blackwell's registers."""
+"""For heads of more than 128 values. With a window, Blackwell's registers allow one stage fewer."""
 PREFILL_LARGE_SMALL = Tile(rows=64, keys=32, warps=8, stages=2)
-"""The same before Hopper, where 99 KB of memory may be all that there is."""
+"""The same for GPUs before Hopper, which may have only 99 KB of shared memory."""
 PREFILL_WIDE = Tile(rows=64, keys=32, warps=4, stages=2)
 """For 32-bit values, whose blocks take twice the memory."""
 PREFILL_WIDEST = Tile(rows=32, keys=32, warps=8, stages=2)
-"""For heads beyond 256: two tokens of 16 heads in 74 KB of latents, in 98 KB where values are not
-keys. Of 64 rows, which Hopper's products begin at, registers would spill.
+"""For heads of more than 256 values: two tokens of 16 heads take 74 KB with latents, or 98 KB if
+the values are separate. With 64 rows, the minimum for Hopper's products, registers would spill.
 """
 
 
 @triton.jit
 def find_row(q_starts, first, rows, block, block_q: tl.constexpr):
-    """(row, its first token in the row) of a block of `block_q` tokens of the rows [first, rows).
+    """(row, index of the block's first token in it) for a block of `block_q` tokens.
 
-    Row r's blocks begin at (its first token from the first row's on) // block_q + r - first: no two
-    rows share a block, and a few blocks stay empty.
+    Blocks cover the rows [first, rows). Those of row r start at (its first token, relative to row
+    `first`) // block_q + r - first, so no block belongs to two rows, and a few blocks are empty.
     """
     base = tl.load(q_starts + first)
-    low, high = first, rows  # the last row whose blocks begin at or before this one
+    low, high = first, rows  # search the last row whose blocks start at or before this one
     while high - low > 1:
         mid = (low + high) // 2
         if (tl.load(q_starts + mid) - base) // block_q + mid - first <= block:
@@ -93,8 +93,8 @@ def find_row(q_starts, first, rows, block, block_q: tl.constexpr):
 
 @triton.jit
 def keys_before(length, count, window: tl.constexpr):
-    """How many of the first keys of a row of `length` none of its `count` tokens sees, in a layer
-    with a window (0: none), but for a part of a piece's unit.
+    """The number of leading keys of a row of `length` that none of its last `count` tokens attends
+    to, in a layer with `window` (0: unlimited), rounded down to a multiple of `ROUND`.
     """
     skipped = 0
     if window > 0:
@@ -128,8 +128,8 @@ def attend_masked(
     block_n: tl.constexpr,
     window: tl.constexpr,
 ):
-    """The keys [from_key, to_key) as each query sees them: before its `reach` [M], and within its
-    window. None is seen from `end` on.
+    """Attend to keys [from_key, to_key) with masks: each query attends to keys before its `reach`
+    [M] and within its window. All keys from `end` on are masked.
     """
     for at in tl.range(from_key, to_key, block_n):
         cols = at + tl.arange(0, block_n)
@@ -173,9 +173,11 @@ def attend_causal(
     block_n: tl.constexpr,
     window: tl.constexpr,
 ):
-    """The keys [from_key, end) of a sequence: (acc0, acc1, top, total). The queries are of `tokens`
-    tokens behind the first `before` ones, the first of which sees `least_seen` keys; no query sees
-    any from `end` on. Blocks that all queries see whole need no masks.
+    """Attend to keys [from_key, end) of a sequence. Returns (acc0, acc1, top, total).
+
+    The queries are those of `tokens` tokens at positions from `before` on. The first one attends to
+    `least_seen` keys, and none to keys from `end` on. Blocks of keys that all queries attend to are
+    computed without masks.
     """
     whole = least_seen // block_n * block_n
     if window > 0:
@@ -203,8 +205,8 @@ def attend_causal(
 
 @triton.jit
 def keys_reached(sees, first, at_q, mine, place_q, before, tokens):
-    """How many of a sequence's keys queries see: each [M], the first token, the last of `tokens`.
-    Those up to their own, or as `sees` says, of tokens from `first` on.
+    """How many of a sequence's keys queries attend to: each query [M], the first token, and the
+    last of `tokens`. They attend to the keys up to their own, or as `sees` specifies.
     """
     if sees is not None:
         reach = tl.load(sees + at_q, mask=mine, other=0).to(tl.int32)
@@ -249,8 +251,9 @@ def _prefill(
     least: tl.constexpr,
     window: tl.constexpr,
 ):
-    """Program (key head, block, piece): `block_q` tokens of a row of [first, rows), the last first.
-    A row in one piece to `out`, else to `parts` [tokens, pieces, Hq, D], `logs` [.., Hq], float32.
+    """Program (key head, block, split): `block_q` tokens of one of the rows [first, rows), starting
+    with the last block. A row with one split is written to `out`, others to `parts` [tokens,
+    splits, Hq, D] and `logs` [tokens, splits, Hq], both float32.
     """
     head, piece, splits = tl.program_id(0), tl.program_id(2), tl.num_programs(2)
     row, token = find_row(q_starts, first, rows, tl.num_programs(1) - 1 - tl.program_id(1), block_q)
@@ -262,7 +265,7 @@ def _prefill(
         return
     m, table = tl.arange(0, block_m), page_table + tl.load(lines + row) * line_stride
     mine = (m < block_q * group) & (token + m // group < count)
-    before, tokens = length - count + token, tl.minimum(block_q, count - token)  # the block's
+    before, tokens = length - count + token, tl.minimum(block_q, count - token)  # of this block
     place_q, head_q = before + m // group, head * group + m % group
     heads, at_q = group * tl.num_programs(0), (start + token + m // group).to(tl.int64)
     q0, q1, acc0, acc1, top, total = begin(q + at_q * q_stride + head_q * dim, mine, dim, d0, d1)
@@ -301,11 +304,11 @@ def _join(
     most: tl.constexpr,
     window: tl.constexpr,
 ):
-    """Program (token of the rows [first, rows), query head): its row's pieces, if there are
-    several, weighed by their denominators.
+    """Program (token of the rows [first, rows), query head): merge the splits of its row, if there
+    are several, weighted by their denominators.
     """
     token, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    row, beyond = first, rows  # the row that the token is of
+    row, beyond = first, rows  # search the token's row
     while beyond - row > 1:
         mid = (row + beyond) // 2
         if tl.load(q_starts + mid) <= first + token:
@@ -338,10 +341,10 @@ def launch_paged(
     prefill: Tile | None = None,
     piece: int | None = None,
 ) -> torch.Tensor:
-    """Do as `paged_attention_reference` in at most four launches, without waiting for a value.
+    """Compute `paged_attention_reference` in at most four launches, without host synchronization.
 
-    Takes one launch more if the step's list of pieces is still to be made. prefill, piece: other
-    than by the rules, for measurements and tests.
+    Takes one more launch if the step's list of KV splits has not been made yet. prefill, piece:
+    override the default tile and split size, in measurements and tests.
     """
     assert q.stride(2) == 1 and q.stride(1) == q.shape[2], "a token's heads lie back to back"
     assert cache.keys.is_contiguous() and cache.values.is_contiguous()
@@ -359,15 +362,15 @@ def launch_paged(
 
 
 def prefill_tile(q: torch.Tensor, window: int | None = None, *, plain: bool = False) -> Tile:
-    """Return what prefill is cut into on the device of `q`, in layers with this window. plain: as
-    of `is_plain`.
+    """Return the tile for prefill on the device of `q`, in layers with this window. plain: the
+    result of `is_plain`.
     """
     large, room = q.shape[2] > 128, device.has_room(q.device)
     if q.shape[2] > 256:
         return replace(PREFILL_WIDEST, rows=64 // q.element_size(), keys=64 // q.element_size())
     if q.element_size() > 2:
         return PREFILL_WIDE
-    if large or (window and q.shape[2] > 64 and not room):  # its masks would spill
+    if large or (window and q.shape[2] > 64 and not room):  # registers for masks would spill
         wide = replace(PREFILL_LARGE, stages=2) if window else PREFILL_LARGE
         return wide if room else PREFILL_LARGE_SMALL
     if room:
@@ -376,18 +379,19 @@ def prefill_tile(q: torch.Tensor, window: int | None = None, *, plain: bool = Fa
 
 
 def is_plain(cache: PagedCache, q: torch.Tensor) -> bool:
-    """Return True if a Hopper GPU's registers hold the code at two programs a multiprocessor.
+    """Return True if two programs of the kernel fit into a Hopper multiprocessor's registers.
 
-    Masks of windows and images, and keys in 8 bits, take too many more.
+    Masks for windows and images, and 8-bit keys, need too many registers.
     """
     masked = cache.shape.window or cache.shape.both_ways
     return device.is_hopper(q.device) and not masked and cache.keys.dtype == q.dtype
 
 
 def prefill_splits(tokens: int, capacity: int, piece: int) -> int:
-    """Return how many programs share a row's keys at most, in a launch with this many tokens.
+    """Return the maximum number of programs that share a sequence's keys, for this many tokens.
 
-    Few tokens have few blocks. Where keys are split follows from a row's length and this number.
+    With few tokens there are few blocks. Where keys are split depends only on a sequence's length
+    and this number.
     """
     splits = MAX_SPLITS
     while splits > 1 and splits * tokens > SPLIT_TOKENS:
@@ -396,7 +400,7 @@ def prefill_splits(tokens: int, capacity: int, piece: int) -> int:
 
 
 def most_keys(rows: PagedRows, tokens: int, window: int) -> int:
-    """Return the most keys in a row that some of its tokens see, in a launch with this many."""
+    """Return the maximum keys of a sequence that any of its tokens attends to in a launch."""
     capacity = rows.page_table.shape[1] * rows.page_size
     return min(capacity, tokens + window + ROUND.value) if window else capacity
 
@@ -410,7 +414,7 @@ def launch_prefill(
     tile: Tile | None = None,
     piece: int = MIN_PREFILL_SPLIT_KEYS,
 ) -> None:
-    """Write the attention of the tokens behind the first `rows.singles` to `out`."""
+    """Write the attention of all tokens after the first `rows.singles` to `out`."""
     heads, dim, kv_heads = q.shape[1], q.shape[2], head_groups(q, cache)
     cut = HeadTiling.of(dim, q.stride(0), cache.keys.stride(0))
     group, window = heads // kv_heads, cache.shape.window or 0

@@ -1,11 +1,10 @@
-"""Decode in `paged_attention_reference` as Triton kernels: one-token rows at any length.
+"""Decode in `paged_attention_reference` as Triton kernels, for sequences with one new token.
 
-Owns how a row's keys are cut into pieces, and the programs for pieces. A piece's size follows from
-the row's length and the layer's window alone, so a row has the same bits beside any neighbours.
-Keys before the window are left out: a row costs its window at any length. A list with all pieces,
-the largest first, is made on the device once a step. As many programs as the device holds take
-pieces until all are taken, so that a long row takes its share at most. Knows tensors only. Imported
-only on a GPU, or in Triton's interpreter.
+Divides the keys of each sequence into splits (flash-decoding). The size of a split depends only on
+the sequence's length and the layer's window, so results are batch-invariant. Keys before the window
+are skipped. A list of all splits, the largest first, is made on the device once per step. As many
+programs as the GPU can run at once take splits from the list until it is empty, so that a long
+sequence does not keep only a few of them busy. Imported only on a GPU, or in Triton's interpreter.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -34,28 +33,34 @@ from saccade.plugins.gpu.triton.attention import (
 )
 
 PROGRAMS = 3
-"""Programs for each multiprocessor, as many as fit on an H100. Late ones find nothing."""
+"""Programs per multiprocessor, as many as fit on an H100. Those that start late find no work."""
 MIN_SPLIT_KEYS = 256
-"""Keys of a piece, where its row has so many: four blocks, so that loads run ahead."""
+"""Minimum keys per split of a long sequence: four blocks, so that loads can be pipelined."""
 MAX_KV_SPLITS = 32
-"""Of a row. With 8 key heads, one row alone fills a device; what its parts take stays small."""
+"""Maximum splits per sequence. With 8 KV heads, this fills a GPU at batch size 1, and the partial
+results stay small.
+"""
 ROUND = tl.constexpr(64)
-"""Keys of a piece are a multiple of it."""
+"""The number of keys in a split is a multiple of this."""
 
 DECODE = Tile(rows=16, keys=64, warps=4, stages=5)
-"""The page lookup and the scores cost stages: loads of keys run two blocks ahead."""
+"""The page lookup and the scores each take a pipeline stage. Loads of keys run two blocks ahead."""
 DECODE_LARGE = Tile(rows=16, keys=32, warps=4, stages=5)
-"""For heads beyond 128, and 32-bit values."""
+"""For heads of more than 128 values, and for 32-bit values."""
 DECODE_WIDEST = Tile(rows=16, keys=32, warps=4, stages=2)
-"""For heads beyond 256: 36 KiB of a latent of 512 + 64 are loaded while as many are multiplied."""
+"""For heads of more than 256 values: 36 KiB of latents (512 + 64) are loaded while the previous
+36 KiB are multiplied.
+"""
 LATENT_HEADS = 16
-"""Of queries, in a program whose keys all heads share; or a divisor of them."""
+"""Query heads per program if all heads share the keys, or its gcd with the number of heads."""
 FEWER_STAGES = 3
-"""With little memory, and for large heads with windows, whose registers spill: one block ahead."""
+"""For GPUs with little shared memory, and for large heads with windows, whose registers would
+spill: loads run one block ahead.
+"""
 
 
 def decode_tile(q: torch.Tensor, cache: PagedCache) -> Tile:
-    """Return how decode is cut on the device of `q`. 8-bit keys and values take registers."""
+    """Return the tile for decode on the device of `q`. 8-bit keys and values take registers."""
     if q.shape[2] > 256:
         warps = 8 if cache.keys.element_size() == 1 else DECODE_WIDEST.warps
         return replace(DECODE_WIDEST, keys=64 // q.element_size(), warps=warps)
@@ -66,7 +71,7 @@ def decode_tile(q: torch.Tensor, cache: PagedCache) -> Tile:
 
 
 def head_groups(q: torch.Tensor, cache: PagedCache) -> int:
-    """Return q's number of programs: one per key head; for latents, per `LATENT_HEADS` heads."""
+    """Return the programs per split: one per KV head, or one per `LATENT_HEADS` for latents."""
     heads = q.shape[1]
     return heads // gcd(heads, LATENT_HEADS) if cache.shape.latent else cache.keys.shape[1]
 
@@ -75,8 +80,8 @@ def head_groups(q: torch.Tensor, cache: PagedCache) -> int:
 def key_places(
     table, at, slot_stride, head, page: tl.constexpr, dim: tl.constexpr, latents: tl.constexpr
 ):
-    """The beginnings of the keys at places `at` [N] of a sequence, from the cache's beginning.
-    latents: all heads share them.
+    """The offsets of the keys at positions `at` [N] of a sequence in the cache. latents: all heads
+    share the keys.
     """
     pages = tl.load(table + at // page).to(tl.int64)
     places = (pages * page + at % page) * slot_stride
@@ -87,19 +92,19 @@ def key_places(
 
 @triton.jit
 def split_keys(length, least, most):
-    """Keys of each piece but the last, for a row of `length` keys."""
+    """The number of keys in each split but the last, for a sequence of `length` keys."""
     return tl.maximum(tl.cdiv(tl.cdiv(length, most), ROUND) * ROUND, least)
 
 
 @triton.jit
 def split_count(length, least, most):
-    """The number of pieces: one without keys."""
+    """The number of splits. An empty sequence has one."""
     return tl.maximum(tl.cdiv(length, split_keys(length, least, most)), 1)
 
 
 @triton.jit
 def keys_within(length, window: tl.constexpr):
-    """How many of its `length` keys a row's last token sees, in a layer with a window (0: none)."""
+    """The number of keys that the last token attends to in a layer with `window` (0: unlimited)."""
     if window > 0:
         length = tl.minimum(length, window)
     return length
@@ -118,8 +123,8 @@ def _share(
     block: tl.constexpr,
     window: tl.constexpr,
 ):
-    """Program (block of rows): their pieces' places in `items`, the largest pieces first. The first
-    program writes their number, and 0 as taken.
+    """Program (block of rows): write the rows' splits to their positions in `items`, the largest
+    splits first. The first program writes the number of splits, and resets the number taken.
     """
     r = tl.program_id(0) * block + tl.arange(0, block)
     length = keys_within(tl.load(kv_lengths + r, mask=r < rows, other=0), window)
@@ -167,7 +172,7 @@ def attend_keys(
     d1: tl.constexpr,
     block_n: tl.constexpr,
 ):
-    """The keys [from_key, end) of a sequence, all seen: (acc0, acc1, top, total)."""
+    """Attend to all keys [from_key, end) of a sequence. Returns (acc0, acc1, top, total)."""
     for at in tl.range(from_key, end, block_n):
         cols, bias = beyond(at + tl.arange(0, block_n), end)
         place = key_places(table, cols, slot_stride, head, page, dim, v_cache is None)
@@ -178,7 +183,7 @@ def attend_keys(
     return acc0, acc1, top, total
 
 
-# Where a step's numbers lie depends on how many there are: nothing is compiled for how they do.
+# The alignment of these depends on the size of the step. Do not compile a variant for each.
 @triton.jit(do_not_specialize_on_alignment=["lines", "kv_lengths"])
 def _decode(
     q,
@@ -209,9 +214,9 @@ def _decode(
     most: tl.constexpr,
     window: tl.constexpr,
 ):
-    """Program (any, key head): takes pieces until none is left. A row's only piece goes to `out`
-    [R, Hq, D], a piece among several to `parts` [items, Hq, D] and `logs` [items, Hq], both
-    float32.
+    """Program (any, key head): take splits until none is left. The only split of a row is written
+    to `out` [R, Hq, D]. One of several is written to `parts` [items, Hq, D] and `logs` [items, Hq],
+    both float32.
     """
     head, m = tl.program_id(1), tl.arange(0, block_m)
     mine, total_items = m < group, tl.load(counts)
@@ -258,8 +263,8 @@ def _merge(
     most: tl.constexpr,
     window: tl.constexpr,
 ):
-    """Program (row, query head): its pieces, if there are several, weighed by their denominators.
-    Afterwards 0 pieces count as taken: the next layer's programs begin anew.
+    """Program (row, query head): merge the row's splits, if there are several, weighted by their
+    denominators. Also resets the number of splits taken, for the next layer.
     """
     row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     if (row == 0) & (head < kv_heads):
@@ -281,9 +286,10 @@ def _merge(
 def share_keys(
     rows: PagedRows, kv_heads: int, piece: int = MIN_SPLIT_KEYS, window: int | None = None
 ) -> DecodeWork:
-    """Return the list of pieces for a step's one-token rows, in layers with this window.
+    """Return the list of splits for a step's sequences with one token, in layers with this window.
 
-    One launch, in stream order before theirs. piece: least keys in a piece, a multiple of 64.
+    Takes one launch, which must precede theirs on the stream. piece: minimum keys per split, a
+    multiple of 64.
     """
     assert piece % ROUND.value == 0
     capacity = rows.page_table.shape[1] * rows.page_size
@@ -310,8 +316,8 @@ def share_keys(
 def launch_decode(
     q: torch.Tensor, cache: PagedCache, rows: PagedRows, scale: float, out: torch.Tensor
 ) -> None:
-    """Write the attention of the first `rows.singles` tokens to `out`. `rows.work` divides the
-    work.
+    """Write the attention of the first `rows.singles` tokens to `out`. `rows.work` must be the list
+    of splits.
     """
     work = rows.work
     assert work is not None, "a step's list is made first"

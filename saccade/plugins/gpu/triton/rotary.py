@@ -1,4 +1,4 @@
-"""The rotary embedding from `rotary.py` as one Triton kernel. Knows tensors only.
+"""Rotary position embedding (`rotary.py`) as one Triton kernel.
 
 Imported only on a GPU, or in Triton's interpreter.
 """
@@ -12,12 +12,10 @@ import triton
 import triton.language as tl
 
 BLOCK_VALUES = 2048
-"""Pairs that one program turns: tokens of a program times heads of a program times pairs of a head,
-at most.
-"""
+"""Maximum number of value pairs that a program rotates: tokens times heads times pairs per head."""
 
 
-# Each batch has other counts: a specialisation for some would be compiled within a request.
+# Counts differ between batches. Specializing on them would compile kernels during requests.
 @triton.jit(do_not_specialize=["tokens", "index_stride"])
 def _rotate(
     x,
@@ -38,10 +36,10 @@ def _rotate(
     block_heads: tl.constexpr,
     block_pairs: tl.constexpr,
 ):
-    """Program (i, j): a block of tokens, a block of heads.
+    """Program (i, j): block i of tokens, block j of heads.
 
-    Sizes of a head are constants: where the compiler knows that they are multiples of 4 or 8, it
-    loads as many values at once.
+    The head sizes are constants, so that the compiler can vectorize loads if they are multiples of
+    4 or 8.
     """
     token = tl.program_id(0).to(tl.int64) * block_tokens + tl.arange(0, block_tokens)
     pair = tl.arange(0, block_pairs)
@@ -60,7 +58,7 @@ def _rotate(
             row = tl.load(index + source + token[:, None], mask=known, other=0)
         else:
             row = tl.load(index + token, mask=token < tokens, other=0)[:, None]
-    # The partner's column of the table of sines carries the plus sign.
+    # In the table of sines, the partner's column has the plus sign.
     place = row * (2 * half) + at[None, :]
     cos = tl.load(cos_table + place, mask=known, other=0.0)[:, None, :]
     sin = tl.load(sin_table + place + step, mask=known, other=0.0)[:, None, :]
@@ -87,7 +85,7 @@ def launch(
     *,
     halves: bool,
 ) -> None:
-    """Do as `rotary.rotate_` in one launch. The arguments are a `Rotation`'s."""
+    """Compute `rotary.rotate_` in one launch. The arguments are those of a `Rotation`."""
     assert x.stride(-1) == 1, "a head's values lie next to each other"
     assert cos.is_contiguous() and sin.is_contiguous()
     tokens, heads, _ = x.shape

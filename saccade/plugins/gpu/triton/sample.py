@@ -1,8 +1,8 @@
-"""Drawing one token per row of logits as a Triton kernel, without sorting the vocabulary.
+"""Samples one token per row of logits in a Triton kernel, without sorting the vocabulary.
 
-The candidates, and the sampled token, are found by searching the logits' own bits: a pass over the
-row finds the mass above each of a few pivots, summed in the same order every time, so that a row's
-draw depends on its logits and its uniform number alone. Knows tensors only.
+The nucleus and the sampled token are found by a search over the bit patterns of the logits. Each
+pass over the row sums the probability mass above a few pivots, always in the same order, so that a
+row's token depends only on its logits and its random number.
 
 Imported only on a GPU, or in Triton's interpreter.
 """
@@ -23,13 +23,13 @@ from saccade.kernels.reference import sample as reference
 from saccade.kernels.reference.sample import COLUMNS, SamplingRows
 
 BLOCK = 2048
-"""Logits of a row that are looked at together, by 16 warps. One row fills a multiprocessor: where
-there are more slots than these, a block is half as large, and two rows share one.
+"""Logits of a row that are processed at a time, by 16 warps. One row occupies a multiprocessor. If
+there are more slots than multiprocessors, a block is half as large, and two rows share one.
 """
 PIVOTS = tl.constexpr(4)
-"""Orders that a pass asks of. More would make a pass longer by more than passes fewer."""
+"""Pivots tested per pass. More pivots would slow a pass by more than the saved passes gain."""
 NATS = tl.constexpr((12.0, 6.0, 3.0))
-"""How far below the best token the first pivots of a search are, in its factor."""
+"""The distances of the first pivots of a search below the best logit, in units of its factor."""
 FACTOR = tl.constexpr(reference.FACTOR)
 LIMIT = tl.constexpr(reference.LIMIT)
 SHARE = tl.constexpr(reference.SHARE)
@@ -37,13 +37,13 @@ FLOOR = tl.constexpr(reference.FLOOR)
 LOWEST = tl.constexpr(-(2**31))
 APART = tl.constexpr(2**32 - 1)
 FAR = tl.constexpr(2**31 - 1)
-"""A place beyond all tokens."""
+"""A token index beyond the vocabulary."""
 
 
 @triton.jit
 def row_block(logits, masks, free, at, vocab, block: tl.constexpr, has_mask: tl.constexpr):
-    """(logits, True for those present) of places [at, at + block). free: bits set regardless of the
-    mask; all, for a row without a mask.
+    """(logits, mask of allowed tokens) for tokens [at, at + block). free: bits that are set
+    regardless of the mask; all bits for a row without a mask.
     """
     c = at + tl.arange(0, block)
     here = c < vocab
@@ -56,7 +56,7 @@ def row_block(logits, masks, free, at, vocab, block: tl.constexpr, has_mask: tl.
 
 @triton.jit
 def order_of(x):
-    """An integer for each float32: integers compare as the floats do."""
+    """Map float32 to integers that compare in the same order."""
     bits = x.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -77,16 +77,17 @@ def masses(
     block: tl.constexpr,
     has_mask: tl.constexpr,
 ):
-    """(above each pivot, gap, other gap): the mass of tokens of an order above each of `pivots`;
-    the distance of the next token's order from `low` on up, and from `high` on down.
+    """(mass above each pivot, gap, other gap): the mass of the tokens whose order is above each of
+    `pivots`; the distance from `low` to the next token's order above it, and from `high` to the
+    next one below it.
 
-    A mass is relative to the best token's, and none below its `floor`; counting: one for each
-    token. Each lane sums in float64, and the lanes' sums are added up once.
+    Masses are relative to the best token's, and those below `floor` are ignored. counting: each
+    token has mass 1. Each lane sums in float64, and the lanes' sums are added once at the end.
     """
     above = ()
     for _ in tl.static_range(PIVOTS):
         above = above + (tl.zeros([block], tl.float64),)
-    # Unsigned: whatever lies on the other side is farthest.
+    # Unsigned, so that tokens on the other side wrap around to the largest distances.
     rise, fall = tl.full([block], APART, tl.uint32), tl.full([block], APART, tl.uint32)
     for at in tl.range(0, vocab, block):
         x, here = row_block(logits, masks, free, at, vocab, block, has_mask)
@@ -107,7 +108,9 @@ def masses(
 
 @triton.jit
 def pivots_of(low, high, best, factor, first):
-    """Pivots evenly between two orders; at first below the best token, and one below all tokens."""
+    """Pivots evenly between two orders. In the first pass, just below the best token, and one below
+    all tokens.
+    """
     span = high.to(tl.int64) - low.to(tl.int64)
     pivots = ()
     for i in tl.static_range(PIVOTS):
@@ -119,7 +122,7 @@ def pivots_of(low, high, best, factor, first):
 
 @triton.jit
 def between(low, high, over, pivots, above, bound, inclusive):
-    """`low`, `high` and the mass above `high`, after the masses found above the pivots."""
+    """Narrow `low` and `high` by the masses above the pivots, and update the mass above `high`."""
     for i in tl.static_range(PIVOTS - 1, -1, -1):
         fits = (above[i] < bound) | (inclusive & (above[i] <= bound))
         fits = fits & (pivots[i] >= low) & (pivots[i] < high)
@@ -146,11 +149,11 @@ def search(
     block: tl.constexpr,
     has_mask: tl.constexpr,
 ):
-    """(order, mass above, bound): the lowest order, from `least` on, with less than a bound above,
-    or inclusive: no more. The bound is `part` of all mass from `least` on; counting: so many
-    tokens.
+    """(order, mass above, bound): the lowest order, from `least` up, whose mass above is less than
+    the bound (inclusive: at most the bound). The bound is the fraction `part` of the mass from
+    `least` up, or a number of tokens if `counting`.
 
-    A pass over the row tries several orders at once, and ends where tokens' own orders do.
+    Each pass over the row tests several orders, and moves the range's ends to orders of tokens.
     """
     low, high = least, order_of(best)
     over = tl.zeros([], tl.float64)
@@ -198,8 +201,8 @@ def cut_down(
     block: tl.constexpr,
     has_mask: tl.constexpr,
 ):
-    """(order, mass above, bound) of the drawn token: the tokens left are cut by number, then by
-    share, then at `point`.
+    """(order, mass above, bound) of the sampled token: apply top-k, then top-p, then find the token
+    at `point` of the remaining mass.
     """
     order = tl.full([], LOWEST + 1, tl.int32)
     over, bound = tl.zeros([], tl.float64), tl.zeros([], tl.float64)
@@ -233,7 +236,7 @@ def cut_down(
 
 @triton.jit
 def best_of(logits, masks, free, vocab, block: tl.constexpr, has_mask: tl.constexpr):
-    """(the best logit, its place): of equals, the first."""
+    """(the best logit, its token). Of equal logits, the first token wins."""
     best, place = tl.full([block], float("-inf"), tl.float32), tl.zeros([block], tl.int32)
     for at in tl.range(0, vocab, block):
         x, _ = row_block(logits, masks, free, at, vocab, block, has_mask)
@@ -248,7 +251,7 @@ def best_of(logits, masks, free, vocab, block: tl.constexpr, has_mask: tl.conste
 def place_of(
     logits, masks, free, vocab, order, winner, block: tl.constexpr, has_mask: tl.constexpr
 ):
-    """(number, place) of the tokens of one order: the first's place, or `winner`."""
+    """(number of tokens of this order, the first such token or else `winner`)."""
     number, place = tl.zeros([block], tl.int32), tl.full([block], FAR, tl.int32)
     for at in tl.range(0, vocab, block):
         x, here = row_block(logits, masks, free, at, vocab, block, has_mask)
@@ -274,8 +277,8 @@ def pick_equal(
     block: tl.constexpr,
     has_mask: tl.constexpr,
 ):
-    """The token of one order on which the rest of the share falls, by place. If rounding leaves
-    none, the order's last token; without tokens, `winner`.
+    """Of the tokens of one order, the one at which the cumulative mass passes `share`, by index. If
+    rounding leaves none, the last of them; if there are no such tokens, `winner`.
     """
     found = tl.full([], FAR, tl.int32)
     passed = tl.zeros([], tl.int32)
@@ -295,7 +298,7 @@ def pick_equal(
     return tl.where(found < FAR, found, last)
 
 
-# A step's numbers lie where its size has it: nothing is compiled for how they do.
+# The alignment of these depends on the size of the step. Do not compile a variant for each.
 @triton.jit(do_not_specialize_on_alignment=["lines", "slots", "uniforms"])
 def _sample(
     logits,
@@ -312,7 +315,7 @@ def _sample(
     block: tl.constexpr,
     has_mask: tl.constexpr,
 ):
-    """Program (row). table: a line of columns for each slot. lines: the masks of rows."""
+    """Program (row). table: one row of parameters per slot. lines: each row's mask, or -1."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * row_stride
     free = 0
@@ -354,10 +357,10 @@ def _sample(
 
 
 def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    """Do as `reference.sample.sample`, in one launch, which reads the masks."""
+    """Compute `reference.sample.sample` in one launch, which also applies the masks."""
     if rows.masks is None:
         if all(columns[reference.FACTOR] == 0.0 for columns in rows.columns):
-            return logits.argmax(dim=-1)  # several programs to a row, where the kernel has one
+            return logits.argmax(dim=-1)  # uses several programs per row, unlike the kernel
         return launch_sample(logits, rows.slots, rows.table, rows.points)
     lines = np.full(len(logits), -1, np.int64)
     lines[list(rows.masks.rows)] = np.arange(len(rows.masks.rows))
@@ -373,11 +376,12 @@ def launch_sample(
     masks: torch.Tensor | None = None,
     lines: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Draw one token [D] int64 per row in `logits` [D, V] float32.
+    """Sample one token [D] int64 per row of `logits` [D, V] float32.
 
-    uniforms: [D] float64, counted best token first. slots [D] int64: lines in table float32 [slots,
-    COLUMNS] (`reference.sample`). masks [M, ceil(V / 32)] int32: allowed tokens' bits, at least one
-    each; lines [D] int64: a row's mask, or -1.
+    slots: [D] int64, the rows' indices in `table`. table: float32 [slots, COLUMNS]
+    (`reference.sample`). uniforms: [D] float64, points in the cumulative distribution, which starts
+    with the best token. masks: [M, ceil(V / 32)] int32, bits of the allowed tokens, at least one
+    each. lines: [D] int64, each row's index in `masks`, or -1.
     """
     rows, vocab = logits.shape
     assert logits.stride(1) == 1 and table.is_contiguous()
@@ -385,7 +389,7 @@ def launch_sample(
         assert lines is not None and masks.shape[1] == -(-vocab // 32), "each row has a line"
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
-        # By slots, not by rows: the order of sums differs, and a draw depends on no other row.
+        # Not by the number of rows: the order of sums, and so a sample, must not depend on others.
         crowded = len(table) > device.multiprocessors(logits.device)
         block = min(BLOCK // 2 if crowded else BLOCK, triton.next_power_of_2(vocab))
         _sample[(rows,)](

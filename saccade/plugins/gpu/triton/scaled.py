@@ -1,9 +1,9 @@
-"""Rows in 8 bits, each with its own scales (`fp8.quantise_rows`), as Triton kernels: alone, and
-together with what makes the rows, so that these never cross memory in 16 bits. One launch each.
-Knows tensors only.
+"""Quantization of rows to 8 bits with dynamic scales (`fp8.quantise_rows`) as Triton kernels:
+standalone, and fused with the operation before, so that 16-bit rows are not written to memory. Each
+function is one launch.
 
-A scale is for a whole row or for `group` inputs in it, and depends only on those. Imported only
-where it runs: on a GPU, or in Triton's interpreter.
+A scale covers a whole row, or `group` inputs of it, and depends only on their values. Imported only
+on a GPU, or in Triton's interpreter.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -20,16 +20,16 @@ from saccade.kernels.matrix import FP8, Fp8Rows
 from saccade.kernels.reference.fp8 import LARGEST, MIN_AMOUNT, padded_rows
 
 LINES = 16
-"""Groups of a row that one program has, where it need not have all of them."""
+"""Maximum number of a row's groups per program, if a program need not process the whole row."""
 WARP_VALUES = 512
-"""Values of a program for which it gets one warp more."""
+"""Values per warp of a program."""
 MAX_WARPS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class RowTiling:
-    """A program's values: `lines` that have a scale each, with `width` values, some beyond the
-    row's end; both are powers of two.
+    """A program's values: `lines` groups, each with its own scale, of `width` values. Both are
+    powers of two, and values beyond the end of the row are masked.
     """
 
     lines: int
@@ -37,7 +37,7 @@ class RowTiling:
 
     @classmethod
     def of(cls, size: int, group: int, most: int | None = None) -> RowTiling:
-        """Cut rows with `size` values, where `group` share a scale, into at most `most` lines."""
+        """Divide rows of `size` values, with `group` values per scale. most: the maximum lines."""
         lines = triton.next_power_of_2(size // group)
         return cls(min(lines, most or lines), triton.next_power_of_2(group))
 
@@ -48,10 +48,10 @@ class RowTiling:
 
 @triton.jit
 def _put(x, values, scales, row, line, c, known, scale_stride, size, width, largest, least):
-    """x [L, W] float32, which are the places `c` of a row, as 8 bits and a scale for each line."""
+    """Store x [L, W] float32, at positions `c` of a row, as 8 bits with one scale per line."""
     scale = tl.maximum(tl.max(tl.abs(x), 1), least) / largest
     tl.store(scales + line * scale_stride + row, scale, mask=line * width < size)
-    # What is divided by its scale is within the format's range, but for what was not finite.
+    # After the division, all values are within the format's range, unless they were not finite.
     tl.store(values + row * size + c, (x / scale[:, None]).to(values.dtype.element_ty), mask=known)
 
 
@@ -68,7 +68,7 @@ def _quantise(
     lines: tl.constexpr,
     width: tl.constexpr,
 ):
-    """Program (row, block of lines)."""
+    """Program (row, block of groups)."""
     row = tl.program_id(0).to(tl.int64)
     line = tl.program_id(1) * lines + tl.arange(0, lines)
     c = line[:, None] * width + tl.arange(0, width)[None, :]
@@ -93,7 +93,7 @@ def _add_norm_scaled(
     lines: tl.constexpr,
     width: tl.constexpr,
 ):
-    """Program (row): total = x + delta, normalised by its mean square, in 8 bits."""
+    """Program (row): total = x + delta, then RMSNorm of total, in 8 bits."""
     row = tl.program_id(0).to(tl.int64)
     line = tl.arange(0, lines)
     c = line[:, None] * width + tl.arange(0, width)[None, :]
@@ -101,7 +101,7 @@ def _add_norm_scaled(
     kind = total.dtype.element_ty
     left = tl.load(x + row * size + c, mask=known, other=0.0).to(tl.float32)
     right = tl.load(delta + row * size + c, mask=known, other=0.0).to(tl.float32)
-    added = (left + right).to(kind)  # rounded as the stream is
+    added = (left + right).to(kind)  # rounded like the residual stream
     tl.store(total + row * size + c, added, mask=known)
     value = added.to(tl.float32)
     root = tl.rsqrt(tl.sum(tl.sum(value * value, 1), 0) / size + eps)
@@ -122,7 +122,7 @@ def _gate_scaled(
     lines: tl.constexpr,
     width: tl.constexpr,
 ):
-    """Program (row, block of lines): silu(gate) * up, in 8 bits."""
+    """Program (row, block of groups): silu(gate) * up, in 8 bits."""
     row = tl.program_id(0).to(tl.int64)
     line = tl.program_id(1) * lines + tl.arange(0, lines)
     c = line[:, None] * width + tl.arange(0, width)[None, :]
@@ -137,7 +137,7 @@ def _gate_scaled(
 
 
 def _room(count: int, size: int, group: int, like: torch.Tensor) -> Fp8Rows:
-    """Allocate memory for rows to come. What pads holds anything."""
+    """Allocate 8-bit rows. Padding rows are uninitialized."""
     assert size % group == 0 and (group == size or group == triton.next_power_of_2(group))
     rows = padded_rows(count)
     values = torch.empty((rows, size), dtype=FP8, device=like.device)
@@ -146,7 +146,7 @@ def _room(count: int, size: int, group: int, like: torch.Tensor) -> Fp8Rows:
 
 
 def launch_quantise(x: torch.Tensor, group: int) -> Fp8Rows:
-    """Do as `fp8.quantise_rows`."""
+    """Compute `fp8.quantise_rows`."""
     assert x.stride(1) == 1
     count, size = x.shape
     found = _room(count, size, group, x)
@@ -171,7 +171,7 @@ def launch_quantise(x: torch.Tensor, group: int) -> Fp8Rows:
 def launch_add_norm_scaled(
     x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, group: int
 ) -> tuple[torch.Tensor, Fp8Rows]:
-    """Do as `layer.add_rms_norm`, with the second result in 8 bits."""
+    """Compute `layer.add_rms_norm`, with the second result in 8 bits."""
     assert x.is_contiguous() and delta.is_contiguous() and x.shape == delta.shape
     count, size = x.shape
     total, found = torch.empty_like(x), _room(count, size, group, x)
@@ -197,7 +197,7 @@ def launch_add_norm_scaled(
 
 
 def launch_silu_gate_scaled(gate_up: torch.Tensor, group: int) -> Fp8Rows:
-    """Do as `layer.gate` with SiLU, with the result in 8 bits."""
+    """Compute `layer.gate` with SiLU, with the result in 8 bits."""
     assert gate_up.is_contiguous()
     count, size = gate_up.shape[0], gate_up.shape[1] // 2
     found = _room(count, size, group, gate_up)

@@ -1,8 +1,8 @@
-"""The vision tower's attention within segments (`attention.attend_segments`) as a Triton kernel.
+"""The vision encoder's attention within segments (`attention.attend_segments`) as a Triton kernel.
 
-All segments are two launches: a list with their blocks, and a program for each. So each place for a
-segment that is missing costs one program, rather than as many as the longest takes. Heads with 72
-values cost 80. Knows tensors only.
+Takes two launches: one lists the blocks of all segments, the other computes them, one program per
+block. So an empty segment of a CUDA graph costs one program, instead of one for each block of the
+longest segment. Heads of 72 values are padded to 80.
 
 Imported only on a GPU, or in Triton's interpreter.
 """
@@ -30,9 +30,9 @@ from saccade.plugins.gpu.triton.attention import (
 
 TILE = Tile(rows=128, keys=64, warps=8, stages=3)
 TILE_CUT = replace(TILE, registers=128)
-"""For heads that are cut in two (72, 80), on Hopper: two programs fit a multiprocessor, and one
-multiplies while the other makes exponentials. On an H200 358 TFLOP/s, without the bound 280, with 4
-warps 340 (`gpu_check`, 14,400 rows).
+"""For heads that are split in two (72, 80), on Hopper: two programs fit on a multiprocessor, so
+that one multiplies while the other computes exponentials. An H200 reaches 358 TFLOP/s, 280 without
+the register limit, and 340 with 4 warps (`gpu_check`, 14,400 rows).
 """
 TILE_WIDE = Tile(rows=64, keys=32, warps=4, stages=2)
 """For 32-bit values, whose blocks take twice the memory."""
@@ -42,8 +42,9 @@ TILE_SHORT = Tile(rows=64, keys=64, warps=4, stages=3)
 
 @triton.jit(do_not_specialize=["segments"], do_not_specialize_on_alignment=["bounds"])
 def _list(bounds, items, firsts, count, segments, block_m: tl.constexpr, block: tl.constexpr):
-    """Program (block of segments): their blocks of `block_m` rows, each as its segment in `items`
-    and its first row there in `firsts`, without a gap. The first one writes how many there are.
+    """Program (block of segments): list their blocks of `block_m` rows, each with its segment in
+    `items` and its first row within the segment in `firsts`, without gaps. The first program writes
+    the number of blocks to `count`.
     """
     s = tl.program_id(0) * block + tl.arange(0, block)
     rows = _rows_of(bounds, s, segments)
@@ -64,7 +65,7 @@ def _list(bounds, items, firsts, count, segments, block_m: tl.constexpr, block: 
 
 @triton.jit
 def _rows_of(bounds, s, segments):
-    """Rows of the segments `s`; none where there is no such."""
+    """The number of rows of segments `s`, or 0 for segments that do not exist."""
     start = tl.load(bounds + s, mask=s < segments, other=0)
     return tl.load(bounds + s + 1, mask=s < segments, other=0) - start
 
@@ -92,7 +93,7 @@ def _attend(
     block_m: tl.constexpr,
     block_n: tl.constexpr,
 ):
-    """Program (block of rows of a head); those beyond the last end at once."""
+    """Program (block of rows of a head). Programs beyond the number of blocks return at once."""
     blocks, work = tl.load(count), tl.program_id(0)
     if work >= blocks * heads:
         return
@@ -117,7 +118,7 @@ def _attend(
         acc0, acc1, top, total = attend_block(
             q0, q1, k_at, v_at, None, None, acc0, acc1, top, total, scale_log2, dim, d0, d1
         )
-    for n in tl.range(whole, keys, block_n):  # at most one
+    for n in tl.range(whole, keys, block_n):  # at most one iteration
         cols, bias = beyond(n + tl.arange(0, block_n), keys)
         row = (k_start + cols).to(tl.int64)
         k_at = k + row * k_stride + head * dim
@@ -140,11 +141,11 @@ def launch_segments(
     *,
     tile: Tile | None = None,
 ) -> torch.Tensor:  # [T, H, D]
-    """Attend within segments: rows in q [T, H, D] to rows in k, v [K, H, D].
+    """Attend within segments: rows of q [T, H, D] to rows of k, v [K, H, D].
 
     Rows [q_bounds[i], q_bounds[i + 1]) attend to rows [k_bounds[i], k_bounds[i + 1]). q_bounds,
-    k_bounds: [S + 1] int32 on the device. longest: a segment's rows in q at most. tile: other than
-    by the rule, for measurements and tests.
+    k_bounds: [S + 1] int32 on the device. longest: the maximum number of a segment's rows in q.
+    tile: overrides the default, in measurements and tests.
     """
     for each in (q, k, v):
         assert each.stride(2) == 1 and each.stride(1) == each.shape[2], "heads lie back to back"
@@ -158,7 +159,7 @@ def launch_segments(
         return out
     segments = len(q_bounds) - 1
     room = min(tokens // tile.rows + segments, segments * triton.cdiv(longest, tile.rows))
-    sizes = (room, room, 1)  # each begins where memory is aligned
+    sizes = (room, room, 1)  # separate tensors, so that each is aligned
     items, firsts, count = (torch.empty(n, dtype=torch.int32, device=q.device) for n in sizes)
     block = 32
     _list[(triton.cdiv(segments, block),)](

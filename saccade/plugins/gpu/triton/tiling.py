@@ -1,4 +1,4 @@
-"""How products of few rows with packed weights are cut, so that a GPU has programs enough."""
+"""Tile sizes for small-batch GEMMs with packed weights, chosen so that all multiprocessors work."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 PROGRAMS = 120
-"""About as many as a data centre's GPU has multiprocessors."""
+"""Minimum number of programs: roughly the number of multiprocessors of a data centre GPU."""
 
 
 class Tiling(NamedTuple):
-    """What a program multiplies: this many rows of x, and outputs.
+    """The tile that one program multiplies: `rows` of x by `outputs`.
 
-    `splits` parts of the inputs are added up in the end, in order.
+    The inputs are divided into `splits` parts, whose sums are added in a fixed order at the end.
     """
 
     rows: int
@@ -23,7 +23,7 @@ class Tiling(NamedTuple):
 
 
 def first_that_fills(cuts: Sequence[Tiling], rows: int, outputs: int) -> Tiling:
-    """Return the first cut that makes enough programs, else the last."""
+    """Return the first tiling with at least `PROGRAMS` programs, or else the last one."""
     for cut in cuts:
         if -(-rows // cut.rows) * -(-outputs // cut.outputs) >= PROGRAMS:
             return cut

@@ -1,4 +1,4 @@
-"""DeepSeek-VL2, and DeepSeek-V2 without a tower."""
+"""DeepSeek-VL2, and DeepSeek-V2, which has no vision encoder."""
 
 from saccade.plugin import Family
 

@@ -1,6 +1,7 @@
-"""A DeepSeek-VL2 image: first shown as a whole, then cut into tiles.
+"""The layout of a DeepSeek-VL2 image: the whole image first, then its tiles.
 
-It keeps its shape, within the candidate size that it fills best. Runs without torch.
+The image is scaled, without changing its aspect ratio, to the candidate resolution that it fills
+best. Does not import torch.
 """
 
 from __future__ import annotations
@@ -17,25 +18,26 @@ from saccade.families.kit.config_readers import HALF, read_colours
 from saccade.nn.shapes import Colours, SiglipConfig
 
 ALONE = (0, 0)
-"""The grid of a tile alone, without newlines."""
+"""The grid of a single tile, without newlines."""
 CUT_IMAGES = 2
-"""In a prompt of more images, each is one tile."""
+"""In a prompt with more images than this, each image is a single tile."""
 MAX_ASPECT = 200
-"""Beyond this the published processor's image would vanish."""
+"""At a higher aspect ratio, the published processor would scale the image to nothing."""
 MAX_TILES = 36
-"""In a candidate resolution; no checkpoint has one of more than 9."""
+"""The maximum in a candidate resolution. No published checkpoint has more than 9."""
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateRules:
     """Implements `ImageLayout` and `TileLayout`.
 
-    `candidates` are sizes (width, height) in whole tiles, each `side` x `side` pixels. The one that
-    an image fills best is cut into tiles. The tower turns a tile's `patch_unit` patches into `edge`
-    x `edge` tokens.
+    `candidates` are the candidate resolutions (width, height), multiples of a tile, which is `side`
+    x `side` pixels. The vision encoder maps a tile's `patch_unit` patches to `edge` x `edge`
+    tokens.
 
-    An image's grid is its rows and columns of tiles. On the canvas the tiles are side by side. The
-    whole image is under the first tile in the last row, and the rest there is empty.
+    An image's grid is its rows and columns of tiles. On the canvas, the tiles are arranged in this
+    grid. The whole image is below the first tile of the last row, and the rest of that row is
+    empty.
     """
 
     side: int
@@ -66,9 +68,9 @@ class CandidateRules:
         return self._recipe((height, width), self._best((height, width), bounds.max_pixels))
 
     def _best(self, size: Size, most: int) -> Size:
-        """Return the candidate that holds most pixels of the image, at most its own number.
+        """Return the candidate that keeps most pixels of the image, up to its own number.
 
-        Ties go to the candidate with the least area left over, then to the first.
+        Ties go to the candidate with the smallest unused area, then to the first.
         """
         height, width = size
         best, chosen = (0, 0), (self.side, self.side)
@@ -87,7 +89,7 @@ class CandidateRules:
         overall = padded(size, (side, side))
         top, left = overall.at
         views = (padded(size, cut), ImageView(overall.size, at=(height + top, left)))
-        red, green, blue = (int(value * 255) for value in self.colours[0])  # around an image
+        red, green, blue = (int(value * 255) for value in self.colours[0])  # the padding's colour
         grid = (height // side, width // side)
         return PreprocessParams(
             (height + side, width), grid, views, (red, green, blue), "pillow_bicubic"
@@ -103,7 +105,7 @@ class CandidateRules:
         return height // side - 1, width // side
 
     def tiles(self, grid: Grid) -> tuple[CanvasTile, ...]:
-        """Return the tiles, whose rows leave out newlines and the separator."""
+        """Return the tiles. Their rows of tokens do not include newlines and the separator."""
         side, edge, (rows, columns) = self.side, self.edge, grid
         first, line = edge * (edge + 1) + 1, columns * edge + 1
         found = []
@@ -116,9 +118,9 @@ class CandidateRules:
         return (*found, CanvasTile(box, ALONE, _lines(0, edge + 1, edge)))
 
     def num_tokens(self, grid: Grid) -> int:
-        """Count tokens: the whole image, a separator, the tiles.
+        """Count the tokens of the whole image, the separator, and the tiles.
 
-        Each line of tokens has one more for its end.
+        Each line of tokens ends in a newline token.
         """
         edge, (rows, columns) = self.edge, grid
         return edge * (edge + 1) + 1 + rows * edge * (columns * edge + 1)
@@ -128,7 +130,7 @@ class CandidateRules:
 
 
 def _lines(first: int, line: int, edge: int) -> tuple[range, ...]:
-    """Return a tile's rows: `edge` lines of as many, which begin `line` rows apart."""
+    """Return the rows of a tile's tokens: `edge` lines of `edge` tokens that start `line` apart."""
     return tuple(range(at, at + edge) for at in range(first, first + edge * line, line))
 
 
@@ -136,9 +138,9 @@ NO_IMAGES = CandidateRules(0, (), (HALF, HALF), 0, 0)
 
 
 def padded(size: Size, into: Size) -> ImageView:
-    """Place an image, in its own shape, in the middle of a larger one.
+    """Scale an image to fit into a size, and center it. Its aspect ratio does not change.
 
-    Uses Pillow's arithmetic (`ImageOps.pad`).
+    Uses the arithmetic of Pillow's `ImageOps.pad`.
     """
     (height, width), (down, across) = size, into
     inner = into
@@ -152,7 +154,7 @@ def padded(size: Size, into: Size) -> ImageView:
 
 
 def read_images(checkpoint: Checkpoint, vision: SiglipConfig) -> CandidateRules:
-    """Return the tiles that the checkpoint's files ask for. Raises CheckpointError."""
+    """Read the rules for images from the checkpoint's files. Raises CheckpointError."""
     config = checkpoint.config
     for name, wanted in (("tile_tag", "2D"), ("global_view_pos", "head")):
         if (found := config.text(name, default=wanted)) != wanted:
@@ -163,7 +165,7 @@ def read_images(checkpoint: Checkpoint, vision: SiglipConfig) -> CandidateRules:
     if not processor.flag("normalize", default=True):
         raise CheckpointError(f"{processor.where}: normalize false is not supported")
     side = config.section("vision_config").integer("image_size", default=384)
-    # What is beyond the last whole token of a tile's edge is filled with zeros.
+    # Zeros pad the patches of a tile to whole tokens.
     edge = -(-vision.across // vision.merge)
     colours = read_colours(processor, HALF, HALF)
     return CandidateRules(side, _candidates(config, side), colours, edge, vision.patches)

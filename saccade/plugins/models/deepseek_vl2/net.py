@@ -1,4 +1,4 @@
-"""A DeepSeek-VL2 checkpoint's network, and what its tensors are called."""
+"""A DeepSeek-VL2 checkpoint's network, and the names of its tensors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from saccade.plugins.models.deepseek_vl2.vision import DeepseekTower
 
 
 class DeepseekModel(FamilyModel):
-    """Names become `vision_model.*`, `projector.*`, `image_newline`, `view_seperator` (as the hub
-    has it), `language_model.*` and `lm_head.weight`.
+    """Tensor names become `vision_model.*`, `projector.*`, `image_newline`, `view_seperator` (the
+    spelling on the Hub), `language_model.*` and `lm_head.weight`.
 
-    The matrices that turn latents into keys and values are not quantised.
+    The matrices that project latents to keys and values are not quantised.
     """
 
     spec: DeepseekSpec
@@ -33,7 +33,7 @@ class DeepseekModel(FamilyModel):
         (r"^(vision_model\..*)\.attn\.proj\.", r"\1.self_attn.out_proj."),
     )
     quantisable = QUANTISABLE
-    unused = ("vision_model.attn_pool.",)  # the tower's own head
+    unused = ("vision_model.attn_pool.",)  # SigLIP's pooling head
 
     def tower(self, weights: Weights, shard: Shard) -> VisionNet:
         return DeepseekTower(weights, self.spec.vision, self.spec.images, shard)

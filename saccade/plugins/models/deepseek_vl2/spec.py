@@ -1,6 +1,6 @@
-"""A DeepSeek-VL2 checkpoint's settings, without tensors: sizes, prompts, what is kept per token.
+"""A DeepSeek-VL2 checkpoint's settings, without tensors: sizes, prompts, what is cached per token.
 
-Runs without torch.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ IMAGE = "<image>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepseekSpec(LatentSpec):
-    """CPU facts of one DeepSeek-VL2 checkpoint."""
+    """The CPU-side settings of a DeepSeek-VL2 checkpoint."""
 
     vision: SiglipConfig
     images: CandidateRules
 
 
 def deepseek_spec(checkpoint: Checkpoint) -> DeepseekSpec:
-    """Read a checkpoint's facts. Raises CheckpointError naming file and field."""
+    """Read a checkpoint's settings. Raises CheckpointError with file and field."""
     config = checkpoint.config
     section = config.section("language_config") if config.has("language_config") else config
     text = read_text(section)

@@ -1,7 +1,7 @@
-"""DeepSeek-VL2's SigLIP, the projector behind it, and the order of an image's tokens.
+"""DeepSeek-VL2's SigLIP and projector, and the order of an image's tokens.
 
-The whole image comes first, then a learned separator, then the tiles' lines across the whole grid.
-Each line ends in a learned newline.
+The whole image comes first, then a learned separator, then the tiles, in lines of tokens that span
+the whole grid. Each line ends in a learned newline.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ PROJECTOR = "projector.layers"
 
 
 class PaddedProjector:
-    """Turns a token's merge x merge patches into the language model's values.
+    """Projects merge x merge patches to one token of the language model.
 
-    Zeros pad the patches beyond the last. Every rank has the whole projector.
+    Zeros pad the patches at the right and the bottom. Every rank has the whole projector.
     """
 
     __slots__ = ("across", "down", "merge", "up")
@@ -39,7 +39,7 @@ class PaddedProjector:
         self.across, self.merge = config.across, config.merge
         inputs, out = config.hidden * config.merge**2, config.out_hidden
         first, last = (Column(f"{PROJECTOR}.{each}", out, UNSHARDED) for each in (0, 2))
-        # The files have the merged patches' first value side by side, then their second.
+        # The files order inputs by channel, then by patch. Here they are ordered by patch first.
         part = first.part("weight", inputs)
         matrix = weights.load(part).view(out, config.hidden, -1).transpose(1, 2).reshape(out, -1)
         self.up = Linear(
@@ -61,7 +61,7 @@ class PaddedProjector:
 
 
 class DeepseekTower:
-    """Turns uint8 pixels into embeddings. Implements `nn.protocol.VisionNet`."""
+    """Encodes uint8 pixels to embeddings. Implements `nn.protocol.VisionNet`."""
 
     __slots__ = (
         "config",
@@ -80,7 +80,7 @@ class DeepseekTower:
     ) -> None:
         self.config = config
         self.edge = -(-config.across // config.merge)
-        alone = replace(config, merge=1)  # a tile's patches are in reading order
+        alone = replace(config, merge=1)  # a tile's patches are in raster order
         order = torch.arange(config.patches)
         projector = PaddedProjector(weights, config)
         self.tower = tower = SiglipTower(weights, alone, rules.colours, order, projector, shard)
@@ -94,10 +94,10 @@ class DeepseekTower:
         return patches // self.config.patches * self.edge**2
 
     def grid_facts(self, grid: Grid) -> GridFacts:
-        """Return the grid's facts.
+        """Return the grid's `GridFacts`.
 
-        `restore` gives each token its row among the tiles', newline and separator. A tile alone has
-        its own rows.
+        `restore` maps each token to its row: a tile's token, the newline or the separator. The
+        tokens of a single tile stay in order.
         """
         if grid == ALONE:
             return self.tower.grid_facts(grid)
@@ -105,9 +105,10 @@ class DeepseekTower:
         return replace(self.tower.grid_facts(grid), restore=order)
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
-        """Turn pixels, uint8 [H, W, 3], into rows [N, hidden].
+        """Map pixels, uint8 [H, W, 3], to rows [N, hidden].
 
-        The canvas has tiles side by side, then the whole image, with nothing beside it.
+        The canvas has the grid of tiles, and below it the whole image with empty space to its
+        right.
         """
         return self.tower.embed(pixels, facts)
 
@@ -115,7 +116,7 @@ class DeepseekTower:
         return self.tower.blocks(pack)
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """Split the tiles' [M, out] into [m, out] for each image, with newlines and separator."""
+        """Split the tiles' [M, out] into [m, out] per image, and add newlines and the separator."""
         found = []
         for fact, part in zip(facts, split_images(self, embeddings, facts)):
             if fact.restore is None:
@@ -128,8 +129,8 @@ class DeepseekTower:
 def lines(grid: Grid, edge: int) -> npt.NDArray[np.int64]:
     """Return each image token's source row.
 
-    Rows are those from its tiles (edge x edge each), then from the whole image, a newline and a
-    separator.
+    The source has the tiles' tokens (edge x edge each), then those of the whole image, a newline
+    and a separator.
     """
     rows, columns = grid
     count = rows * columns * edge**2

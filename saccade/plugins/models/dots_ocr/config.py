@@ -1,6 +1,6 @@
 """The shapes of dots.ocr's language model and vision encoder, from `config.json`.
 
-The file has the language model's fields, a Qwen2's, at its top. Runs without torch.
+The language model's fields, those of a Qwen2, are at the top level. Does not import torch.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from saccade.nn.shapes import MergedConfig, RopeConfig, TextConfig
 
 @dataclass(frozen=True, slots=True)
 class DotsConfig(MergedConfig):
-    """The tower, and the merger behind it."""
+    """The vision encoder and its merger."""
 
     bias: bool  # blocks have biases
-    last_norm: bool  # rows are normalised behind the last block
+    last_norm: bool  # there is a norm after the last block
 
 
 def read_text(config: Section) -> TextConfig:
-    """Return the language model. Raises CheckpointError."""
+    """Read the language model's shape. Raises CheckpointError."""
     refuse_unsupported(config, "use_sliding_window")
     text = config.filled({"rms_norm_eps": 1e-6, "max_position_embeddings": 32768})
     head_dim = read_head_dim(text)
@@ -42,7 +42,7 @@ def read_text(config: Section) -> TextConfig:
 
 
 def read_vision(config: Section, out: int) -> DotsConfig:
-    """Return the tower, whose tokens have `out` values. Raises CheckpointError."""
+    """Read the vision encoder's shape. out: the output's width. Raises CheckpointError."""
     vision = config.section("vision_config")
     check_channels(vision)
     refuse_flags(vision, "is_causal")

@@ -1,4 +1,4 @@
-"""dots.ocr in GGUF files: a Qwen2, and a tower with gated MLPs."""
+"""dots.ocr in GGUF files: a Qwen2, and a vision encoder with gated MLPs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAMES = TowerNames(
 
 
 def see(source: Source) -> Seen:
-    """Return what a tower's file adds. Raises CheckpointError."""
+    """Read what the vision encoder's file adds to a checkpoint. Raises CheckpointError."""
     sight, tensors = source.sight, source.sight.file.tensors
     merge = sight.integer("projector.scale_factor")
     vision = {

@@ -1,4 +1,4 @@
-"""A dots.ocr checkpoint's network, and what its tensors are called."""
+"""A dots.ocr checkpoint's network, and the names of its tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from saccade.plugins.models.dots_ocr.vision import DotsTower
 
 
 class DotsModel(FamilyModel):
-    """Names become `vision_tower.*`, `language_model.*` and `lm_head.weight`."""
+    """Tensor names become `vision_tower.*`, `language_model.*` and `lm_head.weight`."""
 
     spec: DotsSpec
 

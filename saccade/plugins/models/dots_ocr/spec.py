@@ -1,6 +1,6 @@
 """A dots.ocr checkpoint's settings, without tensors.
 
-Images are Qwen2-VL's, and their tokens count positions as text does. Runs without torch.
+Images are Qwen2-VL's. Their tokens have 1-D positions, like text. Does not import torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from saccade.plugins.models.dots_ocr.config import DotsConfig, read_text, read_v
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DotsSpec(DecoderSpec):
-    """CPU facts of one dots.ocr checkpoint."""
+    """The CPU-side settings of a dots.ocr checkpoint."""
 
     vision: DotsConfig
     text: TextConfig
@@ -31,7 +31,7 @@ class DotsSpec(DecoderSpec):
 
 
 def dots_spec(checkpoint: Checkpoint) -> DotsSpec:
-    """Read a dots.ocr checkpoint's facts. Raises CheckpointError naming file and field."""
+    """Read a dots.ocr checkpoint's settings. Raises CheckpointError with file and field."""
     config = checkpoint.config
     text = read_text(config)
     vision = read_vision(config, text.hidden)

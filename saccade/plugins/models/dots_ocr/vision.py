@@ -1,5 +1,5 @@
-"""dots.ocr's tower, for packed images of any sizes: Qwen2-VL's rotary embedding, RMSNorm and gated
-MLPs.
+"""dots.ocr's vision encoder, for packed images of any size: Qwen2-VL's rotary embedding, RMSNorm
+and gated MLPs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MERGER_EPS = 1e-6
 
 
 def vision_block(weights: Weights, name: str, config: DotsConfig, shard: Shard) -> TowerBlock:
-    """Load one block. Raises CheckpointError where a tensor is missing or misshapen."""
+    """Load one block. Raises CheckpointError if a tensor is missing or misshapen."""
     parts, bias = BlockParts(weights, name, config, shard), config.bias
     sizes = config.hidden, config.intermediate
     return TowerBlock(
@@ -36,7 +36,7 @@ def vision_block(weights: Weights, name: str, config: DotsConfig, shard: Shard) 
 
 
 class DotsTower(AxialTower):
-    """Turns uint8 pixels into embeddings. Rows are normalised before the first block."""
+    """Encodes uint8 pixels to embeddings. Patches are normalised before the first block."""
 
     __slots__ = ("norm",)
 

@@ -1,4 +1,4 @@
-"""Gemma 3, with or without a tower."""
+"""Gemma 3, with or without a vision encoder."""
 
 from saccade.plugin import Family
 

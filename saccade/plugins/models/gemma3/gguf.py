@@ -1,4 +1,4 @@
-"""Gemma 3 in GGUF files, with and without a tower."""
+"""Gemma 3 in GGUF files, with or without a vision encoder."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from saccade.plugins.gguf.kinds import GgufFacts, ModelKind, Seen, Source
 from saccade.plugins.gguf.layers import LAYER, Layered, TowerNames, colours, siglip_config
 
 EVERY = 6
-"""One layer in so many sees all tokens, where a file does not say it. The others see a window."""
+"""Every sixth layer has full attention by default. The others have a sliding window."""
 LARGEST, MAX_LAYERS = "27B", 62
-"""The model whose scores are divided by what its width and heads make."""
+"""The model whose query scaling is derived from its width and heads instead of the head size."""
 NEAR_THETA = 10_000.0
 BILINEAR = 2
 TOKENS = {"boi_token_index": "<start_of_image>", "eoi_token_index": "<end_of_image>"}
 ROWS = ("<image_soft_token>", "[multimodal]", "<unused0>")
-"""The first of these that a vocabulary has stands for an image's rows, and is never read."""
+"""The first of these in the vocabulary marks an image's rows. Its own embedding is never used."""
 NAMES = TowerNames(
     outer={
         "v.patch_embd": "model.vision_tower.embeddings.patch_embedding",
@@ -71,7 +71,7 @@ TEXT = Layered(
 
 
 def see(source: Source) -> Seen:
-    """Return what a tower's file adds. Raises CheckpointError."""
+    """Read what the vision encoder's file adds to a checkpoint. Raises CheckpointError."""
     sight = source.sight
     vision = siglip_config(sight, "siglip_vision_model") | {"vision_use_head": False}
     merge = max(1, sight.integer("projector.scale_factor", 4))

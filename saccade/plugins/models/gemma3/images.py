@@ -1,6 +1,6 @@
-"""A Gemma 3 image: one square, whatever its shape, always with as many tokens.
+"""The layout of a Gemma 3 image: one square with a fixed number of tokens, whatever its shape.
 
-Runs without torch.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from saccade.families.kit.config_readers import HALF, read_colours, read_resampl
 from saccade.nn.shapes import Colours, SiglipConfig
 
 ONE: Grid = (0, 0)
-"""The grid of every image: one tile, as `nn/siglip.py` counts them."""
+"""The grid of every image: a single tile, in the convention of `nn/siglip.py`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SquareRules:
     """Implements `ImageLayout`.
 
-    An image is `side` x `side` pixels. The tower turns its `patch_unit` patches into `tokens`.
+    An image is `side` x `side` pixels. The vision encoder maps its `patch_unit` patches to `tokens`
+    tokens.
     """
 
     side: int
@@ -67,7 +68,7 @@ NO_IMAGES = SquareRules(0, 0, 0, (HALF, HALF), "bilinear")
 
 
 def read_images(processor: Section, vision: SiglipConfig) -> SquareRules:
-    """Return the pixels that the image processor's file asks for. Raises CheckpointError."""
+    """Read the rules for images from the image processor's config. Raises CheckpointError."""
     if processor.flag("do_pan_and_scan", default=False):
         raise CheckpointError(
             f"{processor.where}: do_pan_and_scan true is not supported: an image would be several "

@@ -1,4 +1,4 @@
-"""A Gemma 3 checkpoint's network, and what its tensors are called."""
+"""A Gemma 3 checkpoint's network, and the names of its tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROJECTOR = "multi_modal_projector"
 
 
 class MeanProjector:
-    """Averages patches into tokens and projects them. Every rank has the whole projector."""
+    """Averages patches into tokens, and projects them. Replicated on every rank."""
 
     __slots__ = ("norm", "project")
 
@@ -46,9 +46,9 @@ class MeanProjector:
 def gemma3_tower(
     weights: Weights, config: SiglipConfig, rules: SquareRules, shard: Shard
 ) -> SiglipTower:
-    """Build the tower.
+    """Load the vision encoder.
 
-    Raises CheckpointError where a tensor is missing or misshapen.
+    Raises CheckpointError if a tensor is missing or has the wrong shape.
     """
     row, column = merged_order(config.across, config.across, config.merge)
     order = torch.from_numpy(row * config.across + column)
@@ -58,14 +58,14 @@ def gemma3_tower(
 def gemma_layer(
     weights: Weights, layer: int, text: GemmaText, shard: Shard
 ) -> DecoderLayer[ThenNorm]:
-    """Load one layer, which has norms before and after attention and MLP. Raises CheckpointError
-    where a tensor is missing or misshapen.
+    """Load one layer, which has norms before and after both attention and MLP. Raises
+    CheckpointError if a tensor is missing or has the wrong shape.
     """
     shape = text.shape
     heads = replace(
         HeadsConfig.of(shape),
         around_one=True,
-        # Attention divides scores by the root of a head's size.
+        # Attention divides scores by sqrt(head_dim), so queries make up for the difference.
         query_factor=(shape.head_dim / text.query_scalar) ** 0.5,
     )
     sizes = (shape.hidden, shape.intermediate)
@@ -86,7 +86,7 @@ def gemma_layer(
 
 
 class GemmaDecoder:
-    """Turns tokens and image rows into states, and states into logits.
+    """Maps tokens and image embeddings to states, and states to logits.
 
     Implements `nn.protocol.LanguageModel`.
     """
@@ -97,7 +97,7 @@ class GemmaDecoder:
         shape = text.shape
         table, self.hidden = (shape.vocab_size, shape.hidden), shape.hidden
         self.embedding = TokenEmbedding(weights, "language_model.embed_tokens.weight", table, shard)
-        # Rounded as the model was trained.
+        # Rounded to the weights' dtype, as in training.
         self.scale = float(torch.tensor(shape.hidden**0.5).to(weights.dtype))
         self.layers = [gemma_layer(weights, i, text, shard) for i in range(shape.layers)]
         sizes = (shape.hidden, shape.rms_eps)
@@ -112,7 +112,7 @@ class GemmaDecoder:
     def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
         """Return the states [T, hidden] after the last layer.
 
-        Token embeddings are scaled, image rows are not.
+        Token embeddings are scaled, but image embeddings are not.
         """
         x = self.embedding(batch.tokens).mul_(self.scale)  # [T, hidden]
         if batch.splice_rows.shape[0]:
@@ -133,8 +133,8 @@ class GemmaDecoder:
 
 
 class Gemma3Model(FamilyModel):
-    """Names become `vision_model.*`, `multi_modal_projector.*`, `language_model.*` and
-    `lm_head.weight`, whatever the file's age calls them.
+    """Tensor names become `vision_model.*`, `multi_modal_projector.*`, `language_model.*` and
+    `lm_head.weight`, for older and newer files alike.
     """
 
     spec: Gemma3Spec
@@ -147,7 +147,7 @@ class Gemma3Model(FamilyModel):
         (r"^(?!(vision_model|multi_modal_projector|language_model|lm_head)\.)", "language_model."),
     )
     seeing = ("vision_model.", "multi_modal_projector.")
-    unused = ("vision_model.head.",)  # SigLIP's own head
+    unused = ("vision_model.head.",)  # SigLIP's pooling head
 
     def tower(self, weights: Weights, shard: Shard) -> VisionNet:
         return gemma3_tower(weights, self.spec.vision, self.spec.images, shard)

@@ -1,6 +1,6 @@
 """A Gemma 3 checkpoint's settings, without tensors: sizes, prompts, windows.
 
-An image's tokens see each other in both directions. Runs without torch.
+An image's tokens attend to each other in both directions. Does not import torch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ ABSENT = {
     "query_pre_attn_scalar": 256.0,
     "hidden_activation": "gelu_pytorch_tanh",
 }
-"""What transformers takes a field for that a file does not have."""
+"""transformers' defaults for fields that the file does not have."""
 LayerType = Literal["full_attention", "sliding_attention"]
 
 
@@ -57,7 +57,7 @@ LayerType = Literal["full_attention", "sliding_attention"]
 class GemmaText(ShapedText):
     """The language model.
 
-    `shape.rope` serves layers that see all tokens, `local_rope` those with windows.
+    `shape.rope` is for layers with full attention, `local_rope` for those with a window.
     """
 
     local_rope: RopeConfig
@@ -70,7 +70,7 @@ NO_TOWER = SiglipConfig(0, 0, 0, 0, "gelu_pytorch_tanh", 1e-6, 0, 1, 1, 0)
 
 
 def read_vision(config: Section, out: int) -> SiglipConfig:
-    """Return the vision encoder, whose tokens have `out` values. Raises CheckpointError."""
+    """Read the vision encoder's shape. out: the output's width. Raises CheckpointError."""
     if not config.has("vision_config"):
         return NO_TOWER
     vision = config.section("vision_config")
@@ -88,7 +88,7 @@ def read_vision(config: Section, out: int) -> SiglipConfig:
 
 
 def read_text(config: Section, text: Section) -> GemmaText:
-    """Return the language model. Raises CheckpointError."""
+    """Read the language model's shape. Raises CheckpointError."""
     refuse_flags(text, "attention_bias", "use_bidirectional_attention")
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if text.has(name):
@@ -115,7 +115,7 @@ def read_text(config: Section, text: Section) -> GemmaText:
 
 
 def _layer_types(text: Section, layers: int) -> tuple[str, ...]:
-    """Return each layer's kind, as listed. By default every sixth sees all tokens."""
+    """Return each layer's attention type. By default, every sixth layer has full attention."""
     every = text.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
     kinds = ("full_attention", "sliding_attention")
     return read_layer_types(text, layers, THETAS) or tuple(
@@ -124,7 +124,7 @@ def _layer_types(text: Section, layers: int) -> tuple[str, ...]:
 
 
 def _rope(text: Section, kind: LayerType, head_dim: int) -> RopeConfig:
-    """Read the rotary embedding for one kind of layer, from old or new fields."""
+    """Read the rotary embedding of one type of layer, from older or newer fields."""
     full = kind == "full_attention"
     rope = text.section("rope_parameters").section(kind)
     if full:
@@ -148,7 +148,7 @@ BOI = "<start_of_image>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma3Spec(BaseSpec):
-    """CPU facts of one Gemma 3 checkpoint."""
+    """The CPU-side settings of a Gemma 3 checkpoint."""
 
     vision: SiglipConfig
     text: GemmaText
@@ -170,7 +170,7 @@ class Gemma3Spec(BaseSpec):
 
 
 def gemma3_spec(checkpoint: Checkpoint) -> Gemma3Spec:
-    """Read a Gemma 3 checkpoint's facts. Raises CheckpointError naming file and field."""
+    """Read a Gemma 3 checkpoint's settings. Raises CheckpointError with file and field."""
     config = checkpoint.config
     section = text_section(config)
     text = read_text(config, section)
@@ -179,7 +179,7 @@ def gemma3_spec(checkpoint: Checkpoint) -> Gemma3Spec:
     if vision.depth:
         images = read_images(checkpoint.processor, vision)
         placeholder = _placeholder(checkpoint, text.vocab_size)
-        # Blank lines around an image are text, which is tokenized with the text around it.
+        # The blank lines around an image are plain text, which is tokenized with its context.
         mark = _written(checkpoint, *placeholder.marks)
         templates = Templates(shown=(mark, f"\n\n{mark}\n\n"))
     return Gemma3Spec(
@@ -195,7 +195,7 @@ def gemma3_spec(checkpoint: Checkpoint) -> Gemma3Spec:
 
 
 def _placeholder(checkpoint: Checkpoint, vocab: int) -> Placeholder:
-    """Return the placeholder. Templates use an image's first token."""
+    """Return the placeholder. Templates mark an image by its first token."""
     config = checkpoint.config
     begin = read_token(config, vocab, "boi_token_index", "boi_token_id", default=255999)
     row = read_token(config, vocab, "image_token_index", "image_token_id", default=262144)

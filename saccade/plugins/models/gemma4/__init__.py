@@ -1,4 +1,4 @@
-"""Gemma 4, with a tower, with an embedder, or text alone."""
+"""Gemma 4, with a vision encoder, with an embedder, or text-only."""
 
 from saccade.plugin import Family
 

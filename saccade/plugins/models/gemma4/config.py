@@ -1,7 +1,8 @@
 """The shapes of Gemma 4's language model and vision encoder, from `config.json`.
 
-Serves transformers' Gemma4ForConditionalGeneration and Gemma4UnifiedForConditionalGeneration, which
-has an embedder instead of a tower, and both as text alone. Runs without torch.
+Supports transformers' Gemma4ForConditionalGeneration, Gemma4UnifiedForConditionalGeneration, which
+has an embedder instead of a vision encoder, and the text-only variants of both. Does not import
+torch.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ ABSENT: dict[str, dict[str, object]] = {
         "use_bidirectional_attention": "vision",
     },
 }
-"""By kind, what a file leaves out, where transformers' classes differ."""
+"""By model type, defaults for missing fields in which transformers' classes differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class PerLayer:
-    """A second embedding, with `width` values for each layer and each token in `vocab_size`."""
+    """A second token embedding, with `width` values per layer for tokens below `vocab_size`."""
 
     width: int
     vocab_size: int
@@ -38,7 +39,7 @@ class PerLayer:
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """Tokens that are embedded as `padding`, since rows from elsewhere replace them."""
+    """Placeholder tokens. They are embedded as `padding`, as their embeddings get replaced."""
 
     tokens: tuple[int, ...]
     padding: int
@@ -53,10 +54,10 @@ class Gemma4Text:
     hidden: int
     heads: int
     layers: tuple[LayerShape, ...]
-    # positions and sight
-    near: Rope  # near, far: rotary embeddings for layers with windows, and for others
-    far: Rope
-    both_ways: bool  # images see themselves in both directions in layers with windows
+    # positions and masks
+    near: Rope  # the rotary embedding of layers with windows
+    far: Rope  # that of layers with full attention
+    both_ways: bool  # in layers with windows, an image's tokens attend in both directions
     context_length: int
     # values
     rms_eps: float
@@ -66,14 +67,14 @@ class Gemma4Text:
     # tokens' embeddings
     per_layer: PerLayer | None
     silent: Silent
-    experts: ExpertsConfig | None  # those beside the MLPs, in all layers or none
+    experts: ExpertsConfig | None  # in addition to the MLPs, in all layers or none
 
 
 @dataclass(frozen=True, slots=True)
 class TowerHeads:
-    """The tower's attention.
+    """The vision encoder's attention heads.
 
-    theta: the rotary embedding's base on both axes.
+    theta: the base of the rotary embedding on both axes.
     """
 
     count: int
@@ -83,9 +84,9 @@ class TowerHeads:
 
 @dataclass(frozen=True, slots=True)
 class TowerConfig:
-    """The vision tower.
+    """The vision encoder.
 
-    merge x merge neighbouring patches become one token with `out` values.
+    merge x merge adjacent patches become one token of `out` values.
     """
 
     depth: int
@@ -96,24 +97,24 @@ class TowerConfig:
     norm_eps: float
     patch: int
     merge: int
-    places: int  # learned positions on each axis
-    clipped: bool  # matrices clamp their inputs and outputs
-    standardised: bool  # two learned rows standardise tokens
+    places: int  # learned positions per axis
+    clipped: bool  # the inputs and outputs of matrices are clamped
+    standardised: bool  # tokens are standardised by a learned mean and deviation
     out: int
 
     @property
     def unit(self) -> int:
-        """Pixels along a token's edge."""
+        """The edge of a token in pixels."""
         return self.patch * self.merge
 
     @property
     def pooled(self) -> int:
-        """Patches along a token's edge, as the image processor counts them."""
+        """The edge of a token in patches, as the image processor counts them."""
         return self.merge
 
     @property
     def longest(self) -> int:
-        """Most tokens in a row, by the positions that there are."""
+        """The maximum tokens along an edge, as limited by the learned positions."""
         return self.places // self.merge
 
     @property
@@ -126,23 +127,22 @@ class TowerConfig:
 
 @dataclass(frozen=True, slots=True)
 class EmbedderConfig:
-    """Replaces a vision encoder: a token's pixels are projected to its row directly."""
+    """Replaces a vision encoder: a token's pixels are projected directly to its embedding."""
 
     hidden: int
-    # patch, pooled: pixels along a patch's edge and patches along a token's, as the image processor
-    # counts them
+    # the edge of a patch in pixels and of a token in patches, as the image processor counts them
     patch: int
     pooled: int
-    places: int  # learned positions on each axis. Its projection counts as one block.
+    places: int  # learned positions per axis
     norm_eps: float
     out: int
 
-    depth = 1
+    depth = 1  # its projection counts as one block
     merge = 1
 
     @property
     def unit(self) -> int:
-        """Pixels along a token's edge."""
+        """The edge of a token in pixels."""
         return self.patch * self.pooled
 
     @property
@@ -151,7 +151,7 @@ class EmbedderConfig:
 
     @property
     def cuts(self) -> Divisible:
-        """Return nothing that divides: every rank has the whole embedder."""
+        """Return the no-op divisor 1, since every rank has the whole embedder."""
         return ((1, "image embedder"),)
 
 
@@ -161,14 +161,14 @@ NO_TOWER = TowerConfig(
 
 
 def read_kind(config: Section) -> str:
-    """Return the model's kind, one of `KINDS`, whether it sees or not."""
+    """Return the model type, one of `KINDS`, also for a text-only model."""
     kind = config.text("model_type", default=KINDS[0]).removesuffix("_text")
     return kind if kind in KINDS else KINDS[0]
 
 
 def read_text(config: Section, text: Section) -> Gemma4Text:
-    """Return the language model. Raises CheckpointError."""
-    # A null is said: images then see themselves in one direction.
+    """Read the language model's shape. Raises CheckpointError."""
+    # A null is explicit, and not a default: attention within images is causal then.
     text = text.changed({**ABSENT[read_kind(config)], **text.data})
     refuse_flags(text, "attention_bias")
     sight = text.text("use_bidirectional_attention", default="")
@@ -229,7 +229,7 @@ def _experts(text: Section, layers: int) -> ExpertsConfig:
 
 
 def _silent(config: Section, text: Section, vocab: int) -> Silent:
-    """Return the placeholder tokens for images, videos and sounds."""
+    """Return the placeholder tokens of images, videos and audio."""
     padding = text.integer("pad_token_id", default=0)
     if not 0 <= padding < vocab:
         raise CheckpointError(
@@ -246,7 +246,7 @@ def _silent(config: Section, text: Section, vocab: int) -> Silent:
 
 
 def read_vision(config: Section, out: int) -> TowerConfig | EmbedderConfig:
-    """Return the vision encoder, whose tokens have `out` values. Raises CheckpointError."""
+    """Read the vision encoder's shape. out: the output's width. Raises CheckpointError."""
     if not config.has("vision_config"):
         return NO_TOWER
     vision, kind = config.section("vision_config"), read_kind(config)

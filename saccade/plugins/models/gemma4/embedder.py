@@ -1,7 +1,7 @@
-"""Gemma 4 12B's way from pixels to embeddings, which has no tower: a token's pixels are normalised,
-projected, placed by learned positions of its row and its column, and projected again.
+"""Gemma 4 12B's image embedder, which replaces a vision encoder. A token's pixels are normalised
+and projected, learned positions of its row and column are added, and the sum is projected again.
 
-Every rank has it whole. It has no attention, so an image's tokens are independent.
+It is replicated on every rank. It has no attention, so an image's tokens are independent.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from saccade.plugins.models.gemma4.vision import UnitNorm
 
 NAME = "vision_embedder"
 EPS = 1e-5
-"""The epsilon that PyTorch's LayerNorm has by default."""
+"""The default epsilon of PyTorch's LayerNorm."""
 
 
 class PixelNorm:
-    """Normalises a token's bytes over all of them, as numbers from 0 to 1."""
+    """Layer norm over all bytes of a token, scaled to the range from 0 to 1."""
 
     __slots__ = ("bias", "dtype", "mean", "std", "unit", "weight")
 
     def __init__(self, weights: Weights, name: str, unit: int) -> None:
-        # In float32, for 16 bits do not tell all bytes apart.
+        # In float32, because 16-bit formats cannot represent all of these values exactly.
         self.weight, self.bias = (
             planes(weights.load(Part(f"{name}.{each}", (3 * unit**2,))), unit).float()
             for each in ("weight", "bias")
@@ -52,13 +52,13 @@ class PixelNorm:
 
 
 def planes(values: torch.Tensor, unit: int) -> torch.Tensor:
-    """Reorder values [..., 3 * unit^2] for a token's pixels: a colour's are contiguous."""
+    """Reorder values [..., 3 * unit^2] of a token's pixels from interleaved to planar colours."""
     cut = values.view(*values.shape[:-1], unit**2, 3)
     return cut.transpose(-1, -2).reshape(values.shape)
 
 
 class ImageEmbedder:
-    """Turns uint8 pixels into embeddings. Implements `nn.protocol.VisionNet`."""
+    """Encodes uint8 pixels to embeddings. Implements `nn.protocol.VisionNet`."""
 
     __slots__ = (
         "depth",

@@ -1,4 +1,4 @@
-"""Gemma 4 in GGUF files, with and without a tower."""
+"""Gemma 4 in GGUF files, with or without a vision encoder."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from saccade.plugins.gguf.made import layer_count
 FULL, NEAR = "full_attention", "sliding_attention"
 BICUBIC = 3
 TOKENS_OF_AN_IMAGE = 280
-"""The most tokens of an image, as in every published image processor."""
+"""Maximum tokens of an image, as in all published image processors."""
 MERGE = 3
-"""Patches along a token's edge, where a file does not say it."""
+"""The default edge of a token in patches."""
 TOKENS = {
     "boi_token_id": "<|image>",
     "image_token_id": "<|image|>",
@@ -40,7 +40,7 @@ CLIPPED = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""Matrices of a block that have limits."""
+"""The matrices of a block whose inputs and outputs are clamped."""
 TOWER = TowerNames(
     outer={
         "v.patch_embd": "model.vision_tower.patch_embedder.input_proj",
@@ -123,7 +123,7 @@ def text_config(fields: MetadataFields, tensors: Collection[str]) -> dict[str, A
         "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
         "rope_parameters": _ropes(fields),
         "hidden_size_per_layer_input": per_layer,
-        # No file says it. Small models, with embeddings of each layer, see images as text.
+        # Not in the file. Small models, which have per-layer embeddings, use causal attention.
         "use_bidirectional_attention": None if per_layer else "vision",
         "pad_token_id": fields.file.metadata.get("tokenizer.ggml.padding_token_id", 0),
     }
@@ -142,7 +142,9 @@ def text_config(fields: MetadataFields, tensors: Collection[str]) -> dict[str, A
 
 
 def _ropes(fields: MetadataFields) -> dict[str, Any]:
-    """Return both rotary embeddings. Factors of 1 say what share of a far head is turned."""
+    """Return both rotary embeddings. The fraction of factors equal to 1 is the rotated fraction of
+    heads in layers with full attention.
+    """
     factors = floats_in(fields.file, fields.tensor(FACTORS))
     return {
         FULL: {
@@ -155,19 +157,19 @@ def _ropes(fields: MetadataFields) -> dict[str, Any]:
 
 
 def tower_names(file: GgufFile) -> NamedTensors:
-    """Name the tower's tensors, and those of the tower for sounds, which nobody asks."""
+    """Name the vision encoder's tensors. Those of the audio encoder get names that are unused."""
     for name, made in TOWER(file):
         yield (f"model.audio_tower.{name}" if name.startswith(("a.", "mm.a.")) else name), made
 
 
 def see(source: Source) -> Seen:
-    """Return what a tower's file adds. Raises CheckpointError."""
+    """Read what the vision encoder's file adds to a checkpoint. Raises CheckpointError."""
     sight, tensors = source.sight, source.sight.file.tensors
     vision = siglip_config(sight, "gemma4_vision")
     heads, queries = vision["num_attention_heads"], sight.tensor("v.blk.0.attn_q.weight").shape[0]
     merge = max(1, sight.integer("projector.scale_factor", MERGE))
     places = sight.tensor("v.position_embd.weight").shape[1]
-    budget = min(TOKENS_OF_AN_IMAGE, places // merge)  # all may be in one row
+    budget = min(TOKENS_OF_AN_IMAGE, places // merge)  # since all tokens may be in one row
     vision |= {
         "num_key_value_heads": heads,
         "head_dim": queries // max(1, heads),

@@ -1,6 +1,6 @@
-"""A Gemma 4 image: it keeps its shape, and fills a token budget.
+"""The layout of a Gemma 4 image: it keeps its aspect ratio and fills a budget of tokens.
 
-Runs without torch.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from saccade.families.kit.config_readers import read_resample, require_flags
 from saccade.plugins.models.gemma4.config import EmbedderConfig, TowerConfig
 
 BUDGETS = (70, 140, 280, 560, 1120)
-"""Most tokens of an image, as the model was trained for."""
+"""The maximum numbers of tokens per image that the model was trained for."""
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetRules:
     """Implements `ImageLayout`.
 
-    An image keeps its shape within `budget` tokens. A token is `unit` x `unit` pixels, `merge` x
-    `merge` patches. The grid is the tokens down and across.
+    An image keeps its aspect ratio within `budget` tokens. A token is `unit` x `unit` pixels, or
+    `merge` x `merge` patches. The grid is an image's rows and columns of tokens.
     """
 
     budget: int
@@ -36,7 +36,7 @@ class BudgetRules:
 
     @property
     def pixel_bounds(self) -> PixelBounds:
-        """Bounds on pixels. A request that narrows them takes the next smaller budget."""
+        """Bounds in pixels. A request with a lower maximum gets the next smaller budget."""
         token = self.unit**2
         least = token * self._budgets[0]
         return PixelBounds(least, least, token * self.budget)
@@ -68,7 +68,7 @@ class BudgetRules:
         return self._canvas(*fit(height, width, budget, self.unit))
 
     def _canvas(self, rows: int, columns: int) -> PreprocessParams:
-        """Return the canvas for `rows` x `columns` tokens."""
+        """Return the parameters for a canvas of `rows` x `columns` tokens."""
         canvas = whole((rows * self.unit, columns * self.unit), (rows, columns))
         return replace(canvas, resample=self.resample)
 
@@ -91,10 +91,10 @@ NO_IMAGES = BudgetRules(0, "bicubic", 0, 1)
 
 
 def fit(height: int, width: int, budget: int, unit: int) -> tuple[int, int]:
-    """Return tokens down and across for an image that keeps its shape within a budget.
+    """Return the rows and columns of tokens for an image within a budget.
 
-    Each edge takes as many whole tokens, `unit` pixels each, as the shape that fills the budget
-    holds, and at least one. The arithmetic is transformers', to the last bit.
+    The image is scaled to fill the budget. Then each edge is rounded down to whole tokens of `unit`
+    pixels, but at least one. The arithmetic is bitwise equal to transformers'.
     """
     factor = math.sqrt(budget * unit**2 / (height * width))
     rows, columns = int(factor * height / unit), int(factor * width / unit)
@@ -106,7 +106,7 @@ def fit(height: int, width: int, budget: int, unit: int) -> tuple[int, int]:
 
 
 def read_images(processor: Section, vision: TowerConfig | EmbedderConfig) -> BudgetRules:
-    """Return the budget that the image processor's file asks for. Raises CheckpointError."""
+    """Read the rules for images from the image processor's config. Raises CheckpointError."""
     require_flags(processor, "do_resize", "do_rescale")
     scale = processor.number("rescale_factor", default=1 / 255)
     if not math.isclose(scale, 1 / 255) or processor.flag("do_normalize"):

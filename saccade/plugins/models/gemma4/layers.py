@@ -1,6 +1,6 @@
-"""The layers in Gemma 4's language model, each by its own shape, as `config.json` says it.
+"""The layers of Gemma 4's language model, which differ in shape, from `config.json`.
 
-Runs without torch.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from saccade.families.kit.config_readers import read_layer_types
 
 FULL, NEAR = "full_attention", "sliding_attention"
 ROPES = {FULL: ("proportional", 1e6, 0.25), NEAR: ("default", 1e4, 1.0)}
-"""Kind, base and turned share of heads, where a checkpoint does not say."""
+"""The default type, base and rotated fraction of heads, by attention type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +21,16 @@ class LayerShape:
     """One layer's shape."""
 
     window: int | None  # as in `AttentionShape`
-    source: int  # the layer whose keys and values this one sees, itself or an earlier one
+    source: int  # the layer whose cached keys and values it reads: itself or an earlier one
     kv_heads: int
     head_dim: int
-    same_values: bool  # values are made from the keys' projection
+    same_values: bool  # values use the projection of keys
     intermediate: int
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotates the first `share` of a head's angles. Positions are divided by `factor`."""
+    """Rotates the fraction `share` of a head's angles. Positions are divided by `factor`."""
 
     theta: float
     share: float
@@ -75,15 +75,15 @@ def read_layers(text: Section, heads: int) -> tuple[LayerShape, ...]:
 
 
 def _kinds(text: Section, count: int) -> tuple[str, ...]:
-    """Return each layer's kind, as listed. By default every sixth sees all tokens. The last always
-    does.
+    """Return each layer's attention type. By default, every sixth has full attention. The last one
+    always has it.
     """
     usual = tuple(NEAR if (at + 1) % 6 else FULL for at in range(count))
     return (*(read_layer_types(text, count, ROPES) or usual)[:-1], FULL)
 
 
 def _source(text: Section, own: tuple[str, ...], kind: str) -> int:
-    """Return the last layer of this kind that has a cache."""
+    """Return the last layer of this attention type that has its own cache."""
     if kind not in own:
         raise CheckpointError(
             f"{text.where}: num_kv_shared_layers leaves no layer of kind {kind} with a cache"
@@ -92,7 +92,7 @@ def _source(text: Section, own: tuple[str, ...], kind: str) -> int:
 
 
 def _head_sizes(text: Section, at: int, kind: str, same: bool) -> tuple[int, int]:
-    """Return the key/value heads and the values in a head, from old or new fields."""
+    """Return the number of KV heads and the head size, from older or newer fields."""
     kv_heads = text.count("num_key_value_heads", default=4)
     dim = text.count("head_dim", default=256)
     if text.has("per_layer_config"):
@@ -109,15 +109,17 @@ def _head_sizes(text: Section, at: int, kind: str, same: bool) -> tuple[int, int
 
 
 def _own_fields(layers: Section, at: int) -> Section:
-    """Return one layer's fields, whose number may have leading zeros. Raises CheckpointError."""
+    """Return the fields of one layer, whose key may have leading zeros. Raises CheckpointError."""
     if strange := [key for key in layers.data if not key.isdecimal()]:
         raise CheckpointError(f"{layers.where}: {strange[0]!r} is no number of a layer")
     return layers.section(next((key for key in layers.data if int(key) == at), str(at)))
 
 
 def read_ropes(text: Section) -> tuple[Rope, Rope]:
-    """Return the rope for layers with windows, and for the others. Raises CheckpointError."""
-    if text.has("rope_scaling"):  # it would replace rope_parameters, and name no kind of layer
+    """Return the rotary embeddings for layers with windows, and for the others. Raises
+    CheckpointError.
+    """
+    if text.has("rope_scaling"):  # it would apply to all layers, in place of rope_parameters
         raise CheckpointError(f"{text.where}: rope_scaling is not supported: use rope_parameters")
     return _rope(text, NEAR), _rope(text, FULL)
 

@@ -1,4 +1,4 @@
-"""A Gemma 4 checkpoint's network, and what its tensors are called."""
+"""A Gemma 4 checkpoint's network, and the names of its tensors."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ KEYS = re.compile(r"language_model\.layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.
 
 
 class Gemma4Model(FamilyModel):
-    """Names become `vision_tower.*` (or `vision_embedder.*`), `embed_vision.*`, `language_model.*`
-    and `lm_head.weight`.
+    """Tensor names become `vision_tower.*` (or `vision_embedder.*`), `embed_vision.*`,
+    `language_model.*` and `lm_head.weight`.
     """
 
     spec: Gemma4Spec
@@ -33,7 +33,7 @@ class Gemma4Model(FamilyModel):
     )
     quantisable = language_matrices(rf"{DENSE_LAYER}|experts\.(gate_up|down)_proj")
     seeing = ("vision_tower.", "vision_embedder.", "embed_vision.")
-    unused = ("audio_tower.", "embed_audio.")  # no sound is heard
+    unused = ("audio_tower.", "embed_audio.")  # audio is not supported
 
     def tower(self, weights: Weights, shard: Shard) -> VisionNet:
         if isinstance(self.spec.vision, EmbedderConfig):
@@ -44,7 +44,7 @@ class Gemma4Model(FamilyModel):
         return Gemma4Decoder(weights, self.spec.text, shard)
 
     def harmless(self, name: str) -> bool:
-        """Count also keys and values stored for layers that see another layer's."""
+        """Also accept keys and values stored for layers that use those of another layer."""
         if found := KEYS.match(name):
             layer, layers = int(found[1]), self.spec.text.layers
             return layer < len(layers) and layers[layer].source != layer

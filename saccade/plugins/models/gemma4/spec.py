@@ -1,6 +1,6 @@
 """A Gemma 4 checkpoint's settings, without tensors: sizes, prompts, windows.
 
-Runs without torch.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from saccade.plugins.models.gemma4.images import BUDGETS, NO_IMAGES, BudgetRules
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Options(FamilyOptions):
-    """max_soft_tokens: an image's maximum tokens, one of `BUDGETS`, as far as the tower has
-    positions. By default the image processor's.
+    """max_soft_tokens: the maximum tokens of an image, one of `BUDGETS`, as far as the vision
+    encoder has positions. By default, the image processor's.
     """
 
     max_soft_tokens: str = ""
@@ -35,7 +35,7 @@ class Gemma4Options(FamilyOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma4Spec(BaseSpec):
-    """CPU facts of one Gemma 4 checkpoint."""
+    """The CPU-side settings of a Gemma 4 checkpoint."""
 
     vision: TowerConfig | EmbedderConfig
     text: Gemma4Text
@@ -73,7 +73,7 @@ class Gemma4Spec(BaseSpec):
 
 
 def gemma4_spec(checkpoint: Checkpoint) -> Gemma4Spec:
-    """Read a Gemma 4 checkpoint's facts. Raises CheckpointError naming file and field."""
+    """Read a Gemma 4 checkpoint's settings. Raises CheckpointError with file and field."""
     config = checkpoint.config
     section = text_section(config)
     text = read_text(config, section)

@@ -1,7 +1,7 @@
-"""Gemma 4's language model: layers with two shapes, and a second token embedding for every layer.
+"""Gemma 4's language model: layers of two shapes, and a second token embedding for each layer.
 
-The last layers may see keys and values from earlier ones. Windows are the attention's to know
-(`AttentionShape`), and the images that see themselves.
+The last layers may reuse keys and values of earlier ones. Windows and attention within images are
+implemented by the attention backend (`AttentionShape`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STACK = "language_model"
 
 
 class PartialRope:
-    """Rotary tables for positions in the prompt. A head's last values may stay unrotated."""
+    """Rotary tables for 1-D positions. The last values of a head may stay unrotated."""
 
     __slots__ = ("inv_freq",)
 
@@ -38,14 +38,14 @@ class PartialRope:
         self.inv_freq[:rotated] = 1.0 / rope.theta**steps / rope.factor
 
     def __call__(self, positions: torch.Tensor) -> Rotation:
-        """Compute the rotation for positions [1, T]."""
+        """Return the rotation for positions [1, T]."""
         return Rotation(*rotary_tables(positions[0].float()[:, None] * self.inv_freq))
 
 
 class Gemma4Attention:
-    """Queries, and keys and values where the layer has its own.
+    """Attention whose keys and values may be those of another layer.
 
-    All are normalised, values without weights. Scores are not scaled.
+    Queries, keys and values are normalised, values without weights. Scores are not scaled.
     """
 
     __slots__ = (
@@ -81,7 +81,7 @@ class Gemma4Attention:
         norms = [f"{name}.q_norm.weight"] * self.heads + [f"{name}.k_norm.weight"] * kv_heads
         weight = weights.load(*(Part(each, (shape.head_dim,)) for each in norms)).float()
         weight = weight.view(len(norms), shape.head_dim)
-        weight[: self.heads] *= shape.head_dim**0.5  # attention divides scores by it
+        weight[: self.heads] *= shape.head_dim**0.5  # attention divides scores by sqrt(head_dim)
         self.norm = QKNorm(weight, text.rms_eps)
         self.ones = torch.ones(shape.head_dim, dtype=weights.dtype, device=weights.device)
 
@@ -99,7 +99,7 @@ class Gemma4Attention:
 
 
 class LayerInput:
-    """Adds the layer's own token embedding to the stream behind the layer, gated by the stream."""
+    """Adds the layer's token embedding to the residual stream after the layer, gated by it."""
 
     __slots__ = ("gate", "norm", "widen")
 
@@ -117,7 +117,7 @@ class LayerInput:
 
 
 class ExpertsBeside:
-    """Experts that read the stream before the MLP. Adds both outputs, each normalised."""
+    """Experts that run in parallel with the MLP on the same input. Normalises and adds both."""
 
     __slots__ = (
         "expert_scales",
@@ -151,7 +151,7 @@ class ExpertsBeside:
         self.out_norm = norm("post_feedforward_layernorm_2")
 
     def __call__(self, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-        """Add experts on x to mixed, the MLP's output, both [T, hidden] -> [T, hidden]."""
+        """Add the experts' output on x to mixed, the MLP's output. All are [T, hidden]."""
         scores = self.router.multiply(self.ops, self.ops.rms_norm(x, *self.router_norm))
         routes = self.ops.route(scores, self.top)
         shares = routes.shares * self.expert_scales[routes.experts]
@@ -160,7 +160,7 @@ class ExpertsBeside:
 
 
 class Gemma4Layer:
-    """Layer with attention, then an MLP, each with norms before and after, and a residual."""
+    """Layer with attention and an MLP, each with norms before and after, and a residual."""
 
     __slots__ = (
         "beside",
@@ -204,7 +204,7 @@ class Gemma4Layer:
     ) -> torch.Tensor:
         """Map x [T, hidden] to [T, hidden].
 
-        own [T, width]: the layer's embedding for each token.
+        own [T, width]: the layer's token embeddings.
         """
         mixed = self.mixed_norm(self.mixer(self.mixer_norm(x), rotation, attention))
         x, normed = self.mlp_norm.add_rows(x, mixed, self.mlp.group)
@@ -219,7 +219,7 @@ class Gemma4Layer:
 
 
 class PerLayerEmbedding:
-    """What each layer adds for each token: a table row and a projection of the stream's first
+    """The token embeddings of all layers: a row of a table plus a projection of the first hidden
     state.
     """
 
@@ -247,7 +247,7 @@ class PerLayerEmbedding:
 
 
 class Gemma4Decoder:
-    """Turns tokens and image rows into states, and states into logits.
+    """Maps tokens and image embeddings to states, and states to logits.
 
     Implements `nn.protocol.LanguageModel`.
     """
@@ -287,8 +287,8 @@ class Gemma4Decoder:
     def __call__(self, batch: Batch, attention: Attention) -> torch.Tensor:
         """Return the states [T, hidden] after the last layer.
 
-        Token embeddings are scaled, image rows are not. The layers' own embeddings for image rows
-        are those of padding.
+        Token embeddings are scaled, but image embeddings are not. The per-layer embeddings of image
+        tokens are those of the padding token.
         """
         tokens = batch.tokens
         if len(self.silent):
@@ -314,11 +314,11 @@ class Gemma4Decoder:
 
 
 def _head_dim(text: Gemma4Text, *, windows: bool) -> int:
-    """Return the head size that all layers of a kind share, or 2 if there are none."""
+    """Return the head size of all layers with, or without, windows; 2 if there are none."""
     found = (each.head_dim for each in text.layers if (each.window is not None) == windows)
     return next(found, 2)
 
 
 def _rounded(scale: float, weights: Weights) -> float:
-    """Round `scale` to the weights' number format, as the model was trained."""
+    """Round `scale` to the dtype of the weights, as in training."""
     return float(torch.tensor(scale).to(weights.dtype))

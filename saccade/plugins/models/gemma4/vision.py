@@ -1,8 +1,8 @@
-"""Gemma 4's vision tower, for packed images in any mix of sizes.
+"""Gemma 4's vision encoder, for packed images of any sizes.
 
-It has learned positions on two axes, rotary ones too, norms before and after attention and MLP, and
-tokens that are means over patches. The column rotates a head's first half, the row its second. All
-that depends on an image's grid alone is its `GridFacts`.
+It has learned and rotary positions on two axes, and norms before and after attention and MLP. A
+token is the mean of its patches. The column rotates the first half of a head, the row the second.
+Tensors that depend only on an image's grid are in its `GridFacts`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from saccade.plugins.models.gemma4.images import BUDGETS
 
 TOWER = "vision_tower"
 HALF = 127.5
-"""Mean and deviation of bytes: pixels are taken from -1 to 1."""
+"""Mean and standard deviation of bytes, which scale pixels to the range from -1 to 1."""
 
 
 class Axes(NamedTuple):
-    """Rotations by columns and by rows."""
+    """The rotations by column and by row."""
 
     column: Rotation
     row: Rotation
@@ -46,7 +46,7 @@ class Axes(NamedTuple):
 
 
 class ClippedLinear:
-    """A product with clamped inputs and outputs, where the checkpoint gives limits."""
+    """A linear layer whose inputs and outputs are clamped, if the checkpoint has limits."""
 
     __slots__ = ("inputs", "outputs", "product")
 
@@ -57,7 +57,7 @@ class ClippedLinear:
         config: TowerConfig,
         make: Callable[[str], Linear | RowLinear],
     ) -> None:
-        """Build the product with `make`, which takes its name, and load its limits."""
+        """Create the layer with `make`, which gets its name, and load the limits."""
         self.product = make(f"{name}.linear")
         self.inputs: tuple[float, float] | None = None
         self.outputs: tuple[float, float] | None = None
@@ -104,7 +104,7 @@ class TowerMLP:
 
 
 class Gemma4Block:
-    """Block with attention, then an MLP, each with norms before and after, and a residual."""
+    """Block with attention and an MLP, each with norms before and after, and a residual."""
 
     __slots__ = (
         "dim",
@@ -158,7 +158,7 @@ class Gemma4Block:
         cuts: Sequence[Cut],
         attention: TowerAttention,
     ) -> Pieces:
-        """Run as `nn.patches.block_pieces` does, each cut with its rotation."""
+        """Run like `nn.patches.block_pieces`, with a rotation for each cut."""
 
         def project(rows: torch.Tensor, cut: int) -> torch.Tensor:
             return self._project(rows, rotations[cut])
@@ -200,9 +200,9 @@ class UnitNorm:
 
 
 class Connector:
-    """Averages patches into tokens, rescales them as trained, normalises and projects them.
+    """Averages patches into tokens, then rescales, normalises and projects them.
 
-    Every rank has the whole connector.
+    Replicated on every rank.
     """
 
     __slots__ = ("merge", "norm", "project", "root", "standard")
@@ -229,7 +229,7 @@ class Connector:
 
 
 class Gemma4Tower:
-    """Turns uint8 pixels into embeddings. Implements `nn.protocol.VisionNet`."""
+    """Encodes uint8 pixels to embeddings. Implements `nn.protocol.VisionNet`."""
 
     __slots__ = (
         "axis_cos",

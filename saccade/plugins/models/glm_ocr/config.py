@@ -1,6 +1,6 @@
 """The shapes of GLM-OCR's language model and vision encoder, from `config.json`.
 
-Runs without torch.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ ABSENT = {
     "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-5,
 }
-"""What transformers takes a field for that a file does not have."""
+"""transformers' defaults for fields that the file does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class CogConfig(MergedConfig):
-    """The tower, and the merger behind it."""
+    """The vision encoder and its merger."""
 
-    frames: int  # slices of the first kernel, which see a still image alike
-    bias: bool  # blocks' products have biases
+    frames: int  # temporal size of the first kernel. A still image is repeated over it.
+    bias: bool  # the linear layers of blocks have biases
     rope_theta: float
 
 
 def read_text(config: Section, text: Section) -> TextConfig:
-    """Return the language model. Raises CheckpointError."""
+    """Read the language model's shape. Raises CheckpointError."""
     refuse_unsupported(text, "attention_bias")
-    # A null number of heads, or size of one, follows from other fields.
+    # A null number of heads, or head size, follows from other fields.
     absent = {name: value for name, value in ABSENT.items() if name not in text.data}
     text = text.filled(absent)
     head_dim, rope = read_head_dim(text), read_rope(text)
@@ -59,7 +59,7 @@ def read_text(config: Section, text: Section) -> TextConfig:
 
 
 def read_vision(config: Section, out: int) -> CogConfig:
-    """Return the tower, whose tokens have `out` values. Raises CheckpointError."""
+    """Read the vision encoder's shape. out: the output's width. Raises CheckpointError."""
     vision = config.section("vision_config")
     if vision.integer("in_channels", default=3) != 3:
         raise CheckpointError(f"{vision.where}: in_channels must be 3")

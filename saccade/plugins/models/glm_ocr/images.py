@@ -1,6 +1,6 @@
-"""A GLM-OCR image: it keeps its shape, as Qwen-VL's, but small ones are enlarged first.
+"""The layout of a GLM-OCR image: like Qwen-VL's, except that small images are enlarged first.
 
-Runs without torch.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from saccade.plugins.models.glm_ocr.config import CogConfig
 
 @dataclass(frozen=True, slots=True)
 class GlmRules(RaisedRules):
-    """Qwen-VL's layout, in which the shorter edge is raised to a token's."""
+    """Qwen-VL's layout, but an edge shorter than a token is first enlarged to one."""
 
     @property
     def pixel_bounds(self) -> PixelBounds:
-        # What its processor calls edges counts the pixels of several frames.
+        # The "edges" in the processor's config are pixels of several frames.
         return PixelBounds(self.factor**2, self.min_pixels, self.max_pixels)
 
     def raised(self, height: int, width: int) -> Size:
@@ -48,7 +48,7 @@ class GlmRules(RaisedRules):
 
 
 def read_images(processor: Section, vision: CogConfig) -> GlmRules:
-    """Return the rules that the image processor's file asks for. Raises CheckpointError."""
+    """Read the rules for images from the image processor's config. Raises CheckpointError."""
     patch, merge, frames = vision.patch, vision.merge, vision.frames
     check_made_for(processor, patch_size=patch, merge_size=merge, temporal_patch_size=frames)
     colours = read_colours(processor, CLIP_MEAN, CLIP_STD)

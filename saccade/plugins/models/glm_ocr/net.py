@@ -1,7 +1,7 @@
-"""A GLM-OCR checkpoint's network, and what its tensors are called.
+"""A GLM-OCR checkpoint's network, and the names of its tensors.
 
-Layers have norms before and behind attention and MLP. The layer behind the last, which drafts
-tokens, is left out.
+Layers have norms before and after both attention and MLP. The last layer in the files, which
+predicts draft tokens, is not loaded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from saccade.plugins.models.glm_ocr.vision import CogTower
 def sandwich_layer(
     weights: Weights, layer: int, config: TextConfig, shard: Shard
 ) -> DecoderLayer[ThenNorm]:
-    """Load one layer. Raises CheckpointError where a tensor is missing or misshapen."""
+    """Load one layer. Raises CheckpointError if a tensor is missing or misshapen."""
     heads, sizes = HeadsConfig.of(config), (config.hidden, config.intermediate)
 
     def mixer(name: str) -> ThenNorm:
@@ -40,8 +40,8 @@ def sandwich_layer(
 
 
 class GlmModel(FamilyModel):
-    """Names become `visual.*`, `language_model.*` and `lm_head.weight`, as in folders and in GGUF
-    files, which have the language model alone in `model.*`.
+    """Tensor names become `visual.*`, `language_model.*` and `lm_head.weight`. GGUF files, which
+    have only the language model, prefix its names with `model.`.
     """
 
     spec: GlmSpec
@@ -64,5 +64,5 @@ class GlmModel(FamilyModel):
         )
 
     def harmless(self, name: str) -> bool:
-        """Count also the layer behind the last."""
+        """Also accept the layer after the last one, which predicts draft tokens."""
         return super().harmless(name) or name.startswith(f"{layer_name(self.spec.text.layers)}.")

@@ -1,6 +1,6 @@
 """A GLM-OCR checkpoint's settings, without tensors.
 
-Prompts and positions are Qwen2-VL's. Runs without torch.
+Prompts and positions are Qwen2-VL's. Does not import torch.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from saccade.plugins.models.glm_ocr.images import read_images
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlmSpec(RaisedSpec):
-    """CPU facts of one GLM-OCR checkpoint."""
+    """The CPU-side settings of a GLM-OCR checkpoint."""
 
     vision: CogConfig
 
 
 def glm_spec(checkpoint: Checkpoint) -> GlmSpec:
-    """Read a checkpoint's facts. Raises CheckpointError naming file and field."""
+    """Read a checkpoint's settings. Raises CheckpointError with file and field."""
     config = checkpoint.config
     section = text_section(config)
     text = read_text(config, section)

@@ -1,7 +1,7 @@
-"""GLM-OCR's tower, for packed images of any sizes: CogViT's blocks, whose queries and keys are
-normalised and turned by row and column, and the merger behind them.
+"""GLM-OCR's vision encoder, for packed images of any size, and its merger. Its blocks are CogViT's,
+in which queries and keys are normalised, then rotated by row and column.
 
-A token's patches are contiguous, so that the merger's convolution is a matrix.
+A token's patches are contiguous, so that the merger's convolution is a matrix multiplication.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from saccade.plugins.models.glm_ocr.config import CogConfig
 TOWER = "visual"
 MERGER_EPS = 1e-5
 WIDER = 3
-"""The merger's MLP is as many times as wide as a token."""
+"""The width of the merger's MLP relative to a token."""
 
 
 class TurnedHeads:
-    """Queries, keys and values. A head's queries and keys are normalised."""
+    """Computes queries, keys and values, and normalises each head's queries and keys."""
 
     __slots__ = ("eps", "heads", "ops", "product", "weight")
 
@@ -47,7 +47,7 @@ class TurnedHeads:
 
 
 def vision_block(weights: Weights, name: str, config: CogConfig, shard: Shard) -> TowerBlock:
-    """Load one block. Raises CheckpointError where a tensor is missing or misshapen."""
+    """Load one block. Raises CheckpointError if a tensor is missing or misshapen."""
     parts, bias = BlockParts(weights, name, config, shard), config.bias
     sizes = config.hidden, config.intermediate
     return TowerBlock(
@@ -60,8 +60,8 @@ def vision_block(weights: Weights, name: str, config: CogConfig, shard: Shard) -
 
 
 class GatedMerger:
-    """Turns a token's merge x merge patches into the language model's row. Every rank has it
-    whole.
+    """Projects merge x merge patches to one token of the language model. Replicated on every
+    rank.
     """
 
     __slots__ = ("conv", "mlp", "norm", "ops", "proj", "unit")
@@ -86,7 +86,7 @@ class GatedMerger:
 
 
 class CogTower(AxialTower):
-    """Turns uint8 pixels into embeddings."""
+    """Encodes uint8 pixels to embeddings."""
 
     __slots__ = ()
 

@@ -1,6 +1,6 @@
 """The shapes of HunyuanOCR's language model and vision encoder, from `config.json`.
 
-The hub's file has the language model's fields at its top. Runs without torch.
+The Hub's file has the language model's fields at the top level. Does not import torch.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ ABSENT = {
     "rms_norm_eps": 1e-5,
     "max_position_embeddings": 2048,
 }
-"""What transformers takes a field for that a file does not have."""
+"""transformers' defaults for fields that the file does not have."""
 INTERPOLATIONS = ("bilinear", "bicubic")
 OTHER_NAMES = {"head_dim": "attention_head_dim", "vocab_size": "org_vocab_size"}
-"""Fields, and what older files call them."""
+"""Fields, and their names in older files."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedConfig(MergedConfig):
-    """The tower, and the merger behind it."""
+    """The vision encoder and its merger."""
 
-    side: int  # pixels along the edge that its learned positions were made for
-    interpolation: str  # how these are fitted to an image
+    side: int  # the edge in pixels of an image that has the learned positions' native size
+    interpolation: str  # how the learned positions are resized for other images
 
     @property
     def across(self) -> int:
-        """Return the learned positions along an edge."""
+        """The number of learned positions along an edge."""
         return self.side // self.patch
 
 
 def read_text(config: Section, text: Section) -> TextConfig:
-    """Return the language model. Raises CheckpointError."""
+    """Read the language model's shape. Raises CheckpointError."""
     refuse_unsupported(text, "attention_bias", "mlp_bias", "use_cla")
     require_flags(text, "use_qk_norm")
     old = {name: text.data[other] for name, other in OTHER_NAMES.items() if text.has(other)}
@@ -63,15 +63,15 @@ def read_text(config: Section, text: Section) -> TextConfig:
 
 
 def _rope(text: Section, head_dim: int) -> RopeConfig:
-    """Return the rotary embedding, whose base a fixed `alpha` stretches.
+    """Return the rotary embedding. A fixed `alpha` scales its base.
 
-    Its last three axes are an image token's column, row and image. Those before are its place in
-    the prompt.
+    Its last three axes are an image token's column, row and image index. Any axes before them are
+    the position in the prompt.
     """
     rope = read_rope(text, "default", "xdrope", "dynamic")
     theta = read_theta(text, rope)
     if rope.text("rope_type", "type", default="default") != "default":
-        # Without it the base would grow with a prompt's length.
+        # Without alpha, the base would depend on the prompt's length.
         alpha = rope.positive("alpha")
         if head_dim < 4:
             raise CheckpointError(f"{text.where}: head_dim must be at least 4, not {head_dim}")
@@ -87,7 +87,7 @@ def _rope(text: Section, head_dim: int) -> RopeConfig:
 
 
 def read_vision(config: Section, out: int) -> LearnedConfig:
-    """Return the tower, whose tokens have `out` values. Raises CheckpointError."""
+    """Read the vision encoder's shape. out: the output's width. Raises CheckpointError."""
     vision = config.section("vision_config")
     check_channels(vision)
     if vision.integer("temporal_patch_size", default=1) != 1:

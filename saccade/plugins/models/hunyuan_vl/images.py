@@ -1,6 +1,6 @@
-"""A HunyuanOCR image: it keeps its shape, as Qwen-VL's, and each line of its tokens has an end.
+"""The layout of a HunyuanOCR image: like Qwen-VL's, with a newline after each line of tokens.
 
-Runs without torch.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from saccade.families.kit.native_images import MAX_ASPECT_RATIO, ImageRules, rea
 from saccade.plugins.models.hunyuan_vl.config import LearnedConfig
 
 AROUND = 2
-"""Tokens before an image's first line and behind its last."""
+"""The tokens before an image's first line and after its last."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineRules(ImageRules):
-    """Qwen-VL's layout, with tokens at the ends of lines and around the image."""
+    """Qwen-VL's layout, with a newline token per line, and one token on each side of the image."""
 
     @property
     def largest_image(self) -> LargestImage:
-        """Return upper bounds, which images stay below."""
+        """Upper bounds on an image's pixels and tokens."""
         tokens = self.max_pixels // self.factor**2
-        # Rounding may stretch a line of tokens to one and a half times the shape.
+        # Rounding may increase the aspect ratio by half.
         lines = math.isqrt(3 * MAX_ASPECT_RATIO * tokens // 2) + 1
         return LargestImage(self.max_pixels, tokens + lines + AROUND)
 
     def lines(self, grid: Grid) -> tuple[int, int]:
-        """Return how many lines an image has, and the tokens in each, its end not among them."""
+        """Return the number of lines, and the tokens in each without the newline."""
         return grid[1] // self.merge, grid[2] // self.merge
 
     def num_tokens(self, grid: Grid) -> int:
@@ -41,10 +41,10 @@ class LineRules(ImageRules):
 
 
 def read_images(processor: Section, vision: LearnedConfig) -> LineRules:
-    """Return the rules that the image processor's file asks for. Raises CheckpointError."""
+    """Read the rules for images from the image processor's config. Raises CheckpointError."""
     patch, merge = vision.patch, vision.merge
     check_made_for(processor, patch_size=patch, merge_size=merge, temporal_patch_size=1)
-    processor.get("resample")  # the hub's file has 1, and the model's code resizes by 3
+    processor.get("resample")  # ignored: the Hub's file has 1, but the published code uses 3
     bounds = 512 * 512, 2048 * 2048
     absent = LineRules(patch, merge, *bounds, CLIP_MEAN, CLIP_STD, temporal_patch=1)
     return read_rules(processor, absent)

@@ -1,6 +1,6 @@
-"""A HunyuanOCR checkpoint's network, and what its tensors are called.
+"""A HunyuanOCR checkpoint's network, and the names of its tensors.
 
-Queries and keys are normalised after they are turned.
+Queries and keys are normalised after the rotation.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from saccade.plugins.models.hunyuan_vl.vision import LineTower
 
 
 class ValueRope(MultiRope):
-    """Rotary tables in which axes are counted over all values of a head, not over its pairs.
+    """Rotary tables whose axes divide the values of a head instead of its pairs.
 
-    So the two values of a pair may follow different axes, as in transformers.
+    So the two values of a pair may be rotated by different axes, as in transformers.
     """
 
     __slots__ = ("value_axis", "values")
@@ -44,7 +44,7 @@ class ValueRope(MultiRope):
 
 
 class LateNormAttention(CausalAttention):
-    """Self-attention whose queries and keys are normalised after they are turned."""
+    """Self-attention that normalises queries and keys after the rotation."""
 
     __slots__ = ()
 
@@ -55,21 +55,21 @@ class LateNormAttention(CausalAttention):
         made = self.qkv(x)
         qkv = made.view(len(made), self.heads + 2 * self.kv_heads, -1)
         turned = qkv[:, : self.heads + self.kv_heads]
-        rotate_(rotation, turned)  # not by `ops`: on GPUs these turn both values of a pair alike
+        rotate_(rotation, turned)  # not `ops`: GPU kernels rotate both values of a pair alike
         turned.copy_(ops.rms_norm(turned, *norm))
         attended = attention(qkv, _still(rotation), None, self.layer)
         return self.out(attended.flatten(1))
 
 
 def _still(rotation: Rotation) -> Rotation:
-    """Return a rotation of as many tokens that leaves them where they are."""
+    """Return a rotation for as many tokens that changes nothing."""
     cos, sin = torch.ones_like(rotation.cos[:, :2]), torch.zeros_like(rotation.sin[:, :2])
     return replace(rotation, cos=cos, sin=sin)
 
 
 class HunyuanModel(FamilyModel):
-    """Names become `vision_tower.*`, `language_model.*` and `lm_head.weight`. In layers they become
-    those of `nn/decoder.py`.
+    """Tensor names become `vision_tower.*`, `language_model.*` and `lm_head.weight`, with those of
+    `nn/decoder.py` within layers.
     """
 
     spec: HunyuanSpec

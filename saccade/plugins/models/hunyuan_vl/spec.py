@@ -1,6 +1,6 @@
 """A HunyuanOCR checkpoint's settings, without tensors: sizes, prompts, rotary positions.
 
-Runs without torch.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ FAMILY = "hunyuan_vl"
 
 @dataclass(frozen=True, slots=True)
 class HunyuanOptions(FamilyOptions):
-    """rope_axes: whether sections of axes are counted over a head's values, or over its pairs."""
+    """rope_axes: whether the axes' sections divide the values of a head, or its pairs."""
 
     rope_axes: Literal["values", "pairs"] = "values"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HunyuanSpec(DecoderSpec):
-    """CPU facts of one checkpoint."""
+    """The CPU-side settings of a checkpoint."""
 
     vision: LearnedConfig
     text: TextConfig
     images: LineRules
-    position_axes: int  # the last three are an image token's column, row and image
-    paired: bool = False  # the two values of a pair are turned by one axis
+    position_axes: int  # the last three are an image token's column, row and image index
+    paired: bool = False  # both values of a pair are rotated by the same axis
 
     def with_options(self, options: Mapping[str, str]) -> HunyuanSpec:
         chosen = read_options(HunyuanOptions, self.family, options)
@@ -64,8 +64,8 @@ class HunyuanSpec(DecoderSpec):
     ) -> tuple[npt.NDArray[np.int64], int]:
         """Return positions [axes, T], and the next position.
 
-        A token's position is its place in the prompt on all axes. Within an image, columns and rows
-        count from its corner, and the last axis has its number.
+        A text token has its index in the prompt on all axes. Within an image, columns and rows
+        start at 0 in the corner, and the last axis is the image's index.
         """
         positions = np.tile(np.arange(len(tokens)), (self.position_axes, 1))
         for span in spans:
@@ -76,7 +76,7 @@ class HunyuanSpec(DecoderSpec):
 
 
 def hunyuan_spec(checkpoint: Checkpoint) -> HunyuanSpec:
-    """Read a checkpoint's facts. Raises CheckpointError naming file and field."""
+    """Read a checkpoint's settings. Raises CheckpointError with file and field."""
     config = checkpoint.config
     section = text_section(config)
     text = read_text(config, section)

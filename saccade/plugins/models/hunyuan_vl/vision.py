@@ -1,8 +1,8 @@
-"""HunyuanOCR's tower, for packed images of any sizes, and the merger behind it.
+"""HunyuanOCR's vision encoder, for packed images of any sizes, and its merger.
 
-The square of learned positions is fitted to each image. A token's patches are contiguous, so that
-the merger's first convolution is a matrix. A learned row ends each line of tokens, and two others
-surround the image.
+The square of learned positions is interpolated for each image. A token's patches are contiguous, so
+that the merger's first convolution is a matrix multiplication. A learned newline follows each line
+of tokens, and two other learned rows surround the image.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TOWER = "vision_tower"
 
 
 def vision_block(weights: Weights, name: str, config: LearnedConfig, shard: Shard) -> TowerBlock:
-    """Load one block. Raises CheckpointError where a tensor is missing or misshapen."""
+    """Load one block. Raises CheckpointError if a tensor is missing or misshapen."""
     parts = BlockParts(weights, name, config, shard)
     return TowerBlock(
         parts,
@@ -42,8 +42,8 @@ def vision_block(weights: Weights, name: str, config: LearnedConfig, shard: Shar
 
 
 class LineMerger:
-    """Turns a token's merge x merge patches into the language model's row. Every rank has it
-    whole.
+    """Projects merge x merge patches to one token of the language model. Replicated on every
+    rank.
     """
 
     __slots__ = ("after", "before", "conv", "last", "marks", "newline", "out", "unit")
@@ -71,12 +71,12 @@ class LineMerger:
         return self.after(self.last(self.out(self.conv(merged))))
 
     def around(self) -> torch.Tensor:
-        """Return a line's end, then an image's beginning and its end [3, out]."""
+        """Return the embeddings of the newline, and of the image's start and end, [3, out]."""
         return self.after(torch.cat((self.last(self.newline), self.marks)))
 
 
 class LineTower:
-    """Turns uint8 pixels into embeddings. Implements `nn.protocol.VisionNet`."""
+    """Encodes uint8 pixels to embeddings. Implements `nn.protocol.VisionNet`."""
 
     __slots__ = ("config", "depth", "hidden", "kernel", "layers", "merger", "positions", "rules")
     axes = 0
@@ -90,7 +90,7 @@ class LineTower:
         name, sizes = f"{TOWER}.embeddings", (config.hidden, config.patch, config.merge)
         colours = rules.mean, rules.std
         self.kernel = PatchKernel(weights, f"{name}.patch_embedding", sizes, colours)
-        # The first was made for a token that no image has.
+        # The first position is for a token that images do not have.
         shape = (config.across**2 + 1, config.hidden)
         part = Part(f"{name}.position_embedding.weight", shape, (slice(1, shape[0]),))
         self.positions = weights.load(part).view(config.across, config.across, -1)
@@ -102,9 +102,9 @@ class LineTower:
         return patches // self.config.merge**2
 
     def grid_facts(self, grid: Grid) -> GridFacts:
-        """Return the grid's facts.
+        """Return the grid's `GridFacts`.
 
-        `restore` gives each token its row among the image's, a line's end, and the image's ends.
+        `restore` maps each token to its row: an image token, the newline, or the start or end.
         """
         device, (_, height, width) = self.positions.device, grid
         return GridFacts(
@@ -124,9 +124,7 @@ class LineTower:
         return self.merger((yield from run_blocks(self.layers, pack)))
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """Split the tokens' [M, out] into [m, out] for each image, with the ends of its lines and
-        its own.
-        """
+        """Split the tokens' [M, out] into [m, out] per image, and add newlines, start and end."""
         around, found = self.merger.around(), []
         for fact, part in zip(facts, split_images(self, embeddings, facts)):
             assert fact.restore is not None, "made by `grid_facts`"
@@ -135,9 +133,9 @@ class LineTower:
 
 
 def lines(rows: int, columns: int) -> npt.NDArray[np.int64]:
-    """Return each token's source: the image's rows are followed by three marks.
+    """Return each token's source row.
 
-    These are a line's end, the image's beginning and its end.
+    The source has the image's tokens, then a newline, the image's start and its end.
     """
     count = rows * columns
     table = np.arange(count).reshape(rows, columns)

@@ -1,7 +1,7 @@
 """The shapes of InternVL's language model and vision encoder, from `config.json`.
 
-Serves transformers' own classes: InternVL 2.5, 3 and 3.5 with Qwen2 or Qwen3, and Qianfan-OCR. Runs
-without torch.
+Supports the model types of transformers: InternVL 2.5, 3 and 3.5 with Qwen2 or Qwen3, and
+Qianfan-OCR. Does not import torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from saccade.nn.shapes import RopeConfig, TextConfig, TileConfig
 
 NormKind = Literal["layer_norm", "rms_norm"]
 ROPE_KINDS = ("default", "dynamic")
-"""Dynamic scaling begins beyond the model's own context, where nothing is served."""
+"""Dynamic scaling applies only beyond the model's native context length, the maximum here."""
 
 
 KINDS = ("internvl", "qianfan_ocr")
@@ -36,7 +36,7 @@ ABSENT: dict[str, dict[str, dict[str, object]]] = {
         "vision_config": {"attention_bias": True},
     },
 }
-"""By kind and section, what a file leaves out, where transformers' classes differ."""
+"""By model type and section, defaults for missing fields in which transformers' classes differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +46,18 @@ class InternVisionConfig(TileConfig):
     norm: NormKind
     qkv_bias: bool
     qk_norm: bool
-    final_norm: bool  # after the last block
-    fused: bool  # files hold queries, keys and values as one tensor
+    final_norm: bool  # there is a norm after the last block
+    fused: bool  # queries, keys and values are one tensor in the files
     projector_activation: str
 
     @property
     def rows(self) -> int:
-        """Return the rows per tile that the blocks compute: its class token and its patches."""
+        """The rows per tile in the blocks: its class token and its patches."""
         return 1 + self.patches
 
 
 def _square(section: Section, name: str, default: int) -> int:
-    """Return the side if both are equal."""
+    """Return a field that is one number, or two equal ones."""
     sides = set(section.integers(name, default=(default,)))
     if len(sides) != 1 or min(sides) < 1:
         raise CheckpointError(f"{section.where}: {name} must be one figure, or two that are equal")
@@ -75,13 +75,13 @@ def read_kind(config: Section) -> str:
 
 
 def _filled(config: Section, part: str) -> Section:
-    """Return a section, or the whole file as "config", with what its kind assumes."""
+    """Return a section, or the whole file for "config", with the defaults of its model type."""
     section = config if part == "config" else config.section(part)
     return section.filled(ABSENT[read_kind(config)].get(part, {}))
 
 
 def read_vision(config: Section, out: int) -> InternVisionConfig:
-    """Return the vision encoder, whose tokens have `out` values. Raises CheckpointError."""
+    """Read the vision encoder's shape. out: the output's width. Raises CheckpointError."""
     vision = _filled(config, "vision_config")
     if config.integers("vision_feature_layer", default=(-1,)) != (-1,):
         raise CheckpointError(f"{config.where}: vision_feature_layer must be -1, the last")
@@ -139,7 +139,7 @@ def read_vision(config: Section, out: int) -> InternVisionConfig:
 
 
 def read_text(config: Section) -> TextConfig:
-    """Return the language model. Raises CheckpointError."""
+    """Read the language model's shape. Raises CheckpointError."""
     config, text = _filled(config, "config"), _filled(config, "text_config")
     kind = text.text("model_type", default="qwen2")
     if kind not in ("qwen2", "qwen3"):
@@ -154,7 +154,7 @@ def read_text(config: Section) -> TextConfig:
         text,
         RopeConfig(_rope_theta(text), (head_dim // 2,), interleaved=False),
         head_dim,
-        # What transformers takes it for where the file does not say, as older files do not.
+        # transformers' default. Older files do not have the field.
         tied=config.flag("tie_word_embeddings", default=True),
         qkv_bias=not third,
         qk_norm=third,

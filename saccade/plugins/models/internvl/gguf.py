@@ -37,7 +37,7 @@ BICUBIC = 3
 
 
 def see(source: Source) -> Seen:
-    """Return what a tower's file adds. Raises CheckpointError."""
+    """Read what the vision encoder's file adds to a checkpoint. Raises CheckpointError."""
     sight, tensors = source.sight, source.sight.file.tensors
     vision = siglip_config(sight, "internvl_vision") | {
         "hidden_act": "gelu",

@@ -1,7 +1,8 @@
-"""An InternVL image: resized to the grid with the closest shape, and cut into square tiles.
+"""The layout of an InternVL image: resized to the grid with the closest aspect ratio, and divided
+into square tiles.
 
-A thumbnail of the whole image follows if there are several tiles. The choice of the grid follows
-transformers' GotOcr2 image processor, and is tested against it. Runs without torch.
+If there are several tiles, a thumbnail of the whole image follows. The choice of the grid follows
+transformers' GotOcr2 image processor, and is tested against it. Does not import torch.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from saccade.nn.shapes import Colours
 from saccade.plugins.models.internvl.config import InternVisionConfig
 
 RESAMPLES: dict[int, Resample] = {2: "bilinear", 3: "bicubic"}
-"""Pillow's numbers."""
+"""Pillow's resampling filters by number."""
 MAX_TILES = 256
-"""Of an image: many times as many as in published checkpoints (12)."""
+"""Maximum tiles of an image. Published checkpoints have at most 12."""
 
 
 @dataclass(frozen=True, slots=True)
 class TileRules:
     """Implements `ImageLayout` and `TileLayout`.
 
-    An image has `least` to `most` tiles, each `side` x `side` pixels. The tower turns a tile's
-    `patch_unit` rows into `tokens`. An image's grid is its number of tiles, including the
+    An image has `least` to `most` tiles of `side` x `side` pixels. The vision encoder maps a tile's
+    `patch_unit` rows to `tokens` tokens. An image's grid is its number of tiles, including the
     thumbnail.
     """
 
@@ -56,7 +57,7 @@ class TileRules:
         return self._recipe(1, 1)
 
     def recipe(self, height: int, width: int, bounds: PixelBounds) -> PreprocessParams:
-        """Return the recipe within `bounds`, which leave out the thumbnail."""
+        """Return the parameters within `bounds`, which do not count the thumbnail."""
         tile = self.side**2
         most = max(1, bounds.max_pixels // tile)
         within = replace(self, least=min(most, -(-bounds.min_pixels // tile)), most=most)
@@ -108,8 +109,8 @@ def _with_thumbnail(tiles: int) -> int:
 def tile_grid(height: int, width: int, rules: TileRules) -> tuple[int, int]:
     """Return (rows, columns) of tiles for an image of this size.
 
-    The shape closest to the image's own wins. Among equals, the fewest tiles win, unless the image
-    fills more than half of a larger grid.
+    The closest aspect ratio wins. Of several grids with that ratio, the smallest one wins, unless
+    the image has more than half the pixels of a larger one.
     """
     shapes = sorted(
         (
@@ -130,7 +131,7 @@ def tile_grid(height: int, width: int, rules: TileRules) -> tuple[int, int]:
 
 
 def read_images(processor: Section, vision: InternVisionConfig) -> TileRules:
-    """Return the tiles that the image processor's file asks for. Raises CheckpointError."""
+    """Read the rules for images from the image processor's config. Raises CheckpointError."""
     check_made_for(processor.section("size"), height=vision.side, width=vision.side)
     number = processor.integer("resample", default=3)
     if number not in RESAMPLES:

@@ -1,4 +1,4 @@
-"""An InternVL checkpoint's network, and what its tensors are called."""
+"""An InternVL checkpoint's network, and the names of its tensors."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ QIANFAN = (
     (r"^mlp1\.3\.", "multi_modal_projector.linear_2."),
     (r"^language_model\.encoder\.layers\.", "language_model.layers."),  # transformers 5.23 saves so
 )
-"""Names in Qianfan-OCR's files, which are InternVL's first ones."""
+"""The names in Qianfan-OCR's files, which are those of the first InternVL."""
 
 
 class InternVLModel(FamilyModel):
-    """Names become `vision_tower.*`, `multi_modal_projector.*`, `language_model.*` and
-    `lm_head.weight`, whatever the file's age calls them.
+    """Tensor names become `vision_tower.*`, `multi_modal_projector.*`, `language_model.*` and
+    `lm_head.weight`, for older and newer files alike.
     """
 
     spec: InternVLSpec
@@ -40,10 +40,10 @@ class InternVLModel(FamilyModel):
         (r"^model\.", ""),
         (r"^language_model\.lm_head\.", "lm_head."),
         (r"^language_model\.model\.", "language_model."),
-        (r"^(?=(embed_tokens|layers|norm)\.)", "language_model."),  # GGUF files'
+        (r"^(?=(embed_tokens|layers|norm)\.)", "language_model."),  # as in GGUF files
         *QIANFAN,
     )
-    unused = ("vision_tower.embeddings.mask_token",)  # what only training looks at
+    unused = ("vision_tower.embeddings.mask_token",)  # only used in training
 
     def tower(self, weights: Weights, shard: Shard) -> VisionNet:
         return InternVisionTower(weights, self.spec.vision, self.spec.images, shard)

@@ -1,6 +1,6 @@
 """An InternVL checkpoint's settings, without tensors: sizes, prompts, videos.
 
-Runs without torch.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from saccade.plugins.models.internvl.video import read_video
 TEMPLATES = Templates(
     tools=Path(__file__).parent / "tools.jinja", marks=("<|im_start|>", "<IMG_CONTEXT>")
 )
-"""Checkpoints' own know no tools; their language models do."""
+"""The checkpoints' own templates do not support tools, but their language models do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InternVLSpec(DecoderSpec):
-    """CPU facts of one InternVL checkpoint."""
+    """The CPU-side settings of an InternVL checkpoint."""
 
     vision: InternVisionConfig
     images: TileRules
@@ -42,7 +42,7 @@ class InternVLSpec(DecoderSpec):
 
 
 def internvl_spec(checkpoint: Checkpoint) -> InternVLSpec:
-    """Read an InternVL checkpoint's facts. Raises CheckpointError naming file and field."""
+    """Read an InternVL checkpoint's settings. Raises CheckpointError with file and field."""
     config = checkpoint.config
     kind, section = read_kind(config), config.section("text_config")
     text = read_text(config)
@@ -64,7 +64,7 @@ def internvl_spec(checkpoint: Checkpoint) -> InternVLSpec:
 
 
 def _templates(checkpoint: Checkpoint) -> Templates:
-    """Return how Qianfan-OCR's templates show an image: by a text, which need not be a token."""
+    """Return how Qianfan-OCR's templates mark an image: by a text that may not be a token."""
     processor = read_json(checkpoint.folder / "processor_config.json", required=False)
     mark = processor.text("image_placeholder_token", default="<image>")
     settings = read_json(checkpoint.folder / "tokenizer_config.json", required=False)
@@ -97,15 +97,15 @@ def _placeholder(checkpoint: Checkpoint) -> Placeholder:
 
 
 def _names(settings: Section) -> Section:
-    """Return the section that names special tokens, where files do not list them alone."""
+    """Return the section that names special tokens, unless the file has a plain list of them."""
     named = isinstance(settings.data.get("extra_special_tokens"), dict)
     return settings.section("extra_special_tokens") if named else settings
 
 
 def _added_tokens(folder: Path, settings: Section) -> dict[str, int]:
-    """Return added tokens' ids by content.
+    """Return the IDs of added tokens by content.
 
-    They are in tokenizer_config.json or, where it lists none, in tokenizer.json.
+    They are in tokenizer_config.json, or else in tokenizer.json.
     """
     added = settings.section("added_tokens_decoder").data
     if added:

@@ -1,7 +1,7 @@
-"""An InternVL checkpoint's videos: each frame is one tile, named by a line of text.
+"""Videos of InternVL checkpoints: each frame is one tile, introduced by a line of text.
 
-Sampling and the prompt follow transformers' InternVL processors, and are tested against them. Both
-are computed only here. Runs without torch.
+Sampling and the prompt follow transformers' InternVL processors, and are tested against them. Does
+not import torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class InternVideo:
     marks = (MARK,)
 
     def sample(self, total: int, fps: float, options: VideoOptions) -> tuple[int, ...]:
-        """Return the frames in the middle of equal segments."""
+        """Return the middle frames of segments of equal length."""
         count = options.num_frames
         if count is None and options.fps is None:
             count = self.num_frames
@@ -53,7 +53,7 @@ class InternVideo:
         step = total / count
         start = step / 2 if self.shift is True else float(self.shift)
         length = math.ceil((total - start) / step)
-        # The reference adds in 64 bits, and keeps 32 before it cuts fractions off.
+        # The reference adds in 64 bits, and rounds to 32 before it truncates.
         places = (start + np.arange(length) * step).astype(np.float32).astype(np.int64)
         return tuple(np.minimum(places, total - 1).tolist())
 
@@ -80,8 +80,8 @@ class InternVideo:
 def read_video(checkpoint: Checkpoint, tiles: TileRules) -> InternVideo | None:
     """Return the checkpoint's rules for videos.
 
-    None where videos are normalised otherwise than its images, or have tiles of another size: the
-    tower knows one way.
+    Returns `None` if videos are normalised differently from images, or have tiles of another size,
+    because the vision encoder supports only one kind of preprocessing.
     """
     section = checkpoint.video
     size = section.section("size")

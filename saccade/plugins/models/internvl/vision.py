@@ -1,8 +1,7 @@
-"""InternViT and the projector behind it, for packed tiles from any number of images.
+"""InternViT and its projector, for packed tiles from any number of images.
 
-Each tile is its own segment: a class token, then its patches. The merge x merge patches in a token
-are contiguous, so that pixel shuffle is a view. Which image a tile is from is left
-to callers.
+Each tile is a segment: a class token, then its patches. The merge x merge patches of a token are
+contiguous, so that pixel shuffle is a view. Callers keep track of which image a tile is from.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ QK_NORM_EPS = 1e-6
 
 
 class WideNorm:
-    """RMS norm over the values in all heads together, which ranks share."""
+    """RMS norm over all heads, which are distributed over the ranks."""
 
     __slots__ = ("hidden", "ops", "shard", "weight")
 
@@ -52,7 +51,7 @@ class WideNorm:
 
 
 class NormedHeads:
-    """Queries, keys and values, of which the first two are normalised."""
+    """Computes queries, keys and values, and normalises queries and keys."""
 
     __slots__ = ("norms", "product")
 
@@ -73,7 +72,7 @@ class NormedHeads:
 def intern_block(
     weights: Weights, name: str, config: InternVisionConfig, shard: Shard
 ) -> ScaledBlock:
-    """Load one block. Raises CheckpointError where a tensor is missing or misshapen."""
+    """Load one block. Raises CheckpointError if a tensor is missing or misshapen."""
     parts = BlockParts(weights, name, config, shard)
     norm: type[Norm] = LayerNorm if config.norm == "layer_norm" else RMSNorm
     norms = parts.norms(norm, "layernorm_before", "layernorm_after")
@@ -91,7 +90,7 @@ def intern_block(
 
 
 class TileEmbed:
-    """Turns tiles' pixels into rows: class token and patches, with their learned positions."""
+    """Embeds tiles: a class token and patches per tile, with their learned positions."""
 
     __slots__ = ("config", "first", "kernel", "positions")
 
@@ -108,7 +107,7 @@ class TileEmbed:
         self.positions = table.index_select(0, order)  # [rows, hidden]
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Turn pixels, uint8 [tiles * side, side, 3], into [tiles * rows, hidden]."""
+        """Map pixels, uint8 [tiles * side, side, 3], to [tiles * rows, hidden]."""
         config = self.config
         patches = self.kernel(pixels).view(-1, config.patches, config.hidden)
         rows = torch.cat((self.first.expand(len(patches), -1, -1), patches), dim=1)
@@ -117,7 +116,7 @@ class TileEmbed:
 
 
 def intern_projector(weights: Weights, config: InternVisionConfig, shard: Shard) -> PatchMerger:
-    """Load the projector. Raises CheckpointError where a tensor is missing or misshapen."""
+    """Load the projector. Raises CheckpointError if a tensor is missing or misshapen."""
     unit, out = config.merge**2, config.out_hidden
     merged = config.hidden * unit
     norm = LayerNorm(weights, f"{PROJECTOR}.layer_norm", merged, PROJECTOR_EPS)

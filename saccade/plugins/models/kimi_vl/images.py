@@ -1,7 +1,7 @@
-"""A Kimi-VL image: it keeps its shape, is made smaller if it has too many patches, and is padded to
-whole tokens.
+"""The layout of a Kimi-VL image: it keeps its aspect ratio, is scaled down if it has too many
+patches, and is padded to whole tokens.
 
-Runs without torch.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from saccade.nn.shapes import Colours
 from saccade.plugins.models.kimi_vl.config import MoonConfig, read_merge
 
 MAX_SIDE = 511
-"""Patches on a side of an image, at most: the published tower turns no more."""
+"""Maximum patches along an edge of an image: the published encoder's rotary tables end there."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaddedRules:
     """Implements `ImageLayout`.
 
-    merge x merge patches, `patch` x `patch` pixels each, become a token. An image with more than
-    `most` patches is made smaller. Then it is padded to whole tokens, at the bottom and the right.
+    A token is merge x merge patches of `patch` x `patch` pixels. An image with more than `most`
+    patches is scaled down. Then it is padded to whole tokens at the bottom and the right.
 
-    An image's grid is its canvas' patches down and across.
+    An image's grid is its canvas's rows and columns of patches.
     """
 
     patch: int
@@ -40,7 +40,7 @@ class PaddedRules:
 
     @property
     def factor(self) -> int:
-        """Return the pixels along a token's edge."""
+        """The edge of a token in pixels."""
         return self.patch * self.merge
 
     @property
@@ -49,8 +49,8 @@ class PaddedRules:
 
     @property
     def largest_image(self) -> LargestImage:
-        """Return upper bounds, which images stay below."""
-        # Patches cut off on each side before the image was made smaller are back behind it.
+        """Upper bounds on an image's pixels and tokens."""
+        # Partial patches at the edges do not count when the image is scaled down, but are padded.
         patches = self.most + 2 * (MAX_SIDE + 1) + 1
         edges = MAX_SIDE + 1 + patches // MAX_SIDE
         tokens = patches // self.merge**2 + edges // self.merge + 2
@@ -103,7 +103,7 @@ def _patches(bounds: PixelBounds, patch: int) -> int:
 
 
 def fitted(size: Size, patch: int, most: int) -> Size:
-    """Return the size of an image made smaller, if it has over `most` whole patches."""
+    """Return the size of an image, scaled down if it has more than `most` whole patches."""
     height, width = size
     whole = (width // patch) * (height // patch)
     if whole <= most:
@@ -113,7 +113,7 @@ def fitted(size: Size, patch: int, most: int) -> Size:
 
 
 def read_images(processor: Section, vision: MoonConfig) -> PaddedRules:
-    """Return the rules that the image processor's file asks for. Raises CheckpointError."""
+    """Read the rules for images from the image processor's config. Raises CheckpointError."""
     known = (
         ("patch_size", processor.integer("patch_size", default=vision.patch), vision.patch),
         ("merge_kernel_size", read_merge(processor), vision.merge),

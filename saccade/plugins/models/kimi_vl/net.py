@@ -1,4 +1,4 @@
-"""A Kimi-VL checkpoint's network, and what its tensors are called."""
+"""A Kimi-VL checkpoint's network, and the names of its tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from saccade.plugins.models.kimi_vl.vision import MoonTower
 
 
 class KimiModel(FamilyModel):
-    """Names become `vision_tower.*`, `multi_modal_projector.*`, `language_model.*` and
+    """Tensor names become `vision_tower.*`, `multi_modal_projector.*`, `language_model.*` and
     `lm_head.weight`.
     """
 

@@ -1,7 +1,7 @@
-"""A Kimi-VL checkpoint's settings, without tensors. Its language model is DeepSeek's, with latents
-and experts.
+"""A Kimi-VL checkpoint's settings, without tensors. Its language model is DeepSeek's, with latent
+attention and experts.
 
-Runs without torch.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from saccade.plugins.models.kimi_vl.images import PaddedRules, read_images
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KimiSpec(LatentSpec):
-    """CPU facts of one Kimi-VL checkpoint."""
+    """The CPU-side settings of a Kimi-VL checkpoint."""
 
     vision: MoonConfig
     images: PaddedRules
 
 
 def kimi_spec(checkpoint: Checkpoint) -> KimiSpec:
-    """Read a Kimi-VL checkpoint's facts. Raises CheckpointError naming file and field."""
+    """Read a Kimi-VL checkpoint's settings. Raises CheckpointError with file and field."""
     config = checkpoint.config
     section = config.section("text_config")
     text = read_text(section)

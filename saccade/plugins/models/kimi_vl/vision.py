@@ -1,7 +1,7 @@
-"""MoonViT, for packed images of any sizes, and the projector behind it.
+"""MoonViT, for packed images of any sizes, and its projector.
 
-Its learned positions are fitted to each image. Neighbouring values of a head are turned together,
-by a patch's column and its row in turn.
+Its learned positions are interpolated for each image. Adjacent values of a head are rotated as a
+pair, alternately by a patch's column and its row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ THETA = 10000.0
 
 
 def vision_block(weights: Weights, name: str, config: MoonConfig, shard: Shard) -> TowerBlock:
-    """Load one block. Raises CheckpointError where a tensor is missing or misshapen."""
+    """Load one block. Raises CheckpointError if a tensor is missing or misshapen."""
     parts = BlockParts(weights, name, config, shard)
     return TowerBlock(
         parts,
@@ -45,14 +45,14 @@ def vision_block(weights: Weights, name: str, config: MoonConfig, shard: Shard) 
 
 
 class TakingTurns(AxialRope):
-    """Rotates a head's first pair by a patch's place on one axis, its second by that on the other,
-    and so on.
+    """Rotates the first pair of a head by a patch's position on one axis, the second pair by that
+    on the other axis, and so on.
     """
 
     __slots__ = ()
 
     def __init__(self, weights: Weights, head_dim: int, theta: float, longest: int) -> None:
-        """Build the table for `longest` places on an axis."""
+        """Compute the table for `longest` positions per axis."""
         angles = axial_angles(head_dim // 2, theta, longest, weights.device)
         self.pairs = "neighbours"
         self.cos, self.sin = rotary_tables(angles.repeat_interleave(2, dim=1), self.pairs)
@@ -62,7 +62,7 @@ class TakingTurns(AxialRope):
 
 
 class MoonTower(AxialTower):
-    """Turns uint8 pixels into embeddings."""
+    """Encodes uint8 pixels to embeddings."""
 
     __slots__ = ("positions",)
 

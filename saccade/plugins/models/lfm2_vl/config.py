@@ -1,6 +1,6 @@
 """The shapes of LFM2-VL's language model and vision encoder, from `config.json`.
 
-Runs without torch.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SIGLIP = SiglipDefaults(hidden=768, heads=12, side=256, patch=16)
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionConfig:
-    """Which layers have full attention. The others mix a token with the `taps - 1` before it."""
+    """Which layers have attention. The others convolve a token with the `taps - 1` before it."""
 
     full: tuple[bool, ...]
     taps: int
@@ -37,7 +37,7 @@ class ConvolutionConfig:
 
 @dataclass(frozen=True, slots=True)
 class ProjectorConfig:
-    """The MLP behind the tower."""
+    """The MLP that projects the vision encoder's output."""
 
     hidden: int
     activation: str
@@ -46,7 +46,7 @@ class ProjectorConfig:
 
 
 def read_text(config: Section, text: Section) -> tuple[TextConfig, ConvolutionConfig]:
-    """Return the language model, and its short convolutions. Raises CheckpointError."""
+    """Read the language model and its short convolutions. Raises CheckpointError."""
     require_kind(text, "lfm2")
     refuse_flags(text, "conv_bias")
     eps = text.number("norm_eps", default=1e-5)
@@ -74,7 +74,7 @@ def _layers(text: Section, count: int) -> tuple[bool, ...]:
 
 
 def _width(text: Section) -> int:
-    """Return the values of an MLP, by the arithmetic of transformers' `Lfm2MLP`."""
+    """Return the width of an MLP, computed like transformers' `Lfm2MLP`."""
     width = text.integer("block_ff_dim", default=text.integer("intermediate_size"))
     if not text.flag("block_auto_adjust_ff_dim", default=True):
         return width
@@ -84,9 +84,9 @@ def _width(text: Section) -> int:
 
 
 def read_vision(config: Section, out: int) -> tuple[SiglipConfig, ProjectorConfig]:
-    """Return the tower, whose tokens have `out` values, and the MLP behind it.
+    """Read the vision encoder and the projector. out: the size of the output embeddings.
 
-    `side` is the edge, in pixels, that the square of learned positions has. Raises CheckpointError.
+    `side` is the edge in pixels of the square of learned positions. Raises CheckpointError.
     """
     vision = config.section("vision_config")
     require_kind(vision, "siglip2_vision_model")

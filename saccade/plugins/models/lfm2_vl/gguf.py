@@ -1,4 +1,4 @@
-"""LFM2-VL in GGUF files: short convolutions, and the tower of SigLIP 2."""
+"""LFM2-VL in GGUF files: short convolutions, and SigLIP 2."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TILES = {
     "max_image_tokens": 256,
     "use_thumbnail": True,
 }
-"""Fields of every published image processor. No file says them."""
+"""Fields that all published image processors share, and that GGUF files do not have."""
 TEXT = Layered(
     "lfm2",
     layer=LAYER
@@ -94,10 +94,10 @@ def text_names(file: GgufFile) -> NamedTensors:
 
 
 def see(source: Source) -> Seen:
-    """Return what a tower's file adds. Raises CheckpointError."""
+    """Read what the vision encoder's file adds to a checkpoint. Raises CheckpointError."""
     sight, tensors = source.sight, source.sight.file.tensors
     vision = siglip_config(sight, "siglip2_vision_model")
-    del vision["image_size"]  # images keep their shape
+    del vision["image_size"]  # images keep their aspect ratio
     vision["num_patches"] = math.prod(sight.tensor("v.position_embd.weight").shape[:-1])
     merge = sight.integer("projector.scale_factor", 2)
     processor = {

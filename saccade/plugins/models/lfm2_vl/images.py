@@ -1,7 +1,7 @@
-"""An LFM2-VL image: it keeps its shape. A large one is cut into square tiles, followed in most
-checkpoints by the whole image as a thumbnail.
+"""The layout of an LFM2-VL image. It keeps its aspect ratio, unless it is large: then it is divided
+into square tiles, followed in most checkpoints by a thumbnail of the whole image.
 
-Sizes follow transformers' image processor, to the last bit. Runs without torch.
+Sizes are exactly those of transformers' image processor. Does not import torch.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from saccade.families.kit.config_readers import HALF, read_colours, read_resampl
 from saccade.nn.shapes import Colours, SiglipConfig
 
 MAX_TILES = 100
-"""No checkpoint has more than ten."""
+"""Maximum tiles of an image. No published checkpoint has more than ten."""
 MAX_TOKENS = 1 << 16
-"""In a view."""
+"""Maximum tokens of a tile or thumbnail."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThumbnailRules:
     """Implements `ImageLayout` and `TileLayout`.
 
-    A view has `least` to `most` tokens. An image with over `tolerance` times `most` is cut into
-    `fewest` to `tiles_at_most` tiles of `tile` x `tile` pixels, before its `thumbnail`, if there is
-    one. merge x merge patches, `patch` x `patch` pixels each, become a token.
+    A view of the whole image has `least` to `most` tokens. An image with more than `tolerance`
+    times `most` is divided into `fewest` to `tiles_at_most` tiles of `tile` x `tile` pixels, which
+    precede the view of the whole image, if `thumbnail` is set. A token is merge x merge patches of
+    `patch` x `patch` pixels.
 
-    An image's grid is the whole's tokens down and across, 0 where only tiles are shown. With tiles,
-    it also has their rows and columns. On the canvas the tiles are side by side over the whole
-    image. The space beside the narrower of the two is empty.
+    An image's grid is the whole image's rows and columns of tokens (0 without a thumbnail), and
+    with tiles also their rows and columns. On the canvas, the grid of tiles is above the whole
+    image. The space to the right of the narrower one is empty.
     """
 
     least: int
@@ -56,7 +57,7 @@ class ThumbnailRules:
 
     @property
     def unit(self) -> int:
-        """Return the pixels along a token's edge."""
+        """The edge of a token in pixels."""
         return self.patch * self.merge
 
     @property
@@ -67,7 +68,7 @@ class ThumbnailRules:
 
     @property
     def largest_image(self) -> LargestImage:
-        """Return upper bounds, which images stay below."""
+        """Upper bounds on an image's pixels and tokens."""
         lines = (math.isqrt(MAX_ASPECT * count) + 2 for count in (self.least, self.most))
         whole = self.most + self.least + max(lines)
         tiles = self.tiles_at_most * (self.tile // self.unit) ** 2
@@ -132,7 +133,7 @@ class ThumbnailRules:
         return (*found, CanvasTile(box, (rows, columns), (range(first, first + rows * columns),)))
 
     def view_tokens(self, grid: Grid) -> list[int]:
-        """Count the tokens in each tile, then in the whole image, if it is shown."""
+        """Count the tokens in each tile, then in the whole image, if it has a view."""
         rows, columns, *cut = grid
         tiles = [(self.tile // self.unit) ** 2] * math.prod(cut or (0,))
         return [*tiles, rows * columns] if rows else tiles
@@ -150,7 +151,7 @@ def _nearest(length: int, unit: int) -> int:
 
 def view_size(size: Size, unit: int, least: int, most: int) -> Size:
     """Return the size of the whole image, in multiples of `unit`. It has `least` to `most` tokens,
-    but where its shape is too long for that.
+    unless its aspect ratio makes that impossible.
     """
     height, width = size
     tall, wide = (max(unit, _nearest(edge, unit)) for edge in size)
@@ -164,10 +165,10 @@ def view_size(size: Size, unit: int, least: int, most: int) -> Size:
 
 
 def tile_grid(size: Size, tile: int, fewest: int, most: int) -> tuple[int, int]:
-    """Return rows and columns of tiles, in a shape nearest to the image's.
+    """Return the rows and columns of tiles, in the grid closest to the image's aspect ratio.
 
-    Of equal shapes the last wins whose tiles have less than twice the image's pixels. Candidates
-    come in transformers' order, which a set decides.
+    Of equally close grids, the last one with fewer than twice the image's pixels wins. Candidates
+    are in transformers' order, which is that of a set.
     """
     height, width = size
     shapes = {
@@ -187,7 +188,7 @@ def tile_grid(size: Size, tile: int, fewest: int, most: int) -> tuple[int, int]:
 
 
 def read_images(processor: Section, vision: SiglipConfig) -> ThumbnailRules:
-    """Return the tiles that the image processor's file asks for. Raises CheckpointError."""
+    """Read the rules for images from the image processor's config. Raises CheckpointError."""
     where = processor.where
     for name, known in (("encoder_patch_size", vision.patch), ("downsample_factor", vision.merge)):
         if (value := processor.integer(name, default=known)) != known:

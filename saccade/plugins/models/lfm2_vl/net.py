@@ -1,7 +1,7 @@
-"""An LFM2-VL checkpoint's network, and what its tensors are called.
+"""An LFM2-VL checkpoint's network, and the names of its tensors.
 
-Its layers have attention, or a gated convolution over the last few tokens. The latter's inputs are
-a state per sequence.
+A layer has attention or a gated convolution over the last few tokens. The inputs of the convolution
+are a state per sequence.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from saccade.plugins.models.lfm2_vl.vision import Siglip2Tower
 
 
 class ShortConvolution:
-    """Mixes each channel with its last few values, gated before and after."""
+    """Convolves each channel over the last few tokens, with gates before and after."""
 
     __slots__ = ("group", "layer", "out", "taps", "wide")
 
@@ -41,15 +41,15 @@ class ShortConvolution:
         self.out = RowLinear(weights, f"{name}.out_proj", hidden, hidden, shard, bias=False)
 
     def __call__(self, x: Rows, _: Rotation, attention: Attention) -> torch.Tensor:
-        """Map x [T, hidden] -> [T, hidden], whatever the positions."""
+        """Map x [T, hidden] to [T, hidden]. Positions are not used."""
         before, after, values = self.wide(x).chunk(3, dim=1)
         mixed = attention.recurrence.convolve(before * values, self.taps, self.layer)
         return self.out(after * mixed)
 
 
 class Lfm2Model(FamilyModel):
-    """Names become `vision_model.*`, `multi_modal_projector.*`, `language_model.*` and
-    `lm_head.weight`. In layers they become those of `nn/decoder.py`.
+    """Tensor names become `vision_model.*`, `multi_modal_projector.*`, `language_model.*` and
+    `lm_head.weight`, with those of `nn/decoder.py` within layers.
     """
 
     spec: Lfm2Spec
@@ -67,7 +67,7 @@ class Lfm2Model(FamilyModel):
         (r"^language_model\.embedding_norm\.", "language_model.norm."),
     )
     quantisable = language_matrices(rf"{DENSE_LAYER}|conv\.(in|out)_proj\.weight")
-    unused = ("vision_model.head.",)  # a pooled image, which nothing reads
+    unused = ("vision_model.head.",)  # SigLIP's pooling head
 
     def tower(self, weights: Weights, shard: Shard) -> VisionNet:
         spec = self.spec

@@ -1,7 +1,7 @@
-"""A LFM2-VL checkpoint's settings, without tensors: sizes, prompts in which tokens name each tile's
-row and column, and what is kept per token or sequence.
+"""An LFM2-VL checkpoint's settings, without tensors: sizes, prompts in which tokens name the row
+and column of each tile, and what is cached per token or sequence.
 
-Runs without torch.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ IMAGE, START, END, THUMBNAIL = "<image>", "<|image_start|>", "<|image_end|>", "<
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThumbnailPlaceholder(Placeholder):
-    """An image: a piece per tile, and one for the whole image, if it is shown."""
+    """An image: a piece per tile, and one for the whole image, if it has a view."""
 
-    rules: ThumbnailRules  # count the tokens in each. places[row][column]: before a tile.
-    places: tuple[tuple[Ids, ...], ...]
-    thumbnail: Ids  # before the whole image, which follows its tiles
+    rules: ThumbnailRules  # count the tokens in each piece
+    places: tuple[tuple[Ids, ...], ...]  # [row][column]: the tokens before each tile
+    thumbnail: Ids  # the tokens before the whole image, which follows its tiles
 
     def pieces(self, _number: int | None, image: Image) -> Sequence[ImagePiece]:
         counts, names = self.rules.view_tokens(image.grid), list[Ids]([()])
@@ -42,7 +42,7 @@ class ThumbnailPlaceholder(Placeholder):
             down, across = image.grid[2:]
             names = [self.places[row][column] for row in range(down) for column in range(across)]
             names.append(self.thumbnail)
-        named = zip(names, counts)  # without a thumbnail, there is one name more
+        named = zip(names, counts)  # without a thumbnail, the last name is unused
         first, *others = (ImagePiece(before, length) for before, length in named)
         found = [first._replace(before=(*self.before, *first.before)), *others]
         return (*found[:-1], found[-1]._replace(after=self.after))
@@ -50,7 +50,7 @@ class ThumbnailPlaceholder(Placeholder):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lfm2Spec(BaseSpec):
-    """CPU facts of one checkpoint."""
+    """The CPU-side settings of a checkpoint."""
 
     vision: SiglipConfig
     text: TextConfig
@@ -75,7 +75,7 @@ class Lfm2Spec(BaseSpec):
 
 
 def lfm2_spec(checkpoint: Checkpoint) -> Lfm2Spec:
-    """Read a checkpoint's facts. Raises CheckpointError naming file and field."""
+    """Read a checkpoint's settings. Raises CheckpointError with file and field."""
     config = checkpoint.config
     section = config.section("text_config")
     text, convolutions = read_text(config, section)
@@ -96,7 +96,7 @@ def lfm2_spec(checkpoint: Checkpoint) -> Lfm2Spec:
 
 
 def _placeholder(checkpoint: Checkpoint, rules: ThumbnailRules) -> ThumbnailPlaceholder:
-    """Build the placeholder from the tokens that transformers' processor puts around tiles."""
+    """Create the placeholder from the tokens that transformers' processor puts around tiles."""
     path = checkpoint.folder / "tokenizer.json"
     tokenizer = read_tokenizer(path)
     named = checkpoint.processor.flag("use_image_special_tokens", default=True)

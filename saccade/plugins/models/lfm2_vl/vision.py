@@ -1,7 +1,7 @@
-"""LFM2-VL's SigLIP 2, for views with any size, and the projector behind it.
+"""LFM2-VL's SigLIP 2, for views of any size, and its projector.
 
-The square of learned positions is resized to each view. A token's patches are contiguous, so that
-shuffling pixels into channels is a view. Each tile and the whole image are segments of their own.
+The square of learned positions is resized for each view. A token's patches are contiguous, so that
+pixel shuffle is a view of the tensor. Each tile is a segment, and so is the whole image.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PROJECTOR_EPS = 1e-5
 def shuffle_projector(
     weights: Weights, config: SiglipConfig, projector: ProjectorConfig, shard: Shard
 ) -> PatchMerger:
-    """Load the projector. Raises CheckpointError where a tensor is missing or misshapen."""
+    """Load the projector. Raises CheckpointError if a tensor is missing or misshapen."""
     unit = config.merge**2
     merged = config.hidden * unit
     norm: LayerNorm | None = None
@@ -46,7 +46,7 @@ def shuffle_projector(
 
 
 class Siglip2Tower:
-    """Turns uint8 pixels into embeddings. Implements `nn.protocol.VisionNet`."""
+    """Encodes uint8 pixels to embeddings. Implements `nn.protocol.VisionNet`."""
 
     __slots__ = (
         "config",
@@ -87,9 +87,9 @@ class Siglip2Tower:
         return patches // self.config.merge**2
 
     def grid_facts(self, grid: Grid) -> GridFacts:
-        """Return the grid's facts.
+        """Return the grid's `GridFacts`.
 
-        `order` gives each token its block on the canvas.
+        `order` maps each token to its block on the canvas.
         """
         device, merge = self.positions.device, self.config.merge
         counts, (rows, columns, *cut) = self.rules.view_tokens(grid), grid
@@ -104,7 +104,7 @@ class Siglip2Tower:
         )
 
     def _fitted(self, rows: int, columns: int) -> torch.Tensor:
-        """Return the positions in a view of `rows` x `columns` tokens, in merged order."""
+        """Return the positions for a view of `rows` x `columns` tokens, in merged order."""
         merge = self.config.merge
         size = rows * merge, columns * merge
         return fit_positions(self.positions, size, merge, "bilinear", antialias=True)
@@ -120,14 +120,14 @@ class Siglip2Tower:
         return self.projector(self.norm((yield from run_blocks(self.layers, pack))))
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """Split the embeddings by image. An image's views follow each other directly."""
+        """Split the embeddings by image. The views of an image are contiguous."""
         return copy_images(self, embeddings, facts)
 
 
 def canvas_blocks(grid: Grid, edge: int) -> np.ndarray:
-    """Return each token's block on the canvas [M]: tile after tile, then the whole image.
+    """Return each token's block on the canvas [M]: tile by tile, then the whole image.
 
-    `edge`: tokens along a tile's edge.
+    `edge`: the edge of a tile in tokens.
     """
     rows, columns, *cut = grid
     tiles = [(cut[0], cut[1], edge, edge)] if cut else []

@@ -1,7 +1,7 @@
-"""The shapes of MiniCPM-V's language model and vision encoder, from `config.json`, and how its
-siblings differ.
+"""The shapes of MiniCPM-V's language model and vision encoder, from `config.json`, and the
+differences between the models of the family.
 
-The language model is read as Qwen3.5's. Runs without torch.
+The language model is a Qwen3.5. Does not import torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from saccade.nn.shapes import SiglipConfig, TextConfig
 
 SIGLIP = SiglipDefaults(hidden=768, heads=12, side=224, patch=16)
 MERGES = {"16x": 4, "4x": 2}
-"""By `downsample_mode`: patches along the edge of what becomes one token."""
+"""By `downsample_mode`: the edge in patches of a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,12 @@ class Sibling:
     """What differs by `model_type`."""
 
     name: str
-    # the positions' axes. With three, an image's tokens are placed on a canvas (`positions.py`).
+    # the axes of positions. With three, image tokens have coordinates on a canvas (`positions.py`).
     axes: Literal[1, 3] = 1
-    mode: str = "16x"  # mode, tied: `downsample_mode` and `tie_word_embeddings` by default
-    tied: bool = False
-    # the image processor is MiniCPM-OCR's. It resizes as torch does, not as Pillow, and small
-    # images may stay small.
+    mode: str = "16x"  # the default of `downsample_mode`
+    tied: bool = False  # the default of `tie_word_embeddings`
+    # the image processor is MiniCPM-OCR's, which resizes like torch instead of Pillow, and need not
+    # enlarge small images
     pages: bool = False
 
 
@@ -52,10 +52,10 @@ SIBLINGS = {
 
 @dataclass(frozen=True, slots=True)
 class MergingTower:
-    """SigLIP, and the layer behind which 2 x 2 patches become one.
+    """SigLIP, and the layer after which 2 x 2 patches become one.
 
-    `insert` is that layer, where a token is 4 x 4 patches (`siglip.merge`). `siglip.side` is the
-    edge, in pixels, that the square of learned positions has.
+    `insert` is that layer, if a token is 4 x 4 patches (`siglip.merge`). `siglip.side` is the edge
+    in pixels of the square of learned positions.
     """
 
     siglip: SiglipConfig
@@ -63,26 +63,26 @@ class MergingTower:
 
     @property
     def halves(self) -> bool:
-        """Return True if 2 x 2 patches become one within the tower."""
+        """Whether 2 x 2 patches become one within the vision encoder."""
         return self.siglip.merge == 4
 
     @property
     def layers_after(self) -> int:
-        """Layers that a quarter of the rows pass."""
+        """The number of layers that compute a quarter of the rows."""
         return self.siglip.depth - self.insert - 1 if self.halves else 0
 
     @property
     def depth(self) -> int:
-        """The tower's cost, in layers that all patches pass.
+        """The cost of the vision encoder, in layers over all patches.
 
-        Layers behind the merger count a quarter, rounded up together. The merger counts as one.
+        Layers after the merger count a quarter each, rounded up in total. The merger counts as one.
         """
         after = self.layers_after
         return self.siglip.depth - after + (1 - -after // 4 if self.halves else 0)
 
 
 def read_sibling(config: Section) -> Sibling:
-    """Return which of the family's models this is. Raises CheckpointError."""
+    """Return which model of the family this is. Raises CheckpointError."""
     kind = config.text("model_type", default="minicpmv4_6")
     if kind not in SIBLINGS:
         raise CheckpointError(
@@ -92,20 +92,20 @@ def read_sibling(config: Section) -> Sibling:
 
 
 def read_text(config: Section, text: Section, sibling: Sibling) -> tuple[TextConfig, HybridConfig]:
-    """Return the language model. Raises CheckpointError."""
+    """Read the language model's shape. Raises CheckpointError."""
     kind = text.text("model_type", default="qwen3_5_text")
     if kind != "qwen3_5_text":
         raise CheckpointError(
             f"{text.where}: model_type {kind!r} is not supported (qwen3_5_text is)"
         )
     model, hybrid = read_hybrid(config, text, sibling.axes)
-    # Files say it of the language model alone, too: the network looks whether there is a head.
+    # Text-only files may have it, too. The network checks whether there is an output head.
     tied = config.flag("tie_word_embeddings", default=sibling.tied)
     return replace(model, tied=tied or text.flag("tie_word_embeddings")), hybrid
 
 
 def read_vision(config: Section, out: int, sibling: Sibling) -> MergingTower:
-    """Return the vision encoder, whose tokens have `out` values. Raises CheckpointError."""
+    """Read the vision encoder's shape. out: the output's width. Raises CheckpointError."""
     section = config.section("vision_config")
     require_kind(section, f"{sibling.name}_vision")
     siglip = read_siglip(section, 1, out, SIGLIP)
@@ -130,7 +130,7 @@ def read_vision(config: Section, out: int, sibling: Sibling) -> MergingTower:
 
 
 def read_mode(section: Section, sibling: Sibling) -> str:
-    """Return how many patches become a token, as a key in `MERGES`. Raises CheckpointError."""
+    """Return `downsample_mode`, a key of `MERGES`. Raises CheckpointError."""
     mode = section.text("downsample_mode", default=sibling.mode)
     if mode not in MERGES:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""MiniCPM-V 4.6 in GGUF files: Qwen3.5's language model, and a tower that merges patches."""
+"""MiniCPM-V 4.6 in GGUF files: a Qwen3.5, and a vision encoder that merges patches."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from saccade.plugins.gguf.layers import TowerNames, colours, siglip_config
 TOWER, INNER, MERGER = "model.vision_tower", "model.vision_tower.vit_merger", "model.merger.mlp.0"
 BICUBIC = 3
 MODES = {4: "16x", 2: "4x"}
-"""config.json's `downsample_mode` by the patches along a token's edge."""
+"""config.json's `downsample_mode` by the edge of a token in patches."""
 SLICES = 9
-"""The most slices of an image, as in the published image processor. No file says it."""
+"""Maximum slices of an image, as in the published image processor. GGUF files do not have it."""
 INSERT = 6
-"""The layer behind which patches are merged, where a file does not say it."""
+"""The default layer after which patches are merged."""
 NAMES = TowerNames(
     outer={
         "v.patch_embd": f"{TOWER}.embeddings.patch_embedding",
@@ -38,7 +38,7 @@ NAMES = TowerNames(
 
 
 def see(source: Source) -> Seen:
-    """Return what a tower's file adds. Raises CheckpointError."""
+    """Read what the vision encoder's file adds to a checkpoint. Raises CheckpointError."""
     sight = source.sight
     vision = siglip_config(sight, "minicpmv4_6_vision")
     scale, merge = vision["image_size"], sight.integer("projector.scale_factor", 4)

@@ -1,7 +1,7 @@
-"""A MiniCPM-V image: it keeps its shape. A large one is shown as a whole, and in a grid of
-slices.
+"""The layout of a MiniCPM-V image: it keeps its aspect ratio. A large one is also divided into a
+grid of slices.
 
-Sizes follow transformers' image processor, to the last bit. Runs without torch.
+Sizes are exactly those of transformers' image processor. Does not import torch.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from saccade.nn.shapes import Colours
 from saccade.plugins.models.minicpm.config import MergingTower, Sibling, read_mode
 
 MARGIN = 1.25
-"""Slices have whole pixels: their shape may be so much further from a square."""
+"""How much a slice's aspect ratio may exceed the ideal one, as slices have whole pixels."""
 UPSIZES = ("always", "never")
-"""Whether an image of fewer pixels than a slice is enlarged to as many (`small_image_upsize`)."""
+"""Whether an image with fewer pixels than a slice is enlarged (`small_image_upsize`)."""
 RESAMPLES: dict[int, Resample] = {1: "pillow_lanczos", 3: "pillow_bicubic"}
-"""Pillow's numbers, and Pillow's resizing."""
+"""Pillow's resampling filters by number, in Pillow's implementation."""
 MAX_SCALE = 4096
 MAX_SLICES = 100
-"""No checkpoint has more than nine, of 448 x 448 pixels."""
+"""Maximum slices of an image. No published checkpoint has more than nine, of 448 x 448 pixels."""
 
 
 @dataclass(frozen=True, slots=True)
 class SliceRules:
     """Implements `ImageLayout` and `TileLayout`.
 
-    An image with more than `scale` x `scale` pixels is shown as a whole, in about that many pixels,
-    and in up to `most` slices with about that many each. merge x merge patches, `patch` x `patch`
-    pixels each, become a token.
+    An image with more than `scale` x `scale` pixels is encoded as a whole, at about that many
+    pixels, and in up to `most` slices of about that many pixels each. A token is merge x merge
+    patches of `patch` x `patch` pixels.
 
-    An image's grid is the whole's tokens down and across. With slices, it also has their rows and
-    columns, and one slice's tokens down and across. On the canvas the slices are side by side under
-    the whole image. The space beside the narrower of the two is empty.
+    An image's grid is the whole image's rows and columns of tokens, and with slices also their rows
+    and columns, and the rows and columns of tokens of each slice. On the canvas, the grid of slices
+    is below the whole image. The space to the right of the narrower one is empty.
     """
 
     scale: int
@@ -58,18 +58,18 @@ class SliceRules:
 
     @property
     def unit(self) -> int:
-        """Pixels along a token's edge."""
+        """The edge of a token in pixels."""
         return self.patch * self.merge
 
     @property
     def pixel_bounds(self) -> PixelBounds:
-        """Bounds in whole slices. Each counts as `scale` x `scale` pixels, whatever its shape."""
+        """Bounds in multiples of a slice, which counts as `scale` x `scale` pixels in any shape."""
         area = self.scale**2
         return PixelBounds(area, area, self.most * area)
 
     @property
     def largest_image(self) -> LargestImage:
-        """Upper bounds, which images stay below."""
+        """Upper bounds on an image's pixels and tokens."""
         tokens = most_of_all(self.scale, self.unit, self.most, MAX_ASPECT)
         return stacked_bounds(tokens, self.unit)
 
@@ -139,10 +139,10 @@ def view_tokens(grid: Grid) -> list[int]:
 
 
 def slice_grid(size: Size, scale: int, least: int, most: int) -> tuple[int, int]:
-    """Return rows and columns of slices, about scale x scale pixels each. (0, 0): none.
+    """Return the rows and columns of slices of about scale x scale pixels each; (0, 0) for none.
 
-    The candidates are the counts around the image's pixels, from `least` to `most`. The shape
-    closest to the image's wins, and among equals the one with most rows.
+    The candidates have about as many slices as the image has pixels for, from `least` to `most`.
+    The closest aspect ratio wins, and of equal ones the grid with the most rows.
     """
     height, width = size
     shape = math.log(width / height)
@@ -163,10 +163,10 @@ def slice_grid(size: Size, scale: int, least: int, most: int) -> tuple[int, int]
 
 
 def view_size(size: tuple[float, float], scale: int, unit: int, *, enlarge: bool) -> Size:
-    """Return the size for a view of an image or a slice, in its own shape.
+    """Return the size of a view of an image or slice, with its aspect ratio.
 
-    It has about scale x scale pixels. A smaller image keeps its own number, unless `enlarge`. Both
-    edges are multiples of `unit`.
+    The view has about scale x scale pixels. A smaller image is not enlarged, unless `enlarge` is
+    set. Both edges are multiples of `unit`.
     """
     height, width = size
     if height * width > scale * scale or enlarge:
@@ -177,7 +177,7 @@ def view_size(size: tuple[float, float], scale: int, unit: int, *, enlarge: bool
 
 
 def slice_size(size: Size, grid: tuple[int, int], scale: int, unit: int) -> Size:
-    """Return the size that each slice has."""
+    """Return the size of each slice."""
     height, width = (_multiple(edge, parts) / parts for edge, parts in zip(size, grid))
     return view_size((height, width), scale, unit, enlarge=True)
 
@@ -191,12 +191,11 @@ def _multiple(length: float, of: int) -> int:
 
 
 def most_tokens(scale: int, unit: int, longest: float) -> int:
-    """Return an upper bound for the tokens in a view.
+    """Return an upper bound on the tokens of a view.
 
-    A token is unit x unit pixels. longest: an edge of the image is at most this many times the
-    other.
+    A token is unit x unit pixels. longest: the maximum aspect ratio of the image.
     """
-    # The height decides: within it, the widest view is that of the widest image.
+    # The tokens depend on the height: for each, the widest image has the widest view.
     heights = range(int(scale / math.sqrt(longest)), int(scale * math.sqrt(longest)) + 2)
     return max(
         (
@@ -209,17 +208,17 @@ def most_tokens(scale: int, unit: int, longest: float) -> int:
 
 
 def most_of_all(scale: int, unit: int, most: int, longest: float) -> int:
-    """Return an upper bound for the tokens in an image and up to `most` slices together."""
+    """Return an upper bound on the total tokens of an image and its up to `most` slices."""
     sliced = 0
     for count in range(2, most + 1):
-        # A row, or a column, of as many slices might have been chosen.
+        # The slices may be a single row or a single column.
         shape = max(longest / count, count) * MARGIN
         sliced = max(sliced, count * most_tokens(scale, unit, shape))
     return most_tokens(scale, unit, longest) + sliced
 
 
 def read_images(checkpoint: Checkpoint, vision: MergingTower, sibling: Sibling) -> SliceRules:
-    """Return the slices that the checkpoint's files ask for. Raises CheckpointError."""
+    """Read the rules for images from the checkpoint's files. Raises CheckpointError."""
     processor = checkpoint.processor
     patch = processor.integer("patch_size", default=14)
     if patch != vision.siglip.patch:

@@ -1,4 +1,4 @@
-"""A MiniCPM-V checkpoint's network, and what its tensors are called."""
+"""A MiniCPM-V checkpoint's network, and the names of its tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from saccade.plugins.models.minicpm.vision import TOWER, MiniCPMTower
 
 
 class MiniCPMModel(FamilyModel):
-    """Names become `vision_tower.*`, `merger.*`, `language_model.*` and `lm_head.weight`."""
+    """Tensor names become `vision_tower.*`, `merger.*`, `language_model.*` and `lm_head.weight`."""
 
     spec: MiniCPMSpec
 
@@ -20,7 +20,7 @@ class MiniCPMModel(FamilyModel):
     quantisable = language_matrices(
         rf"{DENSE_LAYER}|linear_attn\.(in_proj_qkv|in_proj_z|out_proj)\.weight"
     )
-    unused = ("mtp.",)  # heads that draft
+    unused = ("mtp.",)  # heads that predict draft tokens
 
     def tower(self, weights: Weights, shard: Shard) -> VisionNet:
         return MiniCPMTower(weights, self.spec.vision, self.spec.images, shard)
@@ -29,6 +29,6 @@ class MiniCPMModel(FamilyModel):
         return hybrid_model(weights, self.spec.text, self.spec.hybrid, shard)
 
     def harmless(self, name: str) -> bool:
-        """Count also the merger within a tower that leaves it out."""
+        """Also accept the merger within the vision encoder if this mode does not use it."""
         left_out = not self.spec.vision.halves and name.startswith(f"{TOWER}.vit_merger.")
         return left_out or super().harmless(name)

@@ -1,9 +1,10 @@
-"""MiniCPM-V 4.7's rotary positions: those of an image's tokens are coordinates on its canvas.
+"""MiniCPM-V 4.7's rotary positions, in which image tokens have coordinates on a canvas.
 
-The canvas is the grid of slices, one step a token, or the whole image without slices. The whole is
-stretched over it. Marks are at corners: `<image>` before the first, `</image>` behind the last,
-those around a slice at its own, and the end of a row of slices at the row's right edge. Formulas
-follow transformers' `get_rope_index`, and are tested against it. Runs without torch.
+The canvas is the grid of slices, with one position per token, or the whole image if there are no
+slices. The tokens of the whole image are spread over the canvas. Markers have the positions of
+corners: `<image>` that before the first one, `</image>` that after the last, the markers of a slice
+those of its corners, and the end of a row of slices that of the row's right edge. The formulas
+follow transformers' `get_rope_index`, and are tested against it. Does not import torch.
 
 ```
  2 x 3 slices of 2 x 2 tokens      rows of the whole, 2 tokens     its columns, 3 tokens
@@ -25,9 +26,9 @@ Positions = npt.NDArray[np.int64]
 
 
 def canvas_block(grid: Grid) -> Positions:
-    """Return an image's positions [3, num_tokens] from its canvas's first corner on.
+    """Return an image's positions [3, num_tokens], relative to the canvas's first corner.
 
-    The whole image comes first, then slice after slice.
+    The whole image comes first, then its slices.
     """
     if len(grid) == 2:
         return _box(*(np.arange(count) for count in grid))
@@ -42,15 +43,15 @@ def canvas_block(grid: Grid) -> Positions:
 
 
 def _box(rows: Positions, columns: Positions) -> Positions:
-    """Return the positions at rows x columns, in reading order, at one time."""
+    """Return the positions of rows x columns, in raster order, at time 0."""
     row, column = np.meshgrid(rows, columns, indexing="ij")
     return np.stack((np.zeros_like(row), row, column)).reshape(3, -1)
 
 
 def _spread(count: int, length: int) -> Positions:
-    """Spread `count` tokens over `length` positions, both ends included.
+    """Spread `count` tokens over `length` positions, including both ends.
 
-    Follows `torch.linspace` in float32 and its rounding: ties go to the even position.
+    Rounds like `torch.linspace` in float32: ties go to the even position.
     """
     if count == 1:
         return np.zeros(1, np.int64)
@@ -68,7 +69,7 @@ def canvas_positions(
 ) -> tuple[Positions, int]:
     """Return each token's position [3, T], and the next position.
 
-    marks: tokens that repeat the position of the image they follow. Line ends are among them.
+    marks: the markers of images, such as line ends. They repeat a position of their image.
     """
     positions = np.empty((3, len(tokens)), np.int64)
     done = following = 0
@@ -77,7 +78,7 @@ def canvas_positions(
         start, end = pieces[0].start - 1, pieces[-1].end
         while end < len(tokens) and tokens[end] in marks:
             end += 1
-        # An image that follows another directly takes the mark before it from the other's end.
+        # If an image directly follows another, its start marker belongs to that image's end.
         between = max(0, start - done)
         positions[:, done:start] = np.arange(following, following + between)
         origin = following + between
@@ -89,7 +90,7 @@ def canvas_positions(
 
 
 def _place_image(positions: Positions, pieces: list[Span], block: Positions, origin: int) -> None:
-    """Fill in an image's tokens, and the rows and columns of the marks around its `pieces`."""
+    """Set the positions of an image's tokens, and of the markers around its `pieces`."""
     whole, *slices = pieces
     for piece in pieces:
         rows = block[:, piece.offset : piece.offset + piece.length]

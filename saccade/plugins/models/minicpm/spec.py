@@ -1,8 +1,8 @@
-"""A MiniCPM-V checkpoint's settings, without tensors: sizes, prompts, what is kept per token or
+"""A MiniCPM-V checkpoint's settings, without tensors: sizes, prompts, what is cached per token or
 sequence.
 
-An image's number among a prompt's images precedes it as text, so the image itself is the same
-at any place. Runs without torch.
+The text before an image contains its index among the prompt's images, so the image's own tokens do
+not depend on it. Does not import torch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from saccade.plugins.models.minicpm.positions import canvas_block, canvas_positi
 from saccade.plugins.models.minicpm.video import FrameRules, read_video
 
 MAX_NUMBERED = 1000
-"""Images in a prompt, where each has its number before it."""
+"""Maximum images in a prompt, if each is preceded by its index."""
 MARKS = {
     "image_token": "<|image_pad|>",
     "image_start_token": "<image>",
@@ -52,31 +52,27 @@ MARKS = {
     "image_id_start_token": "<image_id>",
     "image_id_end_token": "</image_id>",
 }
-"""Where tokenizer_config.json does not name them (`extra_special_tokens`)."""
+"""The defaults of the names in tokenizer_config.json (`extra_special_tokens`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class MiniCPMOptions(FamilyOptions):
-    """downsample_mode: how many patches become a token (`MERGES`). By default config.json's."""
+    """downsample_mode: a key of `MERGES`. By default, that of config.json."""
 
     downsample_mode: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlicePlaceholder(Placeholder):
-    """An image: its number, the whole between two marks, each slice between two others.
+    """An image: its index, the whole image between two markers, each slice between two others."""
 
-    numbers[k]: precedes the k-th image in a prompt. Empty: images are not numbered. A video's
-    frames never are. line: separates rows of slices.
-    """
-
-    numbers: tuple[Ids, ...]
-    slice: tuple[int, int]
-    line: Ids
+    numbers: tuple[Ids, ...]  # the tokens before each image. If empty, images have no index.
+    slice: tuple[int, int]  # the tokens before and after a slice
+    line: Ids  # the tokens between rows of slices
 
     @property
     def own(self) -> frozenset[int]:
-        """Return the tokens around an image and its slices, but for its number."""
+        """The tokens around an image and its slices, except for its index."""
         return frozenset((*self.before, *self.after, *self.slice, *self.line))
 
     def pieces(self, number: int | None, image: Image) -> Sequence[ImagePiece]:
@@ -92,9 +88,10 @@ class SlicePlaceholder(Placeholder):
     def expand(
         self, tokens: Sequence[int], images: Sequence[Image], times: Sequence[int | None] = ()
     ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-        """Do as `Placeholder.expand` does.
+        """Like `Placeholder.expand`.
 
-        Raises InvalidRequest, too, if there are more images than numbers.
+        Also raises InvalidRequest if there are more images than indices. The frames of a video have
+        no index.
         """
         numbered = len(images) - sum(time is not None for time in times)
         if self.numbers and numbered > len(self.numbers):
@@ -107,7 +104,7 @@ class SlicePlaceholder(Placeholder):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MiniCPMSpec(BaseSpec):
-    """CPU facts of one checkpoint."""
+    """The CPU-side settings of a checkpoint."""
 
     vision: MergingTower
     text: TextConfig
@@ -141,17 +138,17 @@ class MiniCPMSpec(BaseSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanvasSpec(MiniCPMSpec):
-    """CPU-side settings of a checkpoint whose images are placed on a canvas of positions."""
+    """The CPU-side settings of a checkpoint whose image tokens have positions on a canvas."""
 
     position_axes = 3
 
     def expand_prompt(
         self, tokens: Sequence[int], images: Sequence[Image], times: Sequence[int | None] = ()
     ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-        """Do as `FamilySpec.expand_prompt` does.
+        """Like `FamilySpec.expand_prompt`.
 
-        Raises InvalidRequest, too, for the mark before an image where none follows. Its place
-        depends on that image, and a page of the cache may end between the two.
+        Also raises InvalidRequest for an image's start marker without an image. The marker's
+        position depends on the image after it, and a KV page may end between the two.
         """
         (mark,) = self.placeholder.before
         if mark in tokens:
@@ -175,7 +172,7 @@ class CanvasSpec(MiniCPMSpec):
 
 
 def minicpm_spec(checkpoint: Checkpoint) -> MiniCPMSpec:
-    """Read a checkpoint's facts. Raises CheckpointError naming file and field."""
+    """Read a checkpoint's settings. Raises CheckpointError with file and field."""
     config = checkpoint.config
     sibling, section = read_sibling(config), config.section("text_config")
     text, hybrid = read_text(config, section, sibling)
@@ -202,7 +199,7 @@ def minicpm_spec(checkpoint: Checkpoint) -> MiniCPMSpec:
 
 
 def _check_marks(config: Section, placeholder: SlicePlaceholder) -> None:
-    """Raise CheckpointError unless the tokenizer's marks are those that the model was made for."""
+    """Raise CheckpointError if the tokenizer's markers are not those in config.json."""
     (image_start,), (image_end,), line = placeholder.before, placeholder.after, placeholder.line
     slice_start, slice_end = placeholder.slice
     for name, token in (
@@ -219,7 +216,7 @@ def _check_marks(config: Section, placeholder: SlicePlaceholder) -> None:
 
 
 def _placeholder(checkpoint: Checkpoint, vocab: int) -> SlicePlaceholder:
-    """Build the placeholder from the tokens that transformers' processor puts around images."""
+    """Create the placeholder from the tokens that transformers' processor puts around images."""
     path = checkpoint.folder / "tokenizer.json"
     tokenizer = read_tokenizer(path)
 
@@ -228,7 +225,7 @@ def _placeholder(checkpoint: Checkpoint, vocab: int) -> SlicePlaceholder:
 
     settings = read_json(checkpoint.folder / "tokenizer_config.json", required=False)
     named = settings.data.get("extra_special_tokens")
-    # Older files list these tokens without saying which is which.
+    # Older files list these tokens without their roles.
     names = Section(settings.where, named if isinstance(named, dict) else {})
     marks = {}
     for field, usual in MARKS.items():

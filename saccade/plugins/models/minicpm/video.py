@@ -1,6 +1,6 @@
-"""A MiniCPM-V checkpoint's videos: each frame is shown as an image is, without a number.
+"""Videos of MiniCPM-V checkpoints: each frame is encoded like an image, but without an index.
 
-Sampling and sizes follow transformers' video processor, and are tested against it. Runs without
+Sampling and sizes follow transformers' video processor, and are tested against it. Does not import
 torch.
 """
 
@@ -22,10 +22,10 @@ from saccade.plugins.models.minicpm.config import MERGES
 from saccade.plugins.models.minicpm.images import SliceRules
 
 VIDEO = "<|video_pad|>"
-"""Stands for a video in a chat template, and then for each row of its frames."""
+"""Marks a video in a chat template. The prompt has it for each embedding of the frames."""
 NUMBER = "<image_id>{}</image_id>"
 TENTH = 0.1
-"""Seconds between the frames that a long video's are chosen from."""
+"""The interval in seconds of the frames from which those of a long video are chosen."""
 BICUBIC = 3
 
 
@@ -34,16 +34,16 @@ class FrameRules:
     """Implements `core.video.VideoRules`."""
 
     slices: SliceRules
-    token: int  # that of `VIDEO`
-    numbered: bool  # a number precedes each video
-    max_frames: int  # at most, of one video
+    token: int  # the ID of `VIDEO`
+    numbered: bool  # each video is preceded by its index
+    max_frames: int  # per video
 
     frames = 1
     fps = 1.0
     marks = (VIDEO,)
 
     def sample(self, total: int, fps: float, options: VideoOptions) -> tuple[int, ...]:
-        """Return a frame a second. A video longer than `max_frames` seconds has that many."""
+        """Return one frame per second, evenly spread if that exceeds `max_frames`."""
         if (count := options.num_frames) is not None:
             if count > total:
                 raise InvalidRequest(
@@ -66,7 +66,7 @@ class FrameRules:
     def recipe(
         self, count: int, height: int, width: int, options: VideoOptions
     ) -> PreprocessParams:
-        """Return the recipe for a frame, of whose pixels bounds count as those of an image."""
+        """Return the parameters for a frame. Bounds count its pixels like those of an image."""
         bounds = self.slices.pixel_bounds
         most = options.max_pixels or bounds.max_pixels
         if options.total_pixels is not None:
@@ -89,15 +89,15 @@ class FrameRules:
         return VIDEO * len(times.indices)
 
     def steps(self, times: FrameTimes) -> tuple[int | None, ...]:
-        """Return a time for each frame. Images, which have none, are numbered."""
+        """Return a time for each frame. Images have none, which is why they get an index."""
         return (0,) * len(times.indices)
 
 
 def read_video(checkpoint: Checkpoint, images: SliceRules, *, numbered: bool) -> FrameRules | None:
     """Return the checkpoint's rules for videos.
 
-    None where frames are stacked, normalised otherwise than its images, or larger: the tower knows
-    one way. numbered: videos are, where images are.
+    Returns `None` if frames are stacked, larger than images, or normalised differently, because the
+    vision encoder supports only one kind of preprocessing. numbered: whether images have an index.
     """
     section, token = checkpoint.video, checkpoint.config.integer("video_token_id", default=-1)
     mode = section.text("downsample_mode", default="")

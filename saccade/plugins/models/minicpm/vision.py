@@ -1,9 +1,9 @@
-"""MiniCPM-V's SigLIP, for views with any size.
+"""MiniCPM-V's SigLIP, for views of any size.
 
-A patch's place in its view gives its learned position. Behind one layer, 2 x 2 patches attend to
-each other and become one, and 2 x 2 of these become a token. A token's rows are contiguous, and
-within them the rows for each 2 x 2 patches, so merging them is a view. Each view of an
-image is its own segment.
+A patch's learned position depends on its place in the view. After one of the layers, 2 x 2 patches
+attend to each other and become one, and 2 x 2 of these become a token. A token's rows are
+contiguous, and so are those of each 2 x 2 patches within it, so that merging them is a view. Each
+view of an image is a segment.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from saccade.plugins.models.minicpm.images import SliceRules, view_tokens
 TOWER = "vision_tower"
 CONNECTOR_EPS = 1e-6
 FOUR = 4
-"""Rows that become one."""
+"""Rows that are merged into one."""
 
 
 def four_to_one(
     weights: Weights, name: str, sizes: tuple[int, int, int], eps: float, act: str, shard: Shard
 ) -> PatchMerger:
-    """Load what makes one row of four. sizes: values in four rows, within, and in one."""
+    """Load a merger of four rows. sizes: the values of its input, inside, and of its output."""
     norm = LayerNorm(weights, f"{name}.pre_norm", sizes[0], eps)
     mlp = MLP(weights, (f"{name}.linear_1", f"{name}.linear_2"), sizes, act, shard)
     return PatchMerger(FOUR, norm, mlp, late=True)
 
 
 class WindowMerger:
-    """Attention within each four rows. Their mean and an MLP then make one row."""
+    """Attention within groups of four rows. The mean of a group and an MLP make one row."""
 
     __slots__ = ("heads", "mlp", "norm", "out", "qkv", "scale")
 
@@ -69,9 +69,9 @@ class WindowMerger:
 
 
 class MiniCPMTower:
-    """Turns uint8 pixels into embeddings. Implements `nn.protocol.VisionNet`.
+    """Encodes uint8 pixels to embeddings. Implements `nn.protocol.VisionNet`.
 
-    Learned positions are added before the first block, so rows need no rotation.
+    Learned positions are added before the first block, and there is no rotary embedding.
     """
 
     __slots__ = (
@@ -114,9 +114,9 @@ class MiniCPMTower:
         return patches // self.config.siglip.merge**2
 
     def grid_facts(self, grid: Grid) -> GridFacts:
-        """Return the grid's facts.
+        """Return the grid's `GridFacts`.
 
-        `order` gives each token its block on the canvas.
+        `order` maps each token to its block on the canvas.
         """
         merge, device = self.config.siglip.merge, self.positions.device
         counts = view_tokens(grid)
@@ -132,9 +132,8 @@ class MiniCPMTower:
         )
 
     def _places(self, rows: int, columns: int) -> np.ndarray:
-        """Return each patch's row in the position table.
-
-        The view has `rows` x `columns` tokens.
+        """Return each patch's row in the position table, for a view of `rows` x `columns`
+        tokens.
         """
         merge, across = self.config.siglip.merge, self.config.siglip.across
         size = rows * merge, columns * merge
@@ -159,9 +158,9 @@ class MiniCPMTower:
         return self.connector(self.norm(x))
 
     def _merged(self, merger: WindowMerger, x: torch.Tensor, cuts: Sequence[Cut]) -> Pieces:
-        """Run the merger, with cuts in its output rows.
+        """Run the merger on each cut, given by its output rows.
 
-        Costs what `MergingTower.depth` counts beside layers.
+        Yields costs that add up to what `MergingTower.depth` counts in addition to layers.
         """
         config, found = self.config, []
         each = FOUR * (config.depth - config.insert - 1) - config.layers_after
@@ -171,39 +170,39 @@ class MiniCPMTower:
         return together(found)
 
     def split(self, embeddings: torch.Tensor, facts: Sequence[GridFacts]) -> list[torch.Tensor]:
-        """Split the embeddings by image. An image's views follow each other directly."""
+        """Split the embeddings by image. The views of an image are contiguous."""
         return copy_images(self, embeddings, facts)
 
 
 def nested(patches: np.ndarray, merge: int) -> np.ndarray:
-    """Order patches [N] so that each 2 x 2 are contiguous within their token.
+    """Reorder patches [N] so that each 2 x 2 patches are contiguous within their token.
 
-    A token's merge x merge patches are already contiguous, row by row.
+    A token's merge x merge patches must be contiguous already, row by row.
     """
     row, column = merged_order(merge, merge, 2)
     return patches.reshape(-1, merge**2)[:, row * merge + column].reshape(-1)
 
 
 def canvas_blocks(grid: Grid) -> np.ndarray:
-    """Return each token's block on the canvas [M]: the whole image, then slice after slice."""
+    """Return each token's block on the canvas [M]: the whole image, then slice by slice."""
     rows, columns, *cut = grid
     slices = [(cut[0], cut[1], cut[2], cut[3])] if cut else []
     return region_blocks((1, 1, rows, columns), *slices)
 
 
 def quarter(cut: Cut) -> Cut:
-    """Return the same cut for rows that each replace four."""
+    """Return the same cut for rows that replace four each."""
     rows, keys = (slice(each.start // FOUR, each.stop // FOUR) for each in (cut.rows, cut.keys))
     if cut.rows == cut.keys:
         bounds, longest = cut.segments.bounds // FOUR, cut.segments.longest // FOUR
-    else:  # a part of a segment, which may begin and end within four rows
+    else:  # a part of a segment, which may start and end within a group of four rows
         longest = rows.stop - rows.start
         bounds = torch.tensor([0, longest], dtype=torch.int32, device=cut.segments.bounds.device)
     return Cut(rows, keys, Segments(bounds, longest))
 
 
 def _buckets(size: int, across: int) -> np.ndarray:
-    """Return the line in the square of learned positions nearest to each of `size` patch lines.
+    """Return the nearest row, or column, of the learned positions for each of `size` patches.
 
     Follows transformers' `get_vision_nearest_position_ids`.
     """

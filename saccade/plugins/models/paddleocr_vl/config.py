@@ -1,6 +1,6 @@
 """The shapes of PaddleOCR-VL's language model and vision encoder, from `config.json`.
 
-The hub's file has the language model's fields at its top. Runs without torch.
+The Hub's file has the language model's fields at the top level. Does not import torch.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ ABSENT = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 5e5,
 }
-"""What transformers takes a field for that a file does not have."""
+"""transformers' defaults for fields that the file does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class FittedConfig(MergedConfig):
-    """The tower, and the projector behind it.
+    """The vision encoder and its projector.
 
-    across: learned positions along an edge, which are fitted to an image.
+    across: the number of learned positions along an edge, which are interpolated for each image.
     """
 
     across: int
@@ -48,9 +48,9 @@ class FittedConfig(MergedConfig):
 
 
 def read_text(config: Section, text: Section) -> TextConfig:
-    """Return the language model, an Ernie 4.5. Raises CheckpointError."""
+    """Read the language model, an Ernie 4.5. Raises CheckpointError."""
     refuse_unsupported(text, "use_bias")
-    # A null number of heads, or size of one, follows from other fields.
+    # A null number of heads, or head size, follows from other fields.
     absent = {name: value for name, value in ABSENT.items() if name not in text.data}
     text = text.filled(absent)
     head_dim = read_head_dim(text)
@@ -62,7 +62,7 @@ def read_text(config: Section, text: Section) -> TextConfig:
 
 
 def read_vision(config: Section, out: int) -> FittedConfig:
-    """Return the tower, whose tokens have `out` values. Raises CheckpointError."""
+    """Read the vision encoder's shape. out: the output's width. Raises CheckpointError."""
     vision = config.section("vision_config")
     check_channels(vision)
     hidden = vision.count("hidden_size", default=1152)

@@ -1,6 +1,6 @@
-"""A PaddleOCR-VL image: it keeps its shape, as Qwen-VL's, but small ones are enlarged first.
+"""The layout of a PaddleOCR-VL image: like Qwen-VL's, except that small images are enlarged first.
 
-Runs without torch.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from saccade.plugins.models.paddleocr_vl.config import FittedConfig
 
 @dataclass(frozen=True, slots=True)
 class PaddleRules(RaisedRules):
-    """Qwen-VL's layout, in which each edge is raised to a token's in turn."""
+    """Qwen-VL's layout, but edges shorter than a token are first enlarged to one, in turn."""
 
     def raised(self, height: int, width: int) -> Size:
         if height < self.factor:
@@ -33,7 +33,7 @@ class PaddleRules(RaisedRules):
 
 
 def read_images(processor: Section, vision: FittedConfig) -> PaddleRules:
-    """Return the rules that the image processor's file asks for. Raises CheckpointError."""
+    """Read the rules for images from the image processor's config. Raises CheckpointError."""
     patch, merge = vision.patch, vision.merge
     check_made_for(processor, patch_size=patch, merge_size=merge, temporal_patch_size=1)
     bounds, resample = (384 * 384, 1536 * 1536), read_resample(processor, 3)

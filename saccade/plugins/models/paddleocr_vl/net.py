@@ -1,4 +1,4 @@
-"""A PaddleOCR-VL checkpoint's network, and what its tensors are called."""
+"""A PaddleOCR-VL checkpoint's network, and the names of its tensors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from saccade.plugins.models.paddleocr_vl.vision import FittedTower
 
 
 class PaddleModel(FamilyModel):
-    """Names become `visual.*`, `projector.*`, `language_model.*` and `lm_head.weight`, whatever the
-    file's age calls them.
+    """Tensor names become `visual.*`, `projector.*`, `language_model.*` and `lm_head.weight`, for
+    older and newer files alike.
     """
 
     spec: PaddleSpec
@@ -24,7 +24,7 @@ class PaddleModel(FamilyModel):
         (r"^model\.", "language_model."),
     )
     seeing = ("visual.", "projector.")
-    # of SigLIP, and of images packed to one length in training
+    # SigLIP's pooling head, and positions for images that are packed in training
     unused = (
         "visual.vision_model.head.",
         "visual.vision_model.embeddings.packing_position_embedding.",

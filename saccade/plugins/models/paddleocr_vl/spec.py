@@ -1,6 +1,6 @@
 """A PaddleOCR-VL checkpoint's settings, without tensors.
 
-Prompts and positions are Qwen2-VL's. Runs without torch.
+Prompts and positions are Qwen2-VL's. Does not import torch.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from saccade.plugins.models.paddleocr_vl.images import read_images
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddleSpec(RaisedSpec):
-    """CPU facts of one PaddleOCR-VL checkpoint."""
+    """The CPU-side settings of a PaddleOCR-VL checkpoint."""
 
     vision: FittedConfig
 
 
 def paddle_spec(checkpoint: Checkpoint) -> PaddleSpec:
-    """Read a checkpoint's facts. Raises CheckpointError naming file and field."""
+    """Read a checkpoint's settings. Raises CheckpointError with file and field."""
     config = checkpoint.config
     section = text_section(config)
     text = read_text(config, section)

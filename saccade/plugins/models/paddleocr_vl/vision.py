@@ -1,7 +1,7 @@
-"""PaddleOCR-VL's tower, for packed images of any sizes: SigLIP's blocks, whose heads are turned by
-row and column, and the projector behind them.
+"""PaddleOCR-VL's vision encoder, for packed images of any size, and its projector: SigLIP's blocks
+with heads that are rotated by row and column.
 
-The square of learned positions is fitted to each image.
+The square of learned positions is interpolated for each image.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROJECTOR_EPS = 1e-5
 
 
 class FittedTower(AxialTower):
-    """Turns uint8 pixels into embeddings."""
+    """Encodes uint8 pixels to embeddings."""
 
     __slots__ = ("positions",)
 

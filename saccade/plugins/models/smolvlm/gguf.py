@@ -1,4 +1,4 @@
-"""SmolVLM and Idefics3 in GGUF files: a llama, and the tower of Idefics3."""
+"""SmolVLM and Idefics3 in GGUF files: a Llama, and the vision encoder of Idefics3."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ NAMES = TowerNames(
 )
 LANCZOS = 1
 EDGES = 4
-"""Tiles along the longer edge, of all published models, where a file does not say it."""
+"""The default number of tiles along the longer edge, that of all published models."""
 
 
 def see(source: Source) -> Seen:
-    """Return what a tower's file adds. Raises CheckpointError."""
+    """Read what the vision encoder's file adds to a checkpoint. Raises CheckpointError."""
     sight = source.sight
     vision = siglip_config(sight, "smolvlm_vision")
     processor = {

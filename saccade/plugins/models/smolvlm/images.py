@@ -1,7 +1,7 @@
-"""A SmolVLM image: cut into tiles, followed by the whole image in one tile's size.
+"""The layout of a SmolVLM image: divided into tiles, followed by the whole image at a tile's size.
 
-Its longer edge is resized to one length, then both edges to whole tiles. The sizes follow
-transformers' Idefics3 image processor, and are tested against it. Runs without torch.
+Its longer edge is resized to a fixed length, then both edges to whole tiles. The sizes follow
+transformers' Idefics3 image processor, and are tested against it. Does not import torch.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from saccade.families.kit.config_readers import (
 from saccade.nn.shapes import Colours, SiglipConfig
 
 ALONE = (0, 0)
-"""The grid of an image that is shown as one."""
+"""The grid of an image that is not divided."""
 LONGEST = 4096
-"""Pixels of an edge, beyond which transformers shrinks again."""
+"""Maximum pixels along an edge. transformers would scale a larger image down once more."""
 MAX_ACROSS = 32
-"""Tiles; no checkpoint has more than six."""
+"""Maximum tiles along an edge. No published checkpoint has more than six."""
 RESIZED = "by torch"
-"""Part of an image's name: an earlier version had Pillow's pixels, which are others."""
+"""Part of an image's cache key, since an earlier version resized with Pillow."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitRules:
     """Implements `ImageLayout` and `TileLayout`.
 
-    An image's longer edge is resized to `edge` pixels. With `split`, it is cut into `side` x `side`
-    tiles. The tower turns a tile's `patch_unit` patches into `tokens`.
+    An image's longer edge is resized to `edge` pixels. If `split` is set, the image is divided into
+    tiles of `side` x `side` pixels. The vision encoder maps a tile's `patch_unit` patches to
+    `tokens` tokens.
 
-    An image's grid is its rows and columns of tiles, both 0 if it is shown as one. On the canvas
-    the tiles are side by side. The whole image is under the first tile in the last row, and the
-    rest there is empty.
+    An image's grid is its rows and columns of tiles, both 0 if it is not divided. On the canvas,
+    the tiles are arranged in this grid. The whole image is below the first tile of the last row,
+    and the rest of that row is empty.
     """
 
     side: int
@@ -53,7 +54,7 @@ class SplitRules:
 
     @property
     def across(self) -> int:
-        """Tiles along the longer edge."""
+        """The number of tiles along the longer edge."""
         return -(-self.edge // self.side) if self.split else 1
 
     @property
@@ -72,7 +73,7 @@ class SplitRules:
         return self._recipe((self.side, self.side), (self.side, self.side))
 
     def recipe(self, height: int, width: int, bounds: PixelBounds) -> PreprocessParams:
-        """Return the recipe with the longest edge whose tiles stay within the bounds."""
+        """Return the parameters with the longest edge at which all tiles are within the bounds."""
         size, side = (height, width), self.side
         for across in range(self.across, 1, -1):
             resized = longest_edge(size, min(self.edge, across * side))
@@ -83,9 +84,9 @@ class SplitRules:
         return self._recipe(longest_edge(size, edge), (side, side))
 
     def _recipe(self, resized: Size, cut: Size) -> PreprocessParams:
-        """Return the recipe.
+        """Return the preprocessing parameters.
 
-        resized: the image's size before it becomes whole tiles, `cut` pixels together.
+        resized: the image's size before it is resized to whole tiles. cut: its size afterwards.
         """
         side, resample = self.side, self.resample
         if not self.split or cut == (side, side):
@@ -129,7 +130,7 @@ class SplitRules:
 
 
 def longest_edge(size: Size, edge: int) -> Size:
-    """Return a size with the longer edge as given, the other in proportion and even.
+    """Return a size whose longer edge is `edge`. The other one is in proportion, and even.
 
     The arithmetic is transformers'.
     """
@@ -143,7 +144,7 @@ def longest_edge(size: Size, edge: int) -> Size:
 
 
 def whole_tiles(size: Size, side: int) -> Size:
-    """Return the size with both edges as multiples of `side`."""
+    """Round both edges up to multiples of `side`, the shorter one in proportion."""
     height, width = size
     aspect = width / height
     if width >= height:
@@ -154,7 +155,7 @@ def whole_tiles(size: Size, side: int) -> Size:
 
 
 def read_images(processor: Section, vision: SiglipConfig) -> SplitRules:
-    """Return the tiles that the image processor's file asks for. Raises CheckpointError."""
+    """Read the rules for images from the image processor's config. Raises CheckpointError."""
     tile = processor.section("max_image_size")
     side = tile.integer("longest_edge", default=364)
     if side != vision.side:

@@ -1,4 +1,4 @@
-"""A SmolVLM checkpoint's network, and what its tensors are called."""
+"""A SmolVLM checkpoint's network, and the names of its tensors."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from saccade.plugins.models.smolvlm.spec import SmolVLMSpec
 def smolvlm_tower(
     weights: Weights, config: SiglipConfig, rules: SplitRules, shard: Shard
 ) -> SiglipTower:
-    """Build the tower.
+    """Load the vision encoder.
 
-    Raises CheckpointError where a tensor is missing or misshapen.
+    Raises CheckpointError if a tensor is missing or has the wrong shape.
     """
     column = Column("connector.modality_projection.proj", config.out_hidden, UNSHARDED)
-    # Every rank has it whole: a share would be gathered again at once.
+    # Replicated on every rank: a sharded output would have to be gathered at once.
     project = Linear.columns(weights, [column], config.hidden * config.merge**2, bias=False)
     return SiglipTower(
         weights,
@@ -41,8 +41,8 @@ def smolvlm_tower(
 def _buckets(config: SiglipConfig) -> torch.Tensor:
     """Return each patch's row in the table of learned positions, in merged order.
 
-    Found as transformers finds it: by a fraction of the tile, whose rounding may give a patch its
-    neighbour's.
+    Computed like in transformers, from a fraction of the tile, whose rounding may select the
+    position of an adjacent patch.
     """
     across = config.across
     bounds = torch.arange(1 / across, 1.0, 1 / across)
@@ -56,14 +56,14 @@ def _buckets(config: SiglipConfig) -> torch.Tensor:
 
 
 class SmolVLMModel(FamilyModel):
-    """Names become `vision_model.*`, `connector.*`, `language_model.*` and `lm_head.weight`."""
+    """Tensor names become `vision_model.*`, `connector.*`, `language_model.*`, `lm_head.weight`."""
 
     spec: SmolVLMSpec
 
     names = (
         (r"^model\.", ""),
         (r"^text_model\.", "language_model."),
-        (r"^(?=(embed_tokens|layers|norm)\.)", "language_model."),  # GGUF files'
+        (r"^(?=(embed_tokens|layers|norm)\.)", "language_model."),  # as in GGUF files
     )
 
     def tower(self, weights: Weights, shard: Shard) -> VisionNet:

@@ -1,7 +1,7 @@
 """A SmolVLM checkpoint's settings, without tensors: sizes, and prompts with text for each tile's
 row and column.
 
-Runs without torch.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -38,14 +38,13 @@ FAKE, IMAGE, OVERALL = "<fake_token_around_image>", "<image>", "<global-img>"
 class TilePlaceholder(Placeholder):
     """An image: a piece per tile, with `tokens` rows, and one for the whole image.
 
-    rows[row]: before a row's first tile. places[row][column]: before another tile. before: before
-    the whole image, which follows its tiles. alone: before an image without tiles.
+    The whole image follows its tiles. The inherited field `before` is the tokens before it.
     """
 
     tokens: int
-    places: tuple[tuple[Ids, ...], ...]
-    rows: tuple[Ids, ...]
-    alone: Ids
+    places: tuple[tuple[Ids, ...], ...]  # [row][column]: before a tile that is not first in its row
+    rows: tuple[Ids, ...]  # before the first tile of each row
+    alone: Ids  # before an image without tiles
 
     def pieces(self, _number: int | None, image: Image) -> Sequence[ImagePiece]:
         rows, columns = image.grid
@@ -61,14 +60,14 @@ class TilePlaceholder(Placeholder):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmolVLMSpec(DecoderSpec):
-    """CPU facts of one SmolVLM checkpoint."""
+    """The CPU-side settings of a SmolVLM checkpoint."""
 
     vision: SiglipConfig
     images: SplitRules
 
 
 def smolvlm_spec(checkpoint: Checkpoint) -> SmolVLMSpec:
-    """Read a SmolVLM checkpoint's facts. Raises CheckpointError naming file and field."""
+    """Read a SmolVLM checkpoint's settings. Raises CheckpointError with file and field."""
     config = checkpoint.config
     section = config.section("text_config")
     text = _text(config, section)
@@ -106,7 +105,7 @@ def _text(config: Section, text: Section) -> TextConfig:
 
 
 def _placeholder(checkpoint: Checkpoint, tiles: SplitRules) -> TilePlaceholder:
-    """Build the placeholder from the tokens that transformers' processors put around tiles."""
+    """Create the placeholder from the tokens that transformers' processors put around tiles."""
     path = checkpoint.folder / "tokenizer.json"
     tokenizer = read_tokenizer(path)
     for token in (FAKE, IMAGE):
@@ -129,5 +128,5 @@ def _placeholder(checkpoint: Checkpoint, tiles: SplitRules) -> TilePlaceholder:
 
 
 def _lines(rows: range) -> list[tuple[int, str]]:
-    """Return each row, and the text that ends the row before it."""
+    """Return each row with the text that ends the row before it."""
     return [(row, "\n" if row > 1 else "") for row in rows]

@@ -1,6 +1,6 @@
 """The shapes of Step3-VL's language model and vision encoder, from `config.json`.
 
-Runs without torch.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from saccade.families.kit.config_readers import (
 from saccade.nn.shapes import BlocksConfig, RopeConfig, TextConfig
 
 REDUCTION = 4
-"""Patches along a token's edge: the two convolutions behind the tower halve an edge each."""
+"""The edge of a token in patches: each of the two convolutions after the encoder halves it."""
 ALWAYS = {"use_ln_pre": True, "use_ln_post": False, "use_abs_posemb": True, "use_rope2d": True}
 NEVER = ("use_cls_token", "ues_cls_token")
-"""The second is how the hub's file spells it."""
+"""The second name is a misspelling in the Hub's file."""
 
 
 @dataclass(frozen=True, slots=True)
 class PerceptionConfig(BlocksConfig):
-    """The perception encoder, which sees one view at a time, and the projector behind it.
+    """The perception encoder, which encodes views separately, and its projector.
 
-    side: pixels along the edge that its learned positions were made for.
+    side: the edge in pixels of an image that has the learned positions' native size.
     """
 
     theta: float
@@ -45,12 +45,12 @@ class PerceptionConfig(BlocksConfig):
 
     @property
     def unit(self) -> int:
-        """Pixels along a token's edge."""
+        """The edge of a token in pixels."""
         return self.patch * REDUCTION
 
 
 def read_vision(config: Section, out: int) -> PerceptionConfig:
-    """Return the vision encoder, whose tokens have `out` values. Raises CheckpointError."""
+    """Read the vision encoder's shape. out: the output's width. Raises CheckpointError."""
     vision = config.section("vision_config")
     for name, needed in (*ALWAYS.items(), *((name, False) for name in NEVER)):
         if vision.flag(name, default=needed) != needed:
@@ -81,7 +81,7 @@ def read_vision(config: Section, out: int) -> PerceptionConfig:
 
 
 def read_text(config: Section, text: Section) -> TextConfig:
-    """Return the language model, a Qwen3. Raises CheckpointError."""
+    """Read the language model, a Qwen3. Raises CheckpointError."""
     require_kind(text.filled({"model_type": "qwen3"}), "qwen3")
     refuse_unsupported(text, "use_sliding_window", "attention_bias")
     text = text.filled({"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "head_dim": 128})

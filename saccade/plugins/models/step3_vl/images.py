@@ -1,8 +1,9 @@
-"""A Step3-VL image: square crops in rows, followed by the whole image squeezed into one square.
+"""The layout of a Step3-VL image: square crops, row by row, followed by the whole image resized to
+a square.
 
-The plan follows the published patcher, to the last bit. transformers' processor for Step-3.7 plans
-one crop more or less where an edge's part of a crop is within rounding of SNAP_UP. It stretches a
-crop that reaches beyond the image, which the published patcher pads. Runs without torch.
+The plan is exactly that of the published processor. transformers' processor for Step-3.7 may plan
+one crop more or less if rounding decides at SNAP_UP. A crop that extends beyond the image is padded
+as in the published processor, whereas transformers' stretches it. Does not import torch.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from saccade.families.kit.config_readers import (
 from saccade.plugins.models.step3_vl.config import REDUCTION, PerceptionConfig
 
 MAX_ASPECT = 36
-"""An image of this shape has as many crops as the largest square one."""
+"""An image with this aspect ratio has as many crops as the largest square one."""
 MAX_CROPS = MAX_ASPECT + 1
-"""Sizes have whole pixels, so that an image of that shape may have one crop more."""
+"""Since sizes are rounded to pixels, an image with that aspect ratio may have one more crop."""
 WHOLE, CROP = (0, 0), (1,)
-"""The grids of the whole image alone, and of a crop alone."""
+"""The grids of an image without crops, and of a single crop."""
 SNAP_UP = 0.2
-"""An edge with more than this part of another crop gets it whole."""
+"""If an edge extends by more than this fraction into another crop, it gets that crop."""
 PIXEL_BYTES = 4
-"""Pillow's own form of a pixel; also that of one colour in float32."""
+"""Bytes of a pixel in Pillow, and of one colour in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """Pixels along the edge of a resized image, of its square as a whole, and of a crop."""
+    """The edges in pixels of a resized image (maximum), the whole image's square, and a crop."""
 
     longest: int
     whole: int
@@ -47,18 +48,18 @@ class Sides:
 
 @dataclass(frozen=True, slots=True)
 class CropPlan:
-    """The way from an upright image to its crops."""
+    """The steps from an upright image to its crops."""
 
     padded: Size  # the image's size, or the square that it is padded to
-    resized: Size  # that, in at most `Sides.longest`
-    snapped: Size  # what crops are cut from, `window` pixels square
-    window: int
-    rows: int  # rows, columns: how many. Without crops, `window`, rows and columns are 0.
-    columns: int
+    resized: Size  # the padded image, scaled down to at most `Sides.longest`
+    snapped: Size  # the image from which crops of `window` x `window` pixels are taken
+    window: int  # window, rows and columns are 0 without crops
+    rows: int  # of crops
+    columns: int  # of crops
 
 
 def plan_crops(size: Size, sides: Sides) -> CropPlan:
-    """Plan an image's crops from its size. A `sides.crop` of 0 leaves them out."""
+    """Plan an image's crops from its size. If `sides.crop` is 0, there are none."""
     height, width = size
     if min(size) < 32 and not 1 / 4 <= width / height <= 4:
         height = width = max(size)
@@ -75,14 +76,14 @@ def plan_crops(size: Size, sides: Sides) -> CropPlan:
 
 
 def _window(long: int, short: int, sides: Sides) -> int:
-    """Return the edge of the squares to cut. 0: none."""
+    """Return the edge of the crops in pixels, or 0 for none."""
     if long <= sides.whole:
         return short if long / short > 1.5 else 0
     return min(short, sides.crop) if long / short > 4 else sides.crop
 
 
 def _snapped(edge: int, window: int) -> int:
-    """Return the multiple of `window` that an edge is resized to. A shorter edge stays."""
+    """Return the multiple of `window` that an edge is resized to. Shorter edges are unchanged."""
     ratio = edge / window
     if ratio < 1:
         return edge
@@ -93,13 +94,11 @@ def _snapped(edge: int, window: int) -> int:
 class CropRules:
     """Implements `ImageLayout` and `TileLayout`.
 
-    The tower turns `patch` x `patch` pixels into a patch, and REDUCTION x REDUCTION patches into a
-    token.
+    A patch is `patch` x `patch` pixels, and a token is REDUCTION x REDUCTION patches.
 
-    An image's grid is its rows and columns of crops, both 0 without any. A crop alone has a grid of
-    its own. On the canvas the crops
-    are side by side. The whole image is under the first crop in the last row, and the rest there
-    is empty.
+    An image's grid is its rows and columns of crops, both 0 if there are none. A single crop has
+    the grid `CROP`. On the canvas, the crops are arranged in this grid. The whole image is below
+    the first crop of the last row, and the rest of that row is empty.
     """
 
     sides: Sides
@@ -127,7 +126,7 @@ class CropRules:
         return REDUCTION**2
 
     def recipe(self, height: int, width: int, bounds: PixelBounds) -> PreprocessParams:
-        """Return the recipe with the longest edge whose crops stay within the bounds."""
+        """Return the parameters with the longest edge at which all crops are within the bounds."""
         size = height, width
         check_aspect(height, width, MAX_ASPECT)
         whole, crop = self.sides.whole, self.sides.crop
@@ -201,9 +200,9 @@ def canvas_size(grid: Grid, sides: Sides) -> Size:
 
 
 def read_images(processor: Section, vision: PerceptionConfig) -> CropRules:
-    """Return the crops that the image processor's file asks for. Raises CheckpointError.
+    """Read the rules for crops from the image processor's config. Raises CheckpointError.
 
-    The hub's checkpoint has no such file: its processor's code has these numbers.
+    The Hub's checkpoint has no such file: the numbers are in its processor's code.
     """
     check_made_for(processor.section("size"), height=vision.side, width=vision.side)
     crop = processor.count("patch_size", default=504)

@@ -1,4 +1,4 @@
-"""A Step3-VL checkpoint's network, and what its tensors are called."""
+"""A Step3-VL checkpoint's network, and the names of its tensors."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ HUB = (
     (r"\.mlp\.c_proj\.", ".mlp.fc2."),
     (r"\.ls_([12])\.gamma$", r".lambda_\1"),
 )
-"""From the hub's names to those of transformers' `step3p7`."""
+"""Maps the Hub's names to those of transformers' `step3p7`."""
 
 
 class Step3VLModel(FamilyModel):
-    """Names become `vision_model.*`, `multi_modal_projector.*`, `language_model.*` and
+    """Tensor names become `vision_model.*`, `multi_modal_projector.*`, `language_model.*` and
     `lm_head.weight`.
     """
 

@@ -1,8 +1,8 @@
-"""Crops and the whole image as the published processor makes them: what image workers do.
+"""Makes crops and the whole image like the published processor does. Runs in image workers.
 
-Pillow resizes the image before it is cut. A crop of another size, and the whole image, are resized
-in float32 behind that. The published processor leaves these in float32, and here they are rounded
-to bytes. Sees decoded images only.
+Pillow resizes the image before it is cropped. Crops of another size and the whole image are then
+resized in float32. The published processor keeps these in float32, but here they are rounded to
+bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Pixels = npt.NDArray[np.uint8]
 
 
 def warm_up(argument: str) -> None:
-    """Draw a blank image, so that all that is loaded late is loaded."""
+    """Process a blank image, to trigger lazy imports and initialization."""
     sides = _read(argument)
     blank = np.zeros((sides.whole, 2 * sides.whole, 3), np.uint8)
     plan = plan_crops(blank.shape[:2], sides)
@@ -44,7 +44,7 @@ def draw(out: Pixels, argument: str, pixels: Pixels) -> None:
 
 
 def _padded(image: PIL.Image.Image, size: Size) -> PIL.Image.Image:
-    """Return the image in the corner of a black one."""
+    """Return the image in the top left corner of a black square."""
     if image.size == size[::-1]:
         return image
     square = PIL.Image.new(image.mode, size[::-1], 0)
@@ -57,7 +57,7 @@ def _resized(image: PIL.Image.Image, size: Size) -> PIL.Image.Image:
 
 
 def _write(out: Pixels, at: tuple[int, int], image: PIL.Image.Image, side: int) -> None:
-    """Write an image to a square on the canvas, resized in float32, a colour at a time."""
+    """Write an image to a square of the canvas, resized in float32, one colour at a time."""
     target = out[at[0] : at[0] + side, at[1] : at[1] + side]
     if image.size == (side, side):
         target[:] = np.asarray(image)

@@ -1,6 +1,6 @@
-"""A Step3-VL checkpoint's settings, without tensors: sizes, and prompts with marks per view.
+"""A Step3-VL checkpoint's settings, without tensors: sizes, and prompts with markers per view.
 
-Runs without torch.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from saccade.plugins.models.step3_vl.images import CropRules, read_images
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CropPlaceholder(Placeholder):
-    """An image: each crop between two marks, and the whole image between two others."""
+    """An image: each crop between two markers, and the whole image between two others."""
 
     rules: CropRules
     crop: tuple[Ids, Ids]  # before and after a crop
@@ -39,7 +39,7 @@ class CropPlaceholder(Placeholder):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step3VLSpec(DecoderSpec):
-    """CPU facts of one Step3-VL checkpoint."""
+    """The CPU-side settings of a Step3-VL checkpoint."""
 
     vision: PerceptionConfig
     text: TextConfig
@@ -47,7 +47,7 @@ class Step3VLSpec(DecoderSpec):
 
 
 def step3_vl_spec(checkpoint: Checkpoint) -> Step3VLSpec:
-    """Read a Step3-VL checkpoint's facts. Raises CheckpointError naming file and field."""
+    """Read a Step3-VL checkpoint's settings. Raises CheckpointError with file and field."""
     config = checkpoint.config
     section = config.section("text_config")
     text = read_text(config, section)

@@ -1,8 +1,8 @@
-"""Step3-VL's perception encoder and the projector behind it, for packed views of any images.
+"""Step3-VL's perception encoder and its projector, for packed views of any images.
 
-Each view is its own segment. Its patches are in blocks of 4 x 4, and within these in cells of
-2 x 2, so that each convolution behind the encoder makes one row from four contiguous ones, and
-its neighbours' rows are found from a patch's place alone.
+Each view is a segment. Its patches are in blocks of 4 x 4, and within these in cells of 2 x 2, so
+that each convolution after the encoder makes one row from four contiguous ones, and finds adjacent
+rows from a patch's position.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from saccade.plugins.models.step3_vl.images import CropRules
 
 TOWER = "vision_model"
 HALVINGS = 2
-"""Convolutions behind the encoder, each of which halves an edge."""
+"""Convolutions after the encoder, each of which halves an edge."""
 Numbers = TypeVar("Numbers", torch.Tensor, npt.NDArray[np.int64])
 
 
 def row_in_view(row: Numbers, column: Numbers, across: Numbers, nested: int) -> Numbers:
     """Return the row of the patch at (row, column) within its view, which is `across` patches wide.
 
-    nested: how often cells of 2 x 2 are nested. 0: patches are in reading order.
+    nested: how many levels of 2 x 2 cells there are. With 0, patches are in raster order.
     """
     if not nested:
         return row * across + column
@@ -48,9 +48,8 @@ def row_in_view(row: Numbers, column: Numbers, across: Numbers, nested: int) -> 
 
 
 def view_places(across: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return a view's places in the order of its rows [3, across^2], and what sorts them so.
-
-    The latter has, for each row, the patch's number in reading order.
+    """Return the positions (column, row, width) in the order of a view's rows, [3, across^2], and
+    that order: for each row, the patch's index in raster order.
     """
     row, column = np.indices((across, across)).reshape(2, -1)
     width = np.full_like(row, across)
@@ -59,14 +58,14 @@ def view_places(across: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int6
 
 
 class HalvingConvolution:
-    """A 3 x 3 convolution with stride 2 and a border of zeros, over views of any sizes."""
+    """A 3 x 3 convolution with stride 2 and zero padding, over views of any sizes."""
 
     __slots__ = ("linear", "nested")
 
     def __init__(self, weights: Weights, name: str, sizes: tuple[int, int], nested: int) -> None:
-        """Load the convolution's weights. sizes: values per row of the input and of the output.
+        """Load the weights. sizes: the values per row of the input and of the output.
 
-        nested: how often the input's rows are nested in cells of 2 x 2.
+        nested: how many levels of 2 x 2 cells the input has.
         """
         inputs, outputs = sizes
         kernel = weights.load(Part(f"{name}.weight", (outputs, inputs, 3, 3)))
@@ -76,7 +75,7 @@ class HalvingConvolution:
         self.nested = nested
 
     def __call__(self, x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Map rows [N, inputs] to [N / 4, outputs]. Also maps their places [3, N] to [3, N / 4]."""
+        """Map rows [N, inputs] to [N / 4, outputs], and their positions [3, N] to [3, N / 4]."""
         column, row, across = places[:, ::4]
         own = torch.arange(0, len(x), 4, device=x.device)
         first = own - row_in_view(row, column, across, self.nested)
@@ -92,7 +91,7 @@ class HalvingConvolution:
 def perception_block(
     weights: Weights, name: str, config: PerceptionConfig, shard: Shard
 ) -> ScaledBlock:
-    """Load one block. Raises CheckpointError where a tensor is missing or misshapen."""
+    """Load one block. Raises CheckpointError if a tensor is missing or misshapen."""
     parts = BlockParts(weights, name, config, shard)
     return ScaledBlock(
         parts,
@@ -106,7 +105,7 @@ def perception_block(
 
 
 class ViewEmbed:
-    """Turns pixels of square views into normalised rows of patches, with learned positions."""
+    """Maps the pixels of square views to normalised patch embeddings with learned positions."""
 
     __slots__ = ("config", "dtype", "linear", "mean", "norm", "orders", "positions", "std")
 
@@ -141,9 +140,9 @@ class ViewEmbed:
 
 
 class PerceptionTower:
-    """Turns uint8 pixels into embeddings. Implements `nn.protocol.VisionNet`.
+    """Encodes uint8 pixels to embeddings. Implements `nn.protocol.VisionNet`.
 
-    A patch's place is its column and row, by which it is rotated, and its view's width in patches.
+    A patch's position is its column and row, which rotate it, and its view's width in patches.
     """
 
     __slots__ = (
@@ -182,7 +181,7 @@ class PerceptionTower:
             for i in range(HALVINGS)
         ]
         column = Column("multi_modal_projector", config.out_hidden, UNSHARDED)
-        # Every rank has it whole: a share would be gathered again at once.
+        # Replicated on every rank: a sharded output would have to be gathered at once.
         self.projector = Linear.columns(
             weights, [column], hidden << HALVINGS, bias=config.projector_bias
         )
@@ -191,7 +190,7 @@ class PerceptionTower:
             config.head_dim,
             config.theta,
             config.side // config.patch,
-            # The hub's files turn neighbouring values together, transformers' turn halves.
+            # The Hub's files rotate adjacent values as pairs, transformers' rotate halves.
             pairs="neighbours" if _fused(weights) else "halves",
         )
 
@@ -205,7 +204,7 @@ class PerceptionTower:
         return GridFacts(columns, segments=(tuple(patches),))
 
     def embed(self, pixels: torch.Tensor, facts: GridFacts) -> torch.Tensor:
-        """Turn a canvas into rows: those of its crops, row by row, then the whole image's."""
+        """Map a canvas to rows: those of its crops, row by row, then those of the whole image."""
         if len(facts.segments[0]) == 1:
             return self.view_embed(pixels[None])
         crop, whole = self.rules.sides.crop, self.rules.sides.whole
@@ -228,5 +227,5 @@ class PerceptionTower:
 
 
 def _fused(weights: Weights) -> bool:
-    """Return True for the hub's layout, with a block's queries, keys and values in one tensor."""
+    """Whether the files have the Hub's layout, in which a block's QKV weight is one tensor."""
     return weights.has(f"{TOWER}.layers.0.self_attn.in_proj.weight")
