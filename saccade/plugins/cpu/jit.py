@@ -24,7 +24,7 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 CHECKED_NUMBA = "0.68"
-"""The Numba version whose `numba.core` this module was tested with. Tests compare results bitwise."""
+"""The Numba version that this module was tested with. Tests compare results bitwise."""
 declare, local, count_up = (
     cgutils.get_or_insert_function,
     cgutils.alloca_once_value,

@@ -76,7 +76,7 @@ def describe_target() -> str:
 
 
 def _machine() -> Any:
-    """Return a new LLVM target machine for the host. An execution engine takes ownership of it."""
+    """Return a new LLVM target machine for the host. An execution engine will own it."""
     from llvmlite import binding
 
     binding.initialize_native_target()

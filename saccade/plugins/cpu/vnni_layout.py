@@ -45,8 +45,8 @@ PANEL = LANES * PANEL_VECTORS
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of `vnni_call.FORMATS`, in the same order."""
 STEPS = {4: 32, 8: 16}
-"""Inputs per iteration of the kernel's inner loop, by bits of the weights. Group sizes are multiples
-of this.
+"""Inputs per iteration of the kernel's inner loop, by bits of the weights. Group sizes are
+multiples of this.
 """
 MIN_TILED = 32
 """Minimum batch size for AMX, which is no faster for fewer rows."""
