@@ -78,7 +78,8 @@ def _add_rms_norm(adds: bool, weight_bits: int) -> Kernel:
 def compiled_rms_norm(
     x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compiled equivalent of `reference.layer.add_rms_norm`. Without `delta`, return x and its norm.
+    """Compiled equivalent of `reference.layer.add_rms_norm`. Without `delta`, return x and its
+    norm.
     """
     kernel = _add_rms_norm(delta is not None, _bits_of(weight))
     return _normed(kernel, x, delta, (weight,), eps)
