@@ -1,4 +1,4 @@
-"""Requests' wishes for the caches: breakpoints that keep computed pages, and reasons of misses."""
+"""Cache options of requests: breakpoints that pin KV pages, and reasons of cache misses."""
 
 from saccade.plugin import Plugin
 

@@ -1,11 +1,11 @@
-"""Each client's recent prompts, so that a miss in the prefix cache can be explained.
+"""Recent prompts of each client, to explain misses in the prefix cache.
 
-Owns copies of tokens and image keys, within a bounded number of bytes that is fair to clients with
-few. Remembers only prompts with a wish for the cache. Knows the tokens once computed, not those
-cached now.
+Stores copies of the tokens and image keys of prompts with cache options. If memory runs out, the
+client with the most bytes loses its oldest prompt. The history contains tokens that were computed,
+whether or not they are still cached.
 
-Prompts are compared within one client and one salt only. So every client hears only about its own
-prompts.
+Prompts are compared only with those of the same client and salt, so a client never learns about
+the prompts of others.
 """
 
 from __future__ import annotations
@@ -21,27 +21,25 @@ from saccade.core.types import CacheMiss, CacheMissReason, ImageKey, Request
 
 MAX_BYTES = 32 << 20
 MAX_PROMPTS = 16
-"""Of one client. Each is looked at for every explanation, for about 20 us."""
+"""Maximum number of prompts per client. An explanation compares all of them, in 20 us each."""
 PROMPT_BYTES, SPAN_BYTES = 1024, 256
-"""Bytes counted beside 4 a token."""
+"""Estimated bytes per prompt and per image span, in addition to 4 bytes per token."""
 
 Shown = tuple[int, int, ImageKey, int]
-"""(first token, length, image, its row at the first token)."""
+"""(first token, number of tokens, image, index of the first token within the image)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Remembered:
-    """A computed prompt. kept: how many tokens breakpoints keep, `until` when. flushes: the cache's
-    flushes before it was computed.
-    """
+    """A computed prompt."""
 
     tokens: npt.NDArray[np.int32]
     shown: tuple[Shown, ...]
     partition: Partition
     family: str
-    kept: int
-    until: float
-    flushes: int
+    kept: int  # number of tokens that breakpoints pin
+    until: float  # time on the clock at which the pins expire
+    flushes: int  # number of cache flushes before it was computed
 
     @property
     def nbytes(self) -> int:
@@ -50,17 +48,15 @@ class _Remembered:
 
 @dataclass(frozen=True, slots=True)
 class _Likeness:
-    """An earlier prompt equal up to `length`. resized: at that point it has the same image at
-    another size.
-    """
+    """The result of a comparison with an earlier prompt."""
 
-    length: int
-    resized: bool
+    length: int  # number of leading tokens that are equal
+    resized: bool  # the difference is the same image at another size
     prompt: _Remembered
 
 
 class PromptHistory:
-    """Recent prompts. `add` computed ones, and `explain` misses."""
+    """Recent prompts. `add_prompt` stores a computed prompt, and `explain` explains a miss."""
 
     def __init__(self, page_size: int, clock: Callable[[], float]) -> None:
         self.nbytes = 0
@@ -71,11 +67,11 @@ class PromptHistory:
         self._bytes: dict[str, int] = {}
 
     def flushed(self) -> None:
-        """Record that the prefix cache has forgotten everything."""
+        """Record that the prefix cache was cleared."""
         self._flushes += 1
 
     def add_prompt(self, request: Request, kept: int) -> None:
-        """Remember a computed prompt, whose first `kept` tokens breakpoints keep."""
+        """Store a computed prompt. kept: the number of leading tokens that breakpoints pin."""
         caching, size = request.caching, self._page_size
         seconds = max((s for at, s in caching.breakpoints if at // size * size <= kept), default=0)
         prompt = _Remembered(
@@ -98,9 +94,9 @@ class PromptHistory:
             self._drop_oldest(max(self._bytes, key=lambda client: self._bytes[client]))
 
     def explain(self, request: Request, cached: int) -> CacheMiss | None:
-        """Return why only `cached` tokens of the prompt were found.
+        """Return why only `cached` tokens of the prompt were found in the prefix cache.
 
-        Returns None if earlier prompts offer the same or less.
+        Returns None if no earlier prompt could have provided more.
         """
         size, length = self._page_size, len(request.tokens)
         most = (length - 1) // size * size
@@ -126,10 +122,10 @@ class PromptHistory:
         return miss("never_seen")
 
     def _likest(self, request: Request) -> _Likeness | None:
-        """Return the earlier prompt with the longest common beginning, the newest among equals.
+        """Return the earlier prompt with the longest common prefix, the newest among equals.
 
-        Only prompts under the same salt are compared. Prompts that differ within their first page
-        are unrelated, unless the client names both alike.
+        Only prompts with the same salt and family name are compared. Without a family name, prompts
+        that differ within their first page count as unrelated.
         """
         tokens, shown = np.array(request.tokens, np.int32), _shown(request)
         sought = request.cache_salt, request.adapter.fingerprint
@@ -185,7 +181,7 @@ def _same(one: _Remembered, other: _Remembered) -> bool:
 def _compare(
     tokens: npt.NDArray[np.int32], shown: tuple[Shown, ...], prompt: _Remembered
 ) -> _Likeness:
-    """Return how far two prompts are equal. Images' salts are those of their prompts, and count as
+    """Return how far two prompts are equal. Image salts are not compared, as the prompts' salts are
     equal.
     """
     shorter = min(len(tokens), len(prompt.tokens))

@@ -1,7 +1,7 @@
-"""Wishes of requests for the caches: to keep computed pages, and to explain misses.
+"""Applies cache options of requests: pins pages at breakpoints, and explains cache misses.
 
-Owns no pin and no page: the caches do. Owns which breakpoints a sequence has passed. Decides what
-to keep, and what the answer reports.
+The caches own the pins and pages. This part records which breakpoints a sequence has passed, and
+decides what to pin and what the response reports.
 """
 
 from __future__ import annotations
@@ -20,21 +20,17 @@ from saccade.sched.sequence import Run, Sequence
 
 @dataclass(slots=True)
 class CachedPrompt:
-    """What breakpoints keep from a prompt.
+    """The part of a prompt that breakpoints pin."""
 
-    passed: breakpoints in the present run. tokens: up to which breakpoints keep the prompt.
-    written: newly computed tokens among them, by the seconds they are kept. missed: why the prefix
-    is shorter than possible, if asked.
-    """
-
-    passed: int = 0
-    tokens: int = 0
+    passed: int = 0  # number of breakpoints passed in the current run
+    tokens: int = 0  # number of leading tokens that are pinned
+    # number of newly computed tokens among them, by the seconds for which they are pinned
     written: Counter[int] = field(default_factory=Counter)
-    missed: CacheMiss | None = None
+    missed: CacheMiss | None = None  # why the cached prefix was short, if requested
 
 
 class CacheControlTracker(StepPart):
-    """Breakpoints and diagnostics for the sequences that ask for them."""
+    """The step part for sequences that request breakpoints or diagnostics."""
 
     def __init__(self, context: PartContext) -> None:
         self._prefix = prefix = context.prefix

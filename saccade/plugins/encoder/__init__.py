@@ -1,4 +1,4 @@
-"""A server that only encodes images, for servers of role language."""
+"""A server that only encodes images, for servers with `--role language`."""
 
 from __future__ import annotations
 

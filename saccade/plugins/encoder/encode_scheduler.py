@@ -2,9 +2,9 @@
 
     add ──▶ waiting ──image on the device, room──▶ running ──copied──▶ told ──abort──▶ room is free
 
-Owns its sequences, and the part of the arena for embeddings waiting to be sent. Pixels have the
-rest, so that each leaves the other its room. `image_scheduler.py` decides about images as it does
-for a language model: an image is encoded once for any number of requests.
+Half of the arena is for embeddings that wait to be sent, and the rest for pixels, so that neither
+can use up the other's memory. `image_scheduler.py` schedules images as it does for a language
+model: an image is encoded once for any number of requests.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from saccade.sched.turns import TurnQueue, in_turn
 
 @dataclass(frozen=True, slots=True)
 class _Delivery:
-    """An embedding on its way into the arena."""
+    """An embedding that a plan in flight copies to the arena."""
 
     sequence: Sequence
-    offset: int
+    offset: int  # in bytes, within the part of the arena for embeddings
 
 
 class EncodeScheduler:
-    """A `protocol.Scheduler` whose answers are embeddings."""
+    """A `protocol.Scheduler` whose results are embeddings."""
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class EncodeScheduler:
         self._capacity = limits.arena_bytes - self._base
         self._memory = Allocator(self._capacity)
         self._ids: dict[str, Sequence] = {}
-        self._told: dict[str, int] = {}  # the slot of the embedding that the front is sending
+        self._told: dict[str, int] = {}  # by request id, the offset of the embedding being sent
         self._flights: deque[tuple[Plan, list[_Delivery]]] = deque()
         self._unused: FreeMemory | None = None
 
-    # ---- requests and pixels come in
+    # ---- receiving requests and pixels
 
     @property
     def idle(self) -> bool:
@@ -70,9 +70,9 @@ class EncodeScheduler:
         return not (self._ids or self._flights or self._unused or self.image_scheduler.busy)
 
     def add_request(self, request: Request) -> list[Delta]:
-        """Queue a request for an image, under a new id.
+        """Queue a request for one image, whose id must be new.
 
-        An impossible request gets its terminal delta at once.
+        If it cannot be served, returns its final delta with an error.
         """
         assert request.id not in self._ids and not request.grammar and len(request.images) == 1
         image = request.images[0]
@@ -97,9 +97,9 @@ class EncodeScheduler:
         return []
 
     def _consistent(self, request: Request) -> bool:
-        """Return True if all known facts about the image agree with the request.
+        """Return True if the request agrees with other requests and the cache about the image.
 
-        A client that names an image without its bytes may claim anything.
+        A client that sends a key without bytes may send any sizes.
         """
         image = request.images[0]
         others = (sequence.request.images[0] for sequence in self._ids.values())
@@ -107,7 +107,7 @@ class EncodeScheduler:
         return known and all(other == image for other in others if other.key == image.key)
 
     def abort(self, id: str) -> list[Delta]:
-        """Forget a request: the client has left, or has the embedding."""
+        """Drop a request whose client has disconnected or has received the embedding."""
         if (offset := self._told.pop(id, None)) is not None:
             self._memory.free(offset)
         return [self._finish(self._ids[id], Delta(id, finish="abort"))] if id in self._ids else []
@@ -125,9 +125,9 @@ class EncodeScheduler:
         pixels: bytes = b"",  # noqa: ARG002
         tiles: tuple[bytes, ...] = (),
     ) -> list[Delta]:
-        """Take an image that the front has decoded into the slot named by `Notices.want`.
+        """Accept an image that the front has decoded into the slot from `Notices.want`.
 
-        Ignores `pixels`, because embeddings are given away by requested names.
+        Ignores `pixels`, because embeddings are returned under the requested key.
         """
         self.image_scheduler.pixels_ready(key, tiles=tiles)
         return []
@@ -140,20 +140,20 @@ class EncodeScheduler:
         ]
 
     def flush(self, embeddings: bool, disk: bool = True) -> None:
-        """Forget unawaited embeddings and pixels. The disk is cleared only with `disk`."""
+        """Drop embeddings and pixels that no request waits for, and those on disk if `disk`."""
         if embeddings:
             self.image_scheduler.flush(disk)
 
     def drop_pages(self, pages: int) -> int:  # noqa: ARG002
-        """Do nothing: there are no pages."""
+        """Return 0, since there are no KV pages."""
         return 0
 
     def release_memory(self) -> None:
-        """Have the next plan release what freed embeddings took."""
+        """Let the next plan return the memory of freed embeddings to the system."""
         self._unused = FreeMemory()
 
     def take_notices(self) -> Notices:
-        """Return the news for the front, and clear it."""
+        """Return the pending notices for the front, and clear them."""
         return self.image_scheduler.take_notices()
 
     # ---- plan
@@ -181,7 +181,7 @@ class EncodeScheduler:
         return builder, deliveries
 
     def _deliver(self, builder: PlanBuilder) -> list[_Delivery]:
-        """Deliver embeddings to requests with finished images, by turns, while room is left."""
+        """Plan copies of available embeddings to the arena, in fair order, while memory is free."""
         found: list[_Delivery] = []
         exceed = not (self.running or self._flights)
         for sequence in list(in_turn(self.waiting, self.running, self.limits.max_running)):
@@ -194,7 +194,7 @@ class EncodeScheduler:
                 break
             run = sequence.admit(0, None, [], 0)
             place = self.image_scheduler.show(run, image, builder, (), exceed and not found)
-            if place is None:  # the device has no room for it now
+            if place is None:  # the embedding does not fit on the device now
                 sequence.preempt()
                 sequence.matched = 0
                 self._memory.free(offset)
@@ -207,7 +207,7 @@ class EncodeScheduler:
         return found
 
     def _note(self, sequence: Sequence, place: Place) -> None:
-        """Note for the front where the image was found."""
+        """Record where the image was found, which the front reports."""
         key = sequence.request.images[0].key
         if (encoded := sequence.encoded.get(key)) is not None:
             missed, source, tiles = encoded
@@ -224,7 +224,7 @@ class EncodeScheduler:
         """Apply the result of the oldest plan in flight."""
         plan, deliveries = self._flights.popleft()
         assert plan.step == result.step, "results come in the order of plans"
-        # What became of images.
+        # Apply the outcomes of images.
         for key, _, _ in result.encoded:
             self.image_scheduler.encoded(key)
         deltas = [
@@ -240,7 +240,7 @@ class EncodeScheduler:
                 self.embeddings.not_saved(key)
             else:
                 self.image_scheduler.read_ended(key, event == "read")
-        # Delivered embeddings end their requests.
+        # Finish the requests whose embeddings were delivered.
         for each in deliveries:
             sequence, request = each.sequence, each.sequence.request
             image = request.images[0]
@@ -261,9 +261,9 @@ class EncodeScheduler:
         return deltas
 
     def _finish(self, sequence: Sequence, delta: Delta) -> Delta:
-        """End a sequence and return `delta`, which reports it to the front.
+        """Finish a sequence and return `delta`, which reports it to the front.
 
-        An image being copied by a plan in flight stays pinned until the plan was applied.
+        An image that a plan in flight copies stays pinned until the plan's result is applied.
         """
         if sequence in self.running:
             self.running.remove(sequence)
@@ -278,11 +278,11 @@ class EncodeScheduler:
 
     @property
     def unsent(self) -> frozenset[str]:
-        """Requests with embeddings waiting to be sent."""
+        """The ids of requests whose embeddings are not yet sent."""
         return frozenset(self._told)
 
     def audit(self) -> None:
-        """Assert that every byte for embeddings is free, being copied or being sent."""
+        """Assert that all memory for embeddings is free, being copied, or being sent."""
         self.image_scheduler.audit()
         copying = {each.offset for _, deliveries in self._flights for each in deliveries}
         assert self._memory.taken == copying | set(self._told.values())
@@ -294,7 +294,7 @@ def build_encode_scheduler(
     saved: Iterable[tuple[ImageKey, int]],
     arena_bytes: int,
 ) -> EncodeScheduler:
-    """Build the deciding half of an engine with a vision encoder alone."""
+    """Build the scheduler of a server that has only a vision encoder."""
     limits = limits_of(config, spec, arena_bytes)
     embeddings = build_embeddings(config, spec, saved)
     return EncodeScheduler(limits, embeddings, build_tiles(spec, embeddings))

@@ -1,8 +1,8 @@
-"""POST /internal/embedding, the one question to a server with role encode: the bytes of an image,
-or its key, for its embedding (`core/exchange.py` has the words).
+"""POST /internal/embedding, the only inference endpoint of a server with `--role encode`. Takes the
+bytes of an image, or its key, and returns its embedding (`core/exchange.py` defines the messages).
 
-Owns the order of a request: the wish and this tower's ability, a permit, the body, the image, the
-engine, the answer from shared memory. The image is opened like any client's.
+A request is checked against this server's vision encoder before it is admitted and its body is
+read. The image is opened like any client's, and the embedding is sent from shared memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from saccade.media.sources.fairness import Requester
 from saccade.media.sources.source import ImageSource, Source, VideoSource
 
 PIECE = 256 * 1024
-"""Bytes that are handed to the connection at a time."""
+"""Maximum bytes of a response chunk."""
 MAX_PIXELS = 1 << 48
 UNKNOWN = "no embedding with this key is cached: send the image's bytes"
 
@@ -54,7 +54,7 @@ def encode_routes(api: ApiContext) -> Sequence[Route]:
 
 
 class EmbeddingHandler:
-    """The handler."""
+    """Handles requests for embeddings."""
 
     def __init__(self, handler: RequestHandler) -> None:
         self._handler = handler
@@ -89,7 +89,7 @@ class EmbeddingHandler:
 
     def _check_size(self, image: Image) -> None:
         """Check every number in an image before use. Raises InvalidRequest."""
-        most = self._front.intake.spec.largest_image.pixels  # a token, or a patch, has one at least
+        most = self._front.intake.spec.largest_image.pixels  # each token or patch has at least one
         numbers: tuple[int, ...]
         for name, numbers in (
             ("grid", image.grid),
@@ -113,12 +113,12 @@ class EmbeddingHandler:
             async with self._embedded(prepared) as event:
                 await self._send(send, wanted, event)
         except ImageError as error:
-            if opened is None:  # neither the engine nor the front has it
+            if opened is None:  # the embedding is not cached, and the client sent no bytes
                 raise NotFound(UNKNOWN) from error
             raise
 
     async def _open(self, wanted: EmbeddingRequest, body: bytes, held: BufferedBody) -> OpenedImage:
-        """Open the image like any client's. Raises OtherTower unless it is the wanted image."""
+        """Open the image like any client's. Raises OtherTower if it is not the requested image."""
         client, salt = held.client, wanted.image.key.salt
         requester = Requester(client.share(""), client.name, held, client.tenant(salt))
         source = source_of(wanted, body, self._front.intake.spec.video)
@@ -134,13 +134,13 @@ class EmbeddingHandler:
 
     @asynccontextmanager
     async def _embedded(self, prepared: PreparedRequest) -> AsyncIterator[AnswerUpdate]:
-        """Yield the last event. The embedding stays in shared memory until the end."""
+        """Yield the last event. The embedding stays in shared memory until the context exits."""
         try:
             async with aclosing(self._front.generate(prepared)) as events:
                 async for event in events:
                     yield event
         finally:
-            self._front.taken(f"{prepared.request.id}-0")  # also where it came too late
+            self._front.taken(f"{prepared.request.id}-0")  # release it even after a failure
 
     async def _send(self, send: Send, wanted: EmbeddingRequest, event: AnswerUpdate) -> None:
         assert event.embedding is not None
@@ -163,7 +163,7 @@ class EmbeddingHandler:
 
 
 def source_of(wanted: EmbeddingRequest, body: bytes, rules: VideoRules | None) -> Source:
-    """Read the body as the client's own image or frames. Raises InvalidRequest."""
+    """Return the body as the source of an image, or of frames. Raises InvalidRequest."""
     if wanted.frames is None:
         budget = Budget(wanted.detail, wanted.min_pixels, wanted.max_pixels)
         return ImageSource(body, "image", budget)

@@ -1,5 +1,5 @@
-"""Executes plans on one rank without a language model: encodes, keeps embeddings, and copies them
-into the arena, to be sent. The plans are the same as for `worker.py`, all without rows.
+"""Executes plans on one rank that has only a vision encoder: encodes images, caches embeddings, and
+copies them to the arena to be sent. Plans are those of `runtime/worker.py`, without rows.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from saccade.runtime.weights.checkpoint_weights import load_tower
 
 
 def load_worker(spec: FamilySpec, folder: Path, **wanted: Any) -> Callable[..., TowerWorker]:
-    """Load the vision encoder. `wanted`: as in `load_tower`. Returns a factory of workers."""
+    """Load the vision encoder. Returns a factory of workers. wanted: arguments of `load_tower`."""
     return partial(TowerWorker, load_tower(spec, folder, **wanted))
 
 
 class TowerWorker:
-    """Holds one rank's vision tower and embeddings."""
+    """One rank's vision encoder and embeddings."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class TowerWorker:
 
     @torch.inference_mode()
     def begin_step(self, plan: Plan, _: MaskSource | None = None) -> Step:
-        """Begin a step: moves, encode, deliver, save. Delivered embeddings are in the arena on
-        return.
+        """Start a step: move embeddings, encode, deliver, save. On return, delivered embeddings are
+        in the arena.
         """
         assert not (plan.rows or plan.open), "there is no language model here"
         step = self.images.begin_step(plan)

@@ -1,4 +1,4 @@
-"""Snapshots of states per sequence, so that hybrid models have a prefix cache."""
+"""Snapshots of recurrent states, with which models that have such states use the prefix cache."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""When a sequence's state is saved, for models with states, and how long the snapshot lives.
+"""Decides when to save a sequence's recurrent state, and when to release the snapshot.
 
-Owns which line is whose run's. The lines are the prefix cache's. Decides where chunks end for a
-snapshot's sake: at the last page boundary in each image, before each breakpoint, before the place
-where the next prompt will branch off, and before the prompt's end. Long prompts have more such
-places, at equal distances. For an answer only the newest snapshot is kept, until the answer ends.
+A prompt's chunks end where a snapshot is taken: at the last page boundary in each image, before
+each breakpoint, before the position where the next prompt will branch off, and before the end of
+the prompt. Long prompts have more snapshots, at equal distances. Of an answer, only the newest
+snapshot is kept, until the answer ends.
 
-A plan loads states before its rows and saves them after, and plans are carried out in order. So a
-line may be given to another snapshot while a plan in flight writes or reads it.
+A plan loads states before it computes its rows, and saves states afterwards. Workers execute plans
+in order, so a slot can be reused for another snapshot while a plan in flight still uses it.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ from saccade.sched.parts.step_part import PartContext, StepPart
 from saccade.sched.sequence import Run, Sequence
 
 ANSWER_TOKENS = 32
-"""Between two snapshots of an answer, about."""
+"""Approximate number of tokens between two snapshots of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """A snapshot: the state after `tokens` tokens is in `line`, or on its way."""
+    """A snapshot of the state after `tokens` tokens, which may still be in flight."""
 
     tokens: int
-    line: int
+    line: int  # slot of the snapshot
 
 
 @dataclass(slots=True)
 class RunStates:
-    """Snapshots from one stay in a slot."""
+    """The snapshots of one run."""
 
-    points: tuple[int, ...]  # places in the prompt
-    planned: list[Save] = field(default_factory=list)  # by plans in flight, in order
-    newest: Save | None = None  # the answer's latest
-    # taken, but a duplicate hides their page until the run ends
+    points: tuple[int, ...]  # positions in the prompt after which to take snapshots
+    planned: list[Save] = field(default_factory=list)  # taken by plans in flight, in order
+    newest: Save | None = None  # the answer's newest snapshot
+    # taken, but not attached until the run ends, because another run has cached the same page
     hidden: list[Save] = field(default_factory=list)
 
     @property
     def lines(self) -> list[int]:
-        """The lines that the cache has yet to hold."""
+        """The slots of snapshots that are not yet attached to the prefix cache."""
         newest = [self.newest] if self.newest else []
         return [save.line for save in (*self.planned, *newest, *self.hidden)]
 
 
 def build_snapshots(config: EngineConfig, _: FamilySpec) -> Snapshots[Node]:
-    """Build the book of the lines behind the slots' own."""
+    """Return the table of snapshot slots, which are numbered after those of running sequences."""
     return Snapshots(config.max_running, config.snapshots.count)
 
 
 class SnapshotScheduler(StepPart):
-    """Snapshots for all sequences."""
+    """The step part that takes snapshots of all sequences."""
 
     def __init__(self, context: PartContext) -> None:
         prefix, page_size = context.prefix, context.pool.page_size
@@ -75,9 +75,9 @@ class SnapshotScheduler(StepPart):
         self._runs: dict[Run, RunStates] = {}
 
     def points(self, request: Request) -> tuple[int, ...]:
-        """Return where a prompt's chunks end, in order, at whole pages.
+        """Return the sorted positions in a prompt, at page boundaries, of its snapshots.
 
-        Every prompt has too few points to take most of the snapshots.
+        Their number is limited, so that one prompt cannot use most of the slots.
         """
         size, last = self._size, self._floor(len(request.tokens) - 1)
         ends = {request.images[span.image].key: span.end for span in request.spans}
@@ -93,7 +93,7 @@ class SnapshotScheduler(StepPart):
         return tuple(sorted(place for place in kept if size <= place <= last))
 
     def first_shared(self, sequence: Sequence) -> int | None:
-        """Return a waiting sequence's first snapshot point after its found prefix."""
+        """Return a waiting sequence's first snapshot point after its cached prefix."""
         points = self.points(sequence.request)
         index = bisect_right(points, sequence.position)
         return points[index] if index < len(points) else None
@@ -108,7 +108,7 @@ class SnapshotScheduler(StepPart):
             builder.restore.append(StateCopy(line, run.slot))
 
     def cut(self, run: Run, end: int) -> int:
-        """Return where the state can be saved, up to `end`, or else `end`."""
+        """Return the next position up to `end` at which to save the state, or else `end`."""
         states = self._runs[run]
         index = bisect_right(states.points, run.planned)
         if index < len(states.points):
@@ -117,24 +117,20 @@ class SnapshotScheduler(StepPart):
         return whole if whole > run.planned else end
 
     def limit_drafts(self, run: Run, most: int) -> int:
-        """Count those of `most` draft tokens after the next row that precede the next save.
-
-        Only the state after a certain token is saved.
+        """Limit draft tokens to those before the next snapshot, since a snapshot must not contain
+        tokens that may be rejected.
         """
         return min(most, self._answer - 1 - (run.planned + 1) % self._answer)
 
     def limit_steps(self, run: Run, most: int) -> int:
-        """End a plan before the step after which the next snapshot is due.
-
-        A plan's first step may have one.
-        """
+        """End a plan before a step that needs a snapshot, unless it is the plan's first step."""
         return min(most, self._answer - (run.planned + 1) % self._answer)
 
     def planned(self, run: Run, row: Row, builder: PlanBuilder) -> None:
-        """Save the state after the row at a snapshot point.
+        """Save the state after the row if the row ends at a snapshot point.
 
-        With draft tokens behind the row, the slot has another state by then. The row's state is
-        kept for them.
+        If draft tokens follow the row, the sequence's slot will be ahead of it. Then the state that
+        the row keeps for rejected drafts is saved instead.
         """
         states, end = self._runs[run], row.start + row.length
         last = states.points[-1] if states.points else 0
@@ -147,13 +143,13 @@ class SnapshotScheduler(StepPart):
             states.planned.append(Save(end, line))
 
     def skipped(self, run: Run) -> None:
-        """Free the lines of states that were not reached."""
+        """Release the slots of states that were not computed."""
         states = self._runs[run]
         while states.planned and states.planned[-1].tokens > run.planned:
             self._snapshots.release(states.planned.pop().line)
 
     def computed(self, sequence: Sequence, run: Run, before: int) -> None:  # noqa: ARG002
-        """Attach the snapshots of findable pages, but those that a duplicate hides."""
+        """Attach the snapshots of computed pages, except where another run cached the page."""
         states = self._runs[run]
         assert run.node is not None
         while states.planned and states.planned[0].tokens <= run.computed:
@@ -167,7 +163,7 @@ class SnapshotScheduler(StepPart):
             states.newest = save
 
     def left(self, sequence: Sequence, run: Run, reason: FinishReason | None) -> None:  # noqa: ARG002
-        """Attach what was saved for computed tokens, and free the rest."""
+        """Attach the snapshots of computed tokens, and release the others."""
         states, node = self._runs.pop(run), run.node
         assert node is not None
         for save in states.planned:
@@ -181,7 +177,7 @@ class SnapshotScheduler(StepPart):
         metrics.set("saccade_snapshot_evictions_total", self._snapshots.evictions)
 
     def audit(self, runs: Iterable[Run]) -> Iterable[int]:
-        """Return the lines of `runs`."""
+        """Assert that `runs` are all runs with snapshots, and return the slots that they use."""
         assert self._runs.keys() == set(runs), "a run's snapshots are lost"
         return [line for states in self._runs.values() for line in states.lines]
 
