@@ -1,4 +1,4 @@
-"""llama.cpp's files as a checkpoint."""
+"""Checkpoints in GGUF files, the format of llama.cpp."""
 
 from saccade.plugin import CheckpointFormat, Plugin
 

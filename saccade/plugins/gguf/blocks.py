@@ -1,8 +1,9 @@
-"""Matrices in a GGUF file's blocks with few bits, made whole or kept in few bits if products exist.
+"""Matrices that a GGUF file stores in quantized blocks. They are dequantized, or kept quantized if
+there are kernels for them.
 
-Q4_0 is a scale for 32 numbers in 4 bits, taken by products unchanged. Q4_1 has a least value, too,
-and a CPU's products take it. All other blocks become 8 bits with a scale for each output, and the
-loss is measured, matrix by matrix.
+Q4_0 has a scale for every 32 4-bit values, which int4 kernels support unchanged. Q4_1 also has a
+minimum, which CPU kernels support. All other blocks are requantized to int8 with a scale for each
+output, and the loss of each matrix is measured.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from saccade.runtime.weights.stored import FORMATS, LoadContext, StoredTensor, c
 from saccade.runtime.weights.unpack import Numbers, join_int4
 
 GROUP, SCALE_BYTES = 32, 2
-"""Of a block of Q4_0: its numbers, after the bytes of their scale, and of Q4_1's least value."""
+"""Number of values in a block of Q4_0 or Q4_1, and bytes of its scale, and of Q4_1's minimum."""
 
 logger = logging.getLogger(__name__)
 
 
 class BlockTensor(StoredTensor):
-    """One tensor. `blocks`: its form in the file."""
+    """A quantized tensor. `blocks`: where and how the file stores it."""
 
     __slots__ = ("blocks",)
 
@@ -83,7 +84,7 @@ class BlockTensor(StoredTensor):
 
     @property
     def _may_be_int8(self) -> bool:
-        """Return True if blocks become 8 bits. Explicit float32 keeps full precision."""
+        """Return True if blocks may be requantized to int8. With float32, they are dequantized."""
         policy = self.loading.policy
         return not policy.made and policy.native and self.loading.dtype != torch.float32
 
@@ -96,12 +97,12 @@ class BlockTensor(StoredTensor):
         return plain and self.blocks.kinds in ({"Q4_0"}, *([{"Q4_1"}] if cpu else []))
 
     def _stored(self, part: Part) -> int:
-        """Return a slice's bytes in the file."""
+        """Return the size of a slice in the file, in bytes."""
         wanted, whole = torch.Size(part.wanted).numel(), torch.Size(part.shape).numel()
         return self.blocks.made.nbytes * wanted // max(1, whole)
 
     def _rows(self, part: Part) -> Int8Matrix:
-        """Quantise a slice to 8 bits from the file's numbers, and record the loss."""
+        """Dequantize a slice, quantize it to int8, and record the loss."""
         batch_invariant = self.loading.files.read_slice(part).float()
         self.check_finite(batch_invariant)
         made = self.loading.ops.quantise_int8(batch_invariant)
@@ -114,7 +115,7 @@ class BlockTensor(StoredTensor):
         return made
 
     def _numbers(self, part: Part) -> Numbers:
-        """Read a slice from a matrix in Q4_0 or Q4_1."""
+        """Read a slice of a matrix in Q4_0 or Q4_1, without dequantizing it."""
         rows, columns = (*part.index, *(slice(None),) * (2 - len(part.index)))
         start, stop, _ = rows.indices(part.shape[0])
         raw = read_rows(self.blocks.path, self.blocks.made, start, stop)
@@ -142,7 +143,7 @@ class BlockTensor(StoredTensor):
 
 
 def block_tensor(loading: LoadContext, name: str) -> BlockTensor | None:
-    """Return a tensor that its file has in blocks with few bits, or `None` for any other."""
+    """Return a tensor if its file stores it in quantized blocks, or else `None`."""
     path, stored_name = loading.files.locate(name)
     found = open_gguf(path).get_slice(stored_name)
     return BlockTensor(loading, name, found) if found.kinds - PLAIN.keys() else None

@@ -1,8 +1,8 @@
 """A GGUF file's header: its metadata, and its tensors' offsets.
 
-Every count and length is compared with the file's size before memory is taken. The package `gguf`
-knows the formats and their sizes. Its own reader makes several arrays per string, 300,000 in a
-vocabulary, and trusts the file's counts. Leaves the tensors' meaning to `names.py`.
+Every count and length is checked against the file's size before memory is allocated. The sizes of
+formats come from the package `gguf`. Its reader is not used, because it trusts the file's counts
+and creates several arrays per string, of which a vocabulary has 300,000.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ from saccade.core.errors import CheckpointError, ConfigError
 from saccade.core.extras import how_to_install
 
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
-"""The name of a part of a model in several files, whose first part alone has metadata."""
+"""File name of a part of a split model. Only the first part has metadata."""
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_TENSORS = 65_536
 """Qwen3-VL-235B has 1,131."""
 MAX_FIELDS = 4_096
 MAX_ITEMS = 1 << 22
-"""The most items of all arrays. A vocabulary has 250,000, with as many kinds, scores and merges."""
+"""Maximum number of items in all arrays. A vocabulary has 250,000 tokens, and about as many types,
+scores and merges.
+"""
 MAX_TEXT = 1 << 22
-"""Bytes of one string: a chat template has some 10,000."""
+"""Maximum bytes of a string. A chat template has about 10,000."""
 MAX_TEXTS = 1 << 26
-"""Bytes of all strings together: those of a vocabulary with its merges have some 7 million."""
+"""Maximum bytes of all strings. A vocabulary with its merges has about 7 million."""
 MAX_VALUES = 1 << 40
-"""The most values of a tensor."""
+"""Maximum number of values in a tensor."""
 SCALARS = {
     0: "B",
     1: "b",
@@ -47,7 +49,7 @@ SCALARS = {
     11: "q",
     12: "d",
 }
-"""Kinds of metadata by their number, as `struct` calls them."""
+"""Format characters of `struct` by type number in metadata."""
 FLOAT, TEXT, ARRAY = 6, 8, 9
 ENDED = "the file ends too early: it is cut off, download it again"
 
@@ -65,7 +67,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """What one file's header holds."""
+    """The contents of a file's header."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -83,12 +85,12 @@ class GgufFile:
 
 
 def read_header(path: Path) -> GgufFile:
-    """Read a file's header, in half a second for a large vocabulary.
+    """Read a file's header, which takes half a second for a large vocabulary.
 
-    Other parts of a split model get the first's metadata.
+    For a later part of a split model, the metadata is that of the first part.
 
-    Raises CheckpointError naming the file if it is not a GGUF file, cut off or damaged. Raises
-    ConfigError without the package `gguf`.
+    Raises CheckpointError if it is not a GGUF file, or is truncated or damaged. Raises ConfigError
+    if the package `gguf` is not installed.
     """
     formats = known_formats()
     try:
@@ -108,7 +110,7 @@ def read_header(path: Path) -> GgufFile:
 
 
 def part_of(path: Path, number: int) -> Path:
-    """Return the path to part `number` of a file's split model."""
+    """Return the path to part `number` of the split model to which `path` belongs."""
     found = SPLIT.fullmatch(path.name)
     assert found is not None
     return path.with_name(f"{found[1]}-{number:05}-of-{found[3]}.gguf")
@@ -161,7 +163,7 @@ class _Reader:
         return GgufFile(self._path, metadata, placed)
 
     def _tensor(self, formats: Mapping[int, tuple[str, int, int]]) -> TensorInfo:
-        """Read a tensor, with a start counted from that of all tensors."""
+        """Read a tensor's description. Its `start` is relative to the start of all tensors."""
         name = self._text()
         (count,) = self._take("I")
         if not 0 < count <= 4:
@@ -258,7 +260,9 @@ class _Reader:
 
 
 def _exact(kind: int, values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return figures as meant, a float32 as the shortest decimal with equal value (1e-6)."""
+    """Return each float32 as the shortest decimal of equal value, such as 1e-6. Other types are
+    unchanged.
+    """
     if kind != FLOAT:
         return values
     return tuple(_shortest(value) for value in values)

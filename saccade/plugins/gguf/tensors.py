@@ -1,6 +1,7 @@
-"""A GGUF file's tensors by transformers' names and shapes, like those in safetensors' files.
+"""Reads the tensors of a GGUF file by transformers' names and shapes, with the interface of
+safetensors.
 
-Numbers in few bits become float32, by the package `gguf`: exactly the file's values.
+The package `gguf` dequantizes blocks to float32 exactly.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from saccade.plugins.gguf.known import made_tensors
 from saccade.plugins.gguf.made import Heads, Made
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Formats that a tensor has as they are."""
+"""Unquantized formats, which are read as they are."""
 BLOCK_VALUES = 1 << 20
-"""Values that a thread makes at a time."""
+"""Number of values that a thread dequantizes at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufSlice:
-    """One tensor, still to be read."""
+    """A tensor that has not been read yet. Indexing reads a slice."""
 
     path: Path
     made: Made
@@ -38,7 +39,7 @@ class GgufSlice:
 
     @property
     def kinds(self) -> set[str]:
-        """Formats in the file."""
+        """The formats of its sources in the file."""
         return {source.kind for source in self.made.sources}
 
     def get_dtype(self) -> str:
@@ -62,7 +63,7 @@ class GgufSlice:
 
 
 class GgufTensors:
-    """An open file."""
+    """The tensors of an open file."""
 
     def __init__(self, path: Path) -> None:
         """Read the file's header. Raises CheckpointError."""
@@ -82,7 +83,7 @@ class GgufTensors:
 def open_gguf(path: Path) -> GgufTensors:
     """Open a GGUF file. Raises CheckpointError.
 
-    Its header is read once while the file stays unchanged.
+    The header is cached, and read again only if the file changes.
     """
     try:
         found = path.stat()
@@ -98,7 +99,7 @@ def _open(path: Path, _changed: int, _size: int) -> GgufTensors:
 
 @lru_cache
 def _readable(kind: str) -> bool:
-    """Return True if the installed package can make numbers from the format."""
+    """Return True if the installed package can dequantize the format."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -133,7 +134,7 @@ def _edited(values: torch.Tensor, made: Made) -> torch.Tensor:
 
 
 def _together(values: torch.Tensor, heads: Heads) -> torch.Tensor:
-    """Put together the heads that share a head of keys."""
+    """Reorder values from llama.cpp's order to that of transformers, as `Heads` describes."""
     axis, turned = heads.axis, heads.keys * heads.each * heads.size
     size = turned + heads.rest
     kept = values.narrow(axis, 0, heads.start)
@@ -146,9 +147,9 @@ def _together(values: torch.Tensor, heads: Heads) -> torch.Tensor:
 
 
 def read_rows(path: Path, made: Made, start: int, stop: int) -> torch.Tensor:
-    """Read rows [start, stop) of one source as blocks: uint8 [rows, bytes].
+    """Read rows [start, stop) without dequantizing them: uint8 [rows, bytes].
 
-    Raises CheckpointError for a changed file.
+    The tensor must have a single source. Raises CheckpointError if the file has changed.
     """
     (source,) = made.sources
     if made.heads is None:
@@ -161,8 +162,8 @@ def read_rows(path: Path, made: Made, start: int, stop: int) -> torch.Tensor:
 def read_values(path: Path, tensor: TensorInfo, start: int, stop: int) -> torch.Tensor:
     """Read rows [start, stop) along the first dimension.
 
-    A plain format gives a view on the mapped file. All others become float32. Raises
-    CheckpointError for a changed file.
+    Returns a view of the mapped file for an unquantized format, and float32 for others. Raises
+    CheckpointError if the file has changed.
     """
     raw = read_blocks(path, tensor, start, stop)
     shape = (stop - start, *tensor.shape[1:])
@@ -175,7 +176,7 @@ def read_values(path: Path, tensor: TensorInfo, start: int, stop: int) -> torch.
 
 
 def read_blocks(path: Path, tensor: TensorInfo, start: int, stop: int) -> torch.Tensor:
-    """Return the rows' bytes, uint8 [N], as a view on the mapped file. Raises CheckpointError."""
+    """Return the rows' bytes, uint8 [N], as a view of the mapped file. Raises CheckpointError."""
     row = tensor.nbytes // tensor.shape[0]
     try:
         raw = np.memmap(path, np.uint8, "c", tensor.start + start * row, ((stop - start) * row,))
@@ -185,12 +186,12 @@ def read_blocks(path: Path, tensor: TensorInfo, start: int, stop: int) -> torch.
 
 
 def _dequantise(raw: np.ndarray[Any, Any], kind: str, target: torch.Tensor) -> None:
-    """Fill target [rows, columns] from raw [rows, bytes], some rows to a thread at a time."""
+    """Dequantize raw [rows, bytes] to target [rows, columns], on several threads."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
     count = max(1, BLOCK_VALUES // target.shape[1])
-    out = target.numpy()  # other threads are in no inference mode, whatever this one is in
+    out = target.numpy()  # a tensor of inference mode could not be written by other threads
 
     def fill(first: int) -> None:
         out[first : first + count] = dequantize(

@@ -1,4 +1,4 @@
-"""Which of a checkpoint's tensors are quantised, and in which format, from config.json."""
+"""Reads from config.json which of a checkpoint's tensors are quantized, and in which format."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from saccade.runtime.weights.stored import FORMATS, LoadContext, StoredForms, St
 
 
 def read_forms(config: Section, loading: LoadContext) -> StoredForms | None:
-    """Return the forms that config.json describes, or None for a checkpoint of plain numbers.
+    """Return the forms of quantized tensors, or None if config.json describes no quantization.
 
-    Raises CheckpointError for an unsupported method, or a matrix that is there in two forms.
+    Raises CheckpointError for an unsupported method, or if a matrix is stored in two formats.
     """
     quantization = read_quantization(config)
     return None if quantization is None else QuantizedForms(quantization, loading)
 
 
 class QuantizedForms:
-    """The quantised tensors. Implements `runtime.weights.stored.StoredForms`."""
+    """The quantized tensors of a checkpoint. Implements `runtime.weights.stored.StoredForms`."""
 
     def __init__(self, quantization: Quantization, loading: LoadContext) -> None:
         self._quantization = quantization
@@ -36,9 +36,9 @@ class QuantizedForms:
         return name in self._packed
 
     def find(self, name: str) -> StoredTensor | None:
-        """Return a tensor's form, or None for plain numbers.
+        """Return a quantized tensor, or None if the tensor is not quantized.
 
-        Raises CheckpointError for a tensor that should be quantised and is not.
+        Raises CheckpointError for a tensor that should be quantized and is not.
         """
         files = self._loading.files
         if name in self._packed:
@@ -60,9 +60,9 @@ class QuantizedForms:
         return ScaledTensor(self._loading, name, scheme) if kind == scheme.stored else None
 
     def reads(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Return True for a tensor that is read in its format.
+        """Return True if a tensor is read in its stored format.
 
-        Raises CheckpointError where the scales that give its numbers a meaning are not there.
+        Raises CheckpointError if its scales are missing or invalid.
         """
         if name in self._pieces:
             return True
@@ -73,8 +73,8 @@ class QuantizedForms:
         return True
 
     def ignores(self, name: str) -> bool:
-        """Return True if no layer needs a tensor: of activations, of the KV cache, or a bias of
-        zeros, as GPTQ's tools add to matrices.
+        """Return True if no layer needs a tensor: scales of activations or the KV cache, or a bias
+        of zeros, which GPTQ's tools add to matrices.
         """
         if self._quantization.leftover(name):
             return True

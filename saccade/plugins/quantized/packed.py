@@ -1,7 +1,7 @@
-"""Matrices packed in several of a checkpoint's tensors (AWQ, GPTQ, compressed-tensors): found by
-the layers' names, read, checked, and made whole or kept packed for products.
+"""Matrices that a checkpoint packs in several tensors (AWQ, GPTQ, compressed-tensors). They are
+found by layer names, read, checked, and either dequantized or kept packed for int4 kernels.
 
-Knows each matrix's tensors, and leaves the numbers' meaning to `unpack.py`.
+`runtime/weights/unpack.py` unpacks the values.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from saccade.runtime.weights.tensors import TensorFiles
 from saccade.runtime.weights.unpack import Numbers, join_int4, restore_packed, unpack_matrix
 
 VALUES = ("qweight", "weight_packed")
-"""What stands in place of `weight` where a matrix is packed."""
+"""Names of the tensor that replaces `weight` if a matrix is packed."""
 
 
 class PackedMatrix(StoredTensor):
-    """One matrix. `names`: canonical names for its present tensors."""
+    """A packed matrix. `names`: the canonical names of its tensors in the checkpoint, by role."""
 
     __slots__ = ("names", "packed")
 
@@ -73,15 +73,15 @@ class PackedMatrix(StoredTensor):
         return matrix
 
     def _all_int4(self, stored: Sequence[StoredTensor]) -> list[PackedMatrix]:
-        """Return the tensors if all are packed, and in 4 bits may stay so, else none."""
+        """Return the tensors if all are packed and the policy keeps int4 weights, or else none."""
         packed = [each for each in stored if isinstance(each, PackedMatrix)]
         kept = all(self.loading.policy.int4(each.name) for each in packed)
         return packed if kept and len(packed) == len(stored) else []
 
     def _read(self, part: Part) -> Numbers:
-        """Read the wanted slice, on the device.
+        """Read the requested slice onto the device.
 
-        Raises CheckpointError for a tensor that is missing or at odds with the rest.
+        Raises CheckpointError if a tensor is missing, or inconsistent with the others.
         """
         files, names = self.loading.files, self.names
         pieces = {role: files.read_slice(piece) for role, piece in self._parts(part).items()}
@@ -104,9 +104,9 @@ class PackedMatrix(StoredTensor):
         return unpack_matrix(self.packed, pieces, part, self.loading.device)
 
     def _parts(self, part: Part) -> dict[Role, Part]:
-        """Return the matrix's tensors, whole.
+        """Return the matrix's complete tensors by role.
 
-        Raises CheckpointError for a tensor that is missing, or in an unreadable format or shape.
+        Raises CheckpointError if a tensor is missing, or has an unsupported dtype or shape.
         """
         files, found = self.loading.files, dict[Role, Part]()
         for role, piece in self.packed.pieces(*part.shape).items():
@@ -133,16 +133,16 @@ class PackedMatrix(StoredTensor):
 
 
 def names_of(files: TensorFiles, weight: str, packed: Packed) -> dict[Role, str]:
-    """Return canonical names for a matrix's present tensors."""
+    """Return the canonical names of those tensors of a matrix that the checkpoint has, by role."""
     module = weight.removesuffix("weight")
     names = {role: module + suffix for role, suffix in SUFFIXES[packed.layout].items()}
     return {role: name for role, name in names.items() if name in files}
 
 
 def find_packed(files: TensorFiles, quantization: Quantization | None) -> dict[str, Packed]:
-    """Find the matrices packed in several tensors, by the layers' names.
+    """Return the packed matrices by the canonical names of their weights.
 
-    Raises CheckpointError for a matrix present unpacked as well.
+    Raises CheckpointError if a matrix is also stored unpacked.
     """
     found: dict[str, Packed] = {}
     for canonical in files if quantization else ():

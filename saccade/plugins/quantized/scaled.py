@@ -1,8 +1,7 @@
-"""Matrices in 8 bits with scales, as stored in a checkpoint (FP8, compressed-tensors): checked,
-made whole, or kept for a device that multiplies them.
+"""Matrices that a checkpoint stores in 8 bits with scales (FP8, compressed-tensors). They are
+checked, and either dequantized or kept in 8 bits if the device has kernels for them.
 
-Knows the arithmetic between values and scales. `families/quantization.py` assigns scales to
-matrices.
+`families/quantization.py` determines which scales belong to a matrix.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from saccade.runtime.weights.quant_policy import Kind
 from saccade.runtime.weights.stored import FORMATS, LoadContext, StoredTensor, check_shape
 
 BLOCK_VALUES = 1 << 20
-"""Values that are made whole at a time: what is made of them on the way is float32."""
+"""Number of values to dequantize at a time, which bounds the temporary float32 memory."""
 
 
 class ScaledTensor(StoredTensor):
-    """A matrix, or experts' matrices as one tensor: value = stored * scale."""
+    """A matrix, or the matrices of several experts as one tensor: value = stored * scale."""
 
     __slots__ = ("scheme",)
 
@@ -51,10 +50,9 @@ class ScaledTensor(StoredTensor):
         self.loading.gauge.update(piece.nbytes)
 
     def check_scales(self, shape: tuple[int, ...]) -> None:
-        """Raise CheckpointError unless a tensor's scales are present, in a readable format and
-        shape.
+        """Raise CheckpointError unless the scales exist, with a supported dtype and shape.
 
-        shape: the tensor's.
+        shape: the shape of the tensor to which the scales belong.
         """
         files, scheme = self.loading.files, self.scheme
         if len(shape) not in (2, 3):
@@ -82,10 +80,10 @@ class ScaledTensor(StoredTensor):
             raise files.misshapen(scales, found, wanted)
 
     def scales(self, part: Part) -> torch.Tensor:
-        """Read the scales for the wanted rows and columns, on the device.
+        """Read the scales of the requested rows and columns onto the device.
 
-        Returns float32 [..., rows or 1, columns or 1]. Raises CheckpointError as `check_scales`,
-        and for scales that are not finite.
+        Returns float32 [..., rows or 1, columns or 1]. Raises CheckpointError as `check_scales`
+        does, and if a scale is not finite.
         """
         self.check_scales(part.shape)
         files, name = self.loading.files, scales_name(self.name, self.scheme)
@@ -136,7 +134,7 @@ class ScaledTensor(StoredTensor):
         parts: Sequence[Part],
         inputs: Literal[-1, -2] = -1,
     ) -> int | None:
-        """Return the inputs per scale, if the parts stay in FP8, else `None`."""
+        """Return the number of inputs per scale if the parts stay in FP8, or else `None`."""
         policy = self.loading.policy
         groups = {
             _group_of(part, each.scheme, inputs)
@@ -165,7 +163,7 @@ class ScaledTensor(StoredTensor):
 
 
 def scales_name(weight: str, scheme: Scheme) -> str:
-    """Return the scales' name for tensor `weight`."""
+    """Return the name of the tensor with the scales of `weight`."""
     return weight + scheme.suffix.removeprefix("weight")
 
 
@@ -190,7 +188,7 @@ def _read_fp8(
 
 
 def _cut_scales(scales: torch.Tensor, part: Part, scheme: Scheme) -> torch.Tensor:
-    """Return the scales for each wanted row and column: float32 [..., rows or 1, columns or 1]."""
+    """Return the scales of the requested slice: float32 [..., rows or 1, columns or 1]."""
     index = _whole_index(part)
     cut = scales.float()[index[:-2]]
     for axis, of in zip((-2, -1), scheme.block):
@@ -221,9 +219,9 @@ def _multiply(piece: torch.Tensor, scales: torch.Tensor, target: torch.Tensor) -
 
 
 def _group_of(part: Part, scheme: Scheme, axis: Literal[-1, -2]) -> int | None:
-    """Return how many inputs share a scale in the wanted slice, along `axis`.
+    """Return the number of inputs per scale in the requested slice, along `axis`.
 
-    Returns `None` if the slice cuts a group, or without a product.
+    Returns `None` if the slice splits a group, or if kernels do not support the group size.
     """
     start, stop, _ = _whole_index(part)[axis].indices(part.shape[axis])
     of = scheme.block[axis]
@@ -235,9 +233,10 @@ def _group_of(part: Part, scheme: Scheme, axis: Literal[-1, -2]) -> int | None:
 def _join_experts(
     pieces: Sequence[torch.Tensor], scales: Sequence[torch.Tensor], group: int, *, turned: bool
 ) -> Fp8Experts:
-    """Stack several experts' tensors by outputs.
+    """Concatenate several experts' tensors along their outputs.
 
-    Each is [experts, out, in] (turned: [..., in, out]), with scales [..., rows or 1, columns or 1].
+    Each is [experts, out, in], or [experts, in, out] if `turned`, with scales
+    [..., rows or 1, columns or 1].
     """
     last = -1 if turned else -2  # the axis of outputs
     values = torch.cat([piece.view(torch.uint8) for piece in pieces], last)
