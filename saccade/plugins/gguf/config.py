@@ -1,7 +1,7 @@
-"""A checkpoint's JSON files, made from the metadata in its GGUF files.
+"""Creates a checkpoint's JSON files from the metadata in its GGUF files, except for the tokenizer's
+(`tokenizer.py`).
 
-Families map metadata to fields (`kinds.py`), and read the result like any other
-checkpoint. Leaves tokenizers to `tokenizer.py`.
+Families map metadata to fields (`kinds.py`), and read the result like any other checkpoint.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from saccade.plugins.gguf.known import gguf_facts, projector, text_kind
 
 @dataclass(frozen=True, slots=True)
 class Configs:
-    """JSON files by name, but the tokenizer's.
+    """A checkpoint's JSON files, except for the tokenizer's."""
 
-    defaults: fields that no file sets, for messages.
-    """
-
-    files: Mapping[str, Mapping[str, Any]]
-    defaults: tuple[str, ...] = ()
+    files: Mapping[str, Mapping[str, Any]]  # by file name
+    defaults: tuple[str, ...] = ()  # fields that no file sets, for log messages
 
 
 def make_configs(model: GgufFile, tower: GgufFile | None, tensors: set[str]) -> Configs:
-    """Make the configs from a language model's file, its tower's, and all tensor names.
+    """Create the JSON files from the metadata of a model.
 
-    A split model gives its first file. Raises CheckpointError naming file and field, for files that
-    do not belong together too.
+    model: the language model's file, of a split model the first one.
+    tower: the vision encoder's file.
+    tensors: the names of all tensors in the language model's files.
+
+    Raises CheckpointError, with file and field, also if the files do not belong together.
     """
     kind = text_kind(model)
     projected = projector(tower) if tower else ""

@@ -1,6 +1,6 @@
-"""Metadata of a GGUF file, read field by field, and the settings for answers.
+"""Reads the metadata of a GGUF file field by field, and its settings for generation.
 
-Leaves the meaning of a family's own fields to its folder.
+Fields that only one model family has are read in its folder.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ ENDS = (
     *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"),
     *("<end_of_utterance>", "<turn|>"),
 )
-"""Tokens that end an answer, beside those that the metadata name, as in llama.cpp."""
+"""Tokens that end an answer in addition to those in the metadata, as in llama.cpp."""
 MAX_FLOATS = 4096
-"""The most numbers of a tensor that config.json takes: rotary factors, one per pair of values."""
+"""Maximum size of a tensor that is copied to config.json: RoPE factors, one per pair of values."""
 
 
 @dataclass(slots=True)
 class MetadataFields:
-    """Metadata in one file under a prefix, read one by one.
+    """Reads those metadata fields of a file whose names have a certain prefix.
 
-    `missing` collects those that were absent and have a default. Raises CheckpointError naming file
-    and field.
+    `missing` collects the names of absent fields for which the default was used. Methods raise
+    CheckpointError, with file and field.
     """
 
     file: GgufFile
@@ -44,7 +44,7 @@ class MetadataFields:
         return found
 
     def integers(self, name: str, count: int) -> list[int]:
-        """Read an integer for each layer; files may set one for all."""
+        """Read an integer for each of `count` layers. A file may also set one for all layers."""
         found = self._find(name, None)
         listed = found if isinstance(found, list) else [found] * count
         if len(listed) != count or not all(type(each) is int and each >= 0 for each in listed):
@@ -102,7 +102,7 @@ class MetadataFields:
 
 
 def floats_in(file: GgufFile, tensor: TensorInfo) -> list[float]:
-    """Read a small tensor's numbers. Raises CheckpointError."""
+    """Read the values of a small tensor. Raises CheckpointError."""
     count = tensor.nbytes // 4
     if tensor.kind != "F32" or count > MAX_FLOATS:
         raise file.refuse(
@@ -116,14 +116,14 @@ def floats_in(file: GgufFile, tensor: TensorInfo) -> list[float]:
 
 
 def token_ids(file: GgufFile, wanted: Collection[str]) -> dict[str, int]:
-    """Return the ids of those wanted tokens that the vocabulary has."""
+    """Return the ids of those of the `wanted` tokens that are in the vocabulary."""
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     listed = tokens if isinstance(tokens, list) else []
     return {token: at for at, token in enumerate(listed) if token in wanted}
 
 
 def require_tokens(file: GgufFile, wanted: Mapping[str, str]) -> dict[str, int]:
-    """Return ids by field, of tokens by field. Raises CheckpointError naming a missing token."""
+    """Map a field's token to its id, for all fields. Raises CheckpointError for a missing token."""
     known = token_ids(file, set(wanted.values()))
     if missing := [token for token in wanted.values() if token not in known]:
         raise file.refuse(f"its vocabulary has no {missing[0]}, so it cannot be shown images")
@@ -131,7 +131,7 @@ def require_tokens(file: GgufFile, wanted: Mapping[str, str]) -> dict[str, int]:
 
 
 def read_generation(file: GgufFile) -> dict[str, Any]:
-    """Return generation_config.json: the tokens that end an answer, and how tokens are drawn."""
+    """Return generation_config.json: the tokens that end an answer, and sampling parameters."""
     known = token_ids(file, ENDS)
     names = (f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
     named = [file.metadata[name] for name in names if name in file.metadata]

@@ -1,9 +1,8 @@
-"""GGUF files as a checkpoint folder: JSON files made from their metadata, and a list of their
-paths.
+"""Creates a checkpoint folder for GGUF files, with JSON files from their metadata and a list of
+their paths. Also chooses the files in a folder or a hub repository.
 
-The rest reads the directory like any other. It is in the user's cache and named by its sources,
-so a start finds the last start's folder. Owns which files are chosen in a folder or a hub
-repository.
+Other code reads the folder like any checkpoint. It is in the user's cache directory, and its name
+is a digest of its content.
 """
 
 from __future__ import annotations
@@ -27,21 +26,22 @@ from saccade.plugins.gguf.tokenizer import make_tokenizer, tokenizer_settings
 
 SUFFIX = ".gguf"
 TOWERS = "mmproj"
-"""Part of a name that says that a file holds a vision tower."""
+"""Part of the file name of a vision encoder."""
 EXACTEST = ("bf16", "f16", "f32", "q8_0")
-"""Which file of a tower is taken where there are several."""
+"""Preferred formats of a vision encoder, in order, if there are several files."""
 FORM = 3
-"""Counts on when the folder's files are made in another way."""
+"""Version of the folder's content. Increase it when its files are created differently."""
 
 logger = logging.getLogger("saccade")
 
 
 def resolve_files(model: str, revision: str | None, mmproj: str | None) -> Path | None:
-    """Return the folder that is made for GGUF files, or None if `model` names none.
+    """Create and return the folder for GGUF files, or return None if `model` refers to none.
 
-    It names a file, or a folder or a hub repository, with `:FILE` where it has several files.
+    model: a file, or a folder or hub repository, followed by `:FILE` if it has several files.
+    mmproj: the vision encoder's file.
 
-    Raises CheckpointError that says what to do.
+    Raises CheckpointError, with advice for the user.
     """
     model, wanted = split_file(model)
     path = Path(model).expanduser()
@@ -61,7 +61,7 @@ def resolve_files(model: str, revision: str | None, mmproj: str | None) -> Path 
 
 
 def split_file(model: str) -> tuple[str, str | None]:
-    """Split MODEL:FILE, as llama.cpp has it. What exists as a whole has no file behind it."""
+    """Split MODEL:FILE, as llama.cpp does. The path of an existing file or folder is not split."""
     name, colon, wanted = model.rpartition(":")
     whole = (
         not colon or not name or not wanted or "/" in wanted or Path(model).expanduser().exists()
@@ -70,9 +70,9 @@ def split_file(model: str) -> tuple[str, str | None]:
 
 
 def write_folder(models: Sequence[Path], tower: Path | None) -> Path:
-    """Make the folder for a language model's file (a split one's files) and its tower's.
+    """Create the folder for the files of a language model, and that of its vision encoder.
 
-    Raises CheckpointError naming the file.
+    models: several files for a split model. Raises CheckpointError, with the file.
     """
     parts = [read_header(path) for path in models]
     for part in parts[1:]:
@@ -103,7 +103,7 @@ def _json_files(parts: Sequence[GgufFile], tower: GgufFile | None) -> dict[str, 
     first = parts[0]
     configs = make_configs(first, tower, {name for each in parts for name in each.tensors})
     for each in (*parts, *((tower,) if tower else ())):
-        made_tensors(each)  # whose errors come before anything is started
+        made_tensors(each)  # raises errors now, before any process is started
     if configs.defaults:
         logger.info(
             "%s does not set these fields, so they get the defaults of its type: %s",
@@ -136,7 +136,7 @@ def _given(name: str) -> Path:
 
 
 def _parts(path: Path) -> list[Path]:
-    """Return all files of a split model, by any part, or the single file."""
+    """Return all files of the split model to which `path` belongs, or `path` if it is not split."""
     if not path.is_file():
         raise CheckpointError(f"{path}: there is no such file")
     if (found := SPLIT.fullmatch(path.name)) is None:
@@ -148,7 +148,7 @@ def _parts(path: Path) -> list[Path]:
 
 
 def _neighbour(model: Path) -> Path | None:
-    """Return the tower beside a file, if any."""
+    """Return the vision encoder's file in the same folder, if any."""
     return _tower([name for name in _names(model.parent) if name != model.name], model.parent)
 
 
@@ -169,10 +169,10 @@ def _names(folder: Path) -> list[str]:
 
 
 def choose(names: Sequence[str], wanted: str | None, where: str) -> str:
-    """Return the language model's file, a split model's first.
+    """Return the language model's file, or the first one of a split model.
 
-    It is `wanted`, the one with `wanted` in the name (Q4_K_M), or the only one. Raises
-    CheckpointError that lists the files.
+    It is the file named `wanted`, the one with `wanted` in its name (such as Q4_K_M), or the only
+    one. Raises CheckpointError, with a list of the files.
     """
     models = [name for name in names if TOWERS not in name.lower()]
     models = [name for name in models if not (cut := SPLIT.fullmatch(name)) or int(cut[2]) == 1]
@@ -192,7 +192,7 @@ def choose(names: Sequence[str], wanted: str | None, where: str) -> str:
 
 
 def _has_word(name: str, word: str) -> bool:
-    """Return True if a file's name has a quantisation's, where Q4_K is not Q4_K_M."""
+    """Return True if a file name contains `word` as a whole: Q4_K does not match Q4_K_M."""
     return re.search(rf"(?<![a-z0-9_]){re.escape(word)}(?![a-z0-9_])", name, re.I) is not None
 
 
@@ -211,9 +211,9 @@ def _wants_gguf(model: str, wanted: str | None) -> bool:
 def _download(
     repo: str, file: str | None, revision: str | None, mmproj: str | None
 ) -> tuple[list[Path], Path | None]:
-    """Fetch the language model's and the tower's files from a hub repository.
+    """Download the files of the language model and the vision encoder from a hub repository.
 
-    Shows the hub's own progress bars. Raises CheckpointError.
+    Shows the progress bars of huggingface_hub. Raises CheckpointError.
     """
     from huggingface_hub import HfApi, snapshot_download  # as in core/model_folder.py
 

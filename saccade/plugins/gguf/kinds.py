@@ -1,6 +1,6 @@
-"""What a family states about GGUF files of its models: the socket that shared code reads.
+"""Types with which a model family describes the GGUF files of its models.
 
-Each folder in families/ may have a `gguf.py` with `FACTS`, which its `Family` names.
+Each folder in families/ may have a `gguf.py` with `FACTS`, to which its `Family` refers.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from saccade.plugins.gguf.header import GgufFile
 from saccade.plugins.gguf.made import Made
 
 NamedTensors = Iterator[tuple[str, Made]]
-"""Tensors by transformers' names. Unknown ones keep their own."""
+"""Pairs of a tensor's name in transformers and the tensor. Unknown tensors keep their names."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextKind:
-    """A language model, by `general.architecture`."""
+    """How to read a language model with a certain `general.architecture`."""
 
-    # makes its part of config.json from the metadata and all tensors' names
+    # returns its part of config.json, from the metadata and the names of all tensors
     config: Callable[[MetadataFields, Collection[str]], dict[str, Any]]
     names: Callable[[GgufFile], NamedTensors]
-    # special tokens of SentencePiece that keep the space behind them, which others take. None: all
-    # keep it.
+    # special tokens of SentencePiece after which a space is kept; after others, it is removed.
+    # None: it is always kept
     keep_space: Collection[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The files of a model with a tower."""
+    """The files of a model with a vision encoder."""
 
     model: GgufFile
-    sight: MetadataFields  # the tower's metadata
+    sight: MetadataFields  # the vision encoder's metadata
     text: Mapping[str, Any]  # the language model's part of config.json
-    kind: str  # the tower's projector
+    kind: str  # the vision encoder's projector type
 
     def check_width(self, name: str) -> int:
-        """Return the values of a token, of which tower's tensor `name` makes all.
+        """Return the size of an image token's embedding, which is the output size of tensor `name`.
 
-        Raises CheckpointError if the language model takes another number.
+        Raises CheckpointError if it is not the language model's hidden size.
         """
         out, taken = self.sight.tensor(name).shape[0], self.text["hidden_size"]
         if out != taken:
@@ -54,27 +54,28 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a tower's file adds to a checkpoint."""
+    """What the file of a vision encoder adds to a checkpoint."""
 
-    config: Mapping[str, Any]  # fields of config.json beside text_config
-    files: Mapping[str, Mapping[str, Any]]  # its other JSON files, by name
-    defaults: tuple[str, ...] = ()  # fields that no file sets, for messages
+    config: Mapping[str, Any]  # fields of config.json other than text_config
+    files: Mapping[str, Mapping[str, Any]]  # further JSON files, by name
+    defaults: tuple[str, ...] = ()  # fields that no file sets, for log messages
 
 
 @dataclass(frozen=True, slots=True)
 class ModelKind:
-    """A model of one file, or of two, by both their kinds."""
+    """A model with or without a separate vision encoder."""
 
-    architecture: str  # architecture, model_type: config.json's
-    model_type: str
-    see: Callable[[Source], Seen] | None = None  # reads the tower's file
+    architecture: str  # as in config.json
+    model_type: str  # as in config.json
+    see: Callable[[Source], Seen] | None = None  # reads the vision encoder's file
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFacts:
-    """All of a family."""
+    """All models of a family."""
 
-    models: Mapping[tuple[str, str], ModelKind]  # by both, the second "" without a tower
+    # by `general.architecture` and projector type, which is "" without a vision encoder
+    models: Mapping[tuple[str, str], ModelKind]
     texts: Mapping[str, TextKind] = field(default_factory=dict)  # by `general.architecture`
     # names of tensors by `clip.projector_type`
     towers: Mapping[str, Callable[[GgufFile], NamedTensors]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""All kinds of GGUF files that families state."""
+"""Looks up the kind of a GGUF file among those that model families support."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLDER_MAY = "another may work from its Hugging Face folder"
 
 @cache
 def gguf_facts() -> GgufFacts:
-    """Return the facts of all families as one."""
+    """Return the `GgufFacts` of all families, merged."""
     found: list[GgufFacts] = [resolve_name(each.gguf) for each in families() if each.gguf]
     return GgufFacts(
         models={key: model for each in found for key, model in each.models.items()},
@@ -25,7 +25,9 @@ def gguf_facts() -> GgufFacts:
 
 
 def text_kind(file: GgufFile) -> TextKind:
-    """Return a language model's kind. Raises CheckpointError that lists the known ones."""
+    """Return how to read a language model. Raises CheckpointError, with the supported
+    architectures.
+    """
     arch, texts = file.architecture, gguf_facts().texts
     if arch == "clip":
         raise file.refuse("it is a vision tower: give the language model's file, this as --mmproj")

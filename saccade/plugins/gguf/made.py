@@ -1,7 +1,7 @@
-"""A checkpoint's tensor, and what of a GGUF file it is made of.
+"""Describes how a checkpoint's tensor is made from those of a GGUF file, by undoing the changes
+that llama.cpp's converter made.
 
-The changes are those by llama.cpp's converter, undone. Leaves names to `gguf.py` in the families'
-folders, and bytes to `plugins/gguf/tensors.py`.
+Tensor names are in `gguf.py` in the families' folders, and `tensors.py` reads the bytes.
 """
 
 from __future__ import annotations
@@ -14,76 +14,77 @@ from saccade.core.errors import CheckpointError
 from saccade.plugins.gguf.header import GgufFile, TensorInfo
 
 Edit = Literal["none", "less one", "decay", "colours last"]
-"""What is done to the values: none; one is taken off; they become log(-x); a patch's pixels
-[out, 3, height, width] become rows, the three colours of a pixel side by side.
+"""How to change the values. less one: subtract 1. decay: log(-x). colours last: flatten patches
+[out, 3, height, width] to rows, where the three colours of a pixel are adjacent.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Parts of a tensor in llama.cpp's own order.
+    """Describes a tensor whose values llama.cpp stores in another order than transformers.
 
-    A run has `each` groups with `keys` parts of `size` values. In transformers the parts with one
-    index are contiguous, in llama.cpp those of one group.
+    A run has `each` groups of `keys` parts of `size` values. In llama.cpp, the parts of a group are
+    contiguous. In transformers, those with the same index in their groups are.
     """
 
-    axis: int  # the tensor's, with `runs` runs from `start` on
-    start: int
+    axis: int  # axis of the tensor along which values are reordered
+    start: int  # index on the axis of the first run
     keys: int
     each: int
     size: int
-    runs: int = 1
-    rest: int = 0  # values behind each run, in their place
+    runs: int = 1  # number of runs
+    rest: int = 0  # number of values after each run that stay in place
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A tensor in the checkpoint, with `shape`: its sources, joined, then edited.
-
-    join: the dimension. None: a new one, the third, with a slice for each.
-    """
+    """A tensor of the checkpoint, which is made by joining its sources and editing the result."""
 
     sources: tuple[TensorInfo, ...]
-    shape: tuple[int, ...]
-    join: int | None = 0
+    shape: tuple[int, ...]  # of the result
+    join: int | None = 0  # dimension to concatenate; None: stack along a new third dimension
     edit: Edit = "none"
     heads: Heads | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file."""
+        """The size of the sources in the file, in bytes."""
         return sum(source.nbytes for source in self.sources)
 
 
 def one(tensor: TensorInfo, edit: Edit = "none", heads: Heads | None = None) -> Made:
-    """Return a tensor of one source."""
+    """Return a tensor with a single source."""
     return Made((tensor,), tensor.shape, 0, edit, heads)
 
 
 def patch_matrix(tensor: TensorInfo) -> Made:
-    """Return a patch embedding whose rows have a pixel's colours side by side."""
+    """Return a patch embedding as a matrix in which the colours of a pixel are adjacent."""
     shape = (tensor.shape[0], math.prod(tensor.shape[1:]))
     return Made((tensor,), shape, 0, "colours last")
 
 
 def from_pairs(heads: int, size: int) -> Heads:
-    """Return the order of heads that have two halves, and pairs in llama.cpp."""
+    """Return the order of heads whose RoPE pairs are halves, but adjacent values in llama.cpp."""
     return Heads(0, 0, 2, size // 2, 1, heads)
 
 
 def from_halves(heads: int, size: int, turned: int) -> Heads:
-    """Return the order of heads that begin with `turned` values in pairs: llama.cpp's halves."""
+    """Return the order of heads whose first `turned` values are adjacent RoPE pairs, but halves in
+    llama.cpp.
+    """
     return Heads(0, 0, turned // 2, 2, 1, heads, size - turned)
 
 
 def two_frames(file: GgufFile, tensor: TensorInfo) -> Made:
-    """Return a patch embedding of two frames, each with a tensor. Raises CheckpointError."""
+    """Return a patch embedding of two frames, which the file stores as two tensors. Raises
+    CheckpointError.
+    """
     frames = tensor, sibling(file, tensor, f"{tensor.name}.1")
     return Made(frames, (*tensor.shape[:2], 2, *tensor.shape[2:]), None)
 
 
 def gates_and_ups(file: GgufFile, gates: TensorInfo) -> Made:
-    """Return experts' first matrices, whose gates and ups are two tensors.
+    """Return the joined gate and up projections of experts, which the file stores as two tensors.
 
     Raises CheckpointError.
     """
@@ -95,7 +96,7 @@ def gates_and_ups(file: GgufFile, gates: TensorInfo) -> Made:
 
 
 def layer_count(file: GgufFile) -> int:
-    """Count the language model's layers, without drafting layers. Raises CheckpointError."""
+    """Return the language model's number of layers, without MTP layers. Raises CheckpointError."""
     arch = file.architecture
     names = (f"{arch}.block_count", f"{arch}.nextn_predict_layers")
     found = [file.metadata.get(name, 0) for name in names]
@@ -105,7 +106,7 @@ def layer_count(file: GgufFile) -> int:
 
 
 def sibling(file: GgufFile, tensor: TensorInfo, name: str) -> TensorInfo:
-    """Return the second tensor to join with `tensor`, in the same shape. Raises CheckpointError."""
+    """Return the tensor `name`, which must have the shape of `tensor`. Raises CheckpointError."""
     found = file.tensors.get(name)
     if found is None:
         raise file.refuse(
